@@ -1,0 +1,128 @@
+"""Checking what users hand over, once, at the door: from loose arguments to `Scores`.
+
+Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .engines.scores import Scores
+from .errors import ArgumentError, MaskError, ShapeError
+from .masks import Mask, as_mask
+from .scoring import Alibi, Scoring
+
+__all__ = ["check_dropout", "scores_from", "under_autocast"]
+
+SHAPES = {"q": "[B, H, T, D]", "k": "[B, Hk, S, D]", "v": "[B, Hk, S, Dv]"}
+
+
+def scores_from(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None = None,
+    mask: Mask | Tensor | None = None,
+    causal: bool = False,
+    window: int | tuple[int, int] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Tensor | Alibi | None = None,
+    sinks: Tensor | None = None,
+) -> Scores:
+    """The scores these arguments describe.
+
+    Raises:
+        ShapeError: wrong number of dimensions, sizes that disagree, an empty tensor.
+        ArgumentError: dtypes or devices that differ; a bad softcap, bias or sinks.
+        MaskError: a mask that does not fit, or cannot mean what it seems to mean.
+    """
+    _check_tensors(q, k, v)
+    B, H, T, D = q.shape
+    S = k.shape[2]
+    rules = as_mask(mask)
+    if causal:
+        rules = rules & Mask.causal()
+    if window is not None:
+        rules = rules & (Mask.window(window) if isinstance(window, int) else Mask.window(left_right=window))
+    rules = rules.bind(B, H, T, S)
+    scoring = Scoring.of(D, scale=scale, softcap=softcap, bias=bias, sinks=sinks)
+    if scoring.bias is not None or scoring.slopes is not None or scoring.sinks is not None:
+        scoring.check(B, H, T, S)
+    _check_devices(q, rules, scoring)
+    return Scores(q, k, rules, scoring)
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor | None) -> None:
+    given = {"q": q, "k": k} if v is None else {"q": q, "k": k, "v": v}
+    for name, x in given.items():
+        if not isinstance(x, Tensor):
+            raise ArgumentError(f"{name} must be a tensor: got {type(x).__name__}; use torch.as_tensor")
+        if x.ndim != 4:
+            raise ShapeError(
+                f"{name} must have 4 dimensions {SHAPES[name]}: got {x.ndim}, {list(x.shape)}; "
+                "add batch and head dimensions of size 1 where there are none"
+            )
+        if not x.is_floating_point():
+            raise ArgumentError(f"{name} must be floating point: got {x.dtype}; use {name}.float()")
+        if 0 in x.shape:
+            raise ShapeError(
+                f"{name} must not be empty: got {list(x.shape)} for {SHAPES[name]}; "
+                "skip the call where there is nothing to attend to"
+            )
+        if x.dtype != q.dtype:
+            raise ArgumentError(
+                f"{name} must have the dtype of q: {x.dtype} and {q.dtype}; use {name}.to(q.dtype)"
+            )
+        if x.device != q.device:
+            raise ArgumentError(
+                f"{name} must be on the device of q: {x.device} and {q.device}; use {name}.to(q.device)"
+            )
+    _agree("q", "k", "batch", q.shape[0], k.shape[0])
+    _agree("q", "k", "head_dim", q.shape[3], k.shape[3])
+    if v is not None:
+        _agree("k", "v", "batch", k.shape[0], v.shape[0])
+        _agree("k", "v", "num_kv_heads", k.shape[1], v.shape[1])
+        _agree("k", "v", "key_len", k.shape[2], v.shape[2])
+    H, Hk = q.shape[1], k.shape[1]
+    if H % Hk:
+        fitting = [n for n in range(1, H + 1) if H % n == 0]
+        raise ShapeError(
+            f"num_heads must be a multiple of num_kv_heads: {H} = {H // Hk} * {Hk} + {H % Hk}; "
+            f"use one of {', '.join(map(str, fitting))} key heads"
+        )
+
+
+def _agree(a: str, b: str, what: str, size_a: int, size_b: int) -> None:
+    if size_a != size_b:
+        raise ShapeError(
+            f"{a} and {b} must agree in {what}: {size_a} and {size_b}; "
+            f"shapes are {a} {SHAPES[a]}, {b} {SHAPES[b]}"
+        )
+
+
+def _check_devices(q: Tensor, mask: Mask, scoring: Scoring) -> None:
+    for name, value in (*mask.tensors.items(), *scoring.tensors.items()):
+        if value.device != q.device:
+            kind = ArgumentError if name in scoring.tensors else MaskError
+            raise kind(
+                f"{name} must be on the device of q: {value.device} and {q.device}; use .to(q.device)"
+            )
+
+
+def check_dropout(dropout: float) -> None:
+    """Raise `ArgumentError` unless 0 <= dropout < 1."""
+    if not 0 <= dropout < 1:
+        raise ArgumentError(
+            f"dropout must be at least 0 and below 1: got {dropout}; "
+            "it is the share of weights dropped"
+        )
+
+
+def under_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in autocast's dtype where autocast is on, as torch's own attention takes them."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)

@@ -1,0 +1,112 @@
+"""The memory budget: how large a dense result may be before headwise refuses to make it.
+
+Nothing in headwise is quadratic in memory unless a dense matrix was asked for. When it was, its size is
+compared with a budget first: by default half of the memory that is free on the tensor's device.
+
+    with headwise.budget.limit("2 GiB"):
+        weights.dense()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from .errors import ArgumentError, BudgetExceeded
+
+__all__ = ["bytes_allowed", "check", "free_bytes", "limit", "readable"]
+
+SHARE_OF_FREE = 0.5
+ALWAYS_FINE = 64 * 2**20  # asking the system costs more than a result this small could hurt
+
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+_limit: contextvars.ContextVar[int | None] = contextvars.ContextVar("headwise_budget", default=None)
+
+
+def parse(size: int | str) -> int:
+    """A size in bytes from a number or from words such as "512 MiB"."""
+    if isinstance(size, int) and not isinstance(size, bool):
+        amount: float | None = size
+    else:
+        found = re.fullmatch(r"\s*([\d.]+)\s*([kmg]?i?b)\s*", str(size), re.IGNORECASE)
+        amount = float(found[1]) * UNITS[found[2].upper()] if found else None
+    if amount is None or amount <= 0:
+        raise ArgumentError(
+            f'budget must be a positive number of bytes: got {size!r}; use e.g. "2 GiB"'
+        )
+    return int(amount)
+
+
+@contextlib.contextmanager
+def limit(size: int | str) -> Iterator[None]:
+    """Set the budget inside a `with` block, e.g. `with limit("2 GiB"): ...`."""
+    token = _limit.set(parse(size))
+    try:
+        yield
+    finally:
+        _limit.reset(token)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that a new tensor on this device could use."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min(_system_free(), _container_free())
+
+
+def _system_free() -> int:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # not Linux: all of it
+
+
+def _container_free() -> int:
+    """What a Linux control group leaves; a container's limit can be far below the machine's memory."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        most, used = ((group / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+        return 2**63 - 1 if most == "max" else max(0, int(most) - int(used))
+    except OSError:
+        return 2**63 - 1
+
+
+def bytes_allowed(device: torch.device) -> int:
+    """The budget in force: the limit set by the caller, else a share of what is free."""
+    chosen = _limit.get()
+    return chosen if chosen is not None else int(SHARE_OF_FREE * free_bytes(device))
+
+
+def check(size: int, device: torch.device, what: str, instead: str, allowed: int | None = None) -> None:
+    """Raise `BudgetExceeded` if `size` bytes are over the budget.
+
+    Args:
+        what: the thing that would be made, with its shape.
+        instead: what the caller can do that stays small.
+        allowed: a budget for this call alone.
+    """
+    if allowed is None:
+        if size <= ALWAYS_FINE and _limit.get() is None:
+            return
+        allowed = bytes_allowed(device)
+    if size > allowed:
+        raise BudgetExceeded(
+            f"{what} must fit the memory budget: {readable(size)} > {readable(allowed)}; {instead}, "
+            f'or raise it: with headwise.budget.limit("{readable(size)}")'
+        )
+
+
+def readable(size: int) -> str:
+    """A size in words that `parse` reads back, rounded up."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{-(-size * 10 // unit) / 10:g} {name}"
+    return f"{size} B"

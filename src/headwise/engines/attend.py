@@ -1,0 +1,224 @@
+"""The first pass: one door for eager mode, autograd and torch.compile.
+
+Eager without gradients calls the backend directly. With gradients, or under torch.compile, everything goes
+through one operator, `headwise::attend`, whose backward is a second one: compiled graphs see two opaque nodes,
+and derivatives of derivatives are taken through the plain path. The lse is saved, never differentiated:
+whoever needs gradients through weights goes through the second pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..masks import Mask
+from ..scoring import Scoring
+from . import fused, plain, table, tiles
+from .kernels import CUDNN
+from .parts import cut
+from .scores import ScoreGradients, Scores, tile_dtype
+from .table import Backend, Call
+
+__all__ = ["attend", "call_of", "lse_of"]
+
+DIFFERENTIABLE = ("q", "k", "v", "bias", "slopes", "sinks")
+
+
+def call_of(scores: Scores, v: Tensor, dropout: float = 0.0) -> Call:
+    """A call as the table sees it, with what is going on around it."""
+    return Call(scores, v, dropout, _plain_because(scores, v))
+
+
+def attend(
+    scores: Scores, v: Tensor, dropout: float = 0.0, backend: str = "auto"
+) -> tuple[Tensor, Tensor]:
+    """(output [B, H, T, Dv], lse [B, H, T], detached).
+
+    Raises:
+        ArgumentError: no backend of that name.
+        BackendUnavailable: the backend named cannot run this call.
+        BudgetExceeded: the plain path's matrix is over the memory budget.
+    """
+    call = call_of(scores, v, dropout)
+    chosen = table.choose(call, backend)
+    if chosen.name == "plain":
+        out, lse = plain.forward(scores, v, dropout)
+        return out, lse.detach()
+    if torch.compiler.is_compiling():
+        if _traceable(chosen, scores):
+            out, lse = fused.forward(chosen.kernel_for(v.device), scores, v)
+            return out, lse.detach()
+    elif not (torch.is_grad_enabled() and _needs_grad(scores, v)):
+        return _run(chosen, scores, v)
+    out, lse = torch.ops.headwise.attend(*_flat(scores, v), chosen.name)
+    return out, lse.detach()
+
+
+@torch.no_grad()
+def lse_of(scores: Scores) -> Tensor:
+    """The log-sum-exp of every row, [B, H, T], for a map that came without one."""
+    if scores.positions is None and scores.device.type == "cuda":
+        chosen = table.choose(Call(scores, scores.k))
+        if chosen.kernels:
+            return _run(chosen, scores, scores.k)[1]
+    return tiles.lse_of(scores)  # on a CPU half the work of a fused forward: no values to mix
+
+
+def _run(chosen: Backend, scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
+    if not chosen.kernels:
+        return tiles.forward(scores, v)
+    kernel = chosen.kernel_for(v.device)
+    if kernel is CUDNN:
+        table.cudnn_churn.note(Call(scores, v).shape_key)
+    return fused.forward(kernel, scores, v)
+
+
+def _traceable(chosen: Backend, scores: Scores) -> bool:
+    """Whether the compiler may look inside: one kernel call with torch's own backward, no more."""
+    plain_mask = scores.mask.hides_nothing or scores.mask.right == 0
+    options = scores.scoring.tensors
+    return bool(chosen.kernels) and plain_mask and not options and len(cut(scores)) == 1
+
+
+def _needs_grad(scores: Scores, v: Tensor) -> bool:
+    tensors = (scores.q, scores.k, v, *scores.scoring.tensors.values())
+    return any(tensor.requires_grad for tensor in tensors)
+
+
+def _plain_because(scores: Scores, v: Tensor) -> str | None:
+    if torch.compiler.is_compiling():
+        return None
+    if torch._C._are_functorch_transforms_active():
+        return "a function transform (torch.func) is active, which only plain operations pass"
+    if torch.autograd.forward_ad._current_level >= 0:
+        tensors = (scores.q, scores.k, v, *scores.scoring.tensors.values())
+        unpack = torch.autograd.forward_ad.unpack_dual
+        if any(unpack(tensor).tangent is not None for tensor in tensors):
+            return "a forward-mode derivative is wanted, which only plain operations give"
+    return None
+
+
+# The operator. Arguments are flat: what an operator's schema can hold.
+
+
+def _flat(scores: Scores, v: Tensor) -> tuple[Any, ...]:
+    mask, scoring = scores.mask, scores.scoring
+    return (
+        scores.q, scores.k, v, scoring.bias, scoring.slopes, scoring.sinks,
+        mask.keys, mask.key_ids, mask.query_ids, mask.allowed, mask.left, mask.right,
+        scoring.scale, scoring.softcap,
+    )  # fmt: skip
+
+
+def _unflat(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    slopes: Tensor | None,
+    sinks: Tensor | None,
+    keys: Tensor | None,
+    key_ids: Tensor | None,
+    query_ids: Tensor | None,
+    allowed: Tensor | None,
+    left: int | None,
+    right: int | None,
+    scale: float,
+    softcap: float | None,
+) -> tuple[Scores, Tensor]:
+    mask = Mask(left, right, keys, None, key_ids, query_ids, allowed)
+    return Scores(q, k, mask, Scoring(scale, softcap, bias, slopes, sinks)), v
+
+
+SCHEMA = (
+    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? slopes, Tensor? sinks, Tensor? keys, "
+    "Tensor? key_ids, Tensor? query_ids, Tensor? allowed, SymInt? left, SymInt? right, float scale, "
+    "float? softcap, str backend"
+)
+torch.library.define("headwise::attend", f"({SCHEMA}) -> (Tensor, Tensor)")
+torch.library.define(
+    "headwise::attend_backward",
+    f"(Tensor grad, Tensor out, Tensor lse, {SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+@torch.library.impl("headwise::attend", "CompositeExplicitAutograd")
+def _attend(*args: Any) -> tuple[Tensor, Tensor]:
+    scores, v = _unflat(*args[:-1])
+    out, lse = _run(table.backend_named(args[-1]), scores, v)
+    return out.contiguous(), lse.contiguous()
+
+
+@torch.library.register_fake("headwise::attend")
+def _attend_fake(*args: Any) -> tuple[Tensor, Tensor]:
+    q, v = args[0], args[2]
+    out = q.new_empty(*q.shape[:3], v.shape[-1], dtype=v.dtype)
+    return out, q.new_empty(q.shape[:3], dtype=tile_dtype(q.dtype))
+
+
+@torch.library.impl("headwise::attend_backward", "CompositeExplicitAutograd")
+def _attend_backward(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    scores, v = _unflat(*args[:-1])
+    chosen = table.backend_named(args[-1])
+    found: ScoreGradients
+    if chosen.kernels:
+        kernel = chosen.kernel_for(v.device)
+        found, dv, sinks = fused.backward(kernel, scores, v, out, lse, grad.contiguous())
+    else:
+        found, dv, sinks = tiles.backward(scores, v, out, lse, grad)
+    inputs = (scores.q, scores.k, v, scores.scoring.bias, scores.scoring.slopes, scores.scoring.sinks)
+    grads = (found.q, found.k, dv, found.bias, found.slopes, sinks)
+    return tuple(_like(g, x, v) for g, x in zip(grads, inputs, strict=True))
+
+
+@torch.library.register_fake("headwise::attend_backward")
+def _attend_backward_fake(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    return tuple(grad.new_empty(0) if x is None else x.new_empty(x.shape) for x in args[:6])
+
+
+def _like(grad: Tensor | None, x: Tensor | None, device_of: Tensor) -> Tensor:
+    """An operator's output is always a tensor: an empty one stands for no gradient."""
+    if grad is None or x is None:
+        return device_of.new_empty(0 if x is None else x.shape)
+    return grad.to(x.dtype).contiguous()
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.tensors_at = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
+    ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
+    ctx.save_for_backward(*(inputs[i] for i in ctx.tensors_at), *output)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
+    *tensors, out, lse = ctx.saved_tensors
+    args = list(ctx.others)
+    for i, tensor in zip(ctx.tensors_at, tensors, strict=True):
+        args[i] = tensor
+    nothing = (None,) * (len(args) - len(DIFFERENTIABLE))
+    if grad is None:
+        return (None,) * len(args)
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        return (*_differentiate_twice(args, ctx.needs_input_grad, grad), *nothing)
+    grads = torch.ops.headwise.attend_backward(grad, out.detach(), lse.detach(), *args)
+    wanted = zip(ctx.needs_input_grad, grads, strict=False)
+    return (*(g if needed else None for needed, g in wanted), *nothing)
+
+
+def _differentiate_twice(
+    args: list[Any], needed: tuple[bool, ...], grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The same gradients through the plain path, as a graph that can be differentiated again."""
+    scores, v = _unflat(*args[:-1])
+    out, _ = plain.forward(scores, v)
+    wanted = [i for i in range(len(DIFFERENTIABLE)) if needed[i]]
+    found = torch.autograd.grad(out, [args[i] for i in wanted], grad, create_graph=True)
+    by_place = dict(zip(wanted, found, strict=True))
+    return tuple(by_place.get(i) for i in range(len(DIFFERENTIABLE)))
+
+
+torch.library.register_autograd("headwise::attend", _differentiate, setup_context=_save)
+
+

@@ -1,0 +1,188 @@
+"""torch's fused kernels, each as a pair of plain functions: forward with lse, and backward.
+
+Called below `F.scaled_dot_product_attention`, because that gives no lse, forbids a mask beside `is_causal`
+(the kernels do not), and cannot be told the lse to go backward with. The last point is what makes parts and
+sinks exact: the backward of any part of a softmax, given the *whole* row's output and lse, is that part's
+exact share of the gradient.
+
+`added` is a float tensor added to the scaled product (mask and bias), or None. Shapes: q [B, H, T, D],
+k, v [B, Hk, S, D], lse [B, H, T] in natural log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["CPU_FLASH", "CUDA_EFFICIENT", "CUDA_FLASH", "CUDNN", "KERNELS", "Kernel"]
+
+aten = torch.ops.aten
+
+HALF = (torch.float16, torch.bfloat16)
+FLOATS = (torch.float32, torch.float64, *HALF)
+
+Forward = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], tuple[Tensor, Tensor]]
+Backward = Callable[
+    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, bool, float],
+    tuple[Tensor, Tensor, Tensor],
+]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One fused kernel and what it can take."""
+
+    name: str
+    device: str
+    dtypes: tuple[torch.dtype, ...]
+    max_head_dim: int | None
+    channels: int  # head_dim is padded to a multiple of this
+    takes_added: bool
+    takes_groups: bool  # fewer key heads than query heads
+    forward: Forward
+    backward: Backward
+
+
+def _cpu_forward(
+    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, causal, attn_mask=added, scale=scale
+    )
+    return out, lse
+
+
+def _cpu_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    added: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, q, k, v, out, lse, 0.0, causal, attn_mask=added, scale=scale
+    )
+    return dq, dk, dv
+
+
+def _flash_forward(
+    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    assert added is None
+    out, lse, *_ = aten._scaled_dot_product_flash_attention(
+        q, k, v, 0.0, causal, False, scale=scale
+    )
+    return out, lse
+
+
+def _flash_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    added: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    seed, offset = _no_dropout(q, 2)
+    dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
+        grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, seed, offset,
+        scale=scale,
+    )  # fmt: skip
+    return dq, dk, dv
+
+
+def _cudnn_forward(
+    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    out, lse, *_ = aten._scaled_dot_product_cudnn_attention(
+        q, k, v, added, True, 0.0, causal, False, scale=scale
+    )
+    return out, lse.squeeze(-1)
+
+
+def _cudnn_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    added: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    seed, offset = _no_dropout(q, 1)
+    dq, dk, dv = aten._scaled_dot_product_cudnn_attention_backward(
+        grad, q, k, v, out, lse.unsqueeze(-1), seed, offset, added, None, None, q.shape[2],
+        k.shape[2], 0.0, causal, scale=scale,
+    )  # fmt: skip
+    return dq, dk, dv
+
+
+def _efficient_forward(
+    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    out, lse, *_ = aten._scaled_dot_product_efficient_attention(
+        q, k, v, _aligned(added, q, k), True, 0.0, causal, scale=scale
+    )
+    return out, lse[..., : q.shape[2]]  # the kernel rounds the length up to a multiple of 32
+
+
+def _efficient_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    added: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    seed, offset = _no_dropout(q, 1)
+    rounded = torch.nn.functional.pad(lse, (0, -lse.shape[-1] % 32))
+    dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
+        grad, q, k, v, _aligned(added, q, k), out, rounded, seed, offset, 0.0,
+        [True, True, True, False], causal, scale=scale,
+    )  # fmt: skip
+    return dq, dk, dv
+
+
+def _no_dropout(like: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The random state the backward ops insist on; read by none of them without dropout."""
+    state = torch.zeros(size, dtype=torch.int64, device=like.device)
+    return state, state
+
+
+def _aligned(added: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """The efficient kernel wants every dimension spelled out and rows that start on 16 bytes."""
+    if added is None:
+        return None
+    S = k.shape[2]
+    if added.shape[-1] == 1:
+        added = added.expand(*added.shape[:-1], S)
+    padded = torch.nn.functional.pad(added, (0, -S % 16))[..., :S]
+    return padded.expand(q.shape[0], q.shape[1], q.shape[2], S)
+
+
+CPU_FLASH = Kernel(
+    "flash", "cpu", FLOATS, None, 1, True, True, _cpu_forward, _cpu_backward
+)  # fmt: skip
+CUDA_FLASH = Kernel("flash", "cuda", HALF, 256, 8, False, True, _flash_forward, _flash_backward)
+CUDNN = Kernel("cudnn", "cuda", HALF, 128, 8, True, True, _cudnn_forward, _cudnn_backward)
+CUDA_EFFICIENT = Kernel(
+    "efficient", "cuda", (torch.float32, *HALF), None, 8, True, False,
+    _efficient_forward, _efficient_backward,
+)  # fmt: skip
+
+KERNELS = (CUDNN, CUDA_FLASH, CUDA_EFFICIENT, CPU_FLASH)

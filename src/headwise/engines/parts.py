@@ -1,0 +1,121 @@
+"""Cutting a request into parts a fused kernel can take.
+
+A part is a rectangle of the score matrix: some queries, some keys, causal or not, with or without a tensor
+added. What a kernel can take whole is one part. Causal attention over a longer past (T < S) is two, the past
+in full and the square on the diagonal. Windows, documents and ALiBi go by blocks of queries, each block with
+the keys it can see at all and its own slice of the mask, so that no T x S mask ever exists.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .scores import Scores, blocks
+
+__all__ = ["Part", "cut", "how"]
+
+ADDED_ELEMENTS = 2**22  # of one block's mask and bias: 16 MiB in float32
+MOST_ROWS, FEWEST_ROWS = 256, 32
+
+
+@dataclass(frozen=True)
+class Part:
+    """Queries `rows` against keys `columns`; `added` says whether mask or bias must be added."""
+
+    rows: slice
+    columns: slice
+    causal: bool = False
+    added: bool = False
+
+    def is_whole(self, scores: Scores) -> bool:
+        """Whether this part is the whole request."""
+        _, _, T, S = scores.shape
+        return self.rows == slice(0, T) and self.columns == slice(0, S)
+
+    def mask_and_bias(self, scores: Scores, dtype: torch.dtype) -> Tensor | None:
+        """What the kernel must add to the scaled product in this part, beyond `causal`."""
+        if not self.added:
+            return None
+        if self.causal:  # the kernel draws the diagonal itself
+            scores = replace(scores, mask=replace(scores.mask, left=None, right=None))
+        return scores.additive(self.rows, self.columns, dtype)
+
+
+def cut(scores: Scores) -> list[Part]:
+    """The parts of a request, in order. Parts that share queries follow each other."""
+    mask, scoring = scores.mask, scores.scoring
+    _, _, T, S = scores.shape
+    left = None if mask.left is None or mask.left >= S - 1 else mask.left
+    right = None if mask.right is None or mask.right >= T - 1 else mask.right
+    per_pair = (mask.keys, mask.key_ids, mask.allowed, scoring.bias, scoring.slopes)
+    added = any(rule is not None for rule in per_pair)
+    whole = left is None and right in (None, 0)
+    if not whole or (added and not _small(scores)):
+        return _by_rows(scores)
+    if right is None:
+        return [Part(slice(0, T), slice(0, S), added=added)]
+    past = S - T
+    if past < 0:  # the first queries stand before the first key
+        return [Part(slice(-past, T), slice(0, S), True, added)]
+    square = Part(slice(0, T), slice(past, S), True, added)
+    return [Part(slice(0, T), slice(0, past), False, added), square] if past else [square]
+
+
+def _small(scores: Scores) -> bool:
+    """Whether mask and bias may be added whole: already so in memory, or small."""
+    mask, scoring = scores.mask, scores.scoring
+    if mask.key_ids is not None and scores.shape[2] > MOST_ROWS:
+        return False  # by blocks, most of the other documents' keys are never touched
+    if scoring.slopes is None and mask.keys is None and mask.allowed is None:
+        return True
+    return math.prod(_added_shape(scores)) <= ADDED_ELEMENTS
+
+
+def _added_shape(scores: Scores) -> list[int]:
+    """The shape mask and bias take when made one tensor."""
+    mask, scoring = scores.mask, scores.scoring
+    B, H, T, S = scores.shape
+    shapes = [tensor.shape for tensor in (mask.allowed, scoring.bias) if tensor is not None]
+    if mask.keys is not None:
+        shapes.append(torch.Size((B, 1, 1, S)))
+    if mask.key_ids is not None:
+        shapes.append(torch.Size((mask.key_ids.shape[0], 1, T, S)))
+    if scoring.slopes is not None:
+        shapes.append(torch.Size((1, H, T, S)))
+    return [max(sizes, default=1) for sizes in zip(*shapes, strict=True)]
+
+
+def _by_rows(scores: Scores) -> list[Part]:
+    _, _, T, _ = scores.shape
+    parts = []
+    for rows in blocks(0, T, _rows(scores)):
+        start, stop = scores.span(rows)
+        if start < stop:
+            parts.append(Part(rows, slice(start, stop), added=True))
+    return parts
+
+
+def _rows(scores: Scores) -> int:
+    """Queries a block: few enough that the block's mask stays small, enough to be worth a call."""
+    _, _, T, S = scores.shape
+    mask = scores.mask
+    batch_and_heads = math.prod(_added_shape(scores)[:2])
+    reach = S
+    if mask.left is not None and mask.right is not None:
+        reach = min(S, mask.left + mask.right + 1 + MOST_ROWS)
+    fits = ADDED_ELEMENTS // max(1, batch_and_heads * reach)
+    return min(T, max(FEWEST_ROWS, min(MOST_ROWS, fits)))
+
+
+def how(parts: list[Part]) -> str:
+    """One phrase on how a request was cut."""
+    if len(parts) == 1:
+        return "in one call"
+    if len(parts) == 2 and parts[0].rows == parts[1].rows:
+        return "in two calls, the past and the diagonal"
+    return f"in {len(parts)} blocks of queries, each with its slice of the mask"
+

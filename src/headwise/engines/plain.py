@@ -1,0 +1,58 @@
+"""Attention as one matrix, in operations torch can differentiate as often and in whatever mode it likes.
+
+Quadratic memory, so it is chosen only where nothing else will do: dropout on the weights, forward-mode
+derivatives, derivatives of derivatives, function transforms (vmap, jvp). Its size is checked against the
+memory budget first.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import budget
+from ..scoring import HIDDEN
+from .scores import Scores
+
+__all__ = ["forward", "weights_of"]
+
+
+def forward(scores: Scores, v: Tensor, dropout: float = 0.0) -> tuple[Tensor, Tensor]:
+    """(output [B, H, T, Dv], lse [B, H, T]); dropout falls on the weights, not on lse."""
+    weights, lse = weights_of(scores)
+    if dropout:
+        weights = torch.dropout(weights, dropout, train=True)
+    B, H, T, S = weights.shape
+    grouped = weights.reshape(B, v.shape[1], -1, S)  # [B, Hk, G * T, S]
+    out = grouped @ v.to(weights.dtype)
+    return out.reshape(B, H, T, v.shape[-1]).to(v.dtype), lse
+
+
+def weights_of(scores: Scores) -> tuple[Tensor, Tensor]:
+    """(weights [B, H, T, S], lse [B, H, T])."""
+    B, H, T, S = scores.shape
+    budget.check(
+        3 * B * H * T * S * scores.dtype.itemsize,  # scores, weights, and one for the road back
+        scores.device,
+        f"plain attention over [B, H, T, S] = {[B, H, T, S]}",
+        "drop what needs the whole matrix (dropout, forward-mode or second derivatives)",
+    )
+    scoring, Hk = scores.scoring, scores.k.shape[1]
+    q = scores.q.to(scores.dtype).reshape(B, Hk, -1, scores.q.shape[-1])  # [B, Hk, G * T, D]
+    s = (q @ scores.k.to(scores.dtype).transpose(-2, -1)).reshape(B, H, T, S) * scoring.scale
+    if scoring.softcap is not None:
+        s = scoring.softcap * torch.tanh(s / scoring.softcap)
+    added = scores.additive(slice(0, T), slice(0, S), scores.dtype)
+    if added is not None:
+        s = s + added
+    hidden = s <= HIDDEN
+    s = s.masked_fill(hidden, -torch.inf)
+    empty = hidden.all(-1, keepdim=True)
+    s = s.masked_fill(empty, 0.0)  # a finite row, so that its (unused) derivative is no NaN
+    if scoring.sinks is not None:
+        sink = scoring.sinks.to(s.dtype)[:, None, None].expand(B, H, T, 1)
+        weights = torch.softmax(torch.cat([s, sink], -1), -1)[..., :-1]
+        lse = torch.logaddexp(s.logsumexp(-1), sink.squeeze(-1))
+    else:
+        weights, lse = torch.softmax(s, -1), s.logsumexp(-1)
+    return weights.masked_fill(empty, 0.0), lse.masked_fill(empty.squeeze(-1), -torch.inf)

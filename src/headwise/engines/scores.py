@@ -1,0 +1,392 @@
+"""`Scores`: everything that decides the score of any query against any key, and any tile of them.
+
+    s_ij = cap(scale q_i . k_j) + bias_ij - slope |p_i - j|   where the mask allows, else HIDDEN
+
+A tile is [B, H, t, s] for a block of t queries and s keys, in float32 (float64 for float64 inputs). A group
+of query heads that shares a key head is stacked as rows of one product, so keys are never repeated.
+
+Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, G = H // Hk, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..masks import Mask, positions_of, take
+from ..scoring import HIDDEN, Scoring
+
+__all__ = ["GivenWeights", "Piece", "ScoreGradients", "Scores", "Tiled", "blocks", "tile_dtype"]
+
+# Elements of one tile: on a CPU it should stay in the second-level cache, elsewhere it should be worth a launch.
+CPU_TILE, CPU_ROWS, CPU_COLUMNS = 2**19, 128, 512
+GPU_TILE, GPU_ROWS, GPU_COLUMNS = 2**25, 2048, 4096
+
+
+def tile_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What tiles are computed in: never less than float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class Piece(NamedTuple):
+    """Some sequences and heads of a request, small enough to be walked in good tiles."""
+
+    batch: slice
+    heads: slice
+    kv_heads: slice
+    rows: int  # queries in a tile
+    columns: int  # keys in a tile
+
+
+class Tiled:
+    """A matrix of scores [B, H, T, S] that exists only where a tile of it is asked for."""
+
+    mask: Mask  # bound; see `Mask.bind`
+    positions: Tensor | None  # int [T] on the CPU; None: aligned with the last key
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """[B, H, T, S]"""
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        raise NotImplementedError
+
+    @property
+    def given_dtype(self) -> torch.dtype:
+        """The dtype of what was given, and of dense weights."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of tiles: never less than float32."""
+        return tile_dtype(self.given_dtype)
+
+    @property
+    def group(self) -> int:
+        """G, query heads a key head."""
+        return 1
+
+    @property
+    def sinks(self) -> Tensor | None:
+        """Learned sinks [H], if any."""
+        return None
+
+    def tile(self, rows: slice, columns: Any) -> Tensor:
+        """Scores of a block of queries against some keys, [B, H, t, s]; never below HIDDEN."""
+        raise NotImplementedError
+
+    def piece(self, piece: Piece) -> Tiled:
+        """The scores of one piece, as views."""
+        raise NotImplementedError
+
+    def pieces(self, one_by_one: bool = False) -> Iterator[Piece]:
+        """All sequences and heads, a piece at a time; `one_by_one`: never two sequences together."""
+        B, H, T, S = self.shape
+        G, Hk = self.group, H // self.group
+        cpu = self.device.type == "cpu"
+        tile, rows, columns = (
+            (CPU_TILE, CPU_ROWS, CPU_COLUMNS) if cpu else (GPU_TILE, GPU_ROWS, GPU_COLUMNS)
+        )
+        if T < rows:
+            rows, columns = T, columns * rows // T
+        columns = min(S, columns)
+        kv_heads = min(Hk, max(1, tile // (G * rows * columns)))
+        batch = min(B, max(1, tile // (H * rows * columns)))
+        if one_by_one or (self.mask.keys is not None and S > columns):
+            batch = 1  # sequences of their own lengths: each skips its own padding
+        rows = min(T, max(rows, tile // (batch * kv_heads * G * columns)), 4 * rows)
+        for b in range(0, B, batch):
+            for h in range(0, Hk, kv_heads):
+                stop = min(h + kv_heads, Hk)
+                yield Piece(
+                    slice(b, min(b + batch, B)), slice(h * G, stop * G), slice(h, stop), rows, columns
+                )
+
+    def at(self, rows: slice, device: torch.device | None = None) -> Tensor:
+        """The positions p_i of a block of queries, int [t]."""
+        device = self.device if device is None else device
+        if self.positions is not None:
+            return self.positions[rows].to(device)
+        shift = self.shape[3] - self.shape[2]
+        return torch.arange(rows.start + shift, rows.stop + shift, device=device)
+
+    def ends(self, rows: slice) -> tuple[int, int]:
+        """The smallest and largest position in a block of queries."""
+        if self.positions is not None:
+            at = self.positions[rows]
+            return int(at.min()), int(at.max())
+        shift = self.shape[3] - self.shape[2]
+        return rows.start + shift, rows.stop - 1 + shift
+
+    def span(self, rows: slice) -> tuple[int, int]:
+        """[start, stop): keys outside are hidden from this whole block of queries."""
+        return self.mask.span(*self.ends(rows), rows, self.shape[3])
+
+
+@dataclass(frozen=True, eq=False)
+class Scores(Tiled):
+    """q, k and the rules between them."""
+
+    q: Tensor  # [B, H, T, D]
+    k: Tensor  # [B, Hk, S, D]
+    mask: Mask
+    scoring: Scoring
+    positions: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2]
+
+    @property
+    def device(self) -> torch.device:
+        return self.q.device
+
+    @property
+    def given_dtype(self) -> torch.dtype:
+        return self.q.dtype
+
+    @property
+    def group(self) -> int:
+        return self.q.shape[1] // self.k.shape[1]
+
+    @property
+    def sinks(self) -> Tensor | None:
+        return self.scoring.sinks
+
+    def __reduce__(self) -> tuple[type[Scores], tuple[Any, ...]]:
+        return Scores, (self.q, self.k, self.mask, self.scoring, self.positions)
+
+    def to(self, device: torch.device) -> Scores:
+        """The same scores on another device."""
+        return replace(
+            self,
+            q=self.q.to(device),
+            k=self.k.to(device),
+            mask=self.mask.to(device),
+            scoring=self.scoring.to(device),
+        )
+
+    def detach(self) -> Scores:
+        """The same scores, cut from the graph."""
+        loose = {name: value.detach() for name, value in self.scoring.tensors.items()}
+        return replace(
+            self, q=self.q.detach(), k=self.k.detach(), scoring=replace(self.scoring, **loose)
+        )
+
+    def select(self, batch: Any, heads: Any, queries: Any) -> Scores:
+        """The scores of some sequences, heads and queries; each index a slice or an index tensor.
+
+        Heads picked one by one may break the groups of grouped-query attention; then keys are picked along.
+        """
+        _, H, T, S = self.shape
+        q = take(self.q, (batch, heads, queries), ones_stay=False)
+        picked = positions_of(heads, H, torch.device("cpu"))
+        kv_heads = _kv_heads(picked, self.group)
+        at = self.at(slice(0, T), torch.device("cpu"))
+        where = queries if isinstance(queries, slice) else queries.cpu()
+        return Scores(
+            q,
+            take(self.k, (batch, kv_heads), ones_stay=False),
+            self.mask.select(batch, heads, queries),
+            self.scoring.select(batch, heads, queries),
+            at[where],
+        )
+
+    def piece(self, piece: Piece) -> Scores:
+        everything = slice(None)
+        return replace(
+            self,
+            q=self.q[piece.batch, piece.heads],
+            k=self.k[piece.batch, piece.kv_heads],
+            mask=self.mask.select(piece.batch, piece.heads, everything),
+            scoring=self.scoring.select(piece.batch, piece.heads, everything),
+        )
+
+    def seen(self, rows: slice, columns: Any) -> Tensor | None:
+        """The mask's tile, bool broadcastable to [B, H, t, s]; None where it hides nothing."""
+        mask, S = self.mask, self.k.shape[2]
+        if isinstance(columns, slice) and (mask.left is not None or mask.right is not None):
+            first, last = self.ends(rows)
+            inside_left = mask.left is None or last - columns.start <= mask.left
+            inside_right = mask.right is None or columns.stop - 1 - first <= mask.right
+            if inside_left and inside_right:  # away from the band's edges there is nothing to compare
+                mask = replace(mask, left=None, right=None)
+        return mask.tile(self.at(rows), rows, columns, S)
+
+    def bias(self, rows: slice, columns: Any) -> Tensor | None:
+        """What is added to the capped product: bias and slopes, broadcastable to [B, H, t, s]."""
+        added = None
+        if self.scoring.bias is not None:
+            added = take(self.scoring.bias, (None, None, rows, columns)).to(self.dtype)
+        if self.scoring.slopes is not None:
+            falling = -self.scoring.slopes.to(self.dtype)[:, None, None] * self.distance(rows, columns)
+            added = falling[None] if added is None else added + falling
+        return added
+
+    def distance(self, rows: slice, columns: Any) -> Tensor:
+        """|p_i - j|, [t, s]."""
+        spots = positions_of(columns, self.k.shape[2], self.device)
+        return (self.at(rows)[:, None] - spots).abs()
+
+    def additive(self, rows: slice, columns: Any, dtype: torch.dtype) -> Tensor | None:
+        """Mask and bias as one tensor to be added to the scaled product: what fused kernels take."""
+        added, seen = self.bias(rows, columns), self.seen(rows, columns)
+        if seen is None:
+            return None if added is None else added.to(dtype)
+        if added is None:
+            added = torch.zeros((), dtype=dtype, device=self.device)
+        joined = torch.where(seen, added.to(dtype), -torch.inf)
+        return joined[(None,) * (4 - joined.ndim)]
+
+    def tile(self, rows: slice, columns: Any) -> Tensor:
+        return self._finish(self._capped(rows, columns), rows, columns)
+
+    def tile_and_slope(self, rows: slice, columns: Any) -> tuple[Tensor, Tensor | None]:
+        """A tile, and the derivative of the cap in it (None without a cap)."""
+        capped = self._capped(rows, columns)
+        cap = self.scoring.softcap
+        slope = None if cap is None else 1 - (capped / cap) ** 2
+        return self._finish(capped, rows, columns), slope
+
+    def _capped(self, rows: slice, columns: Any) -> Tensor:
+        q = self.q[:, :, rows].to(self.dtype) * self.scoring.scale  # [B, H, t, D]
+        k = self.k[:, :, columns].to(self.dtype)  # [B, Hk, s, D]
+        B, H, t, D = q.shape
+        product = q.reshape(B, k.shape[1], -1, D) @ k.transpose(-2, -1)  # [B, Hk, G * t, s]
+        s = product.view(B, H, t, k.shape[2])
+        if self.scoring.softcap is not None:
+            s = s.div_(self.scoring.softcap).tanh_().mul_(self.scoring.softcap)
+        return s
+
+    def _finish(self, s: Tensor, rows: slice, columns: Any) -> Tensor:
+        added, seen = self.bias(rows, columns), self.seen(rows, columns)
+        if added is not None:
+            s = s.add_(added).clamp_(min=HIDDEN)
+        return s if seen is None else s.masked_fill_(~seen, HIDDEN)
+
+
+@dataclass(frozen=True, eq=False)
+class GivenWeights(Tiled):
+    """Weights someone else computed, seen as scores: s = log p, with lse 0."""
+
+    weights: Tensor  # [B, H, T, S]
+    mask: Mask
+    positions: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        B, H, T, S = self.weights.shape
+        return B, H, T, S
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.device
+
+    @property
+    def given_dtype(self) -> torch.dtype:
+        return self.weights.dtype
+
+    def __reduce__(self) -> tuple[type[GivenWeights], tuple[Any, ...]]:
+        return GivenWeights, (self.weights, self.mask, self.positions)
+
+    def to(self, device: torch.device) -> GivenWeights:
+        """The same weights on another device."""
+        return replace(self, weights=self.weights.to(device), mask=self.mask.to(device))
+
+    def detach(self) -> GivenWeights:
+        """The same weights, cut from the graph."""
+        return replace(self, weights=self.weights.detach())
+
+    def select(self, batch: Any, heads: Any, queries: Any) -> GivenWeights:
+        """The weights of some sequences, heads and queries; each index a slice or an index tensor."""
+        at = self.at(slice(0, self.shape[2]), torch.device("cpu"))
+        return GivenWeights(
+            take(self.weights, (batch, heads, queries), ones_stay=False),
+            self.mask.select(batch, heads, queries),
+            at[queries if isinstance(queries, slice) else queries.cpu()],
+        )
+
+    def piece(self, piece: Piece) -> GivenWeights:
+        where = (piece.batch, piece.heads)
+        return replace(self, weights=self.weights[where], mask=self.mask.select(*where, slice(None)))
+
+    def tile(self, rows: slice, columns: Any) -> Tensor:
+        return self.weights[:, :, rows, columns].to(self.dtype).log().clamp_(min=HIDDEN)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreGradients:
+    """Gradients of everything the scores depend on, filled tile by tile."""
+
+    q: Tensor
+    k: Tensor
+    bias: Tensor | None
+    slopes: Tensor | None
+
+    @classmethod
+    def zeros(cls, scores: Scores) -> ScoreGradients:
+        """Room for all of them, in the tiles' dtype."""
+
+        def room(like: Tensor | None) -> Tensor | None:
+            if like is None:
+                return None
+            return torch.zeros(like.shape, dtype=scores.dtype, device=like.device)
+
+        q, k = room(scores.q), room(scores.k)
+        assert q is not None and k is not None
+        return cls(q, k, room(scores.scoring.bias), room(scores.scoring.slopes))
+
+    def piece(self, piece: Piece) -> ScoreGradients:
+        """The part of it that belongs to one piece: views, so writing there writes here."""
+        bias = self.bias
+        return ScoreGradients(
+            self.q[piece.batch, piece.heads],
+            self.k[piece.batch, piece.kv_heads],
+            None if bias is None else take(bias, (piece.batch, piece.heads, None, None)),
+            None if self.slopes is None else self.slopes[piece.heads],
+        )
+
+    def add(
+        self, scores: Scores, rows: slice, columns: slice, grad: Tensor, slope: Tensor | None
+    ) -> None:
+        """Carry a tile's gradient d loss / d s [B, H, t, s] back to q, k, bias and slopes."""
+        if self.bias is not None:
+            room = take(self.bias, (None, None, rows, columns))
+            room += grad.sum_to_size(room.shape)
+        if self.slopes is not None:
+            self.slopes.sub_((grad * scores.distance(rows, columns)).sum((0, 2, 3)))
+        if slope is not None:
+            grad = grad * slope
+        q = scores.q[:, :, rows].to(grad.dtype)
+        k = scores.k[:, :, columns].to(grad.dtype)
+        B, H, t, D = q.shape
+        stacked = grad.reshape(B, k.shape[1], -1, k.shape[2])  # [B, Hk, G * t, s]
+        scale = scores.scoring.scale
+        self.q[:, :, rows].add_((stacked @ k).view(B, H, t, D), alpha=scale)
+        turned = stacked.transpose(-2, -1) @ q.reshape(B, k.shape[1], -1, D)  # [B, Hk, s, D]
+        self.k[:, :, columns].add_(turned, alpha=scale)
+
+
+def blocks(start: int, stop: int, size: int) -> Iterator[slice]:
+    """start .. stop in slices of `size`."""
+    for first in range(start, stop, size):
+        yield slice(first, min(first + size, stop))
+
+
+def _kv_heads(heads: Tensor, group: int) -> Any:
+    """The key heads these query heads need: their own groups where those are whole, else one each."""
+    wanted = heads // group  # [n]
+    n = len(heads)
+    if group > 1 and n and n % group == 0:
+        whole = heads.view(-1, group)
+        if bool((whole == whole[:, :1] // group * group + torch.arange(group)).all()):
+            wanted = wanted[::group]
+    if len(wanted) and bool((wanted == torch.arange(len(wanted)) + wanted[0]).all()):
+        return slice(int(wanted[0]), int(wanted[-1]) + 1)
+    return wanted

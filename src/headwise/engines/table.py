@@ -1,0 +1,175 @@
+"""The table of who can run what: an ordered tuple of backends, each with a reason in words why not.
+
+`auto` takes the first that can. A backend asked for by name runs or says why not; nothing steps in for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, BackendUnavailable, nearest
+from . import kernels, parts
+from .churn import ShapeChurn
+from .kernels import Kernel
+from .scores import Scores
+
+__all__ = ["BACKENDS", "Backend", "Call", "backend_named", "choose", "verdicts"]
+
+cudnn_churn = ShapeChurn()
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of attention, as the table sees it."""
+
+    scores: Scores
+    v: Tensor
+    dropout: float = 0.0
+    plain_because: str | None = None  # why only torch's own differentiable operations will do
+
+    @property
+    def shape_key(self) -> Hashable:
+        """What cuDNN plans for."""
+        q, k, v = self.scores.q, self.scores.k, self.v
+        return q.shape, k.shape, v.shape, q.dtype, self.scores.mask.right
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to run the first pass.
+
+    supports: None if it can run the call, else the reason in words.
+    kernels: the fused kernels behind it, one a device; none for those in plain torch.
+    """
+
+    name: str
+    supports: Callable[[Call], str | None]
+    kernels: tuple[Kernel, ...] = ()
+
+    def kernel_for(self, device: torch.device) -> Kernel:
+        """The fused kernel it uses on this device."""
+        return next(kernel for kernel in self.kernels if kernel.device == device.type)
+
+
+def _needs_matrix(call: Call) -> str | None:
+    if call.plain_because:
+        return call.plain_because
+    if call.dropout:
+        return f"dropout {call.dropout:g} falls on the weights, which it never has"
+    return None
+
+
+def _fused(*choices: Kernel) -> Callable[[Call], str | None]:
+    def supports(call: Call) -> str | None:
+        q = call.scores.q
+        kernel = next((kernel for kernel in choices if kernel.device == q.device.type), None)
+        if kernel is None:
+            return f"it runs on {' and '.join(k.device for k in choices)}, the tensors are on {q.device.type}"
+        return _cannot(kernel, call)
+
+    return supports
+
+
+def _cannot(kernel: Kernel, call: Call) -> str | None:
+    scores, scoring = call.scores, call.scores.scoring
+    q = scores.q
+    if q.dtype not in kernel.dtypes:
+        takes = ", ".join(str(dtype).removeprefix("torch.") for dtype in kernel.dtypes)
+        return f"it takes {takes}, not {str(q.dtype).removeprefix('torch.')}"
+    if reason := _needs_matrix(call):
+        return reason
+    if scoring.softcap is not None:
+        return f"it has no soft cap (softcap={scoring.softcap:g})"
+    widest = max(q.shape[-1], call.v.shape[-1])
+    if kernel.max_head_dim is not None and widest > kernel.max_head_dim:
+        return f"head_dim {widest} is over its {kernel.max_head_dim}"
+    for tensor, name in ((scoring.bias, "bias"), (scoring.slopes, "slopes")):
+        if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
+            return f"it gives no gradient to {name}"
+    if kernel.device == "cpu":
+        return None
+    if not kernel.takes_added and any(part.added for part in parts.cut(scores)):
+        return "it takes no mask beyond causal, and no bias"
+    return _cuda_says_no(kernel, call)
+
+
+def _cuda_says_no(kernel: Kernel, call: Call) -> str | None:
+    cuda = torch.backends.cuda
+    switches = {
+        "cudnn": cuda.cudnn_sdp_enabled,
+        "flash": cuda.flash_sdp_enabled,
+        "efficient": cuda.mem_efficient_sdp_enabled,
+    }
+    if not switches[kernel.name]():
+        return "it is switched off in torch.backends.cuda"
+    if kernel is kernels.CUDA_FLASH and torch.cuda.get_device_capability(call.v.device) < (8, 0):
+        return "it needs compute capability 8.0 or later"
+    if kernel is kernels.CUDNN:
+        if torch.are_deterministic_algorithms_enabled():
+            return "deterministic algorithms were asked for, and it promises none"
+        if call.scores.k.shape[2] == 1:
+            return "it does not take a single key"
+        if not torch.compiler.is_compiling():
+            return cudnn_churn.reason(call.shape_key)
+    return None
+
+
+def _anything(call: Call) -> str | None:
+    return None
+
+
+BACKENDS = (
+    Backend("cudnn", _fused(kernels.CUDNN), (kernels.CUDNN,)),
+    Backend(
+        "flash",
+        _fused(kernels.CPU_FLASH, kernels.CUDA_FLASH),
+        (kernels.CPU_FLASH, kernels.CUDA_FLASH),
+    ),
+    Backend("efficient", _fused(kernels.CUDA_EFFICIENT), (kernels.CUDA_EFFICIENT,)),
+    Backend("tiles", _needs_matrix),
+    Backend("plain", _anything),
+)
+
+
+def backend_named(name: str) -> Backend:
+    """The backend of this name.
+
+    Raises:
+        ArgumentError: no such backend.
+    """
+    for backend in BACKENDS:
+        if backend.name == name:
+            return backend
+    raise ArgumentError(
+        f"backend must be auto or a known name: got {name!r}; "
+        f"{nearest(str(name), ['auto', *(b.name for b in BACKENDS)])}"
+    )
+
+
+def verdicts(call: Call) -> dict[str, str | None]:
+    """Every backend's answer: None if it can run the call, else why not."""
+    return {backend.name: backend.supports(call) for backend in BACKENDS}
+
+
+def choose(call: Call, name: str = "auto") -> Backend:
+    """The backend that runs this call.
+
+    Raises:
+        ArgumentError: no backend of that name.
+        BackendUnavailable: the backend named cannot run the call.
+    """
+    if name == "auto":
+        return next(backend for backend in BACKENDS if backend.supports(call) is None)
+    backend = backend_named(name)
+    reason = backend.supports(call)
+    if reason is not None:
+        others = [other for other, why_not in verdicts(call).items() if why_not is None]
+        raise BackendUnavailable(
+            f'backend="{name}" cannot run this call: {reason}. Others that can: {", ".join(others)}; '
+            'use backend="auto" to let headwise choose'
+        )
+    return backend

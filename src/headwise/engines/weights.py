@@ -1,0 +1,168 @@
+"""Dense weights of chosen queries and keys, or their mean over heads: one autograd function of q and k.
+
+The lse is saved and never differentiated; the row's normalisation comes back through delta instead:
+
+    delta_i = sum_j P_ij dP_ij        dS_ij = P_ij (dP_ij - delta_i)
+
+with dP zero at keys that were not asked for: their scores still shaped the row. Differentiating
+exp(s - lse) with lse held fixed would drop delta, and be wrong without an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import plain
+from .scores import ScoreGradients, Scores, Tiled, blocks
+from .walk import Block, walk
+
+__all__ = ["weights"]
+
+
+def weights(scores: Scores, lse: Tensor, columns: Any = None, mean: bool = False) -> Tensor:
+    """[B, H, T, n] weights of the keys in `columns` (slice, index tensor, or None: all).
+
+    With `mean`, [B, T, n]: averaged over heads, the weights of each head never kept.
+    """
+    scoring = scores.scoring
+    inputs = (scores.q, scores.k, scoring.bias, scoring.slopes, scoring.sinks)
+    if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
+        return _plainly(scores, columns, mean)
+    wanted: Tensor = _Weights.apply(*inputs, scores, lse, columns, mean)
+    return wanted
+
+
+def _plainly(scores: Scores, columns: Any, mean: bool) -> Tensor:
+    whole, _ = plain.weights_of(scores)
+    whole = whole if columns is None else whole[..., columns]
+    return (whole.mean(1) if mean else whole).to(scores.given_dtype)
+
+
+def dense(scores: Tiled, lse: Tensor, columns: Any, mean: bool) -> Tensor:
+    """The numbers, without a way back."""
+    B, H, T, S = scores.shape
+    chosen = slice(0, S) if columns is None else columns
+    if isinstance(chosen, slice):
+        chosen = range(S)[chosen]
+    shape = (B, T, len(chosen)) if mean else (B, H, T, len(chosen))
+    dtype = scores.dtype if mean else scores.given_dtype
+    out = torch.zeros(shape, dtype=dtype, device=scores.device)
+    for block in walk(scores, lse):
+        batch, _, rows = block.where
+        room = out[batch, rows] if mean else out[block.where]
+        for here, keys in _runs(chosen, block):
+            if mean:
+                room[..., here] += block.tile(keys).p.sum(1)
+            else:
+                room[..., here] = block.tile(keys).p
+    return out.div_(H).to(scores.given_dtype) if mean else out
+
+
+def _runs(chosen: Any, block: Block) -> Iterator[tuple[slice, Any]]:
+    """The chosen keys a tile at a time: (where in the result, which keys)."""
+    size = block.piece.columns
+    if isinstance(chosen, range) and chosen.step == 1:
+        start, stop = block.scores.span(block.rows)
+        for keys in blocks(max(start, chosen.start), min(stop, chosen.stop), size):
+            yield slice(keys.start - chosen.start, keys.stop - chosen.start), keys
+        return
+    if isinstance(chosen, range):
+        chosen = torch.tensor(list(chosen), device=block.scores.device)
+    for here in blocks(0, len(chosen), size):
+        yield here, chosen[here]
+
+
+class _Weights(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        bias: Tensor | None,
+        slopes: Tensor | None,
+        sinks: Tensor | None,
+        scores: Scores,
+        lse: Tensor,
+        columns: Any,
+        mean: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(q, k, bias, slopes, sinks, lse)
+        ctx.scores, ctx.columns, ctx.mean = scores, columns, mean
+        return dense(scores, lse, columns, mean)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        q, k, bias, slopes, sinks, lse = ctx.saved_tensors
+        scoring = replace(ctx.scores.scoring, bias=bias, slopes=slopes, sinks=sinks)
+        scores = replace(ctx.scores, q=q, k=k, scoring=scoring)
+        inputs = (q, k, bias, slopes, sinks)
+        if torch.is_grad_enabled():  # a derivative of this derivative may be wanted
+            found = _backward_twice(scores, ctx.columns, ctx.mean, grad, inputs, ctx.needs_input_grad)
+        else:
+            found = _backward(scores, lse, ctx.columns, ctx.mean, grad)
+        typed = [
+            None if g is None or x is None else g.to(x.dtype)
+            for g, x in zip(found, inputs, strict=True)
+        ]
+        return (*typed, None, None, None, None)
+
+
+def _backward_twice(
+    scores: Scores, columns: Any, mean: bool, grad: Tensor, inputs: tuple[Any, ...], needed: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    wanted = [i for i, _ in enumerate(inputs) if needed[i]]
+    out = _plainly(scores, columns, mean)
+    found = torch.autograd.grad(out, [inputs[i] for i in wanted], grad, create_graph=True)
+    by_place = dict(zip(wanted, found, strict=True))
+    return tuple(by_place.get(i) for i in range(len(inputs)))
+
+
+def _backward(
+    scores: Scores, lse: Tensor, columns: Any, mean: bool, grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    found = ScoreGradients.zeros(scores)
+    sinks = scores.sinks
+    d_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=scores.dtype)
+    if mean:
+        grad = grad / scores.shape[1]
+    for block in walk(scores, lse):
+        mine, room = block.scores, found.piece(block.piece)
+        assert isinstance(mine, Scores)
+        delta: Any = 0.0
+        for tile in block.tiles():
+            dp = _cotangent(grad, block, tile.columns, columns, mean)
+            delta = delta + torch.einsum("bhts,bhts->bht", tile.p, dp.expand_as(tile.p))
+        if isinstance(delta, float):
+            continue  # these queries see nothing
+        for here in blocks(*mine.span(block.rows), block.piece.columns):
+            s, slope = mine.tile_and_slope(block.rows, here)
+            p = s.sub_(block.finite_lse[..., None]).exp_()
+            dp = _cotangent(grad, block, here, columns, mean)
+            room.add(mine, block.rows, here, p * (dp - delta[..., None]), slope)
+        if d_sinks is not None and sinks is not None:
+            sink = sinks[block.piece.heads].to(scores.dtype)[:, None]
+            mass = torch.where(torch.isneginf(block.lse), 0.0, (sink - block.lse).exp())
+            d_sinks[block.piece.heads] -= (mass * delta).sum((0, 2))
+    return found.q, found.k, found.bias, found.slopes, d_sinks
+
+
+def _cotangent(grad: Tensor, block: Block, here: slice, columns: Any, mean: bool) -> Tensor:
+    """d loss / d weights in one tile: zero at keys that were not asked for."""
+    batch, heads, rows = block.where
+    mine = grad[batch, None, rows] if mean else grad[batch, heads, rows]  # [B, H or 1, t, n]
+    if columns is None:
+        return mine[..., here].to(block.scores.dtype)
+    length = block.scores.shape[3]
+    if isinstance(columns, slice):
+        spots = torch.arange(length, device=grad.device)[columns]
+    else:
+        spots = columns.to(grad.device)
+    inside = ((spots >= here.start) & (spots < here.stop)).nonzero().squeeze(-1)
+    tile = mine.new_zeros(*mine.shape[:-1], here.stop - here.start, dtype=block.scores.dtype)
+    return tile.index_add_(-1, spots[inside] - here.start, mine[..., inside].to(tile.dtype))

@@ -1,0 +1,136 @@
+"""`attention` and `why`: one call of attention, and who would run it.
+
+Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .arguments import check_dropout, scores_from, under_autocast
+from .engines import attend, parts, table
+from .map import AttentionMap, make
+from .masks import Mask
+from .scoring import Alibi
+
+__all__ = ["Why", "attention", "why"]
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | Tensor | None = None,
+    causal: bool = False,
+    window: int | tuple[int, int] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Tensor | Alibi | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    backend: str = "auto",
+) -> tuple[Tensor, AttentionMap]:
+    """softmax(Q K^T / sqrt(D)) V for every head, and a map of the weights that is computed only on demand.
+
+    With T queries over S keys the last query is aligned with the last key: query i stands at i + S - T.
+    Causal, and window=2, for T = 2 over S = 4:
+
+        query 0   x x x .        . x x .
+        query 1   x x x x        . . x x
+
+    Args:
+        q: [B, H, T, D]
+        k: [B, Hk, S, D]; H must be a multiple of Hk: each key head serves H / Hk query heads.
+        v: [B, Hk, S, Dv]
+        mask: a `Mask`, or a tensor broadcastable to [B, H, T, S], bool or 0 and 1; True or 1 = may attend.
+        causal: keys after the query are hidden.
+        window: how many keys are seen, counting the query itself; or a pair (before, after).
+        scale: instead of 1 / sqrt(D).
+        softcap: scores are bent into (-softcap, softcap) by softcap * tanh(score / softcap).
+        bias: added to the scores after scale and softcap, broadcastable to [B, H, T, S]; or
+            `headwise.scoring.alibi(num_heads)`. A value of -1e30 or less hides its key.
+        sinks: [H], learned: one more column of the softmax with this score and no value.
+        dropout: the share of weights dropped, at random, here and now; the map shows weights before it. Takes
+            the whole matrix, so memory grows with T * S, inside `headwise.budget`.
+        backend: "auto", or one of cudnn, flash, efficient, tiles, plain. One that is named runs or raises.
+
+    Returns:
+        output [B, H, T, Dv], and an `AttentionMap` [B, H, T, S]. A query that sees nothing has output 0.
+
+    Raises:
+        ShapeError: sizes that disagree or are 0; H not a multiple of Hk.
+        ArgumentError: dtypes or devices that differ; softcap, dropout or backend out of range.
+        MaskError: a mask of the wrong shape or meaning; window below 1; lengths out of range.
+        BackendUnavailable: the backend named cannot run this call.
+        BudgetExceeded: the matrix that dropout or higher derivatives need is too large.
+
+    Example:
+        >>> import torch, headwise as hw
+        >>> q, k, v = torch.randn(3, 2, 8, 10, 64)
+        >>> output, weights = hw.attention(q, k, v, causal=True)
+        >>> output.shape, weights.shape
+        (torch.Size([2, 8, 10, 64]), torch.Size([2, 8, 10, 10]))
+
+    Vaswani 2017, section 3.2.
+    """
+    q, k, v = under_autocast(q, k, v)
+    scores = scores_from(q, k, v, mask, causal, window, scale, softcap, bias, sinks)
+    if dropout:
+        check_dropout(dropout)
+    output, lse = attend.attend(scores, v, dropout, backend)
+    return output, make(scores, lse)
+
+
+@dataclass(frozen=True)
+class Why:
+    """Who runs a call and why not the others; print it."""
+
+    backend: str
+    how: str
+    reasons: dict[str, str | None]  # backend -> why not; None: it could
+
+    def __str__(self) -> str:
+        lines = [f"{self.backend} runs this call, {self.how}."]
+        for name, reason in self.reasons.items():
+            if name != self.backend:
+                lines.append(f"  {name}: {reason or 'could run it, but comes later in the order'}")
+        lines.append("The second pass (weights, statistics, pictures) runs on tiles in plain torch.")
+        return "\n".join(lines)
+
+
+def why(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | Tensor | None = None,
+    causal: bool = False,
+    window: int | tuple[int, int] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Tensor | Alibi | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    backend: str = "auto",
+) -> Why:
+    """Which backend would run this call of `attention`, and why not the others; nothing is run.
+
+    Example:
+        >>> import torch, headwise as hw
+        >>> q, k, v = torch.randn(3, 1, 4, 16, 32)
+        >>> print(hw.why(q, k, v, softcap=50.0))
+        tiles runs this call, tile by tile in plain torch.
+          cudnn: it runs on cuda, the tensors are on cpu
+          flash: it has no soft cap (softcap=50)
+          efficient: it runs on cuda, the tensors are on cpu
+          plain: could run it, but comes later in the order
+        The second pass (weights, statistics, pictures) runs on tiles in plain torch.
+    """
+    q, k, v = under_autocast(q, k, v)
+    scores = scores_from(q, k, v, mask, causal, window, scale, softcap, bias, sinks)
+    check_dropout(dropout)
+    call = attend.call_of(scores, v, dropout)
+    chosen = table.choose(call, backend)
+    how = {"tiles": "tile by tile in plain torch", "plain": "as one T x S matrix in plain torch"}
+    return Why(chosen.name, how.get(chosen.name) or parts.how(parts.cut(scores)), table.verdicts(call))

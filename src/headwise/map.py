@@ -1,0 +1,415 @@
+"""`AttentionMap`: attention weights that exist only where you look.
+
+The weights are decided by q, k, the mask and one number a row, the log-sum-exp. So they are not stored: a map
+holds those and computes what is asked for, one head, a few rows, the mean, a picture, a statistic. The whole
+matrix is made only when someone asks for all of it, and only inside the memory budget.
+
+Letters: B batch, T query_len, S key_len, H num_heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from . import budget
+from .arguments import scores_from
+from .engines import attend, second_pass, statistics, weights
+from .engines.scores import GivenWeights, Scores, tile_dtype
+from .engines.second_pass import Top
+from .engines.statistics import Statistics
+from .errors import ArgumentError, ShapeError
+from .indexing import as_index, compose, in_order, resolve
+from .masks import Mask
+from .scoring import Alibi, Scoring
+
+if TYPE_CHECKING:
+    import numpy
+    from matplotlib.figure import Figure
+
+__all__ = ["AttentionMap"]
+
+WHOLE = slice(None)
+
+
+class AttentionMap:
+    """The weights of attention, [B, H, T, S], computed where they are looked at.
+
+    Args:
+        q: [B, H, T, D]
+        k: [B, Hk, S, D]; H must be a multiple of Hk.
+        mask, causal, window, scale, softcap, bias, sinks: as in `headwise.attention`.
+
+    Raises:
+        ShapeError, ArgumentError, MaskError: as `headwise.attention`.
+
+    Example:
+        >>> q, k = torch.randn(2, 1, 8, 100, 64)
+        >>> w = AttentionMap(q, k, causal=True)
+        >>> w
+        AttentionMap([1, 8, 100, 100], Mask(right=0), float32)
+        >>> w[0, 3, 42].shape          # one row: one row of work
+        torch.Size([100])
+        >>> w.statistics("entropy").entropy.shape
+        torch.Size([1, 8])
+        >>> w.select(heads=[3], queries=slice(0, 9)).shape
+        torch.Size([1, 1, 9, 100])
+    """
+
+    _scores: Scores | GivenWeights
+    _lse: Tensor | None
+    _columns: Any  # None: all keys; else a slice or an index tensor
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        *,
+        mask: Mask | Tensor | None = None,
+        causal: bool = False,
+        window: int | tuple[int, int] | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        bias: Tensor | Alibi | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
+        self._scores = scores_from(q, k, None, mask, causal, window, scale, softcap, bias, sinks)
+        self._lse = None
+        self._columns = None
+
+    @classmethod
+    def from_weights(cls, tensor: Tensor, mask: Mask | None = None) -> AttentionMap:
+        """A map of weights computed elsewhere, [B, H, T, S]; `mask` tells padded queries apart.
+
+        Raises:
+            ShapeError: not four dimensions.
+            ArgumentError: not floating point; a negative weight (where reading is free).
+        """
+        if tensor.ndim != 4:
+            raise ShapeError(
+                f"weights must have 4 dimensions [B, H, T, S]: got {tensor.ndim}, {list(tensor.shape)}; "
+                "a mean over heads is weights[:, None], one sequence weights[None]"
+            )
+        if not tensor.is_floating_point():
+            raise ArgumentError(f"weights must be floating point: got {tensor.dtype}; use .float()")
+        if tensor.device.type == "cpu" and tensor.numel() and bool((tensor < 0).any()):
+            raise ArgumentError(
+                f"weights must not be negative: found {tensor.min().item():g}; "
+                "scores go in as AttentionMap(q, k)"
+            )
+        rules = (mask or Mask()).bind(*tensor.shape)
+        empty = tensor.detach().sum(-1) == 0
+        lse = torch.zeros(tensor.shape[:3], dtype=tile_dtype(tensor.dtype), device=tensor.device)
+        return make(GivenWeights(tensor, rules), lse.masked_fill(empty, -torch.inf))
+
+    # What it is
+
+    @property
+    def shape(self) -> torch.Size:
+        """[B, H, T, S]"""
+        B, H, T, S = self._scores.shape
+        if self._columns is not None:
+            S = len(in_order(self._columns, S))
+        return torch.Size((B, H, T, S))
+
+    @property
+    def ndim(self) -> int:
+        return 4
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of dense weights: that of q and k."""
+        return self._scores.given_dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._scores.device
+
+    @property
+    def lse(self) -> Tensor:
+        """The log-sum-exp of each row's scores, [B, H, T], natural logarithm; no gradient."""
+        if self._lse is None:
+            assert isinstance(self._scores, Scores)
+            self._lse = attend.lse_of(self._scores)
+        return self._lse
+
+    @property
+    def mask(self) -> Mask:
+        """Who may attend to whom."""
+        return self._scores.mask
+
+    def __len__(self) -> int:
+        return self._scores.shape[0]
+
+    def __repr__(self) -> str:
+        inside = [str(list(self.shape))]
+        if not self.mask.hides_nothing:
+            inside.append(repr(self.mask))
+        inside.append(str(self.dtype).removeprefix("torch."))
+        if self.device.type != "cpu":
+            inside.append(str(self.device))
+        return f"AttentionMap({', '.join(inside)})"
+
+    # Looking at parts of it
+
+    def select(
+        self,
+        *,
+        batch: int | slice | Sequence[int] | Tensor | None = None,
+        heads: int | slice | Sequence[int] | Tensor | None = None,
+        queries: int | slice | Sequence[int] | Tensor | None = None,
+        keys: int | slice | Sequence[int] | Tensor | None = None,
+    ) -> AttentionMap:
+        """A smaller map, still lazy. A number keeps its dimension, with size 1.
+
+        Raises:
+            IndexError: an index outside the map.
+        """
+        B, H, T, S = self.shape
+        rows = tuple(
+            WHOLE if chosen is None else as_index(chosen, size, name)
+            for chosen, size, name in ((batch, B, "batch"), (heads, H, "heads"), (queries, T, "queries"))
+        )
+        columns = self._columns
+        if keys is not None:
+            columns = compose(columns, as_index(keys, S, "keys"), self._scores.shape[3])
+        if all(index == WHOLE for index in rows if isinstance(index, slice)) and not any(
+            isinstance(index, Tensor) for index in rows
+        ):
+            return make(self._scores, self._lse, columns)
+        lse = self._lse
+        if lse is not None:
+            for dim, index in enumerate(rows):
+                if isinstance(index, slice):
+                    lse = lse[(WHOLE,) * dim + (index,)]
+                else:
+                    lse = lse.index_select(dim, index.to(lse.device))
+        return make(self._scores.select(*rows), lse, columns)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Weights as a tensor, computing only the rows, heads and keys asked for."""
+        plan = resolve(index, self.shape)
+        if plan is None:  # several index tensors, new axes: let torch sort it out
+            whole: Tensor = self.dense()[index]
+            return whole
+        batch, heads, queries, keys = plan.indices
+        part = self.select(batch=batch, heads=heads, queries=queries, keys=keys).dense()
+        return part[plan.squeeze]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[b] for b in range(len(self)))
+
+    def dense(self, *, limit: int | str | None = None) -> Tensor:
+        """All of it as a tensor, [B, H, T, S]; gradients flow to q and k.
+
+        Args:
+            limit: a memory budget for this call, e.g. "2 GiB"; see `headwise.budget`.
+
+        Raises:
+            BudgetExceeded: it would not fit.
+        """
+        self._check_budget(self.shape, "weights", limit)
+        if isinstance(self._scores, GivenWeights):
+            return self._scores.weights if self._columns is None else self._scores.weights[..., self._columns]
+        return weights.weights(self._scores, self.lse, self._columns)
+
+    def mean_heads(self, *, limit: int | str | None = None) -> Tensor:
+        """The mean over heads, [B, T, S], without the weights of each head; gradients flow to q and k.
+
+        Raises:
+            BudgetExceeded: it would not fit.
+        """
+        B, _, T, S = self.shape
+        self._check_budget((B, T, S), "mean weights", limit)
+        if isinstance(self._scores, GivenWeights):
+            return self.dense().mean(1)
+        return weights.weights(self._scores, self.lse, self._columns, mean=True)
+
+    def pooled(self, cells: int | tuple[int, int] = 128) -> Tensor:
+        """A picture of at most cells x cells (rows x columns if a pair), [B, H, rows, columns].
+
+        Each cell holds the true mass: the weights in it, summed. The picture of a head sums to the number of
+        queries counted; padded queries are left out.
+
+        Raises:
+            ArgumentError: fewer than one cell; a map of chosen keys.
+        """
+        rows, columns = (cells, cells) if isinstance(cells, int) else cells
+        if rows < 1 or columns < 1:
+            raise ArgumentError(f"cells must be at least 1: got {cells}; 128 makes a good picture")
+        self._whole_rows("pooled")
+        _, _, T, S = self.shape
+        return second_pass.pooled(self._scores, self.lse, min(rows, T), min(columns, S))
+
+    def top(self, count: int = 8) -> Top:
+        """The heaviest keys of every query: (values, indices), each [B, H, T, count].
+
+        Raises:
+            ArgumentError: count below 1 or above S; a map of chosen keys.
+        """
+        self._whole_rows("top")
+        S = self.shape[3]
+        if not 1 <= count <= S:
+            raise ArgumentError(f"count must be between 1 and key_len: got {count} of {S}; use {min(8, S)}")
+        return second_pass.top(self._scores, self.lse, count)
+
+    def statistics(self, *names: str, per: str = "head", reach: int = 8) -> Statistics:
+        """What each head does, in numbers: [B, H] each, and `received` [B, H, S].
+
+        Args:
+            names: which ones, only those are computed; none: all. `Statistics.formula(name)` tells what each is.
+            per: "head", the mean over counted queries; or "query", [B, H, T].
+            reach: how near counts as `local`.
+
+        Raises:
+            ArgumentError: an unknown name, per or reach; a map of chosen keys.
+        """
+        if per not in ("head", "query"):
+            raise ArgumentError(f'per must be "head" or "query": got {per!r}; received is always per key')
+        self._whole_rows("statistics")
+        return statistics.statistics(self._scores, self.lse, names, per == "query", reach)
+
+    def plot(self, tokens: Sequence[str] | None = None, *, batch: int = 0) -> Figure:
+        """A heat map of every head, as a matplotlib figure (`pip install "headwise[viz]"`)."""
+        from .show.heatmaps import heatmaps
+
+        return heatmaps(self, tokens, batch=batch)
+
+    def _whole_rows(self, what: str) -> None:
+        if self._columns is not None:
+            raise ArgumentError(
+                f"{what} must see whole rows: this map holds {self.shape[3]} chosen of "
+                f"{self._scores.shape[3]} keys; call it before select(keys=...)"
+            )
+
+    def _check_budget(self, shape: Sequence[int], what: str, limit: int | str | None) -> None:
+        size = torch.Size(shape).numel() * self.dtype.itemsize
+        budget.check(
+            size,
+            self.device,
+            f"dense {what} {list(shape)}",
+            "look at a part (w[b, h], select, pooled, statistics, top)",
+            None if limit is None else budget.parse(limit),
+        )
+
+    # Moving it about
+
+    def detach(self) -> AttentionMap:
+        """The same map, cut from the graph."""
+        return make(self._scores.detach(), self._lse, self._columns)
+
+    def to(self, device: torch.device | str) -> AttentionMap:
+        """The same map on another device."""
+        where = torch.device(device)
+        lse = None if self._lse is None else self._lse.to(where)
+        return make(self._scores.to(where), lse, self._columns)
+
+    def cpu(self) -> AttentionMap:
+        """The same map in main memory."""
+        return self.to("cpu")
+
+    def cuda(self) -> AttentionMap:
+        """The same map on the current GPU."""
+        return self.to("cuda")
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        columns = self._columns
+        if isinstance(columns, slice):
+            columns = (columns.start, columns.stop, columns.step)
+        return make, (self._scores, self._lse, columns)
+
+    # Standing in for the dense tensor
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = pytree.tree_map(
+            lambda x: x.dense() if isinstance(x, AttentionMap) else x,
+            (args, kwargs or {}),
+            is_leaf=lambda x: isinstance(x, AttentionMap),
+        )
+        return func(*args, **kwargs)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray:
+        values = self.dense().detach().cpu()
+        if values.dtype == torch.bfloat16:  # numpy has none
+            values = values.float()
+        array: numpy.ndarray = values.numpy()
+        return array if dtype is None else array.astype(dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else a tensor can do, done to the dense weights."""
+        if name.startswith("_") or not hasattr(Tensor, name):
+            raise AttributeError(f"'AttentionMap' object has no attribute {name!r}")
+        if not callable(getattr(Tensor, name)):
+            return getattr(self.dense(), name)
+
+        def of_dense(*args: Any, **kwargs: Any) -> Any:
+            return getattr(self.dense(), name)(*args, **kwargs)
+
+        return of_dense
+
+
+def _operator(name: str) -> Any:
+    def apply(self: AttentionMap, *others: Any) -> Any:
+        others = tuple(x.dense() if isinstance(x, AttentionMap) else x for x in others)
+        return getattr(self.dense(), name)(*others)
+
+    return apply
+
+
+for _name in (
+    "add radd sub rsub mul rmul truediv rtruediv pow rpow matmul rmatmul neg abs "
+    "eq ne lt le gt ge"
+).split():
+    setattr(AttentionMap, f"__{_name}__", _operator(f"__{_name}__"))
+AttentionMap.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+def make(scores: Scores | GivenWeights, lse: Tensor | None, columns: Any = None) -> AttentionMap:
+    """A map from parts already checked."""
+    new = AttentionMap.__new__(AttentionMap)
+    new._scores, new._lse = scores, lse
+    new._columns = slice(*columns) if isinstance(columns, tuple) else columns
+    return new
+
+
+# A map passes through torch.compile, torch.export and tree_map as the tensors inside it, and through
+# torch.save; torch.load(weights_only=True) then knows these plain classes.
+
+_FIELDS = ("left", "right", "keys", "queries", "key_ids", "query_ids", "allowed")
+
+
+def _flatten(w: AttentionMap) -> tuple[list[Any], Any]:
+    scores = w._scores
+    mask = [getattr(scores.mask, name) for name in _FIELDS]
+    shared = [w._lse, scores.positions, *mask[2:]]
+    if isinstance(scores, GivenWeights):
+        return [scores.weights, *shared], (None, None, mask[:2], w._columns)
+    scoring = scores.scoring
+    tensors = [scores.q, scores.k, scoring.bias, scoring.slopes, scoring.sinks]
+    return [*tensors, *shared], (scoring.scale, scoring.softcap, mask[:2], w._columns)
+
+
+def _unflatten(values: Any, context: Any) -> AttentionMap:
+    scale, softcap, band, columns = context
+    values = list(values)
+    lse, positions, *tensors = values[-7:]
+    mask = Mask(*band, *tensors)
+    if scale is None:
+        return make(GivenWeights(values[0], mask, positions), lse, columns)
+    q, k, bias, slopes, sinks = values[:5]
+    return make(Scores(q, k, mask, Scoring(scale, softcap, bias, slopes, sinks), positions), lse, columns)
+
+
+pytree.register_pytree_node(
+    AttentionMap, _flatten, _unflatten, serialized_type_name="headwise.AttentionMap"
+)
+torch.serialization.add_safe_globals(
+    [AttentionMap, Mask, Scoring, Scores, GivenWeights, Statistics, Top, make]
+)
