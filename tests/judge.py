@@ -1,10 +1,10 @@
 """The judge: float64 truth, and how far from it an answer may be.
 
-    error(ours, truth) <= 2 * (error(plain torch in the same dtype, truth) + one rounding)      (3 for gradients)
+    error(ours, truth) <= 2 * (error(plain torch in the same dtype, truth) + one rounding)    (gradients: 3)
 
-where error is the largest absolute difference, and one rounding is the dtype's, at the size of the largest term in
-the sum that was computed (`size`), or of the truth itself. "Plain torch" is the reference's own equations run in the
-inputs' dtype, as someone would write them by hand.
+where error is the largest absolute difference, and one rounding is the dtype's, at the size of the largest
+term in the sum that was computed (`size`), or of the truth itself. "Plain torch" is the reference's own
+equations run in the inputs' dtype, as someone would write them by hand.
 """
 
 from __future__ import annotations

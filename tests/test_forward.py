@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,7 +20,9 @@ def run(case: Case, backend: str = "auto", **more: object) -> tuple[torch.Tensor
 
 
 @FAST
-@given(case=cases(), dtype=st.sampled_from(DTYPES), backend=st.sampled_from(["auto", "flash", "tiles", "plain"]))
+@given(
+    case=cases(), dtype=st.sampled_from(DTYPES), backend=st.sampled_from(["auto", "flash", "tiles", "plain"])
+)
 def test_output_and_lse_are_as_exact_as_plain_torch(case: Case, dtype: torch.dtype, backend: str) -> None:
     ours = case.to(dtype)
     try:

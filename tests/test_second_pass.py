@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import headwise as hw
-from headwise import Mask, reference
+from headwise import reference
 from headwise.engines import scores as scores_room
-from headwise.engines.statistics import ROW_STATISTICS, STATISTICS, Statistics
-from headwise.errors import ArgumentError
-from headwise.scoring import Alibi
+from headwise.engines.statistics import STATISTICS
 from judge import Case, assert_judged, error, sizes, strategies
 
 cases = strategies()

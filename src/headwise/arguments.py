@@ -15,6 +15,7 @@ from .scoring import Alibi, Scoring
 
 __all__ = ["check_dropout", "scores_from", "under_autocast"]
 
+NOTHING_HIDDEN, CAUSAL = Mask(), Mask.causal()
 SHAPES = {"q": "[B, H, T, D]", "k": "[B, Hk, S, D]", "v": "[B, Hk, S, Dv]"}
 
 
@@ -40,16 +41,17 @@ def scores_from(
     _check_tensors(q, k, v)
     B, H, T, D = q.shape
     S = k.shape[2]
-    rules = as_mask(mask)
+    rules = NOTHING_HIDDEN if mask is None else as_mask(mask)
     if causal:
-        rules = rules & Mask.causal()
+        rules = CAUSAL if mask is None else rules & CAUSAL
     if window is not None:
         rules = rules & (Mask.window(window) if isinstance(window, int) else Mask.window(left_right=window))
     rules = rules.bind(B, H, T, S)
     scoring = Scoring.of(D, scale=scale, softcap=softcap, bias=bias, sinks=sinks)
-    if scoring.bias is not None or scoring.slopes is not None or scoring.sinks is not None:
+    if bias is not None or sinks is not None:
         scoring.check(B, H, T, S)
-    _check_devices(q, rules, scoring)
+    if mask is not None or bias is not None or sinks is not None:
+        _check_devices(q, rules, scoring)
     return Scores(q, k, rules, scoring)
 
 
@@ -105,17 +107,14 @@ def _check_devices(q: Tensor, mask: Mask, scoring: Scoring) -> None:
     for name, value in (*mask.tensors.items(), *scoring.tensors.items()):
         if value.device != q.device:
             kind = ArgumentError if name in scoring.tensors else MaskError
-            raise kind(
-                f"{name} must be on the device of q: {value.device} and {q.device}; use .to(q.device)"
-            )
+            raise kind(f"{name} must be on the device of q: {value.device} and {q.device}; use .to(q.device)")
 
 
 def check_dropout(dropout: float) -> None:
     """Raise `ArgumentError` unless 0 <= dropout < 1."""
     if not 0 <= dropout < 1:
         raise ArgumentError(
-            f"dropout must be at least 0 and below 1: got {dropout}; "
-            "it is the share of weights dropped"
+            f"dropout must be at least 0 and below 1: got {dropout}; it is the share of weights dropped"
         )
 
 

@@ -38,9 +38,7 @@ def parse(size: int | str) -> int:
         found = re.fullmatch(r"\s*([\d.]+)\s*([kmg]?i?b)\s*", str(size), re.IGNORECASE)
         amount = float(found[1]) * UNITS[found[2].upper()] if found else None
     if amount is None or amount <= 0:
-        raise ArgumentError(
-            f'budget must be a positive number of bytes: got {size!r}; use e.g. "2 GiB"'
-        )
+        raise ArgumentError(f'budget must be a positive number of bytes: got {size!r}; use e.g. "2 GiB"')
     return int(amount)
 
 

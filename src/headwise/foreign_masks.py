@@ -194,7 +194,7 @@ def from_huggingface(
         )
     if query_len is not None and attention_mask.shape[2] not in (1, query_len):
         raise ShapeError(
-            f"attention_mask must have a row a query: {attention_mask.shape[2]} rows for {query_len} queries; "
+            f"attention_mask must have a row a query: {attention_mask.shape[2]} for {query_len} queries; "
             "cut it to the queries of this call"
         )
     if attention_mask.is_floating_point():
@@ -281,7 +281,7 @@ def _from_tokenizer(attention_mask: Tensor, query_len: int | None) -> Mask:
                 f"attention_mask [B, S] must hold 0 and 1 only: found {strange[0].item():g}; "
                 "several documents in one sequence go in Mask.documents(ids), numbers to add in bias="
             )
-    if query_len is not None and not 0 <= query_len <= key_len:
+    if query_len is not None and query_len > key_len:
         raise ShapeError(
             f"query_len must not be more than the positions in attention_mask: {query_len} > {key_len}; "
             "leave it out in cross-attention"

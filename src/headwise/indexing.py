@@ -49,9 +49,7 @@ def _numbers(spots: Sequence[int]) -> Tensor:
 
 def _inside(place: int, size: int, name: str) -> int:
     if not -size <= place < size:
-        raise IndexError(
-            f"{name} must lie inside the map: got {place} for size {size}; use 0 to {size - 1}"
-        )
+        raise IndexError(f"{name} must lie inside the map: got {place} for size {size}; use 0 to {size - 1}")
     return place % size
 
 

@@ -261,7 +261,7 @@ class AttentionMap:
         """What each head does, in numbers: [B, H] each, and `received` [B, H, S].
 
         Args:
-            names: which ones, only those are computed; none: all. `Statistics.formula(name)` tells what each is.
+            names: which ones, only those are computed; none: all. `Statistics.formula(name)` says what it is.
             per: "head", the mean over counted queries; or "query", [B, H, T].
             reach: how near counts as `local`.
 
@@ -364,8 +364,7 @@ def _operator(name: str) -> Any:
 
 
 for _name in (
-    "add radd sub rsub mul rmul truediv rtruediv pow rpow matmul rmatmul neg abs "
-    "eq ne lt le gt ge"
+    "add radd sub rsub mul rmul truediv rtruediv pow rpow matmul rmatmul neg abs eq ne lt le gt ge"
 ).split():
     setattr(AttentionMap, f"__{_name}__", _operator(f"__{_name}__"))
 AttentionMap.__hash__ = object.__hash__  # type: ignore[method-assign]
@@ -407,9 +406,7 @@ def _unflatten(values: Any, context: Any) -> AttentionMap:
     return make(Scores(q, k, mask, Scoring(scale, softcap, bias, slopes, sinks), positions), lse, columns)
 
 
-pytree.register_pytree_node(
-    AttentionMap, _flatten, _unflatten, serialized_type_name="headwise.AttentionMap"
-)
+pytree.register_pytree_node(AttentionMap, _flatten, _unflatten, serialized_type_name="headwise.AttentionMap")
 torch.serialization.add_safe_globals(
     [AttentionMap, Mask, Scoring, Scores, GivenWeights, Statistics, Top, make]
 )

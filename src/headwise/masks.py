@@ -101,9 +101,7 @@ class Mask:
             return cls(left=left, right=right)
         size = _whole(size, "window")
         if size < 1:
-            raise MaskError(
-                f"window must be at least 1: got {size}; 1 sees the query's own position alone"
-            )
+            raise MaskError(f"window must be at least 1: got {size}; 1 sees the query's own position alone")
         return cls(left=size - 1, right=0)
 
     @classmethod
@@ -128,9 +126,7 @@ class Mask:
         )
 
     @classmethod
-    def documents(
-        cls, ids: Tensor | Sequence[int], query_ids: Tensor | Sequence[int] | None = None
-    ) -> Mask:
+    def documents(cls, ids: Tensor | Sequence[int], query_ids: Tensor | Sequence[int] | None = None) -> Mask:
         """Several documents packed in one sequence: a query sees keys that carry its own document's id.
 
         Args:
@@ -189,6 +185,11 @@ class Mask:
         return [(name, value) for name, value in pairs if value is not None]
 
     @property
+    def is_positional(self) -> bool:
+        """Only positions decide: no tensor in it."""
+        return self.keys is None and self.queries is None and self.key_ids is None and self.allowed is None
+
+    @property
     def hides_nothing(self) -> bool:
         """Every query may attend to every key."""
         return (
@@ -237,7 +238,7 @@ class Mask:
         Raises:
             MaskError: a rule whose sizes do not fit.
         """
-        if self.hides_nothing and self.queries is None:
+        if self.is_positional:
             return self
         self._check(batch, num_heads, query_len, key_len)
         spelled: dict[str, Any] = {}
@@ -258,9 +259,7 @@ class Mask:
             (self.key_ids, key_len, "ids"),
             (self.query_ids, query_len, "query_ids"),
         ):
-            if value is not None and (
-                value.shape[0] not in (1, batch) or value.shape[1] != length
-            ):
+            if value is not None and (value.shape[0] not in (1, batch) or value.shape[1] != length):
                 raise MaskError(
                     f"document {name} must cover the sequence: {list(value.shape[:2])} for batch {batch}, "
                     f"length {length}; give one id a position"

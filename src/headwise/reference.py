@@ -130,9 +130,7 @@ def multi_head(
         B, L, E = x.shape
         return x.reshape(B, L, num_heads, E // num_heads).transpose(1, 2)  # [B, H, L, D]
 
-    heads, weights, _ = attention(
-        split(query @ w_q.T), split(key @ w_k.T), split(value @ w_v.T), mask=mask
-    )
+    heads, weights, _ = attention(split(query @ w_q.T), split(key @ w_k.T), split(value @ w_v.T), mask=mask)
     B, H, T, D = heads.shape
     concatenated = heads.transpose(1, 2).reshape(B, T, H * D)
     return concatenated @ w_o.T, weights

@@ -76,15 +76,14 @@ class Scoring:
         """
         if softcap is not None and not softcap > 0:
             raise ArgumentError(f"softcap must be above 0: got {softcap}; use None for no cap")
-        slopes = None
+        slopes: Tensor | None = None
         if isinstance(bias, Alibi):
-            bias, slopes = None, bias.slopes
+            slopes, bias = bias.slopes, None
         for value, name in ((bias, "bias"), (slopes, "slopes"), (sinks, "sinks")):
             if value is not None and not (isinstance(value, Tensor) and value.is_floating_point()):
                 kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
                 raise ArgumentError(
-                    f"{name} must be a floating tensor: got {kind}; "
-                    "who may attend to whom goes in mask="
+                    f"{name} must be a floating tensor: got {kind}; who may attend to whom goes in mask="
                 )
         if bias is not None:
             if bias.ndim > 4:
@@ -123,11 +122,12 @@ class Scoring:
 
     def to(self, device: torch.device | str) -> Scoring:
         """The same scoring, with its tensors on another device."""
-        return replace(self, **{name: value.to(device) for name, value in self.tensors.items()})
+        moved: dict[str, Any] = {name: value.to(device) for name, value in self.tensors.items()}
+        return replace(self, **moved)
 
     def select(self, batch: Any, heads: Any, queries: Any) -> Scoring:
         """The scoring of some sequences, heads and queries; each index a slice or an index tensor."""
-        changed = {
+        changed: dict[str, Any] = {
             name: value[heads] for name, value in self.tensors.items() if name != "bias"
         }
         if self.bias is not None:

@@ -1,9 +1,9 @@
 """The first pass: one door for eager mode, autograd and torch.compile.
 
-Eager without gradients calls the backend directly. With gradients, or under torch.compile, everything goes
-through one operator, `headwise::attend`, whose backward is a second one: compiled graphs see two opaque nodes,
-and derivatives of derivatives are taken through the plain path. The lse is saved, never differentiated:
-whoever needs gradients through weights goes through the second pass.
+Eager mode calls the backend directly, inside one autograd function where gradients are wanted. torch.compile
+sees one operator, `headwise::attend`, whose backward is a second one: two opaque nodes in a graph (or, for
+the plainest calls, torch's own kernel). Derivatives of derivatives are taken through the plain path. The lse
+is saved, never differentiated: whoever needs gradients through weights goes through the second pass.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ def call_of(scores: Scores, v: Tensor, dropout: float = 0.0) -> Call:
     return Call(scores, v, dropout, _plain_because(scores, v))
 
 
-def attend(
-    scores: Scores, v: Tensor, dropout: float = 0.0, backend: str = "auto"
-) -> tuple[Tensor, Tensor]:
+def attend(scores: Scores, v: Tensor, dropout: float = 0.0, backend: str = "auto") -> tuple[Tensor, Tensor]:
     """(output [B, H, T, Dv], lse [B, H, T], detached).
 
     Raises:
@@ -49,10 +47,12 @@ def attend(
     if torch.compiler.is_compiling():
         if _traceable(chosen, scores):
             out, lse = fused.forward(chosen.kernel_for(v.device), scores, v)
-            return out, lse.detach()
-    elif not (torch.is_grad_enabled() and _needs_grad(scores, v)):
+        else:
+            out, lse = torch.ops.headwise.attend.default(*_flat(scores, v), chosen.name)
+    elif torch.is_grad_enabled() and _needs_grad(scores, v):
+        out, lse = _Attend.apply(*_flat(scores, v), chosen.name)
+    else:
         return _run(chosen, scores, v)
-    out, lse = torch.ops.headwise.attend(*_flat(scores, v), chosen.name)
     return out, lse.detach()
 
 
@@ -77,9 +77,10 @@ def _run(chosen: Backend, scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def _traceable(chosen: Backend, scores: Scores) -> bool:
     """Whether the compiler may look inside: one kernel call with torch's own backward, no more."""
-    plain_mask = scores.mask.hides_nothing or scores.mask.right == 0
-    options = scores.scoring.tensors
-    return bool(chosen.kernels) and plain_mask and not options and len(cut(scores)) == 1
+    if not chosen.kernels or scores.sinks is not None:
+        return False
+    parts = cut(scores)
+    return len(parts) == 1 and parts[0].is_whole(scores) and not parts[0].added
 
 
 def _needs_grad(scores: Scores, v: Tensor) -> bool:
@@ -144,21 +145,18 @@ torch.library.define(
 )
 
 
-@torch.library.impl("headwise::attend", "CompositeExplicitAutograd")
 def _attend(*args: Any) -> tuple[Tensor, Tensor]:
     scores, v = _unflat(*args[:-1])
     out, lse = _run(table.backend_named(args[-1]), scores, v)
     return out.contiguous(), lse.contiguous()
 
 
-@torch.library.register_fake("headwise::attend")
 def _attend_fake(*args: Any) -> tuple[Tensor, Tensor]:
     q, v = args[0], args[2]
     out = q.new_empty(*q.shape[:3], v.shape[-1], dtype=v.dtype)
     return out, q.new_empty(q.shape[:3], dtype=tile_dtype(q.dtype))
 
 
-@torch.library.impl("headwise::attend_backward", "CompositeExplicitAutograd")
 def _attend_backward(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
     scores, v = _unflat(*args[:-1])
     chosen = table.backend_named(args[-1])
@@ -173,7 +171,6 @@ def _attend_backward(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tupl
     return tuple(_like(g, x, v) for g, x in zip(grads, inputs, strict=True))
 
 
-@torch.library.register_fake("headwise::attend_backward")
 def _attend_backward_fake(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
     return tuple(grad.new_empty(0) if x is None else x.new_empty(x.shape) for x in args[:6])
 
@@ -192,19 +189,46 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
+def _arguments(ctx: Any) -> tuple[list[Any], Tensor, Tensor]:
+    """(the arguments, the output, the lse) of the forward call."""
     *tensors, out, lse = ctx.saved_tensors
     args = list(ctx.others)
     for i, tensor in zip(ctx.tensors_at, tensors, strict=True):
         args[i] = tensor
-    nothing = (None,) * (len(args) - len(DIFFERENTIABLE))
+    return args, out, lse
+
+
+def _where_needed(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    needed = ctx.needs_input_grad
+    return tuple(grads[i] if i < len(grads) and needed[i] else None for i in range(len(needed)))
+
+
+def _operator_backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
+    args, out, lse = _arguments(ctx)
     if grad is None:
         return (None,) * len(args)
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return (*_differentiate_twice(args, ctx.needs_input_grad, grad), *nothing)
-    grads = torch.ops.headwise.attend_backward(grad, out.detach(), lse.detach(), *args)
-    wanted = zip(ctx.needs_input_grad, grads, strict=False)
-    return (*(g if needed else None for needed, g in wanted), *nothing)
+    return _where_needed(ctx, torch.ops.headwise.attend_backward.default(grad, out, lse, *args))
+
+
+class _Attend(torch.autograd.Function):
+    """The operator without the operator: what eager mode uses, a fraction of the cost a call."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        scores, v = _unflat(*args[:-1])
+        output = _run(table.backend_named(args[-1]), scores, v)
+        _save(ctx, args, output)
+        ctx.mark_non_differentiable(output[1])
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        args, out, lse = _arguments(ctx)
+        if grads[0] is None:
+            return (None,) * len(args)
+        if torch.is_grad_enabled():  # a derivative of this derivative may be wanted
+            return _where_needed(ctx, _differentiate_twice(args, ctx.needs_input_grad, grads[0]))
+        return _where_needed(ctx, _attend_backward(grads[0], out, lse, *args))
 
 
 def _differentiate_twice(
@@ -219,6 +243,9 @@ def _differentiate_twice(
     return tuple(by_place.get(i) for i in range(len(DIFFERENTIABLE)))
 
 
-torch.library.register_autograd("headwise::attend", _differentiate, setup_context=_save)
-
-
+ANYWHERE = "CompositeExplicitAutograd"
+torch.library.impl("headwise::attend", ANYWHERE, _attend)
+torch.library.impl("headwise::attend_backward", ANYWHERE, _attend_backward)
+torch.library.register_fake("headwise::attend", _attend_fake)
+torch.library.register_fake("headwise::attend_backward", _attend_backward_fake)
+torch.library.register_autograd("headwise::attend", _operator_backward, setup_context=_save)

@@ -58,9 +58,7 @@ def backward(
     groups = scores.group if k.shape[1] == H else 1
     if groups > 1:  # keys were repeated for a kernel without groups
         dk, dv = (x.view(B, -1, groups, *x.shape[2:]).sum(2) for x in (dk, dv))
-    found = ScoreGradients(
-        _channels(dq, scores.q.shape[-1]), _channels(dk, scores.k.shape[-1]), None, None
-    )
+    found = ScoreGradients(_channels(dq, scores.q.shape[-1]), _channels(dk, scores.k.shape[-1]), None, None)
     return found, _channels(dv, v.shape[-1]), sinks_gradient(scores, out, lse, grad)
 
 
@@ -100,9 +98,7 @@ def _merge(
     done: slice | None = None
     for part in parts:
         rows, columns = part.rows, part.columns
-        new, new_lse = _run(
-            kernel, scores, part, q[:, :, rows], k[:, :, columns], v[:, :, columns]
-        )
+        new, new_lse = _run(kernel, scores, part, q[:, :, rows], k[:, :, columns], v[:, :, columns])
         if rows == done:  # the same queries over more keys
             old, old_lse = out[:, :, rows], lse[:, :, rows]
             both = torch.logaddexp(old_lse, new_lse)

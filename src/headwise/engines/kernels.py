@@ -49,7 +49,7 @@ class Kernel:
 def _cpu_forward(
     q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu.default(
         q, k, v, 0.0, causal, attn_mask=added, scale=scale
     )
     return out, lse
@@ -66,7 +66,7 @@ def _cpu_backward(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+    dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
         grad, q, k, v, out, lse, 0.0, causal, attn_mask=added, scale=scale
     )
     return dq, dk, dv
@@ -76,9 +76,7 @@ def _flash_forward(
     q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     assert added is None
-    out, lse, *_ = aten._scaled_dot_product_flash_attention(
-        q, k, v, 0.0, causal, False, scale=scale
-    )
+    out, lse, *_ = aten._scaled_dot_product_flash_attention.default(q, k, v, 0.0, causal, False, scale=scale)
     return out, lse
 
 
@@ -94,7 +92,7 @@ def _flash_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     seed, offset = _no_dropout(q, 2)
-    dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
+    dq, dk, dv = aten._scaled_dot_product_flash_attention_backward.default(
         grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, seed, offset,
         scale=scale,
     )  # fmt: skip
@@ -104,7 +102,7 @@ def _flash_backward(
 def _cudnn_forward(
     q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    out, lse, *_ = aten._scaled_dot_product_cudnn_attention(
+    out, lse, *_ = aten._scaled_dot_product_cudnn_attention.default(
         q, k, v, added, True, 0.0, causal, False, scale=scale
     )
     return out, lse.squeeze(-1)
@@ -122,7 +120,7 @@ def _cudnn_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     seed, offset = _no_dropout(q, 1)
-    dq, dk, dv = aten._scaled_dot_product_cudnn_attention_backward(
+    dq, dk, dv = aten._scaled_dot_product_cudnn_attention_backward.default(
         grad, q, k, v, out, lse.unsqueeze(-1), seed, offset, added, None, None, q.shape[2],
         k.shape[2], 0.0, causal, scale=scale,
     )  # fmt: skip
@@ -132,7 +130,7 @@ def _cudnn_backward(
 def _efficient_forward(
     q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    out, lse, *_ = aten._scaled_dot_product_efficient_attention(
+    out, lse, *_ = aten._scaled_dot_product_efficient_attention.default(
         q, k, v, _aligned(added, q, k), True, 0.0, causal, scale=scale
     )
     return out, lse[..., : q.shape[2]]  # the kernel rounds the length up to a multiple of 32
@@ -151,7 +149,7 @@ def _efficient_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     seed, offset = _no_dropout(q, 1)
     rounded = torch.nn.functional.pad(lse, (0, -lse.shape[-1] % 32))
-    dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
+    dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward.default(
         grad, q, k, v, _aligned(added, q, k), out, rounded, seed, offset, 0.0,
         [True, True, True, False], causal, scale=scale,
     )  # fmt: skip

@@ -118,4 +118,3 @@ def how(parts: list[Part]) -> str:
     if len(parts) == 2 and parts[0].rows == parts[1].rows:
         return "in two calls, the past and the diagonal"
     return f"in {len(parts)} blocks of queries, each with its slice of the mask"
-

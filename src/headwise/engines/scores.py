@@ -22,7 +22,7 @@ from ..scoring import HIDDEN, Scoring
 
 __all__ = ["GivenWeights", "Piece", "ScoreGradients", "Scores", "Tiled", "blocks", "tile_dtype"]
 
-# Elements of one tile: on a CPU it should stay in the second-level cache, elsewhere it should be worth a launch.
+# Elements of one tile: on a CPU it should stay in the second-level cache, elsewhere be worth a launch.
 CPU_TILE, CPU_ROWS, CPU_COLUMNS = 2**19, 128, 512
 GPU_TILE, GPU_ROWS, GPU_COLUMNS = 2**25, 2048, 4096
 
@@ -90,9 +90,7 @@ class Tiled:
         B, H, T, S = self.shape
         G, Hk = self.group, H // self.group
         cpu = self.device.type == "cpu"
-        tile, rows, columns = (
-            (CPU_TILE, CPU_ROWS, CPU_COLUMNS) if cpu else (GPU_TILE, GPU_ROWS, GPU_COLUMNS)
-        )
+        tile, rows, columns = (CPU_TILE, CPU_ROWS, CPU_COLUMNS) if cpu else (GPU_TILE, GPU_ROWS, GPU_COLUMNS)
         if T < rows:
             rows, columns = T, columns * rows // T
         columns = min(S, columns)
@@ -174,10 +172,8 @@ class Scores(Tiled):
 
     def detach(self) -> Scores:
         """The same scores, cut from the graph."""
-        loose = {name: value.detach() for name, value in self.scoring.tensors.items()}
-        return replace(
-            self, q=self.q.detach(), k=self.k.detach(), scoring=replace(self.scoring, **loose)
-        )
+        loose: dict[str, Any] = {name: value.detach() for name, value in self.scoring.tensors.items()}
+        return replace(self, q=self.q.detach(), k=self.k.detach(), scoring=replace(self.scoring, **loose))
 
     def select(self, batch: Any, heads: Any, queries: Any) -> Scores:
         """The scores of some sequences, heads and queries; each index a slice or an index tensor.
@@ -352,9 +348,7 @@ class ScoreGradients:
             None if self.slopes is None else self.slopes[piece.heads],
         )
 
-    def add(
-        self, scores: Scores, rows: slice, columns: slice, grad: Tensor, slope: Tensor | None
-    ) -> None:
+    def add(self, scores: Scores, rows: slice, columns: slice, grad: Tensor, slope: Tensor | None) -> None:
         """Carry a tile's gradient d loss / d s [B, H, t, s] back to q, k, bias and slopes."""
         if self.bias is not None:
             room = take(self.bias, (None, None, rows, columns))

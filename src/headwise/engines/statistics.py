@@ -71,9 +71,7 @@ def _local(tile: Tile, reach: int) -> Tensor:
 
 
 ACCUMULATORS = {
-    "surprise": Accumulator(
-        "all", lambda tile, reach: -torch.einsum("bhts,bhts->bht", tile.p, tile.log_p)
-    ),
+    "surprise": Accumulator("all", lambda tile, reach: -torch.einsum("bhts,bhts->bht", tile.p, tile.log_p)),
     "peak": Accumulator("all", lambda tile, reach: tile.log_p.amax(-1), largest=True),
     "distance": Accumulator("all", _distance),
     "first": Accumulator("first", lambda tile, reach: tile.p.sum(-1)),
@@ -228,9 +226,7 @@ class Statistics(Mapping[str, Tensor]):
 def _check_names(names: Iterable[str]) -> None:
     for name in names:
         if name not in STATISTICS:
-            raise ArgumentError(
-                f"statistics must be known names: got {name!r}; {nearest(name, STATISTICS)}"
-            )
+            raise ArgumentError(f"statistics must be known names: got {name!r}; {nearest(name, STATISTICS)}")
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -43,16 +43,29 @@ class Backend:
     """A way to run the first pass.
 
     supports: None if it can run the call, else the reason in words.
-    kernels: the fused kernels behind it, one a device; none for those in plain torch.
+    kernels: the fused kernels behind it by device; none for those in plain torch.
     """
 
     name: str
     supports: Callable[[Call], str | None]
-    kernels: tuple[Kernel, ...] = ()
+    kernels: dict[str, Kernel] = field(default_factory=dict)
 
     def kernel_for(self, device: torch.device) -> Kernel:
         """The fused kernel it uses on this device."""
-        return next(kernel for kernel in self.kernels if kernel.device == device.type)
+        return self.kernels[device.type]
+
+
+def _fused(name: str, *choices: Kernel) -> Backend:
+    """A backend of one fused kernel a device."""
+    by_device = {kernel.device: kernel for kernel in choices}
+
+    def supports(call: Call) -> str | None:
+        kernel = by_device.get(call.v.device.type)
+        if kernel is None:
+            return f"it runs on {' and '.join(by_device)}, the tensors are on {call.v.device.type}"
+        return _cannot(kernel, call)
+
+    return Backend(name, supports, by_device)
 
 
 def _needs_matrix(call: Call) -> str | None:
@@ -61,17 +74,6 @@ def _needs_matrix(call: Call) -> str | None:
     if call.dropout:
         return f"dropout {call.dropout:g} falls on the weights, which it never has"
     return None
-
-
-def _fused(*choices: Kernel) -> Callable[[Call], str | None]:
-    def supports(call: Call) -> str | None:
-        q = call.scores.q
-        kernel = next((kernel for kernel in choices if kernel.device == q.device.type), None)
-        if kernel is None:
-            return f"it runs on {' and '.join(k.device for k in choices)}, the tensors are on {q.device.type}"
-        return _cannot(kernel, call)
-
-    return supports
 
 
 def _cannot(kernel: Kernel, call: Call) -> str | None:
@@ -123,13 +125,9 @@ def _anything(call: Call) -> str | None:
 
 
 BACKENDS = (
-    Backend("cudnn", _fused(kernels.CUDNN), (kernels.CUDNN,)),
-    Backend(
-        "flash",
-        _fused(kernels.CPU_FLASH, kernels.CUDA_FLASH),
-        (kernels.CPU_FLASH, kernels.CUDA_FLASH),
-    ),
-    Backend("efficient", _fused(kernels.CUDA_EFFICIENT), (kernels.CUDA_EFFICIENT,)),
+    _fused("cudnn", kernels.CUDNN),
+    _fused("flash", kernels.CPU_FLASH, kernels.CUDA_FLASH),
+    _fused("efficient", kernels.CUDA_EFFICIENT),
     Backend("tiles", _needs_matrix),
     Backend("plain", _anything),
 )
@@ -163,7 +161,9 @@ def choose(call: Call, name: str = "auto") -> Backend:
         BackendUnavailable: the backend named cannot run the call.
     """
     if name == "auto":
-        return next(backend for backend in BACKENDS if backend.supports(call) is None)
+        for backend in BACKENDS:
+            if backend.supports(call) is None:
+                return backend
     backend = backend_named(name)
     reason = backend.supports(call)
     if reason is not None:

@@ -42,9 +42,7 @@ def _walk(scores: Scores, v: Tensor | None, out: Tensor | None) -> Tensor:
     return lse
 
 
-def _online(
-    scores: Scores, v: Tensor | None, rows: slice, columns: int
-) -> tuple[Tensor, Tensor | None]:
+def _online(scores: Scores, v: Tensor | None, rows: slice, columns: int) -> tuple[Tensor, Tensor | None]:
     """(lse [B, H, t], mix of values [B, H, t, Dv]) of a block of queries."""
     B, H, _, _ = scores.shape
     t = rows.stop - rows.start
@@ -101,10 +99,7 @@ def backward(
     return found, dv, sinks_gradient(scores, out, lse, grad)
 
 
-def weights_tile(
-    scores: Scores, lse: Tensor, rows: slice, columns: slice
-) -> tuple[Tensor, Tensor | None]:
+def weights_tile(scores: Scores, lse: Tensor, rows: slice, columns: slice) -> tuple[Tensor, Tensor | None]:
     """exp(s - lse) of a tile and the derivative of its cap; empty rows give 0."""
     s, slope = scores.tile_and_slope(rows, columns)
     return s.sub_(torch.where(torch.isneginf(lse), 0.0, lse)[..., None]).exp_(), slope
-

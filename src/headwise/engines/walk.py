@@ -66,9 +66,7 @@ class Block:
         return None if real is None else real[:, None, self.rows]
 
 
-def walk(
-    scores: Tiled, lse: Tensor, one_by_one: bool = False, rows: int | None = None
-) -> Iterator[Block]:
+def walk(scores: Tiled, lse: Tensor, one_by_one: bool = False, rows: int | None = None) -> Iterator[Block]:
     """Every block of queries of every piece.
 
     Args:

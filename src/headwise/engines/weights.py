@@ -107,8 +107,7 @@ class _Weights(torch.autograd.Function):
         else:
             found = _backward(scores, lse, ctx.columns, ctx.mean, grad)
         typed = [
-            None if g is None or x is None else g.to(x.dtype)
-            for g, x in zip(found, inputs, strict=True)
+            None if g is None or x is None else g.to(x.dtype) for g, x in zip(found, inputs, strict=True)
         ]
         return (*typed, None, None, None, None)
 

@@ -1,0 +1,53 @@
+# Every target sets up .venv on first use; `make help` lists them.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
+INSTALL := $(PIP) install --no-compile --prefer-binary --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup look test test-slow lint bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## make .venv and install everything into it
+
+look: $(READY) ## the main job: a picture of real heads (ARGS="..." are passed on)
+	@$(BIN)/headwise look $(ARGS)
+
+test: $(READY) ## the tests and the docstrings' examples
+	@$(BIN)/python -m pytest -q -m "not slow" $(ARGS)
+
+test-slow: $(READY) ## the tests that take longer
+	@$(BIN)/python -m pytest -q -m slow $(ARGS)
+
+lint: $(READY) ## ruff, formatting, types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(READY) ## the benchmarks
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## remove caches and build outputs; .venv stays
+	@rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@find . -path ./.venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# The stamp is written last: whatever stops this half way, the next make starts it again. torch goes first, alone:
+# it is by far the largest part, and a fitting build that is already in .venv (say, without CUDA) is kept.
+$(READY): pyproject.toml constraints.txt
+	@rm -f $@
+	@command -v $(PYTHON) >/dev/null || { echo "headwise needs Python 3.11 or newer: '$(PYTHON)' was not found;" \
+		"install it, or name one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "headwise needs Python 3.11 or newer:" \
+		"'$(PYTHON)' is $$($(PYTHON) --version 2>&1); name another: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "headwise sets itself up in a virtual environment:" \
+		"'$(PYTHON) -m venv' is missing; install it (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@echo "Setting up .venv (once; the largest part is torch)" >&2
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
+	@$(INSTALL) "$$(grep '^torch==' constraints.txt)"
+	@$(INSTALL) --editable ".[dev]"
+	@touch $@

@@ -1,0 +1,24 @@
+"""Benchmarks: what headwise costs beside what people use today, checked before it is timed.
+
+    python -m benchmarks                          every case for the CPU
+    python -m benchmarks --device cuda            every case for the GPU
+    python -m benchmarks --only 'window*'         some cases
+    python -m benchmarks --list                   their names
+    python -m benchmarks --quick                  tiny sizes, few turns: is everything in order?
+    python -m benchmarks --readme                 README's table again, from the stored results
+
+The rooms:
+
+    registry.py   a case: sizes, arms, truth; the list of them
+    cases/        the cases
+    problem.py    q, k, v and who sees whom, and the plain truth about any of their rows
+    truths.py     the plain truth about what is summed over rows: statistics, pictures, gradients
+    peers.py      the dense routes headwise is compared with
+    checking.py   is an arm right? nothing wrong is ever timed
+    runner.py     arms in turn, in changing order; medians, ratios, and the peer against itself
+    memory.py     the extra memory of one call, at its peak
+    machine.py    what it ran on
+    report.py     results as JSON, one file a device and month
+    readme.py     README's table from those files
+    progress.py   what is going on, with rich or without
+"""

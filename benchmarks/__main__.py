@@ -1,0 +1,103 @@
+"""`python -m benchmarks`: run cases, list them, or write README's table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import __doc__ as about
+from . import machine, progress, readme, registry, report
+from .registry import Case
+from .runner import run_case
+
+LEAST_PUBLISHED = 30
+QUICK_REPEATS = 4
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", metavar="PATTERN", help="cases whose names fit, e.g. 'window*'")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="where results go (benchmarks/results)")
+    parser.add_argument("--repeats", metavar="N", type=int, default=LEAST_PUBLISHED, help="turns (30)")
+    parser.add_argument("--threads", metavar="N", type=int, help="CPU threads (torch's own choice)")
+    parser.add_argument("--commit", metavar="HASH", help="the commit, where git cannot tell")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, few turns; stored only with --out")
+    parser.add_argument("--list", action="store_true", help="names of the cases")
+    parser.add_argument("--readme", action="store_true", help="write README's table from stored results")
+    return parser
+
+
+def run(
+    cases: Sequence[Case], device: str, repeats: int, quick: bool, out: Path | None, commit: str | None = None
+) -> list[dict[str, Any]]:
+    """Run cases one after another, storing each as soon as it is done; their records."""
+    started = {**machine.describe(device, commit), "repeats": repeats, "quick": quick}
+    path = None if out is None else report.file_for(out, device, started["started"])
+    records = []
+    with progress.best() as shown:
+        for number, case in enumerate(cases, 1):
+            shown.case(case.name, number, len(cases))
+            record = run_case(case, device, repeats, quick, shown.turn)
+            shown.say(report.line(record))
+            records.append(record)
+            if path is not None:
+                report.add(path, started, record)
+    return records
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Exit status: 0 all well, 1 a case failed, 2 wrong use, 130 stopped by Ctrl-C."""
+    parser = arguments()
+    options = parser.parse_args(given)
+    if options.readme:
+        return _write_readme(options.out or report.RESULTS)
+    cases = registry.choose(options.only, options.device)
+    if options.list:
+        for case in registry.choose(options.only):
+            print(f"{case.name:34} {'+'.join(case.devices):9} {case.description}")
+        return 0
+    if not cases:
+        parser.error(f"no case for {options.device} fits {options.only!r}; --list names them all")
+    if options.repeats < 1:
+        parser.error(f"--repeats must be at least 1: got {options.repeats}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no GPU here; use --device cpu")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    repeats = min(options.repeats, QUICK_REPEATS) if options.quick else options.repeats
+    out = options.out or (None if options.quick else report.RESULTS)
+    if repeats < LEAST_PUBLISHED and not options.quick:
+        print(
+            f"{repeats} turns are fewer than the {LEAST_PUBLISHED} a published result needs", file=sys.stderr
+        )
+    try:
+        records = run(cases, options.device, repeats, options.quick, out, options.commit)
+    except KeyboardInterrupt:
+        print("stopped; cases that were done are stored", file=sys.stderr)
+        return 130
+    failed = [record["name"] for record in records if record["status"] != "ok"]
+    if failed:
+        print(f"{len(failed)} of {len(records)} failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _write_readme(results: Path) -> int:
+    try:
+        readme.update(machine.ROOT / "README.md", report.load_all(results))
+    except (OSError, ValueError) as problem:
+        print(problem, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

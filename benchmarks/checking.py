@@ -1,0 +1,77 @@
+"""Is an arm right? Nothing wrong is ever timed.
+
+The judge is float64. Ours may be off by at most twice what the peer is off by, and one rounding:
+
+    error(ours) <= factor * (error(peer) + eps * max |truth|)
+
+and every arm, the peer too, must agree with the truth to half the digits of its dtype: an error of at most
+sqrt(eps) * max |truth|. So a peer that computes something else makes nobody look good.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .registry import Values
+
+__all__ = ["Checked", "check", "error"]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One value of one arm beside the truth: its error, the peer's, and the most that is allowed."""
+
+    arm: str
+    value: str
+    error: float
+    peer_error: float
+    allowed: float
+
+    @property
+    def ok(self) -> bool:
+        """Right enough; an error that is NaN is not."""
+        return self.error <= self.allowed
+
+    def __str__(self) -> str:
+        return f"{self.arm}: {self.value} is off by {self.error:.2g}, allowed {self.allowed:.2g}"
+
+
+def error(found: Tensor, truth: Tensor) -> float:
+    """The largest difference; NaN or infinite where either has no number the other has not."""
+    if found.shape != truth.shape:
+        return float("inf")
+    return float((found.detach().to(truth.dtype) - truth).abs().max())
+
+
+def check(
+    truth: Values,
+    found: dict[str, Values],
+    ours: str,
+    peer: str | None,
+    dtype: torch.dtype,
+    factor: float = 2.0,
+    yardstick: Values | None = None,
+) -> list[Checked]:
+    """Every value of every arm beside the truth.
+
+    Args:
+        found: arm -> its values.
+        peer: whose error is the measure; None: that of `yardstick`.
+    """
+    measure = found[peer] if peer is not None else yardstick
+    assert measure is not None, "a case without a peer needs a yardstick"
+    results = []
+    for arm, values in found.items():
+        for name, true in truth.items():
+            size = float(true.abs().max())
+            eps = torch.finfo(dtype).eps
+            peer_error = error(measure[name], true) if name in measure else float("inf")
+            allowed = eps**0.5 * size
+            if arm == ours:
+                allowed = min(allowed, factor * (peer_error + eps * size))
+            mine = error(values[name], true) if name in values else float("inf")
+            results.append(Checked(arm, name, mine, peer_error, allowed))
+    return results

@@ -1,0 +1,106 @@
+"""What it ran on: machine, versions, commit. Numbers without these say nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import headwise
+
+__all__ = ["describe"]
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def describe(device: str, commit: str | None = None) -> dict[str, Any]:
+    """Machine, versions and commit, for the head of a report.
+
+    Args:
+        commit: to be believed where there is no git to ask.
+    """
+    return {
+        "started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "machine": _machine(device),
+        "versions": _versions(device),
+        **_source(commit),
+    }
+
+
+def _machine(device: str) -> dict[str, Any]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    found: dict[str, Any] = {
+        "cpu": _cpu_model(),
+        "cores": cores,
+        "threads": torch.get_num_threads(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "system": platform.system(),
+        "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+    }
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        found |= {
+            "gpu": properties.name,
+            "gpu_memory_bytes": properties.total_memory,
+            "driver": _said_by("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        }
+    return found
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+def _versions(device: str) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": _installed("triton"),
+        "headwise": headwise.__version__,
+    }
+    if device == "cuda":
+        found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    return found
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return str(version(package))
+    except PackageNotFoundError:
+        return None
+
+
+def _source(commit: str | None) -> dict[str, Any]:
+    """The commit, whether anything but results differs from it, and a digest of the package's sources."""
+    digest = hashlib.sha256()
+    package = Path(headwise.__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+    asked = _said_by("git", "rev-parse", "HEAD")
+    changes = _said_by("git", "status", "--porcelain", "--", ".", ":!benchmarks/results")
+    return {
+        "commit": asked or commit,
+        "dirty": None if asked is None else bool(changes),
+        "sources": digest.hexdigest()[:16],
+    }
+
+
+def _said_by(*command: str) -> str | None:
+    """What a command prints; None where it cannot run or fails."""
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

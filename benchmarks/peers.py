@@ -1,0 +1,102 @@
+"""The dense routes headwise is compared with: plain eager torch, written as well as it can be.
+
+Each makes the matrix, as everyone who wants weights does today. Scale goes onto q (T x D numbers, not T x S),
+masks are filled in place, and a sum over keys is a product with a vector wherever it can be one.
+
+Letters: B batch, H num_heads, T query_len, S key_len, D head_dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "dense_statistics",
+    "head_by_head",
+    "mean_weights",
+    "pool",
+    "weights",
+    "with_sinks",
+    "with_softcap",
+]
+
+REACH = 8  # what counts as near, as in `AttentionMap.statistics`
+
+
+def weights(q: Tensor, k: Tensor, hidden: Tensor | None) -> Tensor:
+    """softmax(q k^T / sqrt(D)), [B, H, T, S]; `hidden` [T, S] is True where a key may not be seen."""
+    return _softmax(_scores(q, k, hidden))
+
+
+def _scores(q: Tensor, k: Tensor, hidden: Tensor | None) -> Tensor:
+    s: Tensor = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+    # the smallest number instead of -inf: weights become 0 all the same, and 0 * score stays 0
+    if hidden is not None:
+        s.masked_fill_(hidden, torch.finfo(s.dtype).min)
+    return s
+
+
+def _softmax(s: Tensor) -> Tensor:
+    """In float32 whatever the dtype, as models do it."""
+    return torch.softmax(s, dim=-1, dtype=torch.float32 if s.dtype.itemsize < 4 else None)
+
+
+def with_softcap(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, softcap: float) -> Tensor:
+    """Attention whose scores are bent into (-softcap, softcap)."""
+    s = (q * (q.shape[-1] ** -0.5 / softcap)) @ k.transpose(-2, -1)
+    s = s.tanh_().mul_(softcap).masked_fill_(hidden, torch.finfo(s.dtype).min)
+    return _softmax(s).to(v.dtype) @ v
+
+
+def with_sinks(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, sinks: Tensor) -> Tensor:
+    """Attention with one more column of the softmax, sinks [H], which has no value."""
+    s = _scores(q, k, hidden)
+    column = sinks[:, None, None].expand(*s.shape[:3], 1)
+    p = _softmax(torch.cat([s, column], dim=-1))
+    return p[..., :-1].to(v.dtype) @ v
+
+
+def mean_weights(q: Tensor, k: Tensor, hidden: Tensor | None) -> Tensor:
+    """The mean over heads, [B, T, S]."""
+    return weights(q, k, hidden).mean(1).to(q.dtype)
+
+
+def pool(p: Tensor, cells: int) -> Tensor:
+    """The weights summed over cells x cells squares; the lengths must be multiples of `cells`."""
+    B, H, T, S = p.shape
+    return p.view(B, H, cells, T // cells, cells, S // cells).sum((3, 5))
+
+
+def dense_statistics(q: Tensor, k: Tensor, hidden: Tensor) -> dict[str, Tensor]:
+    """What `AttentionMap.statistics` gives, for causal self-attention, from the whole matrix.
+
+    Under a causal mask every key lies behind, so the distance is the query's position less the mean key.
+    """
+    s = _scores(q, k, hidden)
+    p = _softmax(s)
+    L = p.shape[-1]
+    numbers = torch.arange(L, device=p.device, dtype=p.dtype)
+    largest, heaviest = s.amax(-1).to(p.dtype), p.amax(-1)  # [B, H, T]
+    lse = largest - heaviest.log()
+    entropy = lse - torch.einsum("bhts,bhts->bht", p, s.to(p.dtype))
+    by_offset = [p.diagonal(offset, -2, -1).sum(-1) for offset in range(-min(REACH, L - 1), 1)]
+    return {
+        "entropy": entropy.mean(-1),
+        "effective_keys": entropy.exp().mean(-1),
+        "confidence": heaviest.mean(-1),
+        "distance": (numbers - p @ numbers).mean(-1),
+        "first": p[..., 0].mean(-1),
+        "previous": by_offset[-2] / (L - 1),
+        "itself": by_offset[-1] / L,
+        "next": p.diagonal(1, -2, -1).mean(-1),
+        "local": torch.stack(by_offset).sum(0) / L,
+        "max_logit": largest.amax(-1),
+        "received": p.sum(-2),
+    }
+
+
+def head_by_head(q: Tensor, k: Tensor, hidden: Tensor) -> dict[str, Tensor]:
+    """The same with one head's matrix at a time: less memory, and a matrix nearer to the cache."""
+    one = [dense_statistics(q[:, h : h + 1], k[:, h : h + 1], hidden) for h in range(q.shape[1])]
+    return {name: torch.cat([part[name] for part in one], dim=1) for name in one[0]}

@@ -1,0 +1,142 @@
+"""q, k, v and who sees whom; and the plain truth about any rows of it, in any dtype.
+
+This is written apart from headwise on purpose: masks are bare formulas on positions, the softmax is torch's.
+In float64 it is the judge. Only some rows are computed at a time, so that the truth about a long sequence
+does not need its matrix.
+
+Letters: B batch, H num_heads, Hk num_kv_heads, T query_len, S key_len, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .registry import Sizes
+
+__all__ = ["Problem", "Seen", "all_of", "causal", "documents", "make", "padding", "some_rows", "window"]
+
+Seen = Callable[[Tensor, Tensor], Tensor]  # positions of queries [t, 1], of keys [S] -> bool [.., t, S]
+
+BLOCK = 1024  # rows computed together
+
+
+def causal(at: Tensor, keys: Tensor) -> Tensor:
+    """Keys up to the query's own position."""
+    return keys <= at
+
+
+def window(size: int) -> Seen:
+    """The last `size` keys, the query's own among them."""
+    return lambda at, keys: (keys <= at) & (keys > at - size)
+
+
+def padding(lengths: Tensor) -> Seen:
+    """The first lengths[b] keys."""
+    return lambda at, keys: keys < lengths[:, None, None, None]
+
+
+def documents(ids: Tensor) -> Seen:
+    """Keys with the query's own id; ids [S]."""
+    return lambda at, keys: ids[at] == ids[keys]
+
+
+def all_of(*rules: Seen) -> Seen:
+    """Every rule at once."""
+
+    def both(at: Tensor, keys: Tensor) -> Tensor:
+        seen = rules[0](at, keys)
+        for rule in rules[1:]:
+            seen = seen & rule(at, keys)
+        return seen
+
+    return both
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention: q [B, H, T, D], k [B, Hk, S, D], v [B, Hk, S, D]; scale 1 / sqrt(D)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    seen: Seen | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None  # [H]
+
+    @property
+    def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The three tensors."""
+        return self.q, self.k, self.v
+
+    @property
+    def scale(self) -> float:
+        """1 / sqrt(D)"""
+        return float(self.q.shape[-1] ** -0.5)
+
+    def mask(self, rows: Tensor | None = None) -> Tensor:
+        """Who sees whom, bool [B or 1, 1, t, S]; all rows unless told."""
+        T, S = self.q.shape[2], self.k.shape[2]
+        rows = torch.arange(T, device=self.q.device) if rows is None else rows
+        at, keys = (rows + (S - T))[:, None], torch.arange(S, device=self.q.device)
+        if self.seen is None:
+            return torch.ones(1, 1, len(rows), S, dtype=torch.bool, device=self.q.device)
+        seen = self.seen(at, keys)
+        return seen[(None,) * (4 - seen.ndim)]
+
+    def weights(
+        self, rows: Tensor, dtype: torch.dtype = torch.float64, head: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(scores, weights) of some rows, [B, H, t, S] each; of one head if told."""
+        heads = slice(None) if head is None else slice(head, head + 1)
+        group = self.q.shape[1] // self.k.shape[1]
+        q = self.q[:, heads, rows].to(dtype)
+        kept = slice(None) if head is None else slice(head // group, head // group + 1)
+        k = self.k[:, kept].to(dtype)
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        s = q @ k.transpose(-2, -1) * self.scale
+        if self.softcap is not None:
+            s = self.softcap * torch.tanh(s / self.softcap)
+        s = s.masked_fill(~self.mask(rows), -torch.inf)
+        if self.sinks is None:
+            return s, torch.softmax(s, dim=-1)
+        column = self.sinks[heads].to(dtype)[:, None, None].expand(*s.shape[:3], 1)
+        return s, torch.softmax(torch.cat([s, column], dim=-1), dim=-1)[..., :-1]
+
+    def output(self, rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        """The output of some rows, [B, H, t, D]."""
+        _, p = self.weights(rows, dtype)
+        v = self.v.to(dtype)
+        return p @ v.repeat_interleave(p.shape[1] // v.shape[1], dim=1)
+
+    def blocks(self) -> Iterator[Tensor]:
+        """All rows, block by block."""
+        T = self.q.shape[2]
+        for start in range(0, T, BLOCK):
+            yield torch.arange(start, min(start + BLOCK, T), device=self.q.device)
+
+
+def make(
+    sizes: Sizes,
+    device: torch.device,
+    dtype: torch.dtype,
+    seen: Seen | None = None,
+    softcap: float | None = None,
+) -> Problem:
+    """Random q, k, v of these sizes. L stands for both T and S, and Hk is H, unless they are given."""
+    T, S = sizes.get("T", sizes.get("L")), sizes.get("S", sizes.get("L"))
+    B, H, D = sizes["B"], sizes["H"], sizes["D"]
+    Hk = sizes.get("Hk", H)
+    assert T is not None and S is not None
+    q = torch.randn(B, H, T, D).to(device, dtype)
+    k, v = (torch.randn(B, Hk, S, D).to(device, dtype) for _ in range(2))
+    return Problem(q, k, v, seen, softcap)
+
+
+def some_rows(problem: Problem, most: int = 64) -> Tensor:
+    """Query numbers spread over the sequence, the first and the last among them."""
+    T = problem.q.shape[2]
+    return torch.linspace(0, T - 1, min(most, T), dtype=torch.float64, device=problem.q.device).round().long()

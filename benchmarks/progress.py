@@ -1,0 +1,71 @@
+"""What is going on: a bar if rich is installed and someone is looking, else plain lines."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+__all__ = ["Progress", "best"]
+
+
+class Progress(AbstractContextManager["Progress"]):
+    """Plain lines on standard error; results go to standard output."""
+
+    def case(self, name: str, number: int, of: int) -> None:
+        """A case begins."""
+        print(f"[{number}/{of}] {name}", file=sys.stderr, flush=True)
+
+    def turn(self, done: int, of: int) -> None:
+        """Another turn of the case is done."""
+
+    def say(self, text: str) -> None:
+        """A result."""
+        print(text, flush=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+class _Bar(Progress):
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+        self._cases = self._turns = None
+
+    def __enter__(self) -> _Bar:
+        self._bar.start()
+        self._cases = self._bar.add_task("cases", total=None)
+        self._turns = self._bar.add_task("", total=None)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def case(self, name: str, number: int, of: int) -> None:
+        self._bar.update(self._cases, total=of, completed=number - 1)
+        self._bar.reset(self._turns, total=None, description=name)
+
+    def turn(self, done: int, of: int) -> None:
+        self._bar.update(self._turns, total=of, completed=done)
+
+    def say(self, text: str) -> None:
+        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def best() -> Progress:
+    """A bar if it can be drawn, else plain lines."""
+    if not sys.stderr.isatty():
+        return Progress()
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bars
+    except ImportError:
+        return Progress()
+    columns = (TextColumn("{task.description:34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return _Bar(Bars(*columns, console=Console(stderr=True), transient=True))

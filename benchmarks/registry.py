@@ -1,0 +1,136 @@
+"""A case: sizes, arms to be timed, and the truth they are checked against. The list of all cases.
+
+A case's `setup` makes random inputs once and returns its arms, each a callable without arguments, and a
+function for the float64 truth about what they return. One arm is ours, one is the peer it is compared with;
+others may stand beside them.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Arm", "Case", "Pinned", "Prepared", "Sizes", "Values", "around", "choose", "every", "register"]
+
+Sizes = Mapping[str, int]
+Arm = Callable[[], Any]
+Values = dict[str, Tensor]  # what is compared, by name
+
+OURS = "headwise"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A case with its inputs made.
+
+    arms: by name; each may be called any number of times.
+    truth: the values in float64.
+    part: from what an arm returned to the values that are compared with the truth.
+    yardstick: the values in the case's dtype by plain torch, for a case without a peer.
+    """
+
+    arms: dict[str, Arm]
+    truth: Callable[[], Values]
+    part: Callable[[Any], Values]
+    yardstick: Callable[[], Values] | None = None
+
+
+Setup = Callable[[Sizes, torch.device, torch.dtype], Prepared]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison.
+
+    sizes: by letter (B batch, H num_heads, Hk num_kv_heads, L length, T, S where they differ, D head_dim).
+    tiny: sizes that make it instant; the rest stays.
+    on_cuda: sizes that differ on a GPU.
+    peer: the arm ours is compared with; None: ours alone.
+    target: ours / peer should not be above this.
+    factor: how many times the peer's error ours may have (2; for gradients 3).
+    memory: whether the extra memory of ours and the peer is measured, too.
+    most_repeats: fewer turns than asked for, where one call takes very long.
+    headline: whether README shows it.
+    """
+
+    name: str
+    description: str
+    setup: Setup
+    sizes: Sizes
+    tiny: Sizes
+    peer: str | None
+    ours: str = OURS
+    on_cuda: Sizes = field(default_factory=dict)
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    target: float | None = None
+    factor: float = 2.0
+    memory: bool = False
+    most_repeats: int | None = None
+    headline: bool = False
+    notes: tuple[str, ...] = ()
+
+    def sizes_on(self, device: str, tiny: bool = False) -> dict[str, int]:
+        """The sizes it runs with."""
+        chosen = {**self.sizes, **(self.on_cuda if device == "cuda" else {})}
+        return {**chosen, **self.tiny} if tiny else chosen
+
+    def dtype_on(self, device: str) -> torch.dtype:
+        """float32 on a CPU, bfloat16 on a GPU: what people run there."""
+        return torch.bfloat16 if device == "cuda" else torch.float32
+
+    def prepare(self, device: str, tiny: bool = False) -> Prepared:
+        """Make the inputs."""
+        torch.manual_seed(0)
+        prepared = self.setup(self.sizes_on(device, tiny), torch.device(device), self.dtype_on(device))
+        wanted = {self.ours} if self.peer is None else {self.ours, self.peer}
+        assert wanted <= set(prepared.arms), f"{self.name} has no arm {wanted - set(prepared.arms)}"
+        return prepared
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """An arm that must run inside a context; the timer enters it once for many calls."""
+
+    call: Arm
+    context: Callable[[], AbstractContextManager[Any]]
+
+    def __call__(self) -> Any:
+        return self.call()
+
+
+def around(arm: Arm) -> AbstractContextManager[Any]:
+    """The context an arm wants around it."""
+    return arm.context() if isinstance(arm, Pinned) else nullcontext()
+
+
+_cases: dict[str, Case] = {}
+
+
+def register(case: Case) -> Case:
+    """Put a case on the list; its name must be new."""
+    if case.name in _cases:
+        raise ValueError(f"case name must be new: {case.name} is on the list already")
+    _cases[case.name] = case
+    return case
+
+
+def every() -> list[Case]:
+    """All cases, in the order they were written."""
+    from . import cases  # noqa: F401  filling the list
+
+    return list(_cases.values())
+
+
+def choose(pattern: str | None = None, device: str | None = None) -> list[Case]:
+    """Cases whose name fits a pattern (`window*`; a plain word fits anywhere) and that run on a device."""
+    found: Iterable[Case] = every()
+    if pattern is not None:
+        shape = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
+        found = (case for case in found if fnmatch.fnmatchcase(case.name, shape))
+    return [case for case in found if device is None or device in case.devices]

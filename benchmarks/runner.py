@@ -1,0 +1,289 @@
+"""Timing: arms in turn, in changing order; medians, ratios, and the peer against itself.
+
+Each turn takes one sample of every arm, and the order changes from turn to turn, so that whatever the machine
+does meanwhile falls on all of them alike. A sample is as many calls as it takes to last 5 ms. The peer takes
+part twice, as two arms that know nothing of each other: how far their ratio strays from 1 is what this
+machine, in this run, can tell apart. On a GPU samples are taken with events, and calls are not waited for
+one by one.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from . import memory
+from .checking import Checked, check
+from .registry import Arm, Case, Prepared, around
+
+__all__ = ["CpuTimer", "CudaTimer", "Ratio", "Timer", "alternate", "compare", "order", "run_case"]
+
+AGAIN = "(again)"
+LEAST_SAMPLE = 0.005  # seconds
+MOST_LOOPS = 2000
+WARMUP_CALLS, WARMUP_SECONDS = 3, 0.5
+
+Timer = Callable[[Arm, int], float]  # seconds a call, over so many calls
+Turned = Callable[[int, int], None]  # told after each turn: done, of
+
+
+class CpuTimer:
+    """Wall-clock seconds a call."""
+
+    def __call__(self, arm: Arm, loops: int) -> float:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            with around(arm):
+                start = time.perf_counter()
+                for _ in range(loops):
+                    arm()
+                return (time.perf_counter() - start) / loops
+        finally:
+            if collects:
+                gc.enable()
+
+
+class CudaTimer:
+    """Seconds a call between two events on the GPU."""
+
+    def __call__(self, arm: Arm, loops: int) -> float:
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with around(arm):
+            torch.cuda.synchronize()
+            start.record()
+            for _ in range(loops):
+                arm()
+            stop.record()
+            torch.cuda.synchronize()
+        return float(start.elapsed_time(stop)) / 1000 / loops
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One arm's time divided by another's.
+
+    of_medians: median over median.
+    middle_90: between these lie nine in ten of the ratios within one turn.
+    median_95: between these lies the median of those ratios, with 95% confidence (order statistics).
+    """
+
+    of_medians: float
+    middle_90: tuple[float, float]
+    median_95: tuple[float, float]
+
+
+def order(names: Sequence[str], turn: int) -> list[str]:
+    """The arms of this turn: shifted by one each turn, and backwards every other round.
+
+    Over 2 * len(names) turns every arm stands in every place twice.
+    """
+    shift = turn % len(names)
+    turned = [*names[shift:], *names[:shift]]
+    return turned[::-1] if turn // len(names) % 2 else turned
+
+
+def alternate(
+    arms: Mapping[str, Arm],
+    loops: Mapping[str, int],
+    timer: Timer,
+    repeats: int,
+    turned: Turned = lambda done, of: None,
+) -> dict[str, list[float]]:
+    """One sample of every arm each turn; arm -> seconds a call, turn by turn."""
+    samples: dict[str, list[float]] = {name: [] for name in arms}
+    for turn in range(repeats):
+        for name in order(list(arms), turn):
+            samples[name].append(timer(arms[name], loops[name]))
+        turned(turn + 1, repeats)
+    return samples
+
+
+def compare(above: Sequence[float], below: Sequence[float]) -> Ratio:
+    """The ratio of two arms whose samples were taken turn by turn."""
+    ratios = [a / b for a, b in zip(above, below, strict=True)]
+    return Ratio(
+        statistics.median(above) / statistics.median(below),
+        (quantile(ratios, 0.05), quantile(ratios, 0.95)),
+        median_interval(ratios),
+    )
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which this share of the values lies, interpolated."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Where the median lies, whatever the distribution; all of the values if they are fewer than six."""
+    ordered, n = sorted(values), len(values)
+    left_out, below = 0, 1 / 2**n  # the chance that at most `left_out` values lie below the median
+    while below + math.comb(n, left_out + 1) / 2**n <= (1 - confidence) / 2:
+        left_out += 1
+        below += math.comb(n, left_out) / 2**n
+    return ordered[left_out], ordered[n - 1 - left_out]
+
+
+def run_case(
+    case: Case,
+    device: str,
+    repeats: int,
+    tiny: bool = False,
+    turned: Turned = lambda done, of: None,
+    timer: Timer | None = None,
+) -> dict[str, Any]:
+    """Prepare, check, time and measure one case; a record for the report.
+
+    A case that fails its check is not timed: its record says so. An arm beside ours and the peer that cannot
+    run here is left out, with the reason.
+    """
+    timer = timer or (CudaTimer() if device == "cuda" else CpuTimer())
+    record = describe(case, device, tiny)
+    try:
+        wake(device)
+        prepared = case.prepare(device, tiny)
+        arms, first, found, unavailable = _first_calls(case, prepared, device)
+        record |= {"first_call_ms": _ms(first), "unavailable": unavailable}
+        yardstick = prepared.yardstick() if prepared.yardstick else None
+        dtype = case.dtype_on(device)
+        checked = check(prepared.truth(), found, case.ours, case.peer, dtype, case.factor, yardstick)
+        del found
+        record["check"] = [asdict(one) for one in checked]
+        if wrong := [one for one in checked if not one.ok]:
+            return record | {"status": "failed", "reason": _in_words(wrong)}
+        repeats = min(repeats, case.most_repeats or repeats)
+        record |= _timed(case, arms, first, timer, repeats, turned)
+        if case.memory:
+            record["memory"] = _memory(case, arms, device, tiny)
+    except Exception as problem:  # a case that breaks is a result, too; the others go on
+        return record | {"status": "failed", "reason": _first_line(problem)}
+    return record | {"status": "ok"}
+
+
+def wake(device: str) -> None:
+    """Let torch load what it loads at first use, on nobody's account: products, attention, gradients."""
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    q, k, v = torch.randn(3, 1, 2, 16, 16, device=device).unbind(0)
+    q.requires_grad_()
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v) + torch.softmax(q @ k.mT, dim=-1)
+    torch.autograd.grad(out, q, torch.ones_like(out))
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def describe(case: Case, device: str, tiny: bool = False) -> dict[str, Any]:
+    """What a record says before anything has run."""
+    return {
+        "name": case.name,
+        "description": case.description,
+        "device": device,
+        "sizes": case.sizes_on(device, tiny),
+        "dtype": str(case.dtype_on(device)).removeprefix("torch."),
+        "ours": case.ours,
+        "peer": case.peer,
+        "target": case.target,
+        "headline": case.headline,
+        "notes": list(case.notes),
+    }
+
+
+def _first_calls(
+    case: Case, prepared: Prepared, device: str
+) -> tuple[dict[str, Arm], dict[str, float], dict[str, Any], dict[str, str]]:
+    """Every arm once: (those that run, seconds, values found, why others do not run)."""
+    arms: dict[str, Arm] = {}
+    first: dict[str, float] = {}
+    found: dict[str, Any] = {}
+    unavailable: dict[str, str] = {}
+    for name, arm in prepared.arms.items():
+        try:
+            start = time.perf_counter()
+            with around(arm):
+                result = arm()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            first[name] = time.perf_counter() - start
+        except Exception as problem:  # why an arm beside the two cannot run is part of the result
+            if name in (case.ours, case.peer):
+                raise
+            unavailable[name] = _first_line(problem)
+            continue
+        found[name] = prepared.part(result)
+        arms[name] = arm
+    return arms, first, found, unavailable
+
+
+def _timed(
+    case: Case, arms: dict[str, Arm], first: dict[str, float], timer: Timer, repeats: int, turned: Turned
+) -> dict[str, Any]:
+    compared = case.peer or case.ours
+    again = f"{compared} {AGAIN}"
+    warmups = {name: _warm_up(arm, first[name]) for name, arm in arms.items()}
+    slow = {name for name in arms if first[name] > WARMUP_SECONDS}
+    loops = {name: 1 if name in slow else calls_in_a_sample(timer(arm, 1)) for name, arm in arms.items()}
+    both = {**arms, again: arms[compared]}
+    samples = alternate(both, {**loops, again: loops[compared]}, timer, repeats, turned)
+    medians = {name: statistics.median(values) for name, values in samples.items()}
+    record: dict[str, Any] = {
+        "repeats": repeats,
+        "warmup_calls": warmups,
+        "calls_in_a_sample": loops,
+        "median_ms": _ms({name: medians[name] for name in arms}),
+        "peer_against_itself": asdict(compare(samples[again], samples[compared])),
+        "ratio": None,
+        "ratio_to_others": {},
+    }
+    if case.peer is not None:
+        record["ratio"] = asdict(compare(samples[case.ours], samples[case.peer]))
+        others = [name for name in arms if name not in (case.ours, case.peer)]
+        record["ratio_to_others"] = {
+            name: asdict(compare(samples[case.ours], samples[name])) for name in others
+        }
+    return record
+
+
+def _warm_up(arm: Arm, first: float) -> int:
+    """Call an arm some more times unless it is slow; how many calls it has had, the first one included."""
+    calls, start = 1, time.perf_counter() - first
+    with around(arm):
+        while calls < WARMUP_CALLS and time.perf_counter() - start < WARMUP_SECONDS:
+            arm()
+            calls += 1
+    return calls
+
+
+def calls_in_a_sample(seconds: float) -> int:
+    """How many calls last long enough to be timed."""
+    return max(1, min(MOST_LOOPS, math.ceil(LEAST_SAMPLE / max(seconds, 1e-9))))
+
+
+def _memory(case: Case, arms: Mapping[str, Arm], device: str, tiny: bool) -> dict[str, Any]:
+    if device == "cuda":
+        return {name: memory.on_cuda(arm) for name, arm in arms.items()}
+    return {name: memory.in_fresh_process(case.name, name, tiny) for name in arms}
+
+
+def _ms(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(f"{value * 1000:.4g}") for name, value in seconds.items()}
+
+
+def _in_words(wrong: Sequence[Checked]) -> str:
+    rest = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    return "; ".join(str(one) for one in wrong[:3]) + rest
+
+
+def _first_line(problem: BaseException) -> str:
+    lines = str(problem).strip().splitlines()
+    return f"{type(problem).__name__}: {lines[0][:300]}" if lines else type(problem).__name__

@@ -1,0 +1,97 @@
+"""The plain truth about what is summed over rows: statistics, pictures, gradients. In float64 the judge.
+
+Rows are taken block by block and heads one by one, so no matrix larger than a block is ever made.
+
+Letters: B batch, H num_heads, T query_len, S key_len, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .peers import REACH
+from .problem import Problem
+
+__all__ = ["gradients", "mean_weights", "pooled", "statistics"]
+
+
+def statistics(
+    problem: Problem, heads: Sequence[int] | None = None, dtype: torch.dtype = torch.float64
+) -> dict[str, Tensor]:
+    """The eleven statistics by their formulas, [B, heads] each, `received` [B, heads, S]."""
+    chosen = range(problem.q.shape[1]) if heads is None else heads
+    found = [_of_head(problem, head, dtype) for head in chosen]
+    return {name: torch.stack([one[name] for one in found], dim=1) for name in found[0]}
+
+
+def _of_head(problem: Problem, head: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    T, S = problem.q.shape[2], problem.k.shape[2]
+    keys = torch.arange(S, device=problem.q.device)
+    collected: dict[str, list[Tensor]] = {}
+    received = torch.zeros(problem.q.shape[0], S, dtype=dtype, device=problem.q.device)
+    for rows in problem.blocks():
+        s, p = (x[:, 0] for x in problem.weights(rows, dtype, head))  # [B, t, S]
+        at = rows + (S - T)
+        near = {offset: _ahead(p, at + offset) for offset in range(-REACH, REACH + 1)}
+        entropy = -torch.special.xlogy(p, p).sum(-1)
+        block = {
+            "entropy": entropy,
+            "effective_keys": entropy.exp(),
+            "confidence": p.amax(-1),
+            "distance": (p * (keys - at[:, None]).abs()).sum(-1),
+            "first": p[..., 0],
+            "previous": near[-1],
+            "itself": near[0],
+            "next": near[1],
+            "local": torch.stack(list(near.values())).sum(0),
+            "max_logit": s.amax(-1),
+        }
+        for name, values in block.items():
+            collected.setdefault(name, []).append(values)
+        received += p.sum(-2)
+    rows_of = {name: torch.cat(values, dim=-1) for name, values in collected.items()}  # [B, T]
+    means = {name: values.mean(-1) for name, values in rows_of.items()}
+    means["max_logit"] = rows_of["max_logit"].amax(-1)
+    at = torch.arange(T, device=keys.device) + (S - T)
+    for name, offset in (("previous", -1), ("next", 1)):  # only queries that have such a key
+        means[name] = rows_of[name][:, (at + offset >= 0) & (at + offset < S)].mean(-1)
+    return {**means, "received": received}
+
+
+def _ahead(p: Tensor, key: Tensor) -> Tensor:
+    """p[:, i, key[i]] for every row, 0 where there is no such key: [B, t]."""
+    S = p.shape[-1]
+    picked = p.gather(-1, key.clamp(0, S - 1)[:, None].expand(*p.shape[:2], 1)).squeeze(-1)
+    return picked * ((key >= 0) & (key < S))
+
+
+def pooled(problem: Problem, cells: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """The weights summed over cells x cells squares, [B, H, cells, cells]."""
+    B, H, T, _ = problem.q.shape
+    S = problem.k.shape[2]
+    picture = torch.zeros(B, H, cells, cells, dtype=dtype, device=problem.q.device)
+    columns = torch.arange(S, device=picture.device) * cells // S
+    for head in range(H):
+        for rows in problem.blocks():
+            _, p = problem.weights(rows, dtype, head)
+            narrow = torch.zeros(B, len(rows), cells, dtype=dtype, device=picture.device)
+            narrow.index_add_(-1, columns, p[:, 0])
+            picture[:, head].index_add_(1, rows * cells // T, narrow)
+    return picture
+
+
+def mean_weights(problem: Problem, rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """The mean over heads of some rows, [B, t, S]."""
+    return problem.weights(rows, dtype)[1].mean(1)
+
+
+def gradients(problem: Problem, grad: Tensor, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """The output and the gradients of q, k and v, given the output's."""
+    q, k, v = (x.detach().to(dtype).requires_grad_() for x in problem.qkv)
+    whole = torch.arange(q.shape[2], device=q.device)
+    out = Problem(q, k, v, problem.seen).output(whole, dtype)
+    dq, dk, dv = torch.autograd.grad(out, (q, k, v), grad.to(dtype))
+    return {"output": out.detach(), "dq": dq, "dk": dk, "dv": dv}

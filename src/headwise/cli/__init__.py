@@ -1,0 +1,66 @@
+"""The command line: `headwise <verb>`, one file a verb.
+
+Whatever a user gets wrong is one line on stderr and exit code 2; Ctrl-C is 130; a missing extra is 1.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ["application", "main"]
+
+EXTRAS = {"typer", "rich", "matplotlib"}
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+
+def application() -> typer.Typer:
+    """The typer application, made on demand so that importing this needs no typer.
+
+    Raises:
+        ImportError: typer is not installed.
+    """
+    try:
+        import typer
+    except ModuleNotFoundError as error:
+        hint = 'the headwise command needs typer; install with: pip install "headwise[cli]"'
+        raise ImportError(hint, name="typer") from error
+    from .look import look
+    from .version import start
+
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.callback(invoke_without_command=True)(start)
+    app.command()(look)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; `arguments` instead of the process's own."""
+    from ..errors import HeadwiseError
+    from ..show.labels import plain
+
+    try:
+        code = application()(args=arguments, prog_name="headwise", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except HeadwiseError as error:
+        mistake, code = str(error), 2
+    except ImportError as error:
+        if error.name not in EXTRAS:
+            raise
+        mistake, code = str(error), 1
+    except Exception as error:
+        import typer
+
+        if isinstance(error, typer.Abort):  # how some versions pass on Ctrl-C
+            return INTERRUPTED
+        if not hasattr(error, "format_message"):  # not typer's way to say that the command line is wrong
+            raise
+        mistake, code = f"{error.format_message().rstrip('.')}; see headwise --help", 2
+    print(f"headwise: {plain(mistake)}", file=sys.stderr)
+    return code

@@ -1,0 +1,200 @@
+"""Heat maps: one picture a head, all on one scale, as a matplotlib figure that touches no global state.
+
+Letters: H num_heads, T query_len, S key_len.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import ShapeError
+from ..map import AttentionMap
+from .labels import families, label
+
+if TYPE_CHECKING:
+    import numpy
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["heatmaps"]
+
+CELLS = 256  # the finest picture: beyond it positions share a cell
+NAMED = 24  # tokens that can still be read along an axis
+LONGEST = 12  # characters of a token
+
+INK, FAINT, NOTHING = "#1f2430", "#5b6270", "#e9ecf1"
+LIGHT_TO_DARK = ("#fffdfa", "#fecf92", "#fd9467", "#e95561", "#ab337c", "#6b1d81", "#2a115c")
+STEPS = (0, 0.01, 0.05, 0.1, 0.25, 0.5, 1)
+
+
+def heatmaps(
+    weights: AttentionMap,
+    tokens: Sequence[str] | None = None,
+    *,
+    batch: int = 0,
+    titles: Sequence[str] | None = None,
+    title: str | None = None,
+) -> Figure:
+    """A heat map of every head of one sequence: queries downwards, keys to the right.
+
+    Colours share one scale from 0 to 1, by square root so that small weights can be told apart; where no
+    weight is, as under a mask, the cell is grey. Beyond 256 positions the picture is pooled: a cell shows how
+    much of a query's weight, in the mean over the queries of the cell, falls into it.
+
+    Args:
+        weights: [B, H, T, S]
+        tokens: one a position; written out where there are at most 24. Needs T = S.
+        batch: which sequence.
+        titles: one a head, instead of "head 0", "head 1", ...
+        title: of the whole figure.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ShapeError: tokens or titles that do not fit the map.
+        IndexError: no such sequence.
+
+    Example:
+        >>> q, k = torch.randn(2, 1, 8, 5, 64)
+        >>> figure = heatmaps(AttentionMap(q, k, causal=True), "a b c d e".split())
+        >>> figure.savefig("heads.png")    # doctest: +SKIP
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.colors import PowerNorm
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        hint = 'headwise pictures need matplotlib; install with: pip install "headwise[viz]"'
+        raise ImportError(hint, name="matplotlib") from error
+
+    _, H, T, S = weights.shape
+    _check(weights, tokens, titles)
+    title = None if title is None else label(title, 120)
+    picture = _cells(weights.select(batch=batch))
+    rows, columns = _grid(H)
+    names = [label(token, LONGEST) for token in tokens or ()] if max(T, S) <= NAMED else []
+    margin = 0.055 * max(map(len, names), default=4)  # inches, for the longest name
+    width = columns * (_inches(S) + 0.09) + margin + 1.05
+    height = rows * (_inches(T) + 0.28) + margin + (0.2 if title is None else 0.5)
+    figure = Figure(figsize=(max(width, 0.09 * len(title or "")), height), dpi=150, layout="compressed")
+    FigureCanvasAgg(figure)
+    axes = [figure.add_subplot(rows, columns, head + 1) for head in range(H)]
+    scale = PowerNorm(0.5, vmin=0, vmax=1)
+    for head, ax in enumerate(axes):
+        ax.imshow(
+            picture[head],
+            cmap=_colours(),
+            norm=scale,
+            extent=(-0.5, S - 0.5, T - 0.5, -0.5),
+            aspect="equal" if T == S else "auto",
+            interpolation="antialiased" if min(T, S) > CELLS else "nearest",
+        )
+        name = f"head {head}" if titles is None else titles[head]
+        ax.set_title(label(name, 40), loc="left", fontsize=9, pad=4, **_words(INK))
+        _dress(ax, T, S, names, left=head % columns == 0, bottom=head + columns >= H)
+    _frame(figure, axes, (T, S), bool(picture.mask.any()), title)
+    return figure
+
+
+def _check(weights: AttentionMap, tokens: Sequence[str] | None, titles: Sequence[str] | None) -> None:
+    _, H, T, S = weights.shape
+    if tokens is not None and not len(tokens) == T == S:
+        raise ShapeError(
+            f"tokens must match query_len and key_len: {len(tokens)} tokens for {T} and {S}; "
+            "give one a position, or none where the two differ"
+        )
+    if titles is not None and len(titles) != H:
+        raise ShapeError(f"titles must match num_heads: {len(titles)} titles for {H}; give one a head")
+
+
+def _cells(weights: AttentionMap) -> numpy.ma.MaskedArray[Any, Any]:
+    """[H, rows, columns], hidden where there is no weight: weights, or shares of a query's weight."""
+    import numpy
+
+    _, _, T, S = weights.shape
+    if max(T, S) <= CELLS:
+        values = weights.dense().detach()[0]
+    else:
+        mass = weights.pooled(CELLS)[0]
+        rows = mass.shape[1]
+        counted = weights.mask.counted(T)
+        queries = torch.ones(T) if counted is None else counted[0].cpu().float()
+        inside = torch.zeros(rows).index_add_(0, torch.arange(T) * rows // T, queries)
+        values = mass / inside.clamp(min=1).to(mass)[:, None]
+    array = values.cpu().float().numpy()
+    return numpy.ma.masked_where(~(array > 0), array)
+
+
+def _grid(heads: int) -> tuple[int, int]:
+    """Rows and columns: few holes, a little wider than high."""
+
+    def cost(columns: int) -> float:
+        rows = math.ceil(heads / columns)
+        return 0.5 * (rows * columns - heads) + abs(columns / rows - 1.6)
+
+    columns = min(range(math.ceil(math.sqrt(heads)), heads + 1), key=cost)
+    return math.ceil(heads / columns), columns
+
+
+def _inches(length: int) -> float:
+    """The side of one heat map: room for every token's name, or for a good look."""
+    return max(1.5, 0.145 * length) if length <= NAMED else 2.6
+
+
+def _colours() -> Any:
+    """Magma from white instead of yellow: lightness falls evenly, nothing is told by hue alone."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("headwise", LIGHT_TO_DARK).with_extremes(bad=NOTHING)
+
+
+def _words(colour: str) -> dict[str, Any]:
+    """How text is set: as written, dollars and all."""
+    return {"color": colour, "parse_math": False, "usetex": False, "family": families()}
+
+
+def _dress(ax: Axes, query_len: int, key_len: int, names: list[str], *, left: bool, bottom: bool) -> None:
+    """Names or numbers along the outer axes, thin lines between cells that are large enough."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.set_frame_on(False)
+    ax.grid(False)
+    ax.tick_params(which="both", length=0, labelsize=7, labelcolor=FAINT, pad=2)
+    ax.tick_params(labelleft=left, labelbottom=bottom)
+    if names:
+        upright: dict[str, Any] = {"rotation": 90, "rotation_mode": "anchor", "ha": "right", "va": "center"}
+        ax.set_xticks(range(key_len), names, **upright, **_words(FAINT))
+        ax.set_yticks(range(query_len), names, **_words(FAINT))
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    if max(query_len, key_len) <= NAMED:
+        ax.set_xticks([x + 0.5 for x in range(key_len - 1)], minor=True)
+        ax.set_yticks([y + 0.5 for y in range(query_len - 1)], minor=True)
+        ax.grid(which="minor", color="white", linewidth=0.8)
+
+
+def _frame(
+    figure: Figure, axes: list[Axes], lengths: tuple[int, int], hidden: bool, title: str | None
+) -> None:
+    """What the heads share: the scale, the names of the axes, the title."""
+    T, S = lengths
+    image = axes[0].images[0]
+    pooled = max(T, S) > CELLS
+    meaning = "mean weight of a query in a cell" if pooled else "weight"
+    long = figure.get_figheight() / 0.16  # as many times as it is wide
+    bar = figure.colorbar(image, ax=axes, ticks=STEPS, format="%g", aspect=long, pad=0.015, fraction=0.05)
+    bar.set_label(meaning + (" (grey: none)" if hidden else ""), size=8, **_words(FAINT))
+    bar.ax.tick_params(length=2, labelsize=7, labelcolor=FAINT, color=FAINT)
+    bar.outline.set_visible(False)
+    keys, queries = "key (is attended to)", "query (attends)"
+    if pooled:
+        keys += f", {S} in {min(S, CELLS)} cells"
+        queries += f", {T} in {min(T, CELLS)} cells"
+    figure.supxlabel(keys, size=8, **_words(FAINT))
+    figure.supylabel(queries, size=8, **_words(FAINT))
+    if title is not None:
+        figure.suptitle(title, size=11, **_words(INK))

@@ -1,0 +1,51 @@
+"""With CI set, a test that was skipped because something is missing is a failure."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+BY_DESIGN = "by design:"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("CI", "").lower() not in ("", "0", "false"):
+        config.pluginmanager.register(NoSilentSkips(), "no-silent-skips")
+
+
+class NoSilentSkips:
+    """Collects skips whose reason does not start with "by design:", and fails the session if there are any.
+
+    A plugin of its own, because hooks of this file alone would not see the examples in src.
+    """
+
+    def __init__(self) -> None:
+        self.skipped: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if not report.skipped or hasattr(report, "wasxfail"):
+            return
+        text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reason = text.removeprefix("Skipped: ")
+        if not reason.startswith(BY_DESIGN):
+            self.skipped.append(f"{report.nodeid}: {reason}")
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.skipped and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.skipped:
+            terminalreporter.section("skipped tests are failures in CI", red=True, bold=True)
+            for line in self.skipped:
+                terminalreporter.line(line)
+            terminalreporter.line(
+                f'Install what is missing; a skip that is meant has a reason starting with "{BY_DESIGN}".'
+            )

@@ -1,0 +1,441 @@
+"""The benchmarks: every case is right at a tiny size, the arithmetic of ratios, and what is stored.
+
+No test here looks at a time: timers are made up, or only asked whether they were called.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks import __main__ as command
+from benchmarks import machine, memory, progress, readme, registry, report, truths
+from benchmarks import problem as problems
+from benchmarks.checking import check
+from benchmarks.registry import Case, Pinned, Prepared
+from benchmarks.runner import (
+    alternate,
+    calls_in_a_sample,
+    compare,
+    median_interval,
+    order,
+    quantile,
+    run_case,
+)
+from torch import Tensor
+
+import headwise as hw
+from headwise import reference
+
+ROOT = Path(__file__).resolve().parents[1]
+CASES = registry.every()
+
+
+# The cases
+
+
+def test_names_are_unique() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
+    with pytest.raises(ValueError, match=f"{CASES[0].name} is on the list"):
+        registry.register(CASES[0])
+
+
+def test_cases_are_chosen_by_pattern_and_device() -> None:
+    found = {case.name for case in registry.choose("window")}
+    assert found == {case.name for case in registry.choose("*window*")} == {"window256_L8192"}
+    assert registry.choose("window") and not registry.choose("wind?")
+    assert all("cpu" in case.devices for case in registry.choose(device="cpu"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_case_passes_its_check_at_a_tiny_size(case: Case) -> None:
+    """Cases for a GPU, too: on a CPU the backends they pin may be missing, ours and the peer never are."""
+    timed: list[str] = []
+    record = run_case(replace(case, memory=False), "cpu", 2, tiny=True, timer=told(timed))
+    assert record["status"] == "ok", record.get("reason")
+    assert {one["arm"] for one in record["check"]} >= {case.ours} | ({case.peer} - {None})
+    assert len(timed) > 0
+
+
+# The judge
+
+
+RULES: dict[str, tuple[problems.Seen | None, hw.Mask]] = {
+    "full": (None, hw.Mask()),
+    "causal": (problems.causal, hw.Mask.causal()),
+    "window": (problems.window(3), hw.Mask.window(3)),
+    "padding": (problems.padding(torch.tensor([7, 11])), hw.Mask.padding([7, 11])),
+    "documents": (
+        problems.all_of(problems.causal, problems.documents(torch.tensor([0] * 4 + [1] * 7))),
+        hw.Mask.causal() & hw.Mask.documents([0] * 4 + [1] * 7),
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0, 2.0, 0.0])], ids=["plain", "sinks"])
+@pytest.mark.parametrize("softcap", [None, 2.0], ids=["uncapped", "capped"])
+def test_the_truth_agrees_with_the_paper(rule: str, sinks: Tensor | None, softcap: float | None) -> None:
+    seen, mask = RULES[rule]
+    sizes = {"B": 2, "H": 4, "Hk": 2, "T": 5, "S": 11, "D": 3}
+    made = problems.make(sizes, torch.device("cpu"), torch.float64, seen, softcap)
+    problem = replace(made, sinks=sinks)
+    output, weights, _ = reference.attention(*problem.qkv, mask=mask, sinks=sinks, softcap=softcap)
+    rows = torch.tensor([0, 2, 4])
+    torch.testing.assert_close(problem.output(rows), output[:, :, rows])
+    torch.testing.assert_close(problem.weights(rows)[1], weights[:, :, rows])
+    torch.testing.assert_close(problem.weights(rows, head=3)[1], weights[:, 3:, rows])
+
+
+def test_the_truth_about_statistics_goes_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"B": 2, "H": 3, "L": 23, "D": 5}
+    problem = problems.make(sizes, torch.device("cpu"), torch.float64, problems.causal)
+    whole, picture = truths.statistics(problem), truths.pooled(problem, 4)
+    monkeypatch.setattr(problems, "BLOCK", 7)
+    for name, values in truths.statistics(problem).items():
+        torch.testing.assert_close(values, whole[name])
+    torch.testing.assert_close(truths.pooled(problem, 4), picture)
+    torch.testing.assert_close(picture.sum((2, 3)), torch.full((2, 3), 23.0, dtype=torch.float64))
+
+
+def values(*numbers: float) -> dict[str, Tensor]:
+    return {"x": torch.tensor(numbers)}
+
+
+def test_ours_may_be_off_by_twice_the_peer_and_a_rounding() -> None:
+    truth = {"x": torch.tensor([1.0, -4.0], dtype=torch.float64)}
+    found = {"ours": values(1.000003, -4), "peer": values(1.000002, -4), "other": values(1.00001, -4)}
+    assert all(one.ok for one in check(truth, found, "ours", "peer", torch.float32))
+    found["ours"] = values(1.00001, -4)
+    wrong = [one for one in check(truth, found, "ours", "peer", torch.float32) if not one.ok]
+    assert [one.arm for one in wrong] == ["ours"]
+    assert wrong[0].error == pytest.approx(1e-5, rel=0.05)
+    assert wrong[0].allowed == pytest.approx(2 * (2e-6 + 4 * 2**-23), rel=0.05)
+
+
+def test_a_peer_that_computes_something_else_excuses_nobody() -> None:
+    truth = {"x": torch.tensor([1.0, 2.0], dtype=torch.float64)}
+    found = {"ours": values(1.5, 2), "peer": values(3, 2)}
+    assert not any(one.ok for one in check(truth, found, "ours", "peer", torch.float32))
+
+
+@pytest.mark.parametrize("bad", [values(math.nan, 2), values(1, 2, 3), {}], ids=["nan", "shape", "missing"])
+def test_what_cannot_be_compared_is_wrong(bad: dict[str, Tensor]) -> None:
+    truth = {"x": torch.tensor([1.0, 2.0], dtype=torch.float64)}
+    found = {"ours": bad, "peer": values(1, 2)}
+    results = {one.arm: one.ok for one in check(truth, found, "ours", "peer", torch.float32)}
+    assert results == {"ours": False, "peer": True}
+
+
+# The runner
+
+
+def told(log: list[str]) -> Any:
+    """A timer that notes it was called, calls the arm and makes the time up."""
+
+    def timer(arm: Any, loops: int) -> float:
+        log.append("sample")
+        arm()
+        return 0.25
+
+    return timer
+
+
+def made_up(arms: dict[str, Any], truth: float = 1.0, **changes: Any) -> Case:
+    """A case of arms that return numbers."""
+
+    def setup(*_: object) -> Prepared:
+        exact = {"x": torch.tensor([truth], dtype=torch.float64)}
+        return Prepared(arms, lambda: exact, lambda found: {"x": torch.tensor([float(found)])})
+
+    options: dict[str, Any] = {"peer": "peer", "ours": "ours", **changes}
+    return Case("made_up", "made up", setup, {"L": 8}, tiny={}, **options)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_every_arm_stands_in_every_place_equally_often(count: int) -> None:
+    names = [f"arm {i}" for i in range(count)]
+    turns = [order(names, turn) for turn in range(2 * count)]
+    assert all(sorted(turn) == names for turn in turns)
+    for place in range(count):
+        assert set(Counter(turn[place] for turn in turns).values()) == {2}
+    assert turns[0] != turns[1]
+
+
+def test_each_turn_takes_one_sample_of_every_arm() -> None:
+    called: list[str] = []
+    arms = {name: lambda name=name: called.append(name) for name in ("a", "b", "c")}
+    loops = {"a": 1, "b": 2, "c": 3}
+
+    def timer(arm: Any, calls: int) -> float:
+        arm()
+        return float(calls)
+
+    turns: list[tuple[int, int]] = []
+    samples = alternate(arms, loops, timer, 5, lambda done, of: turns.append((done, of)))
+    assert samples == {"a": [1.0] * 5, "b": [2.0] * 5, "c": [3.0] * 5}
+    assert called == [name for turn in range(5) for name in order(["a", "b", "c"], turn)]
+    assert turns == [(i, 5) for i in range(1, 6)]
+
+
+def test_a_ratio_is_that_of_medians_with_its_spread() -> None:
+    below = [1.0, 1.0, 2.0, 1.0, 1.0]
+    ratio = compare([2.0, 2.0, 4.0, 2.0, 9.0], below)
+    assert ratio.of_medians == 2.0
+    assert ratio.middle_90 == pytest.approx((2.0, 7.6))
+    same = compare(below, below)
+    assert (same.of_medians, same.middle_90, same.median_95) == (1.0, (1.0, 1.0), (1.0, 1.0))
+
+
+def test_quantiles_are_interpolated() -> None:
+    assert [quantile([4.0, 1.0, 3.0, 2.0], share) for share in (0, 0.5, 1)] == [1.0, 2.5, 4.0]
+
+
+@pytest.mark.parametrize(("count", "left_out"), [(1, 0), (5, 0), (9, 1), (30, 9), (101, 40)])
+def test_the_median_lies_between_order_statistics(count: int, left_out: int) -> None:
+    """Known table: of 30 values the tenth and the twenty-first hold the median with 95% confidence."""
+    numbers = [float(i) for i in range(count)]
+    assert median_interval(numbers[::-1]) == (left_out, count - 1 - left_out)
+
+
+def test_a_sample_is_long_enough() -> None:
+    assert calls_in_a_sample(1.0) == 1
+    assert calls_in_a_sample(0.001) == 5
+    assert 1 < calls_in_a_sample(0.0) <= 2000
+
+
+def test_a_wrong_arm_is_refused_and_never_timed() -> None:
+    timed: list[str] = []
+    case = made_up({"ours": lambda: 1.1, "peer": lambda: 1.0})
+    record = run_case(case, "cpu", 3, timer=told(timed))
+    assert record["status"] == "failed"
+    assert "ours: x is off by 0.1" in record["reason"]
+    assert timed == [] and "ratio" not in record and "median_ms" not in record
+    assert "FAILED" in report.line(record)
+
+
+def test_a_case_that_breaks_is_reported() -> None:
+    def breaks() -> float:
+        raise RuntimeError("no such kernel\nand a long story")
+
+    record = run_case(made_up({"ours": breaks, "peer": lambda: 1.0}), "cpu", 3)
+    assert (record["status"], record["reason"]) == ("failed", "RuntimeError: no such kernel")
+
+
+def test_an_arm_beside_the_two_may_be_missing_with_a_reason() -> None:
+    def missing() -> float:
+        raise RuntimeError("not on this machine")
+
+    arms = {"ours": lambda: 1.0, "peer": lambda: 1.0, "third": missing, "fourth": lambda: 1.0}
+    record = run_case(made_up(arms), "cpu", 3, timer=told([]))
+    assert record["status"] == "ok"
+    assert record["unavailable"] == {"third": "RuntimeError: not on this machine"}
+    assert set(record["ratio_to_others"]) == {"fourth"}
+    assert record["ratio"]["of_medians"] == record["peer_against_itself"]["of_medians"] == 1.0
+    assert "third: left out" in report.line(record)
+
+
+def test_the_peer_takes_part_twice() -> None:
+    called: Counter[str] = Counter()
+
+    def arm(name: str) -> Any:
+        return lambda: called.update([name]) or 1.0
+
+    def timer(timed: Any, loops: int) -> float:
+        timed()
+        return 0.25
+
+    run_case(made_up({"ours": arm("ours"), "peer": arm("peer")}), "cpu", 10, timer=timer)
+    assert called["peer"] - called["ours"] == 10
+
+
+def test_a_pinned_arm_runs_inside_its_context() -> None:
+    class Inside:
+        depth = 0
+
+        def __enter__(self) -> None:
+            Inside.depth += 1
+
+        def __exit__(self, *_: object) -> None:
+            Inside.depth -= 1
+
+    def call() -> float:
+        assert Inside.depth == 1
+        return 1.0
+
+    arms = {"ours": lambda: 1.0, "peer": Pinned(call, Inside)}
+    assert run_case(made_up(arms), "cpu", 2)["status"] == "ok"
+    assert Inside.depth == 0
+
+
+# Memory
+
+
+def test_extra_memory_is_seen() -> None:
+    if not Path("/proc/self/status").exists():
+        pytest.skip("by design: memory on a CPU is measured on Linux only")
+    size = 64 * 2**20
+    measured = memory.peak_of(lambda: torch.ones(size, dtype=torch.uint8))
+    assert 0.9 * size < measured["extra_bytes"] < 1.5 * size
+    assert memory._sampled(lambda: torch.ones(size, dtype=torch.uint8)) * 1024 > 0.9 * size
+
+
+def test_memory_is_measured_in_a_fresh_process() -> None:
+    if not Path("/proc/self/status").exists():
+        pytest.skip("by design: memory on a CPU is measured on Linux only")
+    measured = memory.in_fresh_process("dense_L1024", registry.OURS, tiny=True)
+    assert measured["how"] in ("VmHWM", "sampled")
+    assert measured["extra_bytes"] >= 0
+    failed = memory.in_fresh_process("dense_L1024", "no such arm", tiny=True)
+    assert failed["extra_bytes"] is None and "no such arm" in failed["how"]
+
+
+# What is stored
+
+
+def run_of(started: str = "2026-01-31T12:00:00Z", **changes: Any) -> dict[str, Any]:
+    return {
+        "started": started,
+        "machine": {"cpu": "A processor", "cores": 2, "threads": 2},
+        "versions": {"python": "3.11", "torch": "2.13", "triton": None, "headwise": "0.1.0"},
+        "commit": "0123456789abcdef",
+        "dirty": False,
+        "sources": "fedcba98",
+        "repeats": 30,
+        "quick": False,
+        **changes,
+    }
+
+
+def record_of(name: str = "made_up", **changes: Any) -> dict[str, Any]:
+    case = replace(made_up({"ours": lambda: 1.0, "peer": lambda: 1.0}, headline=True), name=name)
+    return {**run_case(case, "cpu", 6, timer=told([])), **changes}
+
+
+def test_results_survive_the_file(tmp_path: Path) -> None:
+    path = report.file_for(tmp_path / "new", "cpu", "2026-01-31T12:00:00Z")
+    assert path.name == "cpu_202601.json"
+    stored = report.add(path, run_of(), record_of())
+    assert report.load(path) == json.loads(json.dumps(stored))
+    assert report.load_all(path.parent) == [report.load(path)]
+    assert [each.name for each in path.parent.iterdir()] == ["cpu_202601.json"]
+
+
+def test_a_run_of_some_cases_leaves_the_others() -> None:
+    first, second = run_of(), run_of("2026-01-31T13:00:00Z")
+    whole = report.merge(None, first, record_of("a"))
+    whole = report.merge(whole, first, record_of("b"))
+    whole = report.merge(whole, second, record_of("a"))
+    assert {name: case["run"] for name, case in whole["cases"].items()} == {
+        "a": second["started"],
+        "b": first["started"],
+    }
+    whole = report.merge(whole, second, record_of("b"))
+    assert list(whole["runs"]) == [second["started"]]
+
+
+def test_a_file_of_another_schema_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cpu_202601.json").write_text('{"schema": 99}')
+    with pytest.raises(ValueError, match="got 99"):
+        report.load_all(tmp_path)
+
+
+def test_the_machine_is_described_without_its_paths() -> None:
+    described = machine.describe("cpu")
+    assert described["machine"]["threads"] == torch.get_num_threads()
+    assert described["versions"]["torch"] == torch.__version__
+    assert str(ROOT) not in json.dumps(described)
+    assert machine.describe("cpu", "abc")["commit"] in ("abc", described["commit"])
+
+
+def test_the_command_runs_and_stores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--quick", "--only", "attention_full_L256", "--out", str(tmp_path)]
+    assert command.main(given) == 0
+    (stored,) = report.load_all(tmp_path)
+    record = stored["cases"]["attention_full_L256"]
+    assert stored["runs"][record["run"]]["quick"] is True
+    assert record["sizes"]["L"] < 256
+    assert "attention_full_L256" in capsys.readouterr().out
+
+
+def test_ctrl_c_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = command.run_case
+
+    def stops(case: Case, *rest: Any) -> dict[str, Any]:
+        if case.name != "attention_full_L256":
+            raise KeyboardInterrupt
+        return real(case, *rest)
+
+    monkeypatch.setattr(command, "run_case", stops)
+    assert command.main(["--quick", "--only", "attention_full_L*", "--out", str(tmp_path)]) == 130
+    assert list(report.load_all(tmp_path)[0]["cases"]) == ["attention_full_L256"]
+
+
+def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--only", "no_such_case"])
+    assert "no_such_case" in capsys.readouterr().err
+    assert command.main(["--list"]) == 0
+    assert set(capsys.readouterr().out.split()) >= {case.name for case in CASES}
+
+
+def test_progress_is_plain_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.best() as shown:
+        shown.case("a case", 1, 2)
+        shown.turn(1, 30)
+        shown.say("a result")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("a result\n", "[1/2] a case\n")
+
+
+# README
+
+
+def test_the_table_is_made_from_results_alone() -> None:
+    whole = report.merge(None, run_of(), record_of("a", memory={"ours": {"extra_bytes": 3 * 2**20}}))
+    whole = report.merge(whole, run_of(), record_of("hidden", headline=False, description="not shown"))
+    whole = report.merge(whole, run_of(), record_of("broken", status="failed", description="broke"))
+    table = readme.readme_table([whole])
+    assert "**A processor, 2 threads**, torch 2.13, commit 0123456789, 2026-01-31:" in table
+    row = next(line for line in table.splitlines() if line.startswith("| made up"))
+    assert (
+        row == "| made up | L8 fp32 | 250 ms | peer: 250 ms | **1.00** [1.00, 1.00] | 1.00 to 1.00 | 3 MiB |"
+    )
+    assert "not shown" not in table
+    assert "| broke | L8 fp32 | failed its check |" in table
+
+
+def test_newer_results_win_and_tiny_ones_never_show() -> None:
+    old = report.merge(None, run_of(), record_of(description="old"))
+    new = report.merge(None, run_of("2026-02-01T00:00:00Z"), record_of(description="new"))
+    tiny = report.merge(None, run_of("2026-03-01T00:00:00Z", quick=True), record_of(description="tiny"))
+    table = readme.readme_table([old, new, tiny])
+    assert "new" in table and "old" not in table and "tiny" not in table
+    assert readme.readme_table([]) == "No results are stored yet.\n"
+
+
+def test_the_table_is_written_between_the_markers(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_text(f"before\n{readme.BEGIN}\nstale\n{readme.END}\nafter\n")
+    results = [report.merge(None, run_of(), record_of())]
+    readme.update(path, results)
+    text = path.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "stale" not in text
+    assert readme.table_in(text) == readme.readme_table(results)
+    path.write_text("no markers")
+    with pytest.raises(ValueError, match="must hold the markers"):
+        readme.update(path, results)
+
+
+def test_the_table_in_readme_is_that_of_the_stored_results() -> None:
+    path = ROOT / "README.md"
+    shown = readme.table_in(path.read_text("utf-8")) if path.exists() else None
+    if shown is None:
+        pytest.skip("by design: README.md has no benchmark table yet")
+    assert shown == readme.readme_table(report.load_all())

@@ -1,0 +1,212 @@
+"""The engines on a CUDA device: each fused kernel against float64, and the second pass.
+
+Run on a machine with a GPU by pytest, or where there is only torch:
+
+    PYTHONPATH=src:tests python tests/test_cuda.py
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import headwise as hw
+from headwise import Mask
+from headwise.engines import kernels, table
+from headwise.engines.churn import ShapeChurn
+from headwise.errors import BackendUnavailable
+from headwise.scoring import Alibi
+from judge import Case, assert_judged, error, sizes
+
+try:
+    import pytest
+
+    pytestmark = pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="by design: these need a CUDA device, which CI has not"
+    )
+except ImportError:  # a bare GPU machine
+    pass
+
+BACKENDS = ("cudnn", "flash", "efficient", "tiles")
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def cases() -> Iterator[tuple[str, Case]]:
+    """Every rule and option, over shapes that do not fit any block size."""
+    for H, Hk, T, S, D, Dv in (
+        (4, 4, 67, 67, 64, 64),
+        (6, 2, 131, 131, 128, 128),
+        (6, 2, 37, 197, 80, 80),
+        (4, 1, 101, 101, 24, 56),
+        (8, 2, 1, 259, 128, 128),
+        (2, 2, 131, 37, 64, 64),
+    ):
+        B = 2
+        case = Case(normal(0, B, H, T, D), normal(1, B, Hk, S, D), normal(2, B, Hk, S, Dv))
+        ids = torch.arange(S) // 40 + torch.tensor([[0], [1]])
+        lengths = torch.tensor([S // 3, S])
+        holes = normal(3, B, S) > -0.5
+        pairs = normal(4, B, 1, T, S) > 0.3
+        pairs[:, :, T // 2] = False
+        masks = {
+            "full": Mask(),
+            "causal": Mask.causal(),
+            "window": Mask.window(29),
+            "padding": Mask.padding(lengths, torch.tensor([T // 2, T])),
+            "causal padding": Mask.causal() & Mask.padding(lengths),
+            "left padding": Mask.causal() & Mask.padding(holes.flip(-1)),
+            "dense": Mask.dense(pairs),
+            "nothing": Mask.padding(torch.tensor([0, S])),
+        }
+        if T <= S:
+            masks["documents"] = Mask.documents(ids) & Mask.causal()
+        for name, mask in masks.items():
+            yield f"{name} H{H}-Hk{Hk}-T{T}-S{S}-D{D}-Dv{Dv}", replace(case, mask=mask)
+        options: dict[str, dict[str, Any]] = {
+            "bias": {"bias": normal(5, H, T, S)},
+            "alibi": {"bias": Alibi(normal(6, H).abs())},
+            "sinks": {"sinks": normal(7, H)},
+            "softcap": {"softcap": 3.0},
+            "scale": {"scale": 0.05},
+        }
+        for name, chosen in options.items():
+            yield f"causal {name} H{H}-T{T}-S{S}-D{D}", replace(case, mask=Mask.causal(), options=chosen)
+
+
+def on_gpu(case: Case) -> Case:
+    def move(x: Any) -> Any:
+        if isinstance(x, Alibi):
+            return Alibi(x.slopes.cuda())
+        return x.cuda() if isinstance(x, Tensor) else x
+
+    options = {name: move(value) for name, value in case.options.items()}
+    return Case(case.q.cuda(), case.k.cuda(), case.v.cuda(), case.mask.to("cuda"), options)
+
+
+def run(case: Case, backend: str) -> tuple[Tensor, hw.AttentionMap]:
+    return hw.attention(case.q, case.k, case.v, case.mask, **case.options, backend=backend)
+
+
+def each(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[str, str, Case, torch.dtype]]:
+    for (name, case), backend, dtype in itertools.product(cases(), BACKENDS, dtypes):
+        yield f"{backend} {str(dtype)[6:]} {name}", backend, case.to(dtype), dtype
+
+
+def test_every_kernel_is_as_exact_as_plain_torch() -> None:
+    ran = dict.fromkeys(BACKENDS, 0)
+    wrong = []
+    for name, backend, low, dtype in each((torch.bfloat16, torch.float16, torch.float32)):
+        ours = on_gpu(low).with_gradients()
+        try:
+            out, w = run(ours, backend)
+        except BackendUnavailable:
+            continue
+        truth = low.to(torch.float64).with_gradients()
+        plain = low.with_gradients()  # on the CPU: the same roundings, no tf32
+        true_out, _, true_lse = truth.reference()
+        plain_out, _, plain_lse = plain.reference()
+        pull = normal(9, *out.shape).to(dtype)
+        out.backward(pull.cuda())
+        true_out.backward(pull.double())
+        plain_out.backward(pull)
+        size = sizes(low, pull)
+        tests: list[tuple[str, Tensor, Tensor, Tensor, float]] = [
+            ("output", out, plain_out, true_out, 2),
+            ("lse", w.lse, plain_lse, true_lse, 2),
+        ]
+        for leaf, expected in truth.leaves().items():
+            mine, theirs = ours.leaves()[leaf].grad, plain.leaves()[leaf].grad
+            assert mine is not None and theirs is not None and expected.grad is not None
+            tests.append((leaf, mine, theirs, expected.grad, 3))
+        for what, found, theirs, expected, times in tests:
+            try:
+                assert_judged(
+                    found.cpu(), theirs, expected, dtype=dtype, size=size[what], times=times, what=what
+                )
+            except AssertionError as problem:
+                wrong.append(f"{name}: {problem}")
+        ran[backend] += 1
+    assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(wrong[:60])
+    assert all(ran.values()), ran
+    print("   calls judged:", ran)
+
+
+def test_the_second_pass_agrees_with_float64() -> None:
+    for name, case in cases():
+        low = case.to(torch.float32)
+        w = hw.AttentionMap((g := on_gpu(low)).q, g.k, mask=g.mask, **g.options)
+        _, truth, _ = case.reference()
+        _, plain, _ = low.reference()
+        assert_judged(w.dense().cpu(), plain, truth, dtype=torch.float32, size=1.0, what=name)
+        assert_judged(
+            w.mean_heads().cpu(), plain.mean(1), truth.mean(1), dtype=torch.float32, size=1.0, what=name
+        )
+        cpu = hw.AttentionMap(low.q, low.k, mask=low.mask, **low.options)
+        for key, value in w.statistics(per="query").items():
+            seen = value.cpu().isfinite() & cpu.statistics(key, per="query")[key].isfinite()
+            mine, theirs = value.cpu()[seen], cpu.statistics(key, per="query")[key][seen]
+            assert error(mine, theirs) <= 1e-5 * max(1.0, theirs.abs().max().item()), (name, key)
+        assert error(w.pooled(7).cpu(), cpu.pooled(7)) < 1e-3
+        assert error(w.top(1).values.cpu(), cpu.top(1).values) < 1e-5
+
+
+def test_cudnn_steps_aside_while_shapes_keep_changing() -> None:
+    kept, table.cudnn_churn = table.cudnn_churn, ShapeChurn(window=8, most=3)
+    try:
+        names = []
+        for length in (64, 64, 64, 72, 80, 88, 96, 64):
+            q = torch.randn(1, 2, length, 64, device="cuda", dtype=torch.bfloat16)
+            names.append(hw.why(q, q, q).backend)
+            hw.attention(q, q, q)
+        assert names[:3] == ["cudnn"] * 3 and "flash" in names[4:7] and names[-1] == "cudnn", names
+        assert hw.why(torch.randn_like(q[:, :, :13]), *[q[:, :, :13]] * 2).reasons["cudnn"] is not None
+    finally:
+        table.cudnn_churn = kept
+
+
+def test_compiled_calls_and_gradients_equal_eager_ones() -> None:
+    for options in ({}, {"causal": True}, {"window": 40}, {"softcap": 5.0}):
+        q, k, v = (torch.randn(2, 4, 96, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        q.requires_grad_()
+
+        def call(q: Tensor, k: Tensor, v: Tensor, options: Any = options) -> Tensor:
+            return hw.attention(q, k, v, **options)[0]
+
+        eager = call(q, k, v)
+        (expected,) = torch.autograd.grad(eager.sum(), q)
+        torch._dynamo.reset()
+        compiled = torch.compile(call, fullgraph=True)(q, k, v)
+        (found,) = torch.autograd.grad(compiled.sum(), q)
+        assert error(compiled, eager) < 0.02 and error(found, expected) < 0.02
+
+
+TESTS: tuple[Callable[[], None], ...] = (
+    test_every_kernel_is_as_exact_as_plain_torch,
+    test_the_second_pass_agrees_with_float64,
+    test_cudnn_steps_aside_while_shapes_keep_changing,
+    test_compiled_calls_and_gradients_equal_eager_ones,
+)
+
+if __name__ == "__main__":
+    import traceback
+
+    print(torch.__version__, torch.cuda.get_device_name(), [k.name for k in kernels.KERNELS])
+    failed = 0
+    for test in TESTS:
+        try:
+            test()
+            print("passed", test.__name__)
+        except Exception:
+            failed += 1
+            print("FAILED", test.__name__)
+            traceback.print_exc()
+    sys.exit(bool(failed))

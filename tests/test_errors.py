@@ -1,0 +1,65 @@
+"""Every error is headwise's own, and the built-in one a caller would have expected."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from headwise import errors
+from headwise.errors import (
+    ArgumentError,
+    BackendUnavailable,
+    BudgetExceeded,
+    HeadwiseError,
+    MaskError,
+    ShapeError,
+    nearest,
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "built_in"),
+    [
+        (ShapeError, ValueError),
+        (ArgumentError, ValueError),
+        (MaskError, ValueError),
+        (BackendUnavailable, RuntimeError),
+        (BudgetExceeded, MemoryError),
+    ],
+)
+def test_an_error_is_also_the_built_in_one(kind: type[Exception], built_in: type[Exception]) -> None:
+    for caught in (HeadwiseError, built_in):
+        with pytest.raises(caught, match="5 and 7"):
+            raise kind("q and k must agree in head_dim: 5 and 7; project one of them")
+
+
+def test_every_error_here_is_public_and_headwises_own() -> None:
+    found = inspect.getmembers(errors, inspect.isclass)
+    classes = {name for name, kind in found if kind.__module__ == errors.__name__}
+    assert classes == set(errors.__all__)
+    assert all(issubclass(getattr(errors, name), HeadwiseError) for name in classes)
+
+
+def test_shape_errors_and_mask_errors_are_told_apart() -> None:
+    kinds = (ShapeError, ArgumentError, MaskError, BackendUnavailable, BudgetExceeded)
+    for one in kinds:
+        assert [other for other in kinds if issubclass(one, other)] == [one]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("tirton", "triton"), ("sdp", "sdpa"), ("plian", "plain"), ("entropie", "entropy")],
+)
+def test_a_misspelt_name_is_met_with_the_one_meant(typed: str, meant: str) -> None:
+    choices = ["sdpa", "triton", "plain", "entropy"]
+    assert nearest(typed, choices) == f"did you mean '{meant}'? choose from sdpa, triton, plain, entropy"
+
+
+def test_a_name_like_no_other_is_met_with_the_choices_alone() -> None:
+    assert nearest("xyzzy", ["sdpa", "triton"]) == "choose from sdpa, triton"
+
+
+def test_choices_may_come_from_an_iterator_and_keep_their_order() -> None:
+    assert nearest("b1", (name for name in ("c", "b", "a"))) == "did you mean 'b'? choose from c, b, a"
+    assert nearest("sdpa", {"triton": 1, "sdpa": 2}) == "did you mean 'sdpa'? choose from triton, sdpa"

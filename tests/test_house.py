@@ -1,0 +1,342 @@
+"""The house from outside: what importing it needs, touches and costs, what is public, what is shipped."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import headwise
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path(headwise.__file__).resolve().parent
+
+# In a fresh process
+
+
+# All that a fresh process inherits: importing headwise here may have changed the rest, which would hide it.
+INHERITED = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
+
+
+def fresh(source: str, *, path: Path = PACKAGE.parent, cwd: Path | None = None) -> Any:
+    """Run Python that ends with `answer(something)`; only that may be printed."""
+    prelude = "import json\ndef answer(x):\n    print(json.dumps(x))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", prelude + textwrap.dedent(source)],
+        env={name: os.environ[name] for name in INHERITED if name in os.environ} | {"PYTHONPATH": str(path)},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_core_works_with_torch_alone() -> None:
+    entropy, loaded = fresh(
+        """
+        import sys
+
+        OPTIONAL = {"matplotlib", "numpy", "pandas", "rich", "transformers", "triton", "typer"}
+
+        class Absent:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] in OPTIONAL:
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+        sys.meta_path.insert(0, Absent())
+
+        import torch
+        import headwise as hw
+
+        q, k, v = torch.zeros(3, 1, 2, 4, 8)
+        output, weights = hw.attention(q, k, v, causal=True)
+        assert output.shape == (1, 2, 4, 8) and weights.dense().shape == (1, 2, 4, 4)
+        loaded = sorted(OPTIONAL & {name.partition(".")[0] for name in sys.modules})
+        answer([weights.statistics().entropy.exp().tolist(), loaded])
+        """
+    )
+    assert entropy[0] == pytest.approx(
+        [24 ** (1 / 4)] * 2
+    )  # log 1 + log 2 + log 3 + log 4, over four queries
+    assert loaded == []
+
+
+IMPORT = """
+    from time import perf_counter as now
+
+    start = now()
+    import torch
+    torch_seconds = now() - start
+
+    import gc, locale, logging, os, random, signal, sys, threading, warnings
+
+    def state():
+        cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+        return {
+            "default dtype": str(torch.get_default_dtype()),
+            "default device": str(torch.get_default_device()),
+            "threads of torch": [torch.get_num_threads(), torch.get_num_interop_threads()],
+            "grad mode": [torch.is_grad_enabled(), torch.is_inference_mode_enabled()],
+            "anomaly mode": torch.is_anomaly_enabled(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "matmul precision": torch.get_float32_matmul_precision(),
+            "print options": vars(torch._tensor_str.PRINT_OPTS),
+            "sdpa": [cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(),
+                     cuda.cudnn_sdp_enabled()],
+            "cudnn": [cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32],
+            "module fast path": torch.backends.mha.get_fastpath_enabled(),
+            "cuda started": torch.cuda.is_initialized(),
+            "torch random": torch.get_rng_state().tolist(),
+            "python random": repr(random.getstate()),
+            "environment": dict(os.environ),
+            "directory": os.getcwd(),
+            "path": list(sys.path),
+            "finders": [repr(finder) for finder in sys.meta_path],
+            "hooks": [repr(hook) for hook in (sys.excepthook, sys.displayhook, threading.excepthook)],
+            "warnings": [repr(each) for each in warnings.filters],
+            "logging": [logging.root.level, repr(logging.root.handlers), logging.root.disabled],
+            "threads": sorted(thread.name for thread in threading.enumerate()),
+            "signals": [repr(signal.getsignal(number)) for number in sorted(signal.valid_signals())],
+            "collector": [gc.isenabled(), gc.get_threshold()],
+            "locale": locale.setlocale(locale.LC_ALL),
+        }
+
+    before, modules = state(), set(sys.modules)
+    start = now()
+    import headwise
+    seconds = now() - start
+    answer({
+        "before": before,
+        "after": state(),
+        "brought": sorted(set(sys.modules) - modules),
+        "share": seconds / torch_seconds,
+    })
+"""
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, Any]:
+    """What one import of headwise after torch did."""
+    return fresh(IMPORT)
+
+
+def test_importing_headwise_changes_nothing(imported: dict[str, Any]) -> None:
+    before, after = imported["before"], imported["after"]
+    assert {name: value for name, value in after.items() if value != before[name]} == {}
+
+
+def test_importing_headwise_brings_few_modules_and_none_that_are_heavy(imported: dict[str, Any]) -> None:
+    others = [name for name in imported["brought"] if name.partition(".")[0] != "headwise"]
+    heavy = r"(matplotlib|numpy|pandas|rich|sympy|torch\._(dynamo|inductor)|transformers|triton|typer)(\.|$)"
+    assert [name for name in others if re.match(heavy, name)] == []
+    assert len(others) <= 20, others
+
+
+def test_importing_headwise_takes_little_beside_torch(imported: dict[str, Any]) -> None:
+    """A ratio within one process, the best of three: a busy machine can only make it worse."""
+    share = imported["share"]
+    for _ in range(2):
+        if share > 0.2:
+            share = min(share, fresh(IMPORT)["share"])
+    assert share <= 0.2
+
+
+# Public names
+
+
+def documented_names(text: str) -> list[str]:
+    """The names between the markers: in a bullet up to its colon, in a table row the first cell with any."""
+    between = re.search(r"<!-- public names -->(.*?)<!-- end -->", text, re.DOTALL)
+    assert between, "no <!-- public names --> ... <!-- end -->"
+    names = []
+    for line in between[1].splitlines():
+        cells = []
+        if row := re.match(r"\s*\|(.*)", line):
+            cells = row[1].split("|")
+        elif bullet := re.match(r"\s*[-*] (.*)", line):
+            cells = [bullet[1].partition(":")[0]]
+        names += next(
+            filter(None, (re.findall(r"`(?:hw\.|headwise\.)?([A-Za-z_]\w*)`", cell) for cell in cells)), []
+        )
+    return names
+
+
+def test_documented_names_are_read_from_bullets_and_tables() -> None:
+    text = """
+    - `before`
+    <!-- public names -->
+    Words, `not_a_name`.
+
+    | floor | names | what |
+    |---|---|---|
+    | map | `AttentionMap`, `attention` | see `softmax` |
+    | `hw.why` | who runs it | `backend` |
+
+    - `Mask`, `errors`: may attend where `True`
+    * `nn`
+    <!-- end -->
+    - `after`
+    """
+    assert documented_names(text) == ["AttentionMap", "attention", "why", "Mask", "errors", "nn"]
+
+
+def test_public_names_are_exactly_those_in_the_design() -> None:
+    documented = documented_names((ROOT / "DESIGN.md").read_text("utf-8"))
+    assert sorted(documented) == sorted(headwise.__all__)
+
+
+def test_every_public_name_exists_and_has_a_docstring() -> None:
+    assert len(set(headwise.__all__)) == len(headwise.__all__)
+    without = [name for name in headwise.__all__ if not _own_docstring(getattr(headwise, name))]
+    assert without == []
+
+
+def _own_docstring(thing: object) -> bool:
+    if not isinstance(thing, type | ModuleType) and not callable(thing):
+        return True  # a constant has nowhere to put one
+    words = (vars(thing).get("__doc__") if isinstance(thing, type) else thing.__doc__) or ""
+    return bool(words.strip()) and not words.startswith(
+        f"{getattr(thing, '__name__', '')}("
+    )  # as dataclass writes it
+
+
+# What is shipped
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_wheel_holds_the_package_alone_and_works(tmp_path: Path) -> None:
+    built, installed = tmp_path / "built", tmp_path / "installed"
+    _run("-m", "build", "--wheel", "--no-isolation", "--outdir", built, ROOT)
+    (wheel,) = built.glob("*.whl")
+
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0] for name in names} == {
+        "headwise",
+        f"headwise-{headwise.__version__}.dist-info",
+    }
+    assert "headwise/py.typed" in names
+    assert any(re.fullmatch(r"[^/]*\.dist-info/licenses/LICENSE", name) for name in names)
+    assert not [name for name in names if re.search(r"(^|/)(tests?|conftest\.py|__pycache__)(/|$)", name)]
+
+    _run("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", installed, wheel)
+    where, version, requires, shape = fresh(
+        """
+        import importlib.metadata as metadata
+        import torch
+        import headwise as hw
+
+        output, weights = hw.attention(*torch.randn(3, 1, 2, 5, 8))
+        version, requires = metadata.version("headwise"), metadata.requires("headwise")
+        answer([hw.__file__, version, requires, weights[0, 1].shape])
+        """,
+        path=installed,
+        cwd=tmp_path,
+    )
+    assert Path(where).is_relative_to(installed)
+    assert version == headwise.__version__
+    assert [each for each in requires if "extra ==" not in each] == ["torch>=2.11"]
+    assert shape == [5, 5]
+
+
+def _run(*arguments: str | Path) -> None:
+    done = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# What the repository carries
+
+PATHS_OF_A_MACHINE = re.compile(r"(?<![\w.~-])/(work|root|home|Users)(?=[/\s\"'`])")
+TEMPORARY_PATHS = re.compile(r"(?<![\w.~-])/(tmp)/")
+NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc"}
+
+
+def complaints(name: str, text: str) -> list[str]:
+    """What is wrong with a file of the repository, by its name and by what it holds."""
+    found = [f"{name}: this name does not say what the file holds"] * any(
+        part.partition(".")[0].strip("_").lower() in NAMES_THAT_SAY_NOTHING for part in Path(name).parts
+    )
+    patterns = [PATHS_OF_A_MACHINE] if name.startswith("tests/") else [PATHS_OF_A_MACHINE, TEMPORARY_PATHS]
+    for number, line in enumerate(text.splitlines(), 1):
+        if any(pattern.search(line) for pattern in patterns):
+            found.append(f"{name}:{number}: a path of one machine: {line.strip()[:80]}")
+    return found
+
+
+def test_no_tracked_file_names_a_machine_or_says_nothing() -> None:
+    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("by design: what is tracked is only known in a git checkout")
+    names = [name for name in listed.stdout.split("\0") if (ROOT / name).is_file()]
+    found = [
+        each for name in names for each in complaints(name, (ROOT / name).read_text("utf-8", errors="ignore"))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", ["src/headwise/utils.py", "tests/_helpers.py", "src/headwise/common/x.py"])
+def test_a_name_that_says_nothing_is_noticed(name: str) -> None:
+    assert len(complaints(name, "")) == 1
+
+
+@pytest.mark.parametrize("folder", ["work", "root", "home"])
+def test_a_path_of_a_machine_is_noticed(folder: str) -> None:
+    assert len(complaints("README.md", f"see /{folder}/x\n")) == 1
+    assert len(complaints("tests/test_x.py", f"open('/{folder}/x')\n")) == 1
+    assert complaints("README.md", f"see https://example.org/{folder}/x and src/{folder}/x\n") == []
+
+
+def test_a_temporary_path_is_for_tests_only() -> None:
+    assert len(complaints("benchmarks/run.py", "open('/" + "tmp/x')")) == 1
+    assert complaints("tests/test_x.py", "open('/" + "tmp/x')") == []
+
+
+# The gate
+
+SKIPS = {
+    "missing": "import pytest\ndef test_it(): pytest.skip('no GPU here')",
+    "missing_library": "import pytest\npytest.importorskip('a_library_nobody_has')\ndef test_it(): pass",
+    "meant": "import pytest\ndef test_it(): pytest.skip('by design: CUDA only')",
+    "known": "import pytest\n@pytest.mark.xfail(reason='known')\ndef test_it(): assert False",
+    "fine": "def test_it(): pass",
+}
+
+
+@pytest.mark.parametrize(
+    ("ci", "files", "listed"),
+    [
+        ("true", SKIPS, ["*test_missing.py::test_it: no GPU here", "*a_library_nobody_has*"]),
+        ("true", ("meant", "known", "fine"), []),
+        ("", SKIPS, []),
+    ],
+    ids=["CI-missing", "CI-meant", "at-home"],
+)
+def test_in_ci_a_skip_is_a_failure_unless_by_design(
+    ci: str,
+    files: Iterable[str],
+    listed: list[str],
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text("utf-8"))
+    pytester.makepyfile(**{f"test_{name}": SKIPS[name] for name in files})
+    result = pytester.runpytest("-p", "no:hypothesispytest")  # importing it takes longest
+    assert result.ret == (pytest.ExitCode.TESTS_FAILED if listed else pytest.ExitCode.OK)
+    if listed:
+        result.stdout.fnmatch_lines_random(["*skipped tests are failures in CI*", *listed])
+        result.stdout.no_fnmatch_line("*test_meant.py*by design*")

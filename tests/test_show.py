@@ -1,0 +1,402 @@
+"""Pictures, tables and hand-made heads show what is there, and take any text as data."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import numpy
+import pytest
+import torch
+
+from headwise import AttentionMap, Mask
+from headwise.errors import ArgumentError, ShapeError
+from headwise.show import handmade
+from headwise.show.handmade import SENTENCE, handmade_heads, split
+from headwise.show.labels import plain
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("rich")
+
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from headwise.show.files import save
+from headwise.show.heatmaps import LIGHT_TO_DARK, NOTHING, _grid, heatmaps
+from headwise.show.table import statistics_table
+
+
+def a_map(
+    heads: int = 3, query_len: int = 5, key_len: int | None = None, batch: int = 2, **options
+) -> AttentionMap:
+    generator = torch.Generator().manual_seed(heads)
+    q = torch.randn(batch, heads, query_len, 7, generator=generator)
+    k = torch.randn(batch, heads, key_len or query_len, 7, generator=generator)
+    return AttentionMap(q, k, **options)
+
+
+def images(figure: Figure) -> list[numpy.ma.MaskedArray]:
+    return [ax.images[0].get_array() for ax in figure.axes if ax.images]
+
+
+def png(figure: Figure) -> bytes:
+    room = io.BytesIO()
+    figure.savefig(room, format="png", dpi=40)
+    return room.getvalue()
+
+
+def words(axis) -> list[str]:
+    return [text.get_text() for text in axis.get_ticklabels()]
+
+
+# Heat maps
+
+
+@pytest.mark.parametrize("heads", [1, 3, 8, 32])
+def test_a_figure_has_one_heat_map_a_head_and_one_colour_bar(heads: int) -> None:
+    figure = heatmaps(a_map(heads))
+    assert len(images(figure)) == heads
+    assert len(figure.axes) == heads + 1
+    assert [ax.get_title(loc="left") for ax in figure.axes[:heads]] == [f"head {h}" for h in range(heads)]
+
+
+def test_the_image_is_the_weights_of_the_sequence_asked_for() -> None:
+    weights = a_map(causal=True)
+    for batch in (0, 1):
+        for head, image in enumerate(images(heatmaps(weights, batch=batch))):
+            numpy.testing.assert_array_equal(image.filled(0), weights[batch, head].numpy())
+
+
+def test_all_heads_share_a_scale_from_0_to_1() -> None:
+    norms = [ax.images[0].norm for ax in heatmaps(a_map()).axes[:3]]
+    assert all((norm.vmin, norm.vmax) == (0, 1) for norm in norms)
+
+
+def test_hidden_cells_have_a_colour_of_their_own() -> None:
+    figure = heatmaps(a_map(causal=True))
+    image = figure.axes[0].images[0]
+    assert numpy.array_equal(image.get_array().mask, ~numpy.tri(5, dtype=bool))
+    drawn = image.to_rgba(image.get_array())
+    numpy.testing.assert_allclose(drawn[0, 4, :3], to_rgb(NOTHING), atol=1e-6)
+    assert all(colour != NOTHING for colour in LIGHT_TO_DARK)
+    assert "grey: none" in figure.axes[-1].get_ylabel()
+    assert "grey" not in heatmaps(a_map()).axes[-1].get_ylabel()
+
+
+def test_colours_darken_evenly() -> None:
+    """The steps between neighbouring colours look alike: lightness L* falls by nearly the same each time."""
+    linear = [
+        numpy.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+        for c in map(numpy.array, map(to_rgb, LIGHT_TO_DARK))
+    ]
+    lightness = [116 * numpy.cbrt(c @ [0.2126, 0.7152, 0.0722]) - 16 for c in linear]
+    steps = -numpy.diff(lightness)
+    assert steps.min() > 0.8 * steps.mean()
+    assert steps.max() < 1.2 * steps.mean()
+
+
+def test_queries_run_down_and_keys_to_the_right() -> None:
+    figure = heatmaps(a_map(1), "abcde")
+    ax = figure.axes[0]
+    left, right, below, above = ax.images[0].get_extent()
+    assert (left, right, above, below) == (-0.5, 4.5, -0.5, 4.5)
+    assert ax.images[0].origin == "upper"
+    assert "key" in figure.get_supxlabel()
+    assert "query" in figure.get_supylabel()
+
+
+def test_tokens_label_the_outer_axes() -> None:
+    tokens = ["the", "cat", "sat", "on", "it"]
+    figure = heatmaps(a_map(8), tokens)
+    png(figure)
+    corner, inner = figure.axes[4], figure.axes[1]
+    assert words(corner.xaxis) == words(corner.yaxis) == tokens
+    assert not any(tick.label1.get_visible() for tick in inner.yaxis.get_major_ticks())
+    assert not any(tick.label1.get_visible() for tick in inner.xaxis.get_major_ticks())
+
+
+def test_an_incomplete_last_row_leaves_no_column_without_labels() -> None:
+    figure = heatmaps(a_map(5), "abcde")
+    png(figure)
+    rows, columns = _grid(5)
+    assert (rows, columns) == (2, 3)
+    assert figure.axes[2].xaxis.get_major_ticks()[0].label1.get_visible()
+
+
+def test_many_tokens_give_way_to_positions() -> None:
+    figure = heatmaps(a_map(1, 25), [f"token{i}" for i in range(25)])
+    png(figure)
+    assert not any("token" in text for text in words(figure.axes[0].xaxis))
+
+
+def test_text_is_data_not_markup() -> None:
+    tokens = ["$x$", "<b>", "$\\frac{", "a_b^c", "[red]"]
+    figure = heatmaps(a_map(1), tokens, titles=["$E=mc^2$"], title="$a$ & <i>")
+    png(figure)
+    ax = figure.axes[0]
+    assert words(ax.xaxis) == tokens
+    assert not any(text.get_parse_math() for text in (*ax.get_xticklabels(), *ax.get_yticklabels()))
+    assert ax.get_title(loc="left") == "$E=mc^2$"
+    assert figure.get_suptitle() == "$a$ & <i>"
+
+
+def test_any_character_can_be_drawn_without_a_warning() -> None:
+    tokens = ["日本語", "हिन्दी", "👩\u200d🚀", "שלום", "\U0010ffff"]
+    assert png(heatmaps(a_map(1), tokens, titles=["ਪੰਜਾਬੀ"], title="ไทย")).startswith(b"\x89PNG")
+    tokens = ["\n", "\x1b[31m", "\ud800", "\u202e", "x" * 99]
+    figure = heatmaps(a_map(1), tokens)
+    png(figure)
+    assert words(figure.axes[0].xaxis) == ["↵", "�[31m", "�", "�", "x" * 11 + "…"]
+
+
+def test_a_long_map_is_pooled_and_says_so() -> None:
+    weights = a_map(2, 300, causal=True)
+    figure = heatmaps(weights, ["x"] * 300, batch=1)
+    cell = torch.arange(300) * 256 // 300
+    rows = torch.bincount(cell)
+    mass = torch.zeros(2, 256, 256).index_put_(
+        (torch.arange(2)[:, None, None], cell[:, None], cell), weights[1], accumulate=True
+    )
+    for image, expected in zip(images(figure), mass / rows[:, None], strict=True):
+        numpy.testing.assert_allclose(image.filled(0), expected.numpy(), rtol=1e-4, atol=1e-7)
+        numpy.testing.assert_allclose(image.filled(0).sum(-1), 1, rtol=1e-5)
+    assert "300 in 256 cells" in figure.get_supxlabel()
+    assert "300 in 256 cells" in figure.get_supylabel()
+    assert "mean weight" in figure.axes[-1].get_ylabel()
+    assert tuple(figure.axes[0].images[0].get_extent()) == (-0.5, 299.5, 299.5, -0.5)
+
+
+def test_a_long_map_is_never_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise AssertionError("dense weights were made")
+
+    monkeypatch.setattr(AttentionMap, "dense", refuse)
+    assert len(images(heatmaps(a_map(2, 257)))) == 2
+
+
+def test_padded_queries_do_not_thin_the_means() -> None:
+    lengths = torch.tensor([290, 300])
+    weights = a_map(1, 300, mask=Mask.padding(lengths, query_lengths=lengths))
+    (image,) = images(heatmaps(weights))
+    sums = image.filled(0).sum(-1)
+    assert numpy.all(numpy.isclose(sums, 1, rtol=1e-5) | (sums == 0))
+    assert sums[0] > 0 == sums[-1]
+
+
+def test_queries_and_keys_may_differ_in_number() -> None:
+    (image,) = images(heatmaps(a_map(1, 2, 300)))
+    assert image.shape == (2, 256)
+    (image,) = images(heatmaps(a_map(1, 5, 11)))
+    assert image.shape == (5, 11)
+
+
+def test_low_precision_and_gradients_are_no_obstacle() -> None:
+    q = torch.randn(1, 2, 5, 8, dtype=torch.bfloat16, requires_grad=True)
+    assert png(heatmaps(AttentionMap(q, q)))
+
+
+def test_misfits_are_refused_with_numbers() -> None:
+    with pytest.raises(ShapeError, match=r"tokens must match query_len and key_len: 4 tokens for 5 and 5"):
+        heatmaps(a_map(), "abcd")
+    with pytest.raises(ShapeError, match=r"11 tokens for 5 and 11"):
+        heatmaps(a_map(3, 5, 11), "abcdefghijk")
+    with pytest.raises(ShapeError, match=r"titles must match num_heads: 2 titles for 3"):
+        heatmaps(a_map(), titles=["a", "b"])
+    with pytest.raises(IndexError):
+        heatmaps(a_map(), batch=2)
+
+
+def test_plot_is_this_picture() -> None:
+    weights = a_map()
+    for ours, theirs in zip(
+        images(weights.plot("abcde", batch=1)), images(heatmaps(weights, batch=1)), strict=True
+    ):
+        numpy.testing.assert_array_equal(ours, theirs)
+
+
+def test_pictures_leave_pyplot_alone() -> None:
+    code = (
+        "import sys, torch, headwise as hw; "
+        "hw.AttentionMap(*torch.randn(2, 1, 2, 3, 4)).plot(); "
+        "sys.exit('matplotlib.pyplot' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("heads", range(1, 41))
+def test_the_grid_holds_every_head_and_is_not_a_strip(heads: int) -> None:
+    rows, columns = _grid(heads)
+    assert rows * columns >= heads > (rows - 1) * columns
+    assert rows <= columns <= max(3, 3 * rows)
+
+
+@pytest.mark.parametrize(
+    ("missing", "call", "hint"),
+    [
+        ("matplotlib", lambda: heatmaps(a_map()), r'pictures need matplotlib.*"headwise\[viz\]"'),
+        ("rich", lambda: statistics_table(a_map().statistics()), r'tables need rich.*"headwise\[cli\]"'),
+    ],
+)
+def test_a_missing_extra_says_how_to_get_it(monkeypatch, missing, call, hint) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == missing]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ImportError, match=hint) as caught:
+        call()
+    assert caught.value.name == missing
+
+
+# Writing
+
+
+def test_a_picture_is_written_in_the_format_of_its_name(tmp_path) -> None:
+    figure = heatmaps(a_map(1))
+    assert save(figure, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in save(figure, str(tmp_path / "a.SVG")).read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.SVG", "a.png"]
+
+
+@pytest.mark.parametrize("trouble", [RuntimeError, KeyboardInterrupt])
+def test_a_failed_write_leaves_what_was_there(tmp_path, trouble) -> None:
+    class Broken(Figure):
+        def savefig(self, file, **options) -> None:
+            file.write(b"half a pict")
+            raise trouble
+
+    old = tmp_path / "heads.png"
+    old.write_bytes(b"old")
+    with pytest.raises(trouble):
+        save(Broken(), old)
+    assert [path.name for path in tmp_path.iterdir()] == ["heads.png"]
+    assert old.read_bytes() == b"old"
+
+
+def test_a_place_that_cannot_hold_a_picture_is_refused(tmp_path) -> None:
+    figure = Figure()
+    with pytest.raises(ArgumentError, match=r"out must end in .png, .svg, .pdf: got 'heads.gif'"):
+        save(figure, "heads.gif")
+    with pytest.raises(ArgumentError, match=r"existing folder: there is no '.*nowhere'"):
+        save(figure, tmp_path / "nowhere" / "heads.png")
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(ArgumentError, match=r"folder.png' is a folder"):
+        save(figure, tmp_path / "folder.png")
+
+
+# Tables
+
+
+def text_of(table: Table, width: int = 200) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table)
+    return console.file.getvalue()
+
+
+def test_a_table_has_a_row_a_head_and_a_column_a_statistic() -> None:
+    stats = a_map().statistics()
+    table = statistics_table(stats, batch=1)
+    assert table.row_count == 3
+    assert len(table.columns) == 1 + len(stats) - 1  # the head's name; all but `received`
+    assert "received" not in text_of(table)
+    cells = [str(cell) for cell in table.columns[1].cells]
+    assert cells == [f"{value:.2f}" for value in stats.entropy[1].tolist()]
+    assert all(column.justify == "right" for column in table.columns[1:])
+
+
+def test_names_in_a_table_are_data() -> None:
+    shown = text_of(statistics_table(a_map().statistics("first"), ["[red]x[/red]", "\x1b[31mred", "ok"]))
+    assert "[red]x[/red]" in shown
+    assert "\x1b" not in shown
+    assert "�[31mred" in shown
+
+
+def test_what_no_query_has_is_a_dash() -> None:
+    table = statistics_table(a_map(1, 1).statistics("previous", "itself"))
+    assert [str(cell) for column in table.columns[1:] for cell in column.cells] == ["-", "1.00"]
+
+
+def test_a_table_of_something_else_is_refused() -> None:
+    weights = a_map()
+    with pytest.raises(ShapeError, match=r"entropy is \[2, 3, 5\]"):
+        statistics_table(weights.statistics("entropy", per="query"))
+    with pytest.raises(ShapeError, match=r"2 names for 3"):
+        statistics_table(weights.statistics("entropy"), ["a", "b"])
+    with pytest.raises(ArgumentError, match="found none"):
+        statistics_table(weights.statistics("received"))
+
+
+# Hand-made heads
+
+TEXTS = {
+    "the sentence": SENTENCE,
+    "repeats": "to be or not to be that is the question or not to be",
+    "unicode": "кот, который спал; Кот, который ел",
+    "long": " ".join(f"word{i % 97}" for i in range(300)),
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_hand_made_heads_do_what_their_names_say(text: str) -> None:
+    words, weights, names = handmade_heads(text)
+    T = len(words)
+    assert weights.shape == (1, len(names), T, T)
+    stats = weights.statistics()
+
+    def of(statistic: str, name: str) -> float:
+        return stats[statistic][0, names.index(name)].item()
+
+    assert of("previous", "previous word") > 0.9
+    assert of("itself", "itself") > 0.9
+    assert of("next", "next word") > 0.9
+    assert of("first", "first word") > 0.9
+    assert of("local", "nearby words") > 0.99
+    assert of("effective_keys", "every word") == pytest.approx(T, rel=1e-3)
+    assert stats.confidence.max() < 0.99  # sharp, not saturated
+
+    lower = [word.casefold() for word in words]
+    same, after = (weights[0, names.index(name)] for name in ("same word", "induction"))
+    for i, word in enumerate(lower):
+        copies = [j for j in range(T) if lower[j] == word]
+        assert same[i, copies].sum() > 0.9
+        targets = [j + 1 for j in copies if j < i] or [0]
+        assert after[i, targets].sum() > 0.9
+
+
+def test_one_word_is_enough() -> None:
+    words, weights, _ = handmade_heads("Hello")
+    assert words == ["Hello"]
+    assert torch.equal(weights.dense(), torch.ones(1, 8, 1, 1))
+
+
+def test_words_are_the_same_however_their_letters_are_typed() -> None:
+    _, weights, names = handmade_heads("É then e\u0301")
+    assert weights[0, names.index("same word"), 0, 2] > 0.4
+
+
+def test_a_text_without_words_or_too_long_is_refused() -> None:
+    for text in ("", " \n\t "):
+        with pytest.raises(ArgumentError, match="at least one word: found 0"):
+            handmade_heads(text)
+    with pytest.raises(ArgumentError, match="at most 1000 words: found 1001"):
+        handmade_heads("a " * (handmade.MOST_WORDS + 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("It's 3.5, isn't it?", ["It's", "3.5", ",", "isn't", "it", "?"]),
+        ("(“quoted”)", ["(", "“", "quoted", "”", ")"]),
+        ("... हिन्दी", [".", ".", ".", "हिन्दी"]),
+        ("$x$ <b>", ["$x$", "<b>"]),
+    ],
+)
+def test_text_is_split_at_spaces_and_outer_punctuation(text: str, expected: list[str]) -> None:
+    assert split(text) == expected
+
+
+def test_plain_text_is_one_short_line() -> None:
+    assert plain("a\r\nb\tc\u2028d") == "a↵↵b⇥c�d"
+    assert plain("abcdef", 6) == "abcdef"
+    assert plain("abcdefg", 6) == "abcde…"
