@@ -82,7 +82,7 @@ def main(given: Sequence[str] | None = None) -> int:
     try:
         records = run(cases, options.device, repeats, options.quick, out, options.commit)
     except KeyboardInterrupt:
-        print("stopped; cases that were done are stored", file=sys.stderr)
+        print("stopped" + ("" if out is None else "; cases that were done are stored"), file=sys.stderr)
         return 130
     failed = [record["name"] for record in records if record["status"] != "ok"]
     if failed:

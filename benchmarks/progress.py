@@ -31,6 +31,8 @@ class Progress(AbstractContextManager["Progress"]):
 
 
 class _Bar(Progress):
+    """Drawn between samples only: a thread that draws would be timed along."""
+
     def __init__(self, bar: Any) -> None:
         self._bar = bar
         self._cases = self._turns = None
@@ -49,12 +51,16 @@ class _Bar(Progress):
     def case(self, name: str, number: int, of: int) -> None:
         self._bar.update(self._cases, total=of, completed=number - 1)
         self._bar.reset(self._turns, total=None, description=name)
+        self._bar.refresh()
 
     def turn(self, done: int, of: int) -> None:
-        self._bar.update(self._turns, total=of, completed=done)
+        self._bar.update(self._turns, total=of, completed=done, refresh=True)
 
     def say(self, text: str) -> None:
-        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if sys.stdout.isatty():  # above the bar, which stands on the same screen
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            super().say(text)
 
 
 def best() -> Progress:
@@ -68,4 +74,5 @@ def best() -> Progress:
     except ImportError:
         return Progress()
     columns = (TextColumn("{task.description:34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return _Bar(Bars(*columns, console=Console(stderr=True), transient=True))
+    screen = Console(stderr=True)
+    return _Bar(Bars(*columns, console=screen, transient=True, auto_refresh=False, redirect_stdout=False))

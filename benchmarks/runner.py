@@ -28,7 +28,8 @@ __all__ = ["CpuTimer", "CudaTimer", "Ratio", "Timer", "alternate", "compare", "o
 AGAIN = "(again)"
 LEAST_SAMPLE = 0.005  # seconds
 MOST_LOOPS = 2000
-WARMUP_CALLS, WARMUP_SECONDS = 3, 0.5
+WARMUP_CALLS = 4  # the first included; fewer for an arm that takes longer than SLOW
+SLOW = 0.5  # seconds
 
 Timer = Callable[[Arm, int], float]  # seconds a call, over so many calls
 Turned = Callable[[int, int], None]  # told after each turn: done, of
@@ -163,7 +164,7 @@ def run_case(
         if wrong := [one for one in checked if not one.ok]:
             return record | {"status": "failed", "reason": _in_words(wrong)}
         repeats = min(repeats, case.most_repeats or repeats)
-        record |= _timed(case, arms, first, timer, repeats, turned)
+        record |= _timed(case, arms, timer, repeats, turned)
         if case.memory:
             record["memory"] = _memory(case, arms, device, tiny)
     except Exception as problem:  # a case that breaks is a result, too; the others go on
@@ -225,20 +226,17 @@ def _first_calls(
     return arms, first, found, unavailable
 
 
-def _timed(
-    case: Case, arms: dict[str, Arm], first: dict[str, float], timer: Timer, repeats: int, turned: Turned
-) -> dict[str, Any]:
+def _timed(case: Case, arms: dict[str, Arm], timer: Timer, repeats: int, turned: Turned) -> dict[str, Any]:
     compared = case.peer or case.ours
     again = f"{compared} {AGAIN}"
-    warmups = {name: _warm_up(arm, first[name]) for name, arm in arms.items()}
-    slow = {name for name in arms if first[name] > WARMUP_SECONDS}
-    loops = {name: 1 if name in slow else calls_in_a_sample(timer(arm, 1)) for name, arm in arms.items()}
+    settled = {name: settle(arm, timer) for name, arm in arms.items()}
+    loops = {name: calls for name, (calls, _) in settled.items()}
     both = {**arms, again: arms[compared]}
     samples = alternate(both, {**loops, again: loops[compared]}, timer, repeats, turned)
     medians = {name: statistics.median(values) for name, values in samples.items()}
     record: dict[str, Any] = {
         "repeats": repeats,
-        "warmup_calls": warmups,
+        "warmup_calls": {name: calls for name, (_, calls) in settled.items()},
         "calls_in_a_sample": loops,
         "median_ms": _ms({name: medians[name] for name in arms}),
         "peer_against_itself": asdict(compare(samples[again], samples[compared])),
@@ -254,14 +252,21 @@ def _timed(
     return record
 
 
-def _warm_up(arm: Arm, first: float) -> int:
-    """Call an arm some more times unless it is slow; how many calls it has had, the first one included."""
-    calls, start = 1, time.perf_counter() - first
-    with around(arm):
-        while calls < WARMUP_CALLS and time.perf_counter() - start < WARMUP_SECONDS:
-            arm()
-            calls += 1
-    return calls
+def settle(arm: Arm, timer: Timer) -> tuple[int, int]:
+    """Warm an arm up and find how many calls make a sample: (calls in a sample, calls it has had now).
+
+    The first call, made for the check, does not tell: it may have built plans or compiled. One call alone
+    tells too much on a GPU, where it waits for its launch; so a whole sample is tried, too.
+    """
+    had, seconds = 1, 0.0
+    while had < WARMUP_CALLS and seconds < SLOW:
+        seconds = timer(arm, 1)
+        had += 1
+    loops = calls_in_a_sample(seconds)
+    if loops > 1:
+        had += loops
+        loops = calls_in_a_sample(timer(arm, loops))
+    return loops, had
 
 
 def calls_in_a_sample(seconds: float) -> int:

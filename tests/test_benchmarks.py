@@ -27,6 +27,7 @@ from benchmarks.runner import (
     order,
     quantile,
     run_case,
+    settle,
 )
 from torch import Tensor
 
@@ -208,6 +209,19 @@ def test_a_sample_is_long_enough() -> None:
     assert calls_in_a_sample(1.0) == 1
     assert calls_in_a_sample(0.001) == 5
     assert 1 < calls_in_a_sample(0.0) <= 2000
+
+
+def test_a_first_call_that_compiles_does_not_shorten_the_samples() -> None:
+    """It did once: whatever took long at first was then timed one call at a time, waiting for its launch."""
+    asked: list[int] = []
+
+    def timer(arm: Any, loops: int) -> float:
+        asked.append(loops)
+        return 0.0005 if loops > 1 else 0.001  # alone, a call seems to take twice as long
+
+    assert settle(lambda: None, timer) == (10, 9)
+    assert asked == [1, 1, 1, 5]
+    assert settle(lambda: None, lambda arm, loops: 3.0) == (1, 2)
 
 
 def test_a_wrong_arm_is_refused_and_never_timed() -> None:

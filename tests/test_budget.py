@@ -222,9 +222,11 @@ def test_without_such_files_all_of_the_memory_counts(monkeypatch: pytest.MonkeyP
     assert budget.free_bytes(CPU) == 11 * 4096
 
 
-def test_on_cuda_the_device_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_cuda_what_torch_holds_but_does_not_use_is_free_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (device.index * 1000, 10**9))
-    assert budget.free_bytes(torch.device("cuda", 3)) == 3000
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: device.index * 100)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: device.index * 10)
+    assert budget.free_bytes(torch.device("cuda", 3)) == 3270
 
 
 def test_this_machine_has_memory() -> None:

@@ -55,7 +55,8 @@ def limit(size: int | str) -> Iterator[None]:
 def free_bytes(device: torch.device) -> int:
     """Memory that a new tensor on this device could use."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
     return min(_system_free(), _container_free())
 
 

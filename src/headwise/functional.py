@@ -132,5 +132,10 @@ def why(
     check_dropout(dropout)
     call = attend.call_of(scores, v, dropout)
     chosen = table.choose(call, backend)
-    how = {"tiles": "tile by tile in plain torch", "plain": "as one T x S matrix in plain torch"}
-    return Why(chosen.name, how.get(chosen.name) or parts.how(parts.cut(scores)), table.verdicts(call))
+    if chosen.kernels:
+        how = parts.how(parts.cut(scores, chosen.kernel_for(q.device).takes_bands))
+    elif chosen.name == "tiles":
+        how = "tile by tile in plain torch"
+    else:
+        how = "as one T x S matrix in plain torch"
+    return Why(chosen.name, how, table.verdicts(call))

@@ -215,7 +215,7 @@ class AttentionMap:
         self._check_budget(self.shape, "weights", limit)
         if isinstance(self._scores, GivenWeights):
             return self._scores.weights if self._columns is None else self._scores.weights[..., self._columns]
-        return weights.weights(self._scores, self.lse, self._columns)
+        return weights.weights(self._scores, self._lse, self._columns)
 
     def mean_heads(self, *, limit: int | str | None = None) -> Tensor:
         """The mean over heads, [B, T, S], without the weights of each head; gradients flow to q and k.
@@ -227,7 +227,7 @@ class AttentionMap:
         self._check_budget((B, T, S), "mean weights", limit)
         if isinstance(self._scores, GivenWeights):
             return self.dense().mean(1)
-        return weights.weights(self._scores, self.lse, self._columns, mean=True)
+        return weights.weights(self._scores, self._lse, self._columns, mean=True)
 
     def pooled(self, cells: int | tuple[int, int] = 128) -> Tensor:
         """A picture of at most cells x cells (rows x columns if a pair), [B, H, rows, columns].

@@ -19,14 +19,13 @@ from torch import Tensor
 from .masks import Mask
 from .scoring import HIDDEN, Alibi
 
-__all__ = ["allowed", "attention", "multi_head", "scores", "weights_of"]
+__all__ = ["allowed", "attention", "multi_head", "positions", "scores", "weights_of"]
 
 
-def allowed(mask: Mask, B: int, H: int, T: int, S: int) -> Tensor:
+def allowed(mask: Mask, B: int, H: int, T: int, S: int, device: torch.device | None = None) -> Tensor:
     """The mask as a bool matrix [B, H, T, S]; True = may attend."""
-    i = torch.arange(T)[:, None] + (S - T)  # where query i stands: the last one beside the last key
-    j = torch.arange(S)[None, :]
-    seen = torch.ones(B, H, T, S, dtype=torch.bool)
+    i, j = positions(T, S, device)
+    seen = torch.ones(B, H, T, S, dtype=torch.bool, device=device)
     if mask.right is not None:
         seen &= j - i <= mask.right
     if mask.left is not None:
@@ -48,6 +47,11 @@ def allowed(mask: Mask, B: int, H: int, T: int, S: int) -> Tensor:
     return seen
 
 
+def positions(T: int, S: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """Where query i stands, the last one beside the last key, [T, 1]; and key j, [1, S]."""
+    return torch.arange(T, device=device)[:, None] + (S - T), torch.arange(S, device=device)[None, :]
+
+
 def scores(
     q: Tensor,
     k: Tensor,
@@ -65,13 +69,12 @@ def scores(
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
     if isinstance(bias, Alibi):
-        i = torch.arange(T)[:, None] + (S - T)
-        j = torch.arange(S)[None, :]
+        i, j = positions(T, S, q.device)
         s = s - bias.slopes.to(s.dtype)[:, None, None] * (i - j).abs()
     elif bias is not None:
         s = s + bias.to(s.dtype)
     if mask is not None:
-        s = s.masked_fill(~allowed(mask, B, H, T, S), -torch.inf)
+        s = s.masked_fill(~allowed(mask, B, H, T, S, q.device), -torch.inf)
     return s.masked_fill(s <= HIDDEN, -torch.inf)
 
 

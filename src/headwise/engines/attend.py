@@ -79,8 +79,8 @@ def _traceable(chosen: Backend, scores: Scores) -> bool:
     """Whether the compiler may look inside: one kernel call with torch's own backward, no more."""
     if not chosen.kernels or scores.sinks is not None:
         return False
-    parts = cut(scores)
-    return len(parts) == 1 and parts[0].is_whole(scores) and not parts[0].added
+    whole = cut(scores)[0]
+    return whole.is_whole(scores) and not whole.added
 
 
 def _needs_grad(scores: Scores, v: Tensor) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..scoring import HIDDEN
-from .kernels import Kernel
+from .kernels import FULL, Kernel
 from .parts import Part, cut
 from .scores import ScoreGradients, Scores, blocks, tile_dtype
 
@@ -23,7 +23,7 @@ __all__ = ["backward", "forward"]
 def forward(kernel: Kernel, scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
     """(output [B, H, T, Dv], lse [B, H, T])."""
     q, k, values = _ready(kernel, scores, v)
-    parts = cut(scores)
+    parts = cut(scores, kernel.takes_bands)
     if parts and parts[0].is_whole(scores):
         out, lse = _run(kernel, scores, parts[0], q, k, values)
     else:
@@ -42,7 +42,7 @@ def backward(
     out, grad = _padded(out, D), _padded(grad, D)
     finite = torch.where(torch.isneginf(lse), 0.0, lse)  # an empty row has nothing to send back
     total = tile_dtype(q.dtype)
-    parts = cut(scores)
+    parts = cut(scores, kernel.takes_bands)
     if parts and parts[0].is_whole(scores):
         dq, dk, dv = _run_backward(kernel, scores, parts[0], q, k, values, out, finite, grad)
     else:
@@ -67,13 +67,14 @@ def _run(
 ) -> tuple[Tensor, Tensor]:
     added = part.mask_and_bias(scores, q.dtype)
     groups = q.shape[1] // k.shape[1]
-    if q.shape[2] == 1 and groups > 1 and (added is None or added.shape[1] == 1):
+    one_query = q.shape[2] == 1 and part.band == FULL
+    if one_query and groups > 1 and (added is None or added.shape[1] == 1):
         # one query: the heads of a group become the rows of one product, and keys are read once
         rows = q.reshape(q.shape[0], k.shape[1], groups, -1)
-        out, lse = kernel.forward(rows, k, v, added, False, scores.scoring.scale)
+        out, lse = kernel.forward(rows, k, v, added, FULL, scores.scoring.scale)
         out, lse = out.reshape(*q.shape[:3], -1), lse.reshape(q.shape[:3])
     else:
-        out, lse = kernel.forward(q, k, v, added, part.causal, scores.scoring.scale)
+        out, lse = kernel.forward(q, k, v, added, part.band, scores.scoring.scale)
     empty = _empty_rows(scores, part, lse)
     if empty is not None:
         out, lse = out.masked_fill(empty[..., None], 0), lse.masked_fill(empty, -torch.inf)
@@ -85,7 +86,7 @@ def _run_backward(
     lse: Tensor, grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     added = part.mask_and_bias(scores, q.dtype)
-    return kernel.backward(grad, q, k, v, out, lse, added, part.causal, scores.scoring.scale)
+    return kernel.backward(grad, q, k, v, out, lse, added, part.band, scores.scoring.scale)
 
 
 def _merge(

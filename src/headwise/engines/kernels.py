@@ -17,16 +17,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["CPU_FLASH", "CUDA_EFFICIENT", "CUDA_FLASH", "CUDNN", "KERNELS", "Kernel"]
+__all__ = ["CAUSAL", "CPU_FLASH", "CUDA_EFFICIENT", "CUDA_FLASH", "CUDNN", "FULL", "KERNELS", "Kernel"]
 
 aten = torch.ops.aten
 
 HALF = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float32, torch.float64, *HALF)
 
-Forward = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], tuple[Tensor, Tensor]]
+Band = tuple[int | None, int | None]  # keys seen before and after the query; None: all of them
+FULL: Band = (None, None)
+CAUSAL: Band = (None, 0)
+
+Forward = Callable[[Tensor, Tensor, Tensor, Tensor | None, Band, float], tuple[Tensor, Tensor]]
 Backward = Callable[
-    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, bool, float],
+    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Band, float],
     tuple[Tensor, Tensor, Tensor],
 ]
 
@@ -42,15 +46,16 @@ class Kernel:
     channels: int  # head_dim is padded to a multiple of this
     takes_added: bool
     takes_groups: bool  # fewer key heads than query heads
+    takes_bands: bool  # any band, not only causal on a square
     forward: Forward
     backward: Backward
 
 
 def _cpu_forward(
-    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, scale: float
+    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, band: Band, scale: float
 ) -> tuple[Tensor, Tensor]:
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu.default(
-        q, k, v, 0.0, causal, attn_mask=added, scale=scale
+        q, k, v, 0.0, band == CAUSAL, attn_mask=added, scale=scale
     )
     return out, lse
 
@@ -63,21 +68,29 @@ def _cpu_backward(
     out: Tensor,
     lse: Tensor,
     added: Tensor | None,
-    causal: bool,
+    band: Band,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
-        grad, q, k, v, out, lse, 0.0, causal, attn_mask=added, scale=scale
+        grad, q, k, v, out, lse, 0.0, band == CAUSAL, attn_mask=added, scale=scale
     )
     return dq, dk, dv
 
 
 def _flash_forward(
-    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, scale: float
+    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, band: Band, scale: float
 ) -> tuple[Tensor, Tensor]:
     assert added is None
-    out, lse, *_ = aten._scaled_dot_product_flash_attention.default(q, k, v, 0.0, causal, False, scale=scale)
-    return out, lse
+    if band == FULL or (band == CAUSAL and q.shape[2] == k.shape[2]):
+        out, lse, *_ = aten._scaled_dot_product_flash_attention.default(
+            q, k, v, 0.0, band == CAUSAL, False, scale=scale
+        )
+        return out, lse
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, T, H, D], as the kernel below wants it
+    out, lse, *_ = aten._flash_attention_forward.default(
+        q, k, v, None, None, q.shape[1], k.shape[1], 0.0, False, False, scale=scale, **_window(band)
+    )
+    return out.transpose(1, 2), torch.where(torch.isposinf(lse), -torch.inf, lse)
 
 
 def _flash_backward(
@@ -88,22 +101,29 @@ def _flash_backward(
     out: Tensor,
     lse: Tensor,
     added: Tensor | None,
-    causal: bool,
+    band: Band,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    seed, offset = _no_dropout(q, 2)
-    dq, dk, dv = aten._scaled_dot_product_flash_attention_backward.default(
-        grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, seed, offset,
-        scale=scale,
+    state, unused = _no_dropout(q, 2)
+    grad, q, k, v, out = (x.transpose(1, 2) for x in (grad, q, k, v, out))
+    dq, dk, dv = aten._flash_attention_backward.default(
+        grad, q, k, v, out, lse, None, None, q.shape[1], k.shape[1], 0.0, False, state, unused,
+        scale=scale, **_window(band),
     )  # fmt: skip
-    return dq, dk, dv
+    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+
+def _window(band: Band) -> dict[str, int]:
+    """A band as the flash kernel's window: -1 for all; aligned with the last key, as ours is."""
+    left, right = (-1 if reach is None else reach for reach in band)
+    return {"window_size_left": left, "window_size_right": right}
 
 
 def _cudnn_forward(
-    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, scale: float
+    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, band: Band, scale: float
 ) -> tuple[Tensor, Tensor]:
     out, lse, *_ = aten._scaled_dot_product_cudnn_attention.default(
-        q, k, v, added, True, 0.0, causal, False, scale=scale
+        q, k, v, added, True, 0.0, band == CAUSAL, False, scale=scale
     )
     return out, lse.squeeze(-1)
 
@@ -116,22 +136,22 @@ def _cudnn_backward(
     out: Tensor,
     lse: Tensor,
     added: Tensor | None,
-    causal: bool,
+    band: Band,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     seed, offset = _no_dropout(q, 1)
     dq, dk, dv = aten._scaled_dot_product_cudnn_attention_backward.default(
         grad, q, k, v, out, lse.unsqueeze(-1), seed, offset, added, None, None, q.shape[2],
-        k.shape[2], 0.0, causal, scale=scale,
+        k.shape[2], 0.0, band == CAUSAL, scale=scale,
     )  # fmt: skip
     return dq, dk, dv
 
 
 def _efficient_forward(
-    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, scale: float
+    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, band: Band, scale: float
 ) -> tuple[Tensor, Tensor]:
     out, lse, *_ = aten._scaled_dot_product_efficient_attention.default(
-        q, k, v, _aligned(added, q, k), True, 0.0, causal, scale=scale
+        q, k, v, _aligned(added, q, k), True, 0.0, band == CAUSAL, scale=scale
     )
     return out, lse[..., : q.shape[2]]  # the kernel rounds the length up to a multiple of 32
 
@@ -144,14 +164,15 @@ def _efficient_backward(
     out: Tensor,
     lse: Tensor,
     added: Tensor | None,
-    causal: bool,
+    band: Band,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     seed, offset = _no_dropout(q, 1)
-    rounded = torch.nn.functional.pad(lse, (0, -lse.shape[-1] % 32))
+    out = out.transpose(1, 2).contiguous().transpose(1, 2)  # it reads [B, T, H, D], whatever the strides say
+    rounded = torch.nn.functional.pad(lse, (0, -lse.shape[-1] % 32), value=torch.inf)  # weights of 0 there
     dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward.default(
         grad, q, k, v, _aligned(added, q, k), out, rounded, seed, offset, 0.0,
-        [True, True, True, False], causal, scale=scale,
+        [True, True, True, False], band == CAUSAL, scale=scale,
     )  # fmt: skip
     return dq, dk, dv
 
@@ -174,12 +195,12 @@ def _aligned(added: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
 
 
 CPU_FLASH = Kernel(
-    "flash", "cpu", FLOATS, None, 1, True, True, _cpu_forward, _cpu_backward
+    "flash", "cpu", FLOATS, None, 1, True, True, False, _cpu_forward, _cpu_backward
 )  # fmt: skip
-CUDA_FLASH = Kernel("flash", "cuda", HALF, 256, 8, False, True, _flash_forward, _flash_backward)
-CUDNN = Kernel("cudnn", "cuda", HALF, 128, 8, True, True, _cudnn_forward, _cudnn_backward)
+CUDA_FLASH = Kernel("flash", "cuda", HALF, 256, 8, False, True, True, _flash_forward, _flash_backward)
+CUDNN = Kernel("cudnn", "cuda", HALF, 128, 8, True, True, False, _cudnn_forward, _cudnn_backward)
 CUDA_EFFICIENT = Kernel(
-    "efficient", "cuda", (torch.float32, *HALF), None, 8, True, False,
+    "efficient", "cuda", (torch.float32, *HALF), None, 8, True, False, False,
     _efficient_forward, _efficient_backward,
 )  # fmt: skip
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from .kernels import CAUSAL, FULL, Band
 from .scores import Scores, blocks
 
 __all__ = ["Part", "cut", "how"]
@@ -24,11 +25,14 @@ MOST_ROWS, FEWEST_ROWS = 256, 32
 
 @dataclass(frozen=True)
 class Part:
-    """Queries `rows` against keys `columns`; `added` says whether mask or bias must be added."""
+    """Queries `rows` against keys `columns`; `added` says whether mask or bias must be added.
+
+    A band other than FULL is the kernel's to draw; CAUSAL on a square is all most of them can.
+    """
 
     rows: slice
     columns: slice
-    causal: bool = False
+    band: Band = FULL
     added: bool = False
 
     def is_whole(self, scores: Scores) -> bool:
@@ -40,19 +44,24 @@ class Part:
         """What the kernel must add to the scaled product in this part, beyond `causal`."""
         if not self.added:
             return None
-        if self.causal:  # the kernel draws the diagonal itself
+        if self.band != FULL:  # the kernel draws the band itself
             scores = replace(scores, mask=replace(scores.mask, left=None, right=None))
         return scores.additive(self.rows, self.columns, dtype)
 
 
-def cut(scores: Scores) -> list[Part]:
-    """The parts of a request, in order. Parts that share queries follow each other."""
+def cut(scores: Scores, any_band: bool = False) -> list[Part]:
+    """The parts of a request, in order. Parts that share queries follow each other.
+
+    any_band: the kernel draws any band, aligned with the last key, by itself.
+    """
     mask, scoring = scores.mask, scores.scoring
     _, _, T, S = scores.shape
     left = None if mask.left is None or mask.left >= S - 1 else mask.left
     right = None if mask.right is None or mask.right >= T - 1 else mask.right
     per_pair = (mask.keys, mask.key_ids, mask.allowed, scoring.bias, scoring.slopes)
     added = any(rule is not None for rule in per_pair)
+    if any_band and not added and min(left or 0, right or 0) >= 0:
+        return [Part(slice(0, T), slice(0, S), (left, right))]
     whole = left is None and right in (None, 0)
     if not whole or (added and not _small(scores)):
         return _by_rows(scores)
@@ -60,9 +69,9 @@ def cut(scores: Scores) -> list[Part]:
         return [Part(slice(0, T), slice(0, S), added=added)]
     past = S - T
     if past < 0:  # the first queries stand before the first key
-        return [Part(slice(-past, T), slice(0, S), True, added)]
-    square = Part(slice(0, T), slice(past, S), True, added)
-    return [Part(slice(0, T), slice(0, past), False, added), square] if past else [square]
+        return [Part(slice(-past, T), slice(0, S), CAUSAL, added)]
+    square = Part(slice(0, T), slice(past, S), CAUSAL, added)
+    return [Part(slice(0, T), slice(0, past), FULL, added), square] if past else [square]
 
 
 def _small(scores: Scores) -> bool:

@@ -71,6 +71,7 @@ def _local(tile: Tile, reach: int) -> Tensor:
 
 
 ACCUMULATORS = {
+    "mass": Accumulator("all", lambda tile, reach: tile.p.sum(-1)),
     "surprise": Accumulator("all", lambda tile, reach: -torch.einsum("bhts,bhts->bht", tile.p, tile.log_p)),
     "peak": Accumulator("all", lambda tile, reach: tile.log_p.amax(-1), largest=True),
     "distance": Accumulator("all", _distance),
@@ -95,16 +96,24 @@ class Statistic:
     largest: bool = False  # a head's value is the largest, not the mean
 
 
+def _mass(block: Block, sums: Sums) -> Tensor:
+    """What a row's weights sum to, its sink included: 1 but for the rounding of lse, which this takes out."""
+    mass = sums["mass"]
+    if block.scores.sinks is not None:
+        mass = mass + (block.scores.sinks.to(mass.dtype)[:, None] - block.finite_lse).exp()
+    return torch.where(torch.isneginf(block.lse), 1.0, mass)
+
+
 def entropy(block: Block, sums: Sums) -> Tensor:
     """H_i = -sum_j p_ij log p_ij = l_i - E_p[s_ij], in nats; a sink counts as one more key.
 
     Clark 2019, section 3.3.
     """
-    total = sums["surprise"]
+    surprise, mass = sums["surprise"], _mass(block, sums)
     if block.scores.sinks is not None:
-        log_p = block.scores.sinks.to(total.dtype)[:, None] - block.finite_lse
-        total = total - log_p.exp() * log_p
-    return total
+        log_p = block.scores.sinks.to(mass.dtype)[:, None] - block.finite_lse
+        surprise = surprise - log_p.exp() * log_p
+    return surprise / mass + mass.log()
 
 
 def effective_keys(block: Block, sums: Sums) -> Tensor:
@@ -114,7 +123,7 @@ def effective_keys(block: Block, sums: Sums) -> Tensor:
 
 def confidence(block: Block, sums: Sums) -> Tensor:
     """max_j p_ij: the weight of the heaviest key. Voita 2019, section 4 (there without the last token)."""
-    return sums["peak"].exp()
+    return sums["peak"].exp() / _mass(block, sums)
 
 
 def distance(block: Block, sums: Sums) -> Tensor:
@@ -122,7 +131,7 @@ def distance(block: Block, sums: Sums) -> Tensor:
 
     Mean attention distance: Dosovitskiy 2021, appendix D.7; Raghu 2021.
     """
-    return sums["distance"]
+    return sums["distance"] / _mass(block, sums)
 
 
 def first(block: Block, sums: Sums) -> Tensor:
@@ -159,10 +168,10 @@ def max_logit(block: Block, sums: Sums) -> Tensor:
 
 
 ROW_STATISTICS: dict[str, Statistic] = {
-    "entropy": Statistic(entropy, ("surprise",)),
-    "effective_keys": Statistic(effective_keys, ("surprise",)),
-    "confidence": Statistic(confidence, ("peak",)),
-    "distance": Statistic(distance, ("distance",)),
+    "entropy": Statistic(entropy, ("surprise", "mass")),
+    "effective_keys": Statistic(effective_keys, ("surprise", "mass")),
+    "confidence": Statistic(confidence, ("peak", "mass")),
+    "distance": Statistic(distance, ("distance", "mass")),
     "first": Statistic(first, ("first",)),
     "previous": Statistic(previous, ("previous",), offset=-1),
     "itself": Statistic(itself, ("itself",), offset=0),

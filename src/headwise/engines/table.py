@@ -94,8 +94,11 @@ def _cannot(kernel: Kernel, call: Call) -> str | None:
             return f"it gives no gradient to {name}"
     if kernel.device == "cpu":
         return None
-    if not kernel.takes_added and any(part.added for part in parts.cut(scores)):
-        return "it takes no mask beyond causal, and no bias"
+    cut = parts.cut(scores, kernel.takes_bands)
+    if not kernel.takes_added and any(part.added for part in cut):
+        return "it takes no mask beyond a band, and no bias"
+    if kernel is kernels.CUDNN and len(cut) > 1:
+        return f"it would plan each of {len(cut)} parts of this call"
     return _cuda_says_no(kernel, call)
 
 
@@ -106,7 +109,8 @@ def _cuda_says_no(kernel: Kernel, call: Call) -> str | None:
         "flash": cuda.flash_sdp_enabled,
         "efficient": cuda.mem_efficient_sdp_enabled,
     }
-    if not switches[kernel.name]():
+    compiling = torch.compiler.is_compiling()  # which cannot trace the switches
+    if not compiling and not switches[kernel.name]():
         return "it is switched off in torch.backends.cuda"
     if kernel is kernels.CUDA_FLASH and torch.cuda.get_device_capability(call.v.device) < (8, 0):
         return "it needs compute capability 8.0 or later"
@@ -115,7 +119,7 @@ def _cuda_says_no(kernel: Kernel, call: Call) -> str | None:
             return "deterministic algorithms were asked for, and it promises none"
         if call.scores.k.shape[2] == 1:
             return "it does not take a single key"
-        if not torch.compiler.is_compiling():
+        if not compiling:
             return cudnn_churn.reason(call.shape_key)
     return None
 

@@ -10,24 +10,28 @@ exp(s - lse) with lse held fixed would drop delta, and be wrong without an error
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..masks import positions_of
+from ..scoring import HIDDEN
 from . import plain
-from .scores import ScoreGradients, Scores, Tiled, blocks
+from .scores import ScoreGradients, Scores, blocks
+from .tiles import lse_of
 from .walk import Block, walk
 
 __all__ = ["weights"]
 
 
-def weights(scores: Scores, lse: Tensor, columns: Any = None, mean: bool = False) -> Tensor:
+def weights(scores: Scores, lse: Tensor | None, columns: Any = None, mean: bool = False) -> Tensor:
     """[B, H, T, n] weights of the keys in `columns` (slice, index tensor, or None: all).
 
-    With `mean`, [B, T, n]: averaged over heads, the weights of each head never kept.
+    With `mean`, [B, T, n]: averaged over heads, the weights of each head never kept. Whole rows are
+    normalised by their own sum, as torch's softmax does, and need no lse; without one, all rows are whole.
     """
     scoring = scores.scoring
     inputs = (scores.q, scores.k, scoring.bias, scoring.slopes, scoring.sinks)
@@ -43,38 +47,73 @@ def _plainly(scores: Scores, columns: Any, mean: bool) -> Tensor:
     return (whole.mean(1) if mean else whole).to(scores.given_dtype)
 
 
-def dense(scores: Tiled, lse: Tensor, columns: Any, mean: bool) -> Tensor:
+def dense(scores: Scores, lse: Tensor | None, columns: Any, mean: bool) -> Tensor:
     """The numbers, without a way back."""
     B, H, T, S = scores.shape
-    chosen = slice(0, S) if columns is None else columns
-    if isinstance(chosen, slice):
-        chosen = range(S)[chosen]
-    shape = (B, T, len(chosen)) if mean else (B, H, T, len(chosen))
+    keys: Sequence[int] = range(S)
+    if columns is not None:
+        keys = keys[columns] if isinstance(columns, slice) else columns.tolist()
+    shape = (B, T, len(keys)) if mean else (B, H, T, len(keys))
     dtype = scores.dtype if mean else scores.given_dtype
     out = torch.zeros(shape, dtype=dtype, device=scores.device)
-    for block in walk(scores, lse):
-        batch, _, rows = block.where
-        room = out[batch, rows] if mean else out[block.where]
-        for here, keys in _runs(chosen, block):
-            if mean:
-                room[..., here] += block.tile(keys).p.sum(1)
-            else:
-                room[..., here] = block.tile(keys).p
+    if lse is None or (columns is None and not mean):
+        found = _whole_rows(scores, columns)
+    else:
+        found = _tiles(scores, lse, keys)
+    for where, here, p in found:
+        if mean:
+            out[where[0], where[2], here] += p.sum(1)
+        else:
+            out[(*where, here)] = p
     return out.div_(H).to(scores.given_dtype) if mean else out
 
 
-def _runs(chosen: Any, block: Block) -> Iterator[tuple[slice, Any]]:
-    """The chosen keys a tile at a time: (where in the result, which keys)."""
-    size = block.piece.columns
-    if isinstance(chosen, range) and chosen.step == 1:
-        start, stop = block.scores.span(block.rows)
-        for keys in blocks(max(start, chosen.start), min(stop, chosen.stop), size):
-            yield slice(keys.start - chosen.start, keys.stop - chosen.start), keys
-        return
-    if isinstance(chosen, range):
-        chosen = torch.tensor(list(chosen), device=block.scores.device)
-    for here in blocks(0, len(chosen), size):
-        yield here, chosen[here]
+Places = tuple[slice, slice, slice]
+
+
+def _whole_rows(scores: Scores, columns: Any) -> Iterator[tuple[Places, slice, Tensor]]:
+    """Softmax of whole rows, a block of queries at a time: (where, which of the chosen keys, weights)."""
+    S = scores.shape[3]
+    everything = slice(None)
+    for piece in scores.pieces():
+        mine = scores.piece(piece)
+        rows = max(1, piece.rows * piece.columns // S)  # the same number of scores as in a tile
+        for block in blocks(0, scores.shape[2], rows):
+            start, stop = mine.span(block)
+            if start == stop:
+                continue  # these queries see nothing
+            p = _softmax(mine.tile(block, slice(start, stop)), mine.sinks)
+            here = slice(start, stop)
+            if columns is not None:
+                p = torch.nn.functional.pad(p, (start, S - stop))[..., columns]
+                here = everything
+            yield (piece.batch, piece.heads, block), here, p
+
+
+def _softmax(s: Tensor, sinks: Tensor | None) -> Tensor:
+    """Weights from whole rows of scores, in place; rows that see nothing give 0."""
+    top = s.amax(-1, keepdim=True)
+    hidden = top <= HIDDEN / 2
+    p = s.sub_(top).exp_()
+    total = p.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + (sinks.to(s.dtype)[:, None, None] - top).exp()
+    return p.mul_(torch.where(hidden, 0.0, 1 / total))
+
+
+def _tiles(scores: Scores, lse: Tensor, keys: Any) -> Iterator[tuple[Places, slice, Tensor]]:
+    """exp(s - lse) of the keys asked for alone, a tile at a time."""
+    for block in walk(scores, lse):
+        size = block.piece.columns
+        if isinstance(keys, range) and keys.step == 1:
+            start, stop = block.scores.span(block.rows)
+            for run in blocks(max(start, keys.start), min(stop, keys.stop), size):
+                here = slice(run.start - keys.start, run.stop - keys.start)
+                yield block.where, here, block.tile(run).p
+        else:
+            numbers = torch.as_tensor(keys, device=scores.device)
+            for here in blocks(0, len(numbers), size):
+                yield block.where, here, block.tile(numbers[here]).p
 
 
 class _Weights(torch.autograd.Function):
@@ -87,10 +126,12 @@ class _Weights(torch.autograd.Function):
         slopes: Tensor | None,
         sinks: Tensor | None,
         scores: Scores,
-        lse: Tensor,
+        lse: Tensor | None,
         columns: Any,
         mean: bool,
     ) -> Tensor:
+        if any(ctx.needs_input_grad) and lse is None:
+            lse = lse_of(scores)
         ctx.save_for_backward(q, k, bias, slopes, sinks, lse)
         ctx.scores, ctx.columns, ctx.mean = scores, columns, mean
         return dense(scores, lse, columns, mean)
@@ -157,11 +198,7 @@ def _cotangent(grad: Tensor, block: Block, here: slice, columns: Any, mean: bool
     mine = grad[batch, None, rows] if mean else grad[batch, heads, rows]  # [B, H or 1, t, n]
     if columns is None:
         return mine[..., here].to(block.scores.dtype)
-    length = block.scores.shape[3]
-    if isinstance(columns, slice):
-        spots = torch.arange(length, device=grad.device)[columns]
-    else:
-        spots = columns.to(grad.device)
+    spots = positions_of(columns, block.scores.shape[3], grad.device)
     inside = ((spots >= here.start) & (spots < here.stop)).nonzero().squeeze(-1)
     tile = mine.new_zeros(*mine.shape[:-1], here.stop - here.start, dtype=block.scores.dtype)
     return tile.index_add_(-1, spots[inside] - here.start, mine[..., inside].to(tile.dtype))
