@@ -15,7 +15,7 @@ help: ## this list
 
 setup: $(READY) ## make .venv and install everything into it
 
-look: $(READY) ## the main job: a picture of real heads (ARGS="..." are passed on)
+look: $(READY) ## the main job: a picture of every head (ARGS="..." are passed on)
 	@$(BIN)/headwise look $(ARGS)
 
 test: $(READY) ## the tests and the docstrings' examples

@@ -15,10 +15,10 @@ PACKAGE = Path(headwise.__file__).resolve().parent
 
 # The floors, from the top: a room imports from its own floor and from those before it.
 FLOORS = (
-    ("errors", "budget", "masks", "scoring", "foreign_masks"),
+    ("errors", "budget", "indexing", "mask_rules", "masks", "scoring", "foreign_masks"),
     ("reference",),
     ("engines",),
-    ("arguments", "indexing", "map", "functional"),
+    ("arguments", "map", "functional", "pytrees"),
     ("nn",),
     ("heads",),
     ("models",),

@@ -23,7 +23,9 @@ from torch._subclasses import FakeTensorMode
 
 from headwise import reference
 from headwise.errors import MaskError
-from headwise.masks import Mask, as_mask, can_read, take
+from headwise.indexing import take
+from headwise.mask_rules import can_read
+from headwise.masks import Mask, as_mask
 
 Draw = Callable[..., Any]  # st.DrawFn, or data.draw
 Sizes = tuple[int, int, int, int]

@@ -8,6 +8,7 @@ weights.statistics().entropy                           # every head, without the
 """
 
 from . import budget, errors, scoring
+from . import pytrees as _pytrees  # noqa: F401, registers what travels through torch.compile and torch.save
 from .functional import attention, why
 from .map import AttentionMap
 from .masks import Mask

@@ -25,7 +25,10 @@ __all__ = ["bytes_allowed", "check", "free_bytes", "limit", "readable"]
 SHARE_OF_FREE = 0.5
 ALWAYS_FINE = 64 * 2**20  # asking the system costs more than a result this small could hurt
 
-UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+NO_LIMIT = 2**63 - 1
 
 _limit: contextvars.ContextVar[int | None] = contextvars.ContextVar("headwise_budget", default=None)
 
@@ -35,7 +38,7 @@ def parse(size: int | str) -> int:
     if isinstance(size, int) and not isinstance(size, bool):
         amount: float | None = size
     else:
-        found = re.fullmatch(r"\s*([\d.]+)\s*([kmg]?i?b)\s*", str(size), re.IGNORECASE)
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?b|b)\s*", str(size), re.IGNORECASE)
         amount = float(found[1]) * UNITS[found[2].upper()] if found else None
     if amount is None or amount <= 0:
         raise ArgumentError(f'budget must be a positive number of bytes: got {size!r}; use e.g. "2 GiB"')
@@ -73,9 +76,13 @@ def _container_free() -> int:
     group = Path("/sys/fs/cgroup")
     try:
         most, used = ((group / f"memory.{name}").read_text().strip() for name in ("max", "current"))
-        return 2**63 - 1 if most == "max" else max(0, int(most) - int(used))
+        if most == "max":
+            return NO_LIMIT
+        kept = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        reclaimable = int(kept.get("inactive_file", 0))  # file pages the kernel gives up when asked
+        return max(0, int(most) - int(used) + reclaimable)
     except OSError:
-        return 2**63 - 1
+        return NO_LIMIT
 
 
 def bytes_allowed(device: torch.device) -> int:
@@ -105,7 +112,9 @@ def check(size: int, device: torch.device, what: str, instead: str, allowed: int
 
 def readable(size: int) -> str:
     """A size in words that `parse` reads back, rounded up."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+    for name in ("TiB", "GiB", "MiB", "KiB"):
+        unit = UNITS[name.upper()]
         if size >= unit:
-            return f"{-(-size * 10 // unit) / 10:g} {name}"
+            tenths = -(-size * 10 // unit)
+            return f"{tenths // 10}.{tenths % 10} {name}" if tenths % 10 else f"{tenths // 10} {name}"
     return f"{size} B"

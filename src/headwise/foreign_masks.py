@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from .errors import ArgumentError, MaskError, ShapeError
-from .masks import Mask, can_read
+from .mask_rules import can_read
+from .masks import Mask
 
 __all__ = ["TorchMasks", "from_huggingface", "from_torch", "to_huggingface", "to_torch"]
 

@@ -1,4 +1,4 @@
-"""Indices: from what people write in brackets to one slice or index tensor a dimension."""
+"""Indices: from what people write in brackets to one slice or index tensor a dimension, and taking them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Plan", "as_index", "compose", "in_order", "resolve"]
+__all__ = ["Plan", "as_index", "compose", "in_order", "positions_of", "resolve", "take"]
 
 
 class Plan(NamedTuple):
@@ -93,3 +93,26 @@ def resolve(index: Any, shape: torch.Size) -> Plan | None:
         return None
     drop = tuple(0 if i in numbers else slice(None) for i in range(len(shape)))
     return Plan(tuple(parts), drop)
+
+
+def take(tensor: Tensor, index: tuple[Any, ...], ones_stay: bool = True) -> Tensor:
+    """Index dimensions one by one, each by a slice (a view), an index tensor, or None (left alone).
+
+    With `ones_stay`, a dimension of size 1 broadcasts and is left alone, too.
+    """
+    for dim, chosen in enumerate(index):
+        if chosen is None or (ones_stay and tensor.shape[dim] == 1):
+            continue
+        if isinstance(chosen, slice):
+            tensor = tensor[(slice(None),) * dim + (chosen,)]
+        else:
+            tensor = tensor.index_select(dim, chosen.to(tensor.device))
+    return tensor
+
+
+def positions_of(index: Any, length: int, device: torch.device) -> Tensor:
+    """The positions an index picks out of `length`, as int [n]."""
+    if isinstance(index, slice):
+        return torch.arange(*index.indices(length), device=device)
+    spots: Tensor = index.to(device)
+    return spots

@@ -25,7 +25,7 @@ from .engines.statistics import Statistics
 from .errors import ArgumentError, ShapeError
 from .indexing import as_index, compose, in_order, resolve
 from .masks import Mask
-from .scoring import Alibi, Scoring
+from .scoring import Alibi
 
 if TYPE_CHECKING:
     import numpy
@@ -376,37 +376,3 @@ def make(scores: Scores | GivenWeights, lse: Tensor | None, columns: Any = None)
     new._scores, new._lse = scores, lse
     new._columns = slice(*columns) if isinstance(columns, tuple) else columns
     return new
-
-
-# A map passes through torch.compile, torch.export and tree_map as the tensors inside it, and through
-# torch.save; torch.load(weights_only=True) then knows these plain classes.
-
-_FIELDS = ("left", "right", "keys", "queries", "key_ids", "query_ids", "allowed")
-
-
-def _flatten(w: AttentionMap) -> tuple[list[Any], Any]:
-    scores = w._scores
-    mask = [getattr(scores.mask, name) for name in _FIELDS]
-    shared = [w._lse, scores.positions, *mask[2:]]
-    if isinstance(scores, GivenWeights):
-        return [scores.weights, *shared], (None, None, mask[:2], w._columns)
-    scoring = scores.scoring
-    tensors = [scores.q, scores.k, scoring.bias, scoring.slopes, scoring.sinks]
-    return [*tensors, *shared], (scoring.scale, scoring.softcap, mask[:2], w._columns)
-
-
-def _unflatten(values: Any, context: Any) -> AttentionMap:
-    scale, softcap, band, columns = context
-    values = list(values)
-    lse, positions, *tensors = values[-7:]
-    mask = Mask(*band, *tensors)
-    if scale is None:
-        return make(GivenWeights(values[0], mask, positions), lse, columns)
-    q, k, bias, slopes, sinks = values[:5]
-    return make(Scores(q, k, mask, Scoring(scale, softcap, bias, slopes, sinks), positions), lse, columns)
-
-
-pytree.register_pytree_node(AttentionMap, _flatten, _unflatten, serialized_type_name="headwise.AttentionMap")
-torch.serialization.add_safe_globals(
-    [AttentionMap, Mask, Scoring, Scores, GivenWeights, Statistics, Top, make]
-)

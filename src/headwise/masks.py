@@ -12,28 +12,31 @@ queries over S = 5 keys, causal means
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 
 from .errors import MaskError
+from .indexing import positions_of, take
+from .mask_rules import (
+    as_allowed,
+    as_ids,
+    as_padding,
+    both,
+    can_read,
+    check_padding,
+    join_allowed,
+    join_ids,
+    join_padding,
+    kind,
+    smaller,
+    whole_number,
+)
 
-__all__ = ["Mask", "as_mask", "can_read"]
-
-
-def can_read(tensor: Tensor) -> bool:
-    """Whether looking at this tensor's values is free: in CPU memory, and real."""
-    return (
-        tensor.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and not isinstance(tensor, FakeTensor)
-        and not torch._C._are_functorch_transforms_active()
-    )
+__all__ = ["Mask", "as_mask"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -95,11 +98,11 @@ class Mask:
                     f"left_right must be a pair: got {left_right!r}; "
                     "give how many keys before and after the query"
                 )
-            left, right = (_whole(reach, "left_right") for reach in left_right)
+            left, right = (whole_number(reach, "left_right") for reach in left_right)
             if left < 0 or right < 0:
                 raise MaskError(f"left_right must not be negative: got {left_right}; use (0, 0) or more")
             return cls(left=left, right=right)
-        size = _whole(size, "window")
+        size = whole_number(size, "window")
         if size < 1:
             raise MaskError(f"window must be at least 1: got {size}; 1 sees the query's own position alone")
         return cls(left=size - 1, right=0)
@@ -121,8 +124,8 @@ class Mask:
             MaskError: not 1-D integers or 2-D bool; a negative length.
         """
         return cls(
-            keys=_as_padding(lengths, "lengths"),
-            queries=None if query_lengths is None else _as_padding(query_lengths, "query_lengths"),
+            keys=as_padding(lengths, "lengths"),
+            queries=None if query_lengths is None else as_padding(query_lengths, "query_lengths"),
         )
 
     @classmethod
@@ -137,8 +140,8 @@ class Mask:
             MaskError: ids that are not whole numbers, or not 1-D or 2-D.
         """
         return cls(
-            key_ids=_as_ids(ids, "ids"),
-            query_ids=None if query_ids is None else _as_ids(query_ids, "query_ids"),
+            key_ids=as_ids(ids, "ids"),
+            query_ids=None if query_ids is None else as_ids(query_ids, "query_ids"),
         )
 
     @classmethod
@@ -149,7 +152,7 @@ class Mask:
             MaskError: values other than 0 and 1, or a float mask of zeros alone (both only where reading
                 values is free: eager mode, CPU); more than four dimensions.
         """
-        return cls(allowed=_as_allowed(allowed))
+        return cls(allowed=as_allowed(allowed))
 
     def __and__(self, other: object) -> Mask:
         """Both rules at once.
@@ -159,21 +162,21 @@ class Mask:
         """
         if not isinstance(other, Mask):
             return NotImplemented
-        key_ids, query_ids = _join_ids(self, other)
+        key_ids, query_ids = join_ids((self.key_ids, self.query_ids), (other.key_ids, other.query_ids))
         return Mask(
-            left=_smaller(self.left, other.left),
-            right=_smaller(self.right, other.right),
-            keys=_join_padding(self.keys, other.keys, "lengths"),
-            queries=_join_padding(self.queries, other.queries, "query_lengths"),
+            left=smaller(self.left, other.left),
+            right=smaller(self.right, other.right),
+            keys=join_padding(self.keys, other.keys, "lengths"),
+            queries=join_padding(self.queries, other.queries, "query_lengths"),
             key_ids=key_ids,
             query_ids=query_ids,
-            allowed=_join_allowed(self.allowed, other.allowed),
+            allowed=join_allowed(self.allowed, other.allowed),
         )
 
     def __repr__(self) -> str:
         parts = []
         for name, value in self._items():
-            shown = f"{_kind(value)}{list(value.shape)}" if isinstance(value, Tensor) else value
+            shown = f"{kind(value)}{list(value.shape)}" if isinstance(value, Tensor) else value
             parts.append(f"{name}={shown}")
         return f"Mask({', '.join(parts)})"
 
@@ -254,7 +257,7 @@ class Mask:
             (self.queries, query_len, "query_lengths"),
         ):
             if value is not None:
-                _check_padding(value, batch, length, name)
+                check_padding(value, batch, length, name)
         for value, length, name in (
             (self.key_ids, key_len, "ids"),
             (self.query_ids, query_len, "query_ids"),
@@ -295,16 +298,16 @@ class Mask:
             if self.right is not None:
                 seen = offset <= self.right
             if self.left is not None:
-                seen = _both(seen, offset >= -self.left)
+                seen = both(seen, offset >= -self.left)
         if self.keys is not None:
             real = self.keys[:, columns] if self.keys.ndim == 2 else spots < self.keys[:, None]
-            seen = _both(seen, real[:, None, None, :])  # [B, 1, 1, s]
+            seen = both(seen, real[:, None, None, :])  # [B, 1, 1, s]
         if self.key_ids is not None:
             assert self.query_ids is not None, "bind the mask first"
             same = self.query_ids[:, rows, None] == self.key_ids[:, None, columns]  # [B|1, t, s, N]
-            seen = _both(seen, same.all(-1)[:, None])
+            seen = both(seen, same.all(-1)[:, None])
         if self.allowed is not None:
-            seen = _both(seen, take(self.allowed, (None, None, rows, columns)))
+            seen = both(seen, take(self.allowed, (None, None, rows, columns)))
         return seen
 
     def span(self, first_at: int, last_at: int, rows: Any, key_len: int) -> tuple[int, int]:
@@ -380,170 +383,3 @@ def as_mask(mask: Mask | Tensor | None) -> Mask:
     if mask is None:
         return Mask()
     return mask if isinstance(mask, Mask) else Mask.dense(mask)
-
-
-def take(tensor: Tensor, index: tuple[Any, ...], ones_stay: bool = True) -> Tensor:
-    """Index dimensions one by one, each by a slice (a view), an index tensor, or None (left alone).
-
-    With `ones_stay`, a dimension of size 1 broadcasts and is left alone, too.
-    """
-    for dim, chosen in enumerate(index):
-        if chosen is None or (ones_stay and tensor.shape[dim] == 1):
-            continue
-        if isinstance(chosen, slice):
-            tensor = tensor[(slice(None),) * dim + (chosen,)]
-        else:
-            tensor = tensor.index_select(dim, chosen.to(tensor.device))
-    return tensor
-
-
-def positions_of(index: Any, length: int, device: torch.device) -> Tensor:
-    """The positions an index picks out of `length`, as int [n]."""
-    if isinstance(index, slice):
-        return torch.arange(*index.indices(length), device=device)
-    spots: Tensor = index.to(device)
-    return spots
-
-
-def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a & b
-
-
-def _smaller(a: int | None, b: int | None) -> int | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return min(a, b)
-
-
-def _kind(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _is_integer(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
-
-
-def _whole(number: Any, name: str) -> int:
-    if isinstance(number, int) and not isinstance(number, bool):
-        return number
-    if isinstance(number, bool) or not hasattr(number, "__index__"):
-        raise MaskError(f"{name} must be a whole number: got {number!r}; count keys, e.g. 256")
-    return operator.index(number)
-
-
-def _as_padding(value: Tensor | Sequence[int], name: str) -> Tensor:
-    lengths = torch.as_tensor(value)
-    if lengths.dtype == torch.bool and lengths.ndim == 2:
-        return lengths
-    if not (_is_integer(lengths) and lengths.ndim == 1):
-        raise MaskError(
-            f"{name} must be integers [B] or bool [B, length]: got {_kind(lengths)}{list(lengths.shape)}; "
-            "a 0/1 mask becomes bool with mask.bool()"
-        )
-    if can_read(lengths) and lengths.numel() and int(lengths.min()) < 0:
-        raise MaskError(f"{name} must not be negative: got {int(lengths.min())}; use 0 for no tokens")
-    return lengths
-
-
-def _check_padding(value: Tensor, batch: int, length: int, name: str) -> None:
-    want = [batch] if value.ndim == 1 else [batch, length]
-    if list(value.shape) != want:
-        raise MaskError(
-            f"{name} must fit batch and length: {list(value.shape)} for {want}; "
-            "give one length a sequence, or one bool a position"
-        )
-    if value.ndim == 1 and can_read(value) and value.numel() and int(value.max()) > length:
-        raise MaskError(
-            f"{name} must not go beyond the sequence: {int(value.max())} > {length}; cut or pad the input"
-        )
-
-
-def _as_ids(value: Tensor | Sequence[int], name: str) -> Tensor:
-    ids = torch.as_tensor(value)
-    if not _is_integer(ids) or ids.ndim not in (1, 2):
-        raise MaskError(
-            f"document {name} must be integers [S] or [B, S]: got {_kind(ids)}{list(ids.shape)}; "
-            "number the documents 0, 1, 2, ..."
-        )
-    return (ids if ids.ndim == 2 else ids[None])[..., None]  # [B or 1, S, 1]
-
-
-def _as_allowed(value: Tensor) -> Tensor:
-    if not isinstance(value, Tensor):
-        raise MaskError(
-            f"mask must be a Mask or a tensor: got {type(value).__name__}; use torch.as_tensor(mask)"
-        )
-    if value.ndim > 4:
-        raise MaskError(
-            f"mask must broadcast to [B, H, T, S]: got {value.ndim} dimensions {list(value.shape)}; "
-            "use at most four"
-        )
-    if value.dtype != torch.bool:
-        if can_read(value) and value.numel():
-            _check_zero_one(value)
-        value = value != 0
-    return value[(None,) * (4 - value.ndim)]
-
-
-def _check_zero_one(value: Tensor) -> None:
-    strange = value[(value != 0) & (value != 1)]
-    if strange.numel():
-        raise MaskError(
-            f"mask must hold 0 and 1 only: found {strange[0].item():g}; True or 1 = may attend, and numbers "
-            "to be added to the scores go in bias="
-        )
-    if value.is_floating_point() and not value.any():
-        raise MaskError(
-            f"mask must not be all zeros as float: {list(value.shape)}; read as 0/1 it would hide every key, "
-            "and an additive mask that hides nothing is mask=None (use a bool mask to hide everything)"
-        )
-
-
-def _join_padding(a: Tensor | None, b: Tensor | None, name: str) -> Tensor | None:
-    if a is None or b is None:
-        return b if a is None else a
-    shared = min(a.ndim, b.ndim)
-    if a.shape[:shared] != b.shape[:shared]:
-        raise _cannot_join(name, a.shape, b.shape)
-    if a.ndim == b.ndim:
-        return torch.minimum(a, b) if a.ndim == 1 else a & b
-    lengths, real = (a, b) if a.ndim == 1 else (b, a)
-    return real & (torch.arange(real.shape[-1], device=real.device) < lengths[:, None])
-
-
-def _join_allowed(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is not None and b is not None:
-        pairs = zip(a.shape, b.shape, strict=True)
-        if any(1 not in pair and pair[0] != pair[1] for pair in pairs):
-            raise _cannot_join("dense masks", a.shape, b.shape)
-    return _both(a, b)
-
-
-def _join_ids(a: Mask, b: Mask) -> tuple[Tensor | None, Tensor | None]:
-    if a.key_ids is None or b.key_ids is None:
-        one = b if a.key_ids is None else a
-        return one.key_ids, one.query_ids
-    if (a.query_ids is None) != (b.query_ids is None):
-        raise MaskError(
-            "document masks joined with & must both have query_ids or neither: got one; "
-            "give query_ids to both"
-        )
-    key_ids = _stack(a.key_ids, b.key_ids, "document ids")
-    if a.query_ids is None or b.query_ids is None:
-        return key_ids, None
-    return key_ids, _stack(a.query_ids, b.query_ids, "document query_ids")
-
-
-def _stack(a: Tensor, b: Tensor, name: str) -> Tensor:
-    batch = max(a.shape[0], b.shape[0])
-    if a.shape[1] != b.shape[1] or {a.shape[0], b.shape[0]} - {1, batch}:
-        raise _cannot_join(name, a.shape[:2], b.shape[:2])
-    return torch.cat([ids.expand(batch, -1, -1) for ids in (a, b)], dim=-1)
-
-
-def _cannot_join(name: str, a: torch.Size, b: torch.Size) -> MaskError:
-    return MaskError(
-        f"{name} joined with & must agree in size: {list(a)} and {list(b)}; make both for the same sequences"
-    )

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .errors import ArgumentError, ShapeError
-from .masks import take
+from .indexing import take
 
 __all__ = ["HIDDEN", "Alibi", "Scoring", "alibi"]
 

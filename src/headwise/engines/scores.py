@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..masks import Mask, positions_of, take
+from ..indexing import positions_of, take
+from ..masks import Mask
 from ..scoring import HIDDEN, Scoring
 
 __all__ = ["GivenWeights", "Piece", "ScoreGradients", "Scores", "Tiled", "blocks", "tile_dtype"]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, nearest
-from ..masks import can_read
+from ..mask_rules import can_read
 from ..scoring import HIDDEN
 from .scores import GivenWeights, Tiled
 from .walk import Block, Tile, walk

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..masks import positions_of
+from ..indexing import positions_of
 from ..scoring import HIDDEN
 from . import plain
 from .scores import ScoreGradients, Scores, blocks
