@@ -1,12 +1,35 @@
-"""With CI set, a test that was skipped because something is missing is a failure."""
+"""Settings of the tests. With CI set, one that was skipped because something is missing is a failure."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
+import torch
+from hypothesis import HealthCheck, settings
 
 BY_DESIGN = "by design:"
+
+# `HEADWISE_EXAMPLES=2000 make test` draws more; the same draws every time, so that a red gate is red again.
+settings.register_profile(
+    "headwise",
+    max_examples=int(os.environ.get("HEADWISE_EXAMPLES", "60")),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+settings.load_profile("headwise")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_for_small_tensors(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Threads cost more than they bring at test sizes; the slow tests are large enough for them."""
+    before = torch.get_num_threads()
+    if "slow" not in request.keywords:
+        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import headwise as hw
@@ -11,7 +11,6 @@ from headwise.errors import BackendUnavailable
 from judge import Case, assert_judged, sizes, strategies
 
 cases = strategies()
-FAST = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -19,7 +18,6 @@ def run(case: Case, backend: str = "auto", **more: object) -> tuple[torch.Tensor
     return hw.attention(case.q, case.k, case.v, case.mask, **case.options, backend=backend, **more)
 
 
-@FAST
 @given(
     case=cases(), dtype=st.sampled_from(DTYPES), backend=st.sampled_from(["auto", "flash", "tiles", "plain"])
 )
@@ -40,7 +38,6 @@ def test_output_and_lse_are_as_exact_as_plain_torch(case: Case, dtype: torch.dty
     assert_judged(w.lse, plain_lse, lse, dtype=dtype, size=size["lse"], what="lse")
 
 
-@FAST
 @given(case=cases(), backend=st.sampled_from(["auto", "tiles"]), dtype=st.sampled_from(DTYPES[:3]))
 def test_gradients_of_every_input_are_as_exact_as_plain_torch(
     case: Case, backend: str, dtype: torch.dtype

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -15,7 +15,6 @@ from headwise.engines.statistics import STATISTICS
 from judge import Case, assert_judged, error, sizes, strategies
 
 cases = strategies()
-FAST = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
@@ -34,7 +33,6 @@ def map_of(case: Case, known_lse: bool) -> hw.AttentionMap:
     return hw.AttentionMap(case.q, case.k, mask=case.mask, **case.options)
 
 
-@FAST
 @given(case=cases(), dtype=st.sampled_from(DTYPES), known_lse=st.booleans())
 def test_weights_and_their_mean_are_as_exact_as_plain_torch(
     case: Case, dtype: torch.dtype, known_lse: bool
@@ -51,7 +49,6 @@ def test_weights_and_their_mean_are_as_exact_as_plain_torch(
     assert_judged(w.lse, plain_lse, lse, dtype=dtype, size=size["lse"], what="lse")
 
 
-@FAST
 @given(case=cases(), data=st.data())
 def test_any_part_equals_that_part_of_the_whole(case: Case, data: st.DataObject) -> None:
     w = map_of(case, data.draw(st.booleans()))
@@ -72,7 +69,6 @@ def test_any_part_equals_that_part_of_the_whole(case: Case, data: st.DataObject)
         assert error(part.mean_heads(), expected.mean(1)) < 1e-12
 
 
-@FAST
 @given(case=cases(), dtype=st.sampled_from(DTYPES), what=st.sampled_from(["dense", "mean", "part"]))
 def test_gradients_through_weights_are_as_exact_as_plain_torch(
     case: Case, dtype: torch.dtype, what: str
@@ -124,7 +120,6 @@ def counted_rows(case: Case) -> Tensor:
     return real[:, None].double()
 
 
-@FAST
 @given(case=cases(), cells=st.tuples(st.integers(1, 6), st.integers(1, 6)))
 def test_pooled_holds_the_true_mass_of_each_cell(case: Case, cells: tuple[int, int]) -> None:
     picture = map_of(case, known_lse=True).pooled(cells)
@@ -136,7 +131,6 @@ def test_pooled_holds_the_true_mass_of_each_cell(case: Case, cells: tuple[int, i
     assert error(picture.sum((2, 3)), weights.sum((2, 3))) < 1e-12
 
 
-@FAST
 @given(case=cases(), count=st.integers(1, 4))
 def test_top_gives_the_heaviest_keys_in_order(case: Case, count: int) -> None:
     weights = case.reference()[1]
@@ -194,7 +188,6 @@ def counts(case: Case, name: str) -> Tensor:
     return counted
 
 
-@FAST
 @given(case=cases(), reach=st.integers(0, 3), names=st.sets(st.sampled_from(STATISTICS)))
 def test_statistics_are_what_their_formulas_say(case: Case, reach: int, names: set[str]) -> None:
     found = map_of(case, known_lse=True).statistics(*sorted(names), reach=reach, per="query")
@@ -210,7 +203,6 @@ def test_statistics_are_what_their_formulas_say(case: Case, reach: int, names: s
         assert error(found.received.sum(-1), weights.sum((2, 3))) < 1e-12
 
 
-@FAST
 @given(case=cases())
 def test_a_head_is_the_mean_over_its_counted_queries(case: Case) -> None:
     stats = map_of(case, known_lse=True).statistics()
@@ -225,7 +217,6 @@ def test_a_head_is_the_mean_over_its_counted_queries(case: Case) -> None:
         assert error(stats[name].nan_to_num(0.0), expected.nan_to_num(0.0)) < 1e-10, name
 
 
-@FAST
 @given(case=cases(), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
 def test_statistics_in_lower_precision_stay_within_the_budget(case: Case, dtype: torch.dtype) -> None:
     low = case.to(dtype)

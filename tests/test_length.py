@@ -1,0 +1,90 @@
+"""What the whole thing is for: long inputs on a small machine. Slow, so `make test-slow` runs them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from benchmarks.cases.maps import DENSE
+from benchmarks.memory import in_fresh_process
+from torch import Tensor
+
+import headwise as hw
+from headwise.engines.scores import Scores
+from judge import error
+
+GIB = 2**30
+
+
+def rows_in_float64(q: Tensor, k: Tensor, rows: list[int]) -> Tensor:
+    """Causal weights of some queries by definition, [H, rows, S]."""
+    S = k.shape[2]
+    s = q[0, :, rows].double() @ k[0].double().transpose(-2, -1) / q.shape[-1] ** 0.5
+    hidden = torch.arange(S) > torch.tensor(rows)[:, None]
+    return s.masked_fill(hidden, -torch.inf).softmax(-1)
+
+
+@pytest.mark.slow
+def test_statistics_take_a_twentieth_of_the_dense_routes_memory() -> None:
+    ours = in_fresh_process("statistics_L4096", "headwise")["extra_bytes"]
+    dense = in_fresh_process("statistics_L4096", DENSE)["extra_bytes"]
+    assert dense > 8 * 4096 * 4096 * 4, f"the dense route must hold its matrix: {dense} bytes"
+    assert ours <= dense / 20, f"{ours} of {dense} bytes"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_statistics_of_32768_tokens_stay_within_a_gigabyte_and_a_half() -> None:
+    found = in_fresh_process("statistics_L32768", "headwise")
+    assert found["extra_bytes"] is not None, found["how"]
+    assert found["extra_bytes"] <= 1.5 * GIB, found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_statistics_of_32768_tokens_are_exact() -> None:
+    q, k = torch.randn(2, 1, 2, 32768, 64, generator=torch.Generator().manual_seed(5))
+    stats = hw.AttentionMap(q, k, causal=True).statistics(per="query")
+    rows = [0, 1, 127, 128, 20011, 32767]
+    p = rows_in_float64(q, k, rows)
+    at, keys = torch.tensor(rows)[:, None], torch.arange(32768)
+    truth = {
+        "entropy": -torch.xlogy(p, p).sum(-1),
+        "confidence": p.amax(-1),
+        "distance": (p * (at - keys).abs()).sum(-1),
+        "first": p[..., 0],
+        "itself": p.gather(-1, at.expand(2, -1, 1)).squeeze(-1),
+    }
+    for name, expected in truth.items():
+        largest = expected.abs().max().item()
+        assert error(stats[name][0][:, rows], expected) <= 32 * torch.finfo(torch.float32).eps * largest, name
+    assert abs(stats.received.double().sum().item() / (2 * 32768) - 1) < 1e-6
+
+
+@pytest.mark.slow
+def test_one_row_of_131072_tokens_costs_one_row_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k = torch.randn(2, 1, 1, 131072, 64, generator=torch.Generator().manual_seed(6)).expand(
+        2, 1, 32, -1, -1
+    )
+    touched = 0
+    tile = Scores.tile
+
+    def counted(self: Scores, rows: slice, columns: slice) -> Tensor:
+        nonlocal touched
+        found = tile(self, rows, columns)
+        touched += found.numel()
+        return found
+
+    monkeypatch.setattr(Scores, "tile", counted)
+    row = hw.AttentionMap(q, k)[0, 3, 100000]
+    assert touched == 131072
+    truth = (k[0, 3].double() @ q[0, 3, 100000].double() / 8).softmax(-1)
+    assert error(row, truth) <= 1e-6 * truth.max().item()
+
+
+@pytest.mark.slow
+def test_a_picture_of_131072_tokens_fits_in_memory_and_sums_to_them() -> None:
+    q, k = torch.randn(2, 1, 1, 131072, 8, generator=torch.Generator().manual_seed(7))
+    picture = hw.AttentionMap(q, k, window=512).pooled(128)
+    assert picture.shape == (1, 1, 128, 128)
+    assert abs(picture.sum().item() / 131072 - 1) < 1e-5
+    assert picture[0, 0].tril(-2).abs().max() == 0 and picture[0, 0].triu(1).abs().max() == 0
