@@ -62,9 +62,8 @@ def test_statistics_of_32768_tokens_are_exact() -> None:
 
 @pytest.mark.slow
 def test_one_row_of_131072_tokens_costs_one_row_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k = torch.randn(2, 1, 1, 131072, 64, generator=torch.Generator().manual_seed(6)).expand(
-        2, 1, 32, -1, -1
-    )
+    one_head = torch.randn(2, 1, 1, 131072, 64, generator=torch.Generator().manual_seed(6))
+    q, k = one_head.expand(2, 1, 32, -1, -1)
     touched = 0
     tile = Scores.tile
 

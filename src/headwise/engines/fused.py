@@ -151,7 +151,7 @@ def _ready(kernel: Kernel, scores: Scores, v: Tensor) -> tuple[Tensor, Tensor, T
     """q, k, v as the kernel takes them: equal head_dim, channels that fill its units, rows contiguous."""
     widest = max(scores.q.shape[-1], v.shape[-1])
     channels = -(-widest // kernel.channels) * kernel.channels
-    q, k, v = (_padded(x, channels) for x in (scores.q, scores.k, v))
+    q, k, v = _padded(scores.q, channels), _padded(scores.k, channels), _padded(v, channels)
     if scores.group > 1 and not kernel.takes_groups:
         k, v = (x.repeat_interleave(scores.group, dim=1) for x in (k, v))
     return q, k, v

@@ -58,8 +58,13 @@ def cut(scores: Scores, any_band: bool = False) -> list[Part]:
     _, _, T, S = scores.shape
     left = None if mask.left is None or mask.left >= S - 1 else mask.left
     right = None if mask.right is None or mask.right >= T - 1 else mask.right
-    per_pair = (mask.keys, mask.key_ids, mask.allowed, scoring.bias, scoring.slopes)
-    added = any(rule is not None for rule in per_pair)
+    added = not (
+        mask.keys is None
+        and mask.key_ids is None
+        and mask.allowed is None
+        and scoring.bias is None
+        and scoring.slopes is None
+    )
     if any_band and not added and min(left or 0, right or 0) >= 0:
         return [Part(slice(0, T), slice(0, S), (left, right))]
     whole = left is None and right in (None, 0)
