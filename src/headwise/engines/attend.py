@@ -17,7 +17,7 @@ from ..masks import Mask
 from ..scoring import Scoring
 from . import fused, plain, table, tiles
 from .kernels import CUDNN
-from .parts import cut
+from .parts import adds, in_one_call
 from .scores import ScoreGradients, Scores, tile_dtype
 from .table import Backend, Call
 
@@ -77,10 +77,8 @@ def _run(chosen: Backend, scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def _traceable(chosen: Backend, scores: Scores) -> bool:
     """Whether the compiler may look inside: one kernel call with torch's own backward, no more."""
-    if not chosen.kernels or scores.sinks is not None:
-        return False
-    whole = cut(scores)[0]
-    return whole.is_whole(scores) and not whole.added
+    simple = scores.sinks is None and not adds(scores)
+    return bool(chosen.kernels) and simple and in_one_call(scores)
 
 
 def _needs_grad(scores: Scores, v: Tensor) -> bool:

@@ -75,7 +75,7 @@ def _run(
         out, lse = out.reshape(*q.shape[:3], -1), lse.reshape(q.shape[:3])
     else:
         out, lse = kernel.forward(q, k, v, added, part.band, scores.scoring.scale)
-    empty = _empty_rows(scores, part, lse)
+    empty = _empty_rows(scores, part, added, lse)
     if empty is not None:
         out, lse = out.masked_fill(empty[..., None], 0), lse.masked_fill(empty, -torch.inf)
     return out, lse
@@ -111,21 +111,22 @@ def _merge(
     return out, lse
 
 
-def _empty_rows(scores: Scores, part: Part, lse: Tensor) -> Tensor | None:
+def _empty_rows(scores: Scores, part: Part, added: Tensor | None, lse: Tensor) -> Tensor | None:
     """Which rows of a part see nothing in it, bool [B or 1, H or 1, t]; None where none can."""
-    if not part.added:
+    if added is None:
         return None
     mask, columns = scores.mask, part.columns
     if lse.device.type == "cpu" and not bool(((lse == 0) | ~(lse > HIDDEN / 10)).any()):
         return None  # what the kernel gives an empty row does not occur
     if mask.key_ids is None and mask.allowed is None and scores.scoring.bias is None:
         return ~mask.sees_any(scores.at(part.rows), columns.start, columns.stop)[:, None]
+    if part.band == FULL:  # then everything hidden is in what was added
+        return ~(added > HIDDEN).any(-1)  # [B or 1, H or 1, t or 1]
     found = []
     for rows in blocks(part.rows.start, part.rows.stop, 1024):
-        added = scores.additive(rows, columns, scores.dtype)
-        assert added is not None
-        seen = (added > HIDDEN).any(-1)  # [B or 1, H or 1, t or 1]
-        found.append(seen.expand(*seen.shape[:2], rows.stop - rows.start))
+        whole = scores.additive(rows, columns, scores.dtype)
+        assert whole is not None
+        found.append((whole > HIDDEN).any(-1))  # the band in it makes it [.., .., t]
     return ~torch.cat(found, dim=-1)
 
 

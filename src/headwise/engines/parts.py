@@ -19,8 +19,18 @@ from .scores import Scores, blocks
 
 __all__ = ["Part", "cut", "how"]
 
-ADDED_ELEMENTS = 2**22  # of one block's mask and bias: 16 MiB in float32
-MOST_ROWS, FEWEST_ROWS = 256, 32
+
+@dataclass(frozen=True)
+class Limits:
+    """What suits a device: elements of a mask made whole, queries a block."""
+
+    added: int
+    most_rows: int
+    fewest_rows: int
+
+
+CPU = Limits(added=2**22, most_rows=256, fewest_rows=32)  # 16 MiB in float32
+GPU = Limits(added=2**26, most_rows=4096, fewest_rows=256)  # 128 MiB in half precision: launches cost more
 
 
 @dataclass(frozen=True)
@@ -49,29 +59,47 @@ class Part:
         return scores.additive(self.rows, self.columns, dtype)
 
 
-def cut(scores: Scores, any_band: bool = False) -> list[Part]:
-    """The parts of a request, in order. Parts that share queries follow each other.
-
-    any_band: the kernel draws any band, aligned with the last key, by itself.
-    """
+def adds(scores: Scores) -> bool:
+    """Whether a mask or bias must be added to the product, beyond a band."""
     mask, scoring = scores.mask, scores.scoring
-    _, _, T, S = scores.shape
-    left = None if mask.left is None or mask.left >= S - 1 else mask.left
-    right = None if mask.right is None or mask.right >= T - 1 else mask.right
-    added = not (
+    return not (
         mask.keys is None
         and mask.key_ids is None
         and mask.allowed is None
         and scoring.bias is None
         and scoring.slopes is None
     )
-    if any_band and not added and min(left or 0, right or 0) >= 0:
-        return [Part(slice(0, T), slice(0, S), (left, right))]
-    whole = left is None and right in (None, 0)
-    if not whole or (added and not _small(scores)):
+
+
+def band_of(scores: Scores) -> Band:
+    """The band left and right of the query, without bounds that hide nothing."""
+    mask = scores.mask
+    _, _, T, S = scores.shape
+    left = None if mask.left is None or mask.left >= S - 1 else mask.left
+    right = None if mask.right is None or mask.right >= T - 1 else mask.right
+    return left, right
+
+
+def in_one_call(scores: Scores) -> bool:
+    """Whether a kernel that draws only causal squares takes the request whole."""
+    band, (_, _, T, S) = band_of(scores), scores.shape
+    whole = band == FULL or (band == CAUSAL and T == S)
+    return whole and (not adds(scores) or _small(scores))
+
+
+def cut(scores: Scores, any_band: bool = False) -> list[Part]:
+    """The parts of a request, in order. Parts that share queries follow each other.
+
+    any_band: the kernel draws any band, aligned with the last key, by itself.
+    """
+    _, _, T, S = scores.shape
+    band, added = band_of(scores), adds(scores)
+    if any_band and not added and min(band[0] or 0, band[1] or 0) >= 0:
+        return [Part(slice(0, T), slice(0, S), band)]
+    if band not in (FULL, CAUSAL) or (added and not _small(scores)):
         return _by_rows(scores)
-    if right is None:
-        return [Part(slice(0, T), slice(0, S), added=added)]
+    if band == FULL:
+        return [Part(slice(0, T), slice(0, S), FULL, added)]
     past = S - T
     if past < 0:  # the first queries stand before the first key
         return [Part(slice(-past, T), slice(0, S), CAUSAL, added)]
@@ -79,14 +107,18 @@ def cut(scores: Scores, any_band: bool = False) -> list[Part]:
     return [Part(slice(0, T), slice(0, past), FULL, added), square] if past else [square]
 
 
+def _limits(scores: Scores) -> Limits:
+    return CPU if scores.device.type == "cpu" else GPU
+
+
 def _small(scores: Scores) -> bool:
     """Whether mask and bias may be added whole: already so in memory, or small."""
-    mask, scoring = scores.mask, scores.scoring
-    if mask.key_ids is not None and scores.shape[2] > MOST_ROWS:
+    mask, scoring, limits = scores.mask, scores.scoring, _limits(scores)
+    if mask.key_ids is not None and scores.shape[2] > limits.most_rows:
         return False  # by blocks, most of the other documents' keys are never touched
-    if scoring.slopes is None and mask.keys is None and mask.allowed is None:
+    if scoring.slopes is None and mask.keys is None and mask.key_ids is None and mask.allowed is None:
         return True
-    return math.prod(_added_shape(scores)) <= ADDED_ELEMENTS
+    return math.prod(_added_shape(scores)) <= limits.added
 
 
 def _added_shape(scores: Scores) -> list[int]:
@@ -118,11 +150,11 @@ def _rows(scores: Scores) -> int:
     _, _, T, S = scores.shape
     mask = scores.mask
     batch_and_heads = math.prod(_added_shape(scores)[:2])
-    reach = S
+    reach, limits = S, _limits(scores)
     if mask.left is not None and mask.right is not None:
-        reach = min(S, mask.left + mask.right + 1 + MOST_ROWS)
-    fits = ADDED_ELEMENTS // max(1, batch_and_heads * reach)
-    return min(T, max(FEWEST_ROWS, min(MOST_ROWS, fits)))
+        reach = min(S, mask.left + mask.right + 1 + limits.most_rows)
+    fits = limits.added // max(1, batch_and_heads * reach)
+    return min(T, max(limits.fewest_rows, min(limits.most_rows, fits)))
 
 
 def how(parts: list[Part]) -> str:

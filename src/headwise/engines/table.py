@@ -94,11 +94,12 @@ def _cannot(kernel: Kernel, call: Call) -> str | None:
             return f"it gives no gradient to {name}"
     if kernel.device == "cpu":
         return None
-    cut = parts.cut(scores, kernel.takes_bands)
-    if not kernel.takes_added and any(part.added for part in cut):
+    if not kernel.takes_added and (
+        parts.adds(scores) or min(scores.mask.left or 0, scores.mask.right or 0) < 0
+    ):
         return "it takes no mask beyond a band, and no bias"
-    if kernel is kernels.CUDNN and len(cut) > 1:
-        return f"it would plan each of {len(cut)} parts of this call"
+    if kernel is kernels.CUDNN and not parts.in_one_call(scores):
+        return "it cannot take this call whole, and would plan each part anew"
     return _cuda_says_no(kernel, call)
 
 

@@ -1,0 +1,664 @@
+"""Who runs a call, how it is cut into parts, and that the way it is run changes nothing.
+
+Letters: B batch, H num_heads, Hk num_kv_heads, T query_len, S key_len, D head_dim, Dv value_dim; primes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import headwise as hw
+from headwise import Mask, reference
+from headwise.arguments import scores_from
+from headwise.engines import attend, kernels, parts, table
+from headwise.engines.churn import ShapeChurn
+from headwise.engines.scores import Scores
+from headwise.engines.table import Backend, Call
+from headwise.errors import BackendUnavailable
+from headwise.scoring import HIDDEN, Alibi, alibi
+from judge import Case, error, masks
+
+B, H, HK, T, S, D = 2, 6, 3, 5, 7, 11
+LATER = "could run it, but comes later in the order"
+ON_CUDA = "it runs on cuda, the tensors are on cpu"
+
+
+def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def qkv(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        normal(0, B, H, T, D, dtype=dtype),
+        normal(1, B, HK, S, D, dtype=dtype),
+        normal(2, B, HK, S, D, dtype=dtype),
+    )
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"window": 3},
+    "band": {"window": (2, 1)},
+    "padding": {"mask": Mask.padding([3, S])},
+    "holes": {"mask": Mask.padding(normal(3, B, S) > -0.5)},
+    "documents": {"mask": Mask.documents([0, 0, 0, 1, 1, 2, 2])},
+    "dense": {"mask": normal(4, B, 1, T, S) > -0.5},
+    "softcap": {"softcap": 1.5},
+    "bias": {"bias": normal(5, H, T, S)},
+    "slopes": {"bias": Alibi(normal(6, H).abs())},
+    "sinks": {"sinks": normal(7, H)},
+}
+every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+
+
+def case_of(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Case:
+    """The same call for the judge: every rule in one mask."""
+    rest = dict(options)
+    mask = rest.pop("mask", None)
+    rules = Mask() if mask is None else mask if isinstance(mask, Mask) else Mask.dense(mask)
+    if rest.pop("causal", False):
+        rules = rules & Mask.causal()
+    window = rest.pop("window", None)
+    if window is not None:
+        rules = rules & (Mask.window(window) if isinstance(window, int) else Mask.window(left_right=window))
+    return Case(q, k, v, rules, rest)
+
+
+def assert_exact(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], **more: Any) -> None:
+    """Output, lse and every gradient in float64 against the reference."""
+    given_case = case_of(q, k, v, options)
+    ours, truth = given_case.with_gradients(), given_case.with_gradients()
+    out, w = hw.attention(ours.q, ours.k, ours.v, ours.mask, **ours.options, **more)
+    expected, _, lse = truth.reference()
+    assert error(out, expected) < 1e-13 and error(w.lse, lse) < 1e-13
+    pull = normal(8, *out.shape)
+    out.backward(pull)
+    expected.backward(pull)
+    for name, leaf in truth.leaves().items():
+        mine = ours.leaves()[name].grad
+        assert mine is not None and leaf.grad is not None
+        assert error(mine, leaf.grad) < 1e-11, name
+
+
+# Who runs it
+
+
+WHO: dict[str, tuple[dict[str, Any], str, str]] = {
+    "nothing hidden": ({}, "flash", "in one call"),
+    "causal": ({"causal": True}, "flash", "in two calls, the past and the diagonal"),
+    "window": ({"window": 3}, "flash", "in one call"),
+    "padding": ({"mask": Mask.padding([3, S])}, "flash", "in one call"),
+    "bias": ({"bias": normal(5, T, S)}, "flash", "in one call"),
+    "sinks": ({"sinks": normal(6, H)}, "flash", "in one call"),
+    "softcap": ({"softcap": 30.0}, "tiles", "tile by tile in plain torch"),
+    "learned bias": ({"bias": normal(5, T, S).requires_grad_()}, "tiles", "tile by tile in plain torch"),
+    "learned slopes": (
+        {"bias": Alibi(normal(5, H).requires_grad_())},
+        "tiles",
+        "tile by tile in plain torch",
+    ),
+    "learned sinks": ({"sinks": normal(6, H).requires_grad_()}, "flash", "in one call"),
+    "dropout": ({"dropout": 0.25}, "plain", "as one T x S matrix in plain torch"),
+    "tiles by name": ({"backend": "tiles"}, "tiles", "tile by tile in plain torch"),
+    "plain by name": ({"backend": "plain"}, "plain", "as one T x S matrix in plain torch"),
+}
+
+
+@pytest.mark.parametrize("name", WHO, ids=lambda name: name.replace(" ", "-"))
+def test_why_names_who_runs_a_call_and_how(name: str) -> None:
+    options, backend, how = WHO[name]
+    answer = hw.why(*qkv(), **options)
+    assert answer.backend == backend and answer.how == how
+    assert str(answer).splitlines()[0] == f"{backend} runs this call, {how}."
+
+
+def test_why_gives_every_backends_reason_in_the_tables_order() -> None:
+    answer = hw.why(*qkv(), softcap=30.0)
+    no_cap = "it has no soft cap (softcap=30)"
+    assert list(answer.reasons) == ["cudnn", "flash", "efficient", "tiles", "plain"]
+    assert answer.reasons == {
+        "cudnn": ON_CUDA, "flash": no_cap, "efficient": ON_CUDA, "tiles": None, "plain": None,
+    }  # fmt: skip
+    assert str(answer).splitlines() == [
+        "tiles runs this call, tile by tile in plain torch.",
+        f"  cudnn: {ON_CUDA}",
+        f"  flash: {no_cap}",
+        f"  efficient: {ON_CUDA}",
+        f"  plain: {LATER}",
+        "The second pass (weights, statistics, pictures) runs on tiles in plain torch.",
+    ]
+
+
+def test_why_does_not_call_what_comes_first_later() -> None:
+    """With a backend asked for by name, others were passed over because nobody asked for them."""
+    text = str(hw.why(*qkv(), backend="plain"))
+    assert f"flash: {LATER}" not in text and f"tiles: {LATER}" not in text
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"dropout": 0.25}, "dropout 0.25 falls on the weights, which it never has"),
+        ({"bias": normal(5, T, S).requires_grad_()}, "it gives no gradient to bias"),
+        ({"bias": Alibi(normal(5, H).requires_grad_())}, "it gives no gradient to slopes"),
+    ],
+    ids=["dropout", "bias", "slopes"],
+)
+def test_why_says_why_not_flash(options: dict[str, Any], says: str) -> None:
+    assert hw.why(*qkv(), **options).reasons["flash"] == says
+    with pytest.raises(BackendUnavailable, match=says):
+        hw.why(*qkv(), **options, backend="flash")
+
+
+def test_why_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ran(*_: Any, **__: Any) -> Any:
+        raise AssertionError("it ran")
+
+    monkeypatch.setattr(attend, "_run", ran)
+    monkeypatch.setattr(attend.plain, "forward", ran)
+    for options, _, _ in WHO.values():
+        hw.why(*qkv(), **options)
+
+
+@every_option
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no-grad"])
+def test_attention_runs_what_why_says(
+    options: dict[str, Any], grad: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    honest = attend._run
+
+    def noted(chosen: Backend, scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
+        ran.append(chosen.name)
+        return honest(chosen, scores, v)
+
+    monkeypatch.setattr(attend, "_run", noted)
+    q, k, v = qkv()
+    hw.attention(q.requires_grad_(grad), k, v, **options)
+    assert ran == [hw.why(q, k, v, **options).backend]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, on first use
+def test_function_transforms_and_forward_mode_go_to_plain() -> None:
+    q, k, v = qkv()
+    seen = []
+
+    def output(q: Tensor) -> Tensor:
+        seen.append(hw.why(q, k, v))
+        return hw.attention(q, k, v)[0].sum()
+
+    torch.func.grad(output)(q)
+    with torch.autograd.forward_ad.dual_level():
+        output(torch.autograd.forward_ad.make_dual(q, torch.ones_like(q)))
+    assert [answer.backend for answer in seen] == ["plain", "plain"]
+    assert "function transform" in str(seen[0]) and "forward-mode derivative" in str(seen[1])
+
+
+# The table
+
+
+def a_call(**options: Any) -> Call:
+    q, k, v = qkv()
+    return attend.call_of(scores_from(q, k, v, **options), v)
+
+
+def test_auto_takes_the_first_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes = tuple(
+        Backend(name, lambda call, says=says: says) for name, says in (("a", "no"), ("b", None), ("c", None))
+    )
+    monkeypatch.setattr(table, "BACKENDS", fakes)
+    assert table.choose(a_call()).name == "b"
+    assert table.choose(a_call(), "c").name == "c"
+    with pytest.raises(
+        BackendUnavailable, match=r'backend="a" cannot run this call: no\. Others that can: b, c;'
+    ):
+        table.choose(a_call(), "a")
+    assert table.verdicts(a_call()) == {"a": "no", "b": None, "c": None}
+
+
+def test_there_is_always_one_that_can() -> None:
+    assert table.BACKENDS[-1].name == "plain"
+    for options in OPTIONS.values():
+        assert table.verdicts(a_call(**options))["plain"] is None
+
+
+def half_call(
+    T: int = 5, S: int = 5, D: int = 64, dtype: torch.dtype = torch.float16, **options: Any
+) -> Call:
+    q, k, v = (torch.zeros(1, 2, length, D, dtype=dtype) for length in (T, S, S))
+    return attend.call_of(scores_from(q, k, v, **options), v)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "call", "says"),
+    [
+        (kernels.CUDNN, half_call(dtype=torch.float32), "it takes float16, bfloat16, not float32"),
+        (kernels.CUDNN, half_call(D=136), "head_dim 136 is over its 128"),
+        (kernels.CUDA_FLASH, half_call(D=264), "head_dim 264 is over its 256"),
+        (
+            kernels.CUDA_EFFICIENT,
+            half_call(dtype=torch.float64),
+            "it takes float32, float16, bfloat16, not float64",
+        ),
+        (
+            kernels.CUDA_FLASH,
+            half_call(mask=Mask.padding([3])),
+            "it takes no mask beyond a band, and no bias",
+        ),
+        (kernels.CUDA_FLASH, half_call(bias=alibi(2)), "it takes no mask beyond a band, and no bias"),
+        (kernels.CUDNN, half_call(T=3, S=5, causal=True), "it would plan each of 2 parts of this call"),
+        (kernels.CUDNN, half_call(T=1, S=1), "it does not take a single key"),
+        (kernels.CUDNN, half_call(softcap=2.0), r"it has no soft cap \(softcap=2\)"),
+    ],
+    ids=["dtype", "cudnn-dim", "flash-dim", "double", "padding", "slopes", "parts", "one-key", "softcap"],
+)
+def test_the_kernels_of_a_gpu_say_what_they_cannot_take(
+    kernel: kernels.Kernel, call: Call, says: str
+) -> None:
+    reason = table._cannot(kernel, call)
+    assert reason is not None
+    with pytest.raises(AssertionError, match=says):
+        raise AssertionError(reason)
+
+
+def test_cudnn_steps_back_where_determinism_was_asked_for() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        reason = table._cannot(kernels.CUDNN, half_call())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert reason == "deterministic algorithms were asked for, and it promises none"
+
+
+def test_a_kernel_switched_off_in_torch_is_off_here() -> None:
+    with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):
+        reason = table._cannot(kernels.CUDNN, half_call())
+    assert reason == "it is switched off in torch.backends.cuda"
+
+
+# Shapes that keep changing
+
+
+def test_fixed_shapes_are_always_welcome() -> None:
+    churn = ShapeChurn(window=8, most=3)
+    for _ in range(50):
+        assert churn.reason("same") is None
+        churn.note("same")
+
+
+def test_new_shapes_are_sent_elsewhere_after_too_many() -> None:
+    churn = ShapeChurn(window=8, most=3)
+    for shape in (2, 3):
+        assert churn.reason(shape) is None
+        churn.note(shape)
+    assert churn.reason(5) is None
+    churn.note(5)
+    assert churn.reason(7) == "3 of the last 3 calls had a shape not seen before, and it plans each one anew"
+    assert all(churn.reason(shape) is None for shape in (2, 3, 5))
+
+
+def test_calm_brings_new_shapes_back() -> None:
+    churn = ShapeChurn(window=8, most=3)
+    for shape in (2, 3, 5):
+        churn.note(shape)
+    for _ in range(6):
+        churn.note(2)
+    assert churn.reason(7) is None  # of the last 8, only two were new
+
+
+def test_no_more_shapes_are_remembered_than_told_to() -> None:
+    churn = ShapeChurn(window=8, most=3, remembered=5)
+    for shape in range(20):
+        churn.note(shape)
+    assert len(churn._seen) == 5 and len(churn._fresh) == 8
+    assert churn.reason(19) is None and churn.reason(14) is not None
+
+
+def test_a_shape_used_again_is_not_forgotten_first() -> None:
+    churn = ShapeChurn(window=8, most=3, remembered=2)
+    for shape in ("a", "b", "a", "c"):
+        churn.note(shape)
+    assert churn.reason("a") is None and churn.reason("b") is not None
+
+
+@given(shapes=st.lists(st.integers(0, 5), max_size=40))
+def test_the_guard_counts_what_it_says(shapes: list[int]) -> None:
+    churn = ShapeChurn(window=7, most=4)
+    for shape in shapes:
+        churn.note(shape)
+    fresh = [shape not in shapes[:i] for i, shape in enumerate(shapes)][-7:]
+    expected = None if sum(fresh) < 4 else f"{sum(fresh)} of the last {len(fresh)} calls"
+    reason = churn.reason("never seen")
+    assert (reason is None) == (expected is None)
+    assert expected is None or (reason is not None and reason.startswith(expected))
+
+
+# Cutting
+
+
+@pytest.fixture(params=["as it is", "small blocks"])
+def block_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything twice: small inputs go whole, or cut into many blocks."""
+    if request.param == "small blocks":
+        monkeypatch.setattr(parts, "ADDED_ELEMENTS", 20)
+        monkeypatch.setattr(parts, "MOST_ROWS", 4)
+        monkeypatch.setattr(parts, "FEWEST_ROWS", 2)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Case:
+    """Any mask over a few keys, and perhaps a bias; T above, below and at S."""
+    batch, length, keys = draw(st.sampled_from([1, 2])), draw(st.integers(1, 13)), draw(st.integers(1, 13))
+    random = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    mask = draw(masks(batch, 2, length, keys, random))
+    if draw(st.booleans()):
+        reach = st.none() | st.integers(0, keys)
+        mask = mask & Mask(left=draw(reach), right=draw(reach))
+    options: dict[str, Any] = {}
+    kind = draw(st.sampled_from(["none", "none", "bias", "slopes"]))
+    if kind == "bias":
+        options["bias"] = torch.randn(2, length, keys, generator=random, dtype=torch.float64)
+    if kind == "slopes":
+        options["bias"] = alibi(2)
+    q, k = (torch.randn(batch, 2, n, 3, generator=random, dtype=torch.float64) for n in (length, keys))
+    return Case(q, k, k, mask, options)
+
+
+def scores_of(case: Case) -> Scores:
+    return scores_from(case.q, case.k, case.v, case.mask, **case.options)
+
+
+def seen_in(part: parts.Part, scores: Scores) -> Tensor:
+    """Which pairs of the whole matrix a part lets through, bool [B, H, T, S]."""
+    whole = torch.zeros(scores.shape, dtype=torch.bool)
+    t, s = part.rows.stop - part.rows.start, part.columns.stop - part.columns.start
+    inside = torch.ones(*scores.shape[:2], t, s, dtype=torch.bool)
+    i, j = torch.arange(t)[:, None] + s - t, torch.arange(s)
+    left, right = part.band
+    if left is not None:
+        inside &= i - j <= left
+    if right is not None:
+        inside &= j - i <= right
+    added = part.mask_and_bias(scores, torch.float64)
+    if added is not None:
+        inside &= added > HIDDEN
+    whole[:, :, part.rows, part.columns] = inside
+    return whole
+
+
+@pytest.mark.usefixtures("block_sizes")
+@pytest.mark.parametrize("any_band", [False, True], ids=["causal-only", "any-band"])
+@given(case=requests())
+def test_parts_cover_every_visible_pair_exactly_once(any_band: bool, case: Case) -> None:
+    scores = scores_of(case)
+    found = parts.cut(scores, any_band)
+    times = sum((seen_in(part, scores).int() for part in found), torch.zeros(scores.shape, dtype=torch.int32))
+    assert torch.equal(times, reference.allowed(case.mask, *scores.shape).int())
+
+
+@pytest.mark.usefixtures("block_sizes")
+@given(case=requests())
+def test_parts_that_share_queries_follow_each_other_and_share_no_keys(case: Case) -> None:
+    found = parts.cut(scores_of(case))
+    for place, first in enumerate(found):
+        assert 0 <= first.rows.start < first.rows.stop <= case.q.shape[2]
+        assert 0 <= first.columns.start < first.columns.stop <= case.k.shape[2]
+        if first.band == kernels.CAUSAL:  # all that most kernels can draw
+            assert first.rows.stop - first.rows.start == first.columns.stop - first.columns.start
+        else:
+            assert first.band == kernels.FULL
+        for later, second in enumerate(found[place + 1 :], place + 1):
+            if first.rows == second.rows:
+                assert later == place + 1
+                assert (
+                    first.columns.stop <= second.columns.start or second.columns.stop <= first.columns.start
+                )
+            else:
+                assert first.rows.stop <= second.rows.start
+
+
+@pytest.mark.usefixtures("block_sizes")
+@given(case=requests())
+def test_however_it_is_cut_the_answer_is_the_same(case: Case) -> None:
+    loose = case.options.pop("bias", None)
+    assert_exact(case.q, case.k, case.v, {"mask": case.mask, **case.options})
+    if loose is not None:  # a bias that is not learned goes to the fused kernel, too
+        truth = Case(case.q, case.k, case.v, case.mask, {"bias": loose}).reference()
+        out, w = hw.attention(case.q, case.k, case.v, case.mask, bias=loose, backend="flash")
+        assert error(out, truth[0]) < 1e-13 and error(w.lse, truth[2]) < 1e-13
+
+
+def test_causal_over_a_longer_past_is_two_parts_and_none_is_wasted() -> None:
+    q, k = normal(0, 1, 1, 5, 3), normal(1, 1, 1, 13, 3)
+    past, square = parts.cut(scores_from(q, k, causal=True))
+    assert (past.rows, past.columns, past.band) == (slice(0, 5), slice(0, 8), kernels.FULL)
+    assert (square.rows, square.columns, square.band) == (slice(0, 5), slice(8, 13), kernels.CAUSAL)
+
+
+def test_queries_before_the_first_key_are_left_out() -> None:
+    q, k = normal(0, 1, 1, 13, 3), normal(1, 1, 1, 5, 3)
+    (only,) = parts.cut(scores_from(q, k, causal=True))
+    assert (only.rows, only.columns, only.band) == (slice(8, 13), slice(0, 5), kernels.CAUSAL)
+    out, w = hw.attention(q, k, k, causal=True)
+    assert not out[:, :, :8].any() and bool(torch.isneginf(w.lse[:, :, :8]).all())
+
+
+def test_a_window_over_a_long_sequence_skips_what_it_cannot_see() -> None:
+    x = torch.zeros(1, 1, 2048, 2)
+    found = parts.cut(scores_from(x, x, window=32))
+    covered = sum(
+        (part.rows.stop - part.rows.start) * (part.columns.stop - part.columns.start) for part in found
+    )
+    assert covered < 2048 * 2048 / 6
+
+
+# Sizes and strides
+
+
+@every_option
+@pytest.mark.parametrize("Dv", [2, 17], ids=["narrow", "wide"])
+@pytest.mark.parametrize("backend", ["auto", "tiles"])
+def test_values_may_be_narrower_or_wider_than_keys(options: dict[str, Any], Dv: int, backend: str) -> None:
+    q, k, _ = qkv()
+    assert_exact(q, k, normal(2, B, HK, S, Dv), options, backend=backend)
+
+
+@every_option
+@pytest.mark.parametrize(
+    ("heads", "key_heads"), [(6, 1), (6, 2), (6, 3), (5, 5)], ids=["6-1", "6-2", "6-3", "5-5"]
+)
+def test_one_query_of_grouped_heads_is_exact(options: dict[str, Any], heads: int, key_heads: int) -> None:
+    """One query takes a way of its own: the heads of a group become the rows of one product."""
+    q, k, v = normal(0, B, heads, 1, D), normal(1, B, key_heads, S, D), normal(2, B, key_heads, S, D)
+    fitting = dict(options)
+    for name in ("bias", "sinks"):
+        value = fitting.get(name)
+        if isinstance(value, Alibi):
+            fitting[name] = Alibi(value.slopes[:heads])
+        elif value is not None:
+            fitting[name] = value[:heads, :1] if name == "bias" else value[:heads]
+    if isinstance(fitting.get("mask"), Tensor):
+        fitting["mask"] = fitting["mask"][:, :, :1]
+    assert_exact(q, k, v, fitting)
+    with torch.no_grad():
+        case = case_of(q, k, v, fitting)
+        out, w = hw.attention(case.q, case.k, case.v, case.mask, **case.options)
+        truth = case.reference()
+        assert error(out, truth[0]) < 1e-13 and error(w.lse, truth[2]) < 1e-13
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "heads after length": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "channels first": lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2),
+    "batch last": lambda x: x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2),
+    "every second channel": lambda x: torch.stack([x, x + 1], -1).flatten(-2)[..., ::2],
+    "part of a larger tensor": lambda x: torch.cat([x - 1, x, x + 1], dim=2)[
+        :, :, x.shape[2] : 2 * x.shape[2]
+    ],
+}
+
+
+@every_option
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=[name.replace(" ", "-") for name in LAYOUTS])
+def test_the_layout_in_memory_changes_nothing(
+    options: dict[str, Any], layout: Callable[[Tensor], Tensor]
+) -> None:
+    plain, strided = qkv(), [layout(x) for x in qkv()]
+    assert all(torch.equal(x, y) and not y.is_contiguous() for x, y in zip(plain, strided, strict=True))
+    results = []
+    for tensors in (plain, strided):
+        q, k, v = (x.detach().requires_grad_() for x in tensors)
+        out, w = hw.attention(q, k, v, **options)
+        assert q.stride() == tensors[0].stride()
+        grads = torch.autograd.grad((out * normal(8, *out.shape)).sum(), (q, k, v))
+        results.append([out, w.lse, w.dense(), w.mean_heads(), w.pooled(3), *w.top(2), *grads])
+    for mine, theirs in zip(*results, strict=True):
+        assert error(mine, theirs) < 1e-13
+
+
+def test_expanded_inputs_are_read_as_what_they_show() -> None:
+    q, k, v = (x[:1, :1].expand(B, HK, *x.shape[2:]) for x in qkv())
+    assert q.stride(0) == q.stride(1) == 0
+    out, w = hw.attention(q, k, v, causal=True)
+    expected, same = hw.attention(q.contiguous(), k.contiguous(), v.contiguous(), causal=True)
+    assert error(out, expected) < 1e-14 and error(w.dense(), same.dense()) < 1e-14
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_gradients_of_any_layout_go_in(dtype: torch.dtype) -> None:
+    """A gradient that arrives expanded (from a sum) or transposed is read as what it shows."""
+    q, k, v = (x.requires_grad_() for x in qkv(dtype))
+    out, _ = hw.attention(q, k, v, causal=True)
+    summed = torch.autograd.grad(out.sum(), (q, k, v), retain_graph=True)
+    whole = torch.autograd.grad(out, (q, k, v), torch.ones_like(out), retain_graph=True)
+    turned = torch.autograd.grad(out, (q, k, v), torch.ones_like(out).mT.contiguous().mT)
+    for a, b, c in zip(summed, whole, turned, strict=True):
+        assert torch.equal(a, b) and torch.equal(a, c)
+
+
+# Dropout
+
+
+def test_dropout_zeroes_weights_or_scales_them_up_and_nothing_else() -> None:
+    """With the identity for values the output is the weights as they were used."""
+    q, k, _ = qkv()
+    torch.manual_seed(0)
+    share = 0.25
+    v = torch.eye(S, dtype=torch.float64).expand(B, HK, S, S)
+    used, w = hw.attention(q, k, v, dropout=share)
+    before = w.dense()
+    kept = used != 0
+    assert error(used, torch.where(kept, before / (1 - share), 0.0)) < 1e-14
+    assert 0.6 < kept.double().mean().item() < 0.9
+
+
+def test_the_map_is_the_one_before_dropout() -> None:
+    q, k, v = qkv()
+    _, dropped = hw.attention(q, k, v, dropout=0.5, causal=True)
+    _, whole = hw.attention(q, k, v, causal=True)
+    assert error(dropped.dense(), whole.dense()) < 1e-14 and error(dropped.lse, whole.lse) < 1e-14
+    assert not dropped.lse.requires_grad
+
+
+def test_dropout_repeats_with_the_seed_and_changes_without() -> None:
+    def run(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return hw.attention(*qkv(), dropout=0.5)[0]
+
+    assert torch.equal(run(3), run(3)) and not torch.equal(run(3), run(5))
+
+
+def test_dropout_leaves_the_mean_where_it_was() -> None:
+    torch.manual_seed(0)
+    q, k, v = qkv()
+    many, share = 400, 0.5
+    expected, w = hw.attention(q, k, v)
+    q, k, v = (x.repeat(many, 1, 1, 1) for x in (q, k, v))
+    mean = hw.attention(q, k, v, dropout=share)[0].view(many, B, H, T, D).mean(0)
+    values = qkv()[2].repeat_interleave(H // HK, dim=1)
+    spread = (w.dense().square() @ values.square() * share / (1 - share) / many).sqrt()
+    assert bool(((mean - expected).abs() < 6 * spread).all())
+
+
+def test_dropout_of_nothing_is_no_dropout() -> None:
+    assert hw.why(*qkv(), dropout=0.0).backend == "flash"
+    assert torch.equal(hw.attention(*qkv(), dropout=0.0)[0], hw.attention(*qkv())[0])
+
+
+def test_gradients_go_through_what_was_kept() -> None:
+    q, k, v = (x.requires_grad_() for x in qkv())
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        torch.manual_seed(7)
+        return hw.attention(q, k, v, dropout=0.5, causal=True)[0]
+
+    few = (q[:1, :2, :2, :2], k[:1, :1, :3, :2], v[:1, :1, :3, :2])
+    assert torch.autograd.gradcheck(run, [x.detach().clone().requires_grad_() for x in few])
+
+
+# Memory
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor any operation made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for made in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(made, Tensor):
+                self.elements = max(self.elements, made.untyped_storage().nbytes() // made.element_size())
+        return result
+
+
+LONG = 1024
+LONG_MASKS: dict[str, dict[str, Any]] = {
+    "causal": {"causal": True},
+    "window": {"window": 32},
+    "band": {"window": (20, 11)},
+    "documents": {"mask": Mask.documents(torch.arange(LONG) // 50)},
+    "causal documents": {"mask": Mask.documents(torch.arange(LONG) // 50), "causal": True},
+    "causal padding": {"mask": Mask.padding([700]), "causal": True},
+    "causal holes": {"mask": Mask.padding(torch.arange(LONG)[None] % 3 > 0), "causal": True},
+    "window padding": {"mask": Mask.padding([700]), "window": 32},
+    "window slopes": {"bias": alibi(2), "window": 32},
+    "window sinks": {"sinks": torch.zeros(2), "window": 32},
+}
+
+
+@pytest.mark.parametrize("name", LONG_MASKS, ids=lambda name: name.replace(" ", "-"))
+@pytest.mark.parametrize("backend", ["auto", "tiles"])
+def test_no_matrix_of_all_pairs_is_ever_made(name: str, backend: str) -> None:
+    q = normal(0, 1, 2, LONG, 8, dtype=torch.float32).requires_grad_()
+    k = normal(1, 1, 1, LONG, 8, dtype=torch.float32).requires_grad_()
+    with Largest() as seen:
+        out, w = hw.attention(q, k, k, **LONG_MASKS[name], backend=backend)
+        out.sum().backward()
+    most = LONG * LONG // 6 if backend == "auto" else LONG * LONG // 2  # a tile holds both heads
+    assert q.numel() <= seen.elements <= most
+    with Largest() as seen:
+        assert w[0, 1, 5].shape == (LONG,) and w.statistics("previous", "itself").itself.shape == (1, 2)
+    assert seen.elements <= LONG * LONG // 8
+
+
+def test_all_that_is_measured_takes_no_more_than_a_tile() -> None:
+    length = 2048
+    q, k = (normal(i, 1, 1, length, 4, dtype=torch.float32) for i in range(2))
+    w = hw.attention(q, k, k, causal=True)[1]
+    with Largest() as seen:
+        w.statistics()
+        w.pooled(16)
+        w.top(2)
+    assert seen.elements <= length * length // 8

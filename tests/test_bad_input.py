@@ -1,0 +1,530 @@
+"""What cannot be run is refused: with the right error, the offending numbers and what to do instead.
+
+Every refusal is tried on `attention`, on `why` and, where it is not about v, on `AttentionMap`; afterwards
+the inputs are as they were and a correct call works.
+
+Letters: B batch, H num_heads, Hk num_kv_heads, T query_len, S key_len, D head_dim, Dv value_dim.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import headwise as hw
+from headwise import Mask
+from headwise.errors import ArgumentError, BackendUnavailable, BudgetExceeded, MaskError, ShapeError
+from headwise.scoring import Alibi, alibi
+
+B, H, HK, T, S, D, DV = 2, 6, 3, 5, 7, 11, 13
+
+
+def normal(*shape: int, **options: Any) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape) + sum(shape))).to(**options)
+
+
+def good() -> dict[str, Any]:
+    return {"q": normal(B, H, T, D), "k": normal(B, HK, S, D), "v": normal(B, HK, S, DV)}
+
+
+def bools(*shape: int) -> Tensor:
+    return torch.ones(shape, dtype=torch.bool)
+
+
+class Refusal(NamedTuple):
+    """What is given instead of something good, and how it is refused."""
+
+    given: dict[str, Any]
+    kind: type[Exception]
+    says: str
+    of_maps: bool = True  # AttentionMap refuses it, too
+
+
+META = torch.device("meta")
+
+TENSORS: dict[str, Refusal] = {
+    "q is a list": Refusal(
+        {"q": [[1.0]]}, ArgumentError, "q must be a tensor: got list; use torch.as_tensor"
+    ),
+    "k is none": Refusal({"k": None}, ArgumentError, "k must be a tensor: got NoneType"),
+    "v is none": Refusal({"v": None}, ArgumentError, "v must be a tensor: got NoneType", False),
+    "v is an array": Refusal(
+        {"v": np.ones((B, HK, S, DV))}, ArgumentError, "v must be a tensor: got ndarray", False
+    ),
+    "q in three dimensions": Refusal(
+        {"q": normal(H, T, D)},
+        ShapeError,
+        "q must have 4 dimensions [B, H, T, D]: got 3, [6, 5, 11]; add batch and head dimensions",
+    ),
+    "k in two dimensions": Refusal(
+        {"k": normal(S, D)}, ShapeError, "k must have 4 dimensions [B, Hk, S, D]: got 2, [7, 11]"
+    ),
+    "v in five dimensions": Refusal(
+        {"v": normal(1, B, HK, S, DV)},
+        ShapeError,
+        "v must have 4 dimensions [B, Hk, S, Dv]: got 5, [1, 2, 3, 7, 13]",
+        False,
+    ),
+    "q of integers": Refusal(
+        {"q": normal(B, H, T, D).long()},
+        ArgumentError,
+        "q must be floating point: got torch.int64; use q.float()",
+    ),
+    "k of bools": Refusal(
+        {"k": bools(B, HK, S, D)}, ArgumentError, "k must be floating point: got torch.bool; use k.float()"
+    ),
+    "v of integers": Refusal(
+        {"v": normal(B, HK, S, DV).int()}, ArgumentError, "v must be floating point: got torch.int32", False
+    ),
+    "q complex": Refusal(
+        {"q": normal(B, H, T, D).to(torch.complex64)},
+        ArgumentError,
+        "q must be floating point: got torch.complex64",
+    ),
+    "k of another dtype": Refusal(
+        {"k": normal(B, HK, S, D).double()},
+        ArgumentError,
+        "k must have the dtype of q: torch.float64 and torch.float32; use k.to(q.dtype)",
+    ),
+    "v of another dtype": Refusal(
+        {"v": normal(B, HK, S, DV).bfloat16()},
+        ArgumentError,
+        "v must have the dtype of q: torch.bfloat16 and torch.float32; use v.to(q.dtype)",
+        False,
+    ),
+    "k elsewhere": Refusal(
+        {"k": torch.empty(B, HK, S, D, device=META)},
+        ArgumentError,
+        "k must be on the device of q: meta and cpu; use k.to(q.device)",
+    ),
+    "v elsewhere": Refusal(
+        {"v": torch.empty(B, HK, S, DV, device=META)},
+        ArgumentError,
+        "v must be on the device of q: meta and cpu; use v.to(q.device)",
+        False,
+    ),
+    "q elsewhere": Refusal(
+        {"q": torch.empty(B, H, T, D, device=META)},
+        ArgumentError,
+        "k must be on the device of q: cpu and meta; use k.to(q.device)",
+    ),
+    "batches of q and k": Refusal(
+        {"k": normal(5, HK, S, D)},
+        ShapeError,
+        "q and k must agree in batch: 2 and 5; shapes are q [B, H, T, D]",
+    ),
+    "batches of k and v": Refusal(
+        {"v": normal(1, HK, S, DV)}, ShapeError, "k and v must agree in batch: 2 and 1; shapes are k", False
+    ),
+    "channels of q and k": Refusal(
+        {"k": normal(B, HK, S, 17)}, ShapeError, "q and k must agree in head_dim: 11 and 17"
+    ),
+    "heads of k and v": Refusal(
+        {"v": normal(B, 1, S, DV)}, ShapeError, "k and v must agree in num_kv_heads: 3 and 1", False
+    ),
+    "lengths of k and v": Refusal(
+        {"v": normal(B, HK, 19, DV)}, ShapeError, "k and v must agree in key_len: 7 and 19", False
+    ),
+    "heads not shared evenly": Refusal(
+        {"k": normal(B, 4, S, D), "v": normal(B, 4, S, DV)},
+        ShapeError,
+        "num_heads must be a multiple of num_kv_heads: 6 = 1 * 4 + 2; use one of 1, 2, 3, 6 key heads",
+    ),
+    "more key heads than heads": Refusal(
+        {"k": normal(B, 12, S, D), "v": normal(B, 12, S, DV)},
+        ShapeError,
+        "num_heads must be a multiple of num_kv_heads: 6 = 0 * 12 + 6; use one of 1, 2, 3, 6 key heads",
+    ),
+    "no sequences": Refusal({"q": normal(0, H, T, D)}, ShapeError, "q must not be empty: got [0, 6, 5, 11]"),
+    "no heads": Refusal({"q": normal(B, 0, T, D)}, ShapeError, "q must not be empty: got [2, 0, 5, 11]"),
+    "no queries": Refusal({"q": normal(B, H, 0, D)}, ShapeError, "q must not be empty: got [2, 6, 0, 11]"),
+    "no channels": Refusal({"q": normal(B, H, T, 0)}, ShapeError, "q must not be empty: got [2, 6, 5, 0]"),
+    "no key heads": Refusal({"k": normal(B, 0, S, D)}, ShapeError, "k must not be empty: got [2, 0, 7, 11]"),
+    "no keys": Refusal(
+        {"k": normal(B, HK, 0, D)},
+        ShapeError,
+        "k must not be empty: got [2, 3, 0, 11] for [B, Hk, S, D]; skip the call",
+    ),
+    "no values": Refusal(
+        {"v": normal(B, HK, S, 0)},
+        ShapeError,
+        "v must not be empty: got [2, 3, 7, 0] for [B, Hk, S, Dv]",
+        False,
+    ),
+}
+
+MASKS: dict[str, Refusal] = {
+    "a padding mask as it is": Refusal(
+        {"mask": bools(B, S)},
+        MaskError,
+        "mask must broadcast to [B, H, T, S] = [2, 6, 5, 7]: got [1, 1, 2, 7]; a [B, S] padding mask goes in",
+    ),
+    "keys before queries": Refusal({"mask": bools(S, T)}, MaskError, "= [2, 6, 5, 7]: got [1, 1, 7, 5]"),
+    "another batch": Refusal({"mask": bools(3, 1, T, S)}, MaskError, "= [2, 6, 5, 7]: got [3, 1, 5, 7]"),
+    "key heads": Refusal({"mask": bools(B, HK, T, S)}, MaskError, "= [2, 6, 5, 7]: got [2, 3, 5, 7]"),
+    "five dimensions": Refusal({"mask": bools(1, B, H, T, S)}, MaskError, "got 5 dimensions [1, 2, 6, 5, 7]"),
+    "a list": Refusal({"mask": [[True]]}, MaskError, "mask must be a Mask or a tensor: got list"),
+    "causal in its place": Refusal({"mask": True}, MaskError, "mask must be a Mask or a tensor: got bool"),
+    "additive": Refusal(
+        {"mask": torch.tensor([0.0, -math.inf] + [0.0] * 5)},
+        MaskError,
+        "mask must hold 0 and 1 only: found -inf; True or 1 = may attend",
+    ),
+    "half a mask": Refusal(
+        {"mask": torch.full((T, S), 0.5)}, MaskError, "mask must hold 0 and 1 only: found 0.5"
+    ),
+    "twos": Refusal({"mask": torch.full((T, S), 2)}, MaskError, "mask must hold 0 and 1 only: found 2"),
+    "zeros as float": Refusal(
+        {"mask": torch.zeros(T, S)}, MaskError, "mask must not be all zeros as float: [5, 7]; read as 0/1"
+    ),
+    "mask elsewhere": Refusal(
+        {"mask": torch.empty(T, S, dtype=torch.bool, device=META)},
+        MaskError,
+        "must be on the device of q: meta and cpu",
+    ),
+    "lengths elsewhere": Refusal(
+        {"mask": Mask.padding(torch.empty(B, dtype=torch.int64, device=META))},
+        MaskError,
+        "must be on the device of q: meta and cpu",
+    ),
+    "a length beyond the keys": Refusal(
+        {"mask": Mask.padding([3, 11])}, MaskError, "lengths must not go beyond the sequence: 11 > 7"
+    ),
+    "a length beyond the queries": Refusal(
+        {"mask": Mask.padding([3, 7], [2, 6])},
+        MaskError,
+        "query_lengths must not go beyond the sequence: 6 > 5",
+    ),
+    "lengths of another batch": Refusal(
+        {"mask": Mask.padding([3, 5, 7])}, MaskError, "lengths must fit batch and length: [3] for [2]"
+    ),
+    "padding of another length": Refusal(
+        {"mask": Mask.padding(bools(B, T))}, MaskError, "lengths must fit batch and length: [2, 5] for [2, 7]"
+    ),
+    "ids of another length": Refusal(
+        {"mask": Mask.documents([0] * T)},
+        MaskError,
+        "document ids must cover the sequence: [1, 5] for batch 2, length 7",
+    ),
+    "window of nothing": Refusal({"window": 0}, MaskError, "window must be at least 1: got 0"),
+    "window below zero": Refusal({"window": -3}, MaskError, "window must be at least 1: got -3"),
+    "half a key": Refusal({"window": 2.5}, MaskError, "got 2.5"),
+    "window yes": Refusal({"window": True}, MaskError, "window must be a whole number: got True"),
+    "reach below zero": Refusal({"window": (1, -2)}, MaskError, "must not be negative: got (1, -2)"),
+    "one reach": Refusal({"window": (3,)}, MaskError, "must be a pair: got (3,)"),
+    "three reaches": Refusal({"window": (3, 5, 7)}, MaskError, "must be a pair: got (3, 5, 7)"),
+}
+
+SCORING: dict[str, Refusal] = {
+    "no cap": Refusal({"softcap": 0}, ArgumentError, "softcap must be above 0: got 0; use None for no cap"),
+    "cap below zero": Refusal({"softcap": -2.5}, ArgumentError, "softcap must be above 0: got -2.5"),
+    "cap of no number": Refusal({"softcap": math.nan}, ArgumentError, "softcap must be above 0: got nan"),
+    "bias of integers": Refusal(
+        {"bias": torch.zeros(S).long()},
+        ArgumentError,
+        "bias must be a floating tensor: got torch.int64; who may",
+    ),
+    "bias of bools": Refusal(
+        {"bias": bools(T, S)}, ArgumentError, "bias must be a floating tensor: got torch.bool; who may attend"
+    ),
+    "bias as list": Refusal({"bias": [0.5] * S}, ArgumentError, "bias must be a floating tensor: got list"),
+    "bias of another length": Refusal(
+        {"bias": normal(T, 17)},
+        ShapeError,
+        "bias must broadcast to [B, H, T, S] = [2, 6, 5, 7]: got [1, 1, 5, 17]; add dimensions of size 1",
+    ),
+    "bias a key head": Refusal({"bias": normal(HK, T, S)}, ShapeError, "= [2, 6, 5, 7]: got [1, 3, 5, 7]"),
+    "bias in five dimensions": Refusal(
+        {"bias": normal(1, B, H, T, S)},
+        ShapeError,
+        "bias must broadcast to [B, H, T, S]: got 5 dimensions [1, 2, 6, 5, 7]; use at most four",
+    ),
+    "bias elsewhere": Refusal(
+        {"bias": torch.empty(T, S, device=META)},
+        ArgumentError,
+        "bias must be on the device of q: meta and cpu",
+    ),
+    "slopes of other heads": Refusal(
+        {"bias": alibi(4)},
+        ShapeError,
+        "slopes must hold one number a head: [4] for 6 heads; give a tensor of shape [6]",
+    ),
+    "slopes of integers": Refusal(
+        {"bias": Alibi(torch.ones(H).int())},
+        ArgumentError,
+        "slopes must be a floating tensor: got torch.int32",
+    ),
+    "slopes elsewhere": Refusal(
+        {"bias": alibi(H, device=META)}, ArgumentError, "slopes must be on the device of q: meta and cpu"
+    ),
+    "sinks a key head": Refusal(
+        {"sinks": normal(HK)},
+        ShapeError,
+        "sinks must hold one number a head: [3] for 6 heads; give a tensor of shape [6]",
+    ),
+    "sinks in two dimensions": Refusal(
+        {"sinks": normal(H, 1)}, ShapeError, "sinks must hold one number a head: [6, 1] for 6 heads"
+    ),
+    "one sink as number": Refusal(
+        {"sinks": 0.5}, ArgumentError, "sinks must be a floating tensor: got float"
+    ),
+    "sinks of integers": Refusal(
+        {"sinks": torch.ones(H).long()}, ArgumentError, "sinks must be a floating tensor: got torch.int64"
+    ),
+    "sinks elsewhere": Refusal(
+        {"sinks": torch.empty(H, device=META)},
+        ArgumentError,
+        "sinks must be on the device of q: meta and cpu",
+    ),
+}
+
+RUNNING: dict[str, Refusal] = {
+    "dropout below zero": Refusal(
+        {"dropout": -0.25},
+        ArgumentError,
+        "dropout must be at least 0 and below 1: got -0.25; it is the share",
+        False,
+    ),
+    "dropout of everything": Refusal(
+        {"dropout": 1.0}, ArgumentError, "dropout must be at least 0 and below 1: got 1.0", False
+    ),
+    "dropout of more": Refusal({"dropout": 1.5}, ArgumentError, "below 1: got 1.5", False),
+    "dropout of no number": Refusal({"dropout": math.nan}, ArgumentError, "below 1: got nan", False),
+    "a misspelt backend": Refusal(
+        {"backend": "flsh"},
+        ArgumentError,
+        "backend must be auto or a known name: got 'flsh'; did you mean 'flash'? "
+        "choose from auto, cudnn, flash, efficient, tiles, plain",
+        False,
+    ),
+    "a capital backend": Refusal(
+        {"backend": "Tiles"}, ArgumentError, "got 'Tiles'; did you mean 'tiles'?", False
+    ),
+    "no backend": Refusal(
+        {"backend": None}, ArgumentError, "backend must be auto or a known name: got None", False
+    ),
+    "cudnn on a CPU": Refusal(
+        {"backend": "cudnn"},
+        BackendUnavailable,
+        'backend="cudnn" cannot run this call: it runs on cuda, the tensors are on cpu. '
+        'Others that can: flash, tiles, plain; use backend="auto"',
+        False,
+    ),
+    "efficient on a CPU": Refusal(
+        {"backend": "efficient"},
+        BackendUnavailable,
+        'backend="efficient" cannot run this call: it runs on cuda, the tensors are on cpu. Others that can:',
+        False,
+    ),
+    "flash with a cap": Refusal(
+        {"backend": "flash", "softcap": 30.0},
+        BackendUnavailable,
+        'backend="flash" cannot run this call: it has no soft cap (softcap=30). Others that can: tiles,',
+        False,
+    ),
+    "flash with dropout": Refusal(
+        {"backend": "flash", "dropout": 0.25},
+        BackendUnavailable,
+        'backend="flash" cannot run this call: dropout 0.25 falls on the weights, which it never has. '
+        "Others that can: plain;",
+        False,
+    ),
+    "tiles with dropout": Refusal(
+        {"backend": "tiles", "dropout": 0.25},
+        BackendUnavailable,
+        'backend="tiles" cannot run this call: dropout 0.25 falls on the weights',
+        False,
+    ),
+    "flash with a learned bias": Refusal(
+        {"backend": "flash", "bias": normal(T, S).requires_grad_()},
+        BackendUnavailable,
+        'backend="flash" cannot run this call: it gives no gradient to bias. Others that can: tiles, plain;',
+        False,
+    ),
+    "flash with learned slopes": Refusal(
+        {"backend": "flash", "bias": Alibi(normal(H).requires_grad_())},
+        BackendUnavailable,
+        'backend="flash" cannot run this call: it gives no gradient to slopes.',
+        False,
+    ),
+}
+
+REFUSALS = TENSORS | MASKS | SCORING | RUNNING
+
+
+def tensors_in(given: dict[str, Any]) -> list[Tensor]:
+    found = []
+    for value in given.values():
+        if isinstance(value, Mask):
+            found += value.tensors.values()
+        elif isinstance(value, Alibi):
+            found.append(value.slopes)
+        elif isinstance(value, Tensor):
+            found.append(value)
+    return [x for x in found if x.device.type == "cpu"]
+
+
+def refused(call: Callable[..., Any], given: dict[str, Any], kind: type[Exception], says: str) -> None:
+    """The call raises; the inputs stay as they were; what is good still works."""
+    inputs = tensors_in(given)
+    before = [(x, x.detach().clone(), x._version) for x in inputs]
+    with pytest.raises(kind, match=re.escape(says)) as refusal:
+        call(**given)
+    assert isinstance(refusal.value, hw.errors.HeadwiseError)
+    for x, same, version in before:
+        assert x._version == version and torch.equal(x, same) and x.grad is None
+    output, weights = hw.attention(**good(), causal=True)
+    assert output.shape == (B, H, T, DV) and weights.dense().shape == (B, H, T, S)
+
+
+def ids(name: str) -> str:
+    return name.replace(" ", "-")
+
+
+@pytest.mark.parametrize("name", REFUSALS, ids=ids)
+def test_attention_refuses(name: str) -> None:
+    given, kind, says, _ = REFUSALS[name]
+    refused(hw.attention, good() | given, kind, says)
+
+
+@pytest.mark.parametrize("name", REFUSALS, ids=ids)
+def test_why_refuses_what_attention_refuses(name: str) -> None:
+    given, kind, says, _ = REFUSALS[name]
+    refused(hw.why, good() | given, kind, says)
+
+
+@pytest.mark.parametrize("name", [name for name, refusal in REFUSALS.items() if refusal.of_maps], ids=ids)
+def test_a_map_refuses_what_attention_refuses(name: str) -> None:
+    given, kind, says, _ = REFUSALS[name]
+    both = good() | given
+    both.pop("v")
+    refused(hw.AttentionMap, both, kind, says)
+
+
+@pytest.mark.parametrize("lengths", [[3, -2], torch.tensor([-2, 3])], ids=["list", "tensor"])
+def test_a_length_below_zero_is_refused_when_the_mask_is_made(lengths: Any) -> None:
+    with pytest.raises(MaskError, match="lengths must not be negative: got -2"):
+        Mask.padding(lengths)
+
+
+@pytest.mark.parametrize("num_heads", [0, -3])
+def test_slopes_for_no_heads_are_refused_with_the_number(num_heads: int) -> None:
+    with pytest.raises(ArgumentError, match=f"got {num_heads}"):
+        alibi(num_heads)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "fitting"), [(6, "1, 2, 3, 6"), (7, "1, 7"), (12, "1, 2, 3, 4, 6, 12")]
+)
+def test_the_choices_of_key_heads_fit(num_heads: int, fitting: str) -> None:
+    q = normal(1, num_heads, T, D)
+    too_many = normal(1, 5, S, D)
+    with pytest.raises(ShapeError, match=f"use one of {fitting} key heads"):
+        hw.attention(q, too_many, too_many)
+    for choice in map(int, fitting.split(", ")):
+        k = normal(1, choice, S, D)
+        assert hw.attention(q, k, k)[0].shape == (1, num_heads, T, D)
+
+
+def test_a_named_backend_never_gives_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headwise.engines import attend, fused, plain, tiles
+
+    def ran(*_: Any, **__: Any) -> Any:
+        raise AssertionError("something ran in its place")
+
+    for module in (fused, plain, tiles):
+        monkeypatch.setattr(module, "forward", ran)
+    monkeypatch.setattr(attend, "_run", ran)
+    for name in ("cudnn", "efficient"):
+        with pytest.raises(BackendUnavailable, match=name):
+            hw.attention(**good(), backend=name)
+    with pytest.raises(BackendUnavailable, match="flash"):
+        hw.attention(**good(), backend="flash", softcap=3.0)
+
+
+def test_learned_bias_is_no_hindrance_where_no_gradient_is_wanted() -> None:
+    bias = normal(T, S).requires_grad_()
+    with torch.no_grad():
+        assert hw.why(**good(), bias=bias).backend == "flash"
+        assert hw.attention(**good(), bias=bias, backend="flash")[0].shape == (B, H, T, DV)
+
+
+@pytest.mark.parametrize("given", [{"dropout": 0.25}, {"backend": "plain"}], ids=["dropout", "plain"])
+def test_the_whole_matrix_over_the_budget_is_refused_with_its_size(given: dict[str, Any]) -> None:
+    size = 3 * B * H * T * S * 4
+    says = (
+        f"plain attention over [B, H, T, S] = {[B, H, T, S]} must fit the memory budget: 5 KiB > 1 KiB; "
+        "drop what needs the whole matrix (dropout, forward-mode or second derivatives), or raise it: "
+        'with headwise.budget.limit("5 KiB")'
+    )
+    with hw.budget.limit("1 KiB"):
+        refused_inside = good()
+        with pytest.raises(BudgetExceeded, match=re.escape(says)):
+            hw.attention(**refused_inside, **given)
+        assert hw.attention(**refused_inside)[0].shape == (
+            B,
+            H,
+            T,
+            DV,
+        )  # nothing quadratic: any budget will do
+    with hw.budget.limit(size):
+        assert hw.attention(**good(), **given)[0].shape == (B, H, T, DV)
+
+
+def test_second_derivatives_over_the_budget_are_refused() -> None:
+    given = good()
+    given["q"].requires_grad_()
+    output, _ = hw.attention(**given)
+    with hw.budget.limit("1 KiB"), pytest.raises(BudgetExceeded, match="5 KiB > 1 KiB"):
+        torch.autograd.grad(output.sum(), given["q"], create_graph=True)
+
+
+# What looks odd and is fine
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"window": np.int64(3)},
+        {"window": [2, 0]},
+        {"window": 10**9},
+        {"mask": torch.ones(S, dtype=torch.int64)},
+        {"mask": torch.ones(T, S)},
+        {"mask": Mask.padding(np.array([3, 5]))},
+        {"mask": torch.zeros(T, S, dtype=torch.bool)},
+        {"bias": torch.zeros(())},
+        {"bias": torch.zeros(S, dtype=torch.float64)},
+        {"sinks": torch.zeros(H, dtype=torch.bfloat16)},
+        {"scale": 0},
+        {"dropout": 0},
+    ],
+    ids=str,
+)
+def test_what_has_one_meaning_is_taken(given: dict[str, Any]) -> None:
+    output, weights = hw.attention(**good(), **given)
+    assert output.shape == (B, H, T, DV) and output.dtype == torch.float32
+    sums = weights.dense().sum(-1)
+    assert bool(torch.isfinite(output).all()) and bool((sums < 1 + 1e-5).all())
+
+
+def test_an_endless_cap_caps_nothing_or_is_refused() -> None:
+    """inf * tanh(s / inf) is no number, which must not come out as the answer."""
+    with contextlib.suppress(ArgumentError):
+        output, _ = hw.attention(**good(), softcap=math.inf)
+        assert torch.equal(output, hw.attention(**good(), backend="tiles")[0])
+
+
+def test_tensors_without_data_pass_through() -> None:
+    """Shape propagation on the meta device, as torch's own attention allows it."""
+    given = {name: value.to(META) for name, value in good().items()}
+    output, weights = hw.attention(**given, causal=True)
+    assert output.shape == (B, H, T, DV) and output.device == META
+    assert weights.shape == (B, H, T, S) and weights.dense().device == META
