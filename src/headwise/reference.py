@@ -72,7 +72,8 @@ def scores(
         i, j = positions(T, S, q.device)
         s = s - bias.slopes.to(s.dtype)[:, None, None] * (i - j).abs()
     elif bias is not None:
-        s = s + bias.to(s.dtype)
+        lowest = bias <= torch.finfo(bias.dtype).min / 2  # another library's way to say hidden
+        s = s + bias.to(s.dtype).masked_fill(lowest, -torch.inf)
     if mask is not None:
         s = s.masked_fill(~allowed(mask, B, H, T, S, q.device), -torch.inf)
     return s.masked_fill(s <= HIDDEN, -torch.inf)

@@ -7,8 +7,11 @@
     tiles.py        the same in plain torch, tile by tile: takes everything, linear memory
     plain.py        the same as one matrix: any derivative, dropout; quadratic memory
     table.py        who can run what, and why not
-    operator.py     the one operator autograd and torch.compile see
-    second_pass.py  any weights, their mean, pooled pictures, top keys, from q, k and lse
+    churn.py        a guard: shapes that keep changing are not for cuDNN
+    attend.py       the door of the first pass: autograd, torch.compile
+    walk.py         every tile of the weights, block of queries by block
+    weights.py      dense weights and their mean over heads: the differentiable part of the second pass
+    second_pass.py  pooled pictures, top keys
     statistics.py   the statistics: names, formulas, accumulators
 
 The first pass gives (output, lse); the second pass needs only q, k and lse.

@@ -16,9 +16,9 @@ from torch import Tensor
 from ..masks import Mask
 from ..scoring import Scoring
 from . import fused, plain, table, tiles
-from .kernels import CUDNN
-from .parts import adds, in_one_call
-from .scores import ScoreGradients, Scores, tile_dtype
+from .kernels import CAUSAL, FULL, Band
+from .parts import adds
+from .scores import ScoreGradients, Scores, own_precision, tile_dtype
 from .table import Backend, Call
 
 __all__ = ["attend", "call_of", "lse_of"]
@@ -28,7 +28,7 @@ DIFFERENTIABLE = ("q", "k", "v", "bias", "slopes", "sinks")
 
 def call_of(scores: Scores, v: Tensor, dropout: float = 0.0) -> Call:
     """A call as the table sees it, with what is going on around it."""
-    return Call(scores, v, dropout, _plain_because(scores, v))
+    return Call(scores, v, dropout, _plain_because(scores, v), _bias_gradient(scores))
 
 
 def attend(scores: Scores, v: Tensor, dropout: float = 0.0, backend: str = "auto") -> tuple[Tensor, Tensor]:
@@ -39,46 +39,69 @@ def attend(scores: Scores, v: Tensor, dropout: float = 0.0, backend: str = "auto
         BackendUnavailable: the backend named cannot run this call.
         BudgetExceeded: the plain path's matrix is over the memory budget.
     """
-    call = call_of(scores, v, dropout)
-    chosen = table.choose(call, backend)
+    if torch.compiler.is_compiling():
+        out, lse = _traced(scores, v, dropout, backend)
+        return out, lse.detach()
+    chosen = table.choose(call_of(scores, v, dropout), backend)
     if chosen.name == "plain":
         out, lse = plain.forward(scores, v, dropout)
-        return out, lse.detach()
-    if torch.compiler.is_compiling():
-        if _traceable(chosen, scores):
-            out, lse = fused.forward(chosen.kernel_for(v.device), scores, v)
-        else:
-            out, lse = torch.ops.headwise.attend.default(*_flat(scores, v), chosen.name)
     elif torch.is_grad_enabled() and _needs_grad(scores, v):
-        out, lse = _Attend.apply(*_flat(scores, v), chosen.name)
+        out, lse = _Attend.apply(*_flat(scores, v), _bias_gradient(scores), chosen.name)
     else:
         return _run(chosen, scores, v)
     return out, lse.detach()
 
 
+def _traced(scores: Scores, v: Tensor, dropout: float, backend: str) -> tuple[Tensor, Tensor]:
+    """What torch.compile and torch.export see: nothing that looks at sizes more than it must."""
+    if dropout or backend == "plain":
+        return plain.forward(scores, v, dropout)
+    band = _plainest(scores, v)
+    if band is not None:
+        chosen = table.choose(Call(scores, v), backend)
+        kernel = chosen.kernels.get(v.device.type)
+        if kernel is not None and v.shape[-1] % kernel.channels == 0:
+            return kernel.forward(scores.q, scores.k, v, None, band, scores.scoring.scale)
+    return torch.ops.headwise.attend.default(*_flat(scores, v), _bias_gradient(scores), backend)
+
+
+def _plainest(scores: Scores, v: Tensor) -> Band | None:
+    """The band of a call that is one kernel call with torch's own backward, no more; else None."""
+    mask, scoring = scores.mask, scores.scoring
+    if scoring.sinks is not None or scoring.softcap is not None or adds(scores):
+        return None
+    if mask.left is not None or scores.q.shape[-1] != v.shape[-1]:
+        return None
+    if mask.right is None:
+        return FULL
+    square = mask.right == 0 and scores.q.shape[2] == scores.k.shape[2]
+    return CAUSAL if square else None
+
+
 @torch.no_grad()
 def lse_of(scores: Scores) -> Tensor:
     """The log-sum-exp of every row, [B, H, T], for a map that came without one."""
-    if scores.positions is None and scores.device.type == "cuda":
+    if scores.positions is None and scores.device.type == "cuda" and not torch.compiler.is_compiling():
         chosen = table.choose(Call(scores, scores.k))
         if chosen.kernels:
             return _run(chosen, scores, scores.k)[1]
-    return tiles.lse_of(scores)  # on a CPU half the work of a fused forward: no values to mix
+    with own_precision(scores.device):
+        return tiles.lse_of(scores)  # on a CPU half the work of a fused forward: no values to mix
 
 
 def _run(chosen: Backend, scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
-    if not chosen.kernels:
-        return tiles.forward(scores, v)
-    kernel = chosen.kernel_for(v.device)
-    if kernel is CUDNN:
+    if v.device.type == "cuda":
         table.cudnn_churn.note(Call(scores, v).shape_key)
-    return fused.forward(kernel, scores, v)
+    with own_precision(v.device):
+        if chosen.kernels:
+            return fused.forward(chosen.kernel_for(v.device), scores, v)
+        return tiles.forward(scores, v)
 
 
-def _traceable(chosen: Backend, scores: Scores) -> bool:
-    """Whether the compiler may look inside: one kernel call with torch's own backward, no more."""
-    simple = scores.sinks is None and not adds(scores)
-    return bool(chosen.kernels) and simple and in_one_call(scores)
+def _bias_gradient(scores: Scores) -> bool:
+    """Whether a gradient of bias or slopes is wanted, which fused kernels do not give."""
+    tensors = (scores.scoring.bias, scores.scoring.slopes)
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def _needs_grad(scores: Scores, v: Tensor) -> bool:
@@ -134,7 +157,7 @@ def _unflat(
 SCHEMA = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? slopes, Tensor? sinks, Tensor? keys, "
     "Tensor? key_ids, Tensor? query_ids, Tensor? allowed, SymInt? left, SymInt? right, float scale, "
-    "float? softcap, str backend"
+    "float? softcap, bool bias_gradient, str backend"
 )
 torch.library.define("headwise::attend", f"({SCHEMA}) -> (Tensor, Tensor)")
 torch.library.define(
@@ -144,9 +167,21 @@ torch.library.define(
 
 
 def _attend(*args: Any) -> tuple[Tensor, Tensor]:
-    scores, v = _unflat(*args[:-1])
-    out, lse = _run(table.backend_named(args[-1]), scores, v)
+    out, lse = _forward(*args)
     return out.contiguous(), lse.contiguous()
+
+
+def _forward(*args: Any) -> tuple[Tensor, Tensor]:
+    *flat, bias_gradient, backend = args
+    scores, v = _unflat(*flat)
+    return _run(_chosen(scores, v, bias_gradient, backend), scores, v)
+
+
+def _chosen(scores: Scores, v: Tensor, bias_gradient: bool, backend: str) -> Backend:
+    """The backend by name; under torch.compile, where "auto" waits for real sizes, the table's choice."""
+    if backend != "auto":
+        return table.backend_named(backend)
+    return table.choose(Call(scores, v, bias_gradient=bias_gradient))
 
 
 def _attend_fake(*args: Any) -> tuple[Tensor, Tensor]:
@@ -156,27 +191,30 @@ def _attend_fake(*args: Any) -> tuple[Tensor, Tensor]:
 
 
 def _attend_backward(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    scores, v = _unflat(*args[:-1])
-    chosen = table.backend_named(args[-1])
+    *flat, bias_gradient, backend = args
+    scores, v = _unflat(*flat)
+    chosen = _chosen(scores, v, bias_gradient, backend)  # any backend's forward goes with any backward
     found: ScoreGradients
-    if chosen.kernels:
-        kernel = chosen.kernel_for(v.device)
-        found, dv, sinks = fused.backward(kernel, scores, v, out, lse, grad.contiguous())
-    else:
-        found, dv, sinks = tiles.backward(scores, v, out, lse, grad)
-    inputs = (scores.q, scores.k, v, scores.scoring.bias, scores.scoring.slopes, scores.scoring.sinks)
+    with own_precision(v.device):
+        if chosen.kernels:
+            kernel = chosen.kernel_for(v.device)
+            found, dv, sinks = fused.backward(kernel, scores, v, out, lse, grad.contiguous())
+        else:
+            found, dv, sinks = tiles.backward(scores, v, out, lse, grad, bias_gradient)
     grads = (found.q, found.k, dv, found.bias, found.slopes, sinks)
-    return tuple(_like(g, x, v) for g, x in zip(grads, inputs, strict=True))
+    return tuple(_like(g, x, v) for g, x in zip(grads, flat, strict=False))
 
 
 def _attend_backward_fake(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    return tuple(grad.new_empty(0) if x is None else x.new_empty(x.shape) for x in args[:6])
+    bias_gradient = args[-2]
+    given = [x if bias_gradient or i not in (3, 4) else None for i, x in enumerate(args[:6])]
+    return tuple(grad.new_empty(0) if x is None else x.new_empty(x.shape) for x in given)
 
 
 def _like(grad: Tensor | None, x: Tensor | None, device_of: Tensor) -> Tensor:
     """An operator's output is always a tensor: an empty one stands for no gradient."""
     if grad is None or x is None:
-        return device_of.new_empty(0 if x is None else x.shape)
+        return device_of.new_empty(0)
     return grad.to(x.dtype).contiguous()
 
 
@@ -213,8 +251,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
-        scores, v = _unflat(*args[:-1])
-        output = _run(table.backend_named(args[-1]), scores, v)
+        output = _forward(*args)
         _save(ctx, args, output)
         ctx.mark_non_differentiable(output[1])
         return output
@@ -233,12 +270,12 @@ def _differentiate_twice(
     args: list[Any], needed: tuple[bool, ...], grad: Tensor
 ) -> tuple[Tensor | None, ...]:
     """The same gradients through the plain path, as a graph that can be differentiated again."""
-    scores, v = _unflat(*args[:-1])
-    out, _ = plain.forward(scores, v)
-    wanted = [i for i in range(len(DIFFERENTIABLE)) if needed[i]]
-    found = torch.autograd.grad(out, [args[i] for i in wanted], grad, create_graph=True)
-    by_place = dict(zip(wanted, found, strict=True))
-    return tuple(by_place.get(i) for i in range(len(DIFFERENTIABLE)))
+
+    def forward(*inputs: Any) -> Tensor:
+        scores, v = _unflat(*inputs, *args[len(inputs) : -2])
+        return plain.forward(scores, v)[0]
+
+    return plain.gradients(forward, args[: len(DIFFERENTIABLE)], needed, grad)
 
 
 ANYWHERE = "CompositeExplicitAutograd"

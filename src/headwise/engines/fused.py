@@ -65,7 +65,7 @@ def backward(
 def _run(
     kernel: Kernel, scores: Scores, part: Part, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
-    added = part.mask_and_bias(scores, q.dtype)
+    added = part.mask_and_bias(scores, kernel.added_dtype(q.dtype))
     groups = q.shape[1] // k.shape[1]
     one_query = q.shape[2] == 1 and part.band == FULL
     if one_query and groups > 1 and (added is None or added.shape[1] == 1):
@@ -85,7 +85,7 @@ def _run_backward(
     kernel: Kernel, scores: Scores, part: Part, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
     lse: Tensor, grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    added = part.mask_and_bias(scores, q.dtype)
+    added = part.mask_and_bias(scores, kernel.added_dtype(q.dtype))
     return kernel.backward(grad, q, k, v, out, lse, added, part.band, scores.scoring.scale)
 
 

@@ -50,6 +50,10 @@ class Kernel:
     forward: Forward
     backward: Backward
 
+    def added_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """What mask and bias are handed over in: the CPU kernel takes float32 beside half precision."""
+        return torch.float32 if self.device == "cpu" and dtype in HALF else dtype
+
 
 def _cpu_forward(
     q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, band: Band, scale: float
@@ -195,13 +199,52 @@ def _aligned(added: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
 
 
 CPU_FLASH = Kernel(
-    "flash", "cpu", FLOATS, None, 1, True, True, False, _cpu_forward, _cpu_backward
-)  # fmt: skip
-CUDA_FLASH = Kernel("flash", "cuda", HALF, 256, 8, False, True, True, _flash_forward, _flash_backward)
-CUDNN = Kernel("cudnn", "cuda", HALF, 128, 8, True, True, False, _cudnn_forward, _cudnn_backward)
+    "flash",
+    "cpu",
+    FLOATS,
+    max_head_dim=None,
+    channels=1,
+    takes_added=True,
+    takes_groups=True,
+    takes_bands=False,
+    forward=_cpu_forward,
+    backward=_cpu_backward,
+)
+CUDA_FLASH = Kernel(
+    "flash",
+    "cuda",
+    HALF,
+    max_head_dim=256,
+    channels=8,
+    takes_added=False,
+    takes_groups=True,
+    takes_bands=True,
+    forward=_flash_forward,
+    backward=_flash_backward,
+)
+CUDNN = Kernel(
+    "cudnn",
+    "cuda",
+    HALF,
+    max_head_dim=128,
+    channels=8,
+    takes_added=True,
+    takes_groups=True,
+    takes_bands=False,
+    forward=_cudnn_forward,
+    backward=_cudnn_backward,
+)
 CUDA_EFFICIENT = Kernel(
-    "efficient", "cuda", (torch.float32, *HALF), None, 8, True, False, False,
-    _efficient_forward, _efficient_backward,
-)  # fmt: skip
+    "efficient",
+    "cuda",
+    (torch.float32, *HALF),
+    max_head_dim=None,
+    channels=8,
+    takes_added=True,
+    takes_groups=False,
+    takes_bands=False,
+    forward=_efficient_forward,
+    backward=_efficient_backward,
+)
 
 KERNELS = (CUDNN, CUDA_FLASH, CUDA_EFFICIENT, CPU_FLASH)

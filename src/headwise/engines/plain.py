@@ -7,14 +7,17 @@ memory budget first.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .. import budget
 from ..scoring import HIDDEN
-from .scores import Scores
+from .scores import Scores, own_precision
 
-__all__ = ["forward", "weights_of"]
+__all__ = ["forward", "gradients", "weights_of"]
 
 
 def forward(scores: Scores, v: Tensor, dropout: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -24,7 +27,8 @@ def forward(scores: Scores, v: Tensor, dropout: float = 0.0) -> tuple[Tensor, Te
         weights = torch.dropout(weights, dropout, train=True)
     B, H, T, S = weights.shape
     grouped = weights.reshape(B, v.shape[1], -1, S)  # [B, Hk, G * T, S]
-    out = grouped @ v.to(weights.dtype)
+    with own_precision(v.device):
+        out = grouped @ v.to(weights.dtype)
     return out.reshape(B, H, T, v.shape[-1]).to(v.dtype), lse
 
 
@@ -39,7 +43,8 @@ def weights_of(scores: Scores) -> tuple[Tensor, Tensor]:
     )
     scoring, Hk = scores.scoring, scores.k.shape[1]
     q = scores.q.to(scores.dtype).reshape(B, Hk, -1, scores.q.shape[-1])  # [B, Hk, G * T, D]
-    s = (q @ scores.k.to(scores.dtype).transpose(-2, -1)).reshape(B, H, T, S) * scoring.scale
+    with own_precision(scores.device):
+        s = (q @ scores.k.to(scores.dtype).transpose(-2, -1)).reshape(B, H, T, S) * scoring.scale
     if scoring.softcap is not None:
         s = scoring.softcap * torch.tanh(s / scoring.softcap)
     added = scores.additive(slice(0, T), slice(0, S), scores.dtype)
@@ -56,3 +61,18 @@ def weights_of(scores: Scores) -> tuple[Tensor, Tensor]:
     else:
         weights, lse = torch.softmax(s, -1), s.logsumexp(-1)
     return weights.masked_fill(empty, 0.0), lse.masked_fill(empty.squeeze(-1), -torch.inf)
+
+
+def gradients(
+    forward: Callable[..., Tensor], inputs: Sequence[Any], needed: Sequence[bool], grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients of forward(*inputs), as a graph that can be differentiated again; None where not needed.
+
+    Each input is seen through an alias of its own. Without that, an input that is another one, or was made
+    from it, would collect the other's share here and once more in the graph outside.
+    """
+    seen = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
+    wanted = [i for i, _ in enumerate(seen) if needed[i]]
+    found = torch.autograd.grad(forward(*seen), [seen[i] for i in wanted], grad, create_graph=True)
+    by_place = dict(zip(wanted, found, strict=True))
+    return tuple(by_place.get(i) for i in range(len(seen)))

@@ -10,6 +10,8 @@ Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, G = H //
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -21,7 +23,16 @@ from ..indexing import positions_of, take
 from ..masks import Mask
 from ..scoring import HIDDEN, Scoring
 
-__all__ = ["GivenWeights", "Piece", "ScoreGradients", "Scores", "Tiled", "blocks", "tile_dtype"]
+__all__ = [
+    "GivenWeights",
+    "Piece",
+    "ScoreGradients",
+    "Scores",
+    "Tiled",
+    "blocks",
+    "own_precision",
+    "tile_dtype",
+]
 
 # Elements of one tile: on a CPU it should stay in the second-level cache, elsewhere be worth a launch.
 CPU_TILE, CPU_ROWS, CPU_COLUMNS = 2**19, 128, 512
@@ -31,6 +42,13 @@ GPU_TILE, GPU_ROWS, GPU_COLUMNS = 2**25, 2048, 4096
 def tile_dtype(dtype: torch.dtype) -> torch.dtype:
     """What tiles are computed in: never less than float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def own_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Autocast switched off where it is on: tiles choose their own precision."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
 
 
 class Piece(NamedTuple):
@@ -152,7 +170,7 @@ class Scores(Tiled):
 
     @property
     def group(self) -> int:
-        return self.q.shape[1] // self.k.shape[1]
+        return self.q.shape[1] // max(1, self.k.shape[1])
 
     @property
     def sinks(self) -> Tensor | None:
@@ -183,8 +201,8 @@ class Scores(Tiled):
         """
         _, H, T, S = self.shape
         q = take(self.q, (batch, heads, queries), ones_stay=False)
-        picked = positions_of(heads, H, torch.device("cpu"))
-        kv_heads = _kv_heads(picked, self.group)
+        picked = range(H)[heads] if isinstance(heads, slice) else heads.tolist()
+        kv_heads = _kv_heads(list(picked), self.group)
         at = self.at(slice(0, T), torch.device("cpu"))
         where = queries if isinstance(queries, slice) else queries.cpu()
         return Scores(
@@ -220,10 +238,15 @@ class Scores(Tiled):
         """What is added to the capped product: bias and slopes, broadcastable to [B, H, t, s]."""
         added = None
         if self.scoring.bias is not None:
-            added = take(self.scoring.bias, (None, None, rows, columns)).to(self.dtype)
+            given = take(self.scoring.bias, (None, None, rows, columns))
+            added = given.to(self.dtype)
+            if given.dtype == torch.float16:  # its lowest number is nowhere near HIDDEN, but means the same
+                added = added.masked_fill(given <= torch.finfo(torch.float16).min / 2, HIDDEN)
         if self.scoring.slopes is not None:
             falling = -self.scoring.slopes.to(self.dtype)[:, None, None] * self.distance(rows, columns)
             added = falling[None] if added is None else added + falling
+        if added is not None and self.device.type == "cuda" and self.dtype != self.q.dtype:
+            added = added.to(self.q.dtype).to(self.dtype)  # as the fused kernels there will see it
         return added
 
     def distance(self, rows: slice, columns: Any) -> Tensor:
@@ -244,22 +267,26 @@ class Scores(Tiled):
     def tile(self, rows: slice, columns: Any) -> Tensor:
         return self._finish(self._capped(rows, columns), rows, columns)
 
-    def tile_and_slope(self, rows: slice, columns: Any) -> tuple[Tensor, Tensor | None]:
-        """A tile, and the derivative of the cap in it (None without a cap)."""
+    def tile_and_bend(self, rows: slice, columns: Any) -> tuple[Tensor, Tensor | None]:
+        """A tile, and how far the cap bends it: its derivative (None without a cap)."""
         capped = self._capped(rows, columns)
         cap = self.scoring.softcap
-        slope = None if cap is None else 1 - (capped / cap) ** 2
-        return self._finish(capped, rows, columns), slope
+        bend = None if cap is None else 1 - (capped / cap) ** 2
+        return self._finish(capped, rows, columns), bend
 
     def _capped(self, rows: slice, columns: Any) -> Tensor:
-        q = self.q[:, :, rows].to(self.dtype) * self.scoring.scale  # [B, H, t, D]
+        scale, cap = self.scoring.scale, self.scoring.softcap
+        q = self.q[:, :, rows].to(self.dtype)  # [B, H, t, D]
         k = self.k[:, :, columns].to(self.dtype)  # [B, Hk, s, D]
         B, H, t, D = q.shape
-        product = q.reshape(B, k.shape[1], -1, D) @ k.transpose(-2, -1)  # [B, Hk, G * t, s]
-        s = product.view(B, H, t, k.shape[2])
-        if self.scoring.softcap is not None:
-            s = s.div_(self.scoring.softcap).tanh_().mul_(self.scoring.softcap)
-        return s
+        # After the product, as the kernels do it, or the lse they give would not fit; a power of two is exact
+        # either way, and cheaper before it.
+        early = math.frexp(scale)[0] == 0.5
+        stacked = (q * scale if early else q).reshape(B, k.shape[1], -1, D)
+        s = (stacked @ k.transpose(-2, -1)).view(B, H, t, k.shape[2])  # from [B, Hk, G * t, s]
+        if not early:
+            s = s.mul_(scale)
+        return s if cap is None else s.div_(cap).tanh_().mul_(cap)
 
     def _finish(self, s: Tensor, rows: slice, columns: Any) -> Tensor:
         added, seen = self.bias(rows, columns), self.seen(rows, columns)
@@ -313,6 +340,9 @@ class GivenWeights(Tiled):
         where = (piece.batch, piece.heads)
         return replace(self, weights=self.weights[where], mask=self.mask.select(*where, slice(None)))
 
+    def span(self, rows: slice) -> tuple[int, int]:
+        return 0, self.shape[3]  # what someone gave is there, whatever the mask says
+
     def tile(self, rows: slice, columns: Any) -> Tensor:
         return self.weights[:, :, rows, columns].to(self.dtype).log().clamp_(min=HIDDEN)
 
@@ -327,8 +357,8 @@ class ScoreGradients:
     slopes: Tensor | None
 
     @classmethod
-    def zeros(cls, scores: Scores) -> ScoreGradients:
-        """Room for all of them, in the tiles' dtype."""
+    def zeros(cls, scores: Scores, bias: bool) -> ScoreGradients:
+        """Room for them, in the tiles' dtype; `bias`: those of bias and slopes, too."""
 
         def room(like: Tensor | None) -> Tensor | None:
             if like is None:
@@ -337,6 +367,8 @@ class ScoreGradients:
 
         q, k = room(scores.q), room(scores.k)
         assert q is not None and k is not None
+        if not bias:
+            return cls(q, k, None, None)
         return cls(q, k, room(scores.scoring.bias), room(scores.scoring.slopes))
 
     def piece(self, piece: Piece) -> ScoreGradients:
@@ -349,15 +381,15 @@ class ScoreGradients:
             None if self.slopes is None else self.slopes[piece.heads],
         )
 
-    def add(self, scores: Scores, rows: slice, columns: slice, grad: Tensor, slope: Tensor | None) -> None:
+    def add(self, scores: Scores, rows: slice, columns: slice, grad: Tensor, bend: Tensor | None) -> None:
         """Carry a tile's gradient d loss / d s [B, H, t, s] back to q, k, bias and slopes."""
         if self.bias is not None:
             room = take(self.bias, (None, None, rows, columns))
             room += grad.sum_to_size(room.shape)
         if self.slopes is not None:
             self.slopes.sub_((grad * scores.distance(rows, columns)).sum((0, 2, 3)))
-        if slope is not None:
-            grad = grad * slope
+        if bend is not None:
+            grad = grad * bend
         q = scores.q[:, :, rows].to(grad.dtype)
         k = scores.k[:, :, columns].to(grad.dtype)
         B, H, t, D = q.shape
@@ -374,14 +406,13 @@ def blocks(start: int, stop: int, size: int) -> Iterator[slice]:
         yield slice(first, min(first + size, stop))
 
 
-def _kv_heads(heads: Tensor, group: int) -> Any:
+def _kv_heads(heads: list[int], group: int) -> Any:
     """The key heads these query heads need: their own groups where those are whole, else one each."""
-    wanted = heads // group  # [n]
-    n = len(heads)
-    if group > 1 and n and n % group == 0:
-        whole = heads.view(-1, group)
-        if bool((whole == whole[:, :1] // group * group + torch.arange(group)).all()):
-            wanted = wanted[::group]
-    if len(wanted) and bool((wanted == torch.arange(len(wanted)) + wanted[0]).all()):
-        return slice(int(wanted[0]), int(wanted[-1]) + 1)
-    return wanted
+    wanted = [head // group for head in heads]
+    firsts = heads[::group]
+    whole = [head + i for head in firsts for i in range(group)]
+    if group > 1 and heads == whole and all(head % group == 0 for head in firsts):
+        wanted = wanted[::group]
+    if wanted and wanted == list(range(wanted[0], wanted[0] + len(wanted))):
+        return slice(wanted[0], wanted[-1] + 1)
+    return torch.tensor(wanted, dtype=torch.int64, device="cpu")

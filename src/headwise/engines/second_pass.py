@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..scoring import HIDDEN
-from .scores import Tiled
+from .scores import Tiled, own_precision
 from .walk import walk
 
 __all__ = ["Top", "pooled", "top"]
@@ -33,8 +33,16 @@ def pooled(scores: Tiled, lse: Tensor, row_cells: int, column_cells: int) -> Ten
     Cell of query i: floor(i * row_cells / T); of key j: floor(j * column_cells / S). Queries that do not
     count (padding) are left out, so the whole picture sums to the queries that do.
     """
-    B, H, T, S = scores.shape
+    B, H, _, _ = scores.shape
     picture = torch.zeros(B, H, row_cells, column_cells, dtype=scores.dtype, device=scores.device)
+    with own_precision(scores.device):
+        _pool(scores, lse, picture)
+    return picture
+
+
+def _pool(scores: Tiled, lse: Tensor, picture: Tensor) -> None:
+    T, S = scores.shape[2:]
+    row_cells, column_cells = picture.shape[2:]
     for block in walk(scores, lse):
         by_row = _indicator(block.rows, T, row_cells, picture)  # [t, cells]
         cells = _cells(block.rows, T, row_cells)
@@ -45,7 +53,6 @@ def pooled(scores: Tiled, lse: Tensor, row_cells: int, column_cells: int) -> Ten
             by_column = _indicator(tile.columns, S, column_cells, picture)  # [s, cells]
             here = _cells(tile.columns, S, column_cells)
             room[..., here] += by_row.transpose(0, 1) @ (p @ by_column)
-    return picture
 
 
 def _cells(index: slice, length: int, cells: int) -> slice:

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..errors import ArgumentError, nearest
 from ..mask_rules import can_read
 from ..scoring import HIDDEN
-from .scores import GivenWeights, Tiled
+from .scores import GivenWeights, Tiled, own_precision
 from .walk import Block, Tile, walk
 
 __all__ = ["ROW_STATISTICS", "STATISTICS", "Statistics", "statistics"]
@@ -99,6 +99,8 @@ class Statistic:
 def _mass(block: Block, sums: Sums) -> Tensor:
     """What a row's weights sum to, its sink included: 1 but for the rounding of lse, which this takes out."""
     mass = sums["mass"]
+    if isinstance(block.scores, GivenWeights):
+        return torch.ones_like(mass)  # whatever they sum to, they are what they are
     if block.scores.sinks is not None:
         mass = mass + (block.scores.sinks.to(mass.dtype)[:, None] - block.finite_lse).exp()
     return torch.where(torch.isneginf(block.lse), 1.0, mass)
@@ -111,14 +113,14 @@ def entropy(block: Block, sums: Sums) -> Tensor:
     """
     surprise, mass = sums["surprise"], _mass(block, sums)
     if block.scores.sinks is not None:
-        log_p = block.scores.sinks.to(mass.dtype)[:, None] - block.finite_lse
-        surprise = surprise - log_p.exp() * log_p
-    return surprise / mass + mass.log()
+        p = (block.scores.sinks.to(mass.dtype)[:, None] - block.finite_lse).exp()
+        surprise = surprise - torch.xlogy(p, p)
+    return (surprise / mass + mass.log()).masked_fill(torch.isneginf(block.lse), 0)
 
 
 def effective_keys(block: Block, sums: Sums) -> Tensor:
     """exp(H_i): how many keys, equally weighted, would have this entropy (perplexity of the row)."""
-    return entropy(block, sums).exp()
+    return entropy(block, sums).exp().masked_fill(torch.isneginf(block.lse), 0)
 
 
 def confidence(block: Block, sums: Sums) -> Tensor:
@@ -162,7 +164,7 @@ def local(block: Block, sums: Sums) -> Tensor:
 def max_logit(block: Block, sums: Sums) -> Tensor:
     """max_j s_ij: the largest score that reaches the softmax; a head's value is its largest.
 
-    What training runs watch for blow-ups: Dehghani 2023, section 3.1.
+    What training runs watch for blow-ups: Dehghani 2023 (ViT-22B); Wortsman 2023, section 3.1.
     """
     return sums["peak"] + block.lse
 
@@ -242,7 +244,7 @@ def _check_names(names: Iterable[str]) -> None:
 def statistics(
     scores: Tiled, lse: Tensor, names: Iterable[str] = (), per_query: bool = False, reach: int = 8
 ) -> Statistics:
-    """Measure what is asked for in one walk over the weights; no names: everything.
+    """Measure what is asked for in one walk over the weights; no names: everything. No gradient flows.
 
     Raises:
         ArgumentError: an unknown name; reach below 0; `max_logit` of weights without scores.
@@ -268,11 +270,12 @@ def statistics(
     needed = {part for name in rows for part in ROW_STATISTICS[name].needs}
     everywhere = received is not None or any(ACCUMULATORS[part].where == "all" for part in needed)
     ragged = "first" in needed and scores.mask.keys is not None and scores.mask.keys.ndim == 2
-    for block in walk(scores, lse, ragged, None if everywhere else NEAR_ROWS):
-        room = None if received is None else received[block.piece.batch, block.piece.heads]
-        sums = _collect(block, needed, reach, everywhere, room)
-        for name, values in rows.items():
-            values[block.where] = ROW_STATISTICS[name].of(block, sums)
+    with own_precision(scores.device):
+        for block in walk(scores, lse, ragged, None if everywhere else NEAR_ROWS):
+            room = None if received is None else received[block.piece.batch, block.piece.heads]
+            sums = _collect(block, needed, reach, everywhere, room)
+            for name, values in rows.items():
+                values[block.where] = ROW_STATISTICS[name].of(block, sums)
     if not per_query:
         rows = {name: _of_head(name, values, scores, lse) for name, values in rows.items()}
     found = {**rows, RECEIVED: received} if received is not None else rows

@@ -30,6 +30,7 @@ class Call:
     v: Tensor
     dropout: float = 0.0
     plain_because: str | None = None  # why only torch's own differentiable operations will do
+    bias_gradient: bool = False  # a gradient of bias or slopes is wanted
 
     @property
     def shape_key(self) -> Hashable:
@@ -89,9 +90,8 @@ def _cannot(kernel: Kernel, call: Call) -> str | None:
     widest = max(q.shape[-1], call.v.shape[-1])
     if kernel.max_head_dim is not None and widest > kernel.max_head_dim:
         return f"head_dim {widest} is over its {kernel.max_head_dim}"
-    for tensor, name in ((scoring.bias, "bias"), (scoring.slopes, "slopes")):
-        if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
-            return f"it gives no gradient to {name}"
+    if call.bias_gradient:
+        return "it gives no gradient to bias or slopes"
     if kernel.device == "cpu":
         return None
     if not kernel.takes_added and (

@@ -75,11 +75,11 @@ def _online(scores: Scores, v: Tensor | None, rows: slice, columns: int) -> tupl
 
 
 def backward(
-    scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
+    scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, bias: bool
 ) -> tuple[ScoreGradients, Tensor, Tensor | None]:
-    """(gradients of q, k, bias and slopes, of v, of sinks)."""
+    """(gradients of q, k and, if asked for, bias and slopes; of v; of sinks)."""
     T = scores.shape[2]
-    found = ScoreGradients.zeros(scores)
+    found = ScoreGradients.zeros(scores, bias)
     dv = torch.zeros(v.shape, dtype=scores.dtype, device=v.device)
     delta = (grad.to(scores.dtype) * out.to(scores.dtype)).sum(-1, keepdim=True)  # [B, H, T, 1]
     for piece in scores.pieces():
@@ -91,15 +91,15 @@ def backward(
             stacked = d_out.reshape(d_out.shape[0], values.shape[1], -1, d_out.shape[-1])
             start, stop = mine.span(rows)
             for columns in blocks(start, stop, piece.columns):
-                p, slope = weights_tile(mine, lse[here], rows, columns)
+                p, bend = weights_tile(mine, lse[here], rows, columns)
                 weights = p.view(*stacked.shape[:3], -1)  # [B, Hk, G * t, s]
                 grad_v[:, :, columns] += weights.transpose(-2, -1) @ stacked
                 dp = stacked @ values[:, :, columns].to(scores.dtype).transpose(-2, -1)
-                room.add(mine, rows, columns, p * (dp.view(p.shape) - delta[here]), slope)
+                room.add(mine, rows, columns, p * (dp.view(p.shape) - delta[here]), bend)
     return found, dv, sinks_gradient(scores, out, lse, grad)
 
 
 def weights_tile(scores: Scores, lse: Tensor, rows: slice, columns: slice) -> tuple[Tensor, Tensor | None]:
     """exp(s - lse) of a tile and the derivative of its cap; empty rows give 0."""
-    s, slope = scores.tile_and_slope(rows, columns)
-    return s.sub_(torch.where(torch.isneginf(lse), 0.0, lse)[..., None]).exp_(), slope
+    s, bend = scores.tile_and_bend(rows, columns)
+    return s.sub_(torch.where(torch.isneginf(lse), 0.0, lse)[..., None]).exp_(), bend

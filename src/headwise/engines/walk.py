@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,30 +20,25 @@ class Tile:
         self.block, self.columns = block, columns
         s = block.scores.tile(block.rows, columns)
         self.log_p = s.sub_(block.finite_lse[..., None])  # [B, H, t, s]
+        self._p: Tensor | None = None
 
-    @cached_property
+    @property
     def p(self) -> Tensor:
-        return self.log_p.exp()
+        """The weights; made when first asked for."""
+        if self._p is None:
+            self._p = self.log_p.exp()
+        return self._p
 
 
-@dataclass
 class Block:
     """A block of queries of one piece, with its row of tiles."""
 
-    scores: Tiled  # of the piece
-    piece: Piece
-    rows: slice
-    lse: Tensor  # [B, H, t]
-
-    @cached_property
-    def finite_lse(self) -> Tensor:
-        """lse with 0 for rows that see nothing: their scores are HIDDEN, so their weights are 0."""
-        return torch.where(torch.isneginf(self.lse), 0.0, self.lse)
-
-    @cached_property
-    def at(self) -> Tensor:
-        """The positions of the queries, int [t]."""
-        return self.scores.at(self.rows)
+    def __init__(self, scores: Tiled, piece: Piece, rows: slice, lse: Tensor) -> None:
+        self.scores, self.piece, self.rows = scores, piece, rows  # the scores are the piece's
+        self.lse = lse  # [B, H, t]
+        # 0 for rows that see nothing: their scores are HIDDEN, so their weights are 0
+        self.finite_lse = torch.where(torch.isneginf(lse), 0.0, lse)
+        self.at = scores.at(rows)  # the positions of the queries, int [t]
 
     @property
     def where(self) -> tuple[slice, slice, slice]:

@@ -11,16 +11,15 @@ exp(s - lse) with lse held fixed would drop delta, and be wrong without an error
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..indexing import positions_of
-from ..scoring import HIDDEN
+from ..scoring import HIDDEN, Scoring
 from . import plain
-from .scores import ScoreGradients, Scores, blocks
+from .scores import ScoreGradients, Scores, blocks, own_precision
 from .tiles import lse_of
 from .walk import Block, walk
 
@@ -37,8 +36,9 @@ def weights(scores: Scores, lse: Tensor | None, columns: Any = None, mean: bool 
     inputs = (scores.q, scores.k, scoring.bias, scoring.slopes, scoring.sinks)
     if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
         return _plainly(scores, columns, mean)
-    wanted: Tensor = _Weights.apply(*inputs, scores, lse, columns, mean)
-    return wanted
+    with own_precision(scores.device):
+        found: Tensor = _Weights.apply(*inputs, _Rest(scores), lse, columns, mean)
+    return found
 
 
 def _plainly(scores: Scores, columns: Any, mean: bool) -> Tensor:
@@ -125,48 +125,51 @@ class _Weights(torch.autograd.Function):
         bias: Tensor | None,
         slopes: Tensor | None,
         sinks: Tensor | None,
-        scores: Scores,
+        rest: Any,
         lse: Tensor | None,
         columns: Any,
         mean: bool,
     ) -> Tensor:
+        scores = rest(q, k, bias, slopes, sinks)
         if any(ctx.needs_input_grad) and lse is None:
             lse = lse_of(scores)
         ctx.save_for_backward(q, k, bias, slopes, sinks, lse)
-        ctx.scores, ctx.columns, ctx.mean = scores, columns, mean
+        ctx.rest, ctx.columns, ctx.mean = rest, columns, mean
         return dense(scores, lse, columns, mean)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         (grad,) = grads
-        q, k, bias, slopes, sinks, lse = ctx.saved_tensors
-        scoring = replace(ctx.scores.scoring, bias=bias, slopes=slopes, sinks=sinks)
-        scores = replace(ctx.scores, q=q, k=k, scoring=scoring)
-        inputs = (q, k, bias, slopes, sinks)
+        *inputs, lse = ctx.saved_tensors
+        needed, columns, mean = ctx.needs_input_grad, ctx.columns, ctx.mean
         if torch.is_grad_enabled():  # a derivative of this derivative may be wanted
-            found = _backward_twice(scores, ctx.columns, ctx.mean, grad, inputs, ctx.needs_input_grad)
+
+            def forward(*inputs: Any) -> Tensor:
+                return _plainly(ctx.rest(*inputs), columns, mean)
+
+            found = plain.gradients(forward, inputs, needed, grad)
         else:
-            found = _backward(scores, lse, ctx.columns, ctx.mean, grad)
-        typed = [
-            None if g is None or x is None else g.to(x.dtype) for g, x in zip(found, inputs, strict=True)
-        ]
+            found = _backward(ctx.rest(*inputs), lse, columns, mean, grad, needed[2] or needed[3])
+        typed = [None if g is None else g.to(x.dtype) for g, x in zip(found, inputs, strict=True)]
         return (*typed, None, None, None, None)
 
 
-def _backward_twice(
-    scores: Scores, columns: Any, mean: bool, grad: Tensor, inputs: tuple[Any, ...], needed: tuple[bool, ...]
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    wanted = [i for i, _ in enumerate(inputs) if needed[i]]
-    out = _plainly(scores, columns, mean)
-    found = torch.autograd.grad(out, [inputs[i] for i in wanted], grad, create_graph=True)
-    by_place = dict(zip(wanted, found, strict=True))
-    return tuple(by_place.get(i) for i in range(len(inputs)))
+class _Rest:
+    """Scores without the tensors that gradients flow to: those belong to autograd, which frees them."""
+
+    def __init__(self, scores: Scores) -> None:
+        self.mask, self.positions = scores.mask, scores.positions
+        self.scale, self.softcap = scores.scoring.scale, scores.scoring.softcap
+
+    def __call__(self, q: Tensor, k: Tensor, bias: Any, slopes: Any, sinks: Any) -> Scores:
+        scoring = Scoring(self.scale, self.softcap, bias, slopes, sinks)
+        return Scores(q, k, self.mask, scoring, self.positions)
 
 
 def _backward(
-    scores: Scores, lse: Tensor, columns: Any, mean: bool, grad: Tensor
+    scores: Scores, lse: Tensor, columns: Any, mean: bool, grad: Tensor, bias: bool
 ) -> tuple[Tensor | None, ...]:
-    found = ScoreGradients.zeros(scores)
+    found = ScoreGradients.zeros(scores, bias)
     sinks = scores.sinks
     d_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=scores.dtype)
     if mean:
@@ -181,10 +184,10 @@ def _backward(
         if isinstance(delta, float):
             continue  # these queries see nothing
         for here in blocks(*mine.span(block.rows), block.piece.columns):
-            s, slope = mine.tile_and_slope(block.rows, here)
+            s, bend = mine.tile_and_bend(block.rows, here)
             p = s.sub_(block.finite_lse[..., None]).exp_()
             dp = _cotangent(grad, block, here, columns, mean)
-            room.add(mine, block.rows, here, p * (dp - delta[..., None]), slope)
+            room.add(mine, block.rows, here, p * (dp - delta[..., None]), bend)
         if d_sinks is not None and sinks is not None:
             sink = sinks[block.piece.heads].to(scores.dtype)[:, None]
             mass = torch.where(torch.isneginf(block.lse), 0.0, (sink - block.lse).exp())
