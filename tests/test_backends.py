@@ -148,8 +148,8 @@ def test_why_does_not_call_what_comes_first_later() -> None:
     ("options", "says"),
     [
         ({"dropout": 0.25}, "dropout 0.25 falls on the weights, which it never has"),
-        ({"bias": normal(5, T, S).requires_grad_()}, "it gives no gradient to bias"),
-        ({"bias": Alibi(normal(5, H).requires_grad_())}, "it gives no gradient to slopes"),
+        ({"bias": normal(5, T, S).requires_grad_()}, "it gives no gradient to bias or slopes"),
+        ({"bias": Alibi(normal(5, H).requires_grad_())}, "it gives no gradient to bias or slopes"),
     ],
     ids=["dropout", "bias", "slopes"],
 )
@@ -255,7 +255,11 @@ def half_call(
             "it takes no mask beyond a band, and no bias",
         ),
         (kernels.CUDA_FLASH, half_call(bias=alibi(2)), "it takes no mask beyond a band, and no bias"),
-        (kernels.CUDNN, half_call(T=3, S=5, causal=True), "it would plan each of 2 parts of this call"),
+        (
+            kernels.CUDNN,
+            half_call(T=3, S=5, causal=True),
+            "it cannot take this call whole, and would plan each part anew",
+        ),
         (kernels.CUDNN, half_call(T=1, S=1), "it does not take a single key"),
         (kernels.CUDNN, half_call(softcap=2.0), r"it has no soft cap \(softcap=2\)"),
     ],
@@ -349,9 +353,7 @@ def test_the_guard_counts_what_it_says(shapes: list[int]) -> None:
 def block_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything twice: small inputs go whole, or cut into many blocks."""
     if request.param == "small blocks":
-        monkeypatch.setattr(parts, "ADDED_ELEMENTS", 20)
-        monkeypatch.setattr(parts, "MOST_ROWS", 4)
-        monkeypatch.setattr(parts, "FEWEST_ROWS", 2)
+        monkeypatch.setattr(parts, "CPU", parts.Limits(added=20, most_rows=4, fewest_rows=2))
 
 
 @st.composite

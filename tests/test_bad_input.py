@@ -346,13 +346,13 @@ RUNNING: dict[str, Refusal] = {
     "flash with a learned bias": Refusal(
         {"backend": "flash", "bias": normal(T, S).requires_grad_()},
         BackendUnavailable,
-        'backend="flash" cannot run this call: it gives no gradient to bias. Others that can: tiles, plain;',
+        'backend="flash" cannot run this call: it gives no gradient to bias or slopes. Others that can: tiles',
         False,
     ),
     "flash with learned slopes": Refusal(
         {"backend": "flash", "bias": Alibi(normal(H).requires_grad_())},
         BackendUnavailable,
-        'backend="flash" cannot run this call: it gives no gradient to slopes.',
+        'backend="flash" cannot run this call: it gives no gradient to bias or slopes.',
         False,
     ),
 }

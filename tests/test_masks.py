@@ -6,6 +6,7 @@ Letters: B batch, H num_heads, T query_len, S key_len; all distinct primes, T ab
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import pickle
 import re
@@ -393,7 +394,7 @@ def test_binding_twice_changes_nothing_more(case: tuple[Mask, Sizes]) -> None:
 
 
 def everything(mask: Mask) -> dict[str, Any]:
-    values = vars(mask).items()
+    values = ((field.name, getattr(mask, field.name)) for field in dataclasses.fields(mask))
     return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in values}
 
 

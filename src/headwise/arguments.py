@@ -45,7 +45,10 @@ def scores_from(
     if causal:
         rules = CAUSAL if mask is None else rules & CAUSAL
     if window is not None:
-        rules = rules & (Mask.window(window) if isinstance(window, int) else Mask.window(left_right=window))
+        if isinstance(window, (tuple, list)):
+            rules = rules & Mask.window(left_right=window)
+        else:
+            rules = rules & Mask.window(window)
     rules = rules.bind(B, H, T, S)
     scoring = Scoring.of(D, scale=scale, softcap=softcap, bias=bias, sinks=sinks)
     if bias is not None or sinks is not None:
@@ -107,12 +110,13 @@ def _check_devices(q: Tensor, mask: Mask, scoring: Scoring) -> None:
     for name, value in (*mask.tensors.items(), *scoring.tensors.items()):
         if value.device != q.device:
             kind = ArgumentError if name in scoring.tensors else MaskError
+            name = {"keys": "lengths", "queries": "query_lengths", "allowed": "mask"}.get(name, name)
             raise kind(f"{name} must be on the device of q: {value.device} and {q.device}; use .to(q.device)")
 
 
 def check_dropout(dropout: float) -> None:
     """Raise `ArgumentError` unless 0 <= dropout < 1."""
-    if not 0 <= dropout < 1:
+    if isinstance(dropout, Tensor) or not hasattr(dropout, "__float__") or not 0 <= dropout < 1:
         raise ArgumentError(
             f"dropout must be at least 0 and below 1: got {dropout}; it is the share of weights dropped"
         )
@@ -120,8 +124,10 @@ def check_dropout(dropout: float) -> None:
 
 def under_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in autocast's dtype where autocast is on, as torch's own attention takes them."""
+    if not all(isinstance(x, Tensor) for x in tensors):
+        return tensors  # the checks that follow say so
     kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)

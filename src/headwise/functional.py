@@ -90,12 +90,14 @@ class Why:
     backend: str
     how: str
     reasons: dict[str, str | None]  # backend -> why not; None: it could
+    asked: str = "auto"
 
     def __str__(self) -> str:
         lines = [f"{self.backend} runs this call, {self.how}."]
+        idle = "comes later in the order" if self.asked == "auto" else f"{self.asked} was asked for"
         for name, reason in self.reasons.items():
             if name != self.backend:
-                lines.append(f"  {name}: {reason or 'could run it, but comes later in the order'}")
+                lines.append(f"  {name}: {reason or f'could run it, but {idle}'}")
         lines.append("The second pass (weights, statistics, pictures) runs on tiles in plain torch.")
         return "\n".join(lines)
 
@@ -138,4 +140,4 @@ def why(
         how = "tile by tile in plain torch"
     else:
         how = "as one T x S matrix in plain torch"
-    return Why(chosen.name, how, table.verdicts(call))
+    return Why(chosen.name, how, table.verdicts(call), backend)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,10 +13,11 @@ __all__ = ["Plan", "as_index", "compose", "in_order", "positions_of", "resolve",
 
 
 class Plan(NamedTuple):
-    """How to answer map[index]: what to select, then which dimensions of size 1 to drop."""
+    """How to answer map[index]: what to select, then which dimensions of size 1 to drop, which to move."""
 
     indices: tuple[Any, ...]
     squeeze: tuple[Any, ...]
+    front: int | None  # a dimension to move to the front at last
 
 
 def as_index(chosen: Any, size: int, name: str) -> slice | Tensor:
@@ -26,25 +28,40 @@ def as_index(chosen: Any, size: int, name: str) -> slice | Tensor:
     """
     if isinstance(chosen, slice):
         picked = range(size)[chosen]
+        if picked == range(size):
+            return slice(None)
         return slice(*chosen.indices(size)) if picked.step > 0 else _numbers(picked)
-    if isinstance(chosen, int) and not isinstance(chosen, bool):
-        place = _inside(chosen, size, name)
+    number = _as_number(chosen)
+    if number is not None:
+        place = _inside(number, size, name)
         return slice(place, place + 1, 1)
-    spots = torch.as_tensor(chosen if isinstance(chosen, Tensor) else list(chosen))
-    if spots.dtype == torch.bool and spots.ndim == 1:
+    spots = chosen.tolist() if isinstance(chosen, Tensor) else list(chosen)
+    if spots and all(isinstance(spot, bool) for spot in spots):
         if len(spots) != size:
             raise IndexError(f"{name} must have one bool each: got {len(spots)} for {size}; use numbers")
-        spots = spots.nonzero().squeeze(-1)
-    if spots.is_floating_point() or spots.ndim != 1:
+        spots = [i for i, kept in enumerate(spots) if kept]
+    numbers = [_as_number(spot) for spot in spots]
+    if None in numbers:
         raise IndexError(
-            f"{name} must be whole numbers in one dimension: got {spots.dtype} {list(spots.shape)}; "
+            f"{name} must be whole numbers in one dimension: got {spots[numbers.index(None)]!r}; "
             "use a list or a slice"
         )
-    return _numbers([_inside(int(i), size, name) for i in spots.tolist()])
+    return _numbers([_inside(number, size, name) for number in numbers if number is not None])
+
+
+def _as_number(value: Any) -> int | None:
+    """A whole number as int (also numpy's, also a tensor of one); None if it is something else."""
+    if isinstance(value, bool) or (isinstance(value, Tensor) and (value.ndim or value.dtype == torch.bool)):
+        return None
+    return operator.index(value) if hasattr(value, "__index__") and not _is_many(value) else None
+
+
+def _is_many(value: Any) -> bool:
+    return bool(getattr(value, "ndim", 0))
 
 
 def _numbers(spots: Sequence[int]) -> Tensor:
-    return torch.tensor(list(spots), dtype=torch.int64)
+    return torch.tensor(list(spots), dtype=torch.int64, device="cpu")
 
 
 def _inside(place: int, size: int, name: str) -> int:
@@ -73,26 +90,47 @@ def compose(outer: slice | Tensor | None, inner: slice | Tensor, size: int) -> s
 
 
 def resolve(index: Any, shape: torch.Size) -> Plan | None:
-    """A plan for numbers, slices, one `...` and at most one list a call; None: too much for that."""
+    """A plan for numbers, slices, one `...` and at most one list; None: too much for that.
+
+    Raises:
+        IndexError: more indices than dimensions, or two ellipses.
+    """
     parts = list(index) if isinstance(index, tuple) else [index]
-    if any(part is None or isinstance(part, bool) for part in parts):
-        return None
+    parts = [part if (number := _as_number(part)) is None else number for part in parts]
     lists = [part for part in parts if not isinstance(part, (int, slice, type(...)))]
-    if len(lists) > 1 or any(torch.as_tensor(part).ndim != 1 for part in lists):
+    if (
+        len(lists) > 1
+        or any(not _is_flat(part) for part in lists)
+        or any(p is True or p is False for p in parts)
+    ):
         return None
     gaps = [i for i, part in enumerate(parts) if part is ...]
     if len(gaps) > 1:
-        raise IndexError("an index can only have a single ellipsis ('...')")
+        raise IndexError(f"index must hold one ellipsis at most: got {len(gaps)}; spell the others as :")
     if len(parts) - len(gaps) > len(shape):
-        raise IndexError(f"too many indices: got {len(parts)} for a map of {len(shape)} dimensions")
+        raise IndexError(
+            f"index must not be longer than the map's dimensions: {len(parts) - len(gaps)} > {len(shape)}; "
+            "they are batch, head, query, key"
+        )
     place = gaps[0] if gaps else len(parts)
     missing = len(shape) - (len(parts) - len(gaps))
     parts[place : place + len(gaps)] = [slice(None)] * missing
     numbers = [i for i, part in enumerate(parts) if isinstance(part, int)]
-    if lists and numbers:  # torch moves dimensions about then
-        return None
     drop = tuple(0 if i in numbers else slice(None) for i in range(len(shape)))
-    return Plan(tuple(parts), drop)
+    many = [i for i, part in enumerate(parts) if not isinstance(part, (int, slice))]
+    front = None
+    if many and numbers:
+        picked = sorted([*many, *numbers])
+        if picked != list(range(picked[0], picked[-1] + 1)):  # then torch puts the list's dimension first
+            front = many[0] - sum(number < many[0] for number in numbers)
+    return Plan(tuple(parts), drop, front)
+
+
+def _is_flat(part: Any) -> bool:
+    """A list or tensor of one dimension."""
+    if isinstance(part, (list, tuple, range)):
+        return all(_as_number(item) is not None or isinstance(item, bool) for item in part)
+    return getattr(part, "ndim", 0) == 1
 
 
 def take(tensor: Tensor, index: tuple[Any, ...], ones_stay: bool = True) -> Tensor:

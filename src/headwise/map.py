@@ -24,7 +24,7 @@ from .engines.second_pass import Top
 from .engines.statistics import Statistics
 from .errors import ArgumentError, ShapeError
 from .indexing import as_index, compose, in_order, resolve
-from .masks import Mask
+from .masks import Mask, as_mask
 from .scoring import Alibi
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["AttentionMap"]
 
 WHOLE = slice(None)
+
+# What would act on, or tell of, a tensor that is thrown away at once.
+NOT_OF_A_MAP = {"backward", "data", "grad", "grad_fn", "is_leaf", "register_hook", "retain_grad", "set_"}
 
 
 class AttentionMap:
@@ -63,6 +66,7 @@ class AttentionMap:
     _scores: Scores | GivenWeights
     _lse: Tensor | None
     _columns: Any  # None: all keys; else a slice or an index tensor
+    _versions: tuple[int, int] | None  # of q and k, when the map was made
 
     def __init__(
         self,
@@ -80,15 +84,18 @@ class AttentionMap:
         self._scores = scores_from(q, k, None, mask, causal, window, scale, softcap, bias, sinks)
         self._lse = None
         self._columns = None
+        self._versions = _versions(self._scores)
 
     @classmethod
-    def from_weights(cls, tensor: Tensor, mask: Mask | None = None) -> AttentionMap:
-        """A map of weights computed elsewhere, [B, H, T, S]; `mask` tells padded queries apart.
+    def from_weights(cls, tensor: Tensor, mask: Mask | Tensor | None = None) -> AttentionMap:
+        """A map of weights computed elsewhere, [B, H, T, S]; `mask` only tells which queries are padding.
 
         Raises:
             ShapeError: not four dimensions.
             ArgumentError: not floating point; a negative weight (where reading is free).
         """
+        if not isinstance(tensor, Tensor):
+            raise ArgumentError(f"weights must be a tensor: got {type(tensor).__name__}; use torch.as_tensor")
         if tensor.ndim != 4:
             raise ShapeError(
                 f"weights must have 4 dimensions [B, H, T, S]: got {tensor.ndim}, {list(tensor.shape)}; "
@@ -101,7 +108,7 @@ class AttentionMap:
                 f"weights must not be negative: found {tensor.min().item():g}; "
                 "scores go in as AttentionMap(q, k)"
             )
-        rules = (mask or Mask()).bind(*tensor.shape)
+        rules = as_mask(mask).bind(*tensor.shape)
         empty = tensor.detach().sum(-1) == 0
         lse = torch.zeros(tensor.shape[:3], dtype=tile_dtype(tensor.dtype), device=tensor.device)
         return make(GivenWeights(tensor, rules), lse.masked_fill(empty, -torch.inf))
@@ -130,10 +137,36 @@ class AttentionMap:
         return self._scores.device
 
     @property
+    def requires_grad(self) -> bool:
+        """Whether gradients flow through its dense weights."""
+        scores = self._scores
+        if isinstance(scores, GivenWeights):
+            return scores.weights.requires_grad
+        tensors = (scores.q, scores.k, *scores.scoring.tensors.values())
+        return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """As of a tensor."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """As of a tensor: 4."""
+        return 4
+
+    def numel(self) -> int:
+        """As of a tensor: B * H * T * S, whether or not that many numbers would fit anywhere."""
+        return self.shape.numel()
+
+    @property
     def lse(self) -> Tensor:
         """The log-sum-exp of each row's scores, [B, H, T], natural logarithm; no gradient."""
         if self._lse is None:
             assert isinstance(self._scores, Scores)
+            self._check_unchanged()
             self._lse = attend.lse_of(self._scores)
         return self._lse
 
@@ -177,9 +210,7 @@ class AttentionMap:
         columns = self._columns
         if keys is not None:
             columns = compose(columns, as_index(keys, S, "keys"), self._scores.shape[3])
-        if all(index == WHOLE for index in rows if isinstance(index, slice)) and not any(
-            isinstance(index, Tensor) for index in rows
-        ):
+        if all(isinstance(index, slice) and index == WHOLE for index in rows):
             return make(self._scores, self._lse, columns)
         lse = self._lse
         if lse is not None:
@@ -197,8 +228,8 @@ class AttentionMap:
             whole: Tensor = self.dense()[index]
             return whole
         batch, heads, queries, keys = plan.indices
-        part = self.select(batch=batch, heads=heads, queries=queries, keys=keys).dense()
-        return part[plan.squeeze]
+        part = self.select(batch=batch, heads=heads, queries=queries, keys=keys).dense()[plan.squeeze]
+        return part if plan.front is None else part.movedim(plan.front, 0)
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[b] for b in range(len(self)))
@@ -212,9 +243,12 @@ class AttentionMap:
         Raises:
             BudgetExceeded: it would not fit.
         """
-        self._check_budget(self.shape, "weights", limit)
         if isinstance(self._scores, GivenWeights):
             return self._scores.weights if self._columns is None else self._scores.weights[..., self._columns]
+        self._check_budget(self.shape, "weights", limit)
+        self._check_unchanged()
+        if 0 in self.shape:
+            return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
         return weights.weights(self._scores, self._lse, self._columns)
 
     def mean_heads(self, *, limit: int | str | None = None) -> Tensor:
@@ -224,9 +258,12 @@ class AttentionMap:
             BudgetExceeded: it would not fit.
         """
         B, _, T, S = self.shape
-        self._check_budget((B, T, S), "mean weights", limit)
         if isinstance(self._scores, GivenWeights):
             return self.dense().mean(1)
+        self._check_budget((B, T, S), "mean weights", limit, self._scores.dtype)
+        self._check_unchanged()
+        if 0 in self.shape:
+            return torch.zeros(B, T, S, dtype=self.dtype, device=self.device)
         return weights.weights(self._scores, self._lse, self._columns, mean=True)
 
     def pooled(self, cells: int | tuple[int, int] = 128) -> Tensor:
@@ -238,12 +275,16 @@ class AttentionMap:
         Raises:
             ArgumentError: fewer than one cell; a map of chosen keys.
         """
-        rows, columns = (cells, cells) if isinstance(cells, int) else cells
-        if rows < 1 or columns < 1:
-            raise ArgumentError(f"cells must be at least 1: got {cells}; 128 makes a good picture")
+        pair = cells if isinstance(cells, (tuple, list)) else (cells, cells)
+        if len(pair) != 2 or not all(_is_count(number) for number in pair):
+            raise ArgumentError(
+                f"cells must be a number or a pair, each at least 1: got {cells!r}; 128 makes a good picture"
+            )
         self._whole_rows("pooled")
-        _, _, T, S = self.shape
-        return second_pass.pooled(self._scores, self.lse, min(rows, T), min(columns, S))
+        B, H, T, S = self.shape
+        rows, columns = min(pair[0], T), min(pair[1], S)
+        self._check_budget((B, H, rows, columns), "pooled picture", None, self._scores.dtype)
+        return second_pass.pooled(self._scores, self.lse, rows, columns)
 
     def top(self, count: int = 8) -> Top:
         """The heaviest keys of every query: (values, indices), each [B, H, T, count].
@@ -252,9 +293,10 @@ class AttentionMap:
             ArgumentError: count below 1 or above S; a map of chosen keys.
         """
         self._whole_rows("top")
-        S = self.shape[3]
-        if not 1 <= count <= S:
-            raise ArgumentError(f"count must be between 1 and key_len: got {count} of {S}; use {min(8, S)}")
+        B, H, T, S = self.shape
+        if not _is_count(count) or count > S:
+            raise ArgumentError(f"count must be between 1 and key_len: got {count!r} of {S}; use {min(8, S)}")
+        self._check_budget((B, H, T, 3 * count), "values and indices", None, self._scores.dtype)
         return second_pass.top(self._scores, self.lse, count)
 
     def statistics(self, *names: str, per: str = "head", reach: int = 8) -> Statistics:
@@ -279,15 +321,30 @@ class AttentionMap:
 
         return heatmaps(self, tokens, batch=batch)
 
+    def _check_unchanged(self) -> None:
+        """A map is of q and k as they were: writing to them in place makes it a map of nothing."""
+        if self._versions is not None and self._versions != _versions(self._scores):
+            raise ArgumentError(
+                "q and k must not change while their map is in use: written to in place since it was made; "
+                "pass q.clone() and k.clone(), or look before writing"
+            )
+
     def _whole_rows(self, what: str) -> None:
+        self._check_unchanged()
+        if 0 in self.shape:
+            raise ShapeError(
+                f"{what} must have something to look at: this map is {list(self.shape)}; select more"
+            )
         if self._columns is not None:
             raise ArgumentError(
                 f"{what} must see whole rows: this map holds {self.shape[3]} chosen of "
                 f"{self._scores.shape[3]} keys; call it before select(keys=...)"
             )
 
-    def _check_budget(self, shape: Sequence[int], what: str, limit: int | str | None) -> None:
-        size = torch.Size(shape).numel() * self.dtype.itemsize
+    def _check_budget(
+        self, shape: Sequence[int], what: str, limit: int | str | None, dtype: torch.dtype | None = None
+    ) -> None:
+        size = torch.Size(shape).numel() * (dtype or self.dtype).itemsize
         budget.check(
             size,
             self.device,
@@ -346,6 +403,10 @@ class AttentionMap:
         """Whatever else a tensor can do, done to the dense weights."""
         if name.startswith("_") or not hasattr(Tensor, name):
             raise AttributeError(f"'AttentionMap' object has no attribute {name!r}")
+        if name.endswith("_") or name in NOT_OF_A_MAP:
+            raise AttributeError(
+                f"{name} must have a tensor to act on: a map makes a new one each time; keep w.dense()"
+            )
         if not callable(getattr(Tensor, name)):
             return getattr(self.dense(), name)
 
@@ -375,4 +436,18 @@ def make(scores: Scores | GivenWeights, lse: Tensor | None, columns: Any = None)
     new = AttentionMap.__new__(AttentionMap)
     new._scores, new._lse = scores, lse
     new._columns = slice(*columns) if isinstance(columns, tuple) else columns
+    new._versions = _versions(scores)
     return new
+
+
+def _versions(scores: Scores | GivenWeights) -> tuple[int, int] | None:
+    """How often q and k were written to; None where that is not counted."""
+    if torch.compiler.is_compiling() or isinstance(scores, GivenWeights):
+        return None
+    if scores.q.is_inference() or scores.k.is_inference():
+        return None
+    return scores.q._version, scores.k._version
+
+
+def _is_count(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 1

@@ -12,8 +12,9 @@ queries over S = 5 keys, causal means
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -322,26 +323,42 @@ class Mask:
             start = max(start, first_at - self.left)
         if self.right is not None:
             stop = min(stop, last_at + self.right + 1)
-        for any_seen in self._columns_seen(rows):  # bool [S]
-            found = any_seen[max(0, start) : max(0, stop)].nonzero()
-            if not len(found):
-                return 0, 0
-            start, stop = start + int(found[0]), start + int(found[-1]) + 1
+        if self.keys is not None and can_read(self.keys):
+            start, stop = _within(self._real_keys, start, stop)
+        if self.key_ids is not None and can_read(self.key_ids):
+            first, beyond = (ends[rows] for ends in self._document_ends)
+            start, stop = max(start, int(first.min())), min(stop, int(beyond.max()))
+        if self.allowed is not None and self.allowed.shape[-1] > 1 and can_read(self.allowed):
+            seen = take(self.allowed, (None, None, rows, None)).any(-2).flatten(0, -2).any(0)  # [S]
+            start, stop = _within(seen.nonzero().squeeze(-1), start, stop)
         return (start, stop) if start < stop else (0, 0)
 
-    def _columns_seen(self, rows: Any) -> Iterable[Tensor]:
-        """For each rule kept in tensors that can be read for free: the keys some of these queries see."""
-        if self.keys is not None and can_read(self.keys):
-            longest = self.keys
-            if longest.ndim == 1:
-                longest = torch.arange(int(longest.max())) < longest[:, None]
-            yield longest.any(0)
-        if self.key_ids is not None and can_read(self.key_ids):
-            assert self.query_ids is not None, "bind the mask first"
-            wanted = torch.unique(self.query_ids[:, rows, 0])
-            yield torch.isin(self.key_ids[..., 0], wanted).any(0)
-        if self.allowed is not None and self.allowed.shape[-1] > 1 and can_read(self.allowed):
-            yield take(self.allowed, (None, None, rows, None)).any(-2).flatten(0, -2).any(0)
+    @cached_property
+    def _real_keys(self) -> Tensor:
+        """The keys that are real in some sequence, in order."""
+        assert self.keys is not None
+        if self.keys.ndim == 1:
+            return torch.arange(int(self.keys.max()), device="cpu")
+        return self.keys.any(0).nonzero().squeeze(-1)
+
+    @cached_property
+    def _document_ends(self) -> tuple[Tensor, Tensor]:
+        """For each query, the first key of its document and the one beyond the last, in any sequence: [T].
+
+        By the first label alone, so it may reach too far, never too short.
+        """
+        assert self.key_ids is not None and self.query_ids is not None, "bind the mask first"
+        labels, S = self.key_ids[..., 0], self.key_ids.shape[1]
+        names, place = torch.unique(labels, return_inverse=True)
+        spots = torch.arange(S, device="cpu").expand_as(place).flatten()
+        first = torch.full((len(names) + 1,), S, device="cpu")  # the last entry: no such document
+        beyond = torch.zeros(len(names) + 1, dtype=torch.int64, device="cpu")
+        first.scatter_reduce_(0, place.flatten(), spots, "amin")
+        beyond.scatter_reduce_(0, place.flatten(), spots + 1, "amax")
+        mine = self.query_ids[..., 0].contiguous()  # [B or 1, T]
+        found = torch.searchsorted(names, mine).clamp(max=len(names) - 1)
+        found = torch.where(names[found] == mine, found, len(names))
+        return first[found].amin(0), beyond[found].amax(0)
 
     def sees_any(self, at: Tensor, start: int, stop: int) -> Tensor:
         """Which queries at these positions see a key in [start, stop), as far as positions and padding say.
@@ -383,3 +400,9 @@ def as_mask(mask: Mask | Tensor | None) -> Mask:
     if mask is None:
         return Mask()
     return mask if isinstance(mask, Mask) else Mask.dense(mask)
+
+
+def _within(spots: Tensor, start: int, stop: int) -> tuple[int, int]:
+    """The tightest [start, stop) around the sorted spots inside it; empty where there is none."""
+    low, high = torch.searchsorted(spots, torch.tensor([start, stop], device="cpu")).tolist()
+    return (int(spots[low]), int(spots[high - 1]) + 1) if low < high else (0, 0)

@@ -14,9 +14,18 @@ from .engines.second_pass import Top
 from .engines.statistics import Statistics
 from .map import AttentionMap, make
 from .masks import Mask
-from .scoring import Scoring
+from .scoring import Alibi, Scoring
 
 _FIELDS = ("left", "right", "keys", "queries", "key_ids", "query_ids", "allowed")
+
+
+def _plain(columns: Any) -> tuple[str, tuple[Any, ...]] | None:
+    """The chosen keys as plain numbers, which can be compared and written down."""
+    if columns is None:
+        return None
+    if isinstance(columns, slice):
+        return "slice", (columns.start, columns.stop, columns.step)
+    return "keys", tuple(columns.tolist())
 
 
 def _flatten(w: AttentionMap) -> tuple[list[Any], Any]:
@@ -24,14 +33,18 @@ def _flatten(w: AttentionMap) -> tuple[list[Any], Any]:
     mask = [getattr(scores.mask, name) for name in _FIELDS]
     shared = [w._lse, scores.positions, *mask[2:]]
     if isinstance(scores, GivenWeights):
-        return [scores.weights, *shared], (None, None, mask[:2], w._columns)
+        return [scores.weights, *shared], (None, None, tuple(mask[:2]), _plain(w._columns))
     scoring = scores.scoring
     tensors = [scores.q, scores.k, scoring.bias, scoring.slopes, scoring.sinks]
-    return [*tensors, *shared], (scoring.scale, scoring.softcap, mask[:2], w._columns)
+    return [*tensors, *shared], (scoring.scale, scoring.softcap, tuple(mask[:2]), _plain(w._columns))
 
 
 def _unflatten(values: Any, context: Any) -> AttentionMap:
     scale, softcap, band, columns = context
+    if columns is not None and columns[0] == "keys":
+        columns = torch.tensor(columns[1], dtype=torch.int64, device="cpu")
+    elif columns is not None:
+        columns = slice(*columns[1])
     values = list(values)
     lse, positions, *tensors = values[-7:]
     mask = Mask(*band, *tensors)
@@ -43,5 +56,5 @@ def _unflatten(values: Any, context: Any) -> AttentionMap:
 
 pytree.register_pytree_node(AttentionMap, _flatten, _unflatten, serialized_type_name="headwise.AttentionMap")
 torch.serialization.add_safe_globals(
-    [AttentionMap, Mask, Scoring, Scores, GivenWeights, Statistics, Top, make]
+    [AttentionMap, Alibi, Mask, Scoring, Scores, GivenWeights, Statistics, Top, make]
 )

@@ -34,6 +34,9 @@ class Alibi:
 
     slopes: Tensor  # [H]
 
+    def __reduce__(self) -> tuple[type[Alibi], tuple[Tensor]]:
+        return Alibi, (self.slopes,)
+
 
 def alibi(num_heads: int, device: torch.device | str | None = None) -> Alibi:
     """The slopes of Press 2022: 2^(-8/H), 2^(-16/H), ...; for other than powers of two, the paper's mix.
@@ -42,6 +45,8 @@ def alibi(num_heads: int, device: torch.device | str | None = None) -> Alibi:
         >>> alibi(4).slopes
         tensor([0.2500, 0.0625, 0.0156, 0.0039])
     """
+    if num_heads < 1:
+        raise ArgumentError(f"num_heads must be at least 1: got {num_heads}; one slope is made for each")
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
     slopes += [2 ** (-4 * (2 * h + 1) / power) for h in range(num_heads - power)]
@@ -74,6 +79,12 @@ class Scoring:
             ArgumentError: softcap not above 0; bias or sinks that are not floating tensors.
             ShapeError: bias of more than four dimensions.
         """
+        for number, name in ((scale, "scale"), (softcap, "softcap")):
+            if number is not None and (isinstance(number, Tensor) or not hasattr(number, "__float__")):
+                raise ArgumentError(
+                    f"{name} must be a plain number: got {type(number).__name__}; "
+                    "one that is learned can multiply q instead"
+                )
         if softcap is not None and not softcap > 0:
             raise ArgumentError(f"softcap must be above 0: got {softcap}; use None for no cap")
         slopes: Tensor | None = None

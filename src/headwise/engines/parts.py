@@ -29,7 +29,7 @@ class Limits:
     fewest_rows: int
 
 
-CPU = Limits(added=2**22, most_rows=256, fewest_rows=32)  # 16 MiB in float32
+CPU = Limits(added=2**22, most_rows=256, fewest_rows=8)  # 16 MiB in float32
 GPU = Limits(added=2**26, most_rows=4096, fewest_rows=256)  # 128 MiB in half precision: launches cost more
 
 
@@ -153,12 +153,17 @@ def _rows(scores: Scores) -> int:
     reach, limits = S, _limits(scores)
     if mask.left is not None and mask.right is not None:
         reach = min(S, mask.left + mask.right + 1 + limits.most_rows)
+    elif mask.key_ids is not None:
+        spans = [scores.span(rows) for rows in blocks(0, T, limits.most_rows)]
+        reach = max(stop - start for start, stop in spans)
     fits = limits.added // max(1, batch_and_heads * reach)
     return min(T, max(limits.fewest_rows, min(limits.most_rows, fits)))
 
 
 def how(parts: list[Part]) -> str:
     """One phrase on how a request was cut."""
+    if not parts:
+        return "with nothing to do: no query sees any key"
     if len(parts) == 1:
         return "in one call"
     if len(parts) == 2 and parts[0].rows == parts[1].rows:

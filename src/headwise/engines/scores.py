@@ -46,7 +46,7 @@ def tile_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def own_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Autocast switched off where it is on: tiles choose their own precision."""
-    if torch.is_autocast_enabled(device.type):
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
 
