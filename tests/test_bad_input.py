@@ -346,7 +346,7 @@ RUNNING: dict[str, Refusal] = {
     "flash with a learned bias": Refusal(
         {"backend": "flash", "bias": normal(T, S).requires_grad_()},
         BackendUnavailable,
-        'backend="flash" cannot run this call: it gives no gradient to bias or slopes. Others that can: tiles',
+        'backend="flash" cannot run this call: it gives no gradient to bias or slopes. Others that can:',
         False,
     ),
     "flash with learned slopes": Refusal(

@@ -13,11 +13,10 @@ __all__ = ["Plan", "as_index", "compose", "in_order", "positions_of", "resolve",
 
 
 class Plan(NamedTuple):
-    """How to answer map[index]: what to select, then which dimensions of size 1 to drop, which to move."""
+    """How to answer map[index]: what to select, then which dimensions of size 1 to drop."""
 
     indices: tuple[Any, ...]
     squeeze: tuple[Any, ...]
-    front: int | None  # a dimension to move to the front at last
 
 
 def as_index(chosen: Any, size: int, name: str) -> slice | Tensor:
@@ -96,7 +95,8 @@ def resolve(index: Any, shape: torch.Size) -> Plan | None:
         IndexError: more indices than dimensions, or two ellipses.
     """
     parts = list(index) if isinstance(index, tuple) else [index]
-    parts = [part if (number := _as_number(part)) is None else number for part in parts]
+    numbers_of = [_as_number(part) for part in parts]
+    parts = [part if number is None else number for part, number in zip(parts, numbers_of, strict=True)]
     lists = [part for part in parts if not isinstance(part, (int, slice, type(...)))]
     if (
         len(lists) > 1
@@ -117,13 +117,7 @@ def resolve(index: Any, shape: torch.Size) -> Plan | None:
     parts[place : place + len(gaps)] = [slice(None)] * missing
     numbers = [i for i, part in enumerate(parts) if isinstance(part, int)]
     drop = tuple(0 if i in numbers else slice(None) for i in range(len(shape)))
-    many = [i for i, part in enumerate(parts) if not isinstance(part, (int, slice))]
-    front = None
-    if many and numbers:
-        picked = sorted([*many, *numbers])
-        if picked != list(range(picked[0], picked[-1] + 1)):  # then torch puts the list's dimension first
-            front = many[0] - sum(number < many[0] for number in numbers)
-    return Plan(tuple(parts), drop, front)
+    return Plan(tuple(parts), drop)
 
 
 def _is_flat(part: Any) -> bool:

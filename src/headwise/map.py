@@ -228,8 +228,7 @@ class AttentionMap:
             whole: Tensor = self.dense()[index]
             return whole
         batch, heads, queries, keys = plan.indices
-        part = self.select(batch=batch, heads=heads, queries=queries, keys=keys).dense()[plan.squeeze]
-        return part if plan.front is None else part.movedim(plan.front, 0)
+        return self.select(batch=batch, heads=heads, queries=queries, keys=keys).dense()[plan.squeeze]
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[b] for b in range(len(self)))

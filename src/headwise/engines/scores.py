@@ -133,6 +133,13 @@ class Tiled:
         shift = self.shape[3] - self.shape[2]
         return torch.arange(rows.start + shift, rows.stop + shift, device=device)
 
+    def _positions_of(self, queries: Any) -> Tensor | None:
+        """The positions of chosen queries; all of them stay as they were."""
+        if isinstance(queries, slice) and queries == slice(None):
+            return self.positions
+        at = self.at(slice(0, self.shape[2]), torch.device("cpu"))
+        return at[queries if isinstance(queries, slice) else queries.cpu()]
+
     def ends(self, rows: slice) -> tuple[int, int]:
         """The smallest and largest position in a block of queries."""
         if self.positions is not None:
@@ -203,14 +210,12 @@ class Scores(Tiled):
         q = take(self.q, (batch, heads, queries), ones_stay=False)
         picked = range(H)[heads] if isinstance(heads, slice) else heads.tolist()
         kv_heads = _kv_heads(list(picked), self.group)
-        at = self.at(slice(0, T), torch.device("cpu"))
-        where = queries if isinstance(queries, slice) else queries.cpu()
         return Scores(
             q,
             take(self.k, (batch, kv_heads), ones_stay=False),
             self.mask.select(batch, heads, queries),
             self.scoring.select(batch, heads, queries),
-            at[where],
+            self._positions_of(queries),
         )
 
     def piece(self, piece: Piece) -> Scores:
@@ -329,11 +334,10 @@ class GivenWeights(Tiled):
 
     def select(self, batch: Any, heads: Any, queries: Any) -> GivenWeights:
         """The weights of some sequences, heads and queries; each index a slice or an index tensor."""
-        at = self.at(slice(0, self.shape[2]), torch.device("cpu"))
         return GivenWeights(
             take(self.weights, (batch, heads, queries), ones_stay=False),
             self.mask.select(batch, heads, queries),
-            at[queries if isinstance(queries, slice) else queries.cpu()],
+            self._positions_of(queries),
         )
 
     def piece(self, piece: Piece) -> GivenWeights:
