@@ -441,14 +441,14 @@ def test_however_it_is_cut_the_answer_is_the_same(case: Case) -> None:
 
 def test_causal_over_a_longer_past_is_two_parts_and_none_is_wasted() -> None:
     q, k = normal(0, 1, 1, 5, 3), normal(1, 1, 1, 13, 3)
-    past, square = parts.cut(scores_from(q, k, causal=True))
+    past, square = parts.cut(scores_from(q, k, k, causal=True))
     assert (past.rows, past.columns, past.band) == (slice(0, 5), slice(0, 8), kernels.FULL)
     assert (square.rows, square.columns, square.band) == (slice(0, 5), slice(8, 13), kernels.CAUSAL)
 
 
 def test_queries_before_the_first_key_are_left_out() -> None:
     q, k = normal(0, 1, 1, 13, 3), normal(1, 1, 1, 5, 3)
-    (only,) = parts.cut(scores_from(q, k, causal=True))
+    (only,) = parts.cut(scores_from(q, k, k, causal=True))
     assert (only.rows, only.columns, only.band) == (slice(8, 13), slice(0, 5), kernels.CAUSAL)
     out, w = hw.attention(q, k, k, causal=True)
     assert not out[:, :, :8].any() and bool(torch.isneginf(w.lse[:, :, :8]).all())
@@ -456,7 +456,7 @@ def test_queries_before_the_first_key_are_left_out() -> None:
 
 def test_a_window_over_a_long_sequence_skips_what_it_cannot_see() -> None:
     x = torch.zeros(1, 1, 2048, 2)
-    found = parts.cut(scores_from(x, x, window=32))
+    found = parts.cut(scores_from(x, x, x, window=32))
     covered = sum(
         (part.rows.stop - part.rows.start) * (part.columns.stop - part.columns.start) for part in found
     )

@@ -224,9 +224,15 @@ MASKS: dict[str, Refusal] = {
 }
 
 SCORING: dict[str, Refusal] = {
-    "no cap": Refusal({"softcap": 0}, ArgumentError, "softcap must be above 0: got 0; use None for no cap"),
-    "cap below zero": Refusal({"softcap": -2.5}, ArgumentError, "softcap must be above 0: got -2.5"),
-    "cap of no number": Refusal({"softcap": math.nan}, ArgumentError, "softcap must be above 0: got nan"),
+    "no cap": Refusal(
+        {"softcap": 0}, ArgumentError, "softcap must be above 0 and finite: got 0; use None for no cap"
+    ),
+    "cap below zero": Refusal(
+        {"softcap": -2.5}, ArgumentError, "softcap must be above 0 and finite: got -2.5"
+    ),
+    "cap of no number": Refusal(
+        {"softcap": math.nan}, ArgumentError, "softcap must be above 0 and finite: got nan"
+    ),
     "bias of integers": Refusal(
         {"bias": torch.zeros(S).long()},
         ArgumentError,

@@ -598,13 +598,6 @@ def test_closeness_is_asserted_of_what_is_inside() -> None:
     assert not torch.allclose(w, without_lse(causal=True))
 
 
-def test_two_maps_are_asserted_close_as_they_are() -> None:
-    w = a_map()
-    torch.testing.assert_close(w, without_lse())
-    with pytest.raises(AssertionError):
-        torch.testing.assert_close(w, without_lse(causal=True))
-
-
 def test_torch_functions_find_maps_inside_lists_and_dicts() -> None:
     w = a_map()
     assert torch.equal(torch.stack([w, w.dense()], dim=1), torch.stack([w.dense()] * 2, dim=1))

@@ -22,7 +22,7 @@ SHAPES = {"q": "[B, H, T, D]", "k": "[B, Hk, S, D]", "v": "[B, Hk, S, Dv]"}
 def scores_from(
     q: Tensor,
     k: Tensor,
-    v: Tensor | None = None,
+    v: Tensor,
     mask: Mask | Tensor | None = None,
     causal: bool = False,
     window: int | tuple[int, int] | None = None,
@@ -58,9 +58,8 @@ def scores_from(
     return Scores(q, k, rules, scoring)
 
 
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor | None) -> None:
-    given = {"q": q, "k": k} if v is None else {"q": q, "k": k, "v": v}
-    for name, x in given.items():
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise ArgumentError(f"{name} must be a tensor: got {type(x).__name__}; use torch.as_tensor")
         if x.ndim != 4:
@@ -85,10 +84,9 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor | None) -> None:
             )
     _agree("q", "k", "batch", q.shape[0], k.shape[0])
     _agree("q", "k", "head_dim", q.shape[3], k.shape[3])
-    if v is not None:
-        _agree("k", "v", "batch", k.shape[0], v.shape[0])
-        _agree("k", "v", "num_kv_heads", k.shape[1], v.shape[1])
-        _agree("k", "v", "key_len", k.shape[2], v.shape[2])
+    _agree("k", "v", "batch", k.shape[0], v.shape[0])
+    _agree("k", "v", "num_kv_heads", k.shape[1], v.shape[1])
+    _agree("k", "v", "key_len", k.shape[2], v.shape[2])
     H, Hk = q.shape[1], k.shape[1]
     if H % Hk:
         fitting = [n for n in range(1, H + 1) if H % n == 0]

@@ -13,7 +13,7 @@ __all__ = ["Plan", "as_index", "compose", "in_order", "positions_of", "resolve",
 
 
 class Plan(NamedTuple):
-    """How to answer map[index]: what to select, then which dimensions of size 1 to drop."""
+    """How to answer map[index]: what to select, then what to drop and add."""
 
     indices: tuple[Any, ...]
     squeeze: tuple[Any, ...]
@@ -34,6 +34,8 @@ def as_index(chosen: Any, size: int, name: str) -> slice | Tensor:
     if number is not None:
         place = _inside(number, size, name)
         return slice(place, place + 1, 1)
+    if not hasattr(chosen, "__iter__"):
+        raise IndexError(f"{name} must be a number, a slice or a list: got {chosen!r}; None takes all")
     spots = chosen.tolist() if isinstance(chosen, Tensor) else list(chosen)
     if spots and all(isinstance(spot, bool) for spot in spots):
         if len(spots) != size:
@@ -89,42 +91,39 @@ def compose(outer: slice | Tensor | None, inner: slice | Tensor, size: int) -> s
 
 
 def resolve(index: Any, shape: torch.Size) -> Plan | None:
-    """A plan for numbers, slices, one `...` and at most one list; None: too much for that.
+    """A plan for numbers, slices, new axes, one `...` and at most one list; None: too much for that.
 
     Raises:
         IndexError: more indices than dimensions, or two ellipses.
     """
     parts = list(index) if isinstance(index, tuple) else [index]
-    numbers_of = [_as_number(part) for part in parts]
-    parts = [part if number is None else number for part, number in zip(parts, numbers_of, strict=True)]
-    lists = [part for part in parts if not isinstance(part, (int, slice, type(...)))]
-    if (
-        len(lists) > 1
-        or any(not _is_flat(part) for part in lists)
-        or any(p is True or p is False for p in parts)
-    ):
+    numbers = [_as_number(part) for part in parts]
+    parts = [part if number is None else number for part, number in zip(parts, numbers, strict=True)]
+    lists = [part for part in parts if not isinstance(part, (int, slice, type(...), type(None)))]
+    if len(lists) > 1 or any(part is True or part is False for part in parts):
+        return None
+    if lists and (not _is_flat(lists[0]) or any(part is None for part in parts)):
         return None
     gaps = [i for i, part in enumerate(parts) if part is ...]
     if len(gaps) > 1:
         raise IndexError(f"index must hold one ellipsis at most: got {len(gaps)}; spell the others as :")
-    if len(parts) - len(gaps) > len(shape):
+    used = sum(part is not None for part in parts) - len(gaps)
+    if used > len(shape):
         raise IndexError(
-            f"index must not be longer than the map's dimensions: {len(parts) - len(gaps)} > {len(shape)}; "
+            f"index must not be longer than the map's dimensions: {used} > {len(shape)}; "
             "they are batch, head, query, key"
         )
     place = gaps[0] if gaps else len(parts)
-    missing = len(shape) - (len(parts) - len(gaps))
-    parts[place : place + len(gaps)] = [slice(None)] * missing
-    numbers = [i for i, part in enumerate(parts) if isinstance(part, int)]
-    drop = tuple(0 if i in numbers else slice(None) for i in range(len(shape)))
-    return Plan(tuple(parts), drop)
+    parts[place : place + len(gaps)] = [slice(None)] * (len(shape) - used)
+    squeeze = tuple(0 if isinstance(p, int) else None if p is None else slice(None) for p in parts)
+    return Plan(tuple(part for part in parts if part is not None), squeeze)
 
 
 def _is_flat(part: Any) -> bool:
     """A list or tensor of one dimension."""
     if isinstance(part, (list, tuple, range)):
         return all(_as_number(item) is not None or isinstance(item, bool) for item in part)
-    return getattr(part, "ndim", 0) == 1
+    return getattr(part, "ndim", 0) == 1 and getattr(part, "dtype", None) is not torch.uint8
 
 
 def take(tensor: Tensor, index: tuple[Any, ...], ones_stay: bool = True) -> Tensor:

@@ -81,7 +81,7 @@ class AttentionMap:
         bias: Tensor | Alibi | None = None,
         sinks: Tensor | None = None,
     ) -> None:
-        self._scores = scores_from(q, k, None, mask, causal, window, scale, softcap, bias, sinks)
+        self._scores = scores_from(q, k, k, mask, causal, window, scale, softcap, bias, sinks)
         self._lse = None
         self._columns = None
         self._versions = _versions(self._scores)
@@ -153,6 +153,10 @@ class AttentionMap:
         """As of a tensor."""
         return self.shape if dim is None else self.shape[dim]
 
+    def is_floating_point(self) -> bool:
+        """As of a tensor: yes."""
+        return True
+
     def dim(self) -> int:
         """As of a tensor: 4."""
         return 4
@@ -202,6 +206,7 @@ class AttentionMap:
         Raises:
             IndexError: an index outside the map.
         """
+        self._check_unchanged()
         B, H, T, S = self.shape
         rows = tuple(
             WHOLE if chosen is None else as_index(chosen, size, name)
@@ -396,7 +401,15 @@ class AttentionMap:
         if values.dtype == torch.bfloat16:  # numpy has none
             values = values.float()
         array: numpy.ndarray = values.numpy()
-        return array if dtype is None else array.astype(dtype)
+        if dtype is not None and array.dtype != dtype:
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self.dense().detach().__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        return torch.empty(0, device=self.device).__dlpack_device__()
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else a tensor can do, done to the dense weights."""
@@ -443,7 +456,7 @@ def _versions(scores: Scores | GivenWeights) -> tuple[int, int] | None:
     """How often q and k were written to; None where that is not counted."""
     if torch.compiler.is_compiling() or isinstance(scores, GivenWeights):
         return None
-    if scores.q.is_inference() or scores.k.is_inference():
+    if not all(isinstance(x, Tensor) and not x.is_inference() for x in (scores.q, scores.k)):
         return None
     return scores.q._version, scores.k._version
 

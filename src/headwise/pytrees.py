@@ -16,7 +16,9 @@ from .map import AttentionMap, make
 from .masks import Mask
 from .scoring import Alibi, Scoring
 
-_FIELDS = ("left", "right", "keys", "queries", "key_ids", "query_ids", "allowed")
+# What a map may hold, in order; the context tells which of it is there.
+OF_MASK = ("keys", "queries", "key_ids", "query_ids", "allowed")
+OF_SCORING = ("bias", "slopes", "sinks")
 
 
 def _plain(columns: Any) -> tuple[str, tuple[Any, ...]] | None:
@@ -29,29 +31,33 @@ def _plain(columns: Any) -> tuple[str, tuple[Any, ...]] | None:
 
 
 def _flatten(w: AttentionMap) -> tuple[list[Any], Any]:
-    scores = w._scores
-    mask = [getattr(scores.mask, name) for name in _FIELDS]
-    shared = [w._lse, scores.positions, *mask[2:]]
+    scores, mask = w._scores, w._scores.mask
+    held: dict[str, Any] = {"lse": w._lse, "positions": scores.positions}
+    held |= {name: getattr(mask, name) for name in OF_MASK}
     if isinstance(scores, GivenWeights):
-        return [scores.weights, *shared], (None, None, tuple(mask[:2]), _plain(w._columns))
-    scoring = scores.scoring
-    tensors = [scores.q, scores.k, scoring.bias, scoring.slopes, scoring.sinks]
-    return [*tensors, *shared], (scoring.scale, scoring.softcap, tuple(mask[:2]), _plain(w._columns))
+        held["weights"] = scores.weights
+        numbers = None
+    else:
+        scoring = scores.scoring
+        held |= {"q": scores.q, "k": scores.k} | {name: getattr(scoring, name) for name in OF_SCORING}
+        numbers = (scoring.scale, scoring.softcap)
+    there = {name: value for name, value in held.items() if value is not None}
+    return list(there.values()), (tuple(there), numbers, (mask.left, mask.right), _plain(w._columns))
 
 
 def _unflatten(values: Any, context: Any) -> AttentionMap:
-    scale, softcap, band, columns = context
-    if columns is not None and columns[0] == "keys":
-        columns = torch.tensor(columns[1], dtype=torch.int64, device="cpu")
-    elif columns is not None:
-        columns = slice(*columns[1])
-    values = list(values)
-    lse, positions, *tensors = values[-7:]
-    mask = Mask(*band, *tensors)
-    if scale is None:
-        return make(GivenWeights(values[0], mask, positions), lse, columns)
-    q, k, bias, slopes, sinks = values[:5]
-    return make(Scores(q, k, mask, Scoring(scale, softcap, bias, slopes, sinks), positions), lse, columns)
+    names, numbers, band, chosen = context
+    held = dict(zip(names, values, strict=True))
+    columns: Any = None
+    if chosen is not None:
+        kind, plain = chosen
+        columns = slice(*plain) if kind == "slice" else torch.tensor(plain, dtype=torch.int64, device="cpu")
+    mask = Mask(*band, *(held.get(name) for name in OF_MASK))
+    positions, lse = held.get("positions"), held.get("lse")
+    if numbers is None:
+        return make(GivenWeights(held["weights"], mask, positions), lse, columns)
+    scoring = Scoring(*numbers, *(held.get(name) for name in OF_SCORING))
+    return make(Scores(held["q"], held["k"], mask, scoring, positions), lse, columns)
 
 
 pytree.register_pytree_node(AttentionMap, _flatten, _unflatten, serialized_type_name="headwise.AttentionMap")

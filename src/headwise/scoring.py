@@ -85,8 +85,8 @@ class Scoring:
                     f"{name} must be a plain number: got {type(number).__name__}; "
                     "one that is learned can multiply q instead"
                 )
-        if softcap is not None and not softcap > 0:
-            raise ArgumentError(f"softcap must be above 0: got {softcap}; use None for no cap")
+        if softcap is not None and not 0 < softcap < math.inf:
+            raise ArgumentError(f"softcap must be above 0 and finite: got {softcap}; use None for no cap")
         slopes: Tensor | None = None
         if isinstance(bias, Alibi):
             slopes, bias = bias.slopes, None
