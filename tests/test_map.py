@@ -863,6 +863,18 @@ def test_a_map_of_what_was_written_over_says_so(ask: Callable[[Any], Any], which
     assert ask(hw.AttentionMap(*tensors)) is not None
 
 
+@pytest.mark.parametrize("name", ["sinks", "bias", "slopes"])
+def test_a_map_whose_scoring_was_written_over_says_so(name: str) -> None:
+    """Learned sinks and biases are written to by every optimizer step: lse is of the old ones then."""
+    options = OPTIONS[name]
+    given_tensor = next(iter(options.values()))
+    learned = (given_tensor.slopes if isinstance(given_tensor, Alibi) else given_tensor).clone()
+    w = a_map(**{"bias" if name != "sinks" else name: Alibi(learned) if name == "slopes" else learned})
+    learned.add_(3)
+    with pytest.raises(ArgumentError, match="written to in place"):
+        w.statistics("entropy")
+
+
 def test_detaching_cuts_every_input_from_the_graph() -> None:
     q, k, v = (x.requires_grad_() for x in qkv())
     sinks, bias = normal(6, H).requires_grad_(), normal(4, H, T, S).requires_grad_()

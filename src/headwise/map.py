@@ -66,7 +66,7 @@ class AttentionMap:
     _scores: Scores | GivenWeights
     _lse: Tensor | None
     _columns: Any  # None: all keys; else a slice or an index tensor
-    _versions: tuple[int, int] | None  # of q and k, when the map was made
+    _versions: tuple[int, ...] | None  # of q, k, mask and scoring, when the map was made
 
     def __init__(
         self,
@@ -326,7 +326,7 @@ class AttentionMap:
         return heatmaps(self, tokens, batch=batch)
 
     def _check_unchanged(self) -> None:
-        """A map is of q and k as they were: writing to them in place makes it a map of nothing."""
+        """A map is of its tensors as they were: writing to them in place makes it a map of nothing."""
         if self._versions is not None and self._versions != _versions(self._scores):
             raise ArgumentError(
                 "q and k must not change while their map is in use: written to in place since it was made; "
@@ -452,13 +452,14 @@ def make(scores: Scores | GivenWeights, lse: Tensor | None, columns: Any = None)
     return new
 
 
-def _versions(scores: Scores | GivenWeights) -> tuple[int, int] | None:
-    """How often q and k were written to; None where that is not counted."""
+def _versions(scores: Scores | GivenWeights) -> tuple[int, ...] | None:
+    """How often q, k and what stands between them were written to; None where that is not counted."""
     if torch.compiler.is_compiling() or isinstance(scores, GivenWeights):
         return None
-    if not all(isinstance(x, Tensor) and not x.is_inference() for x in (scores.q, scores.k)):
+    held = (scores.q, scores.k, *scores.scoring.tensors.values(), *scores.mask.tensors.values())
+    if not all(isinstance(x, Tensor) and not x.is_inference() for x in held):
         return None
-    return scores.q._version, scores.k._version
+    return tuple(x._version for x in held)
 
 
 def _is_count(number: Any) -> bool:

@@ -80,7 +80,9 @@ class Scoring:
             ShapeError: bias of more than four dimensions.
         """
         for number, name in ((scale, "scale"), (softcap, "softcap")):
-            if number is not None and (isinstance(number, Tensor) or not hasattr(number, "__float__")):
+            if isinstance(number, (int, float)) or number is None:
+                continue
+            if isinstance(number, Tensor) or not hasattr(number, "__float__"):
                 raise ArgumentError(
                     f"{name} must be a plain number: got {type(number).__name__}; "
                     "one that is learned can multiply q instead"

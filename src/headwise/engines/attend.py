@@ -261,7 +261,8 @@ class _Attend(torch.autograd.Function):
         args, out, lse = _arguments(ctx)
         if grads[0] is None:
             return (None,) * len(args)
-        if torch.is_grad_enabled():  # a derivative of this derivative may be wanted
+        batched = torch._C._functorch.is_legacy_batchedtensor(grads[0])  # is_grads_batched=True
+        if torch.is_grad_enabled() or batched:  # a derivative of this derivative may be wanted
             return _where_needed(ctx, _differentiate_twice(args, ctx.needs_input_grad, grads[0]))
         return _where_needed(ctx, _attend_backward(grads[0], out, lse, *args))
 

@@ -71,8 +71,10 @@ def gradients(
     Each input is seen through an alias of its own. Without that, an input that is another one, or was made
     from it, would collect the other's share here and once more in the graph outside.
     """
-    seen = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
-    wanted = [i for i, _ in enumerate(seen) if needed[i]]
-    found = torch.autograd.grad(forward(*seen), [seen[i] for i in wanted], grad, create_graph=True)
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        seen = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
+        wanted = [i for i, _ in enumerate(seen) if needed[i]]
+        found = torch.autograd.grad(forward(*seen), [seen[i] for i in wanted], grad, create_graph=again)
     by_place = dict(zip(wanted, found, strict=True))
     return tuple(by_place.get(i) for i in range(len(seen)))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..scoring import HIDDEN
 from .scores import Tiled, own_precision
-from .walk import walk
+from .walk import Block, walk
 
 __all__ = ["Top", "pooled", "top"]
 
@@ -74,15 +74,18 @@ def top(scores: Tiled, lse: Tensor, count: int) -> Top:
     B, H, T, _ = scores.shape
     values = torch.zeros(B, H, T, count, dtype=scores.dtype, device=scores.device)
     indices = torch.full((B, H, T, count), -1, dtype=torch.int64, device=scores.device)
-    for block in walk(scores, lse):
-        best = torch.full_like(values[block.where], HIDDEN)
-        keys = torch.full_like(indices[block.where], -1)
-        for tile in block.tiles():
-            found, at = tile.log_p.topk(min(count, tile.log_p.shape[-1]), dim=-1)
-            both = torch.cat([best, found], -1)
-            best, order = both.topk(count, dim=-1)
-            keys = torch.cat([keys, at + tile.columns.start], -1).gather(-1, order)
-        hidden = best <= HIDDEN / 2
-        values[block.where] = best.exp()
-        indices[block.where] = keys.masked_fill(hidden, -1)
+    with own_precision(scores.device):
+        for block in walk(scores, lse):
+            values[block.where], indices[block.where] = _top_of(block, count)
     return Top(values, indices)
+
+
+def _top_of(block: Block, count: int) -> tuple[Tensor, Tensor]:
+    B, H, t = block.lse.shape
+    best = torch.full((B, H, t, count), HIDDEN, dtype=block.scores.dtype, device=block.lse.device)
+    keys = torch.full((B, H, t, count), -1, dtype=torch.int64, device=block.lse.device)
+    for tile in block.tiles():
+        found, at = tile.log_p.topk(min(count, tile.log_p.shape[-1]), dim=-1)
+        best, order = torch.cat([best, found], -1).topk(count, dim=-1)
+        keys = torch.cat([keys, at + tile.columns.start], -1).gather(-1, order)
+    return best.exp(), keys.masked_fill(best <= HIDDEN / 2, -1)

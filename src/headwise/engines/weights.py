@@ -142,14 +142,16 @@ class _Weights(torch.autograd.Function):
         (grad,) = grads
         *inputs, lse = ctx.saved_tensors
         needed, columns, mean = ctx.needs_input_grad, ctx.columns, ctx.mean
-        if torch.is_grad_enabled():  # a derivative of this derivative may be wanted
+        batched = torch._C._functorch.is_legacy_batchedtensor(grad)  # is_grads_batched=True
+        if torch.is_grad_enabled() or batched:  # a derivative of this derivative may be wanted
 
             def forward(*inputs: Any) -> Tensor:
                 return _plainly(ctx.rest(*inputs), columns, mean)
 
             found = plain.gradients(forward, inputs, needed, grad)
         else:
-            found = _backward(ctx.rest(*inputs), lse, columns, mean, grad, needed[2] or needed[3])
+            with own_precision(grad.device):
+                found = _backward(ctx.rest(*inputs), lse, columns, mean, grad, needed[2] or needed[3])
         typed = [None if g is None else g.to(x.dtype) for g, x in zip(found, inputs, strict=True)]
         return (*typed, None, None, None, None)
 
