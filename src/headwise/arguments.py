@@ -125,7 +125,7 @@ def under_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     if not all(isinstance(x, Tensor) for x in tensors):
         return tensors  # the checks that follow say so
     kind = tensors[0].device.type
-    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
