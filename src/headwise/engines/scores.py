@@ -56,8 +56,8 @@ def own_precision(device: torch.device) -> contextlib.AbstractContextManager[Any
 def settle_exponentials() -> None:
     """Call them once from one thread, before several do.
 
-    torch's exp, log and tanh on a CPU are a vector library's. When two threads make the very first call at once,
-    the second now and then gets numbers that are off in the fifth digit (3 of 20 fresh processes).
+    torch's exp, log and tanh on a CPU are a vector library's. When two threads make the very first call at
+    once, the second now and then gets numbers that are off in the fifth digit (3 of 20 fresh processes).
     """
     for dtype in (torch.float32, torch.float64):
         one = torch.ones(64, dtype=dtype, device="cpu")
