@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .arguments import check_dropout, scores_from, under_autocast
 from .engines import attend, parts, table
+from .engines.express import plainest_on_cpu
 from .map import AttentionMap, make
 from .masks import Mask
 from .scoring import Alibi
@@ -75,6 +76,14 @@ def attention(
 
     Vaswani 2017, section 3.2.
     """
+    if (
+        mask is None and window is None and softcap is None and bias is None and sinks is None
+        and not dropout and backend == "auto"
+    ):  # fmt: skip
+        found = plainest_on_cpu(q, k, v, causal, scale)
+        if found is not None:
+            output, lse, scores = found
+            return output, make(scores, lse)
     q, k, v = under_autocast(q, k, v)
     scores = scores_from(q, k, v, mask, causal, window, scale, softcap, bias, sinks)
     if dropout:

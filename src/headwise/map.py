@@ -456,6 +456,11 @@ def _versions(scores: Scores | GivenWeights) -> tuple[int, ...] | None:
     """How often q, k and what stands between them were written to; None where that is not counted."""
     if torch.compiler.is_compiling() or isinstance(scores, GivenWeights):
         return None
+    if scores.mask.is_positional and not scores.scoring.has_tensors:
+        plain = isinstance(scores.q, Tensor) and isinstance(scores.k, Tensor)
+        if not plain or scores.q.is_inference() or scores.k.is_inference():
+            return None
+        return scores.q._version, scores.k._version
     held = (scores.q, scores.k, *scores.scoring.tensors.values(), *scores.mask.tensors.values())
     if not all(isinstance(x, Tensor) and not x.is_inference() for x in held):
         return None

@@ -128,6 +128,11 @@ class Scoring:
         return Scoring, tuple(getattr(self, f.name) for f in fields(self))
 
     @property
+    def has_tensors(self) -> bool:
+        """Whether it is more than numbers."""
+        return not (self.bias is None and self.slopes is None and self.sinks is None)
+
+    @property
     def tensors(self) -> dict[str, Tensor]:
         """The tensors in it by name: what a gradient can flow to."""
         named = {name: getattr(self, name) for name in ("bias", "slopes", "sinks")}

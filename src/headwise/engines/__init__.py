@@ -8,6 +8,7 @@
     plain.py        the same as one matrix: any derivative, dropout; quadratic memory
     table.py        who can run what, and why not
     churn.py        a guard: shapes that keep changing are not for cuDNN
+    express.py      the plainest call on a CPU, with nothing in its way
     attend.py       the door of the first pass: autograd, torch.compile
     walk.py         every tile of the weights, block of queries by block
     weights.py      dense weights and their mean over heads: the differentiable part of the second pass
