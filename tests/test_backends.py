@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import headwise as hw
-from headwise import Mask, reference
+from headwise import Mask, functional, reference
 from headwise.arguments import scores_from
 from headwise.engines import attend, kernels, parts, table
 from headwise.engines.churn import ShapeChurn
@@ -182,6 +182,7 @@ def test_attention_runs_what_why_says(
         return honest(chosen, scores, v)
 
     monkeypatch.setattr(attend, "_run", noted)
+    monkeypatch.setattr(functional, "plainest_on_cpu", lambda *_: None)  # it asks nobody
     q, k, v = qkv()
     hw.attention(q.requires_grad_(grad), k, v, **options)
     assert ran == [hw.why(q, k, v, **options).backend]
@@ -664,3 +665,40 @@ def test_all_that_is_measured_takes_no_more_than_a_tile() -> None:
         w.pooled(16)
         w.top(2)
     assert seen.elements <= length * length // 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("causal", "T"), [(False, 5), (True, S), (False, S)])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_the_express_lane_leads_where_the_ordinary_way_does(
+    dtype: torch.dtype, causal: bool, T: int, scale: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = (normal(i, 2, h, n, 8, dtype=dtype) for i, (h, n) in enumerate([(6, T), (3, S), (3, S)]))
+    assert functional.plainest_on_cpu(q, k, v, causal, scale) is not None
+    express = hw.attention(q, k, v, causal=causal, scale=scale)
+    monkeypatch.setattr(functional, "plainest_on_cpu", lambda *_: None)
+    ordinary = hw.attention(q, k, v, causal=causal, scale=scale)
+    assert torch.equal(express[0], ordinary[0]) and torch.equal(express[1].lse, ordinary[1].lse)
+    assert torch.equal(express[1].dense(), ordinary[1].dense()) and repr(express[1]) == repr(ordinary[1])
+
+
+def test_the_express_lane_lets_nothing_else_through() -> None:
+    q = normal(0, 1, 2, 5, 8)
+    wrong = {
+        "three dimensions": (q[0], q, q),
+        "other channels": (q, q[..., :7], q),
+        "other lengths": (q, q, q[:, :, :4]),
+        "no keys": (q, q[:, :, :0], q[:, :, :0]),
+        "other dtype": (q, q.float(), q.float()),
+        "whole numbers": (q.long(), q.long(), q.long()),
+        "other device": (q.to("meta"), q, q),
+        "strided channels": (q.mT.contiguous().mT, q, q),
+        "gradients": (q.clone().requires_grad_(), q, q),
+        "a parameter": (torch.nn.Parameter(q), q, q),
+        "more key heads": (q, q.repeat(1, 2, 1, 1), q.repeat(1, 2, 1, 1)),
+    }
+    for name, inputs in wrong.items():
+        assert functional.plainest_on_cpu(*inputs, False, None) is None, name
+    assert functional.plainest_on_cpu(q[:, :, :3], q, q, True, None) is None  # causal over a longer past
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert functional.plainest_on_cpu(q, q, q, False, None) is None
