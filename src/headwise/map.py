@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 from . import budget
 from .arguments import scores_from
 from .engines import attend, second_pass, statistics, weights
-from .engines.scores import GivenWeights, Scores, tile_dtype
+from .engines.given import GivenWeights
+from .engines.scores import Scores, tile_dtype
 from .engines.second_pass import Top
 from .engines.statistics import Statistics
 from .errors import ArgumentError, ShapeError

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from .engines.scores import GivenWeights, Scores
+from .engines.given import GivenWeights
+from .engines.scores import Scores
 from .engines.second_pass import Top
 from .engines.statistics import Statistics
 from .map import AttentionMap, make

@@ -1,6 +1,8 @@
 """Engines: from q, k, v and a mask to numbers, as fast as each device allows.
 
-    scores.py       everything that decides one score; any tile of them, and the way back to q and k
+    scores.py       everything that decides one score, and any tile of them
+    gradients.py    the way back from a tile to q, k, bias and slopes
+    given.py        weights someone else computed, seen as scores
     kernels.py      torch's fused kernels, each as a forward and a backward
     parts.py        cutting a request into pieces a fused kernel can take
     fused.py        running those pieces: the first pass

@@ -16,9 +16,10 @@ from torch import Tensor
 from ..masks import Mask
 from ..scoring import Scoring
 from . import fused, plain, table, tiles
+from .gradients import ScoreGradients
 from .kernels import CAUSAL, FULL, Band
 from .parts import adds
-from .scores import ScoreGradients, Scores, own_precision, tile_dtype
+from .scores import Scores, own_precision, tile_dtype
 from .table import Backend, Call
 
 __all__ = ["attend", "call_of", "lse_of"]

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from ..scoring import HIDDEN
+from .gradients import ScoreGradients
 from .kernels import FULL, Kernel
 from .parts import Part, cut
-from .scores import ScoreGradients, Scores, blocks, tile_dtype
+from .scores import Scores, blocks, tile_dtype
 
 __all__ = ["backward", "forward"]
 

@@ -24,16 +24,7 @@ from ..indexing import positions_of, take
 from ..masks import Mask
 from ..scoring import HIDDEN, Scoring
 
-__all__ = [
-    "GivenWeights",
-    "Piece",
-    "ScoreGradients",
-    "Scores",
-    "Tiled",
-    "blocks",
-    "own_precision",
-    "tile_dtype",
-]
+__all__ = ["Piece", "Scores", "Tiled", "blocks", "own_precision", "settle_exponentials", "tile_dtype"]
 
 # Elements of one tile: on a CPU it should stay in the second-level cache, elsewhere be worth a launch.
 CPU_TILE, CPU_ROWS, CPU_COLUMNS = 2**19, 128, 512
@@ -313,110 +304,6 @@ class Scores(Tiled):
         if added is not None:
             s = s.add_(added).clamp_(min=HIDDEN)
         return s if seen is None else s.masked_fill_(~seen, HIDDEN)
-
-
-@dataclass(frozen=True, eq=False)
-class GivenWeights(Tiled):
-    """Weights someone else computed, seen as scores: s = log p, with lse 0."""
-
-    weights: Tensor  # [B, H, T, S]
-    mask: Mask
-    positions: Tensor | None = None
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        B, H, T, S = self.weights.shape
-        return B, H, T, S
-
-    @property
-    def device(self) -> torch.device:
-        return self.weights.device
-
-    @property
-    def given_dtype(self) -> torch.dtype:
-        return self.weights.dtype
-
-    def __reduce__(self) -> tuple[type[GivenWeights], tuple[Any, ...]]:
-        return GivenWeights, (self.weights, self.mask, self.positions)
-
-    def to(self, device: torch.device) -> GivenWeights:
-        """The same weights on another device."""
-        return replace(self, weights=self.weights.to(device), mask=self.mask.to(device))
-
-    def detach(self) -> GivenWeights:
-        """The same weights, cut from the graph."""
-        return replace(self, weights=self.weights.detach())
-
-    def select(self, batch: Any, heads: Any, queries: Any) -> GivenWeights:
-        """The weights of some sequences, heads and queries; each index a slice or an index tensor."""
-        return GivenWeights(
-            take(self.weights, (batch, heads, queries), ones_stay=False),
-            self.mask.select(batch, heads, queries),
-            self._positions_of(queries),
-        )
-
-    def piece(self, piece: Piece) -> GivenWeights:
-        where = (piece.batch, piece.heads)
-        return replace(self, weights=self.weights[where], mask=self.mask.select(*where, slice(None)))
-
-    def span(self, rows: slice) -> tuple[int, int]:
-        return 0, self.shape[3]  # what someone gave is there, whatever the mask says
-
-    def tile(self, rows: slice, columns: Any) -> Tensor:
-        return self.weights[:, :, rows, columns].to(self.dtype).log().clamp_(min=HIDDEN)
-
-
-@dataclass(frozen=True, eq=False)
-class ScoreGradients:
-    """Gradients of everything the scores depend on, filled tile by tile."""
-
-    q: Tensor
-    k: Tensor
-    bias: Tensor | None
-    slopes: Tensor | None
-
-    @classmethod
-    def zeros(cls, scores: Scores, bias: bool) -> ScoreGradients:
-        """Room for them, in the tiles' dtype; `bias`: those of bias and slopes, too."""
-
-        def room(like: Tensor | None) -> Tensor | None:
-            if like is None:
-                return None
-            return torch.zeros(like.shape, dtype=scores.dtype, device=like.device)
-
-        q, k = room(scores.q), room(scores.k)
-        assert q is not None and k is not None
-        if not bias:
-            return cls(q, k, None, None)
-        return cls(q, k, room(scores.scoring.bias), room(scores.scoring.slopes))
-
-    def piece(self, piece: Piece) -> ScoreGradients:
-        """The part of it that belongs to one piece: views, so writing there writes here."""
-        bias = self.bias
-        return ScoreGradients(
-            self.q[piece.batch, piece.heads],
-            self.k[piece.batch, piece.kv_heads],
-            None if bias is None else take(bias, (piece.batch, piece.heads, None, None)),
-            None if self.slopes is None else self.slopes[piece.heads],
-        )
-
-    def add(self, scores: Scores, rows: slice, columns: slice, grad: Tensor, bend: Tensor | None) -> None:
-        """Carry a tile's gradient d loss / d s [B, H, t, s] back to q, k, bias and slopes."""
-        if self.bias is not None:
-            room = take(self.bias, (None, None, rows, columns))
-            room += grad.sum_to_size(room.shape)
-        if self.slopes is not None:
-            self.slopes.sub_((grad * scores.distance(rows, columns)).sum((0, 2, 3)))
-        if bend is not None:
-            grad = grad * bend
-        q = scores.q[:, :, rows].to(grad.dtype)
-        k = scores.k[:, :, columns].to(grad.dtype)
-        B, H, t, D = q.shape
-        stacked = grad.reshape(B, k.shape[1], -1, k.shape[2])  # [B, Hk, G * t, s]
-        scale = scores.scoring.scale
-        self.q[:, :, rows].add_((stacked @ k).view(B, H, t, D), alpha=scale)
-        turned = stacked.transpose(-2, -1) @ q.reshape(B, k.shape[1], -1, D)  # [B, Hk, s, D]
-        self.k[:, :, columns].add_(turned, alpha=scale)
 
 
 def blocks(start: int, stop: int, size: int) -> Iterator[slice]:

@@ -20,7 +20,8 @@ from torch import Tensor
 from ..errors import ArgumentError, nearest
 from ..mask_rules import can_read
 from ..scoring import HIDDEN
-from .scores import GivenWeights, Tiled, own_precision
+from .given import GivenWeights
+from .scores import Tiled, own_precision
 from .walk import Block, Tile, walk
 
 __all__ = ["ROW_STATISTICS", "STATISTICS", "Statistics", "statistics"]

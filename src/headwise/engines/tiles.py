@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..scoring import HIDDEN
 from .fused import sinks_gradient
-from .scores import ScoreGradients, Scores, blocks
+from .gradients import ScoreGradients
+from .scores import Scores, blocks
 
 __all__ = ["backward", "forward", "lse_of"]
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from ..indexing import positions_of
 from ..scoring import HIDDEN, Scoring
 from . import plain
-from .scores import ScoreGradients, Scores, blocks, own_precision
+from .gradients import ScoreGradients
+from .scores import Scores, blocks, own_precision
 from .tiles import lse_of
 from .walk import Block, walk
 
