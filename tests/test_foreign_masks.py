@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -28,15 +28,6 @@ KINDS = ("band", "lengths", "real", "documents", "dense")
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 quick = settings(max_examples=50, deadline=None)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other take longer than these small tensors do."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @st.composite

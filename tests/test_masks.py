@@ -10,7 +10,7 @@ import dataclasses
 import io
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -35,15 +35,6 @@ KINDS = ("band", "lengths", "real", "documents", "dense")
 
 quick = settings(max_examples=80, deadline=None)
 quicker = settings(max_examples=30, deadline=None)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other take longer than these small tensors do."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @st.composite

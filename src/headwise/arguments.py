@@ -10,12 +10,11 @@ from torch import Tensor
 
 from .engines.scores import Scores
 from .errors import ArgumentError, MaskError, ShapeError
-from .masks import Mask, as_mask
+from .masks import CAUSAL, Mask, as_mask
 from .scoring import Alibi, Scoring
 
 __all__ = ["check_dropout", "scores_from", "under_autocast"]
 
-NOTHING_HIDDEN, CAUSAL = Mask(), Mask.causal()
 SHAPES = {"q": "[B, H, T, D]", "k": "[B, Hk, S, D]", "v": "[B, Hk, S, Dv]"}
 
 
@@ -41,7 +40,7 @@ def scores_from(
     _check_tensors(q, k, v)
     B, H, T, D = q.shape
     S = k.shape[2]
-    rules = NOTHING_HIDDEN if mask is None else as_mask(mask)
+    rules = as_mask(mask)
     if causal:
         rules = CAUSAL if mask is None else rules & CAUSAL
     if window is not None:

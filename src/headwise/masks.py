@@ -37,7 +37,7 @@ from .mask_rules import (
     whole_number,
 )
 
-__all__ = ["Mask", "as_mask"]
+__all__ = ["CAUSAL", "NOTHING_HIDDEN", "Mask", "as_mask"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -395,10 +395,13 @@ class Mask:
         return seen[(None,) * (4 - seen.ndim)]
 
 
+NOTHING_HIDDEN, CAUSAL = Mask(), Mask.causal()  # the two that nearly every call has, made once
+
+
 def as_mask(mask: Mask | Tensor | None) -> Mask:
     """A mask argument as a `Mask`: None hides nothing, a tensor is `Mask.dense`."""
     if mask is None:
-        return Mask()
+        return NOTHING_HIDDEN
     return mask if isinstance(mask, Mask) else Mask.dense(mask)
 
 

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..masks import Mask
+from ..masks import CAUSAL, NOTHING_HIDDEN
 from ..scoring import Scoring
 from .scores import Scores
 
 __all__ = ["plainest_on_cpu"]
 
-NOTHING_HIDDEN, CAUSAL = Mask(), Mask.causal()
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
