@@ -27,7 +27,7 @@ FLOORS = (
     ("show",),
     ("check",),
     ("learn",),
-    ("cli", "testing", "__main__"),
+    ("cli", "doctor", "testing", "__main__"),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 

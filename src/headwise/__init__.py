@@ -2,17 +2,35 @@
 
 import headwise as hw
 
-output, weights = hw.attention(q, k, v, causal=True)   # weights: a map, computed where you look
+mha = hw.MultiHeadAttention(d_model=512, num_heads=8)
+output, weights = mha(x)                               # weights: a map, computed where you look
 weights[0, 3]                                          # one head, as a tensor
 weights.statistics().entropy                           # every head, without the matrix
 """
 
-from . import budget, errors, scoring
+from . import budget, errors, nn, scoring
 from . import pytrees as _pytrees  # noqa: F401, registers what travels through torch.compile and torch.save
 from .functional import attention, why
 from .map import AttentionMap
 from .masks import Mask
+from .nn import MultiHeadAttention
 
 __version__ = "0.1.0"
 
-__all__ = ["AttentionMap", "Mask", "attention", "budget", "errors", "scoring", "why"]
+__all__ = [
+    "AttentionMap",
+    "Mask",
+    "MultiHeadAttention",
+    "attention",
+    "budget",
+    "errors",
+    "nn",
+    "scoring",
+    "why",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "MultiheadAttention":
+        raise AttributeError(nn.misuse.ONE_LETTER)
+    raise AttributeError(f"module 'headwise' has no attribute {name!r}")

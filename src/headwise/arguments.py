@@ -13,7 +13,7 @@ from .errors import ArgumentError, MaskError, ShapeError
 from .masks import CAUSAL, Mask, as_mask
 from .scoring import Alibi, Scoring
 
-__all__ = ["check_dropout", "scores_from", "under_autocast"]
+__all__ = ["autocasting", "check_dropout", "scores_from", "under_autocast", "window_rule"]
 
 SHAPES = {"q": "[B, H, T, D]", "k": "[B, Hk, S, D]", "v": "[B, Hk, S, Dv]"}
 
@@ -44,10 +44,7 @@ def scores_from(
     if causal:
         rules = CAUSAL if mask is None else rules & CAUSAL
     if window is not None:
-        if isinstance(window, (tuple, list)):
-            rules = rules & Mask.window(left_right=window)
-        else:
-            rules = rules & Mask.window(window)
+        rules = rules & window_rule(window)
     rules = rules.bind(B, H, T, S)
     scoring = Scoring.of(D, scale=scale, softcap=softcap, bias=bias, sinks=sinks)
     if bias is not None or sinks is not None:
@@ -55,6 +52,13 @@ def scores_from(
     if mask is not None or bias is not None or sinks is not None:
         _check_devices(q, rules, scoring)
     return Scores(q, k, rules, scoring)
+
+
+def window_rule(window: int | tuple[int, int]) -> Mask:
+    """The argument `window`: a number of keys, or a pair (before, after)."""
+    if isinstance(window, (tuple, list)):
+        return Mask.window(left_right=window)
+    return Mask.window(window)
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -119,12 +123,17 @@ def check_dropout(dropout: float) -> None:
         )
 
 
+def autocasting(x: Tensor) -> bool:
+    """Whether autocast is on where x is."""
+    kind = x.device.type
+    return kind != "meta" and torch.is_autocast_enabled(kind)
+
+
 def under_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in autocast's dtype where autocast is on, as torch's own attention takes them."""
     if not all(isinstance(x, Tensor) for x in tensors):
         return tensors  # the checks that follow say so
-    kind = tensors[0].device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind):
+    if not autocasting(tensors[0]):
         return tensors
-    dtype = torch.get_autocast_dtype(kind)
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)

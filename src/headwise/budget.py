@@ -91,6 +91,11 @@ def bytes_allowed(device: torch.device) -> int:
     return chosen if chosen is not None else int(SHARE_OF_FREE * free_bytes(device))
 
 
+def surely_fits(size: int) -> bool:
+    """Whether `size` bytes are too few to ask about, and nobody has set a limit."""
+    return not torch.compiler.is_compiling() and size <= ALWAYS_FINE and _limit.get() is None
+
+
 def check(size: int, device: torch.device, what: str, instead: str, allowed: int | None = None) -> None:
     """Raise `BudgetExceeded` if `size` bytes are over the budget.
 
@@ -102,7 +107,7 @@ def check(size: int, device: torch.device, what: str, instead: str, allowed: int
     if torch.compiler.is_compiling():
         return  # sizes are symbols then, and the limit cannot be traced
     if allowed is None:
-        if size <= ALWAYS_FINE and _limit.get() is None:
+        if surely_fits(size):
             return
         allowed = bytes_allowed(device)
     if size > allowed:

@@ -250,10 +250,11 @@ class AttentionMap:
         """
         if isinstance(self._scores, GivenWeights):
             return self._scores.weights if self._columns is None else self._scores.weights[..., self._columns]
-        self._check_budget(self.shape, "weights", limit)
+        shape = self.shape
+        self._check_budget(shape, "weights", limit)
         self._check_unchanged()
-        if 0 in self.shape:
-            return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        if 0 in shape:
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
         return weights.weights(self._scores, self._lse, self._columns)
 
     def mean_heads(self, *, limit: int | str | None = None) -> Tensor:
@@ -350,6 +351,8 @@ class AttentionMap:
         self, shape: Sequence[int], what: str, limit: int | str | None, dtype: torch.dtype | None = None
     ) -> None:
         size = torch.Size(shape).numel() * (dtype or self.dtype).itemsize
+        if limit is None and budget.surely_fits(size):
+            return
         budget.check(
             size,
             self.device,

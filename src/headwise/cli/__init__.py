@@ -1,6 +1,7 @@
 """The command line: `headwise <verb>`, one file a verb.
 
-Whatever a user gets wrong is one line on stderr and exit code 2; Ctrl-C is 130; a missing extra is 1.
+Whatever a user gets wrong is one line on stderr and exit code 2; Ctrl-C is 130; a missing extra is 1, and so
+is a problem that `headwise doctor` finds.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ def application() -> typer.Typer:
     except ModuleNotFoundError as error:
         hint = 'the headwise command needs typer; install with: pip install "headwise[cli]"'
         raise ImportError(hint, name="typer") from error
+    from .doctor import doctor
     from .look import look
+    from .presets import presets
     from .version import start
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback(invoke_without_command=True)(start)
-    app.command()(look)
+    for verb in (look, presets, doctor):
+        app.command()(verb)
     return app
 
 

@@ -189,6 +189,18 @@ class Scores(Tiled):
     def sinks(self) -> Tensor | None:
         return self.scoring.sinks
 
+    @property
+    def may_see_nothing(self) -> bool:
+        """Whether a query may have no key at all: not if only positions decide and its own is always seen."""
+        mask = self.mask
+        if mask.keys is not None or mask.key_ids is not None or mask.allowed is not None:
+            return True
+        if self.scoring.bias is not None or self.positions is not None:
+            return True
+        bounded = mask.left is not None or mask.right is not None
+        outside = self.q.shape[2] > self.k.shape[2] or (mask.right or 0) < 0 or (mask.left or 0) < 0
+        return bounded and outside
+
     def __reduce__(self) -> tuple[type[Scores], tuple[Any, ...]]:
         return Scores, (self.q, self.k, self.mask, self.scoring, self.positions)
 
@@ -277,6 +289,19 @@ class Scores(Tiled):
 
     def tile(self, rows: slice, columns: Any) -> Tensor:
         return self._finish(self._capped(rows, columns), rows, columns)
+
+    def whole(self) -> Tensor:
+        """All scores at once, [B, H, T, S], in one product where the dtype is a tile's own."""
+        B, H, T, D = self.q.shape
+        Hk, S = self.k.shape[1:3]
+        everything = slice(0, T), slice(0, S)
+        if self.scoring.softcap is not None:
+            return self.tile(*everything)
+        q, k = self.q.reshape(B * Hk, -1, D), self.k.reshape(B * Hk, S, D)  # [B * Hk, G * T, D]
+        s = q.new_empty(*q.shape[:2], S).baddbmm_(q, k.transpose(1, 2), beta=0, alpha=self.scoring.scale)
+        s = s.view(B, H, T, S)
+        bare = self.mask.hides_nothing and self.scoring.bias is None and self.scoring.slopes is None
+        return s if bare else self._finish(s, *everything)
 
     def tile_and_bend(self, rows: slice, columns: Any) -> tuple[Tensor, Tensor | None]:
         """A tile, and how far the cap bends it: its derivative (None without a cap)."""

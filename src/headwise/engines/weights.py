@@ -20,7 +20,7 @@ from ..indexing import positions_of
 from ..scoring import HIDDEN, Scoring
 from . import plain
 from .gradients import ScoreGradients
-from .scores import Scores, blocks, own_precision
+from .scores import CPU_TILE, Scores, blocks, own_precision, settle_exponentials
 from .tiles import lse_of
 from .walk import Block, walk
 
@@ -37,7 +37,10 @@ def weights(scores: Scores, lse: Tensor | None, columns: Any = None, mean: bool 
     inputs = (scores.q, scores.k, scoring.bias, scoring.slopes, scoring.sinks)
     if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
         return _plainly(scores, columns, mean)
+    wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     with own_precision(scores.device):
+        if not wanted:
+            return dense(scores, lse, columns, mean)
         found: Tensor = _Weights.apply(*inputs, _Rest(scores), lse, columns, mean)
     return found
 
@@ -50,6 +53,8 @@ def _plainly(scores: Scores, columns: Any, mean: bool) -> Tensor:
 
 def dense(scores: Scores, lse: Tensor | None, columns: Any, mean: bool) -> Tensor:
     """The numbers, without a way back."""
+    if columns is None and not mean and _at_once(scores):
+        return _softmax(scores.whole(), scores.sinks, scores.may_see_nothing)
     B, H, T, S = scores.shape
     keys: Sequence[int] = range(S)
     if columns is not None:
@@ -83,7 +88,7 @@ def _whole_rows(scores: Scores, columns: Any) -> Iterator[tuple[Places, slice, T
             start, stop = mine.span(block)
             if start == stop:
                 continue  # these queries see nothing
-            p = _softmax(mine.tile(block, slice(start, stop)), mine.sinks)
+            p = _softmax(mine.tile(block, slice(start, stop)), mine.sinks, mine.may_see_nothing)
             here = slice(start, stop)
             if columns is not None:
                 p = torch.nn.functional.pad(p, (start, S - stop))[..., columns]
@@ -91,8 +96,27 @@ def _whole_rows(scores: Scores, columns: Any) -> Iterator[tuple[Places, slice, T
             yield (piece.batch, piece.heads, block), here, p
 
 
-def _softmax(s: Tensor, sinks: Tensor | None) -> Tensor:
-    """Weights from whole rows of scores, in place; rows that see nothing give 0."""
+def _at_once(scores: Scores) -> bool:
+    """Whether the scores are best made where the weights will be, all in one product.
+
+    On a CPU, unless the weights have another dtype than scores, or a mask as large as a head's weights would
+    have to be made for it.
+    """
+    q, mask = scores.q, scores.mask
+    if not q.is_cpu or scores.dtype is not q.dtype or torch.compiler.is_compiling():
+        return False
+    if mask.left is None and mask.right is None and mask.key_ids is None:
+        return True
+    return q.shape[2] * scores.k.shape[2] <= CPU_TILE
+
+
+def _softmax(s: Tensor, sinks: Tensor | None, may_see_nothing: bool) -> Tensor:
+    """Weights from whole rows of scores, in their place; rows that see nothing give 0."""
+    if sinks is None and s.is_cpu and not torch.compiler.is_compiling():
+        settle_exponentials()
+        empty = s.amax(-1, keepdim=True) <= HIDDEN / 2 if may_see_nothing else None
+        p = torch.softmax(s, -1, out=s)
+        return p.masked_fill_(empty, 0.0) if empty is not None and bool(empty.any()) else p
     top = s.amax(-1, keepdim=True)
     hidden = top <= HIDDEN / 2
     p = s.sub_(top).exp_()
@@ -181,20 +205,28 @@ def _backward(
         mine, room = block.scores, found.piece(block.piece)
         assert isinstance(mine, Scores)
         delta: Any = 0.0
+        mass: Any = 0.0
         for tile in block.tiles():
             dp = _cotangent(grad, block, tile.columns, columns, mean)
             delta = delta + torch.einsum("bhts,bhts->bht", tile.p, dp.expand_as(tile.p))
+            mass = mass + tile.p.sum(-1)
         if isinstance(delta, float):
             continue  # these queries see nothing
-        for here in blocks(*mine.span(block.rows), block.piece.columns):
-            s, bend = mine.tile_and_bend(block.rows, here)
-            p = s.sub_(block.finite_lse[..., None]).exp_()
-            dp = _cotangent(grad, block, here, columns, mean)
-            room.add(mine, block.rows, here, p * (dp - delta[..., None]), bend)
+        due = torch.ones_like(mass)
         if d_sinks is not None and sinks is not None:
             sink = sinks[block.piece.heads].to(scores.dtype)[:, None]
-            mass = torch.where(torch.isneginf(block.lse), 0.0, (sink - block.lse).exp())
-            d_sinks[block.piece.heads] -= (mass * delta).sum((0, 2))
+            sunk = torch.where(torch.isneginf(block.lse), 0.0, (sink - block.lse).exp())
+            due = due - sunk
+        # exp(s - lse) sums to 1 only as well as lse is rounded, and P (dP - delta) is a difference
+        right = torch.where(mass > 0, due / mass, 0.0)
+        delta = delta * right
+        for here in blocks(*mine.span(block.rows), block.piece.columns):
+            s, bend = mine.tile_and_bend(block.rows, here)
+            p = s.sub_(block.finite_lse[..., None]).exp_().mul_(right[..., None])
+            dp = _cotangent(grad, block, here, columns, mean)
+            room.add(mine, block.rows, here, p * (dp - delta[..., None]), bend)
+        if d_sinks is not None:
+            d_sinks[block.piece.heads] -= (sunk * delta).sum((0, 2))
     return found.q, found.k, found.bias, found.slopes, d_sinks
 
 

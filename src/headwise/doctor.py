@@ -1,0 +1,209 @@
+"""Whether headwise is well on this machine: what is here, and a small check of every device, as plain data.
+
+Each `Line` is a name, what was found, and the problem if there is one. Nothing is fetched, and the random
+numbers of the process stay as they were.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import __version__, budget
+from .engines.table import BACKENDS, Backend
+from .functional import attention, why
+from .nn.multihead import MultiHeadAttention
+
+__all__ = ["EXTRAS", "Line", "examine"]
+
+EXTRAS = {  # library -> what it is for, and how to get it
+    "typer": ("the headwise command", 'pip install "headwise[cli]"'),
+    "rich": ("tables in the terminal", 'pip install "headwise[cli]"'),
+    "matplotlib": ("pictures", 'pip install "headwise[viz]"'),
+    "numpy": ("maps as arrays", "pip install numpy"),
+    "triton": ("kernels on NVIDIA GPUs", "it comes with torch for CUDA on Linux"),
+}
+USUAL = {"cpu": torch.float32, "cuda": torch.bfloat16}  # what people compute in there
+HALF_THE_DIGITS = torch.finfo(torch.float64).eps ** 0.5  # a wrong answer differs in the first ones
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing about this machine; `problem` says in words what is wrong with it."""
+
+    name: str
+    value: str
+    problem: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.problem is None
+
+
+def examine() -> list[Line]:
+    """Everything there is to say, in the order it is read in."""
+    return list(_lines())
+
+
+def _lines() -> Iterator[Line]:
+    yield Line("headwise", __version__)
+    yield Line("Python", f"{platform.python_version()} on {platform.system()}")
+    yield Line("torch", f"{torch.__version__}, built for {_built_for()}")
+    yield _line("CPU", _processor)
+    here = [torch.device("cpu")]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            here += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    if len(here) == 1:
+        yield Line("GPU", "none that torch can use", _first_line(said[0].message) if said else None)
+    for device in here[1:]:
+        yield _line(f"GPU {device.index}", _graphics, device)
+    for device in here:
+        yield _line(f"budget on {device}", _budget, device)
+    for backend in BACKENDS:
+        yield _line(f"backend {backend.name}", _where, backend, here)
+    for library in EXTRAS:
+        yield _line(library, _installed, library)
+    for device in here:
+        yield _line(f"check module on {device}", check_module, device)
+        yield _line(f"check attention on {device}", check_attention, device)
+
+
+def _line(name: str, find: Callable[..., str], *about: Any) -> Line:
+    """What was found; whatever went wrong instead, here or deep inside torch, in one line."""
+    try:
+        return Line(name, find(*about))
+    except Exception as error:
+        return Line(name, "not well", f"{type(error).__name__}: {_first_line(error)}")
+
+
+def _first_line(said: object) -> str:
+    return (str(said).strip() or "no reason given").splitlines()[0]
+
+
+def _built_for() -> str:
+    for name, version in (("CUDA", torch.version.cuda), ("ROCm", torch.version.hip)):
+        if version:
+            return f"{name} {version}"
+    return "CPUs"
+
+
+def _processor() -> str:
+    name = platform.processor() or platform.machine()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+
+
+def _graphics(device: torch.device) -> str:
+    found = torch.cuda.get_device_properties(device)
+    return f"{found.name}, {budget.readable(found.total_memory)}, compute {found.major}.{found.minor}"
+
+
+def _budget(device: torch.device) -> str:
+    allowed, free = budget.bytes_allowed(device), budget.free_bytes(device)
+    return f"dense results up to {budget.readable(allowed)}; {budget.readable(free)} free"
+
+
+def _where(backend: Backend, here: list[torch.device]) -> str:
+    """The devices it runs on, and why not on the others."""
+    runs, idle = [], []
+    for device in here:
+        if backend.kernels and device.type not in backend.kernels:
+            reason: str | None = f"it runs on {' and '.join(backend.kernels)}"
+        else:
+            reason = why(*_example(device), causal=True).reasons[backend.name]
+        if reason is None:
+            runs.append(str(device))
+        else:
+            idle.append(f"not on {device}: {reason}")
+    return "; ".join([f"on {', '.join(runs)}"] * bool(runs) + idle)
+
+
+def _installed(library: str) -> str:
+    purpose, how = EXTRAS[library]
+    if importlib.util.find_spec(library) is None:
+        return f"not here, for {purpose}: {how}"
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(library)
+    return "here"
+
+
+def check_module(device: torch.device) -> str:
+    """Our module with the weights of torch's gives what torch's gives, in float64.
+
+    Raises:
+        ArithmeticError: it does not.
+    """
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        theirs = torch.nn.MultiheadAttention(24, 3, batch_first=True, dtype=torch.float64).eval()
+        for parameter in theirs.parameters():  # its biases start at 0, which would hide a mistake in them
+            parameter.normal_(std=0.5, generator=random)
+        x = torch.randn(2, 7, 24, dtype=torch.float64, generator=random).to(device)
+        theirs = theirs.to(device)
+        expected = theirs(x, x, x, average_attn_weights=False)
+        output, weights = MultiHeadAttention.from_torch(theirs)(x)
+    found = {"output": _error(output, expected[0]), "weights": _error(weights.dense(), expected[1])}
+    for name, error in found.items():
+        if error > HALF_THE_DIGITS:
+            raise ArithmeticError(
+                f"{name} of the module differ by {error:.2g} from torch.nn.MultiheadAttention"
+            )
+    return f"ok: the module is within {max(found.values()):.0e} of torch.nn.MultiheadAttention"
+
+
+def check_attention(device: torch.device) -> str:
+    """Every backend that runs here gives the outputs and weights of a plain softmax, as exactly as it does.
+
+    Raises:
+        ArithmeticError: one does not.
+    """
+    q, k, v = _example(device)
+    truth = _plain_softmax(q.double(), k.double(), v.double())
+    plain = _plain_softmax(q, k, v)
+    roundings = [torch.finfo(q.dtype).eps * size for size in (v.abs().max().item(), 1.0)]
+    able = [name for name, reason in why(q, k, v, causal=True).reasons.items() if reason is None]
+    names = ["auto", *able]
+    for name in names:
+        output, weights = attention(q, k, v, causal=True, backend=name)
+        for at, ours in enumerate((output, weights.dense())):
+            error = _error(ours, truth[at])
+            if error > 2 * (_error(plain[at], truth[at]) + roundings[at]):
+                what = ("output", "weights")[at]
+                raise ArithmeticError(f"{what} of backend {name} differ by {error:.2g} from a plain softmax")
+    dtype = str(q.dtype).removeprefix("torch.")
+    return f"ok: {', '.join(names)} are as exact as a plain softmax in {dtype}"
+
+
+def _example(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v of 3 heads, 37 tokens, 16 channels, always the same ones."""
+    random = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 2, 3, 37, 16, generator=random).to(device, USUAL[device.type])
+    return q, k, v
+
+
+def _plain_softmax(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
+    scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+    weights = torch.softmax(scores.masked_fill(later, -torch.inf), dim=-1)
+    return weights @ v, weights
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    """The largest difference; infinite where one of them is no number."""
+    return (found.double() - expected.double()).abs().nan_to_num(nan=torch.inf).max().item()

@@ -1,0 +1,318 @@
+"""`MultiHeadAttention`: project, split into heads, attend, concatenate, project.
+
+Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim, E d_model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from ..functional import attention
+from ..map import AttentionMap
+from ..masks import Mask
+from ..scoring import Alibi
+from . import call, describe, initial, misuse, presets, state_names, torch_class
+from .express import plain_self_attention
+from .packing import Packed, pack, project
+from .sizes import Sizes
+
+__all__ = ["MultiHeadAttention"]
+
+
+class MultiHeadAttention(nn.Module):
+    """MultiHead(Q, K, V) = Concat(head_1, .., head_H) W_O,  head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
+
+    Everything is batch first, and in a mask True (or 1) = may attend.
+
+        x  [B, T, E] -- q_proj --> q [B, H,  T, D]  --+
+                     -- k_proj --> k [B, Hk, S, D]  --+-- each head attends --> [B, H, T, Dv]
+                     -- v_proj --> v [B, Hk, S, Dv] --+        concatenated --> [B, T, H * Dv]
+                                                                -- out_proj --> [B, T, E]
+
+    The four projections are ordinary `nn.Linear` modules: hook, wrap, prune or replace them. While nobody
+    does, those with the same input run as one matrix product. The initial weights are those that
+    `torch.nn.MultiheadAttention` draws from the same seed.
+
+    Args:
+        d_model: E, the width of queries and output.
+        num_heads: H.
+        num_kv_heads: Hk, a divisor of H: H / Hk heads share keys and values (1: multi-query). Default H.
+        head_dim: D, channels a head. Default E / H.
+        value_dim: Dv, channels of a head's values. Default D.
+        kdim, vdim: the widths of keys and values that come in, in cross-attention. Default E.
+        bias: whether q_proj, k_proj and v_proj add one.
+        out_bias: whether out_proj does. Default as `bias`.
+        dropout: the share of weights dropped in training.
+        causal: keys after the query are hidden; with T != S the last query sees the last key.
+        window: how many keys are seen, counting the query itself; or a pair (before, after).
+        scale: instead of 1 / sqrt(D).
+        softcap: scores are bent into (-softcap, softcap).
+        sinks: a learned score a head, for one more column of the softmax without a value.
+
+    Raises:
+        ShapeError: sizes that do not divide, or are not whole numbers of at least 1.
+        ArgumentError: dropout, softcap or an argument of torch's class.
+        MaskError: a window below 1.
+
+    Example:
+        >>> mha = MultiHeadAttention(d_model=512, num_heads=8)
+        >>> x = torch.randn(2, 10, 512)
+        >>> output, weights = mha(x)
+        >>> output.shape, weights.shape
+        (torch.Size([2, 10, 512]), torch.Size([2, 8, 10, 10]))
+        >>> weights[0, 3].sum(-1).allclose(torch.ones(10))        # one head, as a tensor
+        True
+        >>> mha
+        MultiHeadAttention(
+          8 heads of 64: [B, T, 512] -> [B, 8, T, 64] -> [B, T, 512]
+          (q_proj): Linear(in_features=512, out_features=512, bias=True)
+          (k_proj): Linear(in_features=512, out_features=512, bias=True)
+          (v_proj): Linear(in_features=512, out_features=512, bias=True)
+          (out_proj): Linear(in_features=512, out_features=512, bias=True)
+        )
+
+    Vaswani 2017, section 3.2.2; grouped heads: Ainslie 2023.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        bias: bool = True,
+        out_bias: bool | None = None,
+        dropout: float = 0.0,
+        causal: bool = False,
+        window: int | tuple[int, int] | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **wrong: Any,
+    ) -> None:
+        misuse.check_constructor(wrong)
+        super().__init__()
+        sizes = Sizes.of(d_model, num_heads, num_kv_heads, head_dim, value_dim, kdim, vdim)
+        misuse.check_options(dropout, window, scale, softcap, sizes.head_dim)
+        self.d_model, self.kdim, self.vdim = sizes.d_model, sizes.kdim, sizes.vdim
+        self.num_heads, self.num_kv_heads = sizes.num_heads, sizes.num_kv_heads
+        self.head_dim, self.value_dim = sizes.head_dim, sizes.value_dim
+        self.dropout, self.causal, self.window = dropout, causal, window
+        self.scale, self.softcap = scale, softcap
+
+        made: dict[str, Any] = {"device": device or torch.get_default_device(), "dtype": dtype}
+        self.q_proj = skip_init(nn.Linear, sizes.d_model, sizes.query_width, bias, **made)
+        self.k_proj = skip_init(nn.Linear, sizes.kdim, sizes.key_width, bias, **made)
+        self.v_proj = skip_init(nn.Linear, sizes.vdim, sizes.value_width, bias, **made)
+        out_bias = bias if out_bias is None else out_bias
+        self.out_proj = skip_init(nn.Linear, sizes.concatenated_width, sizes.d_model, out_bias, **made)
+        self.sinks = nn.Parameter(torch.empty(sizes.num_heads, **made)) if sinks else None
+        self._packed_qkv: Packed | None
+        self._packed_kv: Packed | None
+        self._pack()
+        self.reset_parameters()
+        self.register_load_state_dict_post_hook(_pack_again)
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> MultiHeadAttention:
+        """One attention layer with the sizes of a known model; `headwise presets` lists them.
+
+        Args:
+            name: for example "bert-base", "gpt2-small", "llama3-8b".
+            changes: arguments of the constructor, instead of the preset's or besides them.
+
+        Raises:
+            ArgumentError: no preset of that name.
+
+        Example:
+            >>> MultiHeadAttention.preset("gpt2-small").head_dim
+            64
+        """
+        return cls(**{**presets.find(name).options, **changes})
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
+        """The same attention with copies of the weights of torch's class.
+
+        Inputs are batch first here, whatever they were there, and a mask's True = may attend.
+
+        Raises:
+            ArgumentError: not torch's class, or one with add_bias_kv or add_zero_attn.
+
+        Example:
+            >>> theirs = torch.nn.MultiheadAttention(512, 8, batch_first=True)
+            >>> ours = MultiHeadAttention.from_torch(theirs)
+            >>> x = torch.randn(2, 10, 512)
+            >>> torch.allclose(ours(x)[0], theirs(x, x, x)[0], atol=1e-6)
+            True
+        """
+        new = cls(**torch_class.arguments_of(module))
+        new.load_state_dict(torch_class.state_of(module))
+        return new.train(module.training)
+
+    def to_torch(self, *, batch_first: bool = True) -> nn.MultiheadAttention:
+        """`torch.nn.MultiheadAttention` with copies of these weights.
+
+        Raises:
+            ShapeError: grouped heads, or widths that torch's class cannot have.
+            ArgumentError: causal, window, scale, softcap or sinks; a projection that is not `nn.Linear`.
+        """
+        return torch_class.torchs_twin(self, batch_first)
+
+    @property
+    def sizes(self) -> Sizes:
+        """All sizes, and the widths that follow from them."""
+        return Sizes(
+            self.d_model,
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            self.value_dim,
+            self.kdim,
+            self.vdim,
+        )
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        mask: Mask | Tensor | None = None,
+        *,
+        bias: Tensor | Alibi | None = None,
+        need_weights: bool = True,
+        **wrong: Any,
+    ) -> tuple[Tensor, AttentionMap | None]:
+        """Attend: mha(x) to itself, mha(query, key, value) to something else.
+
+        Args:
+            query: [B, T, d_model]
+            key: [B, S, kdim]; without it, query.
+            value: [B, S, vdim]; with key or not at all.
+            mask: a `headwise.Mask`, or a tensor broadcastable to [B, H, T, S], bool or 0 and 1; True or 1 =
+                may attend. Padding is [B, 1, 1, S] or `Mask.padding(lengths)`. In self-attention what is
+                padding among the keys is so among the queries: means and statistics leave it out.
+            bias: added to the scores, broadcastable to [B, H, T, S]; or `headwise.scoring.alibi(num_heads)`.
+            need_weights: False gives None in their place. They cost nothing until they are looked at.
+
+        Returns:
+            output [B, T, d_model], and an `AttentionMap` [B, H, T, S], before dropout, or None.
+
+        Raises:
+            ShapeError: not three dimensions, widths or batches that disagree, something empty.
+            ArgumentError: another dtype than the weights'; a key without a value; arguments of torch's class.
+            MaskError: a mask of the wrong shape or meaning.
+        """
+        if wrong:
+            misuse.check_call(wrong)
+        found = None
+        if key is None and value is None and mask is None and bias is None:
+            found = plain_self_attention(self, query, need_weights)
+        heads, weights = found or self._attend(query, key, value, mask, bias)
+        output: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))  # [B, T, H * Dv] -> [B, T, E]
+        return output, weights if need_weights else None
+
+    def head_outputs(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        mask: Mask | Tensor | None = None,
+        *,
+        bias: Tensor | Alibi | None = None,
+    ) -> Tensor:
+        """What each head says before concatenation and W_O, [B, H, T, Dv]; arguments as in a call.
+
+        Example:
+            >>> mha, x = MultiHeadAttention(512, 8), torch.randn(2, 10, 512)
+            >>> heads = mha.head_outputs(x)
+            >>> heads.shape
+            torch.Size([2, 8, 10, 64])
+            >>> torch.allclose(mha.out_proj(heads.transpose(1, 2).flatten(2)), mha(x)[0], atol=1e-6)
+            True
+        """
+        return self._attend(query, key, value, mask, bias)[0]
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        mask: Mask | Tensor | None,
+        bias: Tensor | Alibi | None,
+    ) -> tuple[Tensor, AttentionMap]:
+        if key is None and value is None:
+            key = value = query
+        elif key is None or value is None:
+            raise misuse.lone(key, value)
+        call.check(self, query, key, value)
+        q, k, v = self._project(query, key, value)
+        if mask is not None:
+            mask = call.rules_of(mask, query.shape[0], key.shape[1], itself=key is query)
+        return attention(
+            q, k, v, mask, self.causal, self.window, self.scale, self.softcap, bias, self.sinks,
+            self.dropout if self.training else 0.0,
+        )  # fmt: skip
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q [B, H, T, D], k [B, Hk, S, D], v [B, Hk, S, Dv]"""
+        if query is key and key is value:
+            q, k, v = project((self.q_proj, self.k_proj, self.v_proj), self._packed_qkv, query)
+        elif key is value:
+            q = self.q_proj(query)
+            k, v = project((self.k_proj, self.v_proj), self._packed_kv, key)
+        else:
+            q, k, v = self.q_proj(query), self.k_proj(key), self.v_proj(value)
+        H, Hk, D, Dv = self.num_heads, self.num_kv_heads, self.head_dim, self.value_dim
+        (B, T, _), S = q.shape, k.shape[1]
+        return (
+            q.reshape(B, T, H, D).transpose(1, 2),
+            k.reshape(B, S, Hk, D).transpose(1, 2),
+            v.reshape(B, S, Hk, Dv).transpose(1, 2),
+        )
+
+    def reset_parameters(self) -> None:
+        """Draw new weights as torch's class draws its own."""
+        initial.reset(self)
+
+    def extra_repr(self) -> str:
+        """The shapes on the way, and what is not as usual."""
+        return describe.of(self)
+
+    def _pack(self) -> None:
+        """Projections that may share an input share a block of memory."""
+        layers = (self.q_proj, self.k_proj, self.v_proj)
+        same = self.kdim == self.vdim
+        self._packed_qkv = pack(layers) if same and self.kdim == self.d_model else None
+        self._packed_kv = pack(layers[1:]) if same else None
+
+    def _apply(self, fn: Any, recurse: bool = True) -> MultiHeadAttention:
+        super()._apply(fn, recurse)  # moved or cast: each weight now has memory of its own
+        self._pack()
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packed_qkv": None, "_packed_kv": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # copied or unpickled: the same
+        self._pack()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        state_names.to_own_names(state_dict, prefix, self.sizes)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _pack_again(module: MultiHeadAttention, _: Any) -> None:
+    """After load_state_dict, which with assign=True puts other parameters in the place of ours."""
+    module._pack()

@@ -1,0 +1,161 @@
+"""The attention layers of models people know, by name: data, and how a name is found.
+
+Figures are those of the published configurations. What belongs to training (dropout, how weights are drawn)
+is left out; what a plain attention layer has no room for stands in `note`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..errors import ArgumentError, nearest
+
+__all__ = ["PRESETS", "Preset", "find", "matching"]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One attention layer of a model, and how many of them the model has.
+
+    name, title: as it is typed, and as it is written.
+    layers: how many such layers; of an encoder with a decoder, the encoder's.
+    note: what of the real model is not in a plain attention layer.
+    The others are arguments of `MultiHeadAttention`.
+    """
+
+    name: str
+    title: str
+    layers: int
+    d_model: int
+    num_heads: int
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    bias: bool = True
+    out_bias: bool | None = None
+    causal: bool = False
+    window: int | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    note: str = ""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of `MultiHeadAttention`, each by its name."""
+        about = ("name", "title", "layers", "note")
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in about}
+
+
+WITH_DECODER = "the encoder's layers; its decoder has {0} causal ones and {0} that attend to the encoder"
+QK_NORM = "rotary positions; q and k are normalised a head"
+GEMMA2_WINDOWS = "rotary positions; windows of 4096 in every other layer"
+
+
+def _decoder(name: str, title: str, layers: int, width: int, heads: int, **options: Any) -> Preset:
+    return Preset(name, title, layers, width, heads, causal=True, **options)
+
+
+def _t5(name: str, title: str, layers: int, width: int, heads: int, head_dim: int) -> Preset:
+    note = f"{WITH_DECODER.format(layers)}; learned position biases"
+    return Preset(name, title, layers, width, heads, None, head_dim, bias=False, scale=1.0, note=note)
+
+
+def _rotary(name: str, title: str, layers: int, width: int, heads: int, kv: int, **options: Any) -> Preset:
+    """A decoder as most are since Llama: no biases, positions turned into q and k."""
+    options = {"bias": False, "note": "rotary positions", **options}
+    return _decoder(name, title, layers, width, heads, num_kv_heads=kv, **options)
+
+
+# fmt: off
+PRESETS = {preset.name: preset for preset in (
+    # name, title, layers, d_model, num_heads
+    Preset("transformer-base", "Transformer base", 6, 512, 8, bias=False, note=WITH_DECODER.format(6)),
+    Preset("transformer-big", "Transformer big", 6, 1024, 16, bias=False, note=WITH_DECODER.format(6)),
+    Preset("bert-base", "BERT-Base", 12, 768, 12),
+    Preset("bert-large", "BERT-Large", 24, 1024, 16),
+    Preset("roberta-base", "RoBERTa-Base", 12, 768, 12),
+    Preset("distilbert", "DistilBERT", 6, 768, 12),
+    _t5("t5-small", "T5-Small", 6, 512, 8, head_dim=64),
+    _t5("t5-base", "T5-Base", 12, 768, 12, head_dim=64),
+    _t5("t5-3b", "T5-3B", 24, 1024, 32, head_dim=128),
+    Preset("vit-b16", "ViT-B/16", 12, 768, 12),
+    Preset("vit-l16", "ViT-L/16", 24, 1024, 16),
+    _decoder("clip-b32-text", "CLIP ViT-B/32 text", 12, 512, 8),
+    _decoder("gpt2-small", "GPT-2 Small", 12, 768, 12),
+    _decoder("gpt2-medium", "GPT-2 Medium", 24, 1024, 16),
+    _decoder("gpt2-large", "GPT-2 Large", 36, 1280, 20),
+    _decoder("gpt2-xl", "GPT-2 XL", 48, 1600, 25),
+    _decoder("gpt3", "GPT-3", 96, 12288, 96, note="every other layer is sparse: a local band"),
+    _decoder("gpt-neox-20b", "GPT-NeoX 20B", 44, 6144, 64, note="rotary positions in a quarter of each head"),
+    # name, title, layers, d_model, num_heads, num_kv_heads
+    _rotary("falcon-7b", "Falcon 7B", 32, 4544, 71, 1),
+    _rotary("llama2-7b", "Llama 2 7B", 32, 4096, 32, 32),
+    _rotary("llama2-70b", "Llama 2 70B", 80, 8192, 64, 8),
+    _rotary("llama3-8b", "Llama 3 8B", 32, 4096, 32, 8),
+    _rotary("llama3-70b", "Llama 3 70B", 80, 8192, 64, 8),
+    _rotary("llama3-405b", "Llama 3.1 405B", 126, 16384, 128, 8),
+    _rotary("mistral-7b", "Mistral 7B v0.1", 32, 4096, 32, 8, window=4096,
+            note="rotary positions; no window since v0.2"),
+    _rotary("mixtral-8x7b", "Mixtral 8x7B", 32, 4096, 32, 8),
+    _rotary("phi3-mini", "Phi-3 mini", 32, 3072, 32, 32, note="rotary positions; the 4k model has a window"),
+    _rotary("qwen2.5-7b", "Qwen2.5 7B", 28, 3584, 28, 4, bias=True, out_bias=False),
+    _rotary("qwen3-0.6b", "Qwen3 0.6B", 28, 1024, 16, 8, head_dim=128, note=QK_NORM),
+    _rotary("qwen3-8b", "Qwen3 8B", 36, 4096, 32, 8, head_dim=128, note=QK_NORM),
+    _rotary("gemma-2b", "Gemma 2B", 18, 2048, 8, 1, head_dim=256),
+    _rotary("gemma-7b", "Gemma 7B", 28, 3072, 16, 16, head_dim=256),
+    _rotary("gemma2-9b", "Gemma 2 9B", 42, 3584, 16, 8, head_dim=256, scale=256**-0.5, softcap=50.0,
+            note=GEMMA2_WINDOWS),
+    _rotary("gemma2-27b", "Gemma 2 27B", 46, 4608, 32, 16, head_dim=128, scale=144**-0.5, softcap=50.0,
+            note=GEMMA2_WINDOWS),
+    _rotary("smollm2-135m", "SmolLM2 135M", 30, 576, 9, 3),
+    _rotary("gpt-oss-20b", "GPT-OSS 20B", 24, 2880, 64, 8, head_dim=64, bias=True, sinks=True,
+            note="rotary positions (YaRN); windows of 128 in every other layer"),
+)}
+# fmt: on
+
+
+def find(name: str) -> Preset:
+    """The preset of this name or title; case and what stands between letters and digits do not matter.
+
+    Raises:
+        ArgumentError: no preset of that name.
+
+    Example:
+        >>> find("GPT-2 Small") is find("gpt2_small") is PRESETS["gpt2-small"]
+        True
+    """
+    key = _key(name)
+    for preset in PRESETS.values():
+        if key in (_key(preset.name), _key(preset.title)):
+            return preset
+    likely = [preset.name for preset in _containing(key)] or list(PRESETS)
+    raise ArgumentError(f"preset must be a known name: got {name!r}; {nearest(str(name).casefold(), likely)}")
+
+
+def matching(text: str) -> list[Preset]:
+    """The preset of exactly this name, else all whose name or title contains the text.
+
+    Raises:
+        ArgumentError: there is none.
+
+    Example:
+        >>> [preset.name for preset in matching("llama 2")]
+        ['llama2-7b', 'llama2-70b']
+    """
+    try:
+        return [find(text)]
+    except ArgumentError:
+        if some := _containing(_key(text)):
+            return some
+        raise
+
+
+def _containing(key: str) -> list[Preset]:
+    return [p for p in PRESETS.values() if key and (key in _key(p.name) or key in _key(p.title))]
+
+
+def _key(name: object) -> str:
+    """Letters and digits alone: "GPT-2 Small", "gpt2_small" and "gpt2-small" are one name."""
+    return re.sub(r"[^a-z0-9]", "", str(name).casefold())

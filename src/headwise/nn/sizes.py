@@ -1,0 +1,115 @@
+"""The sizes of a multi-head attention, checked once, and the widths that follow from them.
+
+Letters: H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim, E d_model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ShapeError
+
+__all__ = ["Sizes"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """E, H, Hk, D, Dv and the widths of what comes in, all whole numbers."""
+
+    d_model: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    kdim: int
+    vdim: int
+
+    @classmethod
+    def of(
+        cls,
+        d_model: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        kdim: int | None = None,
+        vdim: int | None = None,
+    ) -> Sizes:
+        """Sizes with their defaults: D = E / H, Dv = D, Hk = H, everything coming in E wide.
+
+        Raises:
+            ShapeError: not a whole number of at least 1; H that does not divide E; Hk that does not divide H.
+        """
+        given = {
+            "d_model": d_model, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim,
+            "value_dim": value_dim, "kdim": kdim, "vdim": vdim,
+        }  # fmt: skip
+        for name, size in given.items():
+            if size is not None or name in ("d_model", "num_heads"):
+                _check_size(name, size)
+        if head_dim is None:
+            if d_model % num_heads:
+                raise ShapeError(
+                    f"num_heads must divide d_model: {_division(d_model, num_heads)}; "
+                    f"use {_near(d_model, num_heads)}, or give head_dim"
+                )
+            head_dim = d_model // num_heads
+        num_kv_heads = num_kv_heads or num_heads
+        if num_heads % num_kv_heads:
+            raise ShapeError(
+                f"num_kv_heads must divide num_heads: {_division(num_heads, num_kv_heads)}; "
+                f"use {_near(num_heads, num_kv_heads)}"
+            )
+        return cls(
+            d_model,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            value_dim or head_dim,
+            kdim or d_model,
+            vdim or d_model,
+        )
+
+    @property
+    def query_width(self) -> int:
+        """H * D: what q_proj makes."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def key_width(self) -> int:
+        """Hk * D"""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Hk * Dv"""
+        return self.num_kv_heads * self.value_dim
+
+    @property
+    def concatenated_width(self) -> int:
+        """H * Dv: what out_proj takes."""
+        return self.num_heads * self.value_dim
+
+    @property
+    def are_torchs(self) -> bool:
+        """Whether `torch.nn.MultiheadAttention` can have these sizes."""
+        whole = self.num_heads * self.head_dim == self.d_model
+        return whole and self.num_kv_heads == self.num_heads and self.value_dim == self.head_dim
+
+
+def _check_size(name: str, size: Any) -> None:
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ShapeError(f"{name} must be a whole number of at least 1: got {size!r}; for example 8")
+
+
+def _division(whole: int, part: int) -> str:
+    return f"{whole} = {part} * {whole // part} + {whole % part}"
+
+
+def _near(whole: int, part: int) -> str:
+    """The divisors nearest to what was asked for, as words."""
+    divisors = [n for n in range(1, whole + 1) if whole % n == 0]
+    below = [n for n in divisors if n < part][-1:]
+    above = [n for n in divisors if n > part][:1]
+    return " or ".join(map(str, below + above))

@@ -1,0 +1,114 @@
+"""Presets as a table for the terminal, every figure counted on the module itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..budget import readable
+from ..nn.multihead import MultiHeadAttention
+from ..nn.presets import Preset
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["Figures", "figures", "presets_table"]
+
+BF16_BYTES = 2
+COLUMNS = (
+    "d_model",
+    "heads",
+    "KV\nheads",
+    "d_k",
+    "parameters\na layer",
+    "layers",
+    "in all\nlayers",
+    "KV cache\na token",
+)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a preset's layer has, counted; and what all its layers have together.
+
+    cache_bytes: keys and values of one token in all layers, in bfloat16; None in encoders, which keep none.
+    """
+
+    d_model: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    parameters: int
+    layers: int
+    all_parameters: int
+    cache_bytes: int | None
+
+
+def figures(preset: Preset) -> Figures:
+    """Build the layer without memory (on the meta device) and count.
+
+    Example:
+        >>> from headwise.nn.presets import find
+        >>> figures(find("bert-base")).parameters  # 4 * (768 * 768 + 768)
+        2362368
+    """
+    layer = MultiHeadAttention(**preset.options, device="meta")
+    parameters = sum(each.numel() for each in layer.parameters())
+    cached = BF16_BYTES * preset.layers * layer.num_kv_heads * (layer.head_dim + layer.value_dim)
+    return Figures(
+        layer.d_model,
+        layer.num_heads,
+        layer.num_kv_heads,
+        layer.head_dim,
+        parameters,
+        preset.layers,
+        preset.layers * parameters,
+        cached if preset.causal else None,
+    )
+
+
+def presets_table(presets: Iterable[Preset]) -> Table:
+    """One row a preset. Counts are of attention layers alone, not of the whole model.
+
+    Raises:
+        ImportError: rich is not installed.
+    """
+    try:
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+    except ModuleNotFoundError as error:
+        hint = 'headwise tables need rich; install with: pip install "headwise[cli]"'
+        raise ImportError(hint, name="rich") from error
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0)
+    table.add_column("name", no_wrap=True)
+    for header in COLUMNS:
+        table.add_column(header, justify="right", no_wrap=True)
+    for preset in presets:
+        found = figures(preset)
+        table.add_row(
+            preset.name,
+            str(found.d_model),
+            str(found.num_heads),
+            str(found.num_kv_heads),
+            str(found.head_dim),
+            count(found.parameters),
+            str(found.layers),
+            count(found.all_parameters),
+            "-" if found.cache_bytes is None else readable(found.cache_bytes),
+        )
+    return table
+
+
+def count(number: int) -> str:
+    """Three digits and a unit.
+
+    Example:
+        >>> count(2_362_368), count(603_979_776), count(999_999), count(999)
+        ('2.36 M', '604 M', '1.00 M', '999')
+    """
+    for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if number >= 0.9995 * unit:  # what rounds to 1000 of the unit below is 1.00 of this one
+            return f"{number / unit:#.3g}".rstrip(".") + f" {letter}"
+    return str(number)

@@ -1,0 +1,253 @@
+"""`MultiHeadAttention` against `torch.nn.MultiheadAttention` with the same weights: outputs, weights of every
+head, gradients of inputs and parameters; in float64 to 1e-12, in float32 by the judge.
+
+torch's letters for ours: embed_dim = E = d_model, L = T, S = S.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import headwise as hw
+from headwise import Mask, foreign_masks
+from judge import assert_judged, error, largest
+
+
+@dataclass(repr=False)
+class Twins:
+    """One attention in both classes, in float64, and what to call it with."""
+
+    ours: hw.MultiHeadAttention
+    theirs: nn.MultiheadAttention
+    inputs: list[Tensor]  # one: self-attention; two: query and memory; three: query, key, value
+    mask: Mask
+    pulls: tuple[Tensor, Tensor]  # the cotangents of output and weights
+
+    def __repr__(self) -> str:
+        shapes = " ".join(str(list(x.shape)) for x in self.inputs)
+        return f"Twins({self.ours.extra_repr()}; {shapes}; {self.mask!r})"
+
+    def to(self, dtype: torch.dtype) -> Twins:
+        return Twins(
+            copy.deepcopy(self.ours).to(dtype),
+            copy.deepcopy(self.theirs).to(dtype),
+            [x.to(dtype) for x in self.inputs],
+            self.mask,
+            (self.pulls[0].to(dtype), self.pulls[1].to(dtype)),
+        )
+
+    def three(self) -> list[Tensor]:
+        """query, key and value."""
+        x = self.inputs
+        return [x[0]] * 3 if len(x) == 1 else [x[0], x[1], x[1]] if len(x) == 2 else x
+
+    def run_ours(self) -> tuple[Tensor, Tensor]:
+        given = self.inputs if len(self.inputs) == 1 else self.three()
+        output, weights = self.ours(*given, mask=self.mask)
+        assert weights is not None
+        return output, weights.dense()
+
+    def run_theirs(self, need_weights: bool = True) -> tuple[Tensor, Tensor | None]:
+        query, key, value = self.three()
+        masks = foreign_masks.to_torch(
+            self.mask,
+            batch=query.shape[0],
+            num_heads=self.ours.num_heads,
+            query_len=query.shape[1],
+            key_len=key.shape[1],
+        )
+        masks["is_causal"] = False  # a hint only: the mask itself says it
+        return self.theirs(query, key, value, need_weights=need_weights, average_attn_weights=False, **masks)
+
+
+def with_gradients(twins: Twins, module: nn.Module, run: Any) -> dict[str, Tensor]:
+    """Outputs, weights, and the gradients of inputs and parameters under one set of names."""
+    for x in twins.inputs:
+        x.requires_grad_()
+    output, weights = run()
+    pull_output, pull_weights = twins.pulls
+    names = [f"d input {i}" for i in range(len(twins.inputs))] + [
+        f"d {n}" for n, _ in module.named_parameters()
+    ]
+    loss = (output * pull_output).sum() + (weights * pull_weights).sum()
+    grads = torch.autograd.grad(loss, [*twins.inputs, *module.parameters()])
+    found = {"output": output, "weights": weights} | dict(zip(names, grads, strict=True))
+    return {name: value.detach() for name, value in split_packed(found).items()}
+
+
+def split_packed(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """torch's names of gradients as ours."""
+    new = {}
+    for name, value in found.items():
+        if name.startswith("d in_proj_"):
+            for projection, part in zip("qkv", value.chunk(3), strict=True):
+                new[f"d {projection}_proj.{name.removeprefix('d in_proj_')}"] = part
+        elif name.endswith("_proj_weight"):
+            new[name.replace("_proj_weight", "_proj.weight")] = value
+        else:
+            new[name] = value
+    return new
+
+
+@st.composite
+def twins(draw: Any) -> Twins:
+    kind = draw(st.sampled_from(["self", "memory", "three"]))
+    heads, channels = draw(st.sampled_from([(1, 7), (2, 3), (3, 8), (5, 2)]))
+    E, B = heads * channels, draw(st.sampled_from([1, 2, 3]))
+    T = draw(st.sampled_from([1, 5, 11]))
+    S = T if kind == "self" else draw(st.sampled_from([1, 7, 13]))
+    random = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+    widths = {}
+    if kind == "memory" and draw(st.booleans()):
+        widths = {"kdim": 17, "vdim": 17}
+    elif kind == "three" and draw(st.booleans()):
+        widths = {"kdim": 17, "vdim": 19}
+    theirs = nn.MultiheadAttention(
+        E, heads, bias=draw(st.booleans()), batch_first=True, dtype=torch.float64, **widths
+    )
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.copy_(normal(*parameter.shape) / max(1, parameter.shape[-1]) ** 0.5)
+    inputs = [normal(B, T, E)]
+    if kind != "self":
+        inputs.append(normal(B, S, widths.get("kdim", E)))
+    if kind == "three":
+        inputs.append(normal(B, S, widths.get("vdim", E)))
+    mask = Mask()
+    rules = draw(st.sets(st.sampled_from(["causal", "padding", "per head"]), max_size=2))
+    if "causal" in rules and S >= T:  # where every query has a key: without one torch's weights are NaN
+        mask = mask & Mask.causal()
+    if "padding" in rules:
+        lengths = torch.randint(1, S + 1, (B,), generator=random)
+        mask = mask & Mask.padding(lengths)
+    if "per head" in rules:
+        allowed = torch.rand(1, heads, T, S, generator=random) < 0.6
+        allowed[..., 0] = True  # the first key is always real
+        mask = mask & Mask.dense(allowed)
+    ours = hw.MultiHeadAttention.from_torch(theirs)
+    return Twins(ours, theirs, inputs, mask, (normal(B, T, E), normal(B, heads, T, S)))
+
+
+@given(twins())
+def test_float64_equals_torch_to_the_twelfth_digit(both: Twins) -> None:
+    ours = with_gradients(both, both.ours, both.run_ours)
+    theirs = with_gradients(both, both.theirs, both.run_theirs)
+    assert ours.keys() == theirs.keys()
+    for name, expected in theirs.items():
+        assert error(ours[name], expected) <= 1e-12 * max(1.0, largest(expected)), name
+
+
+@given(twins())
+def test_float32_is_as_near_the_truth_as_torch_is(both: Twins) -> None:
+    truth = with_gradients(both, both.theirs, both.run_theirs)
+    single = both.to(torch.float32)
+    ours = with_gradients(single, single.ours, single.run_ours)
+    theirs = with_gradients(single, single.theirs, single.run_theirs)
+    for name, expected in truth.items():
+        is_gradient = name.startswith("d ")
+        # dS = P (dP - delta): a difference that may come to nothing, of terms as large as other gradients
+        size = max(largest(value) for value in truth.values()) if is_gradient else 1.0
+        assert_judged(
+            ours[name],
+            theirs[name],
+            expected,
+            dtype=torch.float32,
+            size=size,
+            times=3 if is_gradient else 2,
+            what=name,
+        )
+
+
+@given(twins())
+def test_inference_equals_training_and_torchs_own_fast_path(both: Twins) -> None:
+    output, weights = both.run_ours()
+    both.ours.eval(), both.theirs.eval()
+    with torch.no_grad():
+        lane, lane_weights = both.run_ours()
+        theirs, their_weights = both.run_theirs()
+        without = both.ours(*both.three(), mask=both.mask, need_weights=False)
+    assert error(lane, output) <= 1e-12 and error(lane_weights, weights) <= 1e-12
+    assert error(lane, theirs) <= 1e-12 and their_weights is not None
+    assert error(lane_weights, their_weights) <= 1e-12
+    assert error(without[0], lane) <= 1e-12 and without[1] is None
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_the_express_lane_equals_the_ordinary_way(dtype: torch.dtype, causal: bool) -> None:
+    mha = hw.MultiHeadAttention(35, 5, causal=causal, dtype=dtype).eval()
+    x = torch.randn(3, 11, 35, dtype=dtype)
+    ordinary, ordinary_weights = mha(x)  # gradients are wanted: not the express lane
+    with torch.inference_mode():
+        lane, lane_weights = mha(x)
+    few = 8 * torch.finfo(dtype).eps
+    assert error(lane, ordinary) <= few * largest(ordinary)
+    assert error(lane_weights.dense(), ordinary_weights.dense()) <= few
+    assert lane_weights.statistics().entropy.shape == (3, 5)
+
+
+def test_the_map_of_causal_self_attention_is_before_dropout_and_lower_triangular() -> None:
+    mha = hw.MultiHeadAttention(30, 5, causal=True, dropout=0.5).train()
+    _, weights = mha(torch.randn(2, 7, 30))
+    dense = weights.dense()
+    assert error(dense.sum(-1), torch.ones(2, 5, 7)) <= 1e-6
+    assert not dense.triu(1).any()
+
+
+def sorting(steps: int, module: nn.Module, dtype: torch.dtype, nudge: float = 0.0) -> Tensor:
+    """The losses of a small model that learns to sort, with this attention in it."""
+    torch.manual_seed(3)
+    count, width, length = 11, 24, 7
+    embed = nn.Embedding(count, width, dtype=dtype)
+    places = nn.Parameter(torch.randn(length, width, dtype=dtype) * 0.1)
+    norm, out = nn.LayerNorm(width, dtype=dtype), nn.Linear(width, count, dtype=dtype)
+    with torch.no_grad():
+        embed.weight.mul_(1 + nudge)
+    parameters = [*embed.parameters(), places, *norm.parameters(), *out.parameters(), *module.parameters()]
+    optimiser = torch.optim.AdamW(parameters, lr=3e-3)
+    random = torch.Generator().manual_seed(5)
+    losses = []
+    for _ in range(steps):
+        tokens = torch.randint(count, (16, length), generator=random)
+        x = embed(tokens) + places
+        attended = module(x, x, x)[0]
+        scores = out(norm(x + attended))
+        loss = nn.functional.cross_entropy(scores.flatten(0, 1), tokens.sort(-1).values.flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.detach())
+    return torch.stack(losses).double()
+
+
+def test_training_follows_torchs_loss_curve_step_by_step() -> None:
+    """300 steps of learning to sort. float64: the same losses. float32: as near as torch is to itself when
+    its first embedding is off by one rounding."""
+    theirs = nn.MultiheadAttention(24, 4, batch_first=True, dtype=torch.float64)
+    ours = hw.MultiHeadAttention.from_torch(theirs)
+    single = copy.deepcopy(theirs).float()
+
+    expected = sorting(300, copy.deepcopy(theirs), torch.float64)
+    found = sorting(300, ours, torch.float64)
+    assert expected[-10:].mean() < 0.6 * expected[0]  # it does learn
+    assert error(found, expected) <= 1e-9
+
+    eps = torch.finfo(torch.float32).eps
+    expected = sorting(300, copy.deepcopy(single), torch.float32)
+    shaken = [sorting(300, copy.deepcopy(single), torch.float32, n * eps) for n in (1, -1, 2)]
+    noise = max(error(other, expected) for other in shaken)
+    found = sorting(300, hw.MultiHeadAttention.from_torch(single), torch.float32)
+    assert 0 < noise < 0.05
+    assert error(found, expected) <= 3 * noise

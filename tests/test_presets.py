@@ -1,0 +1,251 @@
+"""Presets: the figures of models people know, how a name is found, the table and the command."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+import pytest
+import torch
+
+import headwise as hw
+from headwise.errors import ArgumentError
+from headwise.nn.presets import PRESETS, Preset, _key, find, matching
+from headwise.show.presets_table import count, figures
+
+every_preset = pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+
+
+def shape_of(preset: Preset) -> tuple[int, int, int, int]:
+    """E, H, Hk, D by arithmetic of our own, without the module."""
+    E, H = preset.d_model, preset.num_heads
+    return E, H, preset.num_kv_heads or H, preset.head_dim or E // H
+
+
+def parameters_of(preset: Preset) -> int:
+    """Weights and biases of the four projections, and the sinks."""
+    E, H, Hk, D = shape_of(preset)
+    weights = E * H * D + 2 * E * Hk * D + H * D * E
+    biases = (H + 2 * Hk) * D if preset.bias else 0
+    last = E if (preset.bias if preset.out_bias is None else preset.out_bias) else 0
+    return weights + biases + last + (H if preset.sinks else 0)
+
+
+# The figures
+
+
+@pytest.mark.parametrize(
+    ("title", "name", "d_model", "num_heads", "d_k"),
+    [
+        ("BERT-Base", "bert-base", 768, 12, 64),
+        ("BERT-Large", "bert-large", 1024, 16, 64),
+        ("GPT-2 Small", "gpt2-small", 768, 12, 64),
+        ("GPT-2 Large", "gpt2-large", 1280, 20, 64),
+        ("GPT-3", "gpt3", 12288, 96, 128),
+    ],
+)
+def test_the_table_of_the_course_is_here(title, name, d_model, num_heads, d_k) -> None:
+    mha = hw.MultiHeadAttention.preset(name, device="meta")
+    assert PRESETS[name].title == title
+    assert (mha.d_model, mha.num_heads, mha.head_dim) == (d_model, num_heads, d_k)
+    assert mha.num_kv_heads == num_heads
+    assert mha.head_dim == d_model // num_heads  # computed, never typed
+    assert "head_dim" not in {key for key, value in PRESETS[name].options.items() if value is not None}
+
+
+@every_preset
+def test_every_preset_is_built_and_counted_as_arithmetic_says(preset: Preset) -> None:
+    E, H, Hk, D = shape_of(preset)
+    mha = hw.MultiHeadAttention.preset(preset.name, device="meta")
+    assert (mha.d_model, mha.num_heads, mha.num_kv_heads, mha.head_dim) == (E, H, Hk, D)
+    assert (mha.causal, mha.window, mha.scale, mha.softcap) == (
+        preset.causal, preset.window, preset.scale, preset.softcap,
+    )  # fmt: skip
+    found = figures(preset)
+    assert (found.d_model, found.num_heads, found.num_kv_heads, found.head_dim) == (E, H, Hk, D)
+    assert found.parameters == parameters_of(preset) == sum(each.numel() for each in mha.parameters())
+    assert found.all_parameters == preset.layers * found.parameters
+    assert found.cache_bytes == (2 * preset.layers * Hk * 2 * D if preset.causal else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("bert-base", 4 * (768 * 768 + 768)),  # 2,362,368
+        ("gpt3", 4 * (12288 * 12288 + 12288)),
+        ("t5-3b", 4 * 1024 * 4096),  # the heads together are four times as wide as the model
+        ("llama3-8b", 2 * 4096 * 4096 + 2 * 4096 * 1024),
+        ("falcon-7b", 2 * 4544 * 4544 + 2 * 4544 * 64),
+        ("qwen2.5-7b", 2 * 3584 * 3584 + 3584 + 2 * (3584 * 512 + 512)),  # no bias in out_proj
+        ("gpt-oss-20b", 2880 * 4096 + 4096 + 2 * (2880 * 512 + 512) + 4096 * 2880 + 2880 + 64),
+    ],
+)
+def test_known_layers_have_their_known_number_of_parameters(name: str, parameters: int) -> None:
+    assert figures(PRESETS[name]).parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "kib"), [("llama2-7b", 512), ("llama3-8b", 128), ("llama3-70b", 320), ("gemma-2b", 18)]
+)
+def test_known_caches_have_their_known_size(name: str, kib: int) -> None:
+    assert figures(PRESETS[name]).cache_bytes == kib * 1024
+
+
+def test_counting_takes_no_memory_and_no_random_numbers() -> None:
+    before = torch.get_rng_state()
+    assert figures(PRESETS["gpt3"]).all_parameters > 57e9
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_preset_says_only_what_the_module_takes() -> None:
+    takes = inspect.signature(hw.MultiHeadAttention.__init__).parameters
+    for preset in PRESETS.values():
+        assert set(preset.options) <= set(takes)
+
+
+def test_a_preset_can_be_changed_as_it_is_built() -> None:
+    mha = hw.MultiHeadAttention.preset("smollm2-135m", causal=False, dropout=0.1)
+    assert (mha.causal, mha.dropout, mha.num_kv_heads) == (False, 0.1, 3)
+    output, weights = mha.eval()(torch.randn(1, 5, 576))
+    assert output.shape == (1, 5, 576)
+    assert weights.shape == (1, 9, 5, 5)
+
+
+# Names
+
+
+def test_presets_are_kept_under_their_own_names() -> None:
+    assert all(name == preset.name for name, preset in PRESETS.items())
+    keys = [key for preset in PRESETS.values() for key in {_key(preset.name), _key(preset.title)}]
+    assert len(keys) == len(set(keys))  # no name or title means two models
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("gpt2-small", "gpt2-small"),
+        ("GPT-2 Small", "gpt2-small"),
+        ("gpt2_small", "gpt2-small"),
+        (" Gpt 2 SMALL\n", "gpt2-small"),
+        ("ViT-B/16", "vit-b16"),
+        ("Llama 3 8B", "llama3-8b"),
+        ("Llama-3.1-405B", "llama3-405b"),
+        ("llama3-405b", "llama3-405b"),
+        ("qwen2_5_7b", "qwen2.5-7b"),
+        ("Mistral-7B", "mistral-7b"),
+        ("gpt_oss_20b", "gpt-oss-20b"),
+    ],
+)
+def test_names_mean_the_same_however_they_are_written(said: str, name: str) -> None:
+    assert find(said) is PRESETS[name]
+    assert matching(said) == [PRESETS[name]]
+
+
+@every_preset
+def test_titles_are_names_too(preset: Preset) -> None:
+    assert find(preset.title) is find(preset.name.upper()) is preset
+
+
+def test_an_unknown_name_is_told_with_what_may_be_meant() -> None:
+    with pytest.raises(ArgumentError, match=r"got 'bert-bse'; did you mean 'bert-base'\? choose from .*gpt3"):
+        find("bert-bse")
+    with pytest.raises(
+        ArgumentError, match=r"got 'gpt2'; did you mean 'gpt2-xl'\? choose from gpt2-small, gpt2"
+    ):
+        find("gpt2")
+    with pytest.raises(ArgumentError, match=r"preset must be a known name: got 'bogus'; choose from "):
+        hw.MultiHeadAttention.preset("bogus")
+    for nothing in ("", " ", "---", "日本"):
+        with pytest.raises(ArgumentError, match="got '"):
+            matching(nothing)
+
+
+def test_a_part_of_a_name_finds_all_that_contain_it() -> None:
+    assert [preset.name for preset in matching("gpt2")] == [
+        "gpt2-small",
+        "gpt2-medium",
+        "gpt2-large",
+        "gpt2-xl",
+    ]
+    assert [preset.name for preset in matching("GPT 2 l")] == ["gpt2-large"]
+    assert [preset.name for preset in matching("Llama 3.1")] == ["llama3-405b"]  # by its title
+
+
+# The table and the command
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (7, "7"),
+        (999, "999"),
+        (1000, "1.00 K"),
+        (999_499, "999 K"),
+        (999_500, "1.00 M"),
+        (9_996_000, "10.0 M"),
+        (99_960_000, "100 M"),
+        (57_985_000_000, "58.0 B"),
+    ],
+)
+def test_counts_have_three_digits(number: int, words: str) -> None:
+    assert count(number) == words
+
+
+def say(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    pytest.importorskip("rich")
+    pytest.importorskip("typer")
+    from headwise.cli import main
+
+    assert main(["presets", *arguments]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    return said.out
+
+
+def test_the_command_shows_every_preset_in_80_columns(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = say(capsys)
+    assert "…" not in said
+    assert max(map(len, said.splitlines())) <= 80
+    assert [
+        line.split()[0] for line in said.splitlines() if "MiB" in line or "KiB" in line or " - " in line
+    ] == [*PRESETS]
+    (row,) = [line for line in said.splitlines() if "gpt3" in line]
+    assert row.split() == "gpt3 12288 96 96 128 604 M 96 58.0 B 4.5 MiB".split()
+    (row,) = [line for line in said.splitlines() if " bert-base" in line]
+    assert row.split() == "bert-base 768 12 12 64 2.36 M 12 28.3 M -".split()
+    assert "hw." not in said
+
+
+def test_the_command_takes_a_part_of_a_name(capsys) -> None:
+    said = say(capsys, "gpt2")
+    assert said.count("gpt2-") == 4
+    assert "bert" not in said
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "Llama 3 8B"])
+def test_a_single_preset_comes_with_the_python_that_builds_it(capsys, name: str) -> None:
+    said = say(capsys, name).splitlines()
+    assert said[-2:] == ["Llama 3 8B: rotary positions", 'hw.MultiHeadAttention.preset("llama3-8b")']
+    assert eval(said[-1].replace(")", ', device="meta")'), {"hw": hw}).num_kv_heads == 8
+
+
+def test_the_command_speaks_json(capsys) -> None:
+    (found,) = json.loads(say(capsys, "gpt-oss", "--json"))
+    assert found["name"] == "gpt-oss-20b"
+    assert (found["num_heads"], found["num_kv_heads"], found["head_dim"], found["sinks"]) == (64, 8, 64, True)
+    assert found["cache_bytes"] == 48 * 1024
+    assert len(json.loads(say(capsys, "--json"))) == len(PRESETS)
+
+
+def test_an_unknown_name_is_one_line(capsys) -> None:
+    pytest.importorskip("typer")
+    from headwise.cli import main
+
+    assert main(["presets", "brt-base"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(
+        "headwise: preset must be a known name: got 'brt-base'; did you mean 'bert-base'?"
+    )
+    assert said.err.count("\n") == 1
