@@ -92,7 +92,9 @@ def main(given: Sequence[str] | None = None) -> int:
 
 def _write_readme(results: Path) -> int:
     try:
-        readme.update(machine.ROOT / "README.md", report.load_all(results))
+        stored = report.load_all(results)
+        readme.update(machine.ROOT / "README.md", stored)
+        readme.update(machine.ROOT / "docs" / "benchmarks.md", stored, everything=True)
     except (OSError, ValueError) as problem:
         print(problem, file=sys.stderr)
         return 2

@@ -1,8 +1,9 @@
-"""README's table, from the stored results and nothing else.
+"""README's table and the page of all results, from the stored results and nothing else.
 
     python -m benchmarks --readme
 
-rewrites what stands between the two markers; a test compares it with the results.
+rewrites what stands between the two markers in README.md (the headline cases) and docs/benchmarks.md (all of
+them); a test compares both with the results.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ HEAD = (
 Report = dict[str, Any]
 
 
-def readme_table(results: Iterable[Report]) -> str:
+def readme_table(results: Iterable[Report], everything: bool = False) -> str:
     """The headline cases of every device, newest results first choice, as Markdown.
 
     Args:
         results: stored reports, older ones first. Runs at tiny sizes are left out.
+        everything: all cases, not the headline ones alone.
     """
     latest: dict[str, dict[str, dict[str, Any]]] = {}  # device -> case -> record
     runs: dict[str, dict[str, Any]] = {}
@@ -35,7 +37,7 @@ def readme_table(results: Iterable[Report]) -> str:
         shown = {
             name: record
             for name, record in report["cases"].items()
-            if record["headline"] and not report["runs"][record["run"]]["quick"]
+            if (everything or record["headline"]) and not report["runs"][record["run"]]["quick"]
         }
         latest.setdefault(report["device"], {}).update(shown)
         runs |= {f"{report['device']} {name}": run for name, run in report["runs"].items()}
@@ -116,18 +118,18 @@ def table_in(text: str) -> str | None:
     return inside.strip("\n") + "\n" if begin and end else None
 
 
-def update(path: Path, results: Iterable[Report]) -> None:
-    """Rewrite README's table.
+def update(path: Path, results: Iterable[Report], everything: bool = False) -> None:
+    """Rewrite the table in a page.
 
     Raises:
-        ValueError: README has no markers.
+        ValueError: the page has no markers.
     """
     text = path.read_text()
     if table_in(text) is None:
         raise ValueError(f"{path.name} must hold the markers {BEGIN} and {END}: it does not; add both")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    new = f"{before}{BEGIN}\n{readme_table(results)}{END}{after}"
+    new = f"{before}{BEGIN}\n{readme_table(results, everything)}{END}{after}"
     unfinished = path.with_name(f".{path.name}.new")
     unfinished.write_text(new)
     unfinished.replace(path)

@@ -447,9 +447,13 @@ def test_the_table_is_written_between_the_markers(tmp_path: Path) -> None:
         readme.update(path, results)
 
 
-def test_the_table_in_readme_is_that_of_the_stored_results() -> None:
-    path = ROOT / "README.md"
-    shown = readme.table_in(path.read_text("utf-8")) if path.exists() else None
-    if shown is None:
-        pytest.skip("by design: README.md has no benchmark table yet")
-    assert shown == readme.readme_table(report.load_all())
+@pytest.mark.parametrize(("page", "everything"), [("README.md", False), ("docs/benchmarks.md", True)])
+def test_the_tables_shown_are_those_of_the_stored_results(page: str, everything: bool) -> None:
+    shown = readme.table_in((ROOT / page).read_text("utf-8"))
+    assert shown == readme.readme_table(report.load_all(), everything)
+
+
+def test_stored_results_are_of_cases_that_exist() -> None:
+    names = {case.name for case in registry.every()}
+    stored = {name for results in report.load_all() for name in results["cases"]}
+    assert stored <= names

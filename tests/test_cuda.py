@@ -7,6 +7,7 @@ Run on a machine with a GPU by pytest, or where there is only torch:
 
 from __future__ import annotations
 
+import copy
 import itertools
 import sys
 from collections.abc import Callable, Iterator
@@ -190,11 +191,70 @@ def test_compiled_calls_and_gradients_equal_eager_ones() -> None:
         assert error(compiled, eager) < 0.02 and error(found, expected) < 0.02
 
 
+def test_the_module_is_as_exact_as_torchs_on_every_device_and_dtype() -> None:
+    for kind in ("self", "memory"):
+        for causal, dtype in itertools.product((False, True), (torch.bfloat16, torch.float16, torch.float32)):
+            theirs = torch.nn.MultiheadAttention(192, 6, batch_first=True, dtype=torch.float64)
+            torch.nn.init.normal_(theirs.in_proj_bias)
+            x = normal(11, 3, 67, 192)
+            memory = x if kind == "self" else normal(12, 3, 131, 192)
+            pull = normal(13, 3, 67, 192)
+            found = {}
+            for arm, where, kept in (
+                ("truth", "cpu", torch.float64),
+                ("plain", "cuda", dtype),
+                ("ours", "cuda", dtype),
+            ):
+                module: Any = copy.deepcopy(theirs).to(where, kept)
+                query = x.to(dtype).to(where, kept).requires_grad_()
+                keys = query if kind == "self" else memory.to(dtype).to(where, kept)
+                T, S = query.shape[1], keys.shape[1]
+                if arm == "ours":
+                    module = hw.MultiHeadAttention.from_torch(module)
+                    module.causal = causal
+                    assert module._packed_qkv is not None
+                    out, w = module(query, keys, keys)
+                    weights = w.dense()
+                else:
+                    module.to(dtype).to(kept)  # the same numbers as in the low dtype
+                    hidden = ~Mask.causal().full(T, S)[0, 0].to(where) if causal else None
+                    out, weights = module(query, keys, keys, attn_mask=hidden, average_attn_weights=False)
+                (grad,) = torch.autograd.grad(out, query, pull.to(dtype).to(where, kept))
+                found[arm] = (out.cpu(), weights.cpu(), grad.cpu())
+            for what, mine, plain, truth in zip(
+                ("output", "weights", "d query"), found["ours"], found["plain"], found["truth"], strict=True
+            ):
+                assert_judged(
+                    mine, plain, truth, dtype=dtype, size=4.0, times=3 if what == "d query" else 2,
+                    what=f"{kind} causal={causal} {dtype} {what}",
+                )  # fmt: skip
+
+
+def test_the_module_moves_casts_and_compiles() -> None:
+    mha = hw.MultiHeadAttention(192, 6, num_kv_heads=2, causal=True)
+    assert mha.cuda()._packed_qkv is not None and mha._packed_qkv.weight.is_cuda
+    x = torch.randn(2, 96, 192, device="cuda")
+    expected = mha(x)[0]
+    with torch.autocast("cuda", torch.bfloat16):
+        cast = mha(x)[0]
+    assert cast.dtype == torch.bfloat16 and error(cast.float(), expected) < 0.05
+    torch._dynamo.reset()
+    compiled = torch.compile(mha, fullgraph=True)
+    assert error(compiled(x)[0], expected) < 2e-3
+    (found,) = torch.autograd.grad(compiled(x)[0].sum(), mha.k_proj.weight)
+    (wanted,) = torch.autograd.grad(mha(x)[0].sum(), mha.k_proj.weight)
+    assert error(found, wanted) < 2e-3 * max(1.0, largest(wanted))
+    with torch.inference_mode():
+        assert error(mha(x)[0], expected) < 2e-3
+
+
 TESTS: tuple[Callable[[], None], ...] = (
     test_every_kernel_is_as_exact_as_plain_torch,
     test_the_second_pass_agrees_with_float64,
     test_cudnn_steps_aside_while_shapes_keep_changing,
     test_compiled_calls_and_gradients_equal_eager_ones,
+    test_the_module_is_as_exact_as_torchs_on_every_device_and_dtype,
+    test_the_module_moves_casts_and_compiles,
 )
 
 if __name__ == "__main__":

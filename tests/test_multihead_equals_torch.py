@@ -158,7 +158,8 @@ def test_float32_is_as_near_the_truth_as_torch_is(both: Twins) -> None:
     for name, expected in truth.items():
         is_gradient = name.startswith("d ")
         # dS = P (dP - delta): a difference that may come to nothing, of terms as large as other gradients
-        size = max(largest(value) for value in truth.values()) if is_gradient else 1.0
+        terms = truth.values() if is_gradient else both.inputs
+        size = max(1.0, *(largest(value) for value in terms))
         assert_judged(
             ours[name],
             theirs[name],

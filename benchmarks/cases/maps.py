@@ -156,7 +156,6 @@ register(
         {"B": 1, "H": 8, "L": 32768, "D": 64},
         peer=None,
         most_repeats=3,
-        headline=True,
         notes=(by_arithmetic(8, 32768),),
     )
 )
@@ -196,7 +195,6 @@ register(
         pooled,
         {"B": 1, "H": 8, "L": 4096, "D": 64, "cells": 128},
         tiny={**SMALL, "cells": 6},
-        headline=True,
     )
 )
 register(

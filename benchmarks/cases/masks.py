@@ -164,7 +164,6 @@ register(
         causal_padding,
         {"B": 4, "H": 8, "L": 1024, "D": 64},
         tiny={**SMALL, "B": 3},
-        headline=True,
     )
 )
 register(
@@ -175,7 +174,6 @@ register(
         {"B": 1, "H": 8, "L": 4096, "D": 64, "documents": 8},
         tiny={**SMALL, "documents": 3},
         memory=True,
-        headline=True,
     )
 )
 register(
@@ -186,7 +184,6 @@ register(
         {"B": 1, "H": 32, "Hk": 8, "T": 1, "S": 4096, "D": 128},
         tiny={"H": 8, "Hk": 2, "S": 245, "D": 64},
         peer="SDPA, enable_gqa",
-        headline=True,
     )
 )
 register(

@@ -43,7 +43,6 @@ for kind, is_causal in (("full", False), ("causal", True)):
             f"attention, {kind}, forward and backward",
             partial(train, causal=is_causal),
             {"B": 1, "H": 8, "L": 1024, "D": 64},
-            headline=is_causal,
         )
     )
     register(
@@ -53,6 +52,5 @@ for kind, is_causal in (("full", False), ("causal", True)):
             partial(train, causal=is_causal),
             {"B": 1, "H": 32, "L": 4096, "D": 128},
             devices=("cuda",),
-            headline=is_causal,
         )
     )

@@ -23,11 +23,13 @@ from torch import Tensor
 from ..indexing import positions_of, take
 from ..masks import Mask
 from ..scoring import HIDDEN, Scoring
+from . import huge_pages
 
 __all__ = ["Piece", "Scores", "Tiled", "blocks", "own_precision", "settle_exponentials", "tile_dtype"]
 
 # Elements of one tile: on a CPU it should stay in the second-level cache, elsewhere be worth a launch.
 CPU_TILE, CPU_ROWS, CPU_COLUMNS = 2**19, 128, 512
+LARGE_PRODUCT = 2**16
 GPU_TILE, GPU_ROWS, GPU_COLUMNS = 2**25, 2048, 4096
 
 
@@ -291,15 +293,21 @@ class Scores(Tiled):
         return self._finish(self._capped(rows, columns), rows, columns)
 
     def whole(self) -> Tensor:
-        """All scores at once, [B, H, T, S], in one product where the dtype is a tile's own."""
+        """All scores at once, [B, H, T, S], in fresh memory: `tile` of everything, with less around it."""
         B, H, T, D = self.q.shape
         Hk, S = self.k.shape[1:3]
         everything = slice(0, T), slice(0, S)
-        if self.scoring.softcap is not None:
+        if self.scoring.softcap is not None or self.q.dtype != self.dtype:
             return self.tile(*everything)
-        q, k = self.q.reshape(B * Hk, -1, D), self.k.reshape(B * Hk, S, D)  # [B * Hk, G * T, D]
-        s = q.new_empty(*q.shape[:2], S).baddbmm_(q, k.transpose(1, 2), beta=0, alpha=self.scoring.scale)
-        s = s.view(B, H, T, S)
+        s = huge_pages.empty((B, H, T, S), self.dtype, self.q.device)
+        into = s.view(B, Hk, -1, S)  # [B, Hk, G * T, S]
+        q, k = self.q.reshape(B, Hk, -1, D), self.k.transpose(2, 3)
+        scaled = {"beta": 0, "alpha": self.scoring.scale}
+        if H * T * S >= LARGE_PRODUCT:  # worth a call a sequence, which takes q and k as they lie
+            for b in range(B):
+                into[b].baddbmm_(q[b], k[b], **scaled)
+        else:
+            into.flatten(0, 1).baddbmm_(q.flatten(0, 1), k.flatten(0, 1), **scaled)
         bare = self.mask.hides_nothing and self.scoring.bias is None and self.scoring.slopes is None
         return s if bare else self._finish(s, *everything)
 

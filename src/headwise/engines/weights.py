@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..indexing import positions_of
 from ..scoring import HIDDEN, Scoring
-from . import plain
+from . import huge_pages, plain
 from .gradients import ScoreGradients
 from .scores import CPU_TILE, Scores, blocks, own_precision, settle_exponentials
 from .tiles import lse_of
@@ -61,7 +61,7 @@ def dense(scores: Scores, lse: Tensor | None, columns: Any, mean: bool) -> Tenso
         keys = keys[columns] if isinstance(columns, slice) else columns.tolist()
     shape = (B, T, len(keys)) if mean else (B, H, T, len(keys))
     dtype = scores.dtype if mean else scores.given_dtype
-    out = torch.zeros(shape, dtype=dtype, device=scores.device)
+    out = huge_pages.empty(shape, dtype, scores.device).zero_()
     if lse is None or (columns is None and not mean):
         found = _whole_rows(scores, columns)
     else:

@@ -37,5 +37,7 @@ def reset(module: MultiHeadAttention) -> None:
 
 
 def _glorot(weight: Tensor, fan_in: int, fan_out: int) -> None:
-    bound = math.sqrt(6.0 / (fan_in + fan_out))
+    bound = math.sqrt(3.0) * math.sqrt(
+        2.0 / (fan_in + fan_out)
+    )  # in torch's order: sqrt(6 / ..) rounds otherwise
     nn.init.uniform_(weight, -bound, bound)

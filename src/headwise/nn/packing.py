@@ -176,7 +176,7 @@ class _Project(torch.autograd.Function):
         apart = torch.is_grad_enabled() or not _side_by_side(weights)
         dx = grad @ (torch.cat(weights) if apart else _block(weights)) if needs_x else None
         found: list[Tensor | None] = [None] * len(needed)
-        rows = grad.flatten(0, -2)  # [M, N]
+        rows = grad.reshape(-1, sum(sizes))  # [M, N]; flatten has no rule for gradients in batches
         if any(needed[: len(weights)]):
             found[: len(weights)] = (rows.T @ x.flatten(0, -2)).split(sizes)
         if any(needed[len(weights) :]):

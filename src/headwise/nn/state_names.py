@@ -77,4 +77,4 @@ def _turn_gpt2(state: State, prefix: str, rows: int) -> None:
         for end in ("weight", "bias"):
             value = state.pop(f"{prefix}{theirs}.{end}", None)
             if value is not None:
-                state[f"{prefix}{ours}.{end}"] = value.T if turned and end == "weight" else value
+                state[f"{prefix}{ours}.{end}"] = value.T.contiguous() if turned and end == "weight" else value
