@@ -230,6 +230,28 @@ def test_the_module_is_as_exact_as_torchs_on_every_device_and_dtype() -> None:
                 )  # fmt: skip
 
 
+def test_gradients_do_not_depend_on_the_layout_they_come_in() -> None:
+    """torch keeps cuDNN's plan for the backward by the layout of q, k and v alone: the second of two gradients
+    that differed in layout came out wrong by more than its size, without an error."""
+    x = normal(21, 2, 67, 3, 4, 64).cuda().bfloat16()
+    pull = normal(22, 2, 4, 67, 64).cuda().bfloat16()
+    layouts = {
+        "heads first": pull,
+        "tokens first": pull.transpose(1, 2).contiguous().transpose(1, 2),
+        "one for all": pull[:, :, :1, :1].expand_as(pull),
+    }
+    packed = [one.detach() for one in x.permute(2, 0, 3, 1, 4).unbind(0)]
+    for q, k, v in (packed, [one.contiguous() for one in packed]):
+        for name, grad in layouts.items():
+            found, expected = [], []
+            for backend, kept in (("cudnn", found), ("tiles", expected)):
+                leaves = [one.detach().requires_grad_() for one in (q, k, v)]
+                out, _ = hw.attention(*leaves, causal=True, backend=backend)
+                kept += torch.autograd.grad(out, leaves, grad)
+            for mine, theirs in zip(found, expected, strict=True):
+                assert error(mine, theirs) <= 0.02 * max(1.0, largest(theirs)), name
+
+
 def test_the_module_moves_casts_and_compiles() -> None:
     mha = hw.MultiHeadAttention(192, 6, num_kv_heads=2, causal=True)
     assert mha.cuda()._packed_qkv is not None and mha._packed_qkv.weight.is_cuda
@@ -254,6 +276,7 @@ TESTS: tuple[Callable[[], None], ...] = (
     test_cudnn_steps_aside_while_shapes_keep_changing,
     test_compiled_calls_and_gradients_equal_eager_ones,
     test_the_module_is_as_exact_as_torchs_on_every_device_and_dtype,
+    test_gradients_do_not_depend_on_the_layout_they_come_in,
     test_the_module_moves_casts_and_compiles,
 )
 

@@ -127,24 +127,21 @@ def test_hooks_see_what_goes_into_every_projection_and_what_comes_out(crosses: b
     assert_same([found], [by_hand(mha, *inputs(crosses))])
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["hook", "pre-hook"])
 @every_crossing
-def test_hooks_on_the_way_back_see_the_gradients_of_every_projection(crosses: bool) -> None:
+def test_hooks_on_the_way_back_see_the_gradients_of_every_projection(crosses: bool, early: bool) -> None:
     mha = module(E, 6, num_kv_heads=3)
     seen: dict[str, Any] = {}
-    before: dict[str, Any] = {}
     for name in PROJECTIONS:
+
+        def back(_: Any, *grads: Any, name: str = name) -> None:
+            seen[name] = tuple(list(grad.shape) for (grad,) in grads)
+
         layer = getattr(mha, name)
-
-        def back(_: Any, ins: Any, outs: Any, name: str = name) -> None:
-            seen[name] = ([*ins[0].shape], [*outs[0].shape])
-
-        layer.register_full_backward_hook(back)
-        layer.register_full_backward_pre_hook(
-            lambda _, outs, name=name: before.update({name: [*outs[0].shape]})
-        )
+        (layer.register_full_backward_pre_hook if early else layer.register_full_backward_hook)(back)
     leaves = [x.requires_grad_() for x in inputs(crosses)]
     found = torch.autograd.grad(output(mha, *leaves).sin().sum(), [*leaves, *mha.parameters()])
-    assert seen == shapes(crosses) and before == {name: out for name, (_, out) in shapes(crosses).items()}
+    assert seen == {name: both[1:] if early else both for name, both in shapes(crosses).items()}
     expected = torch.autograd.grad(by_hand(mha, *leaves).sin().sum(), [*leaves, *mha.parameters()])
     assert_same(found, expected)
 
@@ -334,6 +331,14 @@ def subclass(mha: MultiHeadAttention, name: str) -> Callable[[], Affine]:
     return lambda: (-new.weight, -new.bias)
 
 
+def around_the_same_weight(mha: MultiHeadAttention, name: str) -> Callable[[], Affine]:
+    """Another layer with the very parameters of the one before it."""
+    new, old = Negated(E, E, dtype=torch.float64), getattr(mha, name)
+    new.weight, new.bias = old.weight, old.bias
+    setattr(mha, name, new)
+    return lambda: (-new.weight, -new.bias)
+
+
 def another_layer(mha: MultiHeadAttention, name: str) -> Callable[[], Affine]:
     new = nn.Linear(E, E, dtype=torch.float64)
     setattr(mha, name, new)
@@ -355,6 +360,7 @@ def without_bias(mha: MultiHeadAttention, name: str) -> Callable[[], Affine]:
 REPLACED = {
     "LoRA": lora, "Sequential": sequential, "parametrized": parametrized, "pruned": pruned,
     "weight_norm": normed, "spectral_norm": spectral, "own forward": other_forward, "subclass": subclass,
+    "around the same weight": around_the_same_weight,
     "another layer": another_layer, "another weight": another_weight, "without bias": without_bias,
 }  # fmt: skip
 every_replacement = pytest.mark.parametrize("replace", REPLACED.values(), ids=REPLACED)

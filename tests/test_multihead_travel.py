@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import forward_ad
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.export import Dim
 from torch.nn.functional import linear
@@ -300,7 +301,8 @@ def test_an_exported_program_is_saved_and_loaded(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_a_traced_module_takes_other_weights() -> None:
-    """torch.jit.trace without gradients once kept the packed weight as a constant: loading did nothing."""
+    """torch.jit.trace without gradients once kept the packed weight as a constant: saved, it was there twice,
+    and loading others did nothing."""
     first, second = module(dtype=torch.float32), MultiHeadAttention(E, H)
 
     class Output(nn.Module):
@@ -313,7 +315,10 @@ def test_a_traced_module_takes_other_weights() -> None:
 
     x = normal(1, B, T, E, dtype=torch.float32)
     with torch.no_grad():
-        traced = torch.jit.trace(Output(first), (x,), check_trace=False)
+        file = io.BytesIO()
+        torch.jit.save(torch.jit.trace(Output(first), (x,), check_trace=False), file)
+        file.seek(0)
+        traced = torch.jit.load(file)
         traced.load_state_dict(Output(second).state_dict())
         truth = by_hand(copy.deepcopy(second).double(), x.double())
         assert_judged(traced(x), by_hand(second, x), truth, dtype=torch.float32, what="traced")
@@ -441,6 +446,21 @@ def test_derivatives_of_derivatives_are_what_differences_say(kind: Kind, sizes: 
 def test_forward_mode_agrees_with_differences(kind: Kind, sizes: tuple[int, ...]) -> None:
     output, leaves, _ = tiny(kind, sizes)
     assert torch.autograd.gradcheck(output, leaves, check_forward_ad=True, check_backward_ad=False)
+
+
+@every_kind
+def test_forward_mode_goes_through_the_modules_own_weights(kind: Kind) -> None:
+    """A dual number that meets no transform and no other weights; with gradients on and off."""
+    mha, (x, *rest) = kind.module(), kind.inputs()
+    way, pull = normal(9, *x.shape), normal(8, *x.shape)
+    leaf = x.clone().requires_grad_()
+    back = torch.autograd.grad(kind.output(mha, leaf, *rest), leaf, pull)[0] * way
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients), forward_ad.dual_level():
+            dual = kind.output(mha, forward_ad.make_dual(x, way), *rest)
+            along = forward_ad.unpack_dual(dual).tangent
+            assert along is not None
+            assert_same([(along * pull).sum(), back], [back.sum(), back])
 
 
 @every_tiny
@@ -784,9 +804,10 @@ def test_one_projection_cast_alone_is_right_or_refused() -> None:
     assert_judged(mha(x)[0], plain, truth, dtype=torch.float32, what="all of it back")
 
 
-def test_shared_memory_is_left_where_it_is() -> None:
-    """Laying it elsewhere would part it from the other processes; each projection then runs by itself."""
-    mha, x = module(), normal(1, B, T, E)
+@pytest.mark.parametrize("beginning", [copy.deepcopy, unpacked], ids=["packed", "apart"])
+def test_shared_memory_is_left_where_it_is(beginning: Copy) -> None:
+    """Laying it elsewhere would part it from the other processes."""
+    mha, x = beginning(module()), normal(1, B, T, E)
     expected = mha(x)[0]
     assert mha.share_memory() is mha and all(parameter.is_shared() for parameter in mha.parameters())
     places = [parameter.data_ptr() for parameter in mha.parameters()]

@@ -17,7 +17,7 @@ from ..masks import Mask
 from ..scoring import Scoring
 from . import fused, plain, table, tiles
 from .gradients import ScoreGradients
-from .kernels import CAUSAL, FULL, Band
+from .kernels import CAUSAL, CUDNN, FULL, Band, Kernel
 from .parts import adds
 from .scores import Scores, own_precision, tile_dtype
 from .table import Backend, Call
@@ -61,9 +61,19 @@ def _traced(scores: Scores, v: Tensor, dropout: float, backend: str) -> tuple[Te
     if band is not None:
         chosen = table.choose(Call(scores, v), backend)
         kernel = chosen.kernels.get(v.device.type)
-        if kernel is not None and v.shape[-1] % kernel.channels == 0:
+        # torch's plan for cuDNN's backward is kept without the layout of the gradient it was made for, so
+        # that another layout gives wrong numbers: `kernels.py` always hands over the same one
+        if kernel is CUDNN and torch.is_grad_enabled() and _needs_grad(scores, v):
+            kernel = None
+        if kernel is not None and _takes_as_is(kernel, scores, v):
             return kernel.forward(scores.q, scores.k, v, None, band, scores.scoring.scale)
     return torch.ops.headwise.attend.default(*_flat(scores, v), _bias_gradient(scores), backend)
+
+
+def _takes_as_is(kernel: Kernel, scores: Scores, v: Tensor) -> bool:
+    """Whether the kernel takes these tensors with nothing padded and no key head repeated."""
+    grouped = scores.q.shape[1] != v.shape[1]
+    return v.shape[-1] % kernel.channels == 0 and (kernel.takes_groups or not grouped)
 
 
 def _plainest(scores: Scores, v: Tensor) -> Band | None:
@@ -192,6 +202,12 @@ def _attend_fake(*args: Any) -> tuple[Tensor, Tensor]:
 
 
 def _attend_backward(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    found = _gradients(grad, out, lse, *args)
+    # an operator's output is always a tensor, laid out as its fake is: an empty one stands for no gradient
+    return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in found)
+
+
+def _gradients(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor | None, ...]:
     *flat, bias_gradient, backend = args
     scores, v = _unflat(*flat)
     chosen = _chosen(scores, v, bias_gradient, backend)  # any backend's forward goes with any backward
@@ -199,24 +215,18 @@ def _attend_backward(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tupl
     with own_precision(v.device):
         if chosen.kernels:
             kernel = chosen.kernel_for(v.device)
-            found, dv, sinks = fused.backward(kernel, scores, v, out, lse, grad.contiguous())
+            found, dv, sinks = fused.backward(kernel, scores, v, out, lse, grad)
         else:
             found, dv, sinks = tiles.backward(scores, v, out, lse, grad, bias_gradient)
     grads = (found.q, found.k, dv, found.bias, found.slopes, sinks)
-    return tuple(_like(g, x, v) for g, x in zip(grads, flat, strict=False))
+    typed = zip(grads, flat[: len(grads)], strict=True)
+    return tuple(None if g is None or x is None else g.to(x.dtype) for g, x in typed)
 
 
 def _attend_backward_fake(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
     bias_gradient = args[-2]
     given = [x if bias_gradient or i not in (3, 4) else None for i, x in enumerate(args[:6])]
     return tuple(grad.new_empty(0) if x is None else x.new_empty(x.shape) for x in given)
-
-
-def _like(grad: Tensor | None, x: Tensor | None, device_of: Tensor) -> Tensor:
-    """An operator's output is always a tensor: an empty one stands for no gradient."""
-    if grad is None or x is None:
-        return device_of.new_empty(0)
-    return grad.to(x.dtype).contiguous()
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -265,7 +275,7 @@ class _Attend(torch.autograd.Function):
         batched = torch._C._functorch.is_legacy_batchedtensor(grads[0])  # is_grads_batched=True
         if torch.is_grad_enabled() or batched:  # a derivative of this derivative may be wanted
             return _where_needed(ctx, _differentiate_twice(args, ctx.needs_input_grad, grads[0]))
-        return _where_needed(ctx, _attend_backward(grads[0], out, lse, *args))
+        return _where_needed(ctx, _gradients(grads[0], out, lse, *args))
 
 
 def _differentiate_twice(

@@ -144,6 +144,8 @@ def _cudnn_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     seed, offset = _no_dropout(q, 1)
+    # torch keeps the plan by q, k and v alone: these two must always come in the layout that follows from q
+    grad, out = _laid_out_like(q, grad), _laid_out_like(q, out)
     dq, dk, dv = aten._scaled_dot_product_cudnn_attention_backward.default(
         grad, q, k, v, out, lse.unsqueeze(-1), seed, offset, added, None, None, q.shape[2],
         k.shape[2], 0.0, band == CAUSAL, scale=scale,
@@ -172,6 +174,7 @@ def _efficient_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     seed, offset = _no_dropout(q, 1)
+    grad = grad.contiguous()
     out = out.transpose(1, 2).contiguous().transpose(1, 2)  # it reads [B, T, H, D], whatever the strides say
     rounded = torch.nn.functional.pad(lse, (0, -lse.shape[-1] % 32), value=torch.inf)  # weights of 0 there
     dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward.default(
@@ -185,6 +188,14 @@ def _no_dropout(like: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """The random state the backward ops insist on; read by none of them without dropout."""
     state = torch.zeros(size, dtype=torch.int64, device=like.device)
     return state, state
+
+
+def _laid_out_like(q: Tensor, x: Tensor) -> Tensor:
+    """x with its dimensions in memory in the order of q's, without gaps."""
+    strides = q.stride()
+    order = sorted(range(4), key=lambda dim: (-strides[dim], dim))
+    place = [order.index(dim) for dim in range(4)]
+    return x.permute(order).contiguous().permute(place)
 
 
 def _aligned(added: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
