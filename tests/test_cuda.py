@@ -212,7 +212,7 @@ def test_the_module_is_as_exact_as_torchs_on_every_device_and_dtype() -> None:
                 if arm == "ours":
                     module = hw.MultiHeadAttention.from_torch(module)
                     module.causal = causal
-                    assert module._packed_qkv is not None
+                    assert module._packed is not None
                     out, w = module(query, keys, keys)
                     weights = w.dense()
                 else:
@@ -231,8 +231,8 @@ def test_the_module_is_as_exact_as_torchs_on_every_device_and_dtype() -> None:
 
 
 def test_gradients_do_not_depend_on_the_layout_they_come_in() -> None:
-    """torch keeps cuDNN's plan for the backward by the layout of q, k and v alone: the second of two gradients
-    that differed in layout came out wrong by more than its size, without an error."""
+    """torch keeps cuDNN's plan for the backward by the layout of q, k and v alone: of two gradients in two
+    layouts the second came out wrong, by more than its size and without an error."""
     x = normal(21, 2, 67, 3, 4, 64).cuda().bfloat16()
     pull = normal(22, 2, 4, 67, 64).cuda().bfloat16()
     layouts = {
@@ -254,7 +254,7 @@ def test_gradients_do_not_depend_on_the_layout_they_come_in() -> None:
 
 def test_the_module_moves_casts_and_compiles() -> None:
     mha = hw.MultiHeadAttention(192, 6, num_kv_heads=2, causal=True)
-    assert mha.cuda()._packed_qkv is not None and mha._packed_qkv.weight.is_cuda
+    assert mha.cuda()._packed is not None and mha._packed.weight.is_cuda
     x = torch.randn(2, 96, 192, device="cuda")
     expected = mha(x)[0]
     with torch.autocast("cuda", torch.bfloat16):

@@ -278,7 +278,7 @@ class Mask:
             if any(have not in (1, want) for have, want in zip(self.allowed.shape, full, strict=True)):
                 raise MaskError(
                     f"mask must broadcast to [B, H, T, S] = {list(full)}: got {list(self.allowed.shape)}; "
-                    "a [B, S] padding mask goes in as Mask.padding(mask) or mask[:, None, None, :]"
+                    "a [B, S] padding mask goes in as Mask.padding(mask), a [B, T, S] mask as mask[:, None]"
                 )
 
     def tile(self, at: Tensor, rows: Any, columns: Any, key_len: int) -> Tensor | None:

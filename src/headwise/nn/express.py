@@ -30,13 +30,13 @@ def plain_self_attention(
 ) -> tuple[Tensor, AttentionMap | None] | None:
     """(heads [B, H, T, D], their map) of a module attending to x; None: not as plain as that."""
     held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
-    packed, D = held["_packed_qkv"], held["head_dim"]
+    packed, D = held["_packed"], held["head_dim"]
     if packed is None or torch.is_grad_enabled() or type(x) is not Tensor or not x.is_cpu:
         return None
     if (
         held["window"] is not None
         or held["softcap"] is not None
-        or held["_parameters"].get("sinks") is not None
+        or held.get("sinks", held) is not None  # learned, they are in no module's own __dict__
     ):
         return None
     if held["training"] and held["dropout"]:
@@ -52,7 +52,8 @@ def plain_self_attention(
     layers = (modules["q_proj"], modules["k_proj"], modules["v_proj"])
     if (T == 1 and H != Hk) or not ordinary(x) or not packed.holds(layers):
         return None
-    heads = packed(x).view(B, T, H + 2 * Hk, D).transpose(1, 2)  # [B, H + 2 Hk, T, D]
+    joined = torch.nn.functional.linear(x, packed.weight, packed.bias)
+    heads = joined.view(B, T, H + 2 * Hk, D).transpose(1, 2)  # [B, H + 2 Hk, T, D]
     q, k, v = heads.split_with_sizes((H, Hk, Hk), 1)
     if scale is None:
         scale = D**-0.5

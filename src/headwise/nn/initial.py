@@ -16,7 +16,20 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
-__all__ = ["reset"]
+__all__ = ["reset", "undrawn"]
+
+
+def undrawn(
+    width_in: int, width_out: int, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None
+) -> nn.Linear:
+    """An `nn.Linear` whose weights have not been drawn: torch's own would draw them, out of torch's order."""
+    layer = nn.Linear.__new__(nn.Linear)
+    nn.Module.__init__(layer)
+    layer.in_features, layer.out_features = width_in, width_out
+    layer.weight = nn.Parameter(torch.empty(width_out, width_in, device=device, dtype=dtype))
+    empty = torch.empty(width_out, device=device, dtype=dtype) if bias else None
+    layer.register_parameter("bias", None if empty is None else nn.Parameter(empty))
+    return layer
 
 
 @torch.no_grad()
@@ -25,10 +38,16 @@ def reset(module: MultiHeadAttention) -> None:
     sizes, out = module.sizes, module.out_proj
     out.reset_parameters()
     three = (module.q_proj, module.k_proj, module.v_proj)
-    together = sizes.are_torchs and sizes.kdim == sizes.vdim == sizes.d_model
-    for layer in three:
-        rows = 3 * layer.out_features if together else layer.out_features
-        _glorot(layer.weight, layer.in_features, rows)
+    packed = module._packed
+    if sizes.are_torchs and sizes.kdim == sizes.vdim == sizes.d_model:
+        drawn: list[Tensor] = [layer.weight for layer in three]
+        if packed is not None and packed.holds(three):
+            drawn = [packed.weight]  # in one go: on a GPU three draws would be other numbers
+        for weight in drawn:
+            _glorot(weight, sizes.d_model, 3 * sizes.d_model)
+    else:
+        for layer in three:
+            _glorot(layer.weight, layer.in_features, layer.out_features)
     for layer in (*three, out):
         if layer.bias is not None:
             layer.bias.zero_()
@@ -37,7 +56,5 @@ def reset(module: MultiHeadAttention) -> None:
 
 
 def _glorot(weight: Tensor, fan_in: int, fan_out: int) -> None:
-    bound = math.sqrt(3.0) * math.sqrt(
-        2.0 / (fan_in + fan_out)
-    )  # in torch's order: sqrt(6 / ..) rounds otherwise
+    bound = math.sqrt(3.0) * math.sqrt(2.0 / (fan_in + fan_out))  # sqrt(6 / ..) rounds otherwise than torch
     nn.init.uniform_(weight, -bound, bound)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from ..functional import attention
 from ..map import AttentionMap
@@ -110,15 +109,14 @@ class MultiHeadAttention(nn.Module):
         self.dropout, self.causal, self.window = dropout, causal, window
         self.scale, self.softcap = scale, softcap
 
-        made: dict[str, Any] = {"device": device or torch.get_default_device(), "dtype": dtype}
-        self.q_proj = skip_init(nn.Linear, sizes.d_model, sizes.query_width, bias, **made)
-        self.k_proj = skip_init(nn.Linear, sizes.kdim, sizes.key_width, bias, **made)
-        self.v_proj = skip_init(nn.Linear, sizes.vdim, sizes.value_width, bias, **made)
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.q_proj = initial.undrawn(sizes.d_model, sizes.query_width, bias, **made)
+        self.k_proj = initial.undrawn(sizes.kdim, sizes.key_width, bias, **made)
+        self.v_proj = initial.undrawn(sizes.vdim, sizes.value_width, bias, **made)
         out_bias = bias if out_bias is None else out_bias
-        self.out_proj = skip_init(nn.Linear, sizes.concatenated_width, sizes.d_model, out_bias, **made)
+        self.out_proj = initial.undrawn(sizes.concatenated_width, sizes.d_model, out_bias, **made)
         self.sinks = nn.Parameter(torch.empty(sizes.num_heads, **made)) if sinks else None
-        self._packed_qkv: Packed | None
-        self._packed_kv: Packed | None
+        self._packed: Packed | None = None  # of q, k and v, or of k and v; see packing.py
         self._pack()
         self.reset_parameters()
         self.register_load_state_dict_post_hook(_pack_again)
@@ -158,6 +156,7 @@ class MultiHeadAttention(nn.Module):
         """
         new = cls(**torch_class.arguments_of(module))
         new.load_state_dict(torch_class.state_of(module))
+        torch_class.freeze_alike(module, new)
         return new.train(module.training)
 
     def to_torch(self, *, batch_first: bool = True) -> nn.MultiheadAttention:
@@ -267,10 +266,10 @@ class MultiHeadAttention(nn.Module):
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q [B, H, T, D], k [B, Hk, S, D], v [B, Hk, S, Dv]"""
         if query is key and key is value:
-            q, k, v = project((self.q_proj, self.k_proj, self.v_proj), self._packed_qkv, query)
+            q, k, v = project((self.q_proj, self.k_proj, self.v_proj), self._packed, query)
         elif key is value:
             q = self.q_proj(query)
-            k, v = project((self.k_proj, self.v_proj), self._packed_kv, key)
+            k, v = project((self.k_proj, self.v_proj), self._packed, key)
         else:
             q, k, v = self.q_proj(query), self.k_proj(key), self.v_proj(value)
         H, Hk, D, Dv = self.num_heads, self.num_kv_heads, self.head_dim, self.value_dim
@@ -292,9 +291,11 @@ class MultiHeadAttention(nn.Module):
     def _pack(self) -> None:
         """Projections that may share an input share a block of memory."""
         layers = (self.q_proj, self.k_proj, self.v_proj)
-        same = self.kdim == self.vdim
-        self._packed_qkv = pack(layers) if same and self.kdim == self.d_model else None
-        self._packed_kv = pack(layers[1:]) if same else None
+        if self.kdim != self.vdim:
+            return
+        alike = layers if self.kdim == self.d_model else layers[1:]
+        if self._packed is None or not self._packed.holds(alike):
+            self._packed = pack(alike)
 
     def _apply(self, fn: Any, recurse: bool = True) -> MultiHeadAttention:
         super()._apply(fn, recurse)  # moved or cast: each weight now has memory of its own
@@ -302,7 +303,7 @@ class MultiHeadAttention(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_packed_qkv": None, "_packed_kv": None}
+        return {**self.__dict__, "_packed": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # copied or unpickled: the same

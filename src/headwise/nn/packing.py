@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -28,63 +29,101 @@ from ..arguments import autocasting
 __all__ = ["Packed", "ordinary", "pack", "project"]
 
 
+class _Place:
+    """A layer, and where its parameters were when they were laid out; it keeps none of them alive."""
+
+    __slots__ = ("bias", "bias_at", "dtype", "layer", "shape", "weight", "weight_at")
+
+    def __init__(self, layer: nn.Linear) -> None:
+        weight, bias = layer.weight, layer._parameters["bias"]
+        self.layer, self.weight, self.bias = ref(layer), ref(weight), None if bias is None else ref(bias)
+        self.weight_at, self.shape, self.dtype = weight.data_ptr(), weight.shape, weight.dtype
+        self.bias_at = 0 if bias is None else bias.data_ptr()
+
+    def is_of(self, weight: Any, bias: Any) -> bool:
+        """Whether these are the same parameters, unmoved."""
+        own = self.weight()
+        if own is None or weight is not own or own.data_ptr() != self.weight_at:
+            return False
+        if own.shape != self.shape or own.dtype is not self.dtype or not own.is_contiguous():
+            return False
+        if self.bias is None:
+            return bias is None
+        own = self.bias()
+        return own is not None and bias is own and own.data_ptr() == self.bias_at
+
+    def is_left(self) -> bool:
+        """Whether the parameters are gone, or elsewhere; not if others only stand in for them for a while."""
+        weight, bias = self.weight(), None if self.bias is None else self.bias()
+        return not self.is_of(weight, bias)
+
+
 class Packed:
-    """Some layers whose parameters lie side by side, and the blocks behind them."""
+    """The blocks behind some layers, and where each layer's parameters were when they were laid out.
+
+    What is asked for is always some of its layers up to the last: q, k and v, or k and v alone.
+    """
 
     __slots__ = ("_places", "bias", "sizes", "weight")
 
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-        self.weight = _block(weights)  # [N, E]
-        self.bias = None if biases[0] is None else _block(biases)  # [N]
-        self.sizes = [len(weight) for weight in weights]
-        self._places = [
-            (
-                layer,
-                layer.weight,
-                layer.weight.data_ptr(),
-                layer.weight.shape,
-                layer.bias,
-                0 if layer.bias is None else layer.bias.data_ptr(),
-            )
-            for layer in layers
-        ]
+    def __init__(self, layers: Sequence[nn.Linear], weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias  # [N, E], [N]
+        self.sizes = [len(layer.weight) for layer in layers]
+        self._places = [_Place(layer) for layer in layers]
 
     def holds(self, layers: Sequence[nn.Module]) -> bool:
-        """Whether these are the same layers, with their parameters where they were and no hooks on them."""
+        """Whether these are its last layers, with their parameters where they were and no hooks on them.
+
+        Once a parameter is gone or has been moved, the block is of no use any more and is let go.
+        """
         if (
             torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
             or torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks
         ):  # fmt: skip
             return False
-        for layer, (known, weight, weight_at, shape, bias, bias_at) in zip(layers, self._places, strict=True):
-            if layer is not known:
-                return False
+        places = self._places[-len(layers) :]
+        if len(places) != len(layers):
+            return False
+        for layer, place in zip(layers, places, strict=True):
             held = layer.__dict__
             if (
-                held["_forward_hooks"] or held["_forward_pre_hooks"]
-                or held["_backward_hooks"] or held["_backward_pre_hooks"] or "forward" in held
+                layer is not place.layer() or type(layer) is not nn.Linear or "forward" in held
+                or held["_forward_hooks"] or held["_forward_pre_hooks"]
+                or held["_backward_hooks"] or held["_backward_pre_hooks"]
             ):  # fmt: skip
-                return False
+                return self._or_let_go()
             parameters = held["_parameters"]
-            if parameters.get("weight") is not weight or parameters.get("bias") is not bias:
-                return False
-            if weight.data_ptr() != weight_at or weight.shape != shape or not weight.is_contiguous():
-                return False
-            if weight.dtype is not self.weight.dtype or (bias is not None and bias.data_ptr() != bias_at):
-                return False
-        return self.weight.data_ptr() == self._places[0][2]  # else its memory was given back
+            if not place.is_of(parameters.get("weight"), parameters.get("bias")):
+                return self._or_let_go()
+        return True
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """All of layer(x) side by side, [.., N], without a way back."""
-        return nn.functional.linear(x, self.weight, self.bias)
+    def _or_let_go(self) -> bool:
+        """False; and unless all parameters are still there, forget them."""
+        if any(place.is_left() for place in self._places):
+            self.weight, self.bias, self._places = self.weight.new_empty(0, 0), None, []
+        return False
+
+    def lies_behind(self, weights: Sequence[Tensor]) -> bool:
+        """Whether these are its last rows themselves, and not copies of them."""
+        places = self._places[-len(weights) :]
+        return len(weights) == len(places) and all(
+            weight.data_ptr() == place.weight_at and weight.shape == place.shape and weight.is_contiguous()
+            for weight, place in zip(weights, places, strict=True)
+        )
+
+    def last(self, count: int) -> tuple[Tensor, Tensor | None]:
+        """Weight [n, E] and bias [n] of its last layers."""
+        if count == len(self.sizes):
+            return self.weight, self.bias
+        rows = sum(self.sizes[-count:])
+        return self.weight[-rows:], None if self.bias is None else self.bias[-rows:]
 
 
 def pack(layers: Sequence[nn.Module]) -> Packed | None:
     """Lay the parameters of these layers one after another; they stay the same objects.
 
     None, and nothing is changed, if that cannot be done: layers that are not plain `nn.Linear`, differ in
-    dtype, device or input width, are tied, have no memory (meta) or share it with other processes.
+    dtype, device or input width, are tied to each other, have no memory (meta) or share it with others.
     """
     if not all(type(layer) is nn.Linear for layer in layers):
         return None
@@ -94,12 +133,31 @@ def pack(layers: Sequence[nn.Module]) -> Packed | None:
     if not _can_move(weights) or not (bare or _can_move(biases)):
         return None
     with torch.no_grad():
-        for group in (weights,) if bare else (weights, biases):
-            if not _side_by_side(group):
-                block = torch.cat([each.data for each in group])
-                for each, part in zip(group, block.split([len(each) for each in group]), strict=True):
-                    each.data = part
-        return Packed(layers)  # type: ignore[arg-type]
+        return Packed(layers, _lay_out(weights), None if bare else _lay_out(biases))  # type: ignore[arg-type]
+
+
+def _can_move(parameters: Sequence[Any]) -> bool:
+    first = parameters[0]
+    for each in parameters:
+        if type(each) is not nn.Parameter or each.device.type not in ("cpu", "cuda"):
+            return False
+        if each.is_cpu and each.is_shared():
+            return False
+        if each.dtype != first.dtype or each.device != first.device or each.shape[1:] != first.shape[1:]:
+            return False
+    return len({each.data_ptr() for each in parameters}) == len(parameters)  # tied ones stay tied
+
+
+def _lay_out(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Their block. Each keeps a storage of its own, a window on the block's: to save one saves one."""
+    block = torch.cat([each.data for each in parameters])
+    memory: Any = block.untyped_storage()
+    start = 0
+    for each in parameters:
+        window = memory[start : start + each.nbytes]
+        each.data = block.new_empty(0).set_(window, 0, each.shape, block.stride())
+        start += each.nbytes
+    return block
 
 
 def project(layers: Sequence[nn.Module], packed: Packed | None, x: Tensor) -> Sequence[Tensor]:
@@ -111,9 +169,10 @@ def project(layers: Sequence[nn.Module], packed: Packed | None, x: Tensor) -> Se
         if packed.bias is not None:
             parameters += [layer.bias for layer in layers]
         if x.requires_grad or any(each.requires_grad for each in parameters):
-            found: tuple[Tensor, ...] = _Project.apply(x, packed, *parameters)
+            found: tuple[Tensor, ...] = _Project.apply(x, packed, len(layers), *parameters)
             return found
-    return packed(x).split_with_sizes(packed.sizes, dim=-1)
+    joined = nn.functional.linear(x, *packed.last(len(layers)))
+    return joined.split_with_sizes(packed.sizes[-len(layers) :], dim=-1)
 
 
 def ordinary(x: Tensor) -> bool:
@@ -128,57 +187,32 @@ def ordinary(x: Tensor) -> bool:
     )
 
 
-def _can_move(parameters: Sequence[Any]) -> bool:
-    first = parameters[0]
-    for each in parameters:
-        if type(each) is not nn.Parameter or each.is_meta or (each.is_cpu and each.is_shared()):
-            return False
-        if each.dtype != first.dtype or each.device != first.device or each.shape[1:] != first.shape[1:]:
-            return False
-    return len({each.data_ptr() for each in parameters}) == len(parameters)  # tied ones stay tied
-
-
-def _side_by_side(tensors: Sequence[Tensor]) -> bool:
-    """Whether each begins where the one before it ends, in the same memory."""
-    end = tensors[0].data_ptr()
-    for each in tensors:
-        if each.data_ptr() != end or not each.is_contiguous():
-            return False
-        end += each.nbytes
-    memory = tensors[0].untyped_storage()
-    return end <= memory.data_ptr() + memory.nbytes()
-
-
-def _block(tensors: Sequence[Tensor]) -> Tensor:
-    """What lies side by side, as one tensor without a history."""
-    first = tensors[0].detach()
-    return first.as_strided((sum(map(len, tensors)), *first.shape[1:]), first.stride())
-
-
 class _Project(torch.autograd.Function):
     """x, W_1 .. W_n, b_1 .. b_n -> x W_1^T + b_1, .., x W_n^T + b_n."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, packed: Packed, *parameters: Tensor) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(x, *parameters[: len(packed.sizes)])
+    def forward(ctx: Any, x: Tensor, packed: Packed, count: int, *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.packed = packed
+        ctx.save_for_backward(x, *parameters[:count])
         ctx.set_materialize_grads(False)
-        return packed(x).split_with_sizes(packed.sizes, dim=-1)
+        joined = nn.functional.linear(x, *packed.last(count))
+        return joined.split_with_sizes(packed.sizes[-count:], dim=-1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
-        needs_x, _, *needed = ctx.needs_input_grad
+        needs_x, _, _, *needed = ctx.needs_input_grad
         sizes = [len(weight) for weight in weights]
         given = [x.new_zeros(*x.shape[:-1], n) if g is None else g for g, n in zip(grads, sizes, strict=True)]
         grad = torch.cat(given, dim=-1)  # [.., N]
         # A derivative of this derivative needs each weight in the graph; a hook on saved tensors may have
         # brought back copies.
-        apart = torch.is_grad_enabled() or not _side_by_side(weights)
-        dx = grad @ (torch.cat(weights) if apart else _block(weights)) if needs_x else None
+        apart = torch.is_grad_enabled() or not ctx.packed.lies_behind(weights)
+        dx = grad @ (torch.cat(weights) if apart else ctx.packed.last(len(weights))[0]) if needs_x else None
         found: list[Tensor | None] = [None] * len(needed)
         rows = grad.reshape(-1, sum(sizes))  # [M, N]; flatten has no rule for gradients in batches
         if any(needed[: len(weights)]):
             found[: len(weights)] = (rows.T @ x.flatten(0, -2)).split(sizes)
         if any(needed[len(weights) :]):
             found[len(weights) :] = rows.sum(0).split(sizes)
-        return dx, None, *(g if wanted else None for g, wanted in zip(found, needed, strict=True))
+        return dx, None, None, *(g if wanted else None for g, wanted in zip(found, needed, strict=True))

@@ -15,7 +15,7 @@ from ..errors import ArgumentError, ShapeError
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
-__all__ = ["arguments_of", "state_of", "torchs_twin"]
+__all__ = ["arguments_of", "freeze_alike", "state_of", "torchs_twin"]
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
@@ -51,6 +51,18 @@ def state_of(theirs: nn.MultiheadAttention) -> dict[str, Tensor]:
     held = {name: getattr(theirs, name) for name in names}
     held |= {f"out_proj.{name}": getattr(theirs.out_proj, name) for name in ("weight", "bias")}
     return {name: value.detach() for name, value in held.items() if value is not None}
+
+
+def freeze_alike(theirs: nn.MultiheadAttention, ours: MultiHeadAttention) -> None:
+    """Let ours learn what torch's class was to learn."""
+    packed = theirs.in_proj_weight
+    for name in PROJECTIONS:
+        layer, weight = getattr(ours, name), getattr(theirs, f"{name}_weight") if packed is None else packed
+        layer.weight.requires_grad_(weight.requires_grad)
+        if layer.bias is not None:
+            layer.bias.requires_grad_(theirs.in_proj_bias.requires_grad)
+    for end, parameter in ours.out_proj.named_parameters():
+        parameter.requires_grad_(getattr(theirs.out_proj, end).requires_grad)
 
 
 @torch.no_grad()
