@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from . import budget
 from .arguments import scores_from
 from .engines import attend, second_pass, statistics, weights
+from .engines.express import few_weights_on_cpu
 from .engines.given import GivenWeights
 from .engines.scores import Scores, tile_dtype
 from .engines.second_pass import Top
@@ -250,9 +251,13 @@ class AttentionMap:
         """
         if isinstance(self._scores, GivenWeights):
             return self._scores.weights if self._columns is None else self._scores.weights[..., self._columns]
+        self._check_unchanged()
+        if self._columns is None and limit is None:
+            found = few_weights_on_cpu(self._scores)
+            if found is not None:
+                return found
         shape = self.shape
         self._check_budget(shape, "weights", limit)
-        self._check_unchanged()
         if 0 in shape:
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
         return weights.weights(self._scores, self._lse, self._columns)

@@ -1,9 +1,10 @@
-"""The express lane: the plainest call there is, with nothing in its way.
+"""The express lane: the plainest calls there are, with nothing in their way.
 
 After a long kernel every line of Python starts in a cold cache: what takes 30 microseconds in a tight loop
 took 250 between two calls of 4 ms. A call without mask, options or gradients on a CPU therefore goes straight
-to the kernel after the few checks below. Whatever they do not let through, right or wrong, takes the ordinary
-way and is answered, or refused, there: this lane decides nothing else.
+to the kernel after the few checks below, and so do the weights of such a call where they are few. Whatever
+they do not let through, right or wrong, takes the ordinary way and is answered, or refused, there: this lane
+decides nothing else.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from .. import budget
 from ..masks import CAUSAL, NOTHING_HIDDEN
 from ..scoring import Scoring
-from .scores import Scores
+from .scores import Scores, settle_exponentials
 
-__all__ = ["plainest_on_cpu"]
+__all__ = ["few_weights_on_cpu", "plainest_on_cpu"]
+
+WHOLE = (torch.float32, torch.float64)  # dtypes that weights are computed in
+FEW = 2**16  # more, and what stands around them does not matter
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
@@ -52,3 +57,25 @@ def plainest_on_cpu(
         return None
     out, lse = flash(q, k, v, 0.0, causal, scale=scale)
     return out, lse, Scores(q, k, CAUSAL if causal else NOTHING_HIDDEN, Scoring(scale))
+
+
+def few_weights_on_cpu(scores: Scores) -> Tensor | None:
+    """All weights of a call in which nothing is hidden, [B, H, T, S]; None: not as plain or not as few."""
+    q, k, scoring = scores.q, scores.k, scores.scoring
+    if scores.mask is not NOTHING_HIDDEN or torch.is_grad_enabled() or type(q) is not Tensor or not q.is_cpu:
+        return None
+    if scoring.bias is not None or scoring.slopes is not None or scoring.sinks is not None:
+        return None
+    if scoring.softcap is not None or scores.positions is not None or q.dtype not in WHOLE:
+        return None
+    (B, H, T, D), (_, Hk, S, _) = q.shape, k.shape
+    count = B * H * T * S
+    if not 0 < count <= FEW or not budget.surely_fits(count * 8):  # never while compiling
+        return None
+    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        return None
+    settle_exponentials()
+    rows = q.reshape(B * Hk, -1, D)  # [B * Hk, G * T, D]
+    columns = k.reshape(B * Hk, S, D).transpose(1, 2)
+    s = q.new_empty(B * Hk, rows.shape[1], S).baddbmm_(rows, columns, beta=0, alpha=scoring.scale)
+    return torch.softmax(s, -1, out=s).view(B, H, T, S)
