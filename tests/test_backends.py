@@ -182,7 +182,7 @@ def test_attention_runs_what_why_says(
         return honest(chosen, scores, v)
 
     monkeypatch.setattr(attend, "_run", noted)
-    monkeypatch.setattr(functional, "plainest_on_cpu", lambda *_: None)  # it asks nobody
+    monkeypatch.setattr(functional, "plainest", lambda *_: None)  # it asks nobody
     q, k, v = qkv()
     hw.attention(q.requires_grad_(grad), k, v, **options)
     assert ran == [hw.why(q, k, v, **options).backend]
@@ -674,9 +674,9 @@ def test_the_express_lane_leads_where_the_ordinary_way_does(
     dtype: torch.dtype, causal: bool, T: int, scale: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     q, k, v = (normal(i, 2, h, n, 8, dtype=dtype) for i, (h, n) in enumerate([(6, T), (3, S), (3, S)]))
-    assert functional.plainest_on_cpu(q, k, v, causal, scale) is not None
+    assert functional.plainest(q, k, v, causal, scale) is not None
     express = hw.attention(q, k, v, causal=causal, scale=scale)
-    monkeypatch.setattr(functional, "plainest_on_cpu", lambda *_: None)
+    monkeypatch.setattr(functional, "plainest", lambda *_: None)
     ordinary = hw.attention(q, k, v, causal=causal, scale=scale)
     assert torch.equal(express[0], ordinary[0]) and torch.equal(express[1].lse, ordinary[1].lse)
     assert torch.equal(express[1].dense(), ordinary[1].dense()) and repr(express[1]) == repr(ordinary[1])
@@ -698,7 +698,7 @@ def test_the_express_lane_lets_nothing_else_through() -> None:
         "more key heads": (q, q.repeat(1, 2, 1, 1), q.repeat(1, 2, 1, 1)),
     }
     for name, inputs in wrong.items():
-        assert functional.plainest_on_cpu(*inputs, False, None) is None, name
-    assert functional.plainest_on_cpu(q[:, :, :3], q, q, True, None) is None  # causal over a longer past
+        assert functional.plainest(*inputs, False, None) is None, name
+    assert functional.plainest(q[:, :, :3], q, q, True, None) is None  # causal over a longer past
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert functional.plainest_on_cpu(q, q, q, False, None) is None
+        assert functional.plainest(q, q, q, False, None) is None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .arguments import check_dropout, scores_from, under_autocast
 from .engines import attend, parts, table
-from .engines.express import plainest_on_cpu
+from .engines.express import plainest
 from .map import AttentionMap, make
 from .masks import Mask
 from .scoring import Alibi
@@ -80,7 +80,7 @@ def attention(
         mask is None and window is None and softcap is None and bias is None and sinks is None
         and not dropout and backend == "auto"
     ):  # fmt: skip
-        found = plainest_on_cpu(q, k, v, causal, scale)
+        found = plainest(q, k, v, causal, scale)
         if found is not None:
             output, lse, scores = found
             return output, make(scores, lse)

@@ -1,4 +1,4 @@
-"""The express lane of a module: plain self-attention without gradients on a CPU, with nothing in its way.
+"""The express lane of a module: plain self-attention without gradients, with nothing in its way.
 
 As in `engines/express.py`, and for the same reason: between two matrix products every line of Python starts
 in a cold cache. At 2 x 10 tokens of width 512 the ordinary way took a quarter more than the products
@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..engines.express import flash
-from ..engines.scores import Scores
+from ..engines.express import straight
+from ..functional import attention
 from ..map import AttentionMap, make
-from ..masks import CAUSAL, NOTHING_HIDDEN
-from ..scoring import Scoring
 from .packing import ordinary
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ def plain_self_attention(
     """(heads [B, H, T, D], their map) of a module attending to x; None: not as plain as that."""
     held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
     packed, D = held["_packed"], held["head_dim"]
-    if packed is None or torch.is_grad_enabled() or type(x) is not Tensor or not x.is_cpu:
+    if packed is None or torch.is_grad_enabled() or type(x) is not Tensor:
         return None
     if (
         held["window"] is not None
@@ -45,19 +43,19 @@ def plain_self_attention(
     if len(shape) != 3 or D != held["value_dim"]:
         return None
     B, T, E = shape
-    if E != packed.weight.shape[1] or x.dtype is not packed.weight.dtype or not x.numel():
+    weight = packed.weight
+    if E != weight.shape[1] or x.dtype is not weight.dtype or not x.numel() or x.device != weight.device:
         return None
     H, Hk, causal, scale = held["num_heads"], held["num_kv_heads"], held["causal"], held["scale"]
     modules = held["_modules"]
     layers = (modules["q_proj"], modules["k_proj"], modules["v_proj"])
-    if (T == 1 and H != Hk) or not ordinary(x) or not packed.holds(layers):
+    if not ordinary(x) or not packed.holds(layers):
         return None
     joined = torch.nn.functional.linear(x, packed.weight, packed.bias)
     heads = joined.view(B, T, H + 2 * Hk, D).transpose(1, 2)  # [B, H + 2 Hk, T, D]
     q, k, v = heads.split_with_sizes((H, Hk, Hk), 1)
-    if scale is None:
-        scale = D**-0.5
-    out, lse = flash(q, k, v, 0.0, causal, scale=scale)
-    if not need_weights:
-        return out, None
-    return out, make(Scores(q, k, CAUSAL if causal else NOTHING_HIDDEN, Scoring(scale)), lse)
+    found = straight(q, k, v, causal, D**-0.5 if scale is None else scale)
+    if found is None:  # a kernel that needs help with these sizes
+        return attention(q, k, v, causal=causal, scale=scale)
+    out, lse, scores = found
+    return out, make(scores, lse) if need_weights else None
