@@ -682,6 +682,42 @@ def test_the_express_lane_leads_where_the_ordinary_way_does(
     assert torch.equal(express[1].dense(), ordinary[1].dense()) and repr(express[1]) == repr(ordinary[1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("causal", "T"), [(False, 5), (True, S), (False, S)])
+def test_the_express_lane_comes_back_as_the_ordinary_way_does(
+    dtype: torch.dtype, causal: bool, T: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = [(2, 6, T, 8), (2, 3, S, 8), (2, 3, S, 8)]
+
+    def both(pull: Tensor) -> tuple[Tensor, ...]:
+        leaves = [normal(i, *shape, dtype=dtype).requires_grad_() for i, shape in enumerate(shapes)]
+        output, weights = hw.attention(*leaves, causal=causal)
+        total = (output * pull).sum() + weights.dense().square().sum()
+        return (output.detach(), *torch.autograd.grad(total, leaves))
+
+    pulls = [normal(7, *shapes[0], dtype=dtype), torch.ones((), dtype=dtype).expand(shapes[0])]
+    express = [both(pull) for pull in pulls]
+    monkeypatch.setattr(functional, "plainest", lambda *_: None)
+    for found, pull in zip(express, pulls, strict=True):
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, both(pull), strict=True))
+
+
+def test_the_express_lane_gives_second_derivatives_and_gradients_in_batches() -> None:
+    leaves = [normal(i, 1, h, 3, 4).requires_grad_() for i, h in enumerate((4, 2, 2))]
+
+    def call(*leaves: Tensor) -> Tensor:
+        assert functional.plainest(*leaves, True, None) is not None
+        return hw.attention(*leaves, causal=True)[0]
+
+    assert torch.autograd.gradcheck(call, leaves) and torch.autograd.gradgradcheck(call, leaves)
+    output = call(*leaves)
+    pulls = normal(9, 5, *output.shape)
+    together = torch.autograd.grad(output, leaves, pulls, is_grads_batched=True, retain_graph=True)
+    for number, pull in enumerate(pulls):
+        alone = torch.autograd.grad(output, leaves, pull, retain_graph=True)
+        assert all(error(many[number], one) <= 1e-12 for many, one in zip(together, alone, strict=True))
+
+
 def test_the_express_lane_lets_nothing_else_through() -> None:
     q = normal(0, 1, 2, 5, 8)
     wrong = {
@@ -693,7 +729,6 @@ def test_the_express_lane_lets_nothing_else_through() -> None:
         "whole numbers": (q.long(), q.long(), q.long()),
         "other device": (q.to("meta"), q, q),
         "strided channels": (q.mT.contiguous().mT, q, q),
-        "gradients": (q.clone().requires_grad_(), q, q),
         "a parameter": (torch.nn.Parameter(q), q, q),
         "more key heads": (q, q.repeat(1, 2, 1, 1), q.repeat(1, 2, 1, 1)),
     }

@@ -1,8 +1,8 @@
 """The express lane: the plainest calls there are, with nothing in their way.
 
 After a long kernel every line of Python starts in a cold cache: what takes 30 microseconds in a tight loop
-took 250 between two calls of 4 ms; and a GPU that is faster than that waits. A call without mask, options or
-gradients therefore goes straight to the kernel after the few checks below, and so do the weights of such a
+took 250 between two calls of 4 ms; and a GPU that is faster than that waits. A call without mask or options
+therefore goes straight to the kernel after the few checks below, and so do the weights of such a
 call where they are few. Whatever they do not let through, right or wrong, takes the ordinary way and is
 answered, or refused, there: this lane decides nothing else. Which kernel a GPU uses is the table's decision
 here as anywhere.
@@ -10,22 +10,23 @@ here as anywhere.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import budget, masks
-from ..masks import NOTHING_HIDDEN
+from ..masks import NOTHING_HIDDEN, Mask
 from ..scoring import Scoring
-from . import kernels, table
+from . import kernels, plain, table
+from .kernels import CPU_FLASH, Band, Kernel
 from .scores import Scores, settle_exponentials
 
 __all__ = ["few_weights_on_cpu", "plainest", "straight"]
 
 WHOLE = (torch.float32, torch.float64)  # dtypes that weights are computed in
 FEW = 2**16  # more, and what stands around them does not matter
-
-flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def plainest(
@@ -47,8 +48,6 @@ def plainest(
         return None
     if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
         return None
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return None
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(q.device.type):
         return None
     if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
@@ -69,16 +68,56 @@ def straight(
     if (causal and S != T) or (T == 1 and H != Hk):
         return None
     scores = Scores(q, k, masks.CAUSAL if causal else NOTHING_HIDDEN, Scoring(scale))
-    if q.is_cpu:
-        out, lse = flash(q, k, v, 0.0, causal, scale=scale)
-        return out, lse, scores
-    call = table.Call(scores, v)
-    kernel = table.choose(call).kernels.get("cuda")
-    if kernel is None or D % kernel.channels or (H != Hk and not kernel.takes_groups):
-        return None
-    table.cudnn_churn.note(call.shape_key)
-    out, lse = kernel.forward(q, k, v, None, kernels.CAUSAL if causal else kernels.FULL, scale)
+    kernel = CPU_FLASH
+    if not q.is_cpu:
+        call = table.Call(scores, v)
+        chosen = table.choose(call)
+        if not chosen.kernels:
+            return None
+        kernel = chosen.kernel_for(q.device)
+        if D % kernel.channels or (H != Hk and not kernel.takes_groups):
+            return None
+        table.cudnn_churn.note(call.shape_key)
+    band = kernels.CAUSAL if causal else kernels.FULL
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        out, lse = _Straight.apply(q, k, v, kernel, band, scale)
+    else:
+        out, lse = kernel.forward(q, k, v, None, band, scale)
     return out, lse, scores
+
+
+class _Straight(torch.autograd.Function):
+    """One kernel, forward and backward, with nothing around it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, band: Band, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = kernel.forward(q, k, v, None, band, scale)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.call = kernel, band, scale
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        grad, _ = grads
+        if grad is None:
+            return (None,) * 6
+        q, k, v, out, lse = ctx.saved_tensors
+        kernel, band, scale = ctx.call
+        batched = torch._C._functorch.is_legacy_batchedtensor(grad)  # is_grads_batched=True
+        if torch.is_grad_enabled() or batched:  # a derivative of this derivative may be wanted
+
+            def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                return plain.forward(Scores(q, k, Mask(*band), Scoring(scale)), v)[0]
+
+            found = plain.gradients(forward, (q, k, v), ctx.needs_input_grad[:3], grad)
+        else:
+            grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+            found = kernel.backward(grad, q, k, v, out, lse, None, band, scale)
+        return *found, None, None, None
 
 
 def few_weights_on_cpu(scores: Scores) -> Tensor | None:

@@ -103,14 +103,6 @@ class Packed:
             self.weight, self.bias, self._places = self.weight.new_empty(0, 0), None, []
         return False
 
-    def lies_behind(self, weights: Sequence[Tensor]) -> bool:
-        """Whether these are its last rows themselves, and not copies of them."""
-        places = self._places[-len(weights) :]
-        return len(weights) == len(places) and all(
-            weight.data_ptr() == place.weight_at and weight.shape == place.shape and weight.is_contiguous()
-            for weight, place in zip(weights, places, strict=True)
-        )
-
     def last(self, count: int) -> tuple[Tensor, Tensor | None]:
         """Weight [n, E] and bias [n] of its last layers."""
         if count == len(self.sizes):
@@ -164,15 +156,17 @@ def project(layers: Sequence[nn.Module], packed: Packed | None, x: Tensor) -> Se
     """layer(x) for every layer, by one matrix product where nothing would notice the difference."""
     if packed is None or not ordinary(x) or not packed.holds(layers):
         return [layer(x) for layer in layers]
+    weight, bias = packed.last(len(layers))
     if torch.is_grad_enabled():
-        parameters = [layer.weight for layer in layers]
-        if packed.bias is not None:
-            parameters += [layer.bias for layer in layers]
-        if x.requires_grad or any(each.requires_grad for each in parameters):
-            found: tuple[Tensor, ...] = _Project.apply(x, packed, len(layers), *parameters)
-            return found
-    joined = nn.functional.linear(x, *packed.last(len(layers)))
-    return joined.split_with_sizes(packed.sizes[-len(layers) :], dim=-1)
+        parameters = [layer._parameters["weight"] for layer in layers]
+        if bias is not None:
+            parameters += [layer._parameters["bias"] for layer in layers]
+        learned = [each is not None and each.requires_grad for each in parameters]
+        if any(learned):
+            weight, bias = _Join.apply(weight, bias, *parameters)
+        elif x.requires_grad:  # torch then notices a frozen weight that is written to before the way back
+            return [layer(x) for layer in layers]
+    return nn.functional.linear(x, weight, bias).split_with_sizes(packed.sizes[-len(layers) :], dim=-1)
 
 
 def ordinary(x: Tensor) -> bool:
@@ -187,32 +181,29 @@ def ordinary(x: Tensor) -> bool:
     )
 
 
-class _Project(torch.autograd.Function):
-    """x, W_1 .. W_n, b_1 .. b_n -> x W_1^T + b_1, .., x W_n^T + b_n."""
+class _Join(torch.autograd.Function):
+    """W_1 .. W_n, b_1 .. b_n -> the blocks they lie in, as they are; the way back cuts their gradients up."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, packed: Packed, count: int, *parameters: Tensor) -> tuple[Tensor, ...]:
-        ctx.packed = packed
-        ctx.save_for_backward(x, *parameters[:count])
+    def forward(
+        ctx: Any, weight: Tensor, bias: Tensor | None, *parameters: nn.Parameter
+    ) -> tuple[Tensor, Tensor | None]:
+        ctx.parameters, ctx.versions = parameters, [each._version for each in parameters]
         ctx.set_materialize_grads(False)
-        joined = nn.functional.linear(x, *packed.last(count))
-        return joined.split_with_sizes(packed.sizes[-count:], dim=-1)
+        return weight.detach(), None if bias is None else bias.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        x, *weights = ctx.saved_tensors
-        needs_x, _, _, *needed = ctx.needs_input_grad
-        sizes = [len(weight) for weight in weights]
-        given = [x.new_zeros(*x.shape[:-1], n) if g is None else g for g, n in zip(grads, sizes, strict=True)]
-        grad = torch.cat(given, dim=-1)  # [.., N]
-        # A derivative of this derivative needs each weight in the graph; a hook on saved tensors may have
-        # brought back copies.
-        apart = torch.is_grad_enabled() or not ctx.packed.lies_behind(weights)
-        dx = grad @ (torch.cat(weights) if apart else ctx.packed.last(len(weights))[0]) if needs_x else None
-        found: list[Tensor | None] = [None] * len(needed)
-        rows = grad.reshape(-1, sum(sizes))  # [M, N]; flatten has no rule for gradients in batches
-        if any(needed[: len(weights)]):
-            found[: len(weights)] = (rows.T @ x.flatten(0, -2)).split(sizes)
-        if any(needed[len(weights) :]):
-            found[len(weights) :] = rows.sum(0).split(sizes)
-        return dx, None, None, *(g if wanted else None for g, wanted in zip(found, needed, strict=True))
+        for each, version in zip(ctx.parameters, ctx.versions, strict=True):
+            if each._version != version:  # what torch would have seen had it saved the parameter itself
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace "
+                    f"operation: a projection's parameter {list(each.shape)} is at version {each._version}; "
+                    f"expected version {version} instead"
+                )
+        sizes = [len(each) for each in ctx.parameters]
+        count = sum(each.ndim == 2 for each in ctx.parameters)
+        found: list[Tensor | None] = []
+        for grad, rows in zip(grads, (sizes[:count], sizes[count:]), strict=True):
+            found += [None] * len(rows) if grad is None else grad.split(rows)
+        return None, None, *found
