@@ -47,7 +47,7 @@ def test_a_healthy_machine_has_no_problem() -> None:
     assert [line for line in lines.values() if not line.ok] == []
     assert lines["headwise"].value == headwise.__version__
     assert lines["torch"].value.startswith(torch.__version__)
-    assert "threads" in lines["CPU"].value
+    assert "1 thread" in lines["CPU"].value
     assert "iB free" in lines["budget on cpu"].value
     assert {f"backend {backend.name}" for backend in BACKENDS} <= set(lines)
     assert set(EXTRAS) <= set(lines)

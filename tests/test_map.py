@@ -835,7 +835,7 @@ def test_a_deep_copy_shares_no_memory_and_a_detached_map_does() -> None:
     deep, detached = copy.deepcopy(w), w.detach()
     q.zero_()
     assert torch.equal(deep.dense(), before)
-    with pytest.raises(ArgumentError, match="q and k must not change while their map is in use"):
+    with pytest.raises(ArgumentError, match="q, k, mask and bias must not change while their map is in use"):
         detached.dense()
 
 
@@ -857,7 +857,7 @@ def test_a_map_of_what_was_written_over_says_so(ask: Callable[[Any], Any], which
     w = hw.AttentionMap(*tensors)
     tensors[which].mul_(2)
     with pytest.raises(
-        ArgumentError, match=r"must not change while their map is in use: written to in place"
+        ArgumentError, match=r"must not change while their map is in use: one was written to in place"
     ):
         ask(w)
     assert ask(hw.AttentionMap(*tensors)) is not None

@@ -551,8 +551,7 @@ SEPARATE = {
 PACKED = {
     "vision": ("qkv", "proj"),
     "ModernBERT": ("Wqkv", "Wo"),
-    "Phi": ("qkv_proj", "o_proj"),
-    "Mamba": ("in_proj", "out_proj"),
+    "in_proj": ("in_proj", "out_proj"),
     "small GPT-2": ("c_attn", "c_proj"),
 }
 

@@ -226,7 +226,8 @@ def test_the_command_takes_a_part_of_a_name(capsys) -> None:
 @pytest.mark.parametrize("name", ["llama3-8b", "Llama 3 8B"])
 def test_a_single_preset_comes_with_the_python_that_builds_it(capsys, name: str) -> None:
     said = say(capsys, name).splitlines()
-    assert said[-2:] == ["Llama 3 8B: rotary positions", 'hw.MultiHeadAttention.preset("llama3-8b")']
+    told = "Llama 3 8B (not in a plain attention layer: rotary positions)"
+    assert said[-2:] == [told, 'hw.MultiHeadAttention.preset("llama3-8b")']
     assert eval(said[-1].replace(")", ', device="meta")'), {"hw": hw}).num_kv_heads == 8
 
 

@@ -106,7 +106,8 @@ def _processor() -> str:
             if line.startswith("model name"):
                 name = line.partition(":")[2].strip()
                 break
-    return f"{name}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}, {threads} thread{'s' * (threads != 1)}"
 
 
 def _graphics(device: torch.device) -> str:

@@ -336,7 +336,7 @@ class AttentionMap:
         """A map is of its tensors as they were: writing to them in place makes it a map of nothing."""
         if self._versions is not None and self._versions != _versions(self._scores):
             raise ArgumentError(
-                "q and k must not change while their map is in use: written to in place since it was made; "
+                "q, k, mask and bias must not change while their map is in use: one was written to in place; "
                 "pass q.clone() and k.clone(), or look before writing"
             )
 

@@ -182,10 +182,10 @@ class Mask:
         return f"Mask({', '.join(parts)})"
 
     def __reduce__(self) -> tuple[type[Mask], tuple[Any, ...]]:
-        return Mask, tuple(getattr(self, f.name) for f in fields(self))
+        return Mask, tuple(getattr(self, name) for name in FIELDS)
 
     def _items(self) -> list[tuple[str, Any]]:
-        pairs = ((f.name, getattr(self, f.name)) for f in fields(self))
+        pairs = ((name, getattr(self, name)) for name in FIELDS)
         return [(name, value) for name, value in pairs if value is not None]
 
     @property
@@ -363,8 +363,11 @@ class Mask:
     def sees_any(self, at: Tensor, start: int, stop: int) -> Tensor:
         """Which queries at these positions see a key in [start, stop), as far as positions and padding say.
 
-        bool [B or 1, t]; documents and dense masks are not asked.
+        bool [B or 1, t or 1]; documents and dense masks are not asked.
         """
+        if self.left is None and self.right is None and self.keys is not None:
+            real = self.keys > start if self.keys.ndim == 1 else self.keys[:, start:stop].any(-1)
+            return real[:, None]
         first = at - self.left if self.left is not None else torch.full_like(at, start)
         last = at + self.right if self.right is not None else torch.full_like(at, stop - 1)
         first, beyond = first.clamp(start, stop), (last + 1).clamp(start, stop)  # [t]
@@ -395,6 +398,7 @@ class Mask:
         return seen[(None,) * (4 - seen.ndim)]
 
 
+FIELDS = tuple(field.name for field in fields(Mask))  # asked in every call
 NOTHING_HIDDEN, CAUSAL = Mask(), Mask.causal()  # the two that nearly every call has, made once
 
 

@@ -37,5 +37,7 @@ def presets(
     Console().print(table)
     if len(chosen) == 1:
         (preset,) = chosen
-        typer.echo(preset.title + (f": {preset.note}" if preset.note else ""))
+        typer.echo(
+            preset.title + (f" (not in a plain attention layer: {preset.note})" if preset.note else "")
+        )
         typer.echo(f'hw.MultiHeadAttention.preset("{preset.name}")')

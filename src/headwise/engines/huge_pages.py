@@ -24,7 +24,7 @@ LEAST = 4 * HUGE  # below this pages are few, and may be the allocator's own
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """torch.empty, ready to be written to at full speed."""
     new = torch.empty(shape, dtype=dtype, device=device)
-    if not torch.compiler.is_compiling() and new.is_cpu and new.nbytes >= LEAST:
+    if not torch.compiler.is_compiling() and type(new) is Tensor and new.is_cpu and new.nbytes >= LEAST:
         advise = _advise()
         if advise is not None:
             start = -(-new.data_ptr() // HUGE) * HUGE

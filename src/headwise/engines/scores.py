@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ __all__ = ["Piece", "Scores", "Tiled", "blocks", "own_precision", "settle_expone
 # Elements of one tile: on a CPU it should stay in the second-level cache, elsewhere be worth a launch.
 CPU_TILE, CPU_ROWS, CPU_COLUMNS = 2**19, 128, 512
 LARGE_PRODUCT = 2**16
+SETTLING = threading.Lock()
 GPU_TILE, GPU_ROWS, GPU_COLUMNS = 2**25, 2048, 4096
 
 
@@ -52,9 +54,10 @@ def settle_exponentials() -> None:
     torch's exp, log and tanh on a CPU are a vector library's. When two threads make the very first call at
     once, the second now and then gets numbers that are off in the fifth digit (3 of 20 fresh processes).
     """
-    for dtype in (torch.float32, torch.float64):
-        one = torch.ones(64, dtype=dtype, device="cpu")
-        one.exp(), one.log(), one.tanh()
+    with SETTLING:
+        for dtype in (torch.float32, torch.float64):
+            one = torch.ones(64, dtype=dtype, device="cpu")
+            one.exp(), one.log(), one.tanh()
 
 
 class Piece(NamedTuple):

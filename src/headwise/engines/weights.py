@@ -212,13 +212,12 @@ def _backward(
             mass = mass + tile.p.sum(-1)
         if isinstance(delta, float):
             continue  # these queries see nothing
-        due = torch.ones_like(mass)
         if d_sinks is not None and sinks is not None:
             sink = sinks[block.piece.heads].to(scores.dtype)[:, None]
             sunk = torch.where(torch.isneginf(block.lse), 0.0, (sink - block.lse).exp())
-            due = due - sunk
+            mass = mass + sunk
         # exp(s - lse) sums to 1 only as well as lse is rounded, and P (dP - delta) is a difference
-        right = torch.where(mass > 0, due / mass, 0.0)
+        right = torch.where(mass > 0, 1 / mass, 0.0)
         delta = delta * right
         for here in blocks(*mine.span(block.rows), block.piece.columns):
             s, bend = mine.tile_and_bend(block.rows, here)
@@ -226,7 +225,7 @@ def _backward(
             dp = _cotangent(grad, block, here, columns, mean)
             room.add(mine, block.rows, here, p * (dp - delta[..., None]), bend)
         if d_sinks is not None:
-            d_sinks[block.piece.heads] -= (sunk * delta).sum((0, 2))
+            d_sinks[block.piece.heads] -= (sunk * right * delta).sum((0, 2))
     return found.q, found.k, found.bias, found.slopes, d_sinks
 
 

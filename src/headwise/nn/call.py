@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from ..arguments import autocasting
 from ..errors import ArgumentError, ShapeError
 from ..masks import Mask, as_mask
+from .packing import is_untouched
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
@@ -58,9 +60,10 @@ def _check_one(x: Tensor, name: str, shape: str, width_name: str, width: int, la
         )
     if not x.numel():
         raise ShapeError(f"{name} must not be empty: got {list(x.shape)} for {shape}; skip the call")
-    weight = layer.weight if type(layer) is nn.Linear else None  # a replacement knows best what it takes
-    if weight is None or autocasting(x):
-        return
+    if torch.compiler.is_compiling() or not is_untouched(layer) or autocasting(x):
+        return  # whoever changed the layer knows best what it takes
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
     if x.dtype != weight.dtype:
         hint = "; a mask goes in mask=" if not x.is_floating_point() else f"; use {name}.to({weight.dtype})"
         raise ArgumentError(f"{name} must have the dtype of the weights: {x.dtype} and {weight.dtype}{hint}")
@@ -79,9 +82,9 @@ def rules_of(mask: Mask | Tensor, batch: int, key_len: int, itself: bool) -> Mas
     """
     rules = as_mask(mask)
     allowed = rules.allowed
-    if allowed is not None and rules.keys is None and tuple(allowed.shape[1:]) == (1, 1, key_len):
-        real = allowed[:, 0, 0]  # [B or 1, S]: the same for every head and query, so it is padding
-        rules = replace(rules, allowed=None, keys=real.expand(batch, key_len) if real.shape[0] == 1 else real)
+    same = allowed is not None and tuple(allowed.shape[1:]) == (1, 1, key_len)  # for all heads and queries
+    if allowed is not None and same and allowed.shape[0] in (1, batch) and rules.keys is None:
+        rules = replace(rules, allowed=None, keys=allowed[:, 0, 0].expand(batch, key_len))  # it is padding
     if itself and rules.keys is not None and rules.queries is None:
         rules = replace(rules, queries=rules.keys)
     return rules

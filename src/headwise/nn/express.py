@@ -46,6 +46,8 @@ def plain_self_attention(
     weight = packed.weight
     if E != weight.shape[1] or x.dtype is not weight.dtype or not x.numel() or x.device != weight.device:
         return None
+    if not x.is_floating_point():
+        return None
     H, Hk, causal, scale = held["num_heads"], held["num_kv_heads"], held["causal"], held["scale"]
     modules = held["_modules"]
     layers = (modules["q_proj"], modules["k_proj"], modules["v_proj"])

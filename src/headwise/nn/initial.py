@@ -1,8 +1,8 @@
 """The first weights: those `torch.nn.MultiheadAttention` of the same sizes draws from the same seed.
 
 The order is torch's: out_proj as every `nn.Linear`, then q, k and v uniformly in the bounds of Glorot 2010,
-taken as one matrix where they have the same input and sizes and one by one where not; biases are 0. Without
-biases out_proj keeps what `nn.Linear` drew. Sinks start at 0: one more key with an average score.
+taken as one matrix where they have the same input and sizes and one by one where not; biases are 0. Sinks
+start at 0: one more key with an average score.
 """
 
 from __future__ import annotations

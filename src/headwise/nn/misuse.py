@@ -5,7 +5,7 @@ One letter parts `MultiHeadAttention` from `torch.nn.MultiheadAttention`, and th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -19,8 +19,8 @@ __all__ = ["check_call", "check_constructor", "check_options", "lone"]
 TORCHS_CLASS = "torch's own class is torch.nn.MultiheadAttention"
 ONE_LETTER = (
     "headwise.MultiheadAttention does not exist: one letter parts two classes whose masks mean the opposite; "
-    "use headwise.MultiHeadAttention (True = may attend), or torch.nn.MultiheadAttention (True = may not), "
-    "which headwise.nn will have to the letter"
+    "use headwise.MultiHeadAttention (True = may attend) or torch.nn.MultiheadAttention (True = may not), "
+    "which headwise.nn does not have yet"
 )
 
 OF_THE_CONSTRUCTOR = {
@@ -42,21 +42,16 @@ OF_A_CALL = {
     "average_attn_weights": "weights come head by head here; their mean is weights.mean_heads()",
     "attention_mask": "pass mask=, True or 1 = may attend, broadcastable to [B, H, T, S]",
 }
-CONSTRUCTED_WITH = (
-    "d_model", "num_heads", "num_kv_heads", "head_dim", "value_dim", "kdim", "vdim", "bias", "out_bias",
-    "dropout", "causal", "window", "scale", "softcap", "sinks", "device", "dtype",
-)  # fmt: skip
-CALLED_WITH = ("query", "key", "value", "mask", "bias", "need_weights")
 
 
-def check_constructor(named: Mapping[str, Any]) -> None:
+def check_constructor(named: Mapping[str, Any], known: Iterable[str]) -> None:
     """Raise `ArgumentError` for an argument that only torch's class, or another one, has."""
     for name, value in named.items():
         if name in OF_THE_CONSTRUCTOR:
             raise ArgumentError(
                 f"{name} must not be given to MultiHeadAttention: got {value!r}; {OF_THE_CONSTRUCTOR[name]}"
             )
-        raise TypeError(f"MultiHeadAttention has no argument {name!r}: {nearest(name, CONSTRUCTED_WITH)}")
+        raise TypeError(f"MultiHeadAttention has no argument {name!r}: {_nearest(name, known)}")
 
 
 def check_options(dropout: Any, window: Any, scale: Any, softcap: Any, head_dim: int) -> None:
@@ -67,14 +62,14 @@ def check_options(dropout: Any, window: Any, scale: Any, softcap: Any, head_dim:
     Scoring.of(head_dim, scale=scale, softcap=softcap)
 
 
-def check_call(named: Mapping[str, Any]) -> None:
+def check_call(named: Mapping[str, Any], known: Iterable[str]) -> None:
     """Raise for a keyword that `MultiHeadAttention` is not called with."""
     for name, value in named.items():
         if name in OF_A_CALL:
             raise ArgumentError(
                 f"{name} must not be given to MultiHeadAttention: got {_told(value)}; {OF_A_CALL[name]}"
             )
-        raise TypeError(f"MultiHeadAttention has no argument {name!r}: {nearest(name, CALLED_WITH)}")
+        raise TypeError(f"MultiHeadAttention has no argument {name!r}: {_nearest(name, known)}")
 
 
 def lone(key: Any, value: Any) -> ArgumentError:
@@ -85,6 +80,10 @@ def lone(key: Any, value: Any) -> ArgumentError:
         f"key must come with value: got {_told(key)} alone; a mask goes in mask=, as mha(x, mask=m), "
         "and what is attended to goes in twice, as mha(query, memory, memory)"
     )
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    return nearest(name, [each for each in known if each not in ("self", "wrong")])
 
 
 def _told(value: Any) -> str:

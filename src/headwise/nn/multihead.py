@@ -5,6 +5,7 @@ Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_d
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch
@@ -99,7 +100,8 @@ class MultiHeadAttention(nn.Module):
         dtype: torch.dtype | None = None,
         **wrong: Any,
     ) -> None:
-        misuse.check_constructor(wrong)
+        if wrong:
+            misuse.check_constructor(wrong, signature(MultiHeadAttention).parameters)
         super().__init__()
         sizes = Sizes.of(d_model, num_heads, num_kv_heads, head_dim, value_dim, kdim, vdim)
         misuse.check_options(dropout, window, scale, softcap, sizes.head_dim)
@@ -154,8 +156,8 @@ class MultiHeadAttention(nn.Module):
             >>> torch.allclose(ours(x)[0], theirs(x, x, x)[0], atol=1e-6)
             True
         """
-        new = cls(**torch_class.arguments_of(module))
-        new.load_state_dict(torch_class.state_of(module))
+        new = cls(**torch_class.arguments_of(module), device="meta")  # draws no random numbers there
+        new.load_state_dict(torch_class.state_of(module), assign=True)
         torch_class.freeze_alike(module, new)
         return new.train(module.training)
 
@@ -213,7 +215,7 @@ class MultiHeadAttention(nn.Module):
             MaskError: a mask of the wrong shape or meaning.
         """
         if wrong:
-            misuse.check_call(wrong)
+            misuse.check_call(wrong, signature(MultiHeadAttention.forward).parameters)
         found = None
         if key is None and value is None and mask is None and bias is None:
             found = plain_self_attention(self, query, need_weights)
@@ -229,6 +231,7 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | Tensor | None = None,
         *,
         bias: Tensor | Alibi | None = None,
+        **wrong: Any,
     ) -> Tensor:
         """What each head says before concatenation and W_O, [B, H, T, Dv]; arguments as in a call.
 
@@ -240,6 +243,8 @@ class MultiHeadAttention(nn.Module):
             >>> torch.allclose(mha.out_proj(heads.transpose(1, 2).flatten(2)), mha(x)[0], atol=1e-6)
             True
         """
+        if wrong:
+            misuse.check_call(wrong, signature(MultiHeadAttention.head_outputs).parameters)
         return self._attend(query, key, value, mask, bias)[0]
 
     def _attend(
@@ -294,23 +299,26 @@ class MultiHeadAttention(nn.Module):
         if self.kdim != self.vdim:
             return
         alike = layers if self.kdim == self.d_model else layers[1:]
-        if self._packed is None or not self._packed.holds(alike):
-            self._packed = pack(alike)
+        known = None if self._packed is None else self._packed.again(alike)
+        self._packed = pack(alike) if known is None else known
 
     def _apply(self, fn: Any, recurse: bool = True) -> MultiHeadAttention:
+        if self._packed is not None:
+            self._packed.loosen()
         super()._apply(fn, recurse)  # moved or cast: each weight now has memory of its own
         self._pack()
         return self
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_packed": None}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # copied or unpickled: the same
-        self._pack()
+        super().__setstate__(state)
+        if self._packed is None:  # a deep copy or unpickled; a shallow copy shares what lies there
+            self._pack()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        state_names.to_own_names(state_dict, prefix, self.sizes)
+        if self._packed is not None:
+            self._packed.loosen()
+        assigned = bool(args[0].get("assign_to_params_buffers")) if args else False
+        state_names.to_own_names(state_dict, prefix, self.sizes, self._modules, copy=assigned)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

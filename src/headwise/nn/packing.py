@@ -26,36 +26,56 @@ from torch.nn.modules import module as torch_module
 
 from ..arguments import autocasting
 
-__all__ = ["Packed", "ordinary", "pack", "project"]
+__all__ = ["Packed", "is_untouched", "ordinary", "pack", "project"]
+
+LINEAR_FORWARD = nn.Linear.forward
+
+
+def is_untouched(layer: nn.Module) -> bool:
+    """Whether this is `nn.Linear` as torch made it: no hook, no other forward."""
+    held = layer.__dict__
+    return (
+        type(layer) is nn.Linear and "forward" not in held and nn.Linear.forward is LINEAR_FORWARD
+        and not held["_forward_hooks"] and not held["_forward_pre_hooks"]
+        and not held["_backward_hooks"] and not held["_backward_pre_hooks"]
+        and not torch_module._global_forward_hooks and not torch_module._global_forward_pre_hooks
+        and not torch_module._global_backward_hooks and not torch_module._global_backward_pre_hooks
+    )  # fmt: skip
 
 
 class _Place:
     """A layer, and where its parameters were when they were laid out; it keeps none of them alive."""
 
-    __slots__ = ("bias", "bias_at", "dtype", "layer", "shape", "weight", "weight_at")
+    __slots__ = ("_bias", "_weight", "bias_at", "dtype", "layer", "shape", "weight_at")
 
     def __init__(self, layer: nn.Linear) -> None:
         weight, bias = layer.weight, layer._parameters["bias"]
-        self.layer, self.weight, self.bias = ref(layer), ref(weight), None if bias is None else ref(bias)
+        self.layer = ref(layer)
         self.weight_at, self.shape, self.dtype = weight.data_ptr(), weight.shape, weight.dtype
         self.bias_at = 0 if bias is None else bias.data_ptr()
+        self._weight, self._bias = ref(weight), None if bias is None else ref(bias)
 
-    def is_of(self, weight: Any, bias: Any) -> bool:
-        """Whether these are the same parameters, unmoved."""
-        own = self.weight()
-        if own is None or weight is not own or own.data_ptr() != self.weight_at:
+    def fits(self, layer: nn.Module) -> bool:
+        """Whether this is the layer, with its parameters where they were."""
+        if layer is not self.layer():
             return False
-        if own.shape != self.shape or own.dtype is not self.dtype or not own.is_contiguous():
+        parameters: dict[str, Any] = layer.__dict__["_parameters"]
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        if type(weight) is not nn.Parameter or weight.data_ptr() != self.weight_at:
             return False
-        if self.bias is None:
-            return bias is None
-        own = self.bias()
-        return own is not None and bias is own and own.data_ptr() == self.bias_at
+        if weight.shape != self.shape or weight.dtype is not self.dtype or not weight.is_contiguous():
+            return False
+        if bias is None or not self.bias_at:
+            return bias is None and not self.bias_at
+        return type(bias) is nn.Parameter and bool(bias.data_ptr() == self.bias_at)
 
     def is_left(self) -> bool:
-        """Whether the parameters are gone, or elsewhere; not if others only stand in for them for a while."""
-        weight, bias = self.weight(), None if self.bias is None else self.bias()
-        return not self.is_of(weight, bias)
+        """Whether its parameters are gone, or elsewhere; not if others stand in for them for a while."""
+        own = self._weight()
+        if own is None or own.data_ptr() != self.weight_at:
+            return True
+        own = None if self._bias is None else self._bias()
+        return bool(self.bias_at) and (own is None or own.data_ptr() != self.bias_at)
 
 
 class Packed:
@@ -71,37 +91,36 @@ class Packed:
         self.sizes = [len(layer.weight) for layer in layers]
         self._places = [_Place(layer) for layer in layers]
 
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        """A deep copy or a pickle holds None in its place: a block belongs to its own parameters."""
+        return _nothing, ()
+
     def holds(self, layers: Sequence[nn.Module]) -> bool:
-        """Whether these are its last layers, with their parameters where they were and no hooks on them.
+        """Whether these are its last layers, untouched and with their parameters where they were.
 
         Once a parameter is gone or has been moved, the block is of no use any more and is let go.
         """
-        if (
-            torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
-            or torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks
-        ):  # fmt: skip
-            return False
         places = self._places[-len(layers) :]
         if len(places) != len(layers):
             return False
         for layer, place in zip(layers, places, strict=True):
-            held = layer.__dict__
-            if (
-                layer is not place.layer() or type(layer) is not nn.Linear or "forward" in held
-                or held["_forward_hooks"] or held["_forward_pre_hooks"]
-                or held["_backward_hooks"] or held["_backward_pre_hooks"]
-            ):  # fmt: skip
-                return self._or_let_go()
-            parameters = held["_parameters"]
-            if not place.is_of(parameters.get("weight"), parameters.get("bias")):
-                return self._or_let_go()
+            if not is_untouched(layer) or not place.fits(layer):
+                if any(place.is_left() for place in self._places):
+                    self.weight, self.bias, self._places = self.weight.new_empty(0, 0), None, []
+                return False
         return True
 
-    def _or_let_go(self) -> bool:
-        """False; and unless all parameters are still there, forget them."""
-        if any(place.is_left() for place in self._places):
-            self.weight, self.bias, self._places = self.weight.new_empty(0, 0), None, []
-        return False
+    def again(self, layers: Sequence[nn.Module]) -> Packed | None:
+        """The same for these layers if their parameters lie where they did, whatever is hooked to them."""
+        places = self._places
+        if len(places) != len(layers) or not all(map(_Place.fits, places, layers)):
+            return None
+        return Packed(layers, self.weight, self.bias)  # type: ignore[arg-type]
+
+    def loosen(self) -> None:
+        """Let torch swap the parameters for others: it does not while anybody refers to them weakly."""
+        for place in self._places:
+            place._weight = place._bias = _nothing  # type: ignore[assignment]
 
     def last(self, count: int) -> tuple[Tensor, Tensor | None]:
         """Weight [n, E] and bias [n] of its last layers."""
@@ -109,6 +128,10 @@ class Packed:
             return self.weight, self.bias
         rows = sum(self.sizes[-count:])
         return self.weight[-rows:], None if self.bias is None else self.bias[-rows:]
+
+
+def _nothing() -> None:
+    return None
 
 
 def pack(layers: Sequence[nn.Module]) -> Packed | None:
@@ -131,11 +154,12 @@ def pack(layers: Sequence[nn.Module]) -> Packed | None:
 def _can_move(parameters: Sequence[Any]) -> bool:
     first = parameters[0]
     for each in parameters:
-        if type(each) is not nn.Parameter or each.device.type not in ("cpu", "cuda"):
-            return False
-        if each.is_cpu and each.is_shared():
+        if type(each) is not nn.Parameter or each.device.type not in ("cpu", "cuda") or each.is_inference():
             return False
         if each.dtype != first.dtype or each.device != first.device or each.shape[1:] != first.shape[1:]:
+            return False
+        # memory of another process, or a part of somebody's buffer: it has to stay there
+        if (each.is_cpu and each.is_shared()) or each.untyped_storage().nbytes() != each.nbytes:
             return False
     return len({each.data_ptr() for each in parameters}) == len(parameters)  # tied ones stay tied
 
@@ -156,17 +180,18 @@ def project(layers: Sequence[nn.Module], packed: Packed | None, x: Tensor) -> Se
     """layer(x) for every layer, by one matrix product where nothing would notice the difference."""
     if packed is None or not ordinary(x) or not packed.holds(layers):
         return [layer(x) for layer in layers]
-    weight, bias = packed.last(len(layers))
+    (weight, bias), sizes = packed.last(len(layers)), packed.sizes[-len(layers) :]
     if torch.is_grad_enabled():
-        parameters = [layer._parameters["weight"] for layer in layers]
-        if bias is not None:
-            parameters += [layer._parameters["bias"] for layer in layers]
-        learned = [each is not None and each.requires_grad for each in parameters]
-        if any(learned):
-            weight, bias = _Join.apply(weight, bias, *parameters)
-        elif x.requires_grad:  # torch then notices a frozen weight that is written to before the way back
-            return [layer(x) for layer in layers]
-    return nn.functional.linear(x, weight, bias).split_with_sizes(packed.sizes[-len(layers) :], dim=-1)
+        weights: list[Any] = [layer._parameters["weight"] for layer in layers]
+        biases: list[Any] = [] if bias is None else [layer._parameters["bias"] for layer in layers]
+        if any(each.requires_grad for each in (*weights, *biases)):
+            weight, bias = _Join.apply(weight, bias, *weights, *biases)
+            joined = nn.functional.linear(x, weight, bias)
+            found: tuple[Tensor, ...] = _Part.apply(joined, sizes, weights if x.requires_grad else [])
+            return found
+        if x.requires_grad:
+            return [layer(x) for layer in layers]  # for one frozen layer after another torch does no more
+    return nn.functional.linear(x, weight, bias).split_with_sizes(sizes, dim=-1)
 
 
 def ordinary(x: Tensor) -> bool:
@@ -188,22 +213,40 @@ class _Join(torch.autograd.Function):
     def forward(
         ctx: Any, weight: Tensor, bias: Tensor | None, *parameters: nn.Parameter
     ) -> tuple[Tensor, Tensor | None]:
-        ctx.parameters, ctx.versions = parameters, [each._version for each in parameters]
+        ctx.sizes, ctx.biased = [len(each) for each in parameters], bias is not None
         ctx.set_materialize_grads(False)
         return weight.detach(), None if bias is None else bias.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        for each, version in zip(ctx.parameters, ctx.versions, strict=True):
-            if each._version != version:  # what torch would have seen had it saved the parameter itself
+        found: list[Tensor | None] = []
+        sizes = ctx.sizes[: len(ctx.sizes) // 2] if ctx.biased else ctx.sizes
+        for grad in grads if ctx.biased else grads[:1]:
+            found += [None] * len(sizes) if grad is None else grad.split(sizes)
+        return None, None, *found
+
+
+class _Part(torch.autograd.Function):
+    """What the layers made side by side, taken apart.
+
+    The product was of the block, so torch watches that and not the weights in it. This stands where every
+    gradient comes by, and looks whether one was written to in place, as torch would.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, joined: Tensor, sizes: list[int], weights: Sequence[nn.Parameter]
+    ) -> tuple[Tensor, ...]:
+        ctx.weights, ctx.versions = weights, [each._version for each in weights]
+        return joined.split_with_sizes(sizes, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        for each, version in zip(ctx.weights, ctx.versions, strict=True):
+            if each._version != version:
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace "
-                    f"operation: a projection's parameter {list(each.shape)} is at version {each._version}; "
+                    f"operation: a projection's weight {list(each.shape)} is at version {each._version}; "
                     f"expected version {version} instead"
                 )
-        sizes = [len(each) for each in ctx.parameters]
-        count = sum(each.ndim == 2 for each in ctx.parameters)
-        found: list[Tensor | None] = []
-        for grad, rows in zip(grads, (sizes[:count], sizes[count:]), strict=True):
-            found += [None] * len(rows) if grad is None else grad.split(rows)
-        return None, None, *found
+        return torch.cat(grads, dim=-1), None, None

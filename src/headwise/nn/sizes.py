@@ -5,6 +5,7 @@ Letters: H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim, E d_model.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,13 +42,12 @@ class Sizes:
         Raises:
             ShapeError: not a whole number of at least 1; H that does not divide E; Hk that does not divide H.
         """
-        given = {
-            "d_model": d_model, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim,
-            "value_dim": value_dim, "kdim": kdim, "vdim": vdim,
-        }  # fmt: skip
-        for name, size in given.items():
-            if size is not None or name in ("d_model", "num_heads"):
-                _check_size(name, size)
+        d_model, num_heads = _size("d_model", d_model), _size("num_heads", num_heads)
+        num_kv_heads = num_heads if num_kv_heads is None else _size("num_kv_heads", num_kv_heads)
+        kdim = d_model if kdim is None else _size("kdim", kdim)
+        vdim = d_model if vdim is None else _size("vdim", vdim)
+        head_dim = None if head_dim is None else _size("head_dim", head_dim)
+        value_dim = None if value_dim is None else _size("value_dim", value_dim)
         if head_dim is None:
             if d_model % num_heads:
                 raise ShapeError(
@@ -55,7 +55,6 @@ class Sizes:
                     f"use {_near(d_model, num_heads)}, or give head_dim"
                 )
             head_dim = d_model // num_heads
-        num_kv_heads = num_kv_heads or num_heads
         if num_heads % num_kv_heads:
             raise ShapeError(
                 f"num_kv_heads must divide num_heads: {_division(num_heads, num_kv_heads)}; "
@@ -98,9 +97,15 @@ class Sizes:
         return whole and self.num_kv_heads == self.num_heads and self.value_dim == self.head_dim
 
 
-def _check_size(name: str, size: Any) -> None:
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+def _size(name: str, size: Any) -> int:
+    """A size as a plain number, of whatever kind of whole number it was."""
+    try:
+        number = operator.index(size)
+    except TypeError:
+        number = 0
+    if isinstance(size, bool) or number < 1:
         raise ShapeError(f"{name} must be a whole number of at least 1: got {size!r}; for example 8")
+    return number
 
 
 def _division(whole: int, part: int) -> str:

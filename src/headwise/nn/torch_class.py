@@ -37,20 +37,24 @@ def arguments_of(theirs: nn.MultiheadAttention) -> dict[str, Any]:
                 f"module must not append keys: it has {name}=True, for which there is no place here; "
                 "keep torch's class"
             )
-    weight = theirs.out_proj.weight
     return {
         "d_model": theirs.embed_dim, "num_heads": theirs.num_heads, "kdim": theirs.kdim, "vdim": theirs.vdim,
         "bias": theirs.in_proj_bias is not None, "out_bias": theirs.out_proj.bias is not None,
-        "dropout": theirs.dropout, "device": weight.device, "dtype": weight.dtype,
+        "dropout": theirs.dropout,
     }  # fmt: skip
 
 
 def state_of(theirs: nn.MultiheadAttention) -> dict[str, Tensor]:
-    """Its weights under torch's names, as its forward sees them: pruned and parametrised ones too."""
-    names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias")
-    held = {name: getattr(theirs, name) for name in names}
-    held |= {f"out_proj.{name}": getattr(theirs.out_proj, name) for name in ("weight", "bias")}
-    return {name: value.detach() for name, value in held.items() if value is not None}
+    """Copies of its weights under our names, as its forward sees them: pruned and parametrised ones too."""
+    packed, bias = theirs.in_proj_weight, theirs.in_proj_bias
+    weights = packed.chunk(3) if packed is not None else [getattr(theirs, f"{n}_weight") for n in PROJECTIONS]
+    held = {f"{name}.weight": weight for name, weight in zip(PROJECTIONS, weights, strict=True)}
+    if bias is not None:
+        held |= {f"{name}.bias": part for name, part in zip(PROJECTIONS, bias.chunk(3), strict=True)}
+    held["out_proj.weight"] = theirs.out_proj.weight
+    if theirs.out_proj.bias is not None:
+        held["out_proj.bias"] = theirs.out_proj.bias
+    return {name: value.detach().clone() for name, value in held.items()}
 
 
 def freeze_alike(theirs: nn.MultiheadAttention, ours: MultiHeadAttention) -> None:
@@ -98,8 +102,9 @@ def torchs_twin(ours: MultiHeadAttention, batch_first: bool) -> nn.MultiheadAtte
     biased = any(layer.bias is not None for layer in layers)
     twin = nn.MultiheadAttention(
         ours.d_model, ours.num_heads, ours.dropout, biased, kdim=ours.kdim, vdim=ours.vdim,
-        batch_first=batch_first, device=weight.device, dtype=weight.dtype,
+        batch_first=batch_first, device="meta", dtype=weight.dtype,
     )  # fmt: skip
+    twin.to_empty(device=weight.device)  # so that no random numbers are drawn
     _copy_weights(layers, twin)
     return twin.train(ours.training)
 
@@ -118,7 +123,7 @@ def _copy_weights(layers: list[nn.Linear], twin: nn.MultiheadAttention) -> None:
         home.copy_(layer.weight)
     if twin.in_proj_bias is None:
         return
-    learned = [layer.bias is None or layer.bias.requires_grad for layer in layers]
+    learned = [layer.bias is not None and layer.bias.requires_grad for layer in layers]
     twin.in_proj_bias.requires_grad_(all(learned[:3]))
     twin.out_proj.bias.requires_grad_(learned[3])
     biases = (*twin.in_proj_bias.split(twin.embed_dim), twin.out_proj.bias)
