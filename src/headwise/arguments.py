@@ -125,7 +125,7 @@ def check_dropout(dropout: float) -> None:
 
 def autocasting(x: Tensor) -> bool:
     """Whether autocast is on where x is."""
-    kind = x.device.type
+    kind = "cpu" if x.is_cpu else x.device.type
     return kind != "meta" and torch.is_autocast_enabled(kind)
 
 

@@ -44,9 +44,9 @@ def plain_self_attention(
         return None
     B, T, E = shape
     weight = packed.weight
-    if E != weight.shape[1] or x.dtype is not weight.dtype or not x.numel() or x.device != weight.device:
+    if E != weight.shape[1] or x.dtype is not weight.dtype or not x.numel() or not x.is_floating_point():
         return None
-    if not x.is_floating_point():
+    if x.is_cpu is not weight.is_cpu or x.get_device() != weight.get_device():
         return None
     H, Hk, causal, scale = held["num_heads"], held["num_kv_heads"], held["causal"], held["scale"]
     modules = held["_modules"]

@@ -33,13 +33,22 @@ LINEAR_FORWARD = nn.Linear.forward
 
 def is_untouched(layer: nn.Module) -> bool:
     """Whether this is `nn.Linear` as torch made it: no hook, no other forward."""
-    held = layer.__dict__
-    return (
-        type(layer) is nn.Linear and "forward" not in held and nn.Linear.forward is LINEAR_FORWARD
-        and not held["_forward_hooks"] and not held["_forward_pre_hooks"]
-        and not held["_backward_hooks"] and not held["_backward_pre_hooks"]
-        and not torch_module._global_forward_hooks and not torch_module._global_forward_pre_hooks
-        and not torch_module._global_backward_hooks and not torch_module._global_backward_pre_hooks
+    return _nothing_for_all() and type(layer) is nn.Linear and _nothing_on(layer.__dict__)
+
+
+def _nothing_for_all() -> bool:
+    """No hook that every module has, no other forward for all of them."""
+    return nn.Linear.forward is LINEAR_FORWARD and not (
+        torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
+        or torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks
+    )  # fmt: skip
+
+
+def _nothing_on(held: dict[str, Any]) -> bool:
+    """No hook on the module of this __dict__, no forward of its own."""
+    return not (
+        held["_forward_hooks"] or held["_forward_pre_hooks"]
+        or held["_backward_hooks"] or held["_backward_pre_hooks"] or "forward" in held
     )  # fmt: skip
 
 
@@ -57,17 +66,18 @@ class _Place:
 
     def fits(self, layer: nn.Module) -> bool:
         """Whether this is the layer, with its parameters where they were."""
-        if layer is not self.layer():
+        if layer is not self.layer() or type(layer) is not nn.Linear:
             return False
         parameters: dict[str, Any] = layer.__dict__["_parameters"]
         weight, bias = parameters.get("weight"), parameters.get("bias")
-        if type(weight) is not nn.Parameter or weight.data_ptr() != self.weight_at:
+        if (
+            type(weight) is not nn.Parameter or weight.data_ptr() != self.weight_at
+            or weight.shape != self.shape or weight.dtype is not self.dtype or not weight.is_contiguous()
+        ):  # fmt: skip
             return False
-        if weight.shape != self.shape or weight.dtype is not self.dtype or not weight.is_contiguous():
-            return False
-        if bias is None or not self.bias_at:
+        if type(bias) is not nn.Parameter:
             return bias is None and not self.bias_at
-        return type(bias) is nn.Parameter and bool(bias.data_ptr() == self.bias_at)
+        return bool(bias.data_ptr() == self.bias_at)
 
     def is_left(self) -> bool:
         """Whether its parameters are gone, or elsewhere; not if others stand in for them for a while."""
@@ -101,10 +111,10 @@ class Packed:
         Once a parameter is gone or has been moved, the block is of no use any more and is let go.
         """
         places = self._places[-len(layers) :]
-        if len(places) != len(layers):
+        if len(places) != len(layers) or not _nothing_for_all():
             return False
         for layer, place in zip(layers, places, strict=True):
-            if not is_untouched(layer) or not place.fits(layer):
+            if not place.fits(layer) or not _nothing_on(layer.__dict__):
                 if any(place.is_left() for place in self._places):
                     self.weight, self.bias, self._places = self.weight.new_empty(0, 0), None, []
                 return False
