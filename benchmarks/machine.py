@@ -24,7 +24,7 @@ def describe(device: str, commit: str | None = None) -> dict[str, Any]:
     """Machine, versions and commit, for the head of a report.
 
     Args:
-        commit: to be believed where there is no git to ask.
+        commit: to be believed, where git does not know what this tree is.
     """
     return {
         "started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -83,16 +83,16 @@ def _installed(package: str) -> str | None:
 
 
 def _source(commit: str | None) -> dict[str, Any]:
-    """The commit, whether anything but results differs from it, and a digest of the package's sources."""
+    """The commit, whether package or benchmarks differ from it, and a digest of the package's sources."""
     digest = hashlib.sha256()
     package = Path(headwise.__file__).parent
     for path in sorted(package.rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
     asked = _said_by("git", "rev-parse", "HEAD")
-    changes = _said_by("git", "status", "--porcelain", "--", ".", ":!benchmarks/results")
+    changes = _said_by("git", "status", "--porcelain", "--", "src", "benchmarks", ":!benchmarks/results")
     return {
-        "commit": asked or commit,
-        "dirty": None if asked is None else bool(changes),
+        "commit": commit or asked,
+        "dirty": None if commit or asked is None else bool(changes),
         "sources": digest.hexdigest()[:16],
     }
 
