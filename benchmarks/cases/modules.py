@@ -210,6 +210,6 @@ for name, (words, options) in KINDS.items():
             on_cuda={"B": 8, "H": 12, "L": 1024, "E": 768},
             peer=TORCH,
             factor=3.0 if "training" in options else 2.0,
-            headline=name == "class_train_causal",
+            headline=name in ("class_causal", "class_train_causal"),
         )
     )
