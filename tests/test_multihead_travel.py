@@ -748,9 +748,7 @@ def test_weights_tied_between_two_modules_stay_tied() -> None:
 
 
 def test_safetensors_keeps_the_state() -> None:
-    safetensors = pytest.importorskip(
-        "safetensors.torch", reason="safetensors is among the test tools"
-    )
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is among the test tools")
     mha, new = module(), MultiHeadAttention(E, H, dtype=torch.float64)
     new.load_state_dict(safetensors.load(safetensors.save(mha.state_dict())))
     assert packed(new) and torch.equal(new(normal(1, B, T, E))[0], mha(normal(1, B, T, E))[0])
