@@ -18,33 +18,12 @@ from torch.nn.functional import linear
 from torch.nn.utils import parametrize, prune
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
+from attention_modules import PROJECTIONS, B, E, H, S, T, assert_same, module, normal, packed
 from headwise import Mask, MultiHeadAttention, reference
 from headwise.errors import ArgumentError, ShapeError
-from judge import assert_judged, error, largest
+from judge import assert_judged, error
 
-E, H, B, T, S = 30, 5, 3, 7, 11
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 Affine = tuple[Tensor, Tensor | None]  # a weight [out, in] and a bias [out]
-
-
-def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def module(d_model: int = E, num_heads: int = H, **options: Any) -> MultiHeadAttention:
-    """One with random biases too: those it begins with are 0 and would hide mistakes."""
-    made = MultiHeadAttention(d_model, num_heads, **{"dtype": torch.float64, **options})
-    with torch.no_grad():
-        for i, parameter in enumerate(made.parameters()):
-            bound = parameter.shape[-1] ** -0.5 if parameter.ndim == 2 else 1.0
-            parameter.copy_(normal(20 + i, *parameter.shape) * bound)
-    return made
-
-
-def packed(mha: MultiHeadAttention) -> bool:
-    """Whether the next call would run q, k and v as one product."""
-    layers: Sequence[nn.Module] = (mha.q_proj, mha.k_proj, mha.v_proj)
-    return mha._packed is not None and mha._packed.holds(layers) and mha._packed.holds(layers[1:])
 
 
 def affine(layer: Any) -> Affine:
@@ -71,16 +50,6 @@ def by_hand(
     k, v = (heads(apply(name, memory), mha.num_kv_heads) for name in ("k_proj", "v_proj"))
     out = reference.attention(q, k, v, mask=Mask.causal() if mha.causal else None, sinks=mha.sinks)[0]
     return apply("out_proj", out.transpose(1, 2).flatten(2))
-
-
-def assert_same(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> None:
-    """Equal in float64, up to the roundings of sums of numbers of this size."""
-    assert len(found) == len(expected)
-    size = max(largest(x) for x in expected if x is not None)
-    for i, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
-        assert (mine is None) == (theirs is None), f"{i}: one of them is None"
-        if mine is not None and theirs is not None:
-            assert_judged(mine, theirs, theirs, dtype=torch.float64, size=size, what=str(i))
 
 
 def inputs(crosses: bool) -> tuple[Tensor, ...]:

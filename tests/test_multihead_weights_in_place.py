@@ -10,27 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import headwise as hw
+from attention_modules import PROJECTIONS, B, E, H, T, module, normal, packed
 from headwise.errors import ArgumentError, MaskError
 from judge import error, largest
 
-B, T, E, H = 2, 7, 30, 5
 
-
-def made(**options: object) -> hw.MultiHeadAttention:
-    torch.manual_seed(1)
-    return hw.MultiHeadAttention(E, H, dtype=torch.float64, **options)  # type: ignore[arg-type]
-
-
-def layers_of(mha: hw.MultiHeadAttention) -> tuple[nn.Module, ...]:
-    return mha.q_proj, mha.k_proj, mha.v_proj
-
-
-def is_packed(mha: hw.MultiHeadAttention) -> bool:
-    return mha._packed is not None and mha._packed.holds(layers_of(mha))
-
-
-def x(seed: int = 0) -> Tensor:
-    return torch.randn(B, T, E, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+def x() -> Tensor:
+    return normal(0, B, T, E)
 
 
 # Written to before the way back
@@ -43,7 +29,7 @@ WRITTEN = "modified by an inplace operation"
 def test_a_weight_written_to_before_the_way_back_is_noticed(name: str, frozen: str | None) -> None:
     """The product is of the block, whose version nobody counts: the gradient of x came out wrong, silently,
     where only that was asked for."""
-    mha, given = made(), x().requires_grad_()
+    mha, given = module(), x().requires_grad_()
     if frozen is not None:
         mha.get_submodule(frozen).requires_grad_(False)
     output = mha(given)[0]
@@ -54,7 +40,7 @@ def test_a_weight_written_to_before_the_way_back_is_noticed(name: str, frozen: s
 
 
 def test_what_no_gradient_needs_may_be_written_to() -> None:
-    mha, given = made(), x()
+    mha, given = module(), x()
     output = mha(given)[0]
     expected = torch.autograd.grad(output.sum(), mha.k_proj.weight, retain_graph=True)[0]
     with torch.no_grad():  # x wants no gradient, and no gradient ever needs a bias
@@ -64,7 +50,7 @@ def test_what_no_gradient_needs_may_be_written_to() -> None:
 
 
 def test_only_gradients_of_the_inputs() -> None:
-    mha, given = made(), x().requires_grad_()
+    mha, given = module(), x().requires_grad_()
     alone = torch.autograd.grad(mha(given)[0].sum(), given)[0]
     together = torch.autograd.grad(mha(given)[0].sum(), [given, *mha.parameters()])[0]
     assert error(alone, together) <= 1e-14
@@ -74,11 +60,11 @@ def test_only_gradients_of_the_inputs() -> None:
 
 
 def test_a_shallow_copy_leaves_the_original_where_it_was() -> None:
-    mha = made()
+    mha = module()
     places = [parameter.data_ptr() for parameter in mha.parameters()]
     twin = copy.copy(mha)
     assert [parameter.data_ptr() for parameter in mha.parameters()] == places
-    assert is_packed(mha) and is_packed(twin)
+    assert packed(mha) and packed(twin)
     assert torch.equal(twin(x())[0], mha(x())[0])
 
 
@@ -88,7 +74,7 @@ def test_a_shallow_copy_leaves_the_original_where_it_was() -> None:
 @pytest.mark.parametrize("what", ["load", "cast", "nothing"])
 def test_weights_in_somebodys_buffer_stay_there(what: str) -> None:
     """Optimisers that flatten lay all parameters in one buffer and step that."""
-    mha, state = made(), made().state_dict()
+    mha, state = module(), module().state_dict()
     parameters = list(mha.parameters())
     flat = torch.cat([parameter.data.flatten() for parameter in parameters])
     for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
@@ -103,15 +89,15 @@ def test_weights_in_somebodys_buffer_stay_there(what: str) -> None:
 
 
 def test_a_hook_is_no_reason_to_move_weights() -> None:
-    mha = made()
+    mha = module()
     places = [parameter.data_ptr() for parameter in mha.parameters()]
     hook = mha.q_proj.register_forward_hook(lambda *_: None)
-    mha.load_state_dict(made().state_dict())
+    mha.load_state_dict(module().state_dict())
     mha.double()
     assert [parameter.data_ptr() for parameter in mha.parameters()] == places
-    assert not is_packed(mha)
+    assert not packed(mha)
     hook.remove()
-    assert is_packed(mha)
+    assert packed(mha)
 
 
 @pytest.fixture
@@ -122,12 +108,12 @@ def swapping() -> Iterator[None]:
 
 
 def test_torch_may_swap_parameters(swapping: None) -> None:
-    mha = made()
+    mha = module()
     with torch.no_grad():  # a graph that holds the parameters would keep them from being swapped
         expected = mha(x())[0]
         mha.float().double()
-        assert is_packed(mha) and error(mha(x())[0], expected) <= 1e-6
-        mha.load_state_dict(made().state_dict())
+        assert packed(mha) and error(mha(x())[0], expected) <= 1e-6
+        mha.load_state_dict(module().state_dict())
         assert error(mha(x())[0], expected) <= 1e-12
 
 
@@ -141,18 +127,18 @@ def test_a_forward_that_everybody_gets_is_used(monkeypatch: pytest.MonkeyPatch) 
         calls.append(self)
         return plain(self, given)
 
-    mha = made()
+    mha = module()
     monkeypatch.setattr(nn.Linear, "forward", counted)
     with torch.no_grad():
         mha(x())
-    assert calls == [*layers_of(mha), mha.out_proj]
+    assert calls == [getattr(mha, name) for name in PROJECTIONS]
 
 
 def test_weights_kept_elsewhere_until_they_are_needed() -> None:
     """As offloading does it: the weights on meta, the layer's own forward brings them."""
-    mha = made()
+    mha = module()
     expected = mha(x())[0]
-    for layer in (*layers_of(mha), mha.out_proj):
+    for layer in (getattr(mha, name) for name in PROJECTIONS):
         kept = {name: parameter.detach() for name, parameter in layer.named_parameters()}
         layer.to("meta")
         layer.forward = lambda given, kept=kept: nn.functional.linear(given, kept["weight"], kept["bias"])  # type: ignore[method-assign]
@@ -160,8 +146,8 @@ def test_weights_kept_elsewhere_until_they_are_needed() -> None:
 
 
 def test_a_hook_may_cast_what_comes_in() -> None:
-    mha = made()
-    for layer in layers_of(mha):
+    mha = module()
+    for layer in (mha.q_proj, mha.k_proj, mha.v_proj):
         layer.register_forward_pre_hook(lambda _, args: (args[0].double(),))
     assert error(mha(x().float())[0], mha(x())[0]) <= 1e-5
 
@@ -170,8 +156,8 @@ def test_a_hook_may_cast_what_comes_in() -> None:
 
 
 def test_other_names_beside_own_ones_are_unexpected() -> None:
-    mha = made()
-    state = made().state_dict()
+    mha = module()
+    state = module().state_dict()
     for name in ("query", "key", "value"):
         state[f"{name}.weight"] = torch.full((E, E), 7.0, dtype=torch.float64)
     with pytest.raises(RuntimeError, match=r"Unexpected key.*query\.weight"):
@@ -199,7 +185,7 @@ def test_bert_s_dotted_names_load() -> None:
     state = {
         f"{name}.{end}": value for name, one in theirs.items() for end, value in one.state_dict().items()
     }
-    mha = made()
+    mha = module()
     mha.load_state_dict(state)
     assert torch.equal(mha.v_proj.weight, theirs["self.value"].weight)
     assert torch.equal(mha.out_proj.bias, theirs["output.dense"].bias)
@@ -217,7 +203,7 @@ def test_conversions_draw_no_random_numbers() -> None:
 
 
 def test_a_missing_bias_does_not_begin_to_learn_in_torchs_class() -> None:
-    twin = made(bias=False, out_bias=True).to_torch()
+    twin = module(bias=False, out_bias=True).to_torch()
     assert not twin.in_proj_bias.requires_grad and not twin.in_proj_bias.any()
     assert twin.out_proj.bias.requires_grad
 
@@ -230,8 +216,8 @@ def test_complex_numbers_are_refused_in_words(gradients: bool) -> None:
 
 
 def test_a_padding_mask_of_another_batch_is_called_a_mask() -> None:
-    with pytest.raises(MaskError, match=r"mask must broadcast to .*\[2, 5, 7, 7\]: got \[3, 1, 1, 7\]"):
-        made()(x(), mask=torch.ones(3, 1, 1, T))
+    with pytest.raises(MaskError, match=r"mask must broadcast to .*\[3, 5, 7, 7\]: got \[4, 1, 1, 7\]"):
+        module()(x(), mask=torch.ones(4, 1, 1, T))
 
 
 @pytest.mark.parametrize("sink", [0.0, 10.0, 15.0, 20.0])

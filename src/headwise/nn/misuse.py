@@ -20,7 +20,7 @@ TORCHS_CLASS = "torch's own class is torch.nn.MultiheadAttention"
 ONE_LETTER = (
     "headwise.MultiheadAttention does not exist: one letter parts two classes whose masks mean the opposite; "
     "use headwise.MultiHeadAttention (True = may attend) or torch.nn.MultiheadAttention (True = may not), "
-    "which headwise.nn does not have yet"
+    "which headwise.nn (hw.nn) does not have yet"
 )
 
 OF_THE_CONSTRUCTOR = {
@@ -45,13 +45,23 @@ OF_A_CALL = {
 
 
 def check_constructor(named: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raise `ArgumentError` for an argument that only torch's class, or another one, has."""
+    """Raise for arguments that only torch's class, or another one, is made with."""
+    _refuse(named, OF_THE_CONSTRUCTOR, known)
+
+
+def check_call(named: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise for keywords that `MultiHeadAttention` is not called with."""
+    _refuse(named, OF_A_CALL, known)
+
+
+def _refuse(named: Mapping[str, Any], answers: Mapping[str, str], known: Iterable[str]) -> None:
     for name, value in named.items():
-        if name in OF_THE_CONSTRUCTOR:
+        if name in answers:
             raise ArgumentError(
-                f"{name} must not be given to MultiHeadAttention: got {value!r}; {OF_THE_CONSTRUCTOR[name]}"
+                f"{name} must not be given to MultiHeadAttention: got {_told(value)}; {answers[name]}"
             )
-        raise TypeError(f"MultiHeadAttention has no argument {name!r}: {_nearest(name, known)}")
+        ours = [each for each in known if each not in ("self", "wrong")]
+        raise TypeError(f"MultiHeadAttention has no argument {name!r}: {nearest(name, ours)}")
 
 
 def check_options(dropout: Any, window: Any, scale: Any, softcap: Any, head_dim: int) -> None:
@@ -62,16 +72,6 @@ def check_options(dropout: Any, window: Any, scale: Any, softcap: Any, head_dim:
     Scoring.of(head_dim, scale=scale, softcap=softcap)
 
 
-def check_call(named: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raise for a keyword that `MultiHeadAttention` is not called with."""
-    for name, value in named.items():
-        if name in OF_A_CALL:
-            raise ArgumentError(
-                f"{name} must not be given to MultiHeadAttention: got {_told(value)}; {OF_A_CALL[name]}"
-            )
-        raise TypeError(f"MultiHeadAttention has no argument {name!r}: {_nearest(name, known)}")
-
-
 def lone(key: Any, value: Any) -> ArgumentError:
     """The error about a key without a value, most often a mask in key's place; or a value without a key."""
     if key is None:
@@ -80,10 +80,6 @@ def lone(key: Any, value: Any) -> ArgumentError:
         f"key must come with value: got {_told(key)} alone; a mask goes in mask=, as mha(x, mask=m), "
         "and what is attended to goes in twice, as mha(query, memory, memory)"
     )
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    return nearest(name, [each for each in known if each not in ("self", "wrong")])
 
 
 def _told(value: Any) -> str:
