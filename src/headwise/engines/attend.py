@@ -17,7 +17,7 @@ from ..masks import Mask
 from ..scoring import Scoring
 from . import fused, plain, table, tiles
 from .gradients import ScoreGradients
-from .kernels import CAUSAL, CUDNN, FULL, Band, Kernel
+from .kernels import CAUSAL, CUDNN, FULL, Band
 from .parts import adds
 from .scores import Scores, own_precision, tile_dtype
 from .table import Backend, Call
@@ -65,15 +65,9 @@ def _traced(scores: Scores, v: Tensor, dropout: float, backend: str) -> tuple[Te
         # that another layout gives wrong numbers: `kernels.py` always hands over the same one
         if kernel is CUDNN and torch.is_grad_enabled() and _needs_grad(scores, v):
             kernel = None
-        if kernel is not None and _takes_as_is(kernel, scores, v):
+        if kernel is not None and kernel.takes_as_is(scores.q, v):
             return kernel.forward(scores.q, scores.k, v, None, band, scores.scoring.scale)
     return torch.ops.headwise.attend.default(*_flat(scores, v), _bias_gradient(scores), backend)
-
-
-def _takes_as_is(kernel: Kernel, scores: Scores, v: Tensor) -> bool:
-    """Whether the kernel takes these tensors with nothing padded and no key head repeated."""
-    grouped = scores.q.shape[1] != v.shape[1]
-    return v.shape[-1] % kernel.channels == 0 and (kernel.takes_groups or not grouped)
 
 
 def _plainest(scores: Scores, v: Tensor) -> Band | None:
@@ -272,8 +266,7 @@ class _Attend(torch.autograd.Function):
         args, out, lse = _arguments(ctx)
         if grads[0] is None:
             return (None,) * len(args)
-        batched = torch._C._functorch.is_legacy_batchedtensor(grads[0])  # is_grads_batched=True
-        if torch.is_grad_enabled() or batched:  # a derivative of this derivative may be wanted
+        if plain.is_needed_for(grads[0]):
             return _where_needed(ctx, _differentiate_twice(args, ctx.needs_input_grad, grads[0]))
         return _where_needed(ctx, _gradients(grads[0], out, lse, *args))
 

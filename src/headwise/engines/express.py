@@ -2,10 +2,10 @@
 
 After a long kernel every line of Python starts in a cold cache: what takes 30 microseconds in a tight loop
 took 250 between two calls of 4 ms; and a GPU that is faster than that waits. A call without mask or options
-therefore goes straight to the kernel after the few checks below, and so do the weights of such a
-call where they are few. Whatever they do not let through, right or wrong, takes the ordinary way and is
-answered, or refused, there: this lane decides nothing else. Which kernel a GPU uses is the table's decision
-here as anywhere.
+therefore goes straight to the kernel after the few checks below, and so do the weights of such a call where
+they are few. Whatever they do not let through, right or wrong, takes the ordinary way and is answered, or
+refused, there: this lane decides nothing else. Which kernel a GPU uses is the table's decision here as
+anywhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from .. import budget, masks
 from ..masks import NOTHING_HIDDEN, Mask
@@ -50,7 +49,7 @@ def plainest(
         return None
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(q.device.type):
         return None
-    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+    if plain.transforms_are_active():
         return None
     if scale is None:
         scale = D**-0.5
@@ -63,7 +62,7 @@ def straight(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Scores] | None:
     """(output, lse, scores) of tensors that have been found plain; None where a kernel would need help."""
-    _, H, T, D = q.shape
+    _, H, T, _ = q.shape
     _, Hk, S, _ = k.shape
     if (causal and S != T) or (T == 1 and H != Hk):
         return None
@@ -75,7 +74,7 @@ def straight(
         if not chosen.kernels:
             return None
         kernel = chosen.kernel_for(q.device)
-        if D % kernel.channels or (H != Hk and not kernel.takes_groups):
+        if not kernel.takes_as_is(q, v):
             return None
         table.cudnn_churn.note(call.shape_key)
     band = kernels.CAUSAL if causal else kernels.FULL
@@ -107,8 +106,7 @@ class _Straight(torch.autograd.Function):
             return (None,) * 6
         q, k, v, out, lse = ctx.saved_tensors
         kernel, band, scale = ctx.call
-        batched = torch._C._functorch.is_legacy_batchedtensor(grad)  # is_grads_batched=True
-        if torch.is_grad_enabled() or batched:  # a derivative of this derivative may be wanted
+        if plain.is_needed_for(grad):
 
             def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 return plain.forward(Scores(q, k, Mask(*band), Scoring(scale)), v)[0]
@@ -122,21 +120,19 @@ class _Straight(torch.autograd.Function):
 
 def few_weights_on_cpu(scores: Scores) -> Tensor | None:
     """All weights of a call in which nothing is hidden, [B, H, T, S]; None: not as plain or not as few."""
-    q, k, scoring = scores.q, scores.k, scores.scoring
+    q, scoring = scores.q, scores.scoring
     if scores.mask is not NOTHING_HIDDEN or torch.is_grad_enabled() or type(q) is not Tensor or not q.is_cpu:
         return None
     if scoring.bias is not None or scoring.slopes is not None or scoring.sinks is not None:
         return None
     if scoring.softcap is not None or scores.positions is not None or q.dtype not in WHOLE:
         return None
-    (B, H, T, D), (_, Hk, S, _) = q.shape, k.shape
+    B, H, T, S = scores.shape
     count = B * H * T * S
     if not 0 < count <= FEW or not budget.surely_fits(count * 8):  # never while compiling
         return None
-    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+    if plain.transforms_are_active():
         return None
     settle_exponentials()
-    rows = q.reshape(B * Hk, -1, D)  # [B * Hk, G * T, D]
-    columns = k.reshape(B * Hk, S, D).transpose(1, 2)
-    s = q.new_empty(B * Hk, rows.shape[1], S).baddbmm_(rows, columns, beta=0, alpha=scoring.scale)
-    return torch.softmax(s, -1, out=s).view(B, H, T, S)
+    s = scores.whole()
+    return torch.softmax(s, -1, out=s)

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .. import budget
 from ..scoring import HIDDEN
 from .scores import Scores, own_precision
 
-__all__ = ["forward", "gradients", "weights_of"]
+__all__ = ["forward", "gradients", "is_needed_for", "transforms_are_active", "weights_of"]
 
 
 def forward(scores: Scores, v: Tensor, dropout: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -61,6 +62,16 @@ def weights_of(scores: Scores) -> tuple[Tensor, Tensor]:
     else:
         weights, lse = torch.softmax(s, -1), s.logsumexp(-1)
     return weights.masked_fill(empty, 0.0), lse.masked_fill(empty.squeeze(-1), -torch.inf)
+
+
+def transforms_are_active() -> bool:
+    """Whether torch.func or forward mode is at work, which only plain operations pass."""
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def is_needed_for(grad: Tensor) -> bool:
+    """Whether a backward must go this way: a derivative of it may be wanted, or many gradients at once."""
+    return torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(grad)  # is_grads_batched
 
 
 def gradients(

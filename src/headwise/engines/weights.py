@@ -35,7 +35,7 @@ def weights(scores: Scores, lse: Tensor | None, columns: Any = None, mean: bool 
     """
     scoring = scores.scoring
     inputs = (scores.q, scores.k, scoring.bias, scoring.slopes, scoring.sinks)
-    if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
+    if plain.transforms_are_active():
         return _plainly(scores, columns, mean)
     wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     with own_precision(scores.device):
@@ -167,8 +167,7 @@ class _Weights(torch.autograd.Function):
         (grad,) = grads
         *inputs, lse = ctx.saved_tensors
         needed, columns, mean = ctx.needs_input_grad, ctx.columns, ctx.mean
-        batched = torch._C._functorch.is_legacy_batchedtensor(grad)  # is_grads_batched=True
-        if torch.is_grad_enabled() or batched:  # a derivative of this derivative may be wanted
+        if plain.is_needed_for(grad):
 
             def forward(*inputs: Any) -> Tensor:
                 return _plainly(ctx.rest(*inputs), columns, mean)

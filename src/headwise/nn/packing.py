@@ -21,10 +21,10 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
 
 from ..arguments import autocasting
+from ..engines.plain import transforms_are_active
 
 __all__ = ["Packed", "is_untouched", "ordinary", "pack", "project"]
 
@@ -211,8 +211,7 @@ def ordinary(x: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and torch._C._get_tracing_state() is None  # torch.jit.trace would keep the block as a constant
         and not autocasting(x)
-        and forward_ad._current_level < 0
-        and not torch._C._are_functorch_transforms_active()
+        and not transforms_are_active()
     )
 
 

@@ -60,15 +60,7 @@ class Sizes:
                 f"num_kv_heads must divide num_heads: {_division(num_heads, num_kv_heads)}; "
                 f"use {_near(num_heads, num_kv_heads)}"
             )
-        return cls(
-            d_model,
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            value_dim or head_dim,
-            kdim or d_model,
-            vdim or d_model,
-        )
+        return cls(d_model, num_heads, num_kv_heads, head_dim, value_dim or head_dim, kdim, vdim)
 
     @property
     def query_width(self) -> int:

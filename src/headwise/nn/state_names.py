@@ -12,7 +12,7 @@ guessed at: the shapes would fit and the numbers would be wrong.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, MutableMapping, Sequence
+from collections.abc import Container, MutableMapping, Sequence
 
 from torch import Tensor
 
@@ -56,31 +56,31 @@ def to_own_names(
     _turn_gpt2(state, prefix, sum(rows))
     for end in ("weight", "bias"):
         if not any(f"{prefix}{name}.{end}" in state for name in OWN):
-            for parts in _candidates(state, prefix, end, rows, children):
-                for name, value in zip(OWN, parts, strict=True):
-                    state[f"{prefix}{name}.{end}"] = value.clone() if copy else value
-                break
+            parts = _take_out(state, prefix, end, rows, children)
+            for name, value in zip(OWN, parts, strict=False):
+                state[f"{prefix}{name}.{end}"] = value.clone() if copy else value
         for name in OUT:
             found = f"{prefix}{name}.{end}"
             if found in state and f"{prefix}out_proj.{end}" not in state and _top(name) not in children:
                 state[f"{prefix}out_proj.{end}"] = state.pop(found)
 
 
-def _candidates(
+def _take_out(
     state: State, prefix: str, end: str, rows: list[int], children: Container[str]
-) -> Iterator[Sequence[Tensor]]:
-    """The weights or biases of q, k and v under each naming that is there, taken out of the state."""
+) -> Sequence[Tensor]:
+    """The weights or biases of q, k and v under the first naming that is there; none if none is."""
     separate = [
         [f"{prefix}{name}.{end}" for name in names] for names in SEPARATE if _top(names[0]) not in children
     ]
     separate.append([f"{prefix}{name}_{end}" for name in OWN])  # torch's, with kdim or vdim
     for names in separate:
         if all(name in state for name in names):
-            yield [state.pop(name) for name in names]
+            return [state.pop(name) for name in names]
     packed = [f"{prefix}{name}.{end}" for name in PACKED if _top(name) not in children]
     for name in (f"{prefix}in_proj_{end}", *packed):
         if name in state and state[name].shape[0] == sum(rows):
-            yield state.pop(name).split(rows)
+            return state.pop(name).split(rows)
+    return ()
 
 
 def _top(name: str) -> str:

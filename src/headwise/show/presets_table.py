@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..budget import readable
 from ..nn.multihead import MultiHeadAttention
 from ..nn.presets import Preset
+from .table import empty_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -74,14 +75,7 @@ def presets_table(presets: Iterable[Preset]) -> Table:
     Raises:
         ImportError: rich is not installed.
     """
-    try:
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-    except ModuleNotFoundError as error:
-        hint = 'headwise tables need rich; install with: pip install "headwise[cli]"'
-        raise ImportError(hint, name="rich") from error
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0)
+    table = empty_table()
     table.add_column("name", no_wrap=True)
     for header in COLUMNS:
         table.add_column(header, justify="right", no_wrap=True)

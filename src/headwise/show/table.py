@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["statistics_table"]
+__all__ = ["empty_table", "statistics_table"]
 
 HEADERS = {  # name -> what stands above its column: the name, and what the numbers are
     "entropy": "entropy\nnats",
@@ -30,6 +30,22 @@ HEADERS = {  # name -> what stands above its column: the name, and what the numb
 }
 WEIGHTS = {"confidence", "first", "previous", "itself", "next", "local"}  # shares of 1
 STRONG = 0.5  # a share worth the eye's attention
+
+
+def empty_table(title: str | None = None) -> Table:
+    """A table as headwise prints them, without columns.
+
+    Raises:
+        ImportError: rich is not installed.
+    """
+    try:
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+    except ModuleNotFoundError as error:
+        hint = 'headwise tables need rich; install with: pip install "headwise[cli]"'
+        raise ImportError(hint, name="rich") from error
+    shown = None if title is None else _text(title)
+    return Table(box=SIMPLE_HEAD, pad_edge=False, padding=0, title=shown, title_justify="left")
 
 
 def statistics_table(
@@ -49,13 +65,7 @@ def statistics_table(
         ShapeError: statistics per query; names that do not fit.
         IndexError: no such sequence.
     """
-    try:
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-    except ModuleNotFoundError as error:
-        hint = 'headwise tables need rich; install with: pip install "headwise[cli]"'
-        raise ImportError(hint, name="rich") from error
-
+    table = empty_table(title)
     columns = {name: values for name, values in stats.items() if name != RECEIVED}
     if not columns:
         raise ArgumentError('stats must hold a number a head: found none; try statistics("entropy")')
@@ -70,13 +80,6 @@ def statistics_table(
     if len(names) != heads:
         raise ShapeError(f"names must match num_heads: {len(names)} names for {heads}; give one a head")
 
-    table = Table(
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        padding=0,
-        title=None if title is None else _text(title),
-        title_justify="left",
-    )
     table.add_column("head", no_wrap=True)
     for name in columns:
         table.add_column(HEADERS.get(name, name), justify="right", no_wrap=True)
