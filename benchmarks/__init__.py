@@ -6,6 +6,8 @@
     python -m benchmarks --list                   their names
     python -m benchmarks --quick                  tiny sizes, few turns: is everything in order?
     python -m benchmarks --readme                 README's table again, from the stored results
+    python -m benchmarks.sweep --device cuda      from a thousand tokens to a million
+    python -m benchmarks.sweep --plot             their table and picture again, from the stored results
 
 The rooms:
 
@@ -20,5 +22,6 @@ The rooms:
     machine.py    what it ran on
     report.py     results as JSON, one file a device and month
     readme.py     README's table from those files
+    sweep.py      everything a map tells, at every length; lengths.py: its table and its picture
     progress.py   what is going on, with rich or without
 """

@@ -59,10 +59,10 @@ def check(
 
     Args:
         found: arm -> its values.
-        peer: whose error is the measure; None: that of `yardstick`.
+        peer: whose error is the measure; None, where nobody else computes these values: that of `yardstick`.
     """
     measure = found[peer] if peer is not None else yardstick
-    assert measure is not None, "a case without a peer needs a yardstick"
+    assert measure is not None, "a case whose peer computes something else, or without one, needs a yardstick"
     results = []
     for arm, values in found.items():
         for name, true in truth.items():

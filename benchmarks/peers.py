@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "bytes_of_statistics",
     "dense_statistics",
     "head_by_head",
     "mean_weights",
@@ -68,10 +69,11 @@ def pool(p: Tensor, cells: int) -> Tensor:
     return p.view(B, H, cells, T // cells, cells, S // cells).sum((3, 5))
 
 
-def dense_statistics(q: Tensor, k: Tensor, hidden: Tensor) -> dict[str, Tensor]:
+def dense_statistics(q: Tensor, k: Tensor, hidden: Tensor, cells: int | None = None) -> dict[str, Tensor]:
     """What `AttentionMap.statistics` gives, for causal self-attention, from the whole matrix.
 
-    Under a causal mask every key lies behind, so the distance is the query's position less the mean key.
+    Under a causal mask every key lies behind, so the distance is the query's position less the mean key. With
+    `cells`, the picture `AttentionMap.pooled` gives, too, from the same matrix.
     """
     s = _scores(q, k, hidden)
     p = _softmax(s)
@@ -81,7 +83,7 @@ def dense_statistics(q: Tensor, k: Tensor, hidden: Tensor) -> dict[str, Tensor]:
     lse = largest - heaviest.log()
     entropy = lse - torch.einsum("bhts,bhts->bht", p, s.to(p.dtype))
     by_offset = [p.diagonal(offset, -2, -1).sum(-1) for offset in range(-min(REACH, L - 1), 1)]
-    return {
+    found = {
         "entropy": entropy.mean(-1),
         "effective_keys": entropy.exp().mean(-1),
         "confidence": heaviest.mean(-1),
@@ -94,9 +96,16 @@ def dense_statistics(q: Tensor, k: Tensor, hidden: Tensor) -> dict[str, Tensor]:
         "max_logit": largest.amax(-1),
         "received": p.sum(-2),
     }
+    return found if cells is None else {**found, "pooled": pool(p, cells)}
 
 
-def head_by_head(q: Tensor, k: Tensor, hidden: Tensor) -> dict[str, Tensor]:
+def head_by_head(q: Tensor, k: Tensor, hidden: Tensor, cells: int | None = None) -> dict[str, Tensor]:
     """The same with one head's matrix at a time: less memory, and a matrix nearer to the cache."""
-    one = [dense_statistics(q[:, h : h + 1], k[:, h : h + 1], hidden) for h in range(q.shape[1])]
+    one = [dense_statistics(q[:, h : h + 1], k[:, h : h + 1], hidden, cells) for h in range(q.shape[1])]
     return {name: torch.cat([part[name] for part in one], dim=1) for name in one[0]}
+
+
+def bytes_of_statistics(heads: int, length: int, dtype: torch.dtype) -> int:
+    """What `dense_statistics` holds at its peak: scores, weights in float32, and scores again in float32."""
+    again = 0 if dtype == torch.float32 else 4
+    return heads * length * length * (dtype.itemsize + 4 + again)

@@ -22,6 +22,7 @@ __all__ = ["Problem", "Seen", "all_of", "causal", "documents", "make", "padding"
 Seen = Callable[[Tensor, Tensor], Tensor]  # positions of queries [t, 1], of keys [S] -> bool [.., t, S]
 
 BLOCK = 1024  # rows computed together
+MOST = 2**27  # weights of one head computed together: 1 GB in float64
 
 
 def causal(at: Tensor, keys: Tensor) -> Tensor:
@@ -114,9 +115,13 @@ class Problem:
 
     def blocks(self) -> Iterator[Tensor]:
         """All rows, block by block."""
-        T = self.q.shape[2]
-        for start in range(0, T, BLOCK):
-            yield torch.arange(start, min(start + BLOCK, T), device=self.q.device)
+        yield from self.blocks_within(0, self.q.shape[2])
+
+    def blocks_within(self, start: int, stop: int) -> Iterator[Tensor]:
+        """Rows from `start` to `stop`, block by block; fewer at a time where they are long."""
+        size = max(1, min(BLOCK, MOST // (self.q.shape[0] * self.k.shape[2])))
+        for first in range(start, stop, size):
+            yield torch.arange(first, min(first + size, stop), device=self.q.device)
 
 
 def make(
@@ -126,13 +131,16 @@ def make(
     seen: Seen | None = None,
     softcap: float | None = None,
 ) -> Problem:
-    """Random q, k, v of these sizes. L stands for both T and S, and Hk is H, unless they are given."""
+    """Random q, k, v of these sizes. L stands for both T and S, and Hk is H, unless they are given.
+
+    Drawn on the device: a CPU needs half a minute for what a long case takes.
+    """
     T, S = sizes.get("T", sizes.get("L")), sizes.get("S", sizes.get("L"))
     B, H, D = sizes["B"], sizes["H"], sizes["D"]
     Hk = sizes.get("Hk", H)
     assert T is not None and S is not None
-    q = torch.randn(B, H, T, D).to(device, dtype)
-    k, v = (torch.randn(B, Hk, S, D).to(device, dtype) for _ in range(2))
+    q = torch.randn(B, H, T, D, device=device).to(dtype)
+    k, v = (torch.randn(B, Hk, S, D, device=device).to(dtype) for _ in range(2))
     return Problem(q, k, v, seen, softcap)
 
 

@@ -12,7 +12,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BEGIN", "END", "readme_table", "table_in", "update"]
+__all__ = [
+    "BEGIN",
+    "END",
+    "legend",
+    "put",
+    "readable_bytes",
+    "readable_time",
+    "readme_table",
+    "table_in",
+    "update",
+]
 
 BEGIN, END = "<!-- benchmark table -->", "<!-- end of table -->"
 LETTERS = ("B", "H", "Hk", "T", "S", "L", "D", "E", "W")
@@ -46,7 +56,7 @@ def readme_table(results: Iterable[Report], everything: bool = False) -> str:
         if not records:
             continue
         used = sorted({record["run"] for record in records.values()})
-        legends = [_legend(device, runs[f"{device} {name}"]) for name in used]
+        legends = [legend(device, runs[f"{device} {name}"]) for name in used]
         rows = [_row(record) for record in records.values()]
         parts.append("\n".join([*dict.fromkeys(legends), "", *HEAD, *rows]))
     if not parts:
@@ -62,7 +72,8 @@ EXPLANATION = (
 )
 
 
-def _legend(device: str, run: dict[str, Any]) -> str:
+def legend(device: str, run: dict[str, Any]) -> str:
+    """What a run ran on, in one line."""
     machine, versions = run["machine"], run["versions"]
     where = machine["gpu"] if device == "cuda" else f"{machine['cpu']}, {machine['threads']} threads"
     commit = f"commit {run['commit'][:10]}" if run["commit"] else f"sources {run['sources']}"
@@ -78,58 +89,66 @@ def _row(record: dict[str, Any]) -> str:
     times, peer = record["median_ms"], record["peer"]
     beside = ratio = ""
     if peer is not None:
-        beside = f"{peer}: {_time(times[peer])}"
+        beside = f"{peer}: {readable_time(times[peer])}"
         low, high = record["ratio"]["median_95"]
         ratio = f"**{record['ratio']['of_medians']:.2f}** [{low:.2f}, {high:.2f}]"
     elif record["notes"]:
         beside = record["notes"][0]
     low, high = record["peer_against_itself"]["middle_90"]
-    itself = f"{low:.2f} to {high:.2f}"
-    return f"{first}| {_time(times[record['ours']])} | {beside} | {ratio} | {itself} | {_memory(record)} |"
+    itself, ours = f"{low:.2f} to {high:.2f}", readable_time(times[record["ours"]])
+    return f"{first}| {ours} | {beside} | {ratio} | {itself} | {_memory(record)} |"
 
 
 def _memory(record: dict[str, Any]) -> str:
     measured = record.get("memory", {})
     names = [name for name in (record["ours"], record["peer"]) if name in measured]
     sizes = [measured[name]["extra_bytes"] for name in names]
-    return ", ".join("not measured" if size is None else _bytes(size) for size in sizes)
+    return ", ".join("not measured" if size is None else readable_bytes(size) for size in sizes)
 
 
 def _short(dtype: str) -> str:
     return {"float32": "fp32", "bfloat16": "bf16"}.get(dtype, dtype)
 
 
-def _time(ms: float) -> str:
+def readable_time(ms: float) -> str:
+    """Three digits and a unit."""
     if ms >= 1000:
         return f"{ms / 1000:.3g} s"
     return f"{ms:.3g} ms" if ms >= 1 else f"{ms * 1000:.3g} µs"
 
 
-def _bytes(size: int) -> str:
+def readable_bytes(size: int) -> str:
+    """A size as people say it."""
+    if size >= 2**40:
+        return f"{size / 2**40:.1f} TiB"
     if size >= 2**30:
         return f"{size / 2**30:.1f} GiB"
     return f"{size / 2**20:.0f} MiB" if size >= 2**20 else "under 1 MiB"
 
 
-def table_in(text: str) -> str | None:
-    """The table that stands in README; None if there are no markers."""
-    _, begin, rest = text.partition(BEGIN)
-    inside, end, _ = rest.partition(END)
-    return inside.strip("\n") + "\n" if begin and end else None
+def table_in(text: str, begin: str = BEGIN, end: str = END) -> str | None:
+    """What stands between two markers of a page; None if there are no markers."""
+    _, found, rest = text.partition(begin)
+    inside, closed, _ = rest.partition(end)
+    return inside.strip("\n") + "\n" if found and closed else None
 
 
-def update(path: Path, results: Iterable[Report], everything: bool = False) -> None:
-    """Rewrite the table in a page.
+def put(path: Path, inside: str, begin: str = BEGIN, end: str = END) -> None:
+    """Rewrite what stands between two markers of a page.
 
     Raises:
         ValueError: the page has no markers.
     """
-    text = path.read_text()
-    if table_in(text) is None:
-        raise ValueError(f"{path.name} must hold the markers {BEGIN} and {END}: it does not; add both")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    new = f"{before}{BEGIN}\n{readme_table(results, everything)}{END}{after}"
+    text = path.read_text("utf-8")
+    if table_in(text, begin, end) is None:
+        raise ValueError(f"{path.name} must hold the markers {begin} and {end}: it does not; add both")
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
     unfinished = path.with_name(f".{path.name}.new")
-    unfinished.write_text(new)
+    unfinished.write_text(f"{before}{begin}\n{inside}{end}{after}", "utf-8")
     unfinished.replace(path)
+
+
+def update(path: Path, results: Iterable[Report], everything: bool = False) -> None:
+    """Rewrite the table of cases in a page; raises as `put`."""
+    put(path, readme_table(results, everything))

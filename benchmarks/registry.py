@@ -16,7 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Arm", "Case", "Pinned", "Prepared", "Sizes", "Values", "around", "choose", "every", "register"]
+__all__ = [
+    "Apart",
+    "Arm",
+    "Case",
+    "Pinned",
+    "Prepared",
+    "Sizes",
+    "Values",
+    "around",
+    "choose",
+    "every",
+    "register",
+]
 
 Sizes = Mapping[str, int]
 Arm = Callable[[], Any]
@@ -26,19 +38,34 @@ OURS = "headwise"
 
 
 @dataclass(frozen=True)
+class Apart:
+    """The judge of an arm that computes something else than ours: its own truth, its own part of a result."""
+
+    truth: Callable[[], Values]
+    part: Callable[[Any], Values]
+
+
+@dataclass(frozen=True)
 class Prepared:
     """A case with its inputs made.
 
     arms: by name; each may be called any number of times.
     truth: the values in float64.
     part: from what an arm returned to the values that are compared with the truth.
-    yardstick: the values in the case's dtype by plain torch, for a case without a peer.
+    yardstick: the values in the case's dtype by plain torch, where no peer computes them.
+    apart: arms that are compared in time alone, because they compute something else.
     """
 
     arms: dict[str, Arm]
     truth: Callable[[], Values]
     part: Callable[[Any], Values]
     yardstick: Callable[[], Values] | None = None
+    apart: Mapping[str, Apart] = field(default_factory=dict)
+
+    def part_of(self, arm: str, result: Any) -> Values:
+        """What is compared of an arm's result."""
+        judged = self.apart.get(arm)
+        return self.part(result) if judged is None else judged.part(result)
 
 
 Setup = Callable[[Sizes, torch.device, torch.dtype], Prepared]

@@ -21,7 +21,7 @@ import torch
 
 from . import memory
 from .checking import Checked, check
-from .registry import Arm, Case, Prepared, around
+from .registry import Arm, Case, Prepared, Values, around
 
 __all__ = ["CpuTimer", "CudaTimer", "Ratio", "Timer", "alternate", "compare", "order", "run_case"]
 
@@ -156,9 +156,7 @@ def run_case(
         prepared = case.prepare(device, tiny)
         arms, first, found, unavailable = _first_calls(case, prepared, device)
         record |= {"first_call_ms": _ms(first), "unavailable": unavailable}
-        yardstick = prepared.yardstick() if prepared.yardstick else None
-        dtype = case.dtype_on(device)
-        checked = check(prepared.truth(), found, case.ours, case.peer, dtype, case.factor, yardstick)
+        checked = _checked(case, prepared, found, case.dtype_on(device))
         del found
         record["check"] = [asdict(one) for one in checked]
         if wrong := [one for one in checked if not one.ok]:
@@ -221,9 +219,23 @@ def _first_calls(
                 raise
             unavailable[name] = _first_line(problem)
             continue
-        found[name] = prepared.part(result)
+        found[name] = prepared.part_of(name, result)
         arms[name] = arm
     return arms, first, found, unavailable
+
+
+def _checked(
+    case: Case, prepared: Prepared, found: Mapping[str, Values], dtype: torch.dtype
+) -> list[Checked]:
+    """Every arm beside the truth about what it computes."""
+    alike = {name: values for name, values in found.items() if name not in prepared.apart}
+    peer = case.peer if case.peer in alike else None
+    yardstick = prepared.yardstick() if prepared.yardstick else None
+    checked = check(prepared.truth(), alike, case.ours, peer, dtype, case.factor, yardstick)
+    for name, judged in prepared.apart.items():
+        if name in found:
+            checked += check(judged.truth(), {name: found[name]}, case.ours, name, dtype)
+    return checked
 
 
 def _timed(case: Case, arms: dict[str, Arm], timer: Timer, repeats: int, turned: Turned) -> dict[str, Any]:

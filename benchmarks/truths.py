@@ -15,7 +15,7 @@ from torch import Tensor
 from .peers import REACH
 from .problem import Problem
 
-__all__ = ["gradients", "mean_weights", "pooled", "statistics"]
+__all__ = ["entropy_gradients", "gradients", "mean_weights", "pooled", "statistics"]
 
 
 def statistics(
@@ -68,19 +68,30 @@ def _ahead(p: Tensor, key: Tensor) -> Tensor:
     return picked * ((key >= 0) & (key < S))
 
 
-def pooled(problem: Problem, cells: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The weights summed over cells x cells squares, [B, H, cells, cells]."""
-    B, H, T, _ = problem.q.shape
-    S = problem.k.shape[2]
-    picture = torch.zeros(B, H, cells, cells, dtype=dtype, device=problem.q.device)
-    columns = torch.arange(S, device=picture.device) * cells // S
-    for head in range(H):
-        for rows in problem.blocks():
+def pooled(
+    problem: Problem,
+    cells: int,
+    heads: Sequence[int] | None = None,
+    dtype: torch.dtype = torch.float64,
+    rows_of_cells: range | None = None,
+) -> Tensor:
+    """The weights summed over cells x cells squares, [B, heads, cells, cells]; some rows of cells if told.
+
+    A sum over cells is a product with zeros and ones, R P C: adding in place would be slow on a GPU.
+    """
+    T, S, device = problem.q.shape[2], problem.k.shape[2], problem.q.device
+    chosen = range(problem.q.shape[1]) if heads is None else heads
+    asked = range(cells) if rows_of_cells is None else rows_of_cells
+    first, beyond = (-(-edge * T // cells) for edge in (asked.start, asked.stop))  # queries, rounded up
+    keys, numbers = (torch.arange(n, device=device) for n in (S, cells))
+    columns = (keys[:, None] * cells // S == numbers).to(dtype)  # [S, cells]
+    picture = torch.zeros(problem.q.shape[0], len(chosen), cells, cells, dtype=dtype, device=device)
+    for place, head in enumerate(chosen):
+        for rows in problem.blocks_within(first, beyond):
             _, p = problem.weights(rows, dtype, head)
-            narrow = torch.zeros(B, len(rows), cells, dtype=dtype, device=picture.device)
-            narrow.index_add_(-1, columns, p[:, 0])
-            picture[:, head].index_add_(1, rows * cells // T, narrow)
-    return picture
+            down = (rows * cells // T == numbers[:, None]).to(dtype)  # [cells, t]
+            picture[:, place] += down @ (p[:, 0] @ columns)
+    return picture[:, :, asked.start : asked.stop]
 
 
 def mean_weights(problem: Problem, rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -95,3 +106,27 @@ def gradients(problem: Problem, grad: Tensor, dtype: torch.dtype = torch.float64
     out = Problem(q, k, v, problem.seen).output(whole, dtype)
     dq, dk, dv = torch.autograd.grad(out, (q, k, v), grad.to(dtype))
     return {"output": out.detach(), "dq": dq, "dk": dk, "dv": dv}
+
+
+def entropy_gradients(
+    problem: Problem, grad: Tensor, heads: Sequence[int] | None = None, dtype: torch.dtype = torch.float64
+) -> dict[str, Tensor]:
+    """The entropy of every query, and the gradients of q and k given that of entropy, [B, H, T]; some heads.
+
+    With H_i = -sum_j p_ij log p_ij, dH_i / ds_ij = -p_ij (log p_ij + H_i). One key head a query head.
+    """
+    found = []
+    for head in range(problem.q.shape[1]) if heads is None else heads:
+        q, k = (x[:, head].to(dtype) for x in (problem.q, problem.k))  # [B, L, D]
+        entropies, dq, dk = [], [], torch.zeros_like(k)
+        for rows in problem.blocks():
+            p = problem.weights(rows, dtype, head)[1][:, 0]  # [B, t, S]
+            p_log_p = torch.special.xlogy(p, p)
+            entropy = -p_log_p.sum(-1)
+            wanted = grad[:, head, rows].to(dtype)[..., None]
+            ds = -wanted * (p_log_p + p * entropy[..., None]) * problem.scale
+            entropies.append(entropy)
+            dq.append(ds @ k)
+            dk += ds.transpose(-2, -1) @ q[:, rows]
+        found.append({"entropy": torch.cat(entropies, -1), "dq": torch.cat(dq, -2), "dk": dk})
+    return {name: torch.stack([one[name] for one in found], dim=1) for name in found[0]}

@@ -11,6 +11,11 @@ from hypothesis import HealthCheck, settings
 
 BY_DESIGN = "by design:"
 
+# Where there is no GPU, Triton's kernels run in its interpreter. That is decided when triton is imported, which
+# nothing above does.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # `HEADWISE_EXAMPLES=2000 make test` draws more; the same draws every time, so that a red gate is red again.
 settings.register_profile(
     "headwise",

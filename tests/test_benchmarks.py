@@ -17,8 +17,9 @@ import torch
 from benchmarks import __main__ as command
 from benchmarks import machine, memory, progress, readme, registry, report, truths
 from benchmarks import problem as problems
+from benchmarks.cases import second_pass
 from benchmarks.checking import check
-from benchmarks.registry import Case, Pinned, Prepared
+from benchmarks.registry import Apart, Case, Pinned, Prepared
 from benchmarks.runner import (
     alternate,
     calls_in_a_sample,
@@ -48,9 +49,9 @@ def test_names_are_unique() -> None:
 
 
 def test_cases_are_chosen_by_pattern_and_device() -> None:
-    found = {case.name for case in registry.choose("window")}
-    assert found == {case.name for case in registry.choose("*window*")} == {"window256_L8192"}
-    assert registry.choose("window") and not registry.choose("wind?")
+    found = {case.name for case in registry.choose("window2")}
+    assert found == {case.name for case in registry.choose("*window2*")} == {"window256_L8192"}
+    assert registry.choose("window2") and not registry.choose("window?")
     assert all("cpu" in case.devices for case in registry.choose(device="cpu"))
 
 
@@ -62,6 +63,35 @@ def test_every_case_passes_its_check_at_a_tiny_size(case: Case) -> None:
     assert record["status"] == "ok", record.get("reason")
     assert {one["arm"] for one in record["check"]} >= {case.ours} | ({case.peer} - {None})
     assert len(timed) > 0
+
+
+@pytest.mark.parametrize("case", registry.choose("second_pass"), ids=lambda case: case.name)
+def test_where_all_heads_would_take_too_long_the_last_is_judged(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(second_pass, "MOST_JUDGED", 1)
+    record = run_case(replace(case, memory=False), "cpu", 2, tiny=True, timer=told([]))
+    assert record["status"] == "ok", record.get("reason")
+
+
+@pytest.mark.parametrize("spoilt", ["pooled", "received"])
+def test_far_cells_and_keys_are_judged_at_their_own_size(spoilt: str) -> None:
+    """In bfloat16 half of a picture could be 0: one rounding of its first cell was as much as any other."""
+    sizes = {"B": 1, "H": 2, "L": 256, "D": 16, "cells": 64}
+    prepared = second_pass.statistics(sizes, torch.device("cpu"), torch.bfloat16)
+    truth, plain = prepared.truth(), prepared.yardstick
+    assert plain is not None
+    result = dict(prepared.arms[registry.OURS]())
+
+    def wrong() -> list[str]:
+        found = {registry.OURS: prepared.part(result)}
+        checked = check(truth, found, registry.OURS, None, torch.bfloat16, yardstick=plain())
+        return [one.value for one in checked if not one.ok]
+
+    assert wrong() == []
+    result[spoilt] = result[spoilt].clone()
+    result[spoilt][:, :, result[spoilt].shape[2] // 2 :] = 0
+    assert wrong() == [f"{spoilt} from {8 if spoilt == 'pooled' else 64}"]
 
 
 # The judge
@@ -103,6 +133,57 @@ def test_the_truth_about_statistics_goes_block_by_block(monkeypatch: pytest.Monk
         torch.testing.assert_close(values, whole[name])
     torch.testing.assert_close(truths.pooled(problem, 4), picture)
     torch.testing.assert_close(picture.sum((2, 3)), torch.full((2, 3), 23.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("cells", [1, 4, 7, 23])
+def test_the_truth_about_some_cells_is_a_part_of_the_whole_truth(cells: int) -> None:
+    sizes = {"B": 2, "H": 3, "L": 23, "D": 5}
+    problem = problems.make(sizes, torch.device("cpu"), torch.float64, problems.causal)
+    whole = truths.pooled(problem, cells)
+    p = problem.weights(torch.arange(23))[1]
+    cell = torch.arange(23) * cells // 23
+    for row in range(cells):
+        expected = torch.stack([p[:, :, cell == row][..., cell == c].sum((2, 3)) for c in range(cells)], -1)
+        torch.testing.assert_close(whole[:, :, row], expected)
+        some = truths.pooled(problem, cells, [2, 0], rows_of_cells=range(row, row + 1))
+        torch.testing.assert_close(some, whole[:, [2, 0], row : row + 1])
+
+
+def test_long_rows_are_taken_fewer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problems.make({"B": 2, "H": 1, "L": 23, "D": 5}, torch.device("cpu"), torch.float64)
+    assert [len(rows) for rows in problem.blocks()] == [23]
+    monkeypatch.setattr(problems, "MOST", 2 * 23 * 10)
+    assert [len(rows) for rows in problem.blocks()] == [10, 10, 3]
+    assert torch.cat(list(problem.blocks_within(3, 20))).tolist() == list(range(3, 20))
+    monkeypatch.setattr(problems, "MOST", 1)
+    assert [len(rows) for rows in problem.blocks()] == [1] * 23
+
+
+def test_the_truth_about_entropys_gradients_is_what_autograd_finds() -> None:
+    sizes = {"B": 2, "H": 3, "L": 13, "D": 5}
+    problem = problems.make(sizes, torch.device("cpu"), torch.float64, problems.causal)
+    q, k, _ = (x.requires_grad_() for x in problem.qkv)
+    p = problem.weights(torch.arange(13))[1]
+    entropy = -(p * p.clamp(min=1e-300).log()).sum(-1)
+    grad = torch.randn(2, 3, 13, dtype=torch.float64)
+    dq, dk = torch.autograd.grad(entropy, (q, k), grad)
+    for heads in ([0, 1, 2], [2]):
+        found = truths.entropy_gradients(problem, grad, heads)
+        torch.testing.assert_close(found["entropy"], entropy[:, heads])
+        torch.testing.assert_close(found["dq"], dq[:, heads])
+        torch.testing.assert_close(found["dk"], dk[:, heads])
+
+
+def test_a_map_keeps_nothing_it_has_measured() -> None:
+    """Else "the second pass alone", one map looked at many times, would time the looking up."""
+    weights = hw.attention(*torch.randn(3, 1, 2, 13, 8), causal=True)[1]
+    before = dict(vars(weights)), dict(vars(weights._scores))
+    weights.statistics(pooled=4)
+    weights.top(3)
+    weights.mean_heads()
+    for kept, now in zip(before, (vars(weights), vars(weights._scores)), strict=True):
+        assert kept.keys() == now.keys()
+        assert all(kept[name] is now[name] for name in kept)
 
 
 def values(*numbers: float) -> dict[str, Tensor]:
@@ -232,6 +313,36 @@ def test_a_wrong_arm_is_refused_and_never_timed() -> None:
     assert "ours: x is off by 0.1" in record["reason"]
     assert timed == [] and "ratio" not in record and "median_ms" not in record
     assert "FAILED" in report.line(record)
+
+
+def beside_something_else(theirs: float, its_truth: float) -> Case:
+    """Ours and, beside it, a peer that computes something else."""
+
+    def number(found: float) -> dict[str, Tensor]:
+        return {"x": torch.tensor([float(found)])}
+
+    def exactly(value: float) -> Any:
+        return lambda: {"x": torch.tensor([value], dtype=torch.float64)}
+
+    def setup(*_: object) -> Prepared:
+        judge = Apart(exactly(its_truth), number)
+        arms = {"ours": lambda: 1.0, "peer": lambda: theirs}
+        return Prepared(arms, exactly(1.0), number, lambda: values(1.0), {"peer": judge})
+
+    return Case("aside", "made up", setup, {"L": 8}, tiny={}, peer="peer", ours="ours")
+
+
+def test_a_peer_that_computes_something_else_has_a_truth_of_its_own() -> None:
+    record = run_case(beside_something_else(7.0, 7.0), "cpu", 3, timer=told([]))
+    assert record["status"] == "ok", record.get("reason")
+    assert {one["arm"] for one in record["check"]} == {"ours", "peer"}
+    assert record["ratio"]["of_medians"] == 1.0
+
+
+def test_a_peer_that_computes_something_else_must_be_right_about_it() -> None:
+    record = run_case(beside_something_else(7.1, 7.0), "cpu", 3, timer=told([]))
+    assert record["status"] == "failed"
+    assert "peer: x is off by 0.1" in record["reason"]
 
 
 def test_a_case_that_breaks_is_reported() -> None:

@@ -1073,11 +1073,13 @@ def test_given_weights_are_not_written_to() -> None:
 # Gradients
 
 
-def test_lse_and_what_is_measured_carry_no_gradient() -> None:
+def test_of_what_is_measured_only_entropy_carries_a_gradient() -> None:
     q, k, v = (x.requires_grad_() for x in qkv())
     for w in (hw.attention(q, k, v)[1], hw.AttentionMap(q, k)):
         assert not w.lse.requires_grad
-        assert not any(x.requires_grad for x in (w.pooled(3), w.top(2).values, *w.statistics().values()))
+        assert not any(x.requires_grad for x in (w.pooled(3), w.top(2).values))
+        for name, value in w.statistics().items():
+            assert value.requires_grad == (name in ("entropy", "effective_keys")), name
         assert w.dense().requires_grad and w[0, 1].requires_grad and w.mean_heads().requires_grad
 
 

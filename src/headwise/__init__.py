@@ -10,6 +10,7 @@ weights.statistics().entropy                           # every head, without the
 
 from . import budget, errors, nn, scoring
 from . import pytrees as _pytrees  # noqa: F401, registers what travels through torch.compile and torch.save
+from .engines import operators as _operators  # noqa: F401, registers what torch.compile sees of the second pass
 from .functional import attention, why
 from .map import AttentionMap
 from .masks import Mask

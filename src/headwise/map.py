@@ -286,16 +286,21 @@ class AttentionMap:
         Raises:
             ArgumentError: fewer than one cell; a map of chosen keys.
         """
+        self._whole_rows("pooled")
+        rows, columns = self._cells(cells)
+        return second_pass.pooled(self._scores, self.lse, rows, columns)
+
+    def _cells(self, cells: int | tuple[int, int]) -> tuple[int, int]:
+        """The cells of a picture, no more than there are queries and keys."""
         pair = cells if isinstance(cells, (tuple, list)) else (cells, cells)
         if len(pair) != 2 or not all(_is_count(number) for number in pair):
             raise ArgumentError(
                 f"cells must be a number or a pair, each at least 1: got {cells!r}; 128 makes a good picture"
             )
-        self._whole_rows("pooled")
         B, H, T, S = self.shape
         rows, columns = min(pair[0], T), min(pair[1], S)
         self._check_budget((B, H, rows, columns), "pooled picture", None, self._scores.dtype)
-        return second_pass.pooled(self._scores, self.lse, rows, columns)
+        return rows, columns
 
     def top(self, count: int = 8) -> Top:
         """The heaviest keys of every query: (values, indices), each [B, H, T, count].
@@ -310,21 +315,31 @@ class AttentionMap:
         self._check_budget((B, H, T, 3 * count), "values and indices", None, self._scores.dtype)
         return second_pass.top(self._scores, self.lse, count)
 
-    def statistics(self, *names: str, per: str = "head", reach: int = 8) -> Statistics:
+    def statistics(
+        self,
+        *names: str,
+        per: str = "head",
+        reach: int = 8,
+        pooled: int | tuple[int, int] | None = None,
+    ) -> Statistics:
         """What each head does, in numbers: [B, H] each, and `received` [B, H, S].
+
+        Gradients flow through `entropy` and `effective_keys`: a training loss may use them.
 
         Args:
             names: which ones, only those are computed; none: all. `Statistics.formula(name)` says what it is.
             per: "head", the mean over counted queries; or "query", [B, H, T].
             reach: how near counts as `local`.
+            pooled: also make a picture of so many cells, as `AttentionMap.pooled` does, in the same walk.
 
         Raises:
-            ArgumentError: an unknown name, per or reach; a map of chosen keys.
+            ArgumentError: an unknown name, per or reach; a map of chosen keys; fewer than one cell.
         """
         if per not in ("head", "query"):
             raise ArgumentError(f'per must be "head" or "query": got {per!r}; received is always per key')
         self._whole_rows("statistics")
-        return statistics.statistics(self._scores, self.lse, names, per == "query", reach)
+        cells = None if pooled is None else self._cells(pooled)
+        return statistics.statistics(self._scores, self.lse, names, per == "query", reach, cells)
 
     def plot(self, tokens: Sequence[str] | None = None, *, batch: int = 0) -> Figure:
         """A heat map of every head, as a matplotlib figure (`pip install "headwise[viz]"`)."""

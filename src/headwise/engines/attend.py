@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..masks import Mask
-from ..scoring import Scoring
 from . import fused, plain, table, tiles
+from .flat import DIFFERENTIABLE, FLAT, flatten, restore
+from .gpu.cannot import cannot
 from .gradients import ScoreGradients
 from .kernels import CAUSAL, CUDNN, FULL, Band
 from .parts import adds
@@ -24,7 +24,7 @@ from .table import Backend, Call
 
 __all__ = ["attend", "call_of", "lse_of"]
 
-DIFFERENTIABLE = ("q", "k", "v", "bias", "slopes", "sinks")
+LEAVES = ("v", *DIFFERENTIABLE)
 
 
 def call_of(scores: Scores, v: Tensor, dropout: float = 0.0) -> Call:
@@ -86,12 +86,14 @@ def _plainest(scores: Scores, v: Tensor) -> Band | None:
 @torch.no_grad()
 def lse_of(scores: Scores) -> Tensor:
     """The log-sum-exp of every row, [B, H, T], for a map that came without one."""
-    if scores.positions is None and scores.device.type == "cuda" and not torch.compiler.is_compiling():
-        chosen = table.choose(Call(scores, scores.k))
-        if chosen.kernels:
-            return _run(chosen, scores, scores.k)[1]
+    if torch.compiler.is_compiling():
+        return torch.ops.headwise.lse.default(*flatten(scores))
     with own_precision(scores.device):
-        return tiles.lse_of(scores)  # on a CPU half the work of a fused forward: no values to mix
+        if cannot(scores) is None:
+            from .gpu import lse
+
+            return lse.lse_of(scores)
+        return tiles.lse_of(scores)  # half the work of a fused forward: no values to mix
 
 
 def _run(chosen: Backend, scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,39 +133,14 @@ def _plain_because(scores: Scores, v: Tensor) -> str | None:
 
 
 def _flat(scores: Scores, v: Tensor) -> tuple[Any, ...]:
-    mask, scoring = scores.mask, scores.scoring
-    return (
-        scores.q, scores.k, v, scoring.bias, scoring.slopes, scoring.sinks,
-        mask.keys, mask.key_ids, mask.query_ids, mask.allowed, mask.left, mask.right,
-        scoring.scale, scoring.softcap,
-    )  # fmt: skip
+    return v, *flatten(scores)
 
 
-def _unflat(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    slopes: Tensor | None,
-    sinks: Tensor | None,
-    keys: Tensor | None,
-    key_ids: Tensor | None,
-    query_ids: Tensor | None,
-    allowed: Tensor | None,
-    left: int | None,
-    right: int | None,
-    scale: float,
-    softcap: float | None,
-) -> tuple[Scores, Tensor]:
-    mask = Mask(left, right, keys, None, key_ids, query_ids, allowed)
-    return Scores(q, k, mask, Scoring(scale, softcap, bias, slopes, sinks)), v
+def _unflat(v: Tensor, *flat: Any) -> tuple[Scores, Tensor]:
+    return restore(*flat), v
 
 
-SCHEMA = (
-    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? slopes, Tensor? sinks, Tensor? keys, "
-    "Tensor? key_ids, Tensor? query_ids, Tensor? allowed, SymInt? left, SymInt? right, float scale, "
-    "float? softcap, bool bias_gradient, str backend"
-)
+SCHEMA = f"Tensor v, {FLAT}, bool bias_gradient, str backend"
 torch.library.define("headwise::attend", f"({SCHEMA}) -> (Tensor, Tensor)")
 torch.library.define(
     "headwise::attend_backward",
@@ -190,7 +167,7 @@ def _chosen(scores: Scores, v: Tensor, bias_gradient: bool, backend: str) -> Bac
 
 
 def _attend_fake(*args: Any) -> tuple[Tensor, Tensor]:
-    q, v = args[0], args[2]
+    v, q = args[:2]
     out = q.new_empty(*q.shape[:3], v.shape[-1], dtype=v.dtype)
     return out, q.new_empty(q.shape[:3], dtype=tile_dtype(q.dtype))
 
@@ -212,14 +189,15 @@ def _gradients(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tens
             found, dv, sinks = fused.backward(kernel, scores, v, out, lse, grad)
         else:
             found, dv, sinks = tiles.backward(scores, v, out, lse, grad, bias_gradient)
-    grads = (found.q, found.k, dv, found.bias, found.slopes, sinks)
+    grads = (dv, found.q, found.k, found.bias, found.slopes, sinks)
     typed = zip(grads, flat[: len(grads)], strict=True)
     return tuple(None if g is None or x is None else g.to(x.dtype) for g, x in typed)
 
 
 def _attend_backward_fake(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
     bias_gradient = args[-2]
-    given = [x if bias_gradient or i not in (3, 4) else None for i, x in enumerate(args[:6])]
+    named = zip(LEAVES, args, strict=False)
+    given = [x if bias_gradient or name not in ("bias", "slopes") else None for name, x in named]
     return tuple(grad.new_empty(0) if x is None else x.new_empty(x.shape) for x in given)
 
 
@@ -280,7 +258,7 @@ def _differentiate_twice(
         scores, v = _unflat(*inputs, *args[len(inputs) : -2])
         return plain.forward(scores, v)[0]
 
-    return plain.gradients(forward, args[: len(DIFFERENTIABLE)], needed, grad)
+    return plain.gradients(forward, args[: len(LEAVES)], needed, grad)
 
 
 ANYWHERE = "CompositeExplicitAutograd"
@@ -289,3 +267,16 @@ torch.library.impl("headwise::attend_backward", ANYWHERE, _attend_backward)
 torch.library.register_fake("headwise::attend", _attend_fake)
 torch.library.register_fake("headwise::attend_backward", _attend_backward_fake)
 torch.library.register_autograd("headwise::attend", _operator_backward, setup_context=_save)
+
+
+def _lse(*flat: Any) -> Tensor:
+    return lse_of(restore(*flat)).contiguous()
+
+
+def _lse_fake(q: Tensor, *rest: Any) -> Tensor:
+    return q.new_empty(q.shape[:3], dtype=tile_dtype(q.dtype))
+
+
+torch.library.define("headwise::lse", f"({FLAT}) -> Tensor")
+torch.library.impl("headwise::lse", ANYWHERE, _lse)
+torch.library.register_fake("headwise::lse", _lse_fake)

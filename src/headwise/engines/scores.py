@@ -231,8 +231,12 @@ class Scores(Tiled):
         """
         _, H, T, S = self.shape
         q = take(self.q, (batch, heads, queries), ones_stay=False)
-        picked = range(H)[heads] if isinstance(heads, slice) else heads.tolist()
-        kv_heads = _kv_heads(list(picked), self.group)
+        if isinstance(heads, slice):
+            kv_heads = _kv_heads(list(range(H)[heads]), self.group)
+        elif torch.compiler.is_compiling():  # which heads they are is not known yet: a key head for each
+            kv_heads = heads // self.group
+        else:
+            kv_heads = _kv_heads(heads.tolist(), self.group)
         return Scores(
             q,
             take(self.k, (batch, kv_heads), ones_stay=False),

@@ -13,10 +13,14 @@ import torch
 from torch import Tensor
 
 from ..scoring import HIDDEN
-from .scores import Tiled, own_precision
+from .flat import flatten
+from .gpu.cannot import cannot, prepared
+from .scores import Scores, Tiled, own_precision
 from .walk import Block, walk
 
 __all__ = ["Top", "pooled", "top"]
+
+MOST = 64  # keys a query that the kernel keeps a list of; more are better sorted
 
 
 class Top(NamedTuple):
@@ -33,6 +37,13 @@ def pooled(scores: Tiled, lse: Tensor, row_cells: int, column_cells: int) -> Ten
     Cell of query i: floor(i * row_cells / T); of key j: floor(j * column_cells / S). Queries that do not
     count (padding) are left out, so the whole picture sums to the queries that do.
     """
+    if torch.compiler.is_compiling() and isinstance(scores, Scores):
+        cells = [row_cells, column_cells]
+        return torch.ops.headwise.measure.default(*flatten(scores), lse, [], False, 0, cells)[0]
+    if cannot(scores) is None:
+        from .gpu.measure import pooled as on_gpu
+
+        return on_gpu(prepared(scores, lse), (row_cells, column_cells))
     B, H, _, _ = scores.shape
     picture = torch.zeros(B, H, row_cells, column_cells, dtype=scores.dtype, device=scores.device)
     with own_precision(scores.device):
@@ -70,7 +81,13 @@ def _indicator(index: slice, length: int, cells: int, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def top(scores: Tiled, lse: Tensor, count: int) -> Top:
-    """The `count` heaviest keys of every query."""
+    """The `count` heaviest keys of every query; of equal weights on a GPU the first key."""
+    if torch.compiler.is_compiling() and isinstance(scores, Scores):
+        return Top(*torch.ops.headwise.top.default(*flatten(scores), lse, count))
+    if cannot(scores) is None and count <= MOST:
+        from .gpu.top import top as on_gpu
+
+        return Top(*on_gpu(prepared(scores, lse), count))
     B, H, T, _ = scores.shape
     values = torch.zeros(B, H, T, count, dtype=scores.dtype, device=scores.device)
     indices = torch.full((B, H, T, count), -1, dtype=torch.int64, device=scores.device)

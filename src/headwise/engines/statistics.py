@@ -20,11 +20,14 @@ from torch import Tensor
 from ..errors import ArgumentError, nearest
 from ..mask_rules import can_read
 from ..scoring import HIDDEN
+from .flat import flatten, wants_gradient
 from .given import GivenWeights
-from .scores import Tiled, own_precision
+from .gpu.cannot import cannot, prepared
+from .scores import Scores, Tiled, own_precision
+from .second_pass import pooled
 from .walk import Block, Tile, walk
 
-__all__ = ["ROW_STATISTICS", "STATISTICS", "Statistics", "statistics"]
+__all__ = ["PICTURE", "RECEIVED", "ROW_STATISTICS", "STATISTICS", "Statistics", "measured", "statistics"]
 
 NEAR_ROWS = 64  # queries a block when only keys near the diagonal matter
 
@@ -182,14 +185,16 @@ ROW_STATISTICS: dict[str, Statistic] = {
     "local": Statistic(local, ("local",)),
     "max_logit": Statistic(max_logit, ("peak",), largest=True),
 }
-RECEIVED = "received"
+RECEIVED, PICTURE = "received", "pooled"
+WITH_GRADIENT = ("entropy", "effective_keys")
 STATISTICS = (*ROW_STATISTICS, RECEIVED)
 
 
 class Statistics(Mapping[str, Tensor]):
     """Measured statistics by name, as attributes and as a mapping.
 
-    Row statistics are [B, H] (or [B, H, T] when asked a query); `received` is [B, H, S].
+    Row statistics are [B, H] (or [B, H, T] when asked a query); `received` is [B, H, S]; a picture made in
+    the same walk is `pooled`, [B, H, rows, columns].
     """
 
     def __init__(self, values: Mapping[str, Tensor]) -> None:
@@ -241,11 +246,18 @@ def _check_names(names: Iterable[str]) -> None:
             raise ArgumentError(f"statistics must be known names: got {name!r}; {nearest(name, STATISTICS)}")
 
 
-@torch.no_grad()
 def statistics(
-    scores: Tiled, lse: Tensor, names: Iterable[str] = (), per_query: bool = False, reach: int = 8
+    scores: Tiled,
+    lse: Tensor,
+    names: Iterable[str] = (),
+    per_query: bool = False,
+    reach: int = 8,
+    cells: tuple[int, int] | None = None,
 ) -> Statistics:
-    """Measure what is asked for in one walk over the weights; no names: everything. No gradient flows.
+    """Measure what is asked for in one walk over the weights; no names: everything.
+
+    Gradients flow through `entropy` and `effective_keys` alone. cells: rows and columns of a picture to be
+    made in the same walk, called "pooled".
 
     Raises:
         ArgumentError: an unknown name; reach below 0; `max_logit` of weights without scores.
@@ -259,6 +271,89 @@ def statistics(
         )
     if reach < 0:
         raise ArgumentError(f"reach must not be negative: got {reach}; 0 is the query's own position")
+    names = tuple(dict.fromkeys(names))
+    if not isinstance(scores, Scores) or not wants_gradient(scores) or _without_gradient(names):
+        return Statistics(_measure(scores, lse, names, per_query, reach, cells))
+    return Statistics(_with_gradient(scores, lse, names, per_query, reach, cells))
+
+
+def _without_gradient(names: Iterable[str]) -> bool:
+    return not any(name in WITH_GRADIENT for name in names)
+
+
+def _with_gradient(
+    scores: Scores, lse: Tensor, names: tuple[str, ...], per_query: bool, reach: int, cells: Any
+) -> dict[str, Tensor]:
+    """The same, a query at a time first: the mean over queries is left to autograd."""
+    from . import entropy
+
+    wanted = names if "entropy" in names else ("entropy", *names)
+    found = _measure(scores, lse, wanted, True, reach, cells)
+    value = entropy.with_gradient(scores, lse, found["entropy"])
+    found["entropy"] = value
+    if "effective_keys" in names:
+        found["effective_keys"] = value.exp().masked_fill(torch.isneginf(lse), 0)
+    if not per_query:
+        for name in ROW_STATISTICS:
+            if name in found:
+                found[name] = _of_head(name, found[name], scores, lse)
+    return {name: found[name] for name in (*names, *([] if cells is None else [PICTURE]))}
+
+
+def _measure(
+    scores: Tiled, lse: Tensor, names: tuple[str, ...], per_query: bool, reach: int, cells: Any
+) -> dict[str, Tensor]:
+    if torch.compiler.is_compiling() and isinstance(scores, Scores):
+        kept = None if cells is None else list(cells)
+        values = torch.ops.headwise.measure.default(
+            *flatten(scores), lse, list(names), per_query, reach, kept
+        )
+        return dict(zip((*names, PICTURE), values, strict=False))
+    return measured(scores, lse, names, per_query, reach, cells)
+
+
+@torch.no_grad()
+def measured(
+    scores: Tiled,
+    lse: Tensor,
+    names: tuple[str, ...],
+    per_query: bool,
+    reach: int,
+    cells: tuple[int, int] | None = None,
+) -> dict[str, Tensor]:
+    """The values by name, in the order of the names, the picture last: on a GPU by kernels, else in tiles."""
+    with own_precision(scores.device):
+        if cannot(scores) is None:
+            assert isinstance(scores, Scores)
+            found = _by_kernels(scores, lse, names, per_query, reach, cells)
+        else:
+            found = _in_tiles(scores, lse, names, per_query, reach)
+            if cells is not None:
+                found[PICTURE] = pooled(scores, lse, *cells)
+    return {name: found[name] for name in (*names, PICTURE) if name in found}
+
+
+def _by_kernels(
+    scores: Scores, lse: Tensor, names: tuple[str, ...], per_query: bool, reach: int, cells: Any
+) -> dict[str, Tensor]:
+    from .gpu.measure import NAMES, measure
+
+    kinds = {
+        name: (ROW_STATISTICS[name].offset, ROW_STATISTICS[name].largest) for name in names if name in NAMES
+    }
+    done = measure(prepared(scores, lse), kinds, per_query, reach, RECEIVED in names, cells)
+    found = dict(done.rows)
+    if done.received is not None:
+        found[RECEIVED] = done.received
+    if done.picture is not None:
+        found[PICTURE] = done.picture
+    others = tuple(name for name in names if name not in found)  # an entry without a kernel
+    return found | _in_tiles(scores, lse, others, per_query, reach) if others else found
+
+
+def _in_tiles(
+    scores: Tiled, lse: Tensor, names: tuple[str, ...], per_query: bool, reach: int
+) -> dict[str, Tensor]:
     B, H, T, S = scores.shape
     rows = {
         name: torch.zeros(B, H, T, dtype=scores.dtype, device=scores.device)
@@ -271,7 +366,7 @@ def statistics(
     needed = {part for name in rows for part in ROW_STATISTICS[name].needs}
     everywhere = received is not None or any(ACCUMULATORS[part].where == "all" for part in needed)
     ragged = "first" in needed and scores.mask.keys is not None and scores.mask.keys.ndim == 2
-    with own_precision(scores.device):
+    if names:
         for block in walk(scores, lse, ragged, None if everywhere else NEAR_ROWS):
             room = None if received is None else received[block.piece.batch, block.piece.heads]
             sums = _collect(block, needed, reach, everywhere, room)
@@ -279,8 +374,7 @@ def statistics(
                 values[block.where] = ROW_STATISTICS[name].of(block, sums)
     if not per_query:
         rows = {name: _of_head(name, values, scores, lse) for name, values in rows.items()}
-    found = {**rows, RECEIVED: received} if received is not None else rows
-    return Statistics({name: found[name] for name in names})
+    return rows if received is None else {**rows, RECEIVED: received}
 
 
 def _collect(

@@ -16,9 +16,9 @@ __all__ = ["Block", "Tile", "walk"]
 class Tile:
     """Some weights of a block of queries: p [B, H, t, s] and their logarithms."""
 
-    def __init__(self, block: Block, columns: Any) -> None:
+    def __init__(self, block: Block, columns: Any, scores: Tensor | None = None) -> None:
         self.block, self.columns = block, columns
-        s = block.scores.tile(block.rows, columns)
+        s = block.scores.tile(block.rows, columns) if scores is None else scores
         self.log_p = s.sub_(block.finite_lse[..., None])  # [B, H, t, s]
         self._p: Tensor | None = None
 

@@ -10,7 +10,7 @@ exp(s - lse) with lse held fixed would drop delta, and be wrong without an error
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,12 +19,16 @@ from torch import Tensor
 from ..indexing import positions_of
 from ..scoring import HIDDEN, Scoring
 from . import huge_pages, plain
+from .attend import lse_of
+from .flat import flatten, wants_gradient
+from .gpu.cannot import cannot, prepared
 from .gradients import ScoreGradients
 from .scores import CPU_TILE, Scores, blocks, own_precision, settle_exponentials
-from .tiles import lse_of
-from .walk import Block, walk
+from .walk import Block, Tile, walk
 
-__all__ = ["weights"]
+__all__ = ["Rest", "dense", "gradients", "score_gradients", "weights"]
+
+FEW = 2**22  # weights that a GPU makes in one product
 
 
 def weights(scores: Scores, lse: Tensor | None, columns: Any = None, mean: bool = False) -> Tensor:
@@ -33,16 +37,24 @@ def weights(scores: Scores, lse: Tensor | None, columns: Any = None, mean: bool 
     With `mean`, [B, T, n]: averaged over heads, the weights of each head never kept. Whole rows are
     normalised by their own sum, as torch's softmax does, and need no lse; without one, all rows are whole.
     """
-    scoring = scores.scoring
-    inputs = (scores.q, scores.k, scoring.bias, scoring.slopes, scoring.sinks)
     if plain.transforms_are_active():
         return _plainly(scores, columns, mean)
-    wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    if torch.compiler.is_compiling():
+        return torch.ops.headwise.weights.default(*flatten(scores), lse, *_chosen(columns, scores), mean)
     with own_precision(scores.device):
-        if not wanted:
+        if not wants_gradient(scores):
             return dense(scores, lse, columns, mean)
-        found: Tensor = _Weights.apply(*inputs, _Rest(scores), lse, columns, mean)
+        scoring = scores.scoring
+        inputs = (scores.q, scores.k, scoring.bias, scoring.slopes, scoring.sinks)
+        found: Tensor = _Weights.apply(*inputs, Rest(scores), lse, columns, mean)
     return found
+
+
+def _chosen(columns: Any, scores: Scores) -> tuple[Any, Any]:
+    """Chosen keys as an operator takes them: (their numbers, a slice's three numbers); neither: all."""
+    if isinstance(columns, slice):
+        return None, list(columns.indices(scores.shape[3]))
+    return columns, None
 
 
 def _plainly(scores: Scores, columns: Any, mean: bool) -> Tensor:
@@ -53,6 +65,15 @@ def _plainly(scores: Scores, columns: Any, mean: bool) -> Tensor:
 
 def dense(scores: Scores, lse: Tensor | None, columns: Any, mean: bool) -> Tensor:
     """The numbers, without a way back."""
+    if lse is None and _few_on_gpu(scores):
+        p = _softmax(scores.tile(slice(0, scores.shape[2]), slice(0, scores.shape[3])), scores.sinks, True)
+        p = p if columns is None else p[..., columns]
+        return (p.mean(1) if mean else p).to(scores.given_dtype)
+    if cannot(scores) is None:
+        from .gpu import dense as on_gpu
+
+        ready = prepared(scores, lse_of(scores) if lse is None else lse)
+        return on_gpu.mean(ready, columns) if mean else on_gpu.dense(ready, columns)
     if columns is None and not mean and _at_once(scores):
         return _softmax(scores.whole(), scores.sinks, scores.may_see_nothing)
     B, H, T, S = scores.shape
@@ -94,6 +115,12 @@ def _whole_rows(scores: Scores, columns: Any) -> Iterator[tuple[Places, slice, T
                 p = torch.nn.functional.pad(p, (start, S - stop))[..., columns]
                 here = everything
             yield (piece.batch, piece.heads, block), here, p
+
+
+def _few_on_gpu(scores: Scores) -> bool:
+    """Whether a handful of rows is best made in one product: a walk for their lse would be a lonely one."""
+    B, H, T, S = scores.shape
+    return scores.q.is_cuda and T <= 16 and B * H * T * S <= FEW
 
 
 def _at_once(scores: Scores) -> bool:
@@ -174,13 +201,12 @@ class _Weights(torch.autograd.Function):
 
             found = plain.gradients(forward, inputs, needed, grad)
         else:
-            with own_precision(grad.device):
-                found = _backward(ctx.rest(*inputs), lse, columns, mean, grad, needed[2] or needed[3])
+            found = gradients(ctx.rest(*inputs), lse, columns, mean, grad, needed[2] or needed[3])
         typed = [None if g is None else g.to(x.dtype) for g, x in zip(found, inputs, strict=True)]
         return (*typed, None, None, None, None)
 
 
-class _Rest:
+class Rest:
     """Scores without the tensors that gradients flow to: those belong to autograd, which frees them."""
 
     def __init__(self, scores: Scores) -> None:
@@ -192,46 +218,82 @@ class _Rest:
         return Scores(q, k, self.mask, scoring, self.positions)
 
 
-def _backward(
+def gradients(
     scores: Scores, lse: Tensor, columns: Any, mean: bool, grad: Tensor, bias: bool
 ) -> tuple[Tensor | None, ...]:
+    """d loss / d (q, k, bias, slopes, sinks) from d loss / d weights; `bias`: of bias and slopes, too."""
+    if mean:
+        grad = grad[:, None] / scores.shape[1]  # [B, 1, T, n]
+    run = slice(None) if columns is None else columns
+    in_a_row = isinstance(run, slice) and run.indices(scores.shape[3])[2] == 1
+    with own_precision(grad.device):
+        if in_a_row and not bias and cannot(scores) is None:
+            from .gpu import backward
+
+            start, stop, _ = run.indices(scores.shape[3])
+            q, k, sinks = backward.of_weights(prepared(scores, lse), start, stop - start, grad)
+            return q, k, None, None, sinks
+
+        def cotangent(tile: Tile) -> Tensor:
+            return _cotangent(grad, tile.block, tile.columns, columns)
+
+        return score_gradients(scores, lse, cotangent, bias)
+
+
+Cotangent = Callable[[Tile], Tensor]  # d loss / d weights of a tile
+
+
+def score_gradients(
+    scores: Scores,
+    lse: Tensor,
+    cotangent: Cotangent,
+    bias: bool,
+    of_sink: Callable[[Block, Tensor], Tensor] | None = None,
+) -> tuple[Tensor | None, ...]:
+    """d loss / d (q, k, bias, slopes, sinks), tile by tile, from what is wanted of each tile's weights.
+
+    of_sink: what is wanted of the sink's weight, from a block and the logarithm of that weight, [B, H, t];
+    None: nothing.
+    """
     found = ScoreGradients.zeros(scores, bias)
     sinks = scores.sinks
     d_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=scores.dtype)
-    if mean:
-        grad = grad / scores.shape[1]
     for block in walk(scores, lse):
         mine, room = block.scores, found.piece(block.piece)
         assert isinstance(mine, Scores)
         delta: Any = 0.0
         mass: Any = 0.0
         for tile in block.tiles():
-            dp = _cotangent(grad, block, tile.columns, columns, mean)
+            dp = cotangent(tile)
             delta = delta + torch.einsum("bhts,bhts->bht", tile.p, dp.expand_as(tile.p))
             mass = mass + tile.p.sum(-1)
         if isinstance(delta, float):
             continue  # these queries see nothing
-        if d_sinks is not None and sinks is not None:
-            sink = sinks[block.piece.heads].to(scores.dtype)[:, None]
-            sunk = torch.where(torch.isneginf(block.lse), 0.0, (sink - block.lse).exp())
+        d_sink: Any = 0.0
+        if sinks is not None:
+            log_sunk = sinks[block.piece.heads].to(scores.dtype)[:, None] - block.finite_lse
+            sunk = torch.where(torch.isneginf(block.lse), 0.0, log_sunk.exp())
             mass = mass + sunk
+            if of_sink is not None:
+                d_sink = of_sink(block, log_sunk)
+                delta = delta + sunk * d_sink
         # exp(s - lse) sums to 1 only as well as lse is rounded, and P (dP - delta) is a difference
         right = torch.where(mass > 0, 1 / mass, 0.0)
         delta = delta * right
         for here in blocks(*mine.span(block.rows), block.piece.columns):
             s, bend = mine.tile_and_bend(block.rows, here)
-            p = s.sub_(block.finite_lse[..., None]).exp_().mul_(right[..., None])
-            dp = _cotangent(grad, block, here, columns, mean)
-            room.add(mine, block.rows, here, p * (dp - delta[..., None]), bend)
+            tile = Tile(block, here, s)
+            p = tile.p * right[..., None]
+            room.add(mine, block.rows, here, p * (cotangent(tile) - delta[..., None]), bend)
         if d_sinks is not None:
-            d_sinks[block.piece.heads] -= (sunk * right * delta).sum((0, 2))
+            d_sinks[block.piece.heads] += (sunk * right * (d_sink - delta)).sum((0, 2))
     return found.q, found.k, found.bias, found.slopes, d_sinks
 
 
-def _cotangent(grad: Tensor, block: Block, here: slice, columns: Any, mean: bool) -> Tensor:
-    """d loss / d weights in one tile: zero at keys that were not asked for."""
+def _cotangent(grad: Tensor, block: Block, here: slice, columns: Any) -> Tensor:
+    """d loss / d weights in one tile, from [B, H or 1, T, n]: zero at keys that were not asked for."""
     batch, heads, rows = block.where
-    mine = grad[batch, None, rows] if mean else grad[batch, heads, rows]  # [B, H or 1, t, n]
+    mine = grad[batch, slice(None) if grad.shape[1] == 1 else heads, rows]  # [B, H or 1, t, n]
     if columns is None:
         return mine[..., here].to(block.scores.dtype)
     spots = positions_of(columns, block.scores.shape[3], grad.device)

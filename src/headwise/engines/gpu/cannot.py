@@ -1,0 +1,56 @@
+"""Whether the kernels of this package can take a request, and why not in words. Imports no triton."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..scores import Scores, Tiled
+
+__all__ = ["cannot", "interpreted", "prepared"]
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LARGEST_HEAD = 256
+INTERPRET = False  # set by tests, with TRITON_INTERPRET=1 in the environment before triton is imported
+
+
+def cannot(scores: Tiled) -> str | None:
+    """None if the kernels can take it, else the reason."""
+    if not isinstance(scores, Scores):
+        return "these weights were given, not computed: there is no q and k to go back to"
+    q = scores.q
+    if q.device.type != "cuda" and not interpreted():
+        return f"it runs on cuda, the tensors are on {q.device.type}"
+    if q.dtype not in DTYPES:
+        return f"it takes bfloat16, float16 and float32, not {str(q.dtype).removeprefix('torch.')}"
+    if q.shape[-1] > LARGEST_HEAD:
+        return f"it takes head_dim up to {LARGEST_HEAD}, not {q.shape[-1]}"
+    if torch._C._are_functorch_transforms_active():
+        return "a function transform (torch.func) is active, which only plain operations pass"
+    return _missing(q.device.index) if q.device.type == "cuda" else None
+
+
+def interpreted() -> bool:
+    """Whether Triton runs kernels in Python, on a CPU: how the tests look at them."""
+    return INTERPRET
+
+
+@functools.cache
+def _missing(device: int | None) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "it needs triton, which is not installed"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "it needs a GPU of compute capability 8.0 or newer"
+    return None
+
+
+def prepared(scores: Tiled, lse: Tensor) -> Any:
+    """What kernels take; only where `cannot` says nothing."""
+    from .request import Prepared
+
+    assert isinstance(scores, Scores)
+    return Prepared(scores, lse)

@@ -1,0 +1,290 @@
+"""The weights themselves, of chosen keys, and their mean over heads: each number is written once.
+
+Keys are a run [begin, begin + count) of all keys, or, picked one by one, a copy of theirs with their numbers
+beside it. Where float32 is asked for, each row is divided by its own sum: lse is rounded, and a weight is
+only as exact as that.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .cannot import interpreted
+from .lists import seen_tiles
+from .request import NOT_SPECIAL, Prepared, Request
+from .rows import mass_of
+from .tile import between, ends, key_stop, load, load_lse, log_weights, long, place, product
+from .tuning import FEW_ROWS, Blocks
+
+__all__ = ["dense", "mean"]
+
+PROGRAMS = 528  # enough to fill any GPU of today a few times over
+PATCH = 16  # blocks of rows that are worked on together, so that keys come from the cache
+
+
+@triton.jit
+def keys_shown(first, last, stop, left, right, begin, count, SIZE: tl.constexpr, setup: tl.constexpr):
+    """`between` for a block of queries, in tiles of the keys asked for."""
+    any_from = 0
+    all_from = 0
+    all_to = tl.minimum(stop - begin, count)
+    any_to = all_to
+    if setup.left:
+        any_from = first - left - begin
+        all_from = last - left - begin
+    if setup.right:
+        any_to = tl.minimum(any_to, last + right + 1 - begin)
+        all_to = tl.minimum(all_to, first + right + 1 - begin)
+    return between(any_from, all_from, all_to, any_to, SIZE)
+
+
+@triton.jit
+def numbers_of(COLUMNS, begin, start, count, S, N: tl.constexpr):
+    """The keys of a tile; S, which is hidden, beyond the last."""
+    spots = start + tl.arange(0, N)
+    if COLUMNS is not None:
+        cols = tl.load(COLUMNS + spots, mask=spots < count, other=2147483647)
+    else:
+        cols = begin + spots
+    return spots, cols
+
+
+@triton.jit(do_not_specialize=[*NOT_SPECIAL, "begin", "splits", "tiles"])
+def dense_kernel(
+    Q0, Q1, K0, K1, q_strides, k_strides, LSE, MASS, OUT, COLUMNS, SEEN, seen_strides, rules,
+    H, T, S, shift, left, right, blocks, begin, count, splits, tiles, setup: tl.constexpr,
+):  # fmt: skip
+    M: tl.constexpr = setup.M
+    N: tl.constexpr = setup.N
+    pid = tl.program_id(0)
+    split = pid % splits
+    block = pid // splits % blocks
+    bh = pid // splits // blocks
+    b = bh // H
+    h = bh % H
+    rows = block * M + tl.arange(0, M)
+    at = place(rules, rows, T, shift, setup)
+    first, last = ends(at, rows, T, shift, M, setup)
+    base = long(bh) * T
+    lse = load_lse(LSE + base + rows, rows < T)
+    if MASS is not None:
+        right_size = 1.0 / tl.load(MASS + base + rows, mask=rows < T, other=1.0)
+    q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
+    stop = key_stop(rules, b, S)
+    out = OUT + (base + rows)[:, None] * count
+    per = tl.cdiv(tiles, splits)
+    lo = split * per
+    hi = tl.minimum(lo + per, tiles)
+    if setup.listed or COLUMNS is not None:
+        a = lo
+        z = hi
+        c = hi
+        d = hi
+    else:
+        a, z, c, d = keys_shown(first, last, stop, left, right, begin, count, N, setup)
+        a = tl.minimum(tl.maximum(a, lo), hi)
+        z = tl.minimum(tl.maximum(z, a), hi)
+        c = tl.minimum(tl.maximum(c, z), hi)
+        d = tl.minimum(tl.maximum(d, c), hi)
+    if setup.listed:
+        SEEN += long(b) * seen_strides[0] + long(h) * seen_strides[1] + long(block) * seen_strides[2]
+    for phase in tl.static_range(3):
+        from_tile = a if phase == 0 else (z if phase == 1 else c)
+        to_tile = z if phase == 0 else (c if phase == 1 else d)
+        for tile in tl.range(from_tile, to_tile, num_stages=setup.stages):
+            spots, cols = numbers_of(COLUMNS, begin, tile * N, count, S, N)
+            inside = (rows[:, None] < T) & (spots[None, :] < count)
+            shown = True
+            if setup.listed:
+                shown = tl.load(SEEN + tile) != 0
+            if shown:
+                k0, k1 = load(K0, K1, k_strides, b, h // setup.G, begin + tile * N, begin + count, N, setup)
+                x = log_weights(
+                    product(q0, q1, k0, k1, setup), lse[:, None], at[:, None], rows[:, None], cols[None, :],
+                    b, h, stop, rules, T, S, left, right, phase != 1, setup,
+                )  # fmt: skip
+                p = tl.exp2(x)
+                if MASS is not None:
+                    p = p * right_size[:, None]
+                tl.store(out + spots[None, :], p.to(OUT.dtype.element_ty), mask=inside)
+            else:
+                nothing = tl.zeros([M, N], OUT.dtype.element_ty)
+                tl.store(out + spots[None, :], nothing, mask=inside)
+    nothing = tl.zeros([M, N], OUT.dtype.element_ty)
+    for tile in range(lo, a):
+        spots = tile * N + tl.arange(0, N)
+        tl.store(out + spots[None, :], nothing, mask=(rows[:, None] < T) & (spots[None, :] < count))
+    for tile in range(d, hi):
+        spots = tile * N + tl.arange(0, N)
+        tl.store(out + spots[None, :], nothing, mask=(rows[:, None] < T) & (spots[None, :] < count))
+
+
+@triton.jit
+def add_heads(
+    total, more, heads, Q0, Q1, K0, K1, q_strides, k_strides, LSE, MASS, rules, b, H, T, S, at, rows, cols,
+    more_cols, from_row, from_key, key_end, stop, left, right, EDGE: tl.constexpr, setup: tl.constexpr,
+):  # fmt: skip
+    """Add the weights of one tile, head after head: two halves that share a block of queries."""
+    M: tl.constexpr = setup.M
+    N: tl.constexpr = setup.N
+    for h in tl.range(0, heads, num_stages=setup.stages):
+        base = long(b * H + h) * T
+        q0, q1 = load(Q0, Q1, q_strides, b, h, from_row, T, M, setup)
+        lse = load_lse(LSE + base + rows, rows < T)
+        k0, k1 = load(K0, K1, k_strides, b, h // setup.G, from_key, key_end, N, setup)
+        x = log_weights(
+            product(q0, q1, k0, k1, setup), lse[:, None], at[:, None], rows[:, None], cols[None, :],
+            b, h, stop, rules, T, S, left, right, EDGE, setup,
+        )  # fmt: skip
+        k0, k1 = load(K0, K1, k_strides, b, h // setup.G, from_key + N, key_end, N, setup)
+        y = log_weights(
+            product(q0, q1, k0, k1, setup), lse[:, None], at[:, None], rows[:, None], more_cols[None, :],
+            b, h, stop, rules, T, S, left, right, EDGE, setup,
+        )  # fmt: skip
+        if MASS is not None:
+            size = 1.0 / tl.load(MASS + base + rows, mask=rows < T, other=1.0)
+            total += tl.exp2(x) * size[:, None]
+            more += tl.exp2(y) * size[:, None]
+        else:
+            total += tl.exp2(x)
+            more += tl.exp2(y)
+    return total, more
+
+
+@triton.jit(do_not_specialize=[*NOT_SPECIAL, "begin", "tiles", "patch"])
+def mean_kernel(
+    Q0, Q1, K0, K1, q_strides, k_strides, LSE, MASS, OUT, COLUMNS, SEEN, seen_strides, rules,
+    H, T, S, shift, left, right, blocks, begin, count, tiles, patch, setup: tl.constexpr,
+):  # fmt: skip
+    M: tl.constexpr = setup.M
+    N: tl.constexpr = setup.N
+    pid = tl.program_id(0)
+    b = pid // (blocks * tiles)
+    pid = pid % (blocks * tiles)
+    group = pid // (patch * tiles)
+    tall = tl.minimum(blocks - group * patch, patch)
+    block = group * patch + pid % (patch * tiles) % tall
+    tile = pid % (patch * tiles) // tall
+    rows = block * M + tl.arange(0, M)
+    at = place(rules, rows, T, shift, setup)
+    first, last = ends(at, rows, T, shift, M, setup)
+    stop = key_stop(rules, b, S)
+    spots, cols = numbers_of(COLUMNS, begin, tile * 2 * N, count, S, N)
+    more_spots, more_cols = numbers_of(COLUMNS, begin, tile * 2 * N + N, count, S, N)
+    if setup.listed or COLUMNS is not None:
+        a = tile
+        z = tile + 1
+        c = z
+        d = z
+    else:
+        a, z, c, d = keys_shown(first, last, stop, left, right, begin, count, 2 * N, setup)
+    if setup.listed:
+        seen = SEEN + long(b) * seen_strides[0] + long(block) * seen_strides[1] + 2 * tile
+        d = tl.where((tl.load(seen) != 0) | (tl.load(seen + 1) != 0), d, a)
+    total = tl.zeros([M, N], tl.float32)
+    more = tl.zeros([M, N], tl.float32)
+    # one of two walks, the other has no heads: as branches of an `if` they would not share their buffers
+    free = tl.where((tile >= z) & (tile < c), H, 0)
+    ruled = tl.where((tile >= a) & (tile < d), H - free, 0)
+    total, more = add_heads(
+        total, more, free, Q0, Q1, K0, K1, q_strides, k_strides, LSE, MASS, rules, b, H, T, S, at, rows,
+        cols, more_cols, block * M, begin + tile * 2 * N, begin + count, stop, left, right, False, setup,
+    )  # fmt: skip
+    total, more = add_heads(
+        total, more, ruled, Q0, Q1, K0, K1, q_strides, k_strides, LSE, MASS, rules, b, H, T, S, at, rows,
+        cols, more_cols, block * M, begin + tile * 2 * N, begin + count, stop, left, right, True, setup,
+    )  # fmt: skip
+    out = OUT + (long(b) * T + rows)[:, None] * count
+    tl.store(
+        out + spots[None, :], (total / H).to(OUT.dtype.element_ty),
+        mask=(rows[:, None] < T) & (spots[None, :] < count),
+    )  # fmt: skip
+    tl.store(
+        out + more_spots[None, :], (more / H).to(OUT.dtype.element_ty),
+        mask=(rows[:, None] < T) & (more_spots[None, :] < count),
+    )  # fmt: skip
+
+
+def dense(prepared: Prepared, columns: Any) -> Tensor:
+    """[B, H, T, n] weights of the keys in `columns` (slice, index tensor, or None: all), in q's dtype."""
+    q = prepared.q
+    few = q.shape[2] <= FEW_ROWS.M and q.dtype != torch.float32 and not interpreted()
+    asked = _asked(prepared, columns, "dense", FEW_ROWS if few else None)
+    request, count = asked.request, asked.size
+    B, H, T, _ = prepared.shape
+    out = torch.empty(B, H, T, count, dtype=q.dtype, device=prepared.device)
+    tiles = triton.cdiv(count, request.setup.N)
+    splits = min(tiles, max(4, triton.cdiv(PROGRAMS, request.blocks_of_all)))
+    seen = _seen(asked, tiles)
+    strides = None
+    if seen is not None:
+        strides = (
+            *(0 if n == 1 else s for n, s in zip(seen.shape[:2], seen.stride(), strict=False)),
+            seen.stride(2),
+        )
+    request.launch(
+        dense_kernel, splits * request.blocks_of_all, prepared.lse, _mass(prepared), out, asked.numbers, seen,
+        strides, sizes=(request.blocks, asked.begin, count, splits, tiles),
+    )  # fmt: skip
+    return out
+
+
+def mean(prepared: Prepared, columns: Any) -> Tensor:
+    """[B, T, n]: the mean over heads; the weights of a head are never kept."""
+    asked = _asked(prepared, columns, "mean")
+    request, count = asked.request, asked.size
+    B, _, T, _ = prepared.shape
+    out = torch.empty(B, T, count, dtype=prepared.q.dtype, device=prepared.device)
+    tiles = triton.cdiv(count, 2 * request.setup.N)
+    seen = _seen(asked, 2 * tiles)
+    strides = None
+    if seen is not None:
+        seen = seen.amax(1)  # [B or 1, row tiles, column tiles]: what any head is shown
+        strides = (0 if seen.shape[0] == 1 else seen.stride(0), seen.stride(1))
+    request.launch(
+        mean_kernel, request.blocks * tiles * B, prepared.lse, _mass(prepared), out, asked.numbers, seen,
+        strides, sizes=(request.blocks, asked.begin, count, tiles, PATCH),
+    )  # fmt: skip
+    return out
+
+
+class Asked(NamedTuple):
+    """Which keys are asked for."""
+
+    request: Request
+    begin: int  # the first of them
+    size: int
+    numbers: Tensor | None  # int32 [size], if they are picked one by one
+
+
+def _asked(prepared: Prepared, columns: Any, kind: str, blocks: Blocks | None = None) -> Asked:
+    S = prepared.shape[3]
+    if columns is None or (isinstance(columns, slice) and columns.indices(S)[2] == 1):
+        start, stop, _ = (columns or slice(None)).indices(S)
+        return Asked(Request(prepared, kind, blocks=blocks), start, max(0, stop - start), None)
+    if isinstance(columns, slice):
+        columns = torch.tensor(range(S)[columns], device=prepared.device)
+    numbers = columns.to(prepared.device, torch.int64)
+    picked = prepared.k.index_select(2, numbers)  # the rules know them by their numbers
+    return Asked(
+        Request(prepared, kind, blocks=blocks, keys=picked), 0, len(numbers), numbers.to(torch.int32)
+    )
+
+
+def _seen(asked: Asked, tiles: int) -> Tensor | None:
+    """Which tiles show anything, uint8 [B or 1, H or 1, row tiles, tiles]; None without a list."""
+    request = asked.request
+    if not request.setup.listed:
+        return None
+    if asked.numbers is not None:
+        return torch.ones(1, 1, request.blocks, tiles, dtype=torch.uint8, device=request.prepared.device)
+    return seen_tiles(request, columns=tiles, begin=asked.begin).view(torch.uint8)
+
+
+def _mass(prepared: Prepared) -> Tensor | None:
+    return mass_of(prepared) if prepared.q.dtype == torch.float32 else None

@@ -1,0 +1,92 @@
+"""The light pass: the log-sum-exp of each query's scores, where the first pass did not give it."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..scores import Scores
+from .request import NOT_SPECIAL, Prepared, Request
+from .tile import (
+    HIDDEN,
+    LN2,
+    LOG2E,
+    eights,
+    ends,
+    key_stop,
+    keys_seen,
+    load,
+    log_weights,
+    long,
+    place,
+    product,
+    tile_of,
+)
+
+__all__ = ["lse_of"]
+
+
+@triton.jit(do_not_specialize=NOT_SPECIAL)
+def lse_kernel(
+    Q0, Q1, K0, K1, q_strides, k_strides, OUT, TILES, COUNTS, list_strides, rules,
+    H, T, S, shift, left, right, blocks, setup: tl.constexpr,
+):  # fmt: skip
+    M: tl.constexpr = setup.M
+    N: tl.constexpr = setup.N
+    pid = tl.program_id(0)
+    block = blocks - 1 - pid % blocks
+    bh = pid // blocks
+    b = bh // H
+    h = bh % H
+    rows = block * M + tl.arange(0, M)
+    at = place(rules, rows, T, shift, setup)
+    first, last = ends(at, rows, T, shift, M, setup)
+    q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
+    stop = key_stop(rules, b, S)
+    top = tl.full([M, 8], HIDDEN, tl.float32)
+    total = tl.zeros([M, 8], tl.float32)
+    nothing = tl.zeros([M, 1], tl.float32)
+    if setup.listed:
+        TILES += long(b) * list_strides[0] + long(h) * list_strides[1] + long(block) * list_strides[2]
+        i0 = 0
+        i1 = tl.load(COUNTS + long(b) * list_strides[3] + long(h) * list_strides[4] + block)
+        i2 = i1
+        i3 = i1
+    else:
+        i0, i1, i2, i3 = keys_seen(first, last, stop, left, right, setup)
+    for phase in tl.static_range(3):
+        lo = i0 if phase == 0 else (i1 if phase == 1 else i2)
+        hi = i1 if phase == 0 else (i2 if phase == 1 else i3)
+        needed = setup.listed if phase == 0 else not setup.listed
+        if needed or (phase == 0 and setup.left):
+            for i in tl.range(lo, hi, num_stages=setup.stages):
+                start = tile_of(TILES, i, setup) * N
+                k0, k1 = load(K0, K1, k_strides, b, h // setup.G, start, S, N, setup)
+                cols = start + tl.arange(0, N)
+                x = log_weights(
+                    product(q0, q1, k0, k1, setup), nothing, at[:, None], rows[:, None], cols[None, :],
+                    b, h, stop, rules, T, S, left, right, phase != 1, setup,
+                )  # fmt: skip
+                x8 = eights(x, M, N)
+                higher = tl.maximum(top, tl.max(x8, 1))
+                total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(x8 - higher[:, None, :]), 1)
+                top = higher
+    highest = tl.max(top, 1)
+    empty = highest <= 0.5 * HIDDEN
+    summed = tl.sum(total * tl.exp2(top - highest[:, None]), 1)
+    if rules.sinks is not None:
+        sink = tl.load(rules.sinks + h) * LOG2E
+        higher = tl.maximum(highest, sink)
+        summed = summed * tl.exp2(highest - higher) + tl.exp2(sink - higher)
+        highest = higher
+    lse = tl.where(empty, -float("inf"), (highest + tl.log2(summed)) * LN2)
+    tl.store(OUT + long(bh) * T + rows, lse, mask=rows < T)
+
+
+def lse_of(scores: Scores) -> Tensor:
+    """[B, H, T], natural logarithm; -inf for queries that see nothing."""
+    request = Request(Prepared(scores), "lse")
+    out = request.prepared.empty(request.B, request.H, request.T)
+    request.launch(lse_kernel, request.blocks_of_all, out, *request.tile_lists, sizes=(request.blocks,))
+    return out

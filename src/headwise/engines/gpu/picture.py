@@ -1,0 +1,133 @@
+"""Pictures whose cells are narrower than a tile.
+
+A tile covers as many whole cells as fit into its columns, so no cell is shared between tiles. Its weights are
+added up by two products with indicators, columns first. In 16 bits a weight goes in as two numbers, which
+together hold it to 2^-17.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .lists import in_order, seen_tiles
+from .request import NOT_SPECIAL, Prepared, Request, as_lists
+from .rows import Picture, added_up, cell_of
+from .tile import BIG, ends, key_stop, keys_seen, load, log_weights, long, place, product
+
+__all__ = ["narrow"]
+
+
+@triton.jit
+def dot_with_ones(a, ones, EXACT: tl.constexpr):
+    """a @ ones, with a in float32."""
+    if EXACT:
+        return tl.dot(a, ones.to(tl.float32), input_precision="tf32x3")
+    high = a.to(tl.bfloat16)
+    low = (a - high.to(tl.float32)).to(tl.bfloat16)
+    ones = ones.to(tl.bfloat16)
+    return tl.dot(low, ones, acc=tl.dot(high, ones))
+
+
+@triton.jit
+def even_cells(p, R: tl.constexpr, C: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    """[R, C]: a tile cut into equal cells, each added up."""
+    by_column = tl.sum(tl.reshape(p, [M, C, N // C]), 2)  # [M, C]
+    return tl.sum(tl.reshape(by_column, [R, M // R, C]), 1)
+
+
+@triton.jit(do_not_specialize=[*NOT_SPECIAL, "cell_rows", "columns", "row_cells", "fit"])
+def picture_kernel(
+    Q0, Q1, K0, K1, q_strides, k_strides, POWERS, PARTS, CELLS, TILES, COUNTS, list_strides, rules,
+    H, T, S, shift, left, right, blocks, cell_rows, columns, row_cells, fit,
+    R: tl.constexpr, C: tl.constexpr, EVEN: tl.constexpr, setup: tl.constexpr,
+):  # fmt: skip
+    M: tl.constexpr = setup.M
+    N: tl.constexpr = setup.N
+    pid = tl.program_id(0)
+    block = blocks - 1 - pid % blocks
+    bh = pid // blocks
+    b = bh // H
+    h = bh % H
+    rows = block * M + tl.arange(0, M)
+    at = place(rules, rows, T, shift, setup)
+    first, last = ends(at, rows, T, shift, M, setup)
+    powers = tl.load(POWERS + long(bh) * T + rows, mask=rows < T, other=BIG)
+    q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
+    stop = key_stop(rules, b, S)
+    my_rows = (long(rows) * cell_rows // T).to(tl.int32) - cell_of(block * M, T, cell_rows)
+    by_row = my_rows[None, :] == tl.arange(0, R)[:, None]  # [R, M]
+    PARTS += (long(bh) * blocks + block) * row_cells * columns
+    if setup.listed:
+        TILES += long(b) * list_strides[0] + long(h) * list_strides[1] + long(block) * list_strides[2]
+        from_tile = 0
+        to_tile = tl.load(COUNTS + long(b) * list_strides[3] + long(h) * list_strides[4] + block)
+    else:
+        a, _, _, d = keys_seen(first, last, stop, left, right, setup)
+        from_tile = cell_of(a * N, S, columns) // fit
+        to_tile = tl.where(d > a, cell_of(tl.minimum(d * N, S) - 1, S, columns) // fit + 1, from_tile)
+    r = tl.arange(0, R)[:, None]
+    c = tl.arange(0, C)[None, :]
+    for i in tl.range(from_tile, to_tile, num_stages=setup.stages):
+        tile = i
+        if setup.listed:
+            tile = tl.load(TILES + i)
+        cell = tile * fit
+        if EVEN:
+            start = tile * N
+            beyond = start + N
+        else:
+            start = ((long(cell) * S + columns - 1) // columns).to(tl.int32)
+            beyond = ((long(cell + fit) * S + columns - 1) // columns).to(tl.int32)
+        k0, k1 = load(K0, K1, k_strides, b, h // setup.G, start, S, N, setup)
+        cols = start + tl.arange(0, N)
+        x = log_weights(
+            product(q0, q1, k0, k1, setup), powers[:, None], at[:, None], rows[:, None], cols[None, :],
+            b, h, tl.minimum(stop, beyond), rules, T, S, left, right, True, setup,
+        )  # fmt: skip
+        p = tl.exp2(x)
+        if EVEN:
+            found = even_cells(p, R, C, M, N)
+        else:
+            by_column = tl.load(CELLS + cols, mask=cols < S, other=-1) - cell
+            pooled = dot_with_ones(p, by_column[:, None] == c, setup.exact)  # [M, C]
+            if setup.exact:
+                found = tl.dot(by_row.to(tl.float32), pooled, input_precision="tf32x3")
+            else:
+                high = pooled.to(tl.bfloat16)
+                low = (pooled - high.to(tl.float32)).to(tl.bfloat16)
+                found = tl.dot(by_row.to(tl.bfloat16), low, acc=tl.dot(by_row.to(tl.bfloat16), high))
+        mine = (r < row_cells) & (c < fit) & (cell + c < columns)
+        tl.store(PARTS + r * columns + cell + c, found, mask=mine)
+
+
+def narrow(prepared: Prepared, picture: Picture) -> Tensor:
+    """[B, H, rows, columns]: the true mass of each cell."""
+    request = Request(prepared, "picture")
+    setup, T, S = request.setup, request.T, request.S
+    M, N = setup.M, setup.N
+    even = all(
+        length % cells == 0 and size % (length // cells) == 0 and length % size == 0
+        for length, cells, size in ((T, picture.rows, M), (S, picture.columns, N))
+    )
+    # whole cells that surely fit into a tile's columns
+    fit = N // (S // picture.columns) if even else max(1, (N - 1) * picture.columns // S)
+    row_cells = M // (T // picture.rows) if even else min(picture.rows, M * picture.rows // T + 2)
+    parts = prepared.zeros(request.B * request.H, request.blocks, row_cells, picture.columns)
+    listed: tuple[Any, ...] = (None, None, None)
+    if setup.listed:
+        count = triton.cdiv(picture.columns, fit)
+        listed = as_lists(*in_order(seen_tiles(request, fit * S, picture.columns, count)))
+    shapes = (row_cells, fit) if even else tuple(max(16, triton.next_power_of_2(n)) for n in (row_cells, fit))
+    cells = None
+    if not even:
+        cells = (torch.arange(S, device=prepared.device) * picture.columns // S).to(torch.int32)
+    request.launch(
+        picture_kernel, request.blocks_of_all, prepared.counted_powers, parts, cells, *listed,
+        sizes=(request.blocks, picture.rows, picture.columns, row_cells, fit), options=(*shapes, even),
+    )  # fmt: skip
+    return added_up(request, parts, picture, row_cells)

@@ -1,0 +1,327 @@
+"""A request as the kernels see it: descriptors of q and k, the rules, lists of tiles, room for results."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ..scores import Scores
+from .cannot import interpreted
+from .tile import BIG, LOG2E, Rules, Setup
+from .tuning import Blocks, blocks_for, takes_descriptors
+
+__all__ = ["NOT_SPECIAL", "Prepared", "Request", "as_lists", "kind_of", "launch", "on_device"]
+
+# Numbers a kernel is not compiled anew for.
+NOT_SPECIAL = ("H", "shift", "left", "right", "blocks")
+FAR = 2**30  # farther than any two positions
+DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Scores and lse as every kernel takes them; made once for all kernels of a request."""
+
+    scores: Scores
+    given_lse: Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.scores.q.device
+
+    @cached_property
+    def shape(self) -> tuple[int, int, int, int]:
+        """[B, H, T, S]"""
+        return self.scores.shape
+
+    @cached_property
+    def q(self) -> Tensor:
+        return _unit_stride(self.scores.q)
+
+    @cached_property
+    def k(self) -> Tensor:
+        return _unit_stride(self.scores.k)
+
+    @cached_property
+    def lse(self) -> Tensor:
+        assert self.given_lse is not None, "this kernel needs lse"
+        return self.given_lse.contiguous()
+
+    @cached_property
+    def counted(self) -> Tensor | None:
+        """Which queries count in means, bool [B, T]; None: all."""
+        return self.scores.mask.counted(self.shape[2])
+
+    @cached_property
+    def counted_powers(self) -> Tensor:
+        """log2 of each query's sum, [B, H, T]; BIG for one that sees nothing or does not count."""
+        powers = (self.lse * LOG2E.value).nan_to_num_(nan=math.nan, posinf=math.inf, neginf=BIG.value)
+        return powers if self.counted is None else powers.masked_fill_(~self.counted[:, None], BIG.value)
+
+    @cached_property
+    def counted_range(self) -> Tensor | None:
+        """Each sequence's first counted query and the one beyond the last, int32 [B, 2]; None: all count."""
+        if self.counted is None:
+            return None
+        T = self.shape[2]
+        spots = torch.arange(T, device=self.device, dtype=torch.int32)
+        ends = torch.where(self.counted, spots, T).amin(-1), torch.where(self.counted, spots + 1, 0).amax(-1)
+        return torch.stack(ends, -1).to(torch.int32)
+
+    @cached_property
+    def first_keys(self) -> Tensor | None:
+        """The first real key of each sequence, int32 [B]; None: key 0."""
+        keys = self.scores.mask.keys
+        if keys is None or keys.ndim == 1:
+            return None
+        return keys.int().argmax(-1).to(torch.int32)
+
+    @cached_property
+    def describable(self) -> bool:
+        """Whether q and k can come as tensor descriptors."""
+        return takes_descriptors(self.device.index) and _describable(self.q) and _describable(self.k)
+
+    @cached_property
+    def kind(self) -> int:
+        """What of it decides which compiled kernel is used."""
+        parts = self.q, self.k, _strides(self.q), _strides(self.k), tuple(self.rules), self.numbers
+        return _number_of(kind_of(parts))
+
+    @cached_property
+    def rules(self) -> Rules:
+        scores, mask, scoring = self.scores, self.scores.mask, self.scores.scoring
+        lengths = keys = None
+        if mask.keys is not None and mask.keys.ndim == 1:
+            lengths = mask.keys.to(torch.int32)
+        elif mask.keys is not None:
+            keys = _bytes(mask.keys.contiguous())
+        ids = [_labels(value) for value in (mask.key_ids, mask.query_ids)]
+        allowed, bias = mask.allowed, scoring.bias
+        return Rules(
+            scale=scoring.scale,
+            scale_log2=scoring.scale * LOG2E.value,
+            softcap=scoring.softcap,
+            bias=bias,
+            bias_strides=None if bias is None else _strides(bias),
+            slopes=None if scoring.slopes is None else scoring.slopes.float().contiguous(),
+            sinks=None if scoring.sinks is None else scoring.sinks.float().contiguous(),
+            at=None if scores.positions is None else scores.positions.to(self.device, torch.int32),
+            lengths=lengths,
+            keys=keys,
+            counted=None if self.counted is None else _bytes(self.counted.contiguous()),
+            key_ids=ids[0],
+            query_ids=ids[1],
+            ids_batch=0 if ids[0] is None or ids[0].shape[0] == 1 else 1,
+            allowed=None if allowed is None else _bytes(allowed),
+            allowed_strides=None if allowed is None else _strides(allowed),
+        )
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """H, T, S, shift, left, right"""
+        (_, H, T, S), mask = self.shape, self.scores.mask
+        left, right = (
+            0 if reach is None else max(-FAR, min(reach, FAR)) for reach in (mask.left, mask.right)
+        )
+        return H, T, S, S - T, left, right
+
+    def empty(self, *shape: int) -> Tensor:
+        """Room for a result, float32."""
+        return torch.empty(shape, dtype=torch.float32, device=self.device)
+
+    def zeros(self, *shape: int) -> Tensor:
+        """The same, filled with 0."""
+        return torch.zeros(shape, dtype=torch.float32, device=self.device)
+
+
+class Request:
+    """What was prepared, cut into the tiles of one kind of kernel.
+
+    Args:
+        kind: which blocks to use; see tuning.py.
+        keys_first: tiles turned over, a program keeps a block of keys and walks the queries.
+        blocks: instead of the table's.
+        keys: what stands for k: chosen keys, copied.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        kind: str,
+        keys_first: bool = False,
+        blocks: Blocks | None = None,
+        keys: Tensor | None = None,
+    ) -> None:
+        self.prepared, self.keys_first = prepared, keys_first
+        self.k = prepared.k if keys is None else keys
+        q = prepared.q
+        self.tuned = blocks or blocks_for(kind, q.shape[-1], q.dtype, q.device)
+        mask, whole = prepared.scores.mask, prepared.describable
+        self.setup = _setup(
+            self.tuned, q.shape[-1], q.dtype, prepared.scores.group,
+            whole and (keys is None or _describable(keys)),
+            mask.left is not None, mask.right is not None, mask.right is not None and mask.right <= 0,
+            mask.allowed is not None or mask.key_ids is not None or prepared.rules.keys is not None,
+            prepared.scores.positions is not None, 0 if mask.key_ids is None else mask.key_ids.shape[-1],
+        )  # fmt: skip
+        self.B, self.H, self.T, self.S = prepared.shape
+        self.blocks = -(-(self.S if keys_first else self.T) // self.tuned.M)  # of rows, a head
+        self.blocks_of_all = self.blocks * self.B * self.H
+
+    @cached_property
+    def tile_lists(self) -> tuple[Any, ...]:
+        """(tiles, counts, strides): which tiles each block of rows sees; three times None without a list."""
+        if not self.setup.listed:
+            return None, None, None
+        from .lists import lists
+
+        return as_lists(*lists(self))
+
+    def launch(
+        self,
+        kernel: Any,
+        programs: int,
+        *tensors: Any,
+        sizes: tuple[Any, ...] = (),
+        options: tuple[Any, ...] = (),
+    ) -> None:
+        """Run a kernel: q and k, its own tensors, the rules, the numbers, then what it is compiled for."""
+        setup, prepared = self.setup, self.prepared
+        M, N = (setup.N, setup.M) if self.keys_first else (setup.M, setup.N)
+        q, k = prepared.q, self.k
+        args = (
+            *_described(q, M, setup), *_described(k, N, setup), _strides(q)[:3], _strides(k)[:3], *tensors,
+            prepared.rules, *prepared.numbers, *sizes,
+        )  # fmt: skip
+        mine = (tensors, sizes) if k is prepared.k else (tensors, sizes, k, _strides(k))
+        launch(
+            kernel, (programs, 1, 1), args, (*options, setup), (prepared.kind, kind_of(mine)),
+            prepared.device, self.tuned.warps,
+        )  # fmt: skip
+
+
+NUMBERS = itertools.count()
+COMPILED: dict[Any, Any] = {}  # kernel and what it was specialised for -> the compiled one
+
+
+def launch(
+    kernel: Any,
+    grid: tuple[int, int, int],
+    args: tuple[Any, ...],
+    constants: tuple[Any, ...],
+    kinds: Any,
+    device: torch.device,
+    warps: int = 4,
+) -> None:
+    """kernel[grid](*args, *constants), past Triton's own way there, which looks at every argument each time.
+
+    Args:
+        constants: what the kernel is compiled for.
+        kinds: what of the arguments decides which compiled kernel it is; see `kind_of`.
+    """
+    with on_device(device):
+        if interpreted():
+            kernel[grid](*args, *constants, num_warps=warps)
+            return
+        key = (kernel.__name__, device.index, constants, kinds)
+        found = COMPILED.get(key)
+        if found is None:
+            COMPILED[key] = kernel[grid](*args, *constants, num_warps=warps, enable_fp_fusion=True)
+        else:
+            found[grid](*args, *constants)
+
+
+def kind_of(x: Any) -> Any:
+    """What Triton compiles anew for: types, what is missing, sixteens and ones, numbers beyond 32 bits."""
+    if isinstance(x, tuple):
+        return tuple([kind_of(one) for one in x])
+    if isinstance(x, Tensor):
+        return x.dtype, x.data_ptr() & 15 == 0
+    if isinstance(x, int):
+        return x == 1, x & 15 == 0, x >= 2**31
+    return x is None
+
+
+@functools.lru_cache(maxsize=1024)
+def _number_of(kind: Any) -> int:
+    """A number for each kind: a key that is quick to look up."""
+    return next(NUMBERS)
+
+
+@functools.cache
+def _setup(
+    tuned: Blocks, D: int, dtype: torch.dtype, group: int, descriptors: bool, left: bool, right: bool,
+    behind: bool, listed: bool, placed: bool, labels: int,
+) -> Setup:  # fmt: skip
+    D0 = max(16, 2 ** (D.bit_length() - 1))
+    D1 = 0 if D <= D0 else max(16, triton.next_power_of_2(D - D0))
+    return Setup(
+        tuned.M, tuned.N, D, D0, D1, group, tuned.stages, descriptors, dtype == torch.float32, DTYPES[dtype],
+        left, right, behind, listed, placed, labels,
+    )  # fmt: skip
+
+
+def as_lists(tiles: Tensor, counts: Tensor) -> tuple[Any, ...]:
+    """Lists as the kernels take them."""
+    return tiles, counts, (*_strides(tiles)[:2], tiles.stride(2), *_strides(counts)[:2])
+
+
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Triton launches on the current device: make it the tensors'."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def _unit_stride(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _strides(x: Tensor) -> tuple[int, ...]:
+    """Strides with 0 where a dimension is one for all."""
+    return tuple(0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True))
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.view(torch.uint8)
+
+
+def _labels(ids: Tensor | None) -> Tensor | None:
+    """[B or 1, N, S] from [B or 1, S, N]."""
+    return None if ids is None else ids.to(torch.int64).transpose(1, 2).contiguous()
+
+
+def _describable(x: Tensor) -> bool:
+    """Whether a tensor descriptor can hold it: aligned, rows of 16 bytes, no dimension seen twice."""
+    width = x.element_size()
+    if x.data_ptr() % 16 or x.shape[-1] * width < 16:
+        return False
+    outer = zip(x.shape[:-1], x.stride(), strict=False)
+    return all(size == 1 or (stride > 0 and stride * width % 16 == 0) for size, stride in outer)
+
+
+def _described(x: Tensor, size: int, setup: Setup) -> tuple[Any, Any]:
+    """x as the kernels load it: twice, for the two parts of its channels."""
+    if not setup.descriptors:
+        return x, None
+    shape, strides = x.shape, x.stride()
+    # a dimension of one is never stepped over: any aligned stride will do
+    steps = [(setup.D + 7) // 8 * 8 if shape[i] == 1 else strides[i] for i in range(3)] + [1]
+    first = _descriptor(x, list(shape), steps, [1, 1, size, setup.D0])
+    return first, _descriptor(x, list(shape), steps, [1, 1, size, setup.D1]) if setup.D1 else None
+
+
+def _descriptor(x: Tensor, shape: list[int], strides: list[int], block: list[int]) -> TensorDescriptor:
+    """A descriptor without its own checks, which `_describable` has made."""
+    made = object.__new__(TensorDescriptor)
+    made.base, made.shape, made.strides, made.block_shape = x, shape, strides, block
+    return made

@@ -1,0 +1,304 @@
+"""Sums over each query's keys, in one walk, and with them a picture whose cells are wider than a tile.
+
+One program: M queries of one head, longest rows first, so that the tail of the grid is short. Only what is
+asked for is summed. A picture's cell is closed when the walk leaves it; each block of queries writes its own
+share, which `add_up` then adds in order.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .request import NOT_SPECIAL, Prepared, Request, kind_of, launch
+from .tile import (
+    BIG,
+    HIDDEN,
+    LN2,
+    LOG2E,
+    eights,
+    ends,
+    key_stop,
+    keys_seen,
+    load,
+    load_lse,
+    log_weights,
+    long,
+    place,
+    product,
+    tile_of,
+)  # fmt: skip
+
+__all__ = ["NAMES", "Picture", "added_up", "cell_of", "mass_of", "rows", "wide"]
+
+NAMES = ("entropy", "effective_keys", "confidence", "distance", "max_logit", "mass")
+
+
+class Wants(NamedTuple):
+    """Where each value goes, -1: nowhere; and what the picture is like."""
+
+    entropy: int
+    effective_keys: int
+    confidence: int
+    distance: int
+    max_logit: int
+    mass: int
+    surprise: bool
+    peak: bool
+    away: bool
+    picture: bool
+    aligned: bool  # no cell ends inside a tile
+    one_cell: bool  # no row of cells ends inside a block of queries
+    counted_only: bool  # queries that do not count need no values
+
+
+class Picture(NamedTuple):
+    """A picture of rows x columns cells."""
+
+    rows: int
+    columns: int
+
+
+@triton.jit
+def close_cell(PICTURE, cell, counts, my_rows, at, row_cells, columns, wants: tl.constexpr):
+    """Write the mass of a finished cell."""
+    mass = tl.sum(cell, 1) * counts
+    if wants.one_cell:
+        tl.store(PICTURE + at, tl.sum(mass, 0))
+    else:
+        for r in range(row_cells):
+            tl.store(PICTURE + r * columns + at, tl.sum(tl.where(my_rows == r, mass, 0.0), 0))
+
+
+@triton.jit
+def cell_end(cell, S, columns):
+    """The first key beyond a cell."""
+    return ((long(cell + 1) * S + columns - 1) // columns).to(tl.int32)
+
+
+@triton.jit
+def cell_of(key, S, columns):
+    """The cell a key falls into."""
+    return (long(key) * columns // S).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=[*NOT_SPECIAL, "total_rows", "cell_rows", "columns", "row_cells"])
+def rows_kernel(
+    Q0, Q1, K0, K1, q_strides, k_strides, LSE, OUT, PICTURE, TILES, COUNTS, list_strides, rules,
+    H, T, S, shift, left, right, blocks, total_rows, cell_rows, columns, row_cells,
+    wants: tl.constexpr, setup: tl.constexpr,
+):  # fmt: skip
+    M: tl.constexpr = setup.M
+    N: tl.constexpr = setup.N
+    pid = tl.program_id(0)
+    block = blocks - 1 - pid % blocks
+    bh = pid // blocks
+    b = bh // H
+    h = bh % H
+    rows = block * M + tl.arange(0, M)
+    at = place(rules, rows, T, shift, setup)
+    first, last = ends(at, rows, T, shift, M, setup)
+    base = long(bh) * T
+    lse = load_lse(LSE + base + rows, rows < T)
+    q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
+    stop = key_stop(rules, b, S)
+    counts = tl.full([M], 1.0, tl.float32)
+    if rules.counted is not None:
+        counts = tl.load(rules.counted + long(b) * T + rows, mask=rows < T, other=0).to(tl.float32)
+        if wants.counted_only:
+            stop = tl.where(tl.sum(counts, 0) > 0, stop, 0)
+
+    zeros = tl.zeros([M, 8], tl.float32)
+    mass = zeros  # sums of p, all but those of the open cell
+    cell = zeros  # sums of p in the open cell
+    surprise = zeros  # sums of p x
+    peak = tl.full([M, 8], HIDDEN, tl.float32)  # largest x
+    away = zeros  # what distance needs
+    open_cell = 0
+    open_end = cell_end(open_cell, S, columns)
+    my_rows = tl.zeros([M], tl.int32)
+    if wants.picture:
+        PICTURE += long(pid) // blocks * blocks * row_cells * columns
+        PICTURE += long(block) * row_cells * columns
+        my_rows = (long(rows) * cell_rows // T).to(tl.int32) - cell_of(block * M, T, cell_rows)
+
+    if setup.listed:
+        TILES += long(b) * list_strides[0] + long(h) * list_strides[1] + long(block) * list_strides[2]
+        i0 = 0
+        i1 = tl.load(COUNTS + long(b) * list_strides[3] + long(h) * list_strides[4] + block)
+        i2 = i1
+        i3 = i1
+        if wants.counted_only:
+            i1 = tl.where(stop > 0, i1, 0)
+    else:
+        i0, i1, i2, i3 = keys_seen(first, last, stop, left, right, setup)
+    for phase in tl.static_range(3):
+        lo = i0 if phase == 0 else (i1 if phase == 1 else i2)
+        hi = i1 if phase == 0 else (i2 if phase == 1 else i3)
+        needed = setup.listed if phase == 0 else not setup.listed
+        if needed or (phase == 0 and setup.left):
+            for i in tl.range(lo, hi, num_stages=setup.stages):
+                start = tile_of(TILES, i, setup) * N
+                k0, k1 = load(K0, K1, k_strides, b, h // setup.G, start, S, N, setup)
+                cols = start + tl.arange(0, N)
+                x = log_weights(
+                    product(q0, q1, k0, k1, setup), lse[:, None], at[:, None], rows[:, None], cols[None, :],
+                    b, h, stop, rules, T, S, left, right, phase != 1, setup,
+                )  # fmt: skip
+                p = tl.exp2(x)
+                p8 = eights(p, M, N)
+                part = tl.sum(p8, 1)
+                if wants.surprise:
+                    surprise += tl.sum(eights(p * x, M, N), 1)
+                if wants.peak:
+                    peak = tl.maximum(peak, tl.max(eights(x, M, N), 1))
+                if wants.away:
+                    if setup.behind:  # sum of p (first - j) / 8, but for j % 8, which `mass` knows
+                        g = tl.arange(0, N // 8).to(tl.float32)
+                        away += part * ((first - start) * 0.125) - tl.sum(p8 * g[None, :, None], 1)
+                    else:
+                        apart = tl.abs((at[:, None] - cols[None, :]).to(tl.float32))
+                        away += tl.sum(eights(p * apart, M, N), 1)
+                if wants.picture:
+                    if start >= open_end:
+                        close_cell(PICTURE, cell, counts, my_rows, open_cell, row_cells, columns, wants)
+                        mass += cell
+                        cell = zeros
+                        open_cell = cell_of(start, S, columns)
+                        open_end = cell_end(open_cell, S, columns)
+                    if wants.aligned:
+                        cell += part
+                    else:
+                        if start + N > open_end:
+                            within = cols[None, :] < open_end
+                            cell += tl.sum(eights(tl.where(within, p, 0.0), M, N), 1)
+                            close_cell(PICTURE, cell, counts, my_rows, open_cell, row_cells, columns, wants)
+                            mass += cell
+                            cell = tl.sum(eights(tl.where(within, 0.0, p), M, N), 1)
+                            open_cell += 1
+                            open_end = cell_end(open_cell, S, columns)
+                        else:
+                            cell += part
+                else:
+                    cell += part
+    if wants.picture:  # noqa: SIM102, decided when the kernel is compiled, the other one in every program
+        if open_cell < columns:
+            close_cell(PICTURE, cell, counts, my_rows, open_cell, row_cells, columns, wants)
+    mass += cell
+
+    here = rows < T
+    empty = lse > 0.5 * BIG
+    total = tl.sum(mass, 1)
+    sums = total
+    OUT += base + rows
+    sunk = tl.zeros([M], tl.float32)
+    if rules.sinks is not None:
+        sunk = tl.load(rules.sinks + h) * LOG2E - lse
+        sums += tl.exp2(sunk)
+    sums = tl.where(empty, 1.0, sums)
+    if wants.mass >= 0:
+        tl.store(OUT + wants.mass * long(total_rows), sums, mask=here)
+    if wants.surprise:
+        nats = -tl.sum(surprise, 1)
+        if rules.sinks is not None:
+            nats -= tl.where(empty, 0.0, tl.exp2(sunk) * sunk)
+        entropy = tl.where(empty, 0.0, nats * LN2 / sums + tl.log(sums))
+        if wants.entropy >= 0:
+            tl.store(OUT + wants.entropy * long(total_rows), entropy, mask=here)
+        if wants.effective_keys >= 0:
+            tl.store(
+                OUT + wants.effective_keys * long(total_rows),
+                tl.where(empty, 0.0, tl.exp(entropy)),
+                mask=here,
+            )
+    if wants.peak:
+        top = tl.max(peak, 1)
+        if wants.confidence >= 0:
+            tl.store(OUT + wants.confidence * long(total_rows), tl.exp2(top) / sums, mask=here)
+        if wants.max_logit >= 0:
+            logit = tl.where(empty, -float("inf"), (top + lse) * LN2)
+            tl.store(OUT + wants.max_logit * long(total_rows), logit, mask=here)
+    if wants.away:
+        apart = tl.sum(away, 1)
+        if setup.behind:
+            e = tl.arange(0, 8).to(tl.float32)
+            apart = apart * 8 - tl.sum(mass * e[None, :], 1) + (at - first).to(tl.float32) * total
+        tl.store(OUT + wants.distance * long(total_rows), apart / sums, mask=here)
+
+
+@triton.jit(do_not_specialize=["T", "blocks", "cell_rows", "columns", "row_cells"])
+def add_up(PARTS, PICTURE, T, blocks, cell_rows, columns, row_cells, M: tl.constexpr, C: tl.constexpr):
+    """One row of cells: the shares of all blocks of queries it runs through, in their order."""
+    r = tl.program_id(0) % cell_rows
+    bh = long(tl.program_id(0) // cell_rows)
+    cells = tl.program_id(1) * C + tl.arange(0, C)
+    start = ((long(r) * T + cell_rows - 1) // cell_rows).to(tl.int32)
+    stop = ((long(r + 1) * T + cell_rows - 1) // cell_rows).to(tl.int32)
+    total = tl.zeros([C], tl.float32)
+    for block in range(start // M, tl.cdiv(stop, M)):
+        mine = r - cell_of(block * M, T, cell_rows)
+        share = PARTS + ((bh * blocks + block) * row_cells + mine) * columns
+        total += tl.load(share + cells, mask=cells < columns, other=0.0)
+    tl.store(PICTURE + (bh * cell_rows + r) * columns + cells, total, mask=cells < columns)
+
+
+def wide(request: Request, picture: Picture) -> bool:
+    """Whether no tile touches three cells."""
+    return request.S // picture.columns >= request.setup.N
+
+
+def rows(
+    request: Request,
+    names: tuple[str, ...],
+    picture: Picture | None = None,
+    counted_only: bool = False,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """([len(names), B, H, T] values a query, [B, H, rows, columns] picture), in one walk.
+
+    counted_only: queries that do not count may be left out. out: where the values go.
+    """
+    assert picture is None or wide(request, picture)
+    slots = {name: names.index(name) if name in names else -1 for name in NAMES}
+    prepared, B, H, T, S = request.prepared, request.B, request.H, request.T, request.S
+    M, N = request.setup.M, request.setup.N
+    cells = picture or Picture(1, 1)
+    whole = T % (cells.rows * M) == 0
+    row_cells = 1 if whole else min(cells.rows, M * cells.rows // T + 2)
+    wants = Wants(
+        **slots,
+        surprise="entropy" in names or "effective_keys" in names,
+        peak="confidence" in names or "max_logit" in names,
+        away="distance" in names,
+        picture=picture is not None,
+        aligned=S % (cells.columns * N) == 0,
+        one_cell=whole,
+        counted_only=counted_only and prepared.counted is not None,
+    )
+    if out is None:
+        out = prepared.empty(len(names), B, H, T)
+    parts = out if picture is None else prepared.zeros(B * H, request.blocks, row_cells, cells.columns)
+    request.launch(
+        rows_kernel, request.blocks_of_all, prepared.lse, out, parts, *request.tile_lists,
+        sizes=(request.blocks, B * H * T, cells.rows, cells.columns, row_cells), options=(wants,),
+    )  # fmt: skip
+    return out, None if picture is None else added_up(request, parts, picture, row_cells)
+
+
+def added_up(request: Request, parts: Tensor, picture: Picture, row_cells: int) -> Tensor:
+    """[B, H, rows, columns] from each block's share, [B * H, blocks, row_cells, columns]."""
+    B, H, T = request.B, request.H, request.T
+    C = min(256, triton.next_power_of_2(picture.columns))
+    found = request.prepared.empty(B, H, *picture)
+    args = (parts, found, T, parts.shape[1], picture.rows, picture.columns, row_cells)
+    grid = (B * H * picture.rows, triton.cdiv(picture.columns, C), 1)
+    launch(add_up, grid, args, (request.setup.M, C), kind_of((parts, found, T)), parts.device)
+    return found
+
+
+def mass_of(prepared: Prepared) -> Tensor:
+    """What each query's weights and sink sum to, [B, H, T]: 1 but for the rounding of lse."""
+    return rows(Request(prepared, "rows"), ("mass",))[0][0]

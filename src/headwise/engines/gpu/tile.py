@@ -1,0 +1,285 @@
+"""What every kernel shares: loading a block of q or k, its product, the rules, which tiles a block sees.
+
+Kernels walk tiles of M queries and N keys. `Setup` is known when a kernel is compiled, `Rules` is what
+decides a score. In key-stationary kernels a tile is turned over: what is kept per query lies along columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+__all__ = [
+    "BIG", "HIDDEN", "LN2", "LOG2E", "Rules", "Setup", "between", "eights", "ends", "key_stop", "keys_seen",
+    "listed_rules", "load", "load_lse", "log_weights", "long", "place", "product", "queries_seeing", "tanh",
+    "tile_of",
+]  # fmt: skip
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+HIDDEN = tl.constexpr(-1e30)  # as in scoring.py
+BIG = tl.constexpr(1e30)  # the lse of a query that sees nothing or does not count: its weights come out as 0
+LOWEST_HALF = tl.constexpr(-32752.0)  # half of float16's lowest number: what such a bias hides with
+
+
+class Setup(NamedTuple):
+    """What a kernel is compiled for."""
+
+    M: int  # rows of a tile
+    N: int  # columns of a tile
+    D: int  # head_dim, in two parts: a power of two, and what is left of it rounded up to one (or 0)
+    D0: int
+    D1: int
+    G: int  # query heads a key head
+    stages: int
+    descriptors: bool  # whether q and k come as tensor descriptors, else as pointers and strides
+    exact: bool  # float32 inputs: products in three parts
+    dtype: Any  # of q and k
+    left: bool  # whether keys too far behind are hidden
+    right: bool  # whether keys too far ahead are
+    behind: bool  # no key ahead of its query is ever seen
+    listed: bool  # whether tiles come from a list: rules kept as tensors
+    placed: bool  # whether positions are given, else they are aligned with the last key
+    labels: int  # document labels a key
+
+
+class Rules(NamedTuple):
+    """What decides a score, beside q and k: numbers, pointers and their strides; None where there is none."""
+
+    scale: Any
+    scale_log2: Any
+    softcap: Any
+    bias: Any
+    bias_strides: Any
+    slopes: Any
+    sinks: Any
+    at: Any  # int32 [T], the queries' positions
+    lengths: Any  # int32 [B]
+    keys: Any  # uint8 [B, S]
+    counted: Any  # uint8 [B, T]
+    key_ids: Any  # int64 [B or 1, N, S]
+    query_ids: Any  # int64 [B or 1, N, T]
+    ids_batch: Any  # 0 where all sequences share their labels, else 1
+    allowed: Any  # uint8, any strides
+    allowed_strides: Any
+
+
+@triton.jit
+def long(x):
+    """A whole number in 64 bits: what an offset must be before it is multiplied."""
+    return x + tl.full([], 0, tl.int64)
+
+
+@triton.jit
+def load(X0, X1, strides, b, h, start, stop, SIZE: tl.constexpr, setup: tl.constexpr):
+    """A block of q or k from `start` on, [SIZE, D0] and [SIZE, D1]; beyond `stop` and beyond D zeros."""
+    if setup.descriptors:
+        D0: tl.constexpr = setup.D0
+        x0 = tl.reshape(X0.load([b, h, start, 0]), [SIZE, D0])
+        x1 = x0
+        if setup.D1 > 0:
+            D1: tl.constexpr = setup.D1
+            x1 = tl.reshape(X1.load([b, h, start, D0]), [SIZE, D1])
+    else:
+        spots = start + tl.arange(0, SIZE)
+        base = X0 + long(b) * strides[0] + long(h) * strides[1]
+        row = base + long(spots)[:, None] * strides[2]
+        inside = spots[:, None] < stop
+        c0 = tl.arange(0, setup.D0)[None, :]
+        x0 = tl.load(row + c0, mask=inside & (c0 < setup.D), other=0.0)
+        x1 = x0
+        if setup.D1 > 0:
+            c1 = setup.D0 + tl.arange(0, setup.D1)[None, :]
+            x1 = tl.load(row + c1, mask=inside & (c1 < setup.D), other=0.0)
+    return x0, x1
+
+
+@triton.jit
+def load_lse(LSE, inside):
+    """The lse of some queries as powers of two; BIG for one that sees nothing."""
+    lse = tl.load(LSE, mask=inside, other=-float("inf")) * LOG2E
+    return tl.where(lse == -float("inf"), BIG, lse)
+
+
+@triton.jit
+def product(a0, a1, b0, b1, setup: tl.constexpr):
+    """a b^T over all channels, float32."""
+    if setup.exact:
+        s = tl.dot(a0, b0.T, input_precision="tf32x3")
+        if setup.D1 > 0:
+            s = tl.dot(a1, b1.T, acc=s, input_precision="tf32x3")
+    else:
+        s = tl.dot(a0, b0.T)
+        if setup.D1 > 0:
+            s = tl.dot(a1, b1.T, acc=s)
+    return s
+
+
+@triton.jit
+def tanh(y):
+    """As exact as float32 is: a power series near 0, where 1 - 2 / (1 + e^2y) cancels."""
+    z = y * y
+    near = y + y * z * (
+        -3.33332819422e-1
+        + z * (1.33314422036e-1 + z * (-5.37397155531e-2 + z * (2.06390887954e-2 - z * 5.70498872745e-3)))
+    )
+    far = 1.0 - 2.0 / (1.0 + tl.exp2(tl.minimum(y, 40.0) * (2.0 * LOG2E)))
+    return tl.where(tl.abs(y) < 0.625, near, far)
+
+
+@triton.jit
+def log_weights(
+    s, lse, at, rows, cols, b, h, stop, rules, T, S, left, right, EDGE: tl.constexpr, setup: tl.constexpr
+):
+    """log2 of a tile's weights from its products s; HIDDEN where the rules hide.
+
+    What is kept per query (lse, at, rows) is a column vector and cols a row vector, or the other way round.
+    Keys from `stop` on are hidden. EDGE: the rules may hide something here.
+    """
+    if rules.softcap is not None:
+        s = tanh(s * (rules.scale / rules.softcap)) * rules.softcap
+    if rules.bias is not None or rules.slopes is not None:
+        if rules.softcap is None:
+            s = s * rules.scale
+        added = tl.zeros_like(s)
+        if rules.bias is not None:
+            base = rules.bias + long(b) * rules.bias_strides[0] + long(h) * rules.bias_strides[1]
+            there = long(rows) * rules.bias_strides[2] + long(cols) * rules.bias_strides[3]
+            given = tl.load(base + there, mask=(rows < T) & (cols < S), other=0.0)
+            added += given
+            if rules.bias.dtype.element_ty == tl.float16:
+                added = tl.where(given <= LOWEST_HALF, HIDDEN, added)
+        if rules.slopes is not None:
+            added -= tl.load(rules.slopes + h) * tl.abs(at - cols).to(tl.float32)
+        if not setup.exact:
+            added = added.to(setup.dtype).to(tl.float32)  # as the fused kernels of the first pass see it
+        x = tl.maximum(s + added, HIDDEN) * LOG2E - lse
+    elif rules.softcap is not None:
+        x = s * LOG2E - lse
+    else:
+        x = s * rules.scale_log2 - lse
+    if EDGE:
+        seen = cols < stop
+        if setup.left:
+            seen = seen & (cols >= at - left)
+        if setup.right:
+            seen = seen & (cols <= at + right)
+        if setup.listed:
+            seen = seen & listed_rules(rows, cols, b, h, rules, T, S, setup)
+        x = tl.where(seen, x, HIDDEN)
+    return x
+
+
+@triton.jit
+def listed_rules(rows, cols, b, h, rules, T, S, setup: tl.constexpr):
+    """What padding, documents and dense masks allow, broadcastable to a tile."""
+    seen = (rows < T) & (cols < S)
+    if rules.keys is not None:
+        seen = seen & (tl.load(rules.keys + long(b) * S + cols, mask=cols < S, other=0) != 0)
+    if rules.key_ids is not None:
+        mine = b * rules.ids_batch * setup.labels
+        labels: tl.constexpr = setup.labels
+        for n in tl.static_range(labels):
+            query = tl.load(rules.query_ids + long(mine + n) * T + rows, mask=rows < T, other=0)
+            key = tl.load(rules.key_ids + long(mine + n) * S + cols, mask=cols < S, other=0)
+            seen = seen & (query == key)
+    if rules.allowed is not None:
+        strides = rules.allowed_strides
+        base = rules.allowed + long(b) * strides[0] + long(h) * strides[1]
+        there = long(rows) * strides[2] + long(cols) * strides[3]
+        seen = seen & (tl.load(base + there, mask=(rows < T) & (cols < S), other=0) != 0)
+    return seen
+
+
+@triton.jit
+def place(rules, rows, T, shift, setup: tl.constexpr):
+    """The positions of some queries, int32."""
+    if setup.placed:
+        return tl.load(rules.at + rows, mask=rows < T, other=0)
+    return rows + shift
+
+
+@triton.jit
+def ends(at, rows, T, shift, SIZE: tl.constexpr, setup: tl.constexpr):
+    """The smallest and largest position in a block of queries."""
+    if setup.placed:
+        first = tl.min(tl.where(rows < T, at, 2147483647), 0)
+        last = tl.max(tl.where(rows < T, at, -2147483648), 0)
+    else:
+        first = tl.min(rows, 0) + shift
+        last = tl.minimum(tl.max(rows, 0), T - 1) + shift
+    return first, last
+
+
+@triton.jit
+def key_stop(rules, b, S):
+    """Keys from here on are padding."""
+    stop = S
+    if rules.lengths is not None:
+        stop = tl.minimum(S, tl.load(rules.lengths + b))
+    return stop
+
+
+@triton.jit
+def between(any_from, all_from, all_to, any_to, SIZE: tl.constexpr):
+    """Tile numbers a <= b <= c <= d: [a, b) and [c, d) need the rules, [b, c) do not, no other sees anything.
+
+    Something is seen in [any_from, any_to), everything in [all_from, all_to).
+    """
+    a = tl.maximum(any_from, 0) // SIZE
+    d = tl.maximum(tl.cdiv(tl.maximum(any_to, 0), SIZE), a)
+    b = tl.minimum(tl.maximum(tl.cdiv(tl.maximum(all_from, 0), SIZE), a), d)
+    c = tl.minimum(tl.maximum(tl.maximum(all_to, 0) // SIZE, b), d)
+    return a, b, c, d
+
+
+@triton.jit
+def keys_seen(first, last, stop, left, right, setup: tl.constexpr):
+    """`between` for a block of queries at positions first .. last."""
+    any_from = 0
+    all_from = 0
+    all_to = stop
+    any_to = stop
+    if setup.left:
+        any_from = first - left
+        all_from = last - left
+    if setup.right:
+        any_to = tl.minimum(stop, last + right + 1)
+        all_to = tl.minimum(stop, first + right + 1)
+    return between(any_from, all_from, all_to, any_to, setup.N)
+
+
+@triton.jit
+def queries_seeing(first_key, last_key, start, stop, shift, left, right, setup: tl.constexpr):
+    """`between` for a block of keys: the queries of [start, stop) that see it."""
+    any_from = start
+    all_from = start
+    all_to = stop
+    any_to = stop
+    if setup.placed:
+        all_to = start  # in any order: each tile asks the rules
+    else:
+        if setup.right:
+            any_from = tl.maximum(start, first_key - right - shift)
+            all_from = tl.maximum(start, last_key - right - shift)
+        if setup.left:
+            any_to = tl.minimum(stop, last_key + left - shift + 1)
+            all_to = tl.minimum(stop, first_key + left - shift + 1)
+    return between(any_from, all_from, all_to, any_to, setup.N)
+
+
+@triton.jit
+def tile_of(TILES, i, setup: tl.constexpr):
+    """The i-th tile of a walk."""
+    if setup.listed:
+        return tl.load(TILES + i)
+    return i
+
+
+@triton.jit
+def eights(x, M: tl.constexpr, N: tl.constexpr):
+    """[M, N] as [M, N / 8, 8]: along the middle a thread of the matrix unit's layout is alone, so a sum over
+    it needs no other thread; the last is summed once, after the walk."""
+    return tl.reshape(x, [M, N // 8, 8])

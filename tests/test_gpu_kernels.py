@@ -1,0 +1,688 @@
+"""The Triton kernels of the second pass, run by Triton's interpreter on a CPU in tiles of 16 x 16.
+
+Every rule of a mask and every option meets every kernel, behind the public names, with room for results full
+of NaN. What a GPU adds to this (compiling, matrix units, sizes) is in test_cuda_second_pass.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import cycle
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import headwise as hw
+from headwise import Mask
+from headwise.engines import second_pass
+from headwise.engines import statistics as statistics_room
+from headwise.engines.gpu import cannot as door
+from headwise.engines.gpu import tuning
+from headwise.engines.statistics import ACCUMULATORS, ROW_STATISTICS, STATISTICS, Accumulator, Statistic
+from headwise.scoring import Alibi
+from judge import Case, assert_judged, error, largest, sizes
+from second_pass_cases import (
+    LOOKS,
+    counted_weights,
+    expected,
+    gradients,
+    map_of,
+    masks,
+    normal,
+    numbers,
+    options,
+    relaid,
+    scores_of,
+    strided,
+    values,
+)
+
+pytest.importorskip("triton", reason="by design: triton is made for Linux alone")
+if torch.cuda.is_available():
+    pytest.skip("by design: with a GPU, test_cuda_second_pass.py", allow_module_level=True)
+
+import numpy as np
+from triton.runtime import interpreter
+
+from headwise.engines.gpu import request as request_room
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU tensors go to the kernels."""
+    monkeypatch.setattr(door, "INTERPRET", True)
+
+
+@pytest.fixture(autouse=True)
+def mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter, four times faster, silent as a GPU, and right about bfloat16.
+
+    It prepares its language anew at each call of a helper, where once a launch will do; it looks for overflow
+    in every sum of whole numbers; it warns of log(0), wherever that is thrown away; it cuts numbers off where
+    bfloat16 rounds, and multiplies its bits as if they were numbers.
+    """
+    done: set[str] = set()
+    prepare, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    builder = interpreter.InterpreterBuilder
+    cast, dot = builder.cast_impl, builder.create_dot
+
+    def prepare_once(fn: Callable[..., Any]) -> Any:
+        if fn.__module__ in done:
+            return interpreter._LangPatchScope()
+        done.add(fn.__module__)
+        return prepare(fn)
+
+    def launch_afresh(self: Any, *args: Any, **named: Any) -> Any:
+        done.clear()
+        with np.errstate(all="ignore"):
+            return launch(self, *args, **named)
+
+    def as_floats(x: Any) -> Any:
+        if x.dtype.scalar.name != "bf16":
+            return x
+        floats = (x.data.astype(np.uint32) << 16).view(np.float32)
+        return interpreter.TensorHandle(floats, interpreter.tl.float32)
+
+    def cast_rounded(self: Any, x: Any, dtype: Any) -> Any:
+        x = as_floats(x)
+        if dtype.scalar.name != "bf16":
+            return cast(self, x, dtype)
+        rounded = torch.from_numpy(x.data.astype(np.float32)).bfloat16()
+        return interpreter.TensorHandle(rounded.view(torch.uint16).numpy(), dtype.scalar)
+
+    def dot_of_floats(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return dot(self, as_floats(a), as_floats(b), *rest)
+
+    unsuspecting = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+    monkeypatch.setattr(interpreter.interpreter_builder, "options", unsuspecting)
+    monkeypatch.setattr(interpreter, "_patch_lang", prepare_once)
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch_afresh)
+    monkeypatch.setattr(builder, "cast_impl", cast_rounded)
+    monkeypatch.setattr(builder, "create_dot", dot_of_floats)
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for results is full of NaN, or of -7: what a kernel forgets to write is seen."""
+
+    def poison(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def made(*args: Any, **named: Any) -> Tensor:
+            room = make(*args, **named)
+            return room.fill_(math.nan if room.is_floating_point() else -7 if room.dtype.is_signed else 249)
+
+        return made
+
+    for name in ("empty", "empty_like"):
+        monkeypatch.setattr(torch, name, poison(getattr(torch, name)))
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kernels that were launched, by name."""
+    names: list[str] = []
+    launch = request_room.Request.launch
+
+    def noted(self: Any, kernel: Any, *args: Any, **named: Any) -> None:
+        names.append(kernel.__name__)
+        launch(self, kernel, *args, **named)
+
+    monkeypatch.setattr(request_room.Request, "launch", noted)
+    return names
+
+
+# Cases: every kind of mask, each with an option; sizes, options and layouts take turns
+
+SIZES = (  # H, Hk, T, S, D: for one sequence, three tiles one way at least
+    (3, 3, 37, 23, 16),
+    (2, 1, 19, 41, 24),
+    (2, 2, 43, 17, 40),
+    (4, 2, 1, 43, 5),
+    (2, 1, 32, 32, 72),
+    (2, 2, 37, 37, 16),
+)
+PAIRS = (  # the same for two sequences, whose rules differ
+    (1, 1, 19, 31, 24),
+    (2, 2, 23, 17, 5),
+    (1, 1, 17, 29, 40),
+    (2, 1, 17, 32, 16),
+)
+ALIKE = ("full", "causal", "window", "band", "wide band", "nothing at all", "documents")  # one rule for all
+BACK = (("dense",), ("entropy",), ("mean",), ("keys", "entropy"), ("row",), ("entropy",))
+PICTURES = ((3, 2), (2, 1), (16, 8), (2, 2), (10**9, 10**9), (5, 1))  # narrow and wide, aligned and not
+
+
+def turned(x: Tensor) -> Tensor:
+    """The same numbers, channels farthest apart: the last stride is not 1."""
+    return x.transpose(2, 3).contiguous().transpose(2, 3)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "plain": lambda x: x,
+    "strided": strided,
+    "turned": turned,
+    "pointers": lambda x: x,
+}
+
+
+def small_masks(B: int, H: int, T: int, S: int) -> dict[str, Mask]:
+    """Every kind of mask, at sizes of a few tiles of 16."""
+    found = masks(B, H, T, S, window=7, band=(5, 3), document=6)
+    holes, real = normal(13, B, S) > -0.3, normal(14, B, T) > -0.5
+    ids, others = torch.arange(S) // 6, torch.arange(S) % 2 + torch.tensor([[0], [3]])[:B]
+    found["holes"] = Mask.padding(holes, real)
+    found["wide band"] = Mask.window(left_right=(20, 2))
+    found["nothing at all"] = Mask.dense(torch.zeros(1, 1, T, S, dtype=torch.bool))
+    found["window holes dense"] = Mask.window(11) & Mask.padding(holes) & found["dense"]
+    if T <= S:
+        found["causal documents"] = found["documents"]
+        found["documents"] = Mask.documents(ids)
+        found["two labels"] = Mask.documents(ids) & Mask.documents(others)
+        some = Mask.padding(torch.tensor([S - 5, 7])[:B], torch.tensor([T, T - 1])[:B])
+        found["lengths documents"] = some & Mask.documents(ids)
+    return found
+
+
+def small_options(H: int, T: int, S: int) -> dict[str, dict[str, Any]]:
+    """No option, and every one."""
+    lowest = torch.finfo(torch.float32).min
+    hiding = normal(15, 1, H, T, S).masked_fill(normal(16, 1, 1, T, S) > 0.8, lowest)
+    hiding[:, :, T // 3] = lowest
+    more: dict[str, dict[str, Any]] = {
+        "hiding bias": {"bias": hiding},
+        "steep softcap": {"softcap": 0.7, "scale": 1.0},
+        "sharp": {"scale": 4.0},
+        "alibi sinks": {"bias": Alibi(normal(6, H).abs()), "sinks": normal(7, H)},
+    }
+    return {"plain": {}, **options(H, T, S), **more}
+
+
+class Judged(NamedTuple):
+    """A case, and how it is looked at."""
+
+    case: Case
+    layout: str
+    looks: tuple[str, ...]  # what gradients flow through
+    picture: tuple[int, int]
+    part: str
+
+
+def selection() -> Iterator[tuple[str, Judged]]:
+    """Every mask once, everything else in turn."""
+    one, two = cycle(SIZES), cycle(PAIRS)
+    turns = zip(
+        cycle(small_options(2, 19, 37)), cycle(LAYOUTS), cycle(BACK), cycle(PICTURES),
+        cycle(("rows", "keys", "picked")), strict=False,
+    )  # fmt: skip
+    for kind in small_masks(2, 2, 19, 37):
+        B, shapes = (1, one) if kind in ALIKE else (2, two)
+        H, Hk, T, S, D = next(shapes)
+        while kind not in small_masks(B, H, T, S) or (kind == "dense a head" and H == 1):
+            H, Hk, T, S, D = next(shapes)
+        option, layout, looks, picture, part = next(turns)
+        case = replace(
+            numbers(B, H, Hk, T, S, D),
+            mask=small_masks(B, H, T, S)[kind],
+            options=small_options(H, T, S)[option],
+        ).to(torch.float32)
+        name = f"{kind}-{option}-B{B}-H{H}-Hk{Hk}-T{T}-S{S}-D{D}-{layout}".replace(" ", "_")
+        yield name, Judged(case, layout, looks, picture, part)
+
+
+CASES = dict(selection())
+every_case = pytest.mark.parametrize("judged", CASES.values(), ids=CASES)
+
+
+def laid_out(case: Case, layout: str, monkeypatch: pytest.MonkeyPatch) -> Case:
+    if layout == "pointers":
+        monkeypatch.setattr(request_room, "takes_descriptors", lambda device: False)
+    return relaid(case, LAYOUTS[layout])
+
+
+def test_every_option_is_among_the_cases() -> None:
+    assert {name.split("-")[1] for name in CASES} == {n.replace(" ", "_") for n in small_options(2, 19, 37)}
+    assert {judged.layout for judged in CASES.values()} == set(LAYOUTS)
+    assert {look for judged in CASES.values() for look in judged.looks} == set(LOOKS)
+
+
+@every_case
+def test_everything_is_as_exact_as_plain_torch(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = map_of(laid_out(judged.case, judged.layout, monkeypatch))
+    plain = judged.case.reference()[1:]
+    assert values(judged.case, w, plain, [judged.picture], [judged.part], fused=False) == []
+
+
+@every_case
+def test_gradients_are_as_exact_as_plain_torch(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    def arms(low: Case) -> tuple[Case, Case]:
+        return laid_out(low, judged.layout, monkeypatch), low
+
+    assert gradients(judged.case, arms, judged.looks, learned_bias=False) == []
+
+
+# Heads
+
+
+def head_means(case: Case, found: dict[str, Tensor], lse: Tensor) -> dict[str, Tensor]:
+    """What a head's statistics are by their definition, from those of its queries."""
+    T, S = case.q.shape[2], case.k.shape[2]
+    counts = ~torch.isneginf(lse)
+    real = case.mask.counted(T)
+    if real is not None:
+        counts = counts & real[:, None]
+    means = {}
+    for name, statistic in ROW_STATISTICS.items():
+        mine = counts
+        if statistic.offset is not None:
+            key = torch.arange(T) + S - T + statistic.offset
+            mine = mine & (key >= 0) & (key < S)
+        if statistic.largest:
+            means[name] = found[name].masked_fill(~mine, -torch.inf).amax(-1)
+        else:
+            means[name] = found[name].masked_fill(~mine, 0.0).sum(-1) / mine.sum(-1)
+    return means
+
+
+@pytest.mark.parametrize("kind", ["padding", "holes", "nothing", "wide band", "lengths documents"])
+def test_a_head_is_the_mean_over_its_counted_queries(kind: str) -> None:
+    B, H, T, S = 2, 1, 19, 23
+    if kind == "wide band":  # more queries than keys: the first stand before all keys
+        T, S = 23, 19
+    mask = small_masks(B, H, T, S)[kind]
+    case = replace(numbers(B, H, 1, T, S, 8), mask=mask, options={"sinks": normal(7, H)}).to(torch.float32)
+    arms = []
+    for one in (case, case.to(torch.float64)):
+        _, p, lse = one.reference()
+        by_query = expected(one, p, lse, scores_of(p, lse), [(3, 1)])
+        arms.append(head_means(one, by_query, lse) | {"received": by_query["received"]})
+        arms[-1]["pooled"] = by_query["pooled 3 1"]
+    w = map_of(case)
+    found = w.statistics(pooled=(3, 1))
+    assert list(found) == [*STATISTICS, "pooled"]
+    extents = {"distance": float(S), "effective_keys": float(S), "max_logit": sizes(case)["lse"]}
+    for name, value in found.items():
+        plain, truth = (arm[name] for arm in arms)
+        assert torch.equal(torch.isnan(value), torch.isnan(truth)), name
+        close = (x.nan_to_num(0.0, neginf=-torch.inf) for x in (value, plain, truth))
+        assert_judged(*close, dtype=torch.float32, size=extents.get(name, S / 4), what=name)
+
+
+def test_some_statistics_are_measured_alone() -> None:
+    case = replace(numbers(1, 2, 1, 19, 23, 8), mask=Mask.causal()).to(torch.float32)
+    w = map_of(case)
+    everything = w.statistics(per="query", reach=3)
+    for names in (("local",), ("distance", "first"), ("max_logit", "next", "entropy"), ("received",)):
+        some = w.statistics(*names, per="query", reach=3)
+        assert list(some) == list(names)
+        assert all(torch.equal(some[name], everything[name]) for name in names)
+    far = w.statistics("local", per="query", reach=10**9).local
+    assert error(far, torch.ones(1, 2, 19)) < 1e-6
+
+
+# Invariants
+
+
+@pytest.mark.parametrize("kind", ["padding", "left padding", "labels", "causal"])
+def test_masses_add_up(kind: str) -> None:
+    B, H, T, S = (1, 2, 19, 23) if kind == "causal" else (2, 1, 19, 23)
+    case = replace(numbers(B, H, 1, T, S, 8), mask=small_masks(B, H, T, S)[kind]).to(torch.float32)
+    case.options["sinks"] = normal(7, H).float()
+    w = map_of(case)
+    sinks = (case.options["sinks"][:, None] - w.lse).exp().masked_fill(torch.isneginf(w.lse), 1.0)
+    dense = w.dense()
+    assert error(dense.sum(-1), 1 - sinks) < 1e-6
+    counted = counted_weights(case, (1 - sinks)[..., None]).sum((2, 3))
+    stats = w.statistics("received", pooled=(5, 6))
+    for total in (stats.received.sum(-1), stats.pooled.sum((2, 3)), w.pooled((2, 1)).sum((2, 3))):
+        assert error(total, counted) < 1e-5
+    assert error(w.mean_heads(), dense.mean(1)) < 1e-6
+    assert error(w.top(1).values[..., 0], dense.amax(-1)) < 1e-6
+
+
+def test_the_heaviest_keys_come_first_and_of_equals_the_first() -> None:
+    q, k = (x.float() for x in (normal(0, 1, 2, 7, 8), normal(1, 1, 1, 37, 8)))
+    k[:, :, 20], k[:, :, 36] = k[:, :, 3], k[:, :, 3]  # three keys alike, in three tiles
+    values, indices = hw.AttentionMap(q, k).top(37)
+    assert bool((values.diff() <= 0).all())
+    assert torch.equal(indices.sort(-1).values, torch.arange(37).expand(1, 2, 7, 37))
+    places = [(indices == key).int().argmax(-1) for key in (3, 20, 36)]
+    assert torch.equal(places[0] + 1, places[1]) and torch.equal(places[1] + 1, places[2])
+    even = hw.AttentionMap(torch.zeros_like(q), k, causal=True).top(20)  # all weights of a row equal
+    firsts = torch.arange(20).expand(1, 2, 7, 20)
+    seen = firsts <= torch.arange(30, 37)[:, None]
+    assert torch.equal(even.indices, firsts.where(seen, -1))
+    assert torch.equal(even.values > 0, seen.expand(1, 2, 7, 20))
+
+
+def test_many_of_the_heaviest_are_sorted_instead(
+    monkeypatch: pytest.MonkeyPatch, launched: list[str]
+) -> None:
+    case = numbers(1, 2, 1, 19, 23, 8).to(torch.float32)
+    w = map_of(case)
+    few = w.top(4)
+    assert launched.count("top_kernel") == 1
+    monkeypatch.setattr(second_pass, "MOST", 3)
+    many = w.top(4)
+    assert launched.count("top_kernel") == 1
+    assert torch.equal(few.indices, many.indices) and error(few.values, many.values) < 1e-6
+
+
+# What is hidden is not looked at
+
+
+EMPTY: dict[
+    str, tuple[Mask, slice]
+] = {  # of 16 queries and 48 keys: a mask, and keys it hides by whole tiles
+    "lengths": (Mask.padding([16]), slice(16, 48)),
+    "holes": (Mask.padding((torch.arange(48) // 16 != 1)[None]), slice(16, 32)),
+    "window": (Mask.window(3), slice(0, 16)),
+    "band": (Mask.window(left_right=(2, 1)), slice(0, 16)),
+    "documents": (Mask.documents(torch.arange(48) // 16, torch.full((16,), 2)), slice(0, 32)),
+    "dense": (Mask.dense((torch.arange(48) // 16 != 1).expand(1, 1, 16, 48)), slice(16, 32)),
+}
+
+
+@pytest.mark.parametrize(("mask", "hidden"), EMPTY.values(), ids=EMPTY)
+def test_a_tile_that_shows_nothing_is_not_loaded(mask: Mask, hidden: slice) -> None:
+    found = []
+    for content in (0.0, torch.nan):
+        q, k = (x.float() for x in (normal(0, 1, 1, 16, 8), normal(1, 1, 1, 48, 8)))
+        k[:, :, hidden] = content
+        leaves = q.requires_grad_(), k.requires_grad_()
+        w = hw.AttentionMap(q, k, mask=mask)
+        mean, stats = w.mean_heads(), w.statistics(per="query", pooled=(5, 6))
+        grads = torch.autograd.grad(mean.square().sum() + stats.entropy.sum(), leaves)
+        assert not bool(grads[1][:, :, hidden].any())
+        few = w.select(keys=slice(3, 40)).dense()
+        found.append(
+            [w.lse, mean, w.dense(), few, w.pooled((3, 2)), w.top(3).values, *stats.values(), *grads]
+        )
+    for clean, poisoned in zip(*found, strict=True):
+        assert torch.equal(poisoned, clean)
+
+
+# Shapes, strides and dtypes
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1, 1, 1), (1, 2, 1, 1, 17, 3), (1, 1, 1, 17, 1, 8)], ids=["one", "decode", "key"]
+)
+def test_the_smallest_maps_are_right(shape: tuple[int, ...]) -> None:
+    case = numbers(*shape).to(torch.float32)
+    w, plain = map_of(case), case.reference()[1:]
+    assert values(case, w, plain, [(2, 2)], fused=False) == []
+    assert gradients(case, lambda low: (low, low), ["mean", "entropy"]) == []
+
+
+def misaligned(x: Tensor) -> Tensor:
+    """The same numbers, beginning where no descriptor can."""
+    room = torch.cat([x.new_zeros(1), x.flatten()])
+    return room[1:].view(x.shape)
+
+
+def shared(x: Tensor) -> Tensor:
+    """One head's numbers, seen as those of all."""
+    return x[:, :1].expand(x.shape)
+
+
+def of_one(x: Tensor) -> Tensor:
+    """A part of something larger, one head of many."""
+    return torch.cat([x, x], 1)[:, : x.shape[1]]
+
+
+@pytest.mark.parametrize(
+    ("layout", "D", "described"),
+    [
+        (lambda x: x, 8, True),
+        (strided, 8, True),
+        (of_one, 8, True),
+        (lambda x: x, 5, False),
+        (misaligned, 8, False),
+        (shared, 8, False),
+    ],
+    ids=["plain", "strided", "part", "odd", "misaligned", "shared"],
+)
+def test_descriptors_where_they_can_be_and_pointers_elsewhere(
+    layout: Callable[[Tensor], Tensor], D: int, described: bool
+) -> None:
+    case = relaid(numbers(1, 2, 2, 19, 23, D).to(torch.float32), layout)
+    w = map_of(case)
+    request = request_room.Request(door.prepared(w._scores, w.lse), "rows")
+    assert request.setup.descriptors is described
+    _, plain, _ = case.reference()
+    _, truth, _ = case.to(torch.float64).reference()
+    assert_judged(w.dense(), plain, truth, dtype=torch.float32, size=1.0)
+    received = w.statistics("received").received
+    assert_judged(received, plain.sum(2), truth.sum(2), dtype=torch.float32, size=1.0)
+
+
+BROADCAST = ((23,), (19, 1), (2, 1, 1), (2, 1, 1, 23), (2, 1, 19, 1), (1, 2, 1, 23), (2, 2, 19, 23))
+
+
+@pytest.mark.parametrize("shape", BROADCAST, ids=lambda shape: "x".join(map(str, shape)))
+def test_masks_and_biases_of_any_shape_broadcast(shape: tuple[int, ...]) -> None:
+    case = numbers(2, 2, 1, 19, 23, 8).to(torch.float32)
+    allowed, bias = normal(20, *shape) > -0.7, normal(21, *shape).float()
+    if len(shape) == 4:  # any strides, too
+        allowed = allowed.transpose(1, 3).contiguous().transpose(1, 3)
+        bias = bias.transpose(2, 3).contiguous().transpose(2, 3)
+    case = replace(case, mask=Mask.dense(allowed), options={"bias": bias})
+    w = map_of(case)
+    _, plain, lse = case.reference()
+    truth = case.to(torch.float64).reference()[1]
+    assert_judged(w.dense(), plain, truth, dtype=torch.float32, size=max(1.0, largest(lse)))
+
+
+def test_a_bias_in_half_precision_hides_with_its_lowest_number() -> None:
+    case = numbers(1, 2, 2, 19, 23, 8).to(torch.float32)
+    hidden = normal(22, 1, 2, 19, 23) > 0.5
+    hidden[:, :, 4] = True
+    bias = normal(21, 1, 2, 19, 23).half()
+    lowest = bias.masked_fill(hidden, torch.finfo(torch.float16).min)
+    w = hw.AttentionMap(case.q, case.k, bias=lowest)
+    same = hw.AttentionMap(case.q, case.k, bias=bias, mask=~hidden)
+    assert bool(torch.isneginf(w.lse[:, :, 4]).all()) and torch.equal(w.lse, same.lse)
+    assert torch.equal(w.dense(), same.dense()) and not bool(w.dense()[:, :, 4].any())
+    assert torch.equal(w.top(3).indices, same.top(3).indices)
+
+
+def test_a_window_wider_than_anything_is_causal() -> None:
+    case = numbers(1, 2, 2, 19, 23, 8).to(torch.float32)
+    wide, causal = (hw.AttentionMap(case.q, case.k, **rule) for rule in ({"window": 2**40}, {"causal": True}))
+    assert torch.equal(wide.dense(), causal.dense()) and torch.equal(wide.pooled(3), causal.pooled(3))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [(torch.bfloat16, "dense"), (torch.float16, "causal padding")], ids=str
+)
+def test_lower_precision_stays_within_its_budget(dtype: torch.dtype, kind: str) -> None:
+    mask = small_masks(2, 1, 19, 23)[kind]
+    case = replace(numbers(2, 1, 1, 19, 23, 24), mask=mask, options=options(1, 19, 23)["all"]).to(dtype)
+    w, plain = map_of(case), case.reference()[1:]
+    assert w.dense().dtype == dtype
+    assert values(case, w, plain, [(2, 1)], [], fused=False) == []
+    assert gradients(case, lambda low: (low, low), ["mean", "entropy"], learned_bias=False) == []
+
+
+# Parts of a map
+
+
+@pytest.mark.parametrize("kind", ["causal", "band", "causal documents", "dense"])
+def test_chosen_queries_are_measured_where_they_stand(kind: str) -> None:
+    mask = small_masks(1, 2, 29, 31)[kind]
+    case = replace(numbers(1, 2, 1, 29, 31, 8), mask=mask).to(torch.float32)
+    w = map_of(case)
+    rows = [28, 3, 3, 17, 0, 9, 21, 20, 1, 14, 7, 5, 11, 26, 2, 13, 24, 19]  # more than a tile, in no order
+    part = w.select(queries=rows, heads=[1])
+    assert door.cannot(part._scores) is None and part._scores.positions is not None
+    whole, mine = w.statistics(per="query"), part.statistics(per="query")
+    for name in ROW_STATISTICS:
+        assert error(mine[name], whole[name][:, 1:, rows]) <= 1e-5 * max(1.0, largest(mine[name])), name
+    dense = w.dense()[:, 1:, rows]
+    assert error(part.dense(), dense) < 1e-6
+    assert error(mine.received, dense.sum(2)) < 1e-5
+    assert error(part.pooled((1, 31))[:, :, 0], dense.sum(2)) < 1e-5
+    assert torch.equal(part.top(3).indices, w.top(3).indices[:, 1:, rows])
+    leaves = [x.clone().requires_grad_() for x in (case.q, case.k)]
+    pull = normal(9, *mine.entropy.shape).float()
+    grads = []
+    for rows_of in (
+        lambda w: w.select(queries=rows, heads=[1]).statistics("entropy", per="query").entropy,
+        lambda w: w.statistics("entropy", per="query").entropy[:, 1:, rows],
+    ):
+        looked = rows_of(hw.AttentionMap(*leaves, mask=mask))
+        grads.append(torch.autograd.grad(looked, leaves, pull))
+    for mine_, theirs in zip(*grads, strict=True):
+        assert error(mine_, theirs) <= 1e-5 * max(1.0, largest(theirs))
+
+
+def test_a_map_of_a_call_goes_to_the_kernels_with_the_lse_of_the_call(launched: list[str]) -> None:
+    case = numbers(1, 2, 1, 19, 23, 8).to(torch.float32)
+    _, w = hw.attention(case.q, case.k, case.v, causal=True)
+    own = hw.AttentionMap(case.q, case.k, causal=True)
+    mine, theirs = w.statistics(pooled=(2, 1)), own.statistics(pooled=(2, 1))
+    for name, value in mine.items():
+        assert error(value, theirs[name]) <= 1e-5 * max(1.0, largest(value)), name
+    assert launched.count("lse_kernel") == 1  # for the map that came without one
+
+
+# Who runs what
+
+
+def test_every_question_reaches_its_kernels(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And every kind of kernel has its entry in the table of block sizes, which has no others."""
+    kinds: set[str] = set()
+    blocks_for = tuning.blocks_for
+
+    def noted(kind: str, *rest: Any) -> tuning.Blocks:
+        kinds.add(kind)
+        return blocks_for(kind, *rest)
+
+    monkeypatch.setattr(request_room, "blocks_for", noted)
+    case = numbers(1, 2, 1, 19, 23, 8).to(torch.float32)
+    w = map_of(case)
+    back = ["back_q_kernel", "back_k_kernel"]
+    questions: list[tuple[Callable[[], object], list[str]]] = [
+        (lambda: w.lse, ["lse_kernel"]),
+        (lambda: w.statistics("entropy", "distance"), ["rows_kernel"]),
+        (lambda: w.statistics("first", "itself"), ["near_kernel"]),
+        (lambda: w.statistics("received"), ["received_kernel"]),
+        (lambda: w.statistics("entropy", "local", pooled=(2, 1)), ["rows_kernel", "near_kernel"]),
+        (lambda: w.pooled((2, 1)), ["rows_kernel"]),
+        (lambda: w.pooled(5), ["picture_kernel"]),
+        (lambda: w.dense(), ["rows_kernel", "dense_kernel"]),
+        (lambda: w.mean_heads(), ["rows_kernel", "mean_kernel"]),
+        (lambda: w.top(2), ["top_kernel"]),
+    ]
+    for ask, wanted in questions:
+        launched.clear()
+        ask()
+        assert launched == wanted
+    case = case.with_gradients()
+    w = map_of(case)
+    w.lse  # noqa: B018
+    for loss, wanted in (
+        (w.statistics("entropy").entropy.sum(), ["rows_kernel", *back]),
+        (w.mean_heads().sum(), ["rows_kernel", "delta_kernel", *back]),
+    ):
+        launched.clear()
+        loss.backward()
+        assert launched == wanted
+    assert kinds == set(tuning.HOPPER)
+
+
+def test_what_a_bias_learns_is_found_tile_by_tile(launched: list[str]) -> None:
+    case = replace(numbers(1, 2, 1, 19, 23, 8), options=options(2, 19, 23)["all"]).to(torch.float32)
+    assert gradients(case, lambda low: (low, low), ["mean", "entropy"]) == []
+    assert not {"back_q_kernel", "back_k_kernel"} & set(launched)
+
+
+@pytest.mark.parametrize("kind", tuning.HOPPER)
+def test_block_sizes_are_known_for_every_kernel_and_head(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "INTERPRET", False)
+    for hopper in (True, False):
+        monkeypatch.setattr(tuning, "takes_descriptors", lambda device, hopper=hopper: hopper)
+        for dtype in door.DTYPES:
+            for D in (1, 16, 64, 80, 128, 129, 256):
+                blocks = tuning.blocks_for(kind, D, dtype, torch.device("cuda", 0))
+                assert all(n >= 16 and n & (n - 1) == 0 for n in blocks[:2])  # matrix units; powers of two
+                assert blocks.warps in (4, 8) and blocks.stages >= 1
+
+
+def test_what_the_kernels_cannot_take_is_said_in_words_and_runs_on_tiles(
+    launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k = (x.float() for x in (normal(0, 1, 2, 5, 8), normal(1, 1, 1, 7, 8)))
+    long = torch.zeros(1, 1, 3, 257)
+    weights = hw.AttentionMap.from_weights(torch.rand(1, 1, 3, 4))
+    reasons = {
+        "these weights were given, not computed: there is no q and k to go back to": weights,
+        "it takes bfloat16, float16 and float32, not float64": hw.AttentionMap(q.double(), k.double()),
+        "it takes head_dim up to 256, not 257": hw.AttentionMap(long, long),
+    }
+    for reason, w in reasons.items():
+        assert door.cannot(w._scores) == reason
+        w.statistics(pooled=2), w.top(1), w.dense(), w.mean_heads(), w.lse
+    said = []
+
+    def inside(q: Tensor) -> Tensor:
+        w = hw.AttentionMap(q, k)
+        said.append(door.cannot(w._scores))
+        return w.dense().sum()
+
+    torch.func.grad(inside)(q)
+    assert said == ["a function transform (torch.func) is active, which only plain operations pass"]
+    assert launched == []
+    assert door.cannot(hw.AttentionMap(q, k)._scores) is None
+    monkeypatch.setattr(door, "INTERPRET", False)
+    assert door.cannot(hw.AttentionMap(q, k)._scores) == "it runs on cuda, the tensors are on cpu"
+
+
+def test_a_statistic_without_a_kernel_is_measured_beside_those_that_have_one(
+    monkeypatch: pytest.MonkeyPatch, launched: list[str]
+) -> None:
+    squares = Accumulator("all", lambda tile, reach: tile.p.square().sum(-1))
+    monkeypatch.setitem(ACCUMULATORS, "squares", squares)
+    monkeypatch.setitem(
+        ROW_STATISTICS, "sameness", Statistic(lambda block, sums: sums["squares"], ("squares",))
+    )
+    monkeypatch.setattr(statistics_room, "STATISTICS", (*STATISTICS, "sameness"))
+    case = replace(numbers(1, 2, 1, 19, 23, 8), mask=Mask.causal()).to(torch.float32)
+    w = map_of(case)
+    p = case.to(torch.float64).reference()[1]
+    found = w.statistics("sameness", "received", "entropy", per="query", pooled=3)
+    assert list(found) == ["sameness", "received", "entropy", "pooled"]
+    assert error(found.sameness, p.square().sum(-1)) < 1e-6
+    assert error(found.received, p.sum(2)) < 1e-5
+    assert {"rows_kernel", "received_kernel"} <= set(launched)
+    assert error(w.statistics("sameness").sameness, p.square().sum(-1).mean(-1)) < 1e-6
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_compiled_functions_use_the_same_kernels(launched: list[str]) -> None:
+    def looks(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        w = hw.AttentionMap(q, k, causal=True)
+        stats = w.statistics("distance", "received", pooled=3)
+        rows = w.select(queries=[5, 2]).dense()
+        return stats.distance, stats.received, stats.pooled, w.mean_heads(), *w.top(3), rows
+
+    def loss(q: Tensor, k: Tensor) -> Tensor:
+        w = hw.AttentionMap(q, k, causal=True)
+        return w.statistics("entropy").entropy.sum() + w.mean_heads().square().sum()
+
+    q, k = (x.float() for x in (normal(0, 1, 2, 19, 8), normal(1, 1, 1, 23, 8)))
+    torch._dynamo.reset()
+    wanted = looks(q, k)
+    by_eager, _ = launched[:], launched.clear()
+    found = torch.compile(looks, fullgraph=True, backend="aot_eager")(q, k)
+    assert launched == by_eager
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, wanted, strict=True))
+    q.requires_grad_()
+    (theirs,) = torch.autograd.grad(loss(q, k), q)
+    launched.clear()
+    (mine,) = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(q, k), q)
+    assert torch.equal(mine, theirs) and "back_q_kernel" in launched
+    torch._dynamo.reset()
