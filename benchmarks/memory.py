@@ -29,9 +29,8 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def on_cuda(arm: Arm) -> dict[str, Any]:
-    """Extra bytes torch allocated on the GPU during one call."""
+    """Extra bytes torch allocated on the GPU during one call of an arm that has run before."""
     with around(arm):
-        arm()
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()

@@ -27,6 +27,7 @@ __all__ = ["CpuTimer", "CudaTimer", "Ratio", "Timer", "alternate", "compare", "o
 
 AGAIN = "(again)"
 LEAST_SAMPLE = 0.005  # seconds
+BUSY = 4_000_000  # cycles of a GPU, about two milliseconds
 MOST_LOOPS = 2000
 WARMUP_CALLS = 4  # the first included; fewer for an arm that takes longer than SLOW
 SLOW = 0.5  # seconds
@@ -53,12 +54,18 @@ class CpuTimer:
 
 
 class CudaTimer:
-    """Seconds a call between two events on the GPU."""
+    """Seconds a call between two events on the GPU, as in a program that keeps it busy.
+
+    Something is always queued before the first event: a GPU that waits for Python to launch the first kernel
+    of a sample would be counted, too. Where launches take longer than the work, later calls wait as they do
+    in life.
+    """
 
     def __call__(self, arm: Arm, loops: int) -> float:
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with around(arm):
             torch.cuda.synchronize()
+            torch.cuda._sleep(BUSY)
             start.record()
             for _ in range(loops):
                 arm()

@@ -41,7 +41,7 @@ SIZES = {"B": 1, "H": 8, "D": 128, "cells": 128}
 FIRST_LENGTH = 4096  # of the first call in the process
 MOST_BYTES = 100 * 2**30  # what the eager routes may hold; beyond it they are not even tried
 WHOLE_HEAD = 131072  # tokens up to which float64 goes through a head in seconds
-TURNS = 10  # fewer beyond WHOLE_HEAD, where a call takes up to several seconds
+TURNS = 5  # fewer beyond WHOLE_HEAD, where a call takes up to several seconds
 
 Report = dict[str, Any]
 
@@ -96,7 +96,7 @@ def _judged_in_part(problem: Problem, look: Look, cells: int) -> Look:
 
 def case_of(length: int, sizes: Sizes, device: str) -> Case:
     """One length. It is on no list: these results have a table of their own."""
-    turns = max(2, TURNS * WHOLE_HEAD // max(length, WHOLE_HEAD))
+    turns = max(1, TURNS * WHOLE_HEAD // max(length, WHOLE_HEAD))
     name, words = f"length_{length}", "lse known: all statistics and a picture"
     sizes = {**sizes, "L": length}
     # memory on a CPU is measured in a process of its own, which knows the cases of the list alone

@@ -135,6 +135,7 @@ def test_why_gives_every_backends_reason_in_the_tables_order() -> None:
         f"  efficient: {ON_CUDA}",
         f"  plain: {LATER}",
         "The second pass (weights, statistics, pictures) runs on tiles in plain torch.",
+        "  triton: it runs on cuda, the tensors are on cpu",
     ]
 
 

@@ -137,7 +137,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # Cases: every kind of mask, each with an option; sizes, options and layouts take turns
 
 SIZES = (  # H, Hk, T, S, D: for one sequence, three tiles one way at least
-    (3, 3, 37, 23, 16),
+    (2, 2, 37, 23, 16),
     (2, 1, 19, 41, 24),
     (2, 2, 43, 17, 40),
     (4, 2, 1, 43, 5),
@@ -146,9 +146,9 @@ SIZES = (  # H, Hk, T, S, D: for one sequence, three tiles one way at least
 )
 PAIRS = (  # the same for two sequences, whose rules differ
     (1, 1, 19, 31, 24),
-    (2, 2, 23, 17, 5),
-    (1, 1, 17, 29, 40),
+    (1, 1, 23, 17, 5),
     (2, 1, 17, 32, 16),
+    (1, 1, 17, 29, 40),
 )
 ALIKE = ("full", "causal", "window", "band", "wide band", "nothing at all", "documents")  # one rule for all
 BACK = (("dense",), ("entropy",), ("mean",), ("keys", "entropy"), ("row",), ("entropy",))
@@ -178,9 +178,8 @@ def small_masks(B: int, H: int, T: int, S: int) -> dict[str, Mask]:
     found["nothing at all"] = Mask.dense(torch.zeros(1, 1, T, S, dtype=torch.bool))
     found["window holes dense"] = Mask.window(11) & Mask.padding(holes) & found["dense"]
     if T <= S:
-        found["causal documents"] = found["documents"]
         found["documents"] = Mask.documents(ids)
-        found["two labels"] = Mask.documents(ids) & Mask.documents(others)
+        found["causal labels"] = Mask.causal() & Mask.documents(ids) & Mask.documents(others)
         some = Mask.padding(torch.tensor([S - 5, 7])[:B], torch.tensor([T, T - 1])[:B])
         found["lengths documents"] = some & Mask.documents(ids)
     return found
@@ -397,9 +396,7 @@ def test_a_tile_that_shows_nothing_is_not_loaded(mask: Mask, hidden: slice) -> N
         grads = torch.autograd.grad(mean.square().sum() + stats.entropy.sum(), leaves)
         assert not bool(grads[1][:, :, hidden].any())
         few = w.select(keys=slice(3, 40)).dense()
-        found.append(
-            [w.lse, mean, w.dense(), few, w.pooled((3, 2)), w.top(3).values, *stats.values(), *grads]
-        )
+        found.append([w.lse, mean, few, w.pooled((3, 2)), w.top(2).values, *stats.values(), *grads])
     for clean, poisoned in zip(*found, strict=True):
         assert torch.equal(poisoned, clean)
 
@@ -459,7 +456,7 @@ def test_descriptors_where_they_can_be_and_pointers_elsewhere(
     assert_judged(received, plain.sum(2), truth.sum(2), dtype=torch.float32, size=1.0)
 
 
-BROADCAST = ((23,), (19, 1), (2, 1, 1), (2, 1, 1, 23), (2, 1, 19, 1), (1, 2, 1, 23), (2, 2, 19, 23))
+BROADCAST = ((23,), (2, 1, 1), (2, 1, 19, 1), (1, 2, 1, 23), (2, 2, 19, 23))
 
 
 @pytest.mark.parametrize("shape", BROADCAST, ids=lambda shape: "x".join(map(str, shape)))
@@ -510,19 +507,18 @@ def test_lower_precision_stays_within_its_budget(dtype: torch.dtype, kind: str) 
 # Parts of a map
 
 
-@pytest.mark.parametrize("kind", ["causal", "band", "causal documents", "dense"])
+@pytest.mark.parametrize("kind", ["causal", "band", "causal labels"])
 def test_chosen_queries_are_measured_where_they_stand(kind: str) -> None:
-    mask = small_masks(1, 2, 29, 31)[kind]
-    case = replace(numbers(1, 2, 1, 29, 31, 8), mask=mask).to(torch.float32)
+    mask = small_masks(1, 2, 19, 31)[kind]
+    case = replace(numbers(1, 2, 1, 19, 31, 8), mask=mask).to(torch.float32)
     w = map_of(case)
-    rows = [28, 3, 3, 17, 0, 9, 21, 20, 1, 14, 7, 5, 11, 26, 2, 13, 24, 19]  # more than a tile, in no order
+    rows = [18, 3, 3, 17, 0, 9, 12, 10, 1, 14, 7, 5, 11, 16, 2, 13, 4, 6]  # more than a tile, in no order
     part = w.select(queries=rows, heads=[1])
     assert door.cannot(part._scores) is None and part._scores.positions is not None
-    whole, mine = w.statistics(per="query"), part.statistics(per="query")
+    whole, mine, dense = w.statistics(per="query"), part.statistics(per="query"), part.dense()
     for name in ROW_STATISTICS:
         assert error(mine[name], whole[name][:, 1:, rows]) <= 1e-5 * max(1.0, largest(mine[name])), name
-    dense = w.dense()[:, 1:, rows]
-    assert error(part.dense(), dense) < 1e-6
+    assert error(dense, case.to(torch.float64).reference()[1][:, 1:, rows]) < 1e-6
     assert error(mine.received, dense.sum(2)) < 1e-5
     assert error(part.pooled((1, 31))[:, :, 0], dense.sum(2)) < 1e-5
     assert torch.equal(part.top(3).indices, w.top(3).indices[:, 1:, rows])
@@ -665,24 +661,15 @@ def test_a_statistic_without_a_kernel_is_measured_beside_those_that_have_one(
 def test_compiled_functions_use_the_same_kernels(launched: list[str]) -> None:
     def looks(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
         w = hw.AttentionMap(q, k, causal=True)
-        stats = w.statistics("distance", "received", pooled=3)
-        rows = w.select(queries=[5, 2]).dense()
-        return stats.distance, stats.received, stats.pooled, w.mean_heads(), *w.top(3), rows
-
-    def loss(q: Tensor, k: Tensor) -> Tensor:
-        w = hw.AttentionMap(q, k, causal=True)
-        return w.statistics("entropy").entropy.sum() + w.mean_heads().square().sum()
+        stats = w.statistics("distance", "received", "entropy", pooled=3)
+        return *stats.values(), w.mean_heads(), *w.top(3), w.select(queries=[5, 2]).dense()
 
     q, k = (x.float() for x in (normal(0, 1, 2, 19, 8), normal(1, 1, 1, 23, 8)))
     torch._dynamo.reset()
     wanted = looks(q, k)
-    by_eager, _ = launched[:], launched.clear()
+    by_eager = launched[:]
+    launched.clear()
     found = torch.compile(looks, fullgraph=True, backend="aot_eager")(q, k)
+    torch._dynamo.reset()
     assert launched == by_eager
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, wanted, strict=True))
-    q.requires_grad_()
-    (theirs,) = torch.autograd.grad(loss(q, k), q)
-    launched.clear()
-    (mine,) = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(q, k), q)
-    assert torch.equal(mine, theirs) and "back_q_kernel" in launched
-    torch._dynamo.reset()

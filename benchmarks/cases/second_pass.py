@@ -283,7 +283,8 @@ def entropy_gradient(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> 
 
 SMALL = {"H": 2, "L": 48, "D": 16}
 SMALL_PICTURE = {**SMALL, "cells": 6}
-FEW = 12  # turns where one call takes a good part of a second
+FEW = 7  # turns where one call takes a good part of a second
+SOME = 12  # where it takes a tenth
 case = partial(Case, tiny=SMALL, peer=CUDNN, devices=("cuda",), memory=True)
 
 for length in (16384, 131072):
@@ -382,6 +383,7 @@ register(
         {**LONG, "B": 4, "cells": 128},
         tiny={**SMALL_PICTURE, "B": 3},
         peer=UNPADDED,
+        most_repeats=SOME,
     )
 )
 register(
@@ -393,6 +395,7 @@ register(
         peer=DENSE,
         target=0.05,
         headline=True,
+        most_repeats=SOME,
     )
 )
 for length in (256, 512):

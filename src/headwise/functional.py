@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .arguments import check_dropout, scores_from, under_autocast
-from .engines import attend, parts, table
+from .engines import attend, parts, statistics, table
 from .engines.express import plainest
+from .engines.gpu.cannot import cannot
 from .map import AttentionMap, make
 from .masks import Mask
 from .scoring import Alibi
@@ -100,6 +101,7 @@ class Why:
     how: str
     reasons: dict[str, str | None]  # backend -> why not; None: it could
     asked: str = "auto"
+    no_kernels: str | None = None  # why the second pass runs on tiles; None: in kernels
 
     def __str__(self) -> str:
         lines = [f"{self.backend} runs this call, {self.how}."]
@@ -107,8 +109,17 @@ class Why:
         for name, reason in self.reasons.items():
             if name != self.backend:
                 lines.append(f"  {name}: {reason or f'could run it, but {idle}'}")
-        lines.append("The second pass (weights, statistics, pictures) runs on tiles in plain torch.")
+        second = "in kernels, by triton" if self.no_kernels is None else "on tiles in plain torch"
+        lines.append(f"The second pass (weights, statistics, pictures) runs {second}.")
+        if self.no_kernels is not None:
+            lines.append(f"  triton: {self.no_kernels}")
+        lines += [f"  {name} has no kernel and runs on tiles" for name in self.without_kernel]
         return "\n".join(lines)
+
+    @property
+    def without_kernel(self) -> tuple[str, ...]:
+        """The statistics that run on tiles though the others have kernels."""
+        return () if self.no_kernels is not None else statistics.without_kernel()
 
 
 def why(
@@ -137,6 +148,7 @@ def why(
           efficient: it runs on cuda, the tensors are on cpu
           plain: could run it, but comes later in the order
         The second pass (weights, statistics, pictures) runs on tiles in plain torch.
+          triton: it runs on cuda, the tensors are on cpu
     """
     q, k, v = under_autocast(q, k, v)
     scores = scores_from(q, k, v, mask, causal, window, scale, softcap, bias, sinks)
@@ -149,4 +161,4 @@ def why(
         how = "tile by tile in plain torch"
     else:
         how = "as one T x S matrix in plain torch"
-    return Why(chosen.name, how, table.verdicts(call), backend)
+    return Why(chosen.name, how, table.verdicts(call), backend, cannot(scores))

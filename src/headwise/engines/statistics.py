@@ -27,7 +27,16 @@ from .scores import Scores, Tiled, own_precision
 from .second_pass import pooled
 from .walk import Block, Tile, walk
 
-__all__ = ["PICTURE", "RECEIVED", "ROW_STATISTICS", "STATISTICS", "Statistics", "measured", "statistics"]
+__all__ = [
+    "PICTURE",
+    "RECEIVED",
+    "ROW_STATISTICS",
+    "STATISTICS",
+    "Statistics",
+    "measured",
+    "statistics",
+    "without_kernel",
+]
 
 NEAR_ROWS = 64  # queries a block when only keys near the diagonal matter
 
@@ -349,6 +358,13 @@ def _by_kernels(
         found[PICTURE] = done.picture
     others = tuple(name for name in names if name not in found)  # an entry without a kernel
     return found | _in_tiles(scores, lse, others, per_query, reach) if others else found
+
+
+def without_kernel() -> tuple[str, ...]:
+    """The statistics that have no kernel and run on tiles wherever they are asked for."""
+    from .gpu.measure import NAMES
+
+    return tuple(name for name in ROW_STATISTICS if name not in NAMES)
 
 
 def _in_tiles(

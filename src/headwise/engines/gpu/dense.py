@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .cannot import interpreted
 from .lists import seen_tiles
+from .powers import powers_of
 from .request import NOT_SPECIAL, Prepared, Request
 from .rows import mass_of
 from .tile import between, ends, key_stop, load, load_lse, log_weights, long, place, product
@@ -126,8 +127,9 @@ def dense_kernel(
 
 @triton.jit
 def add_heads(
-    total, more, heads, Q0, Q1, K0, K1, q_strides, k_strides, LSE, MASS, rules, b, H, T, S, at, rows, cols,
-    more_cols, from_row, from_key, key_end, stop, left, right, EDGE: tl.constexpr, setup: tl.constexpr,
+    total, more, heads, Q0, Q1, K0, K1, q_strides, k_strides, POWERS, MASS, rules, b, H, T, S, padded,
+    at, rows, cols, more_cols, from_row, from_key, key_end, stop, left, right,
+    EDGE: tl.constexpr, setup: tl.constexpr,
 ):  # fmt: skip
     """Add the weights of one tile, head after head: two halves that share a block of queries."""
     M: tl.constexpr = setup.M
@@ -135,31 +137,29 @@ def add_heads(
     for h in tl.range(0, heads, num_stages=setup.stages):
         base = long(b * H + h) * T
         q0, q1 = load(Q0, Q1, q_strides, b, h, from_row, T, M, setup)
-        lse = load_lse(LSE + base + rows, rows < T)
+        lse = tl.load(POWERS + long(b * H + h) * padded + rows)
+        size = tl.full([M, 1], 1.0, tl.float32)
+        if MASS is not None:
+            size = 1.0 / tl.load(MASS + base + rows, mask=rows < T, other=1.0)[:, None]
         k0, k1 = load(K0, K1, k_strides, b, h // setup.G, from_key, key_end, N, setup)
         x = log_weights(
             product(q0, q1, k0, k1, setup), lse[:, None], at[:, None], rows[:, None], cols[None, :],
             b, h, stop, rules, T, S, left, right, EDGE, setup,
         )  # fmt: skip
+        total += tl.exp2(x) if MASS is None else tl.exp2(x) * size
         k0, k1 = load(K0, K1, k_strides, b, h // setup.G, from_key + N, key_end, N, setup)
-        y = log_weights(
+        x = log_weights(
             product(q0, q1, k0, k1, setup), lse[:, None], at[:, None], rows[:, None], more_cols[None, :],
             b, h, stop, rules, T, S, left, right, EDGE, setup,
         )  # fmt: skip
-        if MASS is not None:
-            size = 1.0 / tl.load(MASS + base + rows, mask=rows < T, other=1.0)
-            total += tl.exp2(x) * size[:, None]
-            more += tl.exp2(y) * size[:, None]
-        else:
-            total += tl.exp2(x)
-            more += tl.exp2(y)
+        more += tl.exp2(x) if MASS is None else tl.exp2(x) * size
     return total, more
 
 
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "begin", "tiles", "patch"])
 def mean_kernel(
-    Q0, Q1, K0, K1, q_strides, k_strides, LSE, MASS, OUT, COLUMNS, SEEN, seen_strides, rules,
-    H, T, S, shift, left, right, blocks, begin, count, tiles, patch, setup: tl.constexpr,
+    Q0, Q1, K0, K1, q_strides, k_strides, POWERS, MASS, OUT, COLUMNS, SEEN, seen_strides, rules,
+    H, T, S, shift, left, right, blocks, begin, count, tiles, patch, padded, setup: tl.constexpr,
 ):  # fmt: skip
     M: tl.constexpr = setup.M
     N: tl.constexpr = setup.N
@@ -192,12 +192,14 @@ def mean_kernel(
     free = tl.where((tile >= z) & (tile < c), H, 0)
     ruled = tl.where((tile >= a) & (tile < d), H - free, 0)
     total, more = add_heads(
-        total, more, free, Q0, Q1, K0, K1, q_strides, k_strides, LSE, MASS, rules, b, H, T, S, at, rows,
-        cols, more_cols, block * M, begin + tile * 2 * N, begin + count, stop, left, right, False, setup,
+        total, more, free, Q0, Q1, K0, K1, q_strides, k_strides, POWERS, MASS, rules, b, H, T, S, padded,
+        at, rows, cols, more_cols, block * M, begin + tile * 2 * N, begin + count, stop, left, right,
+        False, setup,
     )  # fmt: skip
     total, more = add_heads(
-        total, more, ruled, Q0, Q1, K0, K1, q_strides, k_strides, LSE, MASS, rules, b, H, T, S, at, rows,
-        cols, more_cols, block * M, begin + tile * 2 * N, begin + count, stop, left, right, True, setup,
+        total, more, ruled, Q0, Q1, K0, K1, q_strides, k_strides, POWERS, MASS, rules, b, H, T, S, padded,
+        at, rows, cols, more_cols, block * M, begin + tile * 2 * N, begin + count, stop, left, right,
+        True, setup,
     )  # fmt: skip
     out = OUT + (long(b) * T + rows)[:, None] * count
     tl.store(
@@ -246,9 +248,10 @@ def mean(prepared: Prepared, columns: Any) -> Tensor:
     if seen is not None:
         seen = seen.amax(1)  # [B or 1, row tiles, column tiles]: what any head is shown
         strides = (0 if seen.shape[0] == 1 else seen.stride(0), seen.stride(1))
+    powers = powers_of(prepared, counted=False)
     request.launch(
-        mean_kernel, request.blocks * tiles * B, prepared.lse, _mass(prepared), out, asked.numbers, seen,
-        strides, sizes=(request.blocks, asked.begin, count, tiles, PATCH),
+        mean_kernel, request.blocks * tiles * B, powers, _mass(prepared), out, asked.numbers, seen, strides,
+        sizes=(request.blocks, asked.begin, count, tiles, PATCH, powers.shape[-1]),
     )  # fmt: skip
     return out
 

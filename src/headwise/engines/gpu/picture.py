@@ -15,9 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from .lists import in_order, seen_tiles
+from .powers import powers_of
 from .request import NOT_SPECIAL, Prepared, Request, as_lists
 from .rows import Picture, added_up, cell_of
-from .tile import BIG, ends, key_stop, keys_seen, load, log_weights, long, place, product
+from .tile import ends, key_stop, keys_seen, load, log_weights, long, place, product
 
 __all__ = ["narrow"]
 
@@ -43,7 +44,7 @@ def even_cells(p, R: tl.constexpr, C: tl.constexpr, M: tl.constexpr, N: tl.const
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "cell_rows", "columns", "row_cells", "fit"])
 def picture_kernel(
     Q0, Q1, K0, K1, q_strides, k_strides, POWERS, PARTS, CELLS, TILES, COUNTS, list_strides, rules,
-    H, T, S, shift, left, right, blocks, cell_rows, columns, row_cells, fit,
+    H, T, S, shift, left, right, blocks, cell_rows, columns, row_cells, fit, padded,
     R: tl.constexpr, C: tl.constexpr, EVEN: tl.constexpr, setup: tl.constexpr,
 ):  # fmt: skip
     M: tl.constexpr = setup.M
@@ -56,7 +57,7 @@ def picture_kernel(
     rows = block * M + tl.arange(0, M)
     at = place(rules, rows, T, shift, setup)
     first, last = ends(at, rows, T, shift, M, setup)
-    powers = tl.load(POWERS + long(bh) * T + rows, mask=rows < T, other=BIG)
+    powers = tl.load(POWERS + long(bh) * padded + rows)
     q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
     stop = key_stop(rules, b, S)
     my_rows = (long(rows) * cell_rows // T).to(tl.int32) - cell_of(block * M, T, cell_rows)
@@ -126,8 +127,10 @@ def narrow(prepared: Prepared, picture: Picture) -> Tensor:
     cells = None
     if not even:
         cells = (torch.arange(S, device=prepared.device) * picture.columns // S).to(torch.int32)
+    powers = powers_of(prepared, counted=True)
     request.launch(
-        picture_kernel, request.blocks_of_all, prepared.counted_powers, parts, cells, *listed,
-        sizes=(request.blocks, picture.rows, picture.columns, row_cells, fit), options=(*shapes, even),
+        picture_kernel, request.blocks_of_all, powers, parts, cells, *listed,
+        sizes=(request.blocks, picture.rows, picture.columns, row_cells, fit, powers.shape[-1]),
+        options=(*shapes, even),
     )  # fmt: skip
     return added_up(request, parts, picture, row_cells)

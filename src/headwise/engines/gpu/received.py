@@ -10,16 +10,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .powers import powers_of
 from .request import NOT_SPECIAL, Prepared, Request
-from .tile import BIG, eights, key_stop, load, log_weights, long, place, product, queries_seeing, tile_of
+from .tile import eights, key_stop, load, log_weights, long, place, product, queries_seeing, tile_of
 
 __all__ = ["received"]
 
 
-@triton.jit(do_not_specialize=NOT_SPECIAL)
+@triton.jit(do_not_specialize=[*NOT_SPECIAL])
 def received_kernel(
     Q0, Q1, K0, K1, q_strides, k_strides, POWERS, OUT, COUNTED, TILES, COUNTS, list_strides, rules,
-    H, T, S, shift, left, right, blocks, setup: tl.constexpr,
+    H, T, S, shift, left, right, blocks, padded, setup: tl.constexpr,
 ):  # fmt: skip
     M: tl.constexpr = setup.M
     N: tl.constexpr = setup.N
@@ -31,7 +32,7 @@ def received_kernel(
     keys = block * M + tl.arange(0, M)
     stop = key_stop(rules, b, S)
     k0, k1 = load(K0, K1, k_strides, b, h // setup.G, block * M, S, M, setup)
-    POWERS += long(bh) * T
+    POWERS += long(bh) * padded
     first_query = 0
     query_stop = T
     if COUNTED is not None:
@@ -59,7 +60,7 @@ def received_kernel(
                 q0, q1 = load(Q0, Q1, q_strides, b, h, start, T, N, setup)
                 rows = start + tl.arange(0, N)
                 at = place(rules, rows, T, shift, setup)
-                lse = tl.load(POWERS + rows, mask=rows < T, other=BIG)
+                lse = tl.load(POWERS + rows)
                 x = log_weights(
                     product(k0, k1, q0, q1, setup), lse[None, :], at[None, :], rows[None, :], keys[:, None],
                     b, h, stop, rules, T, S, left, right, phase != 1, setup,
@@ -73,8 +74,9 @@ def received(prepared: Prepared) -> Tensor:
     """[B, H, S]: the weights of all counted queries, summed for each key."""
     request = Request(prepared, "received", keys_first=True)
     out = prepared.empty(request.B, request.H, request.S)
+    powers = powers_of(prepared, counted=True)
     request.launch(
-        received_kernel, request.blocks_of_all, prepared.counted_powers, out, prepared.counted_range,
-        *request.tile_lists, sizes=(request.blocks,),
+        received_kernel, request.blocks_of_all, powers, out, prepared.counted_range, *request.tile_lists,
+        sizes=(request.blocks, powers.shape[-1]),
     )  # fmt: skip
     return out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..scores import Scores
 from .cannot import interpreted
-from .tile import BIG, LOG2E, Rules, Setup
+from .tile import LOG2E, Rules, Setup
 from .tuning import Blocks, blocks_for, takes_descriptors
 
 __all__ = ["NOT_SPECIAL", "Prepared", "Request", "as_lists", "kind_of", "launch", "on_device"]
@@ -64,12 +63,6 @@ class Prepared:
         return self.scores.mask.counted(self.shape[2])
 
     @cached_property
-    def counted_powers(self) -> Tensor:
-        """log2 of each query's sum, [B, H, T]; BIG for one that sees nothing or does not count."""
-        powers = (self.lse * LOG2E.value).nan_to_num_(nan=math.nan, posinf=math.inf, neginf=BIG.value)
-        return powers if self.counted is None else powers.masked_fill_(~self.counted[:, None], BIG.value)
-
-    @cached_property
     def counted_range(self) -> Tensor | None:
         """Each sequence's first counted query and the one beyond the last, int32 [B, 2]; None: all count."""
         if self.counted is None:
@@ -113,7 +106,7 @@ class Prepared:
             scale_log2=scoring.scale * LOG2E.value,
             softcap=scoring.softcap,
             bias=bias,
-            bias_strides=None if bias is None else _strides(bias),
+            **_named_strides("bias", bias),
             slopes=None if scoring.slopes is None else scoring.slopes.float().contiguous(),
             sinks=None if scoring.sinks is None else scoring.sinks.float().contiguous(),
             at=None if scores.positions is None else scores.positions.to(self.device, torch.int32),
@@ -124,7 +117,7 @@ class Prepared:
             query_ids=ids[1],
             ids_batch=0 if ids[0] is None or ids[0].shape[0] == 1 else 1,
             allowed=None if allowed is None else _bytes(allowed),
-            allowed_strides=None if allowed is None else _strides(allowed),
+            **_named_strides("allowed", allowed),
         )
 
     @cached_property
@@ -289,6 +282,12 @@ def _unit_stride(x: Tensor) -> Tensor:
 def _strides(x: Tensor) -> tuple[int, ...]:
     """Strides with 0 where a dimension is one for all."""
     return tuple(0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True))
+
+
+def _named_strides(name: str, x: Tensor | None) -> dict[str, int | None]:
+    """Strides one by one: Triton 3.6 loses a 1 in a tuple that is in a tuple."""
+    steps = (None,) * 4 if x is None else _strides(x)
+    return {f"{name}_{letter}": step for letter, step in zip("bhts", steps, strict=True)}
 
 
 def _bytes(x: Tensor) -> Tensor:

@@ -85,10 +85,10 @@ def cell_of(key, S, columns):
     return (long(key) * columns // S).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=[*NOT_SPECIAL, "total_rows", "cell_rows", "columns", "row_cells"])
+@triton.jit(do_not_specialize=[*NOT_SPECIAL, "total_rows", "cell_rows", "columns", "row_cells", "width"])
 def rows_kernel(
     Q0, Q1, K0, K1, q_strides, k_strides, LSE, OUT, PICTURE, TILES, COUNTS, list_strides, rules,
-    H, T, S, shift, left, right, blocks, total_rows, cell_rows, columns, row_cells,
+    H, T, S, shift, left, right, blocks, total_rows, cell_rows, columns, row_cells, width,
     wants: tl.constexpr, setup: tl.constexpr,
 ):  # fmt: skip
     M: tl.constexpr = setup.M
@@ -167,8 +167,12 @@ def rows_kernel(
                         close_cell(PICTURE, cell, counts, my_rows, open_cell, row_cells, columns, wants)
                         mass += cell
                         cell = zeros
-                        open_cell = cell_of(start, S, columns)
-                        open_end = cell_end(open_cell, S, columns)
+                        if wants.aligned:  # 64-bit divisions, a tile at a time, would be felt
+                            open_cell = start // width
+                            open_end = (open_cell + 1) * width
+                        else:
+                            open_cell = cell_of(start, S, columns)
+                            open_end = cell_end(open_cell, S, columns)
                     if wants.aligned:
                         cell += part
                     else:
@@ -283,7 +287,8 @@ def rows(
     parts = out if picture is None else prepared.zeros(B * H, request.blocks, row_cells, cells.columns)
     request.launch(
         rows_kernel, request.blocks_of_all, prepared.lse, out, parts, *request.tile_lists,
-        sizes=(request.blocks, B * H * T, cells.rows, cells.columns, row_cells), options=(wants,),
+        sizes=(request.blocks, B * H * T, cells.rows, cells.columns, row_cells, S // cells.columns),
+        options=(wants,),
     )  # fmt: skip
     return out, None if picture is None else added_up(request, parts, picture, row_cells)
 

@@ -52,7 +52,10 @@ class Rules(NamedTuple):
     scale_log2: Any
     softcap: Any
     bias: Any
-    bias_strides: Any
+    bias_b: Any  # its strides
+    bias_h: Any
+    bias_t: Any
+    bias_s: Any
     slopes: Any
     sinks: Any
     at: Any  # int32 [T], the queries' positions
@@ -63,7 +66,10 @@ class Rules(NamedTuple):
     query_ids: Any  # int64 [B or 1, N, T]
     ids_batch: Any  # 0 where all sequences share their labels, else 1
     allowed: Any  # uint8, any strides
-    allowed_strides: Any
+    allowed_b: Any  # its strides
+    allowed_h: Any
+    allowed_t: Any
+    allowed_s: Any
 
 
 @triton.jit
@@ -145,8 +151,8 @@ def log_weights(
             s = s * rules.scale
         added = tl.zeros_like(s)
         if rules.bias is not None:
-            base = rules.bias + long(b) * rules.bias_strides[0] + long(h) * rules.bias_strides[1]
-            there = long(rows) * rules.bias_strides[2] + long(cols) * rules.bias_strides[3]
+            base = rules.bias + long(b) * rules.bias_b + long(h) * rules.bias_h
+            there = long(rows) * rules.bias_t + long(cols) * rules.bias_s
             given = tl.load(base + there, mask=(rows < T) & (cols < S), other=0.0)
             added += given
             if rules.bias.dtype.element_ty == tl.float16:
@@ -186,9 +192,8 @@ def listed_rules(rows, cols, b, h, rules, T, S, setup: tl.constexpr):
             key = tl.load(rules.key_ids + long(mine + n) * S + cols, mask=cols < S, other=0)
             seen = seen & (query == key)
     if rules.allowed is not None:
-        strides = rules.allowed_strides
-        base = rules.allowed + long(b) * strides[0] + long(h) * strides[1]
-        there = long(rows) * strides[2] + long(cols) * strides[3]
+        base = rules.allowed + long(b) * rules.allowed_b + long(h) * rules.allowed_h
+        there = long(rows) * rules.allowed_t + long(cols) * rules.allowed_s
         seen = seen & (tl.load(base + there, mask=(rows < T) & (cols < S), other=0) != 0)
     return seen
 
