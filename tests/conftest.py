@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 
 BY_DESIGN = "by design:"
 
-# Where there is no GPU, Triton's kernels run in its interpreter. That is decided when triton is imported, which
-# nothing above does.
+# Where there is no GPU, Triton's kernels run in its interpreter. That is decided when triton is imported:
+# nothing above does so.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

@@ -194,8 +194,8 @@ def values(
         plain: weights and lse as plain torch gives them on the map's device.
         pictures: cells of the pictures to look at.
         parts: which parts of the weights to look at, beside all of them and their mean.
-        fused: whether s - lse is made in one rounding, as GPUs do; else weights may be off by a rounding at the
-            size of lse.
+        fused: whether s - lse is made in one rounding, as GPUs do; else weights may be off by a rounding at
+            the size of lse.
     """
     dtype, wrong = low.q.dtype, []
     truth_case = low.to(torch.float64)

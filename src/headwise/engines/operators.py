@@ -58,7 +58,13 @@ def _measure(*args: Any) -> list[Tensor]:
     *flat, lse, names, per_query, reach, cells = args
     chosen = None if cells is None else (int(cells[0]), int(cells[1]))
     found = statistics.measured(restore(*flat), lse, tuple(names), per_query, reach, chosen)
-    return [value.contiguous() for value in found.values()]
+    return [_alone(value) for value in found.values()]
+
+
+def _alone(value: Tensor) -> Tensor:
+    """What an operator returns may not share memory: several statistics may be rows of one tensor."""
+    shared = value.untyped_storage().nbytes() != value.nbytes
+    return value.clone() if shared else value.contiguous()
 
 
 def _measure_fake(*args: Any) -> list[Tensor]:
