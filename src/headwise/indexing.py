@@ -26,6 +26,8 @@ def as_index(chosen: Any, size: int, name: str) -> slice | Tensor:
         IndexError: outside 0 .. size - 1 (negative numbers count from the end), or not an index.
     """
     if isinstance(chosen, slice):
+        if chosen == slice(None):  # without looking at the size, which may not be known while compiling
+            return chosen
         picked = range(size)[chosen]
         if picked == range(size):
             return slice(None)

@@ -216,8 +216,11 @@ class AttentionMap:
         )
         columns = self._columns
         if keys is not None:
-            columns = compose(columns, as_index(keys, S, "keys"), self._scores.shape[3])
-        if all(isinstance(index, slice) and index == WHOLE for index in rows):
+            chosen = as_index(keys, S, "keys")
+            # while compiling, all keys stay all keys whatever their number
+            if not (_is_whole(chosen) and torch.compiler.is_compiling()):
+                columns = compose(columns, chosen, self._scores.shape[3])
+        if all(_is_whole(index) for index in rows):
             return make(self._scores, self._lse, columns)
         lse = self._lse
         if lse is not None:
@@ -489,6 +492,10 @@ def _versions(scores: Scores | GivenWeights) -> tuple[int, ...] | None:
     if not all(isinstance(x, Tensor) and not x.is_inference() for x in held):
         return None
     return tuple(x._version for x in held)
+
+
+def _is_whole(index: slice | Tensor) -> bool:
+    return isinstance(index, slice) and index == WHOLE
 
 
 def _is_count(number: Any) -> bool:

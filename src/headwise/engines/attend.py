@@ -87,7 +87,7 @@ def _plainest(scores: Scores, v: Tensor) -> Band | None:
 def lse_of(scores: Scores) -> Tensor:
     """The log-sum-exp of every row, [B, H, T], for a map that came without one."""
     if torch.compiler.is_compiling():
-        return torch.ops.headwise.lse.default(*flatten(scores))
+        return torch.ops.headwise.lse.default(*flatten(scores.detach()))
     with own_precision(scores.device):
         if cannot(scores) is None:
             from .gpu import lse

@@ -27,6 +27,8 @@ __all__ = ["gradients", "with_gradient"]
 
 def with_gradient(scores: Scores, lse: Tensor, value: Tensor) -> Tensor:
     """The entropy of each query, [B, H, T], known already, as a function of q, k, bias, slopes and sinks."""
+    if plain.transforms_are_active():
+        return _plainly(scores)
     if torch.compiler.is_compiling():
         return torch.ops.headwise.entropy.default(*flatten(scores), lse)
     scoring = scores.scoring
@@ -46,10 +48,11 @@ def gradients(scores: Scores, lse: Tensor, grad: Tensor, bias: bool) -> tuple[Te
         grad = grad.to(scores.dtype)
 
         def cotangent(tile: Tile) -> Tensor:
-            return -grad[tile.block.where][..., None] * tile.log_p
+            # a weight below e^-1000 is 0: its logarithm need not be as low as a hidden key's
+            return -grad[tile.block.where][..., None] * tile.log_p.clamp(min=-1000)
 
         def of_sink(block: Block, log_sunk: Tensor) -> Tensor:
-            return -grad[block.where] * log_sunk
+            return -grad[block.where] * log_sunk.clamp(min=-1000)
 
         return score_gradients(scores, lse, cotangent, bias, of_sink)
 

@@ -144,7 +144,7 @@ CHOSEN = "Tensor? lse, Tensor? picked, SymInt[]? run, bool mean"
 _register("weights", f"({FLAT}, {CHOSEN}) -> Tensor", _weights, _weights_fake)
 _register(
     "weights_backward",
-    f"(Tensor grad, {FLAT}, {CHOSEN}, bool bias) -> {GRADIENTS}",
+    f"(Tensor grad, {FLAT}, {CHOSEN}, bool bias_gradient) -> {GRADIENTS}",
     _weights_backward,
     _weights_backward_fake,
 )
@@ -175,7 +175,7 @@ def _entropy_backward_fake(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
 _register("entropy", f"({FLAT}, Tensor lse) -> Tensor", _entropy, _entropy_fake)
 _register(
     "entropy_backward",
-    f"(Tensor grad, {FLAT}, Tensor lse, bool bias) -> {GRADIENTS}",
+    f"(Tensor grad, {FLAT}, Tensor lse, bool bias_gradient) -> {GRADIENTS}",
     _entropy_backward,
     _entropy_backward_fake,
 )

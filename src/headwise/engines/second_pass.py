@@ -39,7 +39,7 @@ def pooled(scores: Tiled, lse: Tensor, row_cells: int, column_cells: int) -> Ten
     """
     if torch.compiler.is_compiling() and isinstance(scores, Scores):
         cells = [row_cells, column_cells]
-        return torch.ops.headwise.measure.default(*flatten(scores), lse, [], False, 0, cells)[0]
+        return torch.ops.headwise.measure.default(*flatten(scores.detach()), lse, [], False, 0, cells)[0]
     if cannot(scores) is None:
         from .gpu.measure import pooled as on_gpu
 
@@ -83,7 +83,7 @@ def _indicator(index: slice, length: int, cells: int, like: Tensor) -> Tensor:
 def top(scores: Tiled, lse: Tensor, count: int) -> Top:
     """The `count` heaviest keys of every query; of equal weights on a GPU the first key."""
     if torch.compiler.is_compiling() and isinstance(scores, Scores):
-        return Top(*torch.ops.headwise.top.default(*flatten(scores), lse, count))
+        return Top(*torch.ops.headwise.top.default(*flatten(scores.detach()), lse, count))
     if cannot(scores) is None and count <= MOST:
         from .gpu.top import top as on_gpu
 

@@ -315,7 +315,7 @@ def _measure(
     if torch.compiler.is_compiling() and isinstance(scores, Scores):
         kept = None if cells is None else list(cells)
         values = torch.ops.headwise.measure.default(
-            *flatten(scores), lse, list(names), per_query, reach, kept
+            *flatten(scores.detach()), lse, list(names), per_query, reach, kept
         )
         return dict(zip((*names, PICTURE), values, strict=False))
     return measured(scores, lse, names, per_query, reach, cells)
