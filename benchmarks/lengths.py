@@ -21,7 +21,7 @@ HEAD = (
     f"| tokens | headwise | {CUDNN} | headwise / {CUDNN} | {DENSE} | {BY_HEAD} |",
     "|---:|---|---|---:|---|---|",
 )
-PICTURE = "![Time and extra memory of one call from a thousand tokens to a million](lengths.png)"
+PICTURE = "![Time and extra memory of one call from a thousand tokens on](lengths.png)"
 NOTHING = "No lengths are measured yet: `python -m benchmarks.sweep --device cuda`.\n"
 
 Report = dict[str, Any]
@@ -165,8 +165,8 @@ def _frame(axes: Axes, tokens: Sequence[int], title: str) -> None:
 
 def _name_curves(axes: Axes, curves: dict[str, Points]) -> None:
     """Names at the curves, in pairs: the upper above its end, to the left; the lower below, to the right."""
-    for pair in ((OURS, CUDNN), (DENSE, BY_HEAD)):
-        here = sorted((arm for arm in pair if arm in curves), key=lambda arm: curves[arm][-1][1])
+    for pair, end in (((OURS, CUDNN), 0), ((DENSE, BY_HEAD), -1)):  # the end at which they differ
+        here = sorted((arm for arm in pair if arm in curves), key=lambda arm: curves[arm][end][1])
         for arm in here:
             points = curves[arm]
             if len(here) == 2 and arm == here[0]:

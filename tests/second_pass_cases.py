@@ -39,7 +39,7 @@ def masks(
     B: int, H: int, T: int, S: int, window: int = 71, band: tuple[int, int] = (37, 11), document: int = 50
 ) -> dict[str, Mask]:
     """Every kind of mask by name, for two sequences at most."""
-    ids = torch.arange(S) // document + torch.tensor([[0], [1]])[:B]
+    ids = (torch.arange(S) + torch.tensor([[0], [document // 2]])[:B]) // document  # cut elsewhere in each
     lengths = torch.tensor([S // 3, S])[:B]
     holes = normal(3, B, S) > -0.5
     pairs = normal(4, B, 1, T, S) > 0.3

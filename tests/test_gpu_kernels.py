@@ -172,7 +172,7 @@ def small_masks(B: int, H: int, T: int, S: int) -> dict[str, Mask]:
     """Every kind of mask, at sizes of a few tiles of 16."""
     found = masks(B, H, T, S, window=7, band=(5, 3), document=6)
     holes, real = normal(13, B, S) > -0.3, normal(14, B, T) > -0.5
-    ids, others = torch.arange(S) // 6, torch.arange(S) % 2 + torch.tensor([[0], [3]])[:B]
+    ids, others = torch.arange(S) // 6, (torch.arange(S) + torch.tensor([[0], [3]])[:B]) // 4 % 2
     found["holes"] = Mask.padding(holes, real)
     found["wide band"] = Mask.window(left_right=(20, 2))
     found["nothing at all"] = Mask.dense(torch.zeros(1, 1, T, S, dtype=torch.bool))
@@ -349,6 +349,11 @@ def test_the_heaviest_keys_come_first_and_of_equals_the_first() -> None:
     assert torch.equal(indices.sort(-1).values, torch.arange(37).expand(1, 2, 7, 37))
     places = [(indices == key).int().argmax(-1) for key in (3, 20, 36)]
     assert torch.equal(places[0] + 1, places[1]) and torch.equal(places[1] + 1, places[2])
+    k = torch.zeros(1, 1, 37, 8)
+    k[:, :, 20] = 1.0  # one in the second tile is heavier: the last of the others makes room
+    assert torch.equal(
+        hw.AttentionMap(torch.ones(1, 1, 1, 8), k).top(3).indices.flatten(), torch.tensor([20, 0, 1])
+    )
     even = hw.AttentionMap(torch.zeros_like(q), k, causal=True).top(20)  # all weights of a row equal
     firsts = torch.arange(20).expand(1, 2, 7, 20)
     seen = firsts <= torch.arange(30, 37)[:, None]
@@ -391,7 +396,7 @@ def test_a_tile_that_shows_nothing_is_not_loaded(mask: Mask, hidden: slice) -> N
         q, k = (x.float() for x in (normal(0, 1, 1, 16, 8), normal(1, 1, 1, 48, 8)))
         k[:, :, hidden] = content
         leaves = q.requires_grad_(), k.requires_grad_()
-        w = hw.AttentionMap(q, k, mask=mask)
+        w = hw.AttentionMap(q, k, mask=mask, softcap=3.0)
         mean, stats = w.mean_heads(), w.statistics(per="query", pooled=(5, 6))
         grads = torch.autograd.grad(mean.square().sum() + stats.entropy.sum(), leaves)
         assert not bool(grads[1][:, :, hidden].any())
@@ -588,6 +593,29 @@ def test_every_question_reaches_its_kernels(launched: list[str], monkeypatch: py
         loss.backward()
         assert launched == wanted
     assert kinds == set(tuning.HOPPER)
+
+
+def test_kernels_are_told_apart_where_triton_compiles_anew() -> None:
+    room = torch.zeros(32)
+    kinds = [
+        None,
+        1.5,
+        1,
+        2,
+        16,
+        2**31 + 1,
+        2**31 + 16,
+        room,
+        room[1:],
+        room.half(),
+        room.int(),
+        (1, room),
+        (2, room),
+    ]
+    found = [request_room.kind_of(x) for x in kinds]
+    assert len(set(found)) == len(kinds)
+    for alike in ((2, 3), (16, 48), (1.5, 2.5), (room, room[4:]), ((3, None), (5, None))):
+        assert len({request_room.kind_of(x) for x in alike}) == 1
 
 
 def test_what_a_bias_learns_is_found_tile_by_tile(launched: list[str]) -> None:
