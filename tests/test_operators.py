@@ -24,8 +24,8 @@ from headwise.arguments import scores_from
 from headwise.engines import attend
 from headwise.engines import scores as scores_room
 from headwise.engines.flat import DIFFERENTIABLE, flatten
-from headwise.engines.statistics import STATISTICS
-from headwise.errors import ArgumentError
+from headwise.engines.statistics import STATISTICS, Statistics
+from headwise.errors import ArgumentError, BudgetExceeded
 from headwise.scoring import Alibi, alibi
 from judge import Case, assert_judged, error, largest, strategies
 from second_pass_cases import differentiable_entropy
@@ -147,7 +147,7 @@ def test_the_operators_keep_torchs_rules(name: str, chosen: str) -> None:
 
 # torch.compile
 
-Looks = Callable[[hw.AttentionMap], Tensor | Sequence[Tensor]]
+Looks = Callable[[hw.AttentionMap], Any]
 LOOKS: dict[str, Looks] = {
     "statistics": lambda w: list(w.statistics().values()),
     "a query": lambda w: list(w.statistics("local", "entropy", "received", per="query", reach=2).values()),
@@ -299,6 +299,15 @@ def test_an_exported_program_looks_at_any_batch_and_length(name: str, strict: bo
     program = torch.export.export(module, inputs(3, 7), dynamic_shapes=shapes, strict=strict)
     for size in ((3, 7), (2, 13), (5, 4)):
         assert_same(looked(program.module(), inputs(*size)), looked(module, inputs(*size)))
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["traced", "strict"])
+def test_an_exported_program_returns_statistics_by_name(strict: bool) -> None:
+    module = Look(lambda w: w.statistics("received", "first", pooled=2))
+    program = torch.export.export(module, qk(), strict=strict)
+    found, wanted = program.module()(*qk()), module(*qk())
+    assert isinstance(found, Statistics) and list(found) == list(wanted)
+    assert_same(list(found.values()), list(wanted.values()))
 
 
 # A picture in the same walk
@@ -526,3 +535,19 @@ def test_the_way_back_from_entropy_holds_no_matrix() -> None:
     )
     matrix = 8 * 4096 * 4096 * 4
     assert int(done.stdout) <= matrix / 8, f"{done.stdout} of {matrix} bytes"
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiled_dense_weights_stay_inside_the_budget() -> None:
+    def dense(q: Tensor, k: Tensor) -> Tensor:
+        return hw.AttentionMap(q, k).dense()
+
+    compiled = torch.compile(dense, fullgraph=True, backend="aot_eager")
+    with hw.budget.limit("1 KiB"), pytest.raises(BudgetExceeded, match="dense weights"):
+        compiled(*qk())
+
+
+def test_all_keys_are_no_choice_of_keys() -> None:
+    q, k = qk()
+    w = hw.AttentionMap(q, k)
+    assert_same(list(w.select(keys=slice(None)).statistics().values()), list(w.statistics().values()))

@@ -364,15 +364,22 @@ class AttentionMap:
             raise ShapeError(
                 f"{what} must have something to look at: this map is {list(self.shape)}; select more"
             )
-        if self._columns is not None:
+        if self._columns is not None and not self._has_all_keys():
             raise ArgumentError(
                 f"{what} must see whole rows: this map holds {self.shape[3]} chosen of "
                 f"{self._scores.shape[3]} keys; call it before select(keys=...)"
             )
 
+    def _has_all_keys(self) -> bool:
+        """Whether the keys chosen are all of them, in order."""
+        S = self._scores.shape[3]
+        return isinstance(self._columns, slice) and range(S)[self._columns] == range(S)
+
     def _check_budget(
         self, shape: Sequence[int], what: str, limit: int | str | None, dtype: torch.dtype | None = None
     ) -> None:
+        if torch.compiler.is_compiling():
+            return  # sizes are symbols then; the operator asks when it runs
         size = torch.Size(shape).numel() * (dtype or self.dtype).itemsize
         if limit is None and budget.surely_fits(size):
             return

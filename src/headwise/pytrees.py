@@ -62,6 +62,12 @@ def _unflatten(values: Any, context: Any) -> AttentionMap:
 
 
 pytree.register_pytree_node(AttentionMap, _flatten, _unflatten, serialized_type_name="headwise.AttentionMap")
+pytree.register_pytree_node(
+    Statistics,
+    lambda stats: (list(stats.values()), tuple(stats)),
+    lambda values, names: Statistics(dict(zip(names, values, strict=True))),
+    serialized_type_name="headwise.Statistics",
+)
 torch.serialization.add_safe_globals(
     [AttentionMap, Alibi, Mask, Scoring, Scores, GivenWeights, Statistics, Top, make]
 )

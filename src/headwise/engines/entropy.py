@@ -25,8 +25,11 @@ from .weights import Rest, score_gradients
 __all__ = ["gradients", "with_gradient"]
 
 
-def with_gradient(scores: Scores, lse: Tensor, value: Tensor) -> Tensor:
-    """The entropy of each query, [B, H, T], known already, as a function of q, k, bias, slopes and sinks."""
+def with_gradient(scores: Scores, lse: Tensor, value: Tensor | None) -> Tensor:
+    """The entropy of each query, [B, H, T], as a function of q, k, bias, slopes and sinks.
+
+    value: the same number, known already; None only while compiling.
+    """
     if plain.transforms_are_active():
         return _plainly(scores)
     if torch.compiler.is_compiling():

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import budget
 from . import entropy, second_pass, statistics, weights
 from .attend import ANYWHERE, lse_of
 from .flat import DIFFERENTIABLE, FLAT, restore
@@ -113,10 +114,13 @@ def _columns(picked: Tensor | None, run: Any) -> Any:
 
 def _weights(*args: Any) -> Tensor:
     *flat, lse, picked, run, mean = args
+    q, shape = flat[0], _weights_shape(*args)
+    size = torch.Size(shape).numel() * q.element_size()
+    budget.check(size, q.device, f"dense weights {list(shape)}", "look at a part of them")
     return weights.dense(restore(*flat), lse, _columns(picked, run), mean).contiguous()
 
 
-def _weights_fake(*args: Any) -> Tensor:
+def _weights_shape(*args: Any) -> tuple[int, ...]:
     *flat, _, picked, run, mean = args
     q, k = flat[:2]
     count = k.shape[2]
@@ -126,7 +130,12 @@ def _weights_fake(*args: Any) -> Tensor:
         start, stop, step = run
         count = max(0, (stop - start + step - (1 if step > 0 else -1)) // step)
     B, H, T, _ = q.shape
-    return q.new_empty((B, T, count) if mean else (B, H, T, count))
+    return (B, T, count) if mean else (B, H, T, count)
+
+
+def _weights_fake(*args: Any) -> Tensor:
+    q: Tensor = args[0]
+    return q.new_empty(_weights_shape(*args))
 
 
 def _weights_backward(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:

@@ -297,8 +297,10 @@ def _with_gradient(
     from . import entropy
 
     wanted = names if "entropy" in names else ("entropy", *names)
+    if torch.compiler.is_compiling():  # entropy is an operator of its own there: it need not be known before
+        wanted = tuple(name for name in names if name not in WITH_GRADIENT)
     found = _measure(scores, lse, wanted, True, reach, cells)
-    value = entropy.with_gradient(scores, lse, found["entropy"])
+    value = entropy.with_gradient(scores, lse, found.get("entropy"))
     found["entropy"] = value
     if "effective_keys" in names:
         found["effective_keys"] = value.exp().masked_fill(torch.isneginf(lse), 0)

@@ -227,7 +227,7 @@ def launch(
         if interpreted():
             kernel[grid](*args, *constants, num_warps=warps)
             return
-        key = (kernel.__name__, device.index, constants, kinds)
+        key = (kernel.__name__, device.index, warps, constants, kinds)
         found = COMPILED.get(key)
         if found is None:
             COMPILED[key] = kernel[grid](*args, *constants, num_warps=warps, enable_fp_fusion=True)

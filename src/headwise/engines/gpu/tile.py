@@ -154,7 +154,7 @@ def log_weights(
             base = rules.bias + long(b) * rules.bias_b + long(h) * rules.bias_h
             there = long(rows) * rules.bias_t + long(cols) * rules.bias_s
             given = tl.load(base + there, mask=(rows < T) & (cols < S), other=0.0)
-            added += given
+            added += given.to(tl.float32)
             if rules.bias.dtype.element_ty == tl.float16:
                 added = tl.where(given <= LOWEST_HALF, HIDDEN, added)
         if rules.slopes is not None:
