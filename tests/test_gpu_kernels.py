@@ -517,6 +517,7 @@ def test_a_window_wider_than_anything_is_causal() -> None:
     assert torch.equal(wide.dense(), causal.dense()) and torch.equal(wide.pooled(3), causal.pooled(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "kind"), [(torch.bfloat16, "dense"), (torch.float16, "causal padding")], ids=str
 )
