@@ -722,3 +722,12 @@ def test_compiled_functions_use_the_same_kernels(launched: list[str]) -> None:
     torch._dynamo.reset()
     assert launched == by_eager
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, wanted, strict=True))
+
+
+def test_without_a_c_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton builds the launcher of each kernel; without a compiler the first call would end in a traceback."""
+    monkeypatch.setenv("CC", "some compiler")
+    assert door.no_compiler() is None
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", "")
+    assert "install gcc, or set CC" in str(door.no_compiler())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
+import shutil
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from ..scores import Scores, Tiled
 
-__all__ = ["cannot", "interpreted", "prepared"]
+__all__ = ["cannot", "interpreted", "no_compiler", "prepared"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_HEAD = 256
@@ -45,7 +47,14 @@ def _missing(device: int | None) -> str | None:
         return "it needs triton, which is not installed"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "it needs a GPU of compute capability 8.0 or newer"
-    return None
+    return no_compiler()
+
+
+def no_compiler() -> str | None:
+    """Why Triton cannot build what launches its kernels; None: it can."""
+    if os.environ.get("CC") or any(shutil.which(name) for name in ("cc", "gcc", "clang")):
+        return None
+    return "triton needs a C compiler, and there is none: install gcc, or set CC"
 
 
 def prepared(scores: Tiled, lse: Tensor) -> Any:
