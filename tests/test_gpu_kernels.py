@@ -725,7 +725,7 @@ def test_compiled_functions_use_the_same_kernels(launched: list[str]) -> None:
 
 
 def test_without_a_c_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton builds the launcher of each kernel; without a compiler the first call would end in a traceback."""
+    """Triton builds a launcher for each kernel: without a compiler the first call ended in a traceback."""
     monkeypatch.setenv("CC", "some compiler")
     assert door.no_compiler() is None
     monkeypatch.delenv("CC")
