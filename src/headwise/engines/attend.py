@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import fused, plain, table, tiles
-from .flat import DIFFERENTIABLE, FLAT, flatten, restore
+from .flat import DIFFERENTIABLE, FLAT, flatten, restore, save, saved, where_needed
 from .gpu.cannot import cannot
 from .gradients import ScoreGradients
 from .kernels import CAUSAL, CUDNN, FULL, Band
@@ -202,31 +202,15 @@ def _attend_backward_fake(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) ->
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.tensors_at = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
-    ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
-    ctx.save_for_backward(*(inputs[i] for i in ctx.tensors_at), *output)
+    save(ctx, inputs, *output)
     ctx.set_materialize_grads(False)
 
 
-def _arguments(ctx: Any) -> tuple[list[Any], Tensor, Tensor]:
-    """(the arguments, the output, the lse) of the forward call."""
-    *tensors, out, lse = ctx.saved_tensors
-    args = list(ctx.others)
-    for i, tensor in zip(ctx.tensors_at, tensors, strict=True):
-        args[i] = tensor
-    return args, out, lse
-
-
-def _where_needed(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    needed = ctx.needs_input_grad
-    return tuple(grads[i] if i < len(grads) and needed[i] else None for i in range(len(needed)))
-
-
 def _operator_backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
-    args, out, lse = _arguments(ctx)
+    args, (out, lse) = saved(ctx)
     if grad is None:
         return (None,) * len(args)
-    return _where_needed(ctx, torch.ops.headwise.attend_backward.default(grad, out, lse, *args))
+    return where_needed(ctx, torch.ops.headwise.attend_backward.default(grad, out, lse, *args))
 
 
 class _Attend(torch.autograd.Function):
@@ -241,12 +225,12 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        args, out, lse = _arguments(ctx)
+        args, (out, lse) = saved(ctx)
         if grads[0] is None:
             return (None,) * len(args)
         if plain.is_needed_for(grads[0]):
-            return _where_needed(ctx, _differentiate_twice(args, ctx.needs_input_grad, grads[0]))
-        return _where_needed(ctx, _gradients(grads[0], out, lse, *args))
+            return where_needed(ctx, _differentiate_twice(args, ctx.needs_input_grad, grads[0]))
+        return where_needed(ctx, _gradients(grads[0], out, lse, *args))
 
 
 def _differentiate_twice(
@@ -273,10 +257,11 @@ def _lse(*flat: Any) -> Tensor:
     return lse_of(restore(*flat)).contiguous()
 
 
-def _lse_fake(q: Tensor, *rest: Any) -> Tensor:
+def lse_fake(q: Tensor, *rest: Any) -> Tensor:
+    """A number a query, [B, H, T]."""
     return q.new_empty(q.shape[:3], dtype=tile_dtype(q.dtype))
 
 
 torch.library.define("headwise::lse", f"({FLAT}) -> Tensor")
 torch.library.impl("headwise::lse", ANYWHERE, _lse)
-torch.library.register_fake("headwise::lse", _lse_fake)
+torch.library.register_fake("headwise::lse", lse_fake)

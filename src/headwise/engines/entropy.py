@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import plain
-from .flat import flatten
+from .flat import flatten, leaves
 from .gpu.cannot import cannot, prepared
 from .scores import Scores, own_precision
 from .walk import Block, Tile
@@ -34,9 +34,7 @@ def with_gradient(scores: Scores, lse: Tensor, value: Tensor | None) -> Tensor:
         return _plainly(scores)
     if torch.compiler.is_compiling():
         return torch.ops.headwise.entropy.default(*flatten(scores), lse)
-    scoring = scores.scoring
-    inputs = (scores.q, scores.k, scoring.bias, scoring.slopes, scoring.sinks)
-    found: Tensor = _Entropy.apply(*inputs, Rest(scores), lse, value)
+    found: Tensor = _Entropy.apply(*leaves(scores), Rest(scores), lse, value)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Scores as the flat arguments an operator's schema can hold, and back."""
+"""Scores as the flat arguments an operator's schema can hold, and back; what its way back needs of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from ..masks import Mask
 from ..scoring import Scoring
 from .scores import Scores
 
-__all__ = ["DIFFERENTIABLE", "FLAT", "flatten", "restore", "wants_gradient"]
+__all__ = [
+    "DIFFERENTIABLE",
+    "FLAT",
+    "flatten",
+    "leaves",
+    "restore",
+    "save",
+    "saved",
+    "wants_gradient",
+    "where_needed",
+]
 
 DIFFERENTIABLE = ("q", "k", "bias", "slopes", "sinks")  # the first arguments, in this order
 FLAT = (
@@ -53,8 +63,33 @@ def restore(
     return Scores(q, k, mask, Scoring(scale, softcap, bias, slopes, sinks), positions)
 
 
+def leaves(scores: Scores) -> tuple[Any, ...]:
+    """What a gradient can flow to, in the order of DIFFERENTIABLE; None where there is none."""
+    return flatten(scores)[: len(DIFFERENTIABLE)]
+
+
 def wants_gradient(scores: Scores) -> bool:
     """Whether a gradient may flow to anything the scores are made of."""
-    return torch.is_grad_enabled() and any(
-        x is not None and x.requires_grad for x in flatten(scores)[: len(DIFFERENTIABLE)]
-    )
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in leaves(scores))
+
+
+def save(ctx: Any, inputs: tuple[Any, ...], *more: Tensor) -> None:
+    """Keep an operator's arguments, and more, for its way back."""
+    ctx.tensors_at = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
+    ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
+    ctx.save_for_backward(*(inputs[i] for i in ctx.tensors_at), *more)
+
+
+def saved(ctx: Any) -> tuple[list[Any], tuple[Tensor, ...]]:
+    """(the arguments, what was kept with them)."""
+    kept, count = ctx.saved_tensors, len(ctx.tensors_at)  # asked for once: under checkpointing no second time
+    args = list(ctx.others)
+    for i, tensor in zip(ctx.tensors_at, kept[:count], strict=True):
+        args[i] = tensor
+    return args, kept[count:]
+
+
+def where_needed(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """One gradient an argument: those that are needed, None for the rest."""
+    needed = ctx.needs_input_grad
+    return tuple(grads[i] if i < len(grads) and needed[i] else None for i in range(len(needed)))

@@ -19,12 +19,9 @@ from torch import Tensor
 
 from .. import budget
 from . import entropy, second_pass, statistics, weights
-from .attend import ANYWHERE, lse_of
-from .flat import DIFFERENTIABLE, FLAT, restore
+from .attend import ANYWHERE, lse_fake, lse_of
+from .flat import DIFFERENTIABLE, FLAT, restore, save, saved, where_needed
 from .scores import tile_dtype
-
-NUMBER = 15  # arguments in FLAT
-assert FLAT.count(",") == NUMBER - 1
 
 
 def _register(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
@@ -167,11 +164,6 @@ def _entropy(*args: Any) -> Tensor:
     return statistics.measured(restore(*flat), lse, ("entropy",), True, 0)["entropy"].contiguous()
 
 
-def _entropy_fake(*args: Any) -> Tensor:
-    q: Tensor = args[0]
-    return q.new_empty(q.shape[:3], dtype=tile_dtype(q.dtype))
-
-
 def _entropy_backward(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
     *flat, lse, bias = args
     return _real(entropy.gradients(restore(*flat), lse, grad, bias), tuple(flat[:5]))
@@ -181,7 +173,7 @@ def _entropy_backward_fake(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
     return _real_fake(args[:5], args[-1])
 
 
-_register("entropy", f"({FLAT}, Tensor lse) -> Tensor", _entropy, _entropy_fake)
+_register("entropy", f"({FLAT}, Tensor lse) -> Tensor", _entropy, lse_fake)  # a number a query, as lse is
 _register(
     "entropy_backward",
     f"(Tensor grad, {FLAT}, Tensor lse, bool bias_gradient) -> {GRADIENTS}",
@@ -194,19 +186,14 @@ _register(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.tensors_at = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
-    ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
-    ctx.save_for_backward(*(inputs[i] for i in ctx.tensors_at))
+    save(ctx, inputs)
 
 
 def _back(operator: Any) -> Callable[..., tuple[Any, ...]]:
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        args = list(ctx.others)
-        for i, tensor in zip(ctx.tensors_at, ctx.saved_tensors, strict=True):
-            args[i] = tensor
+        args, _ = saved(ctx)
         needed = ctx.needs_input_grad
-        found = operator(grad, *args, needed[2] or needed[3])
-        return tuple(found[i] if i < len(found) and needed[i] else None for i in range(len(args)))
+        return where_needed(ctx, operator(grad, *args, needed[2] or needed[3]))
 
     return backward
 

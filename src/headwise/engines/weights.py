@@ -20,7 +20,7 @@ from ..indexing import positions_of
 from ..scoring import HIDDEN, Scoring
 from . import huge_pages, plain
 from .attend import lse_of
-from .flat import flatten, wants_gradient
+from .flat import flatten, leaves, wants_gradient
 from .gpu.cannot import cannot, prepared
 from .gradients import ScoreGradients
 from .scores import CPU_TILE, Scores, blocks, own_precision, settle_exponentials
@@ -44,9 +44,7 @@ def weights(scores: Scores, lse: Tensor | None, columns: Any = None, mean: bool 
     with own_precision(scores.device):
         if not wants_gradient(scores):
             return dense(scores, lse, columns, mean)
-        scoring = scores.scoring
-        inputs = (scores.q, scores.k, scoring.bias, scoring.slopes, scoring.sinks)
-        found: Tensor = _Weights.apply(*inputs, Rest(scores), lse, columns, mean)
+        found: Tensor = _Weights.apply(*leaves(scores), Rest(scores), lse, columns, mean)
     return found
 
 

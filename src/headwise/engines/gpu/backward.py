@@ -23,13 +23,15 @@ from .rows import mass_of, rows
 from .tile import (
     LN2,
     eights,
-    ends,
     key_stop,
     keys_seen,
+    length_of,
+    list_of,
     load,
     load_lse,
     log_weights,
     long,
+    my_queries,
     place,
     product,
     queries_seeing,
@@ -88,23 +90,16 @@ def delta_kernel(
 ):  # fmt: skip
     M: tl.constexpr = setup.M
     N: tl.constexpr = setup.N
-    pid = tl.program_id(0)
-    block = blocks - 1 - pid % blocks
-    bh = pid // blocks
-    b = bh // H
-    h = bh % H
-    rows = block * M + tl.arange(0, M)
-    at = place(rules, rows, T, shift, setup)
-    first, last = ends(at, rows, T, shift, M, setup)
+    block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, blocks, setup)
     base = long(bh) * T
     lse = load_lse(LSE + base + rows, rows < T)
     q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
     stop = tl.minimum(key_stop(rules, b, S), begin + count)
     total = tl.zeros([M, 8], tl.float32)
     if setup.listed:
-        TILES += long(b) * list_strides[0] + long(h) * list_strides[1] + long(block) * list_strides[2]
+        TILES = list_of(TILES, list_strides, b, h, block)
         i0 = 0
-        i3 = tl.load(COUNTS + long(b) * list_strides[3] + long(h) * list_strides[4] + block)
+        i3 = length_of(COUNTS, list_strides, b, h, block)
     else:
         i0, i1, i2, i3 = keys_seen(first, last, stop, left, right, setup)
         i0 = tl.maximum(i0, begin // N)
@@ -129,14 +124,7 @@ def back_q_kernel(
 ):  # fmt: skip
     M: tl.constexpr = setup.M
     N: tl.constexpr = setup.N
-    pid = tl.program_id(0)
-    block = blocks - 1 - pid % blocks
-    bh = pid // blocks
-    b = bh // H
-    h = bh % H
-    rows = block * M + tl.arange(0, M)
-    at = place(rules, rows, T, shift, setup)
-    first, last = ends(at, rows, T, shift, M, setup)
+    block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, blocks, setup)
     base = long(bh) * T
     here = rows < T
     lse = load_lse(LSE + base + rows, here)
@@ -149,9 +137,9 @@ def back_q_kernel(
     dq0 = tl.zeros([M, D0], tl.float32)
     dq1 = tl.zeros([M, D1], tl.float32)
     if setup.listed:
-        TILES += long(b) * list_strides[0] + long(h) * list_strides[1] + long(block) * list_strides[2]
+        TILES = list_of(TILES, list_strides, b, h, block)
         i0 = 0
-        i3 = tl.load(COUNTS + long(b) * list_strides[3] + long(h) * list_strides[4] + block)
+        i3 = length_of(COUNTS, list_strides, b, h, block)
     else:
         i0, i1, i2, i3 = keys_seen(first, last, stop, left, right, setup)
     for i in tl.range(i0, i3, num_stages=setup.stages):
@@ -202,11 +190,9 @@ def back_k_kernel(
         base = long(b * H + h) * T
         tiles = TILES
         if setup.listed:
-            tiles = (
-                TILES + long(b) * list_strides[0] + long(h) * list_strides[1] + long(block) * list_strides[2]
-            )
+            tiles = list_of(TILES, list_strides, b, h, block)
             i0 = 0
-            i3 = tl.load(COUNTS + long(b) * list_strides[3] + long(h) * list_strides[4] + block)
+            i3 = length_of(COUNTS, list_strides, b, h, block)
         else:
             last_key = tl.minimum((block + 1) * M, S) - 1
             i0, i1, i2, i3 = queries_seeing(block * M, last_key, 0, query_stop, shift, left, right, setup)

@@ -13,13 +13,14 @@ from .tile import (
     LN2,
     LOG2E,
     eights,
-    ends,
     key_stop,
     keys_seen,
+    length_of,
+    list_of,
     load,
     log_weights,
     long,
-    place,
+    my_queries,
     product,
     tile_of,
 )
@@ -34,23 +35,16 @@ def lse_kernel(
 ):  # fmt: skip
     M: tl.constexpr = setup.M
     N: tl.constexpr = setup.N
-    pid = tl.program_id(0)
-    block = blocks - 1 - pid % blocks
-    bh = pid // blocks
-    b = bh // H
-    h = bh % H
-    rows = block * M + tl.arange(0, M)
-    at = place(rules, rows, T, shift, setup)
-    first, last = ends(at, rows, T, shift, M, setup)
+    block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, blocks, setup)
     q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
     stop = key_stop(rules, b, S)
     top = tl.full([M, 8], HIDDEN, tl.float32)
     total = tl.zeros([M, 8], tl.float32)
     nothing = tl.zeros([M, 1], tl.float32)
     if setup.listed:
-        TILES += long(b) * list_strides[0] + long(h) * list_strides[1] + long(block) * list_strides[2]
+        TILES = list_of(TILES, list_strides, b, h, block)
         i0 = 0
-        i1 = tl.load(COUNTS + long(b) * list_strides[3] + long(h) * list_strides[4] + block)
+        i1 = length_of(COUNTS, list_strides, b, h, block)
         i2 = i1
         i3 = i1
     else:

@@ -18,7 +18,17 @@ from .lists import in_order, seen_tiles
 from .powers import powers_of
 from .request import NOT_SPECIAL, Prepared, Request, as_lists
 from .rows import Picture, added_up, cell_of
-from .tile import ends, key_stop, keys_seen, load, log_weights, long, place, product
+from .tile import (
+    key_stop,
+    keys_seen,
+    length_of,
+    list_of,
+    load,
+    log_weights,
+    long,
+    my_queries,
+    product,
+)
 
 __all__ = ["narrow"]
 
@@ -49,14 +59,7 @@ def picture_kernel(
 ):  # fmt: skip
     M: tl.constexpr = setup.M
     N: tl.constexpr = setup.N
-    pid = tl.program_id(0)
-    block = blocks - 1 - pid % blocks
-    bh = pid // blocks
-    b = bh // H
-    h = bh % H
-    rows = block * M + tl.arange(0, M)
-    at = place(rules, rows, T, shift, setup)
-    first, last = ends(at, rows, T, shift, M, setup)
+    block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, blocks, setup)
     powers = tl.load(POWERS + long(bh) * padded + rows)
     q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
     stop = key_stop(rules, b, S)
@@ -64,9 +67,9 @@ def picture_kernel(
     by_row = my_rows[None, :] == tl.arange(0, R)[:, None]  # [R, M]
     PARTS += (long(bh) * blocks + block) * row_cells * columns
     if setup.listed:
-        TILES += long(b) * list_strides[0] + long(h) * list_strides[1] + long(block) * list_strides[2]
+        TILES = list_of(TILES, list_strides, b, h, block)
         from_tile = 0
-        to_tile = tl.load(COUNTS + long(b) * list_strides[3] + long(h) * list_strides[4] + block)
+        to_tile = length_of(COUNTS, list_strides, b, h, block)
     else:
         a, _, _, d = keys_seen(first, last, stop, left, right, setup)
         from_tile = cell_of(a * N, S, columns) // fit

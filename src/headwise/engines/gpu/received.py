@@ -12,7 +12,19 @@ from torch import Tensor
 
 from .powers import powers_of
 from .request import NOT_SPECIAL, Prepared, Request
-from .tile import eights, key_stop, load, log_weights, long, place, product, queries_seeing, tile_of
+from .tile import (
+    eights,
+    key_stop,
+    length_of,
+    list_of,
+    load,
+    log_weights,
+    long,
+    place,
+    product,
+    queries_seeing,
+    tile_of,
+)
 
 __all__ = ["received"]
 
@@ -41,9 +53,9 @@ def received_kernel(
     query_stop = tl.where(block * M < stop, query_stop, 0)
     total = tl.zeros([M, 8], tl.float32)
     if setup.listed:
-        TILES += long(b) * list_strides[0] + long(h) * list_strides[1] + long(block) * list_strides[2]
+        TILES = list_of(TILES, list_strides, b, h, block)
         i0 = 0
-        i1 = tl.load(COUNTS + long(b) * list_strides[3] + long(h) * list_strides[4] + block)
+        i1 = length_of(COUNTS, list_strides, b, h, block)
         i2 = i1
         i3 = i1
     else:

@@ -20,14 +20,15 @@ from .tile import (
     LN2,
     LOG2E,
     eights,
-    ends,
     key_stop,
     keys_seen,
+    length_of,
+    list_of,
     load,
     load_lse,
     log_weights,
     long,
-    place,
+    my_queries,
     product,
     tile_of,
 )  # fmt: skip
@@ -93,14 +94,7 @@ def rows_kernel(
 ):  # fmt: skip
     M: tl.constexpr = setup.M
     N: tl.constexpr = setup.N
-    pid = tl.program_id(0)
-    block = blocks - 1 - pid % blocks
-    bh = pid // blocks
-    b = bh // H
-    h = bh % H
-    rows = block * M + tl.arange(0, M)
-    at = place(rules, rows, T, shift, setup)
-    first, last = ends(at, rows, T, shift, M, setup)
+    block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, blocks, setup)
     base = long(bh) * T
     lse = load_lse(LSE + base + rows, rows < T)
     q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
@@ -121,14 +115,13 @@ def rows_kernel(
     open_end = cell_end(open_cell, S, columns)
     my_rows = tl.zeros([M], tl.int32)
     if wants.picture:
-        PICTURE += long(pid) // blocks * blocks * row_cells * columns
-        PICTURE += long(block) * row_cells * columns
+        PICTURE += (long(bh) * blocks + block) * row_cells * columns
         my_rows = (long(rows) * cell_rows // T).to(tl.int32) - cell_of(block * M, T, cell_rows)
 
     if setup.listed:
-        TILES += long(b) * list_strides[0] + long(h) * list_strides[1] + long(block) * list_strides[2]
+        TILES = list_of(TILES, list_strides, b, h, block)
         i0 = 0
-        i1 = tl.load(COUNTS + long(b) * list_strides[3] + long(h) * list_strides[4] + block)
+        i1 = length_of(COUNTS, list_strides, b, h, block)
         i2 = i1
         i3 = i1
         if wants.counted_only:

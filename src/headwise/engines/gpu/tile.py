@@ -13,8 +13,8 @@ import triton.language as tl
 
 __all__ = [
     "BIG", "HIDDEN", "LN2", "LOG2E", "Rules", "Setup", "between", "eights", "ends", "key_stop", "keys_seen",
-    "listed_rules", "load", "load_lse", "log_weights", "long", "place", "product", "queries_seeing", "tanh",
-    "tile_of",
+    "length_of", "list_of", "listed_rules", "load", "load_lse", "log_weights", "long", "my_queries",
+    "place", "product", "queries_seeing", "tanh", "tile_of",
 ]  # fmt: skip
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -216,6 +216,34 @@ def ends(at, rows, T, shift, SIZE: tl.constexpr, setup: tl.constexpr):
         first = tl.min(rows, 0) + shift
         last = tl.minimum(tl.max(rows, 0), T - 1) + shift
     return first, last
+
+
+@triton.jit
+def my_queries(rules, H, T, shift, blocks, setup: tl.constexpr):
+    """What a query-stationary program is about, longest rows first.
+
+    (block, sequence and head in one, sequence, head, queries, their positions, the smallest and the largest)
+    """
+    M: tl.constexpr = setup.M
+    pid = tl.program_id(0)
+    block = blocks - 1 - pid % blocks
+    bh = pid // blocks
+    rows = block * M + tl.arange(0, M)
+    at = place(rules, rows, T, shift, setup)
+    first, last = ends(at, rows, T, shift, M, setup)
+    return block, bh, bh // H, bh % H, rows, at, first, last
+
+
+@triton.jit
+def list_of(TILES, list_strides, b, h, block):
+    """Where a block's list of tiles begins."""
+    return TILES + long(b) * list_strides[0] + long(h) * list_strides[1] + long(block) * list_strides[2]
+
+
+@triton.jit
+def length_of(COUNTS, list_strides, b, h, block):
+    """How many tiles are on it."""
+    return tl.load(COUNTS + long(b) * list_strides[3] + long(h) * list_strides[4] + block)
 
 
 @triton.jit
