@@ -22,7 +22,7 @@ from .request import NOT_SPECIAL, Prepared, Request
 from .rows import mass_of, rows
 from .tile import (
     LN2,
-    eights,
+    added,
     key_stop,
     keys_seen,
     length_of,
@@ -86,16 +86,16 @@ def spread(ds, x, acc, setup: tl.constexpr):
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "begin", "count"])
 def delta_kernel(
     Q0, Q1, K0, K1, q_strides, k_strides, LSE, GRAD, grad_strides, OUT, TILES, COUNTS, list_strides, rules,
-    H, T, S, shift, left, right, blocks, begin, count, wanted: tl.constexpr, setup: tl.constexpr,
+    H, T, S, shift, left, right, b0, blocks, begin, count, wanted: tl.constexpr, setup: tl.constexpr,
 ):  # fmt: skip
     M: tl.constexpr = setup.M
     N: tl.constexpr = setup.N
-    block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, blocks, setup)
+    block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, b0, blocks, setup)
     base = long(bh) * T
     lse = load_lse(LSE + base + rows, rows < T)
     q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
     stop = tl.minimum(key_stop(rules, b, S), begin + count)
-    total = tl.zeros([M, 8], tl.float32)
+    total = tl.zeros([M, 4], tl.float32)
     if setup.listed:
         TILES = list_of(TILES, list_strides, b, h, block)
         i0 = 0
@@ -112,19 +112,19 @@ def delta_kernel(
             b, h, stop, rules, T, S, left, right, True, setup,
         )  # fmt: skip
         dp = cotangent(GRAD, grad_strides, x, rows[:, None], cols[None, :], b, h, T, begin, count, wanted)
-        total += tl.sum(eights(tl.exp2(x) * dp, M, N), 1)
+        total += added(tl.exp2(x) * dp, M, N)
     tl.store(OUT + base + rows, tl.sum(total, 1), mask=rows < T)
 
 
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "begin", "count"])
 def back_q_kernel(
     Q0, Q1, K0, K1, q_strides, k_strides, LSE, SIZE, DELTA, GRAD, grad_strides, DQ, TILES, COUNTS,
-    list_strides, rules, H, T, S, shift, left, right, blocks, begin, count,
+    list_strides, rules, H, T, S, shift, left, right, b0, blocks, begin, count,
     wanted: tl.constexpr, setup: tl.constexpr,
 ):  # fmt: skip
     M: tl.constexpr = setup.M
     N: tl.constexpr = setup.N
-    block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, blocks, setup)
+    block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, b0, blocks, setup)
     base = long(bh) * T
     here = rows < T
     lse = load_lse(LSE + base + rows, here)
@@ -167,26 +167,24 @@ def back_q_kernel(
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "begin", "count"])
 def back_k_kernel(
     Q0, Q1, K0, K1, q_strides, k_strides, LSE, SIZE, DELTA, GRAD, grad_strides, DK, TILES, COUNTS,
-    list_strides, rules, H, T, S, shift, left, right, blocks, begin, count,
+    list_strides, rules, H, T, S, shift, left, right, b0, blocks, begin, count,
     wanted: tl.constexpr, setup: tl.constexpr,
 ):  # fmt: skip
     M: tl.constexpr = setup.M
     N: tl.constexpr = setup.N
-    pid = tl.program_id(0)
-    block = pid % blocks
-    bk = pid // blocks
-    kv_heads = H // setup.G
-    b = bk // kv_heads
+    block = tl.program_id(0)
+    hk = tl.program_id(1)
+    b = b0 + tl.program_id(2)
     keys = block * M + tl.arange(0, M)
     stop = key_stop(rules, b, S)
-    k0, k1 = load(K0, K1, k_strides, b, bk % kv_heads, block * M, S, M, setup)
+    k0, k1 = load(K0, K1, k_strides, b, hk, block * M, S, M, setup)
     D0: tl.constexpr = setup.D0
     D1: tl.constexpr = setup.D1 if setup.D1 > 0 else 16
     dk0 = tl.zeros([M, D0], tl.float32)
     dk1 = tl.zeros([M, D1], tl.float32)
     query_stop = tl.where(block * M < stop, T, 0)
     for g in range(setup.G):
-        h = bk % kv_heads * setup.G + g
+        h = hk * setup.G + g
         base = long(b * H + h) * T
         tiles = TILES
         if setup.listed:
@@ -215,7 +213,7 @@ def back_k_kernel(
             dk0 = spread(ds, q0, dk0, setup)
             if setup.D1 > 0:
                 dk1 = spread(ds, q1, dk1, setup)
-    DK += (long(bk) * S + keys)[:, None] * setup.D
+    DK += (long(b * (H // setup.G) + hk) * S + keys)[:, None] * setup.D
     inside = keys[:, None] < S
     c0 = tl.arange(0, setup.D0)[None, :]
     tl.store(DK + c0, dk0, mask=inside & (c0 < setup.D))
@@ -235,7 +233,7 @@ def of_weights(prepared: Prepared, begin: int, count: int, grad: Tensor) -> Foun
     request = Request(prepared, "back_q")
     delta = torch.empty_like(mass)
     request.launch(
-        delta_kernel, request.blocks_of_all, prepared.lse, grad, grad.stride(), delta, *request.tile_lists,
+        delta_kernel, request.grid, prepared.lse, grad, grad.stride(), delta, *request.tile_lists,
         sizes=(request.blocks, begin, count), options=(pull.wanted,),
     )  # fmt: skip
     delta = delta / mass
@@ -280,11 +278,11 @@ def _walk(prepared: Prepared, mass: Tensor, delta: Tensor, pull: Pull) -> tuple[
     dq, dk = prepared.empty(*prepared.q.shape), prepared.empty(*k.shape)
     rest = (prepared.lse, (1 / mass).contiguous(), delta.contiguous(), pull.grad, pull.grad.stride())
     by_query.launch(
-        back_q_kernel, by_query.blocks_of_all, *rest, dq, *by_query.tile_lists,
+        back_q_kernel, by_query.grid, *rest, dq, *by_query.tile_lists,
         sizes=(by_query.blocks, pull.begin, pull.size), options=(pull.wanted,),
     )  # fmt: skip
     by_key.launch(
-        back_k_kernel, by_key.blocks * k.shape[0] * k.shape[1], *rest, dk, *by_key.tile_lists,
+        back_k_kernel, (by_key.blocks, k.shape[1]), *rest, dk, *by_key.tile_lists,
         sizes=(by_key.blocks, pull.begin, pull.size), options=(pull.wanted,),
     )  # fmt: skip
     return dq, dk

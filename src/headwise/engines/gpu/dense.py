@@ -19,7 +19,7 @@ from .lists import seen_tiles
 from .powers import powers_of
 from .request import NOT_SPECIAL, Prepared, Request
 from .rows import mass_of
-from .tile import between, ends, key_stop, load, load_lse, log_weights, long, place, product
+from .tile import between, ends, in_band, key_stop, load, load_lse, log_weights, long, place, product
 from .tuning import FEW_ROWS, Blocks
 
 __all__ = ["dense", "mean"]
@@ -58,19 +58,18 @@ def numbers_of(COLUMNS, begin, start, count, S, N: tl.constexpr):
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "begin", "splits", "tiles"])
 def dense_kernel(
     Q0, Q1, K0, K1, q_strides, k_strides, LSE, MASS, OUT, COLUMNS, SEEN, seen_strides, rules,
-    H, T, S, shift, left, right, blocks, begin, count, splits, tiles, setup: tl.constexpr,
+    H, T, S, shift, left, right, b0, begin, count, splits, tiles, setup: tl.constexpr,
 ):  # fmt: skip
     M: tl.constexpr = setup.M
     N: tl.constexpr = setup.N
-    pid = tl.program_id(0)
-    split = pid % splits
-    block = pid // splits % blocks
-    bh = pid // splits // blocks
-    b = bh // H
-    h = bh % H
+    split = tl.program_id(0) % splits
+    block = tl.program_id(0) // splits
+    h = tl.program_id(1)
+    b = b0 + tl.program_id(2)
+    bh = b * H + h
     rows = block * M + tl.arange(0, M)
     at = place(rules, rows, T, shift, setup)
-    first, last = ends(at, rows, T, shift, M, setup)
+    first, last = ends(at, rows, block * M, T, shift, M, setup)
     base = long(bh) * T
     lse = load_lse(LSE + base + rows, rows < T)
     if MASS is not None:
@@ -127,52 +126,57 @@ def dense_kernel(
 
 @triton.jit
 def add_heads(
-    total, more, heads, Q0, Q1, K0, K1, q_strides, k_strides, POWERS, MASS, rules, b, H, T, S, padded,
+    total, more, Q0, Q1, K0, K1, q_strides, k_strides, POWERS, MASS, rules, b, H, T, S, padded,
     at, rows, cols, more_cols, from_row, from_key, key_end, stop, left, right,
-    EDGE: tl.constexpr, setup: tl.constexpr,
+    setup: tl.constexpr,
 ):  # fmt: skip
-    """Add the weights of one tile, head after head: two halves that share a block of queries."""
+    """Add the weights of one tile, head after head: two halves that share a block of queries.
+
+    Where the rules are numbers they are the same for all heads, and the sum is hidden, not each of them.
+    """
     M: tl.constexpr = setup.M
     N: tl.constexpr = setup.N
-    for h in tl.range(0, heads, num_stages=setup.stages):
-        base = long(b * H + h) * T
+    powers = POWERS + long(b * H) * padded + rows
+    masses = MASS
+    if MASS is not None:
+        masses = MASS + long(b * H) * T + rows
+    for h in tl.range(0, H, num_stages=setup.stages):
         q0, q1 = load(Q0, Q1, q_strides, b, h, from_row, T, M, setup)
-        lse = tl.load(POWERS + long(b * H + h) * padded + rows)
+        lse = tl.load(powers)
+        powers += padded
         size = tl.full([M, 1], 1.0, tl.float32)
         if MASS is not None:
-            size = 1.0 / tl.load(MASS + base + rows, mask=rows < T, other=1.0)[:, None]
+            size = 1.0 / tl.load(masses, mask=rows < T, other=1.0)[:, None]
+            masses += T
         k0, k1 = load(K0, K1, k_strides, b, h // setup.G, from_key, key_end, N, setup)
         x = log_weights(
             product(q0, q1, k0, k1, setup), lse[:, None], at[:, None], rows[:, None], cols[None, :],
-            b, h, stop, rules, T, S, left, right, EDGE, setup,
+            b, h, stop, rules, T, S, left, right, setup.listed, setup,
         )  # fmt: skip
         total += tl.exp2(x) if MASS is None else tl.exp2(x) * size
         k0, k1 = load(K0, K1, k_strides, b, h // setup.G, from_key + N, key_end, N, setup)
         x = log_weights(
             product(q0, q1, k0, k1, setup), lse[:, None], at[:, None], rows[:, None], more_cols[None, :],
-            b, h, stop, rules, T, S, left, right, EDGE, setup,
+            b, h, stop, rules, T, S, left, right, setup.listed, setup,
         )  # fmt: skip
         more += tl.exp2(x) if MASS is None else tl.exp2(x) * size
     return total, more
 
 
-@triton.jit(do_not_specialize=[*NOT_SPECIAL, "begin", "tiles", "patch"])
+@triton.jit(do_not_specialize=[*NOT_SPECIAL, "begin"])
 def mean_kernel(
     Q0, Q1, K0, K1, q_strides, k_strides, POWERS, MASS, OUT, COLUMNS, SEEN, seen_strides, rules,
-    H, T, S, shift, left, right, blocks, begin, count, tiles, patch, padded, setup: tl.constexpr,
+    H, T, S, shift, left, right, b0, begin, count, padded, PATCH: tl.constexpr,
+    setup: tl.constexpr,
 ):  # fmt: skip
     M: tl.constexpr = setup.M
     N: tl.constexpr = setup.N
-    pid = tl.program_id(0)
-    b = pid // (blocks * tiles)
-    pid = pid % (blocks * tiles)
-    group = pid // (patch * tiles)
-    tall = tl.minimum(blocks - group * patch, patch)
-    block = group * patch + pid % (patch * tiles) % tall
-    tile = pid % (patch * tiles) // tall
+    block = tl.program_id(1) * PATCH + tl.program_id(0) % PATCH
+    tile = tl.program_id(0) // PATCH
+    b = b0 + tl.program_id(2)
     rows = block * M + tl.arange(0, M)
     at = place(rules, rows, T, shift, setup)
-    first, last = ends(at, rows, T, shift, M, setup)
+    first, last = ends(at, rows, block * M, T, shift, M, setup)
     stop = key_stop(rules, b, S)
     spots, cols = numbers_of(COLUMNS, begin, tile * 2 * N, count, S, N)
     more_spots, more_cols = numbers_of(COLUMNS, begin, tile * 2 * N + N, count, S, N)
@@ -188,26 +192,22 @@ def mean_kernel(
         d = tl.where((tl.load(seen) != 0) | (tl.load(seen + 1) != 0), d, a)
     total = tl.zeros([M, N], tl.float32)
     more = tl.zeros([M, N], tl.float32)
-    # one of two walks, the other has no heads: as branches of an `if` they would not share their buffers
-    free = tl.where((tile >= z) & (tile < c), H, 0)
-    ruled = tl.where((tile >= a) & (tile < d), H - free, 0)
-    total, more = add_heads(
-        total, more, free, Q0, Q1, K0, K1, q_strides, k_strides, POWERS, MASS, rules, b, H, T, S, padded,
-        at, rows, cols, more_cols, block * M, begin + tile * 2 * N, begin + count, stop, left, right,
-        False, setup,
-    )  # fmt: skip
-    total, more = add_heads(
-        total, more, ruled, Q0, Q1, K0, K1, q_strides, k_strides, POWERS, MASS, rules, b, H, T, S, padded,
-        at, rows, cols, more_cols, block * M, begin + tile * 2 * N, begin + count, stop, left, right,
-        True, setup,
-    )  # fmt: skip
+    if (tile >= a) & (tile < d):
+        total, more = add_heads(
+            total, more, Q0, Q1, K0, K1, q_strides, k_strides, POWERS, MASS, rules, b, H, T, S, padded,
+            at, rows, cols, more_cols, block * M, begin + tile * 2 * N, begin + count, stop, left, right,
+            setup,
+        )  # fmt: skip
+        total = tl.where(in_band(at[:, None], cols[None, :], stop, left, right, setup), total, 0.0)
+        more = tl.where(in_band(at[:, None], more_cols[None, :], stop, left, right, setup), more, 0.0)
+    each = 1.0 / H
     out = OUT + (long(b) * T + rows)[:, None] * count
     tl.store(
-        out + spots[None, :], (total / H).to(OUT.dtype.element_ty),
+        out + spots[None, :], (total * each).to(OUT.dtype.element_ty),
         mask=(rows[:, None] < T) & (spots[None, :] < count),
     )  # fmt: skip
     tl.store(
-        out + more_spots[None, :], (more / H).to(OUT.dtype.element_ty),
+        out + more_spots[None, :], (more * each).to(OUT.dtype.element_ty),
         mask=(rows[:, None] < T) & (more_spots[None, :] < count),
     )  # fmt: skip
 
@@ -221,7 +221,7 @@ def dense(prepared: Prepared, columns: Any) -> Tensor:
     B, H, T, _ = prepared.shape
     out = torch.empty(B, H, T, count, dtype=q.dtype, device=prepared.device)
     tiles = triton.cdiv(count, request.setup.N)
-    splits = min(tiles, max(4, triton.cdiv(PROGRAMS, request.blocks_of_all)))
+    splits = min(tiles, max(4, triton.cdiv(PROGRAMS, B * H * request.blocks)))
     seen = _seen(asked, tiles)
     strides = None
     if seen is not None:
@@ -230,8 +230,8 @@ def dense(prepared: Prepared, columns: Any) -> Tensor:
             seen.stride(2),
         )
     request.launch(
-        dense_kernel, splits * request.blocks_of_all, prepared.lse, _mass(prepared), out, asked.numbers, seen,
-        strides, sizes=(request.blocks, asked.begin, count, splits, tiles),
+        dense_kernel, (splits * request.blocks, H), prepared.lse, _mass(prepared), out, asked.numbers, seen,
+        strides, sizes=(asked.begin, count, splits, tiles),
     )  # fmt: skip
     return out
 
@@ -249,9 +249,11 @@ def mean(prepared: Prepared, columns: Any) -> Tensor:
         seen = seen.amax(1)  # [B or 1, row tiles, column tiles]: what any head is shown
         strides = (0 if seen.shape[0] == 1 else seen.stride(0), seen.stride(1))
     powers = powers_of(prepared, counted=False)
+    patch = min(PATCH, triton.next_power_of_2(request.blocks))
+    patches = triton.cdiv(request.blocks, patch)
     request.launch(
-        mean_kernel, request.blocks * tiles * B, powers, _mass(prepared), out, asked.numbers, seen, strides,
-        sizes=(request.blocks, asked.begin, count, tiles, PATCH, powers.shape[-1]),
+        mean_kernel, (patch * tiles, patches), powers, _mass(prepared), out, asked.numbers, seen, strides,
+        sizes=(asked.begin, count, powers.shape[-1]), options=(patch,),
     )  # fmt: skip
     return out
 

@@ -61,7 +61,7 @@ def of_heads(prepared: Prepared, values: Tensor, kinds: list[tuple[int | None, b
     out = prepared.empty(len(kinds), B, H)
     placed = prepared.scores.positions is not None
     args = (values, prepared.lse, out, prepared.rules, H, T, S, S - T, B * H, low, high)
-    constants = (32 if interpreted() else 1024, placed)
+    constants = (32 if interpreted() else 1024 if T <= 1024 else 4096, placed)
     launch(
         of_heads_kernel,
         (B * H, len(kinds), 1),
@@ -69,5 +69,6 @@ def of_heads(prepared: Prepared, values: Tensor, kinds: list[tuple[int | None, b
         constants,
         (prepared.kind, kind_of((values, out))),
         values.device,
+        warps=4 if T <= 1024 else 8,
     )
     return out

@@ -12,9 +12,10 @@ from .tile import (
     HIDDEN,
     LN2,
     LOG2E,
-    eights,
+    fours,
     key_stop,
     keys_seen,
+    largest,
     length_of,
     list_of,
     load,
@@ -31,15 +32,15 @@ __all__ = ["lse_of"]
 @triton.jit(do_not_specialize=NOT_SPECIAL)
 def lse_kernel(
     Q0, Q1, K0, K1, q_strides, k_strides, OUT, TILES, COUNTS, list_strides, rules,
-    H, T, S, shift, left, right, blocks, setup: tl.constexpr,
+    H, T, S, shift, left, right, b0, blocks, setup: tl.constexpr,
 ):  # fmt: skip
     M: tl.constexpr = setup.M
     N: tl.constexpr = setup.N
-    block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, blocks, setup)
+    block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, b0, blocks, setup)
     q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
     stop = key_stop(rules, b, S)
-    top = tl.full([M, 8], HIDDEN, tl.float32)
-    total = tl.zeros([M, 8], tl.float32)
+    top = tl.full([M, 4], HIDDEN, tl.float32)
+    total = tl.zeros([M, 4], tl.float32)
     nothing = tl.zeros([M, 1], tl.float32)
     if setup.listed:
         TILES = list_of(TILES, list_strides, b, h, block)
@@ -62,9 +63,9 @@ def lse_kernel(
                     product(q0, q1, k0, k1, setup), nothing, at[:, None], rows[:, None], cols[None, :],
                     b, h, stop, rules, T, S, left, right, phase != 1, setup,
                 )  # fmt: skip
-                x8 = eights(x, M, N)
-                higher = tl.maximum(top, tl.max(x8, 1))
-                total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(x8 - higher[:, None, :]), 1)
+                higher = tl.maximum(top, largest(x, M, N))
+                p = tl.exp2(fours(x, M, N) - higher[:, None, :, None])
+                total = total * tl.exp2(top - higher) + tl.sum(tl.sum(p, 1), 2)
                 top = higher
     highest = tl.max(top, 1)
     empty = highest <= 0.5 * HIDDEN
@@ -82,5 +83,5 @@ def lse_of(scores: Scores) -> Tensor:
     """[B, H, T], natural logarithm; -inf for queries that see nothing."""
     request = Request(Prepared(scores), "lse")
     out = request.prepared.empty(request.B, request.H, request.T)
-    request.launch(lse_kernel, request.blocks_of_all, out, *request.tile_lists, sizes=(request.blocks,))
+    request.launch(lse_kernel, request.grid, out, *request.tile_lists, sizes=(request.blocks,))
     return out

@@ -54,12 +54,12 @@ def even_cells(p, R: tl.constexpr, C: tl.constexpr, M: tl.constexpr, N: tl.const
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "cell_rows", "columns", "row_cells", "fit"])
 def picture_kernel(
     Q0, Q1, K0, K1, q_strides, k_strides, POWERS, PARTS, CELLS, TILES, COUNTS, list_strides, rules,
-    H, T, S, shift, left, right, blocks, cell_rows, columns, row_cells, fit, padded,
+    H, T, S, shift, left, right, b0, blocks, cell_rows, columns, row_cells, fit, padded,
     R: tl.constexpr, C: tl.constexpr, EVEN: tl.constexpr, setup: tl.constexpr,
 ):  # fmt: skip
     M: tl.constexpr = setup.M
     N: tl.constexpr = setup.N
-    block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, blocks, setup)
+    block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, b0, blocks, setup)
     powers = tl.load(POWERS + long(bh) * padded + rows)
     q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
     stop = key_stop(rules, b, S)
@@ -121,7 +121,7 @@ def narrow(prepared: Prepared, picture: Picture) -> Tensor:
     # whole cells that surely fit into a tile's columns
     fit = N // (S // picture.columns) if even else max(1, (N - 1) * picture.columns // S)
     row_cells = M // (T // picture.rows) if even else min(picture.rows, M * picture.rows // T + 2)
-    parts = prepared.zeros(request.B * request.H, request.blocks, row_cells, picture.columns)
+    parts = prepared.zeros(request.B * request.H, request.blocks, row_cells, picture.columns, 1)
     listed: tuple[Any, ...] = (None, None, None)
     if setup.listed:
         count = triton.cdiv(picture.columns, fit)
@@ -132,8 +132,8 @@ def narrow(prepared: Prepared, picture: Picture) -> Tensor:
         cells = (torch.arange(S, device=prepared.device) * picture.columns // S).to(torch.int32)
     powers = powers_of(prepared, counted=True)
     request.launch(
-        picture_kernel, request.blocks_of_all, powers, parts, cells, *listed,
+        picture_kernel, request.grid, powers, parts, cells, *listed,
         sizes=(request.blocks, picture.rows, picture.columns, row_cells, fit, powers.shape[-1]),
         options=(*shapes, even),
     )  # fmt: skip
-    return added_up(request, parts, picture, row_cells)
+    return added_up(request, parts, picture)

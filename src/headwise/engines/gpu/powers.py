@@ -28,8 +28,8 @@ SIZE = 1024
 
 @triton.jit(do_not_specialize=["H", "T", "padded"])
 def powers_kernel(LSE, COUNTED, OUT, H, T, padded, SIZE: tl.constexpr):
-    bh = tl.program_id(1)
-    rows = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    bh = tl.program_id(0)
+    rows = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     powers = load_lse(LSE + long(bh) * T + rows, rows < T)
     if COUNTED is not None:
         counts = tl.load(COUNTED + long(bh // H) * T + rows, mask=rows < T, other=0)
@@ -46,5 +46,5 @@ def powers_of(prepared: Prepared, counted: bool) -> Tensor:
     size = 64 if interpreted() else SIZE
     kinds = (prepared.kind, kind_of((prepared.lse, which)))
     args = (prepared.lse, which, out, H, T, padded)
-    launch(powers_kernel, (triton.cdiv(padded, size), B * H, 1), args, (size,), kinds, out.device)
+    launch(powers_kernel, (B * H, triton.cdiv(padded, size), 1), args, (size,), kinds, out.device)
     return out

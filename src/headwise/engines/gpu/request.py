@@ -23,7 +23,8 @@ from .tuning import Blocks, blocks_for, takes_descriptors
 __all__ = ["NOT_SPECIAL", "Prepared", "Request", "as_lists", "kind_of", "launch", "on_device"]
 
 # Numbers a kernel is not compiled anew for.
-NOT_SPECIAL = ("H", "shift", "left", "right", "blocks")
+NOT_SPECIAL = ("H", "shift", "left", "right", "b0", "blocks")
+DEEPEST = 65535  # what a grid may be in its third direction
 FAR = 2**30  # farther than any two positions
 DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
@@ -170,7 +171,7 @@ class Request:
         )  # fmt: skip
         self.B, self.H, self.T, self.S = prepared.shape
         self.blocks = -(-(self.S if keys_first else self.T) // self.tuned.M)  # of rows, a head
-        self.blocks_of_all = self.blocks * self.B * self.H
+        self.grid = (self.blocks, self.H)
 
     @cached_property
     def tile_lists(self) -> tuple[Any, ...]:
@@ -184,24 +185,30 @@ class Request:
     def launch(
         self,
         kernel: Any,
-        programs: int,
+        grid: tuple[int, int],
         *tensors: Any,
         sizes: tuple[Any, ...] = (),
         options: tuple[Any, ...] = (),
     ) -> None:
-        """Run a kernel: q and k, its own tensors, the rules, the numbers, then what it is compiled for."""
+        """Run a kernel: q and k, its own tensors, the rules, the numbers, then what it is compiled for.
+
+        grid: programs a sequence, in two directions. The third one is for the sequences, so that no program
+        has to divide to find out what it is about.
+        """
         setup, prepared = self.setup, self.prepared
         M, N = (setup.N, setup.M) if self.keys_first else (setup.M, setup.N)
         q, k = prepared.q, self.k
-        args = (
+        before = (
             *_described(q, M, setup), *_described(k, N, setup), _strides(q)[:3], _strides(k)[:3], *tensors,
-            prepared.rules, *prepared.numbers, *sizes,
+            prepared.rules, *prepared.numbers,
         )  # fmt: skip
         mine = (tensors, sizes) if k is prepared.k else (tensors, sizes, k, _strides(k))
-        launch(
-            kernel, (programs, 1, 1), args, (*options, setup), (prepared.kind, kind_of(mine)),
-            prepared.device, self.tuned.warps,
-        )  # fmt: skip
+        kinds = (prepared.kind, kind_of(mine))
+        for b0 in range(0, self.B, DEEPEST):
+            launch(
+                kernel, (*grid, min(DEEPEST, self.B - b0)), (*before, b0, *sizes), (*options, setup), kinds,
+                prepared.device, self.tuned.warps, self.tuned.registers,
+            )  # fmt: skip
 
 
 NUMBERS = itertools.count()
@@ -216,21 +223,24 @@ def launch(
     kinds: Any,
     device: torch.device,
     warps: int = 4,
+    registers: int = 0,
 ) -> None:
     """kernel[grid](*args, *constants), past Triton's own way there, which looks at every argument each time.
 
     Args:
         constants: what the kernel is compiled for.
         kinds: what of the arguments decides which compiled kernel it is; see `kind_of`.
+        registers: most a thread may have, 0: as many as the compiler likes.
     """
     with on_device(device):
         if interpreted():
             kernel[grid](*args, *constants, num_warps=warps)
             return
-        key = (kernel.__name__, device.index, warps, constants, kinds)
+        key = (kernel.__name__, device.index, warps, registers, constants, kinds)
         found = COMPILED.get(key)
         if found is None:
-            COMPILED[key] = kernel[grid](*args, *constants, num_warps=warps, enable_fp_fusion=True)
+            limit = {"maxnreg": registers} if registers else {}
+            COMPILED[key] = kernel[grid](*args, *constants, num_warps=warps, enable_fp_fusion=True, **limit)
         else:
             found[grid](*args, *constants)
 

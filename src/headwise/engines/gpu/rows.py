@@ -19,9 +19,11 @@ from .tile import (
     HIDDEN,
     LN2,
     LOG2E,
-    eights,
+    added,
+    fours,
     key_stop,
     keys_seen,
+    largest,
     length_of,
     list_of,
     load,
@@ -52,8 +54,10 @@ class Wants(NamedTuple):
     away: bool
     picture: bool
     aligned: bool  # no cell ends inside a tile
+    whole_tiles: bool  # and no tile is left out: cells end after so many of them
     one_cell: bool  # no row of cells ends inside a block of queries
     counted_only: bool  # queries that do not count need no values
+    shares: int  # parts a cell's mass is written in
 
 
 class Picture(NamedTuple):
@@ -64,14 +68,23 @@ class Picture(NamedTuple):
 
 
 @triton.jit
+def shared_out(mass, shares: tl.constexpr, M: tl.constexpr):
+    """The sum of [M, 4], one share a warp: adding those up here would make warps wait for each other."""
+    return tl.sum(tl.sum(tl.reshape(mass, [M // shares // 16, shares, 64]), 0), 1)
+
+
+@triton.jit
 def close_cell(PICTURE, cell, counts, my_rows, at, row_cells, columns, wants: tl.constexpr):
     """Write the mass of a finished cell."""
-    mass = tl.sum(cell, 1) * counts
+    M: tl.constexpr = cell.shape[0]
+    mass = cell * counts[:, None]
+    PICTURE += at * wants.shares + tl.arange(0, wants.shares)
     if wants.one_cell:
-        tl.store(PICTURE + at, tl.sum(mass, 0))
+        tl.store(PICTURE, shared_out(mass, wants.shares, M))
     else:
         for r in range(row_cells):
-            tl.store(PICTURE + r * columns + at, tl.sum(tl.where(my_rows == r, mass, 0.0), 0))
+            mine = tl.where(my_rows[:, None] == r, mass, 0.0)
+            tl.store(PICTURE + r * columns * wants.shares, shared_out(mine, wants.shares, M))
 
 
 @triton.jit
@@ -89,12 +102,12 @@ def cell_of(key, S, columns):
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "total_rows", "cell_rows", "columns", "row_cells", "width"])
 def rows_kernel(
     Q0, Q1, K0, K1, q_strides, k_strides, LSE, OUT, PICTURE, TILES, COUNTS, list_strides, rules,
-    H, T, S, shift, left, right, blocks, total_rows, cell_rows, columns, row_cells, width,
+    H, T, S, shift, left, right, b0, blocks, total_rows, cell_rows, columns, row_cells, width,
     wants: tl.constexpr, setup: tl.constexpr,
 ):  # fmt: skip
     M: tl.constexpr = setup.M
     N: tl.constexpr = setup.N
-    block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, blocks, setup)
+    block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, b0, blocks, setup)
     base = long(bh) * T
     lse = load_lse(LSE + base + rows, rows < T)
     q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
@@ -105,17 +118,17 @@ def rows_kernel(
         if wants.counted_only:
             stop = tl.where(tl.sum(counts, 0) > 0, stop, 0)
 
-    zeros = tl.zeros([M, 8], tl.float32)
+    zeros = tl.zeros([M, 4], tl.float32)
     mass = zeros  # sums of p, all but those of the open cell
     cell = zeros  # sums of p in the open cell
     surprise = zeros  # sums of p x
-    peak = tl.full([M, 8], HIDDEN, tl.float32)  # largest x
+    peak = tl.full([M, 4], HIDDEN, tl.float32)  # largest x
     away = zeros  # what distance needs
     open_cell = 0
     open_end = cell_end(open_cell, S, columns)
     my_rows = tl.zeros([M], tl.int32)
     if wants.picture:
-        PICTURE += (long(bh) * blocks + block) * row_cells * columns
+        PICTURE += (long(bh) * blocks + block) * row_cells * columns * wants.shares
         my_rows = (long(rows) * cell_rows // T).to(tl.int32) - cell_of(block * M, T, cell_rows)
 
     if setup.listed:
@@ -128,12 +141,17 @@ def rows_kernel(
             i1 = tl.where(stop > 0, i1, 0)
     else:
         i0, i1, i2, i3 = keys_seen(first, last, stop, left, right, setup)
+    tiles_left = width // N  # until the open cell ends
+    if wants.picture and wants.whole_tiles:
+        open_cell = i0 // tiles_left
+        tiles_left = tiles_left - i0 % tiles_left
     for phase in tl.static_range(3):
         lo = i0 if phase == 0 else (i1 if phase == 1 else i2)
         hi = i1 if phase == 0 else (i2 if phase == 1 else i3)
         needed = setup.listed if phase == 0 else not setup.listed
         if needed or (phase == 0 and setup.left):
-            for i in tl.range(lo, hi, num_stages=setup.stages):
+            # at the edges there are a tile or two: a pipeline would only take registers
+            for i in tl.range(lo, hi, num_stages=setup.stages if phase == 1 or setup.listed else 1):
                 start = tile_of(TILES, i, setup) * N
                 k0, k1 = load(K0, K1, k_strides, b, h // setup.G, start, S, N, setup)
                 cols = start + tl.arange(0, N)
@@ -142,20 +160,32 @@ def rows_kernel(
                     b, h, stop, rules, T, S, left, right, phase != 1, setup,
                 )  # fmt: skip
                 p = tl.exp2(x)
-                p8 = eights(p, M, N)
-                part = tl.sum(p8, 1)
+                part = added(p, M, N)
                 if wants.surprise:
-                    surprise += tl.sum(eights(p * x, M, N), 1)
+                    surprise += added(p * x, M, N)
                 if wants.peak:
-                    peak = tl.maximum(peak, tl.max(eights(x, M, N), 1))
+                    peak = tl.maximum(peak, largest(x, M, N))
                 if wants.away:
-                    if setup.behind:  # sum of p (first - j) / 8, but for j % 8, which `mass` knows
-                        g = tl.arange(0, N // 8).to(tl.float32)
-                        away += part * ((first - start) * 0.125) - tl.sum(p8 * g[None, :, None], 1)
+                    if (
+                        setup.behind
+                    ):  # sum of p (first - j) / 8, but for the thread's place, which `mass` knows
+                        eighth = tl.arange(0, N // 8).to(tl.float32)[None, :, None, None]
+                        odd = tl.arange(0, 2).to(tl.float32)[None, None, None, :]
+                        there = tl.sum(tl.sum(fours(p, M, N) * (eighth + odd * 0.125), 1), 2)
+                        away += part * ((first - start) * 0.125) - there
                     else:
                         apart = tl.abs((at[:, None] - cols[None, :]).to(tl.float32))
-                        away += tl.sum(eights(p * apart, M, N), 1)
-                if wants.picture:
+                        away += added(p * apart, M, N)
+                if wants.picture and wants.whole_tiles:
+                    cell += part
+                    tiles_left -= 1
+                    if tiles_left == 0:
+                        close_cell(PICTURE, cell, counts, my_rows, open_cell, row_cells, columns, wants)
+                        mass += cell
+                        cell = zeros
+                        open_cell += 1
+                        tiles_left = width // N
+                elif wants.picture:
                     if start >= open_end:
                         close_cell(PICTURE, cell, counts, my_rows, open_cell, row_cells, columns, wants)
                         mass += cell
@@ -166,21 +196,18 @@ def rows_kernel(
                         else:
                             open_cell = cell_of(start, S, columns)
                             open_end = cell_end(open_cell, S, columns)
-                    if wants.aligned:
+                    if wants.aligned or start + N <= open_end:
                         cell += part
                     else:
-                        if start + N > open_end:
-                            within = cols[None, :] < open_end
-                            cell += tl.sum(eights(tl.where(within, p, 0.0), M, N), 1)
-                            close_cell(PICTURE, cell, counts, my_rows, open_cell, row_cells, columns, wants)
-                            mass += cell
-                            cell = tl.sum(eights(tl.where(within, 0.0, p), M, N), 1)
-                            open_cell += 1
-                            open_end = cell_end(open_cell, S, columns)
-                        else:
-                            cell += part
+                        within = cols[None, :] < open_end
+                        cell += added(tl.where(within, p, 0.0), M, N)
+                        close_cell(PICTURE, cell, counts, my_rows, open_cell, row_cells, columns, wants)
+                        mass += cell
+                        cell = added(tl.where(within, 0.0, p), M, N)
+                        open_cell += 1
+                        open_end = cell_end(open_cell, S, columns)
                 else:
-                    cell += part
+                    mass += part
     if wants.picture:  # noqa: SIM102, decided when the kernel is compiled, the other one in every program
         if open_cell < columns:
             close_cell(PICTURE, cell, counts, my_rows, open_cell, row_cells, columns, wants)
@@ -221,13 +248,24 @@ def rows_kernel(
     if wants.away:
         apart = tl.sum(away, 1)
         if setup.behind:
-            e = tl.arange(0, 8).to(tl.float32)
-            apart = apart * 8 - tl.sum(mass * e[None, :], 1) + (at - first).to(tl.float32) * total
+            place = tl.arange(0, 4).to(tl.float32) * 2
+            apart = apart * 8 - tl.sum(mass * place[None, :], 1) + (at - first).to(tl.float32) * total
         tl.store(OUT + wants.distance * long(total_rows), apart / sums, mask=here)
 
 
 @triton.jit(do_not_specialize=["T", "blocks", "cell_rows", "columns", "row_cells"])
-def add_up(PARTS, PICTURE, T, blocks, cell_rows, columns, row_cells, M: tl.constexpr, C: tl.constexpr):
+def add_up(
+    PARTS,
+    PICTURE,
+    T,
+    blocks,
+    cell_rows,
+    columns,
+    row_cells,
+    shares: tl.constexpr,
+    M: tl.constexpr,
+    C: tl.constexpr,
+):
     """One row of cells: the shares of all blocks of queries it runs through, in their order."""
     r = tl.program_id(0) % cell_rows
     bh = long(tl.program_id(0) // cell_rows)
@@ -237,8 +275,9 @@ def add_up(PARTS, PICTURE, T, blocks, cell_rows, columns, row_cells, M: tl.const
     total = tl.zeros([C], tl.float32)
     for block in range(start // M, tl.cdiv(stop, M)):
         mine = r - cell_of(block * M, T, cell_rows)
-        share = PARTS + ((bh * blocks + block) * row_cells + mine) * columns
-        total += tl.load(share + cells, mask=cells < columns, other=0.0)
+        parts = PARTS + (((bh * blocks + block) * row_cells + mine) * columns + cells)[:, None] * shares
+        parts += tl.arange(0, shares)[None, :]
+        total += tl.sum(tl.load(parts, mask=(cells < columns)[:, None], other=0.0), 1)
     tl.store(PICTURE + (bh * cell_rows + r) * columns + cells, total, mask=cells < columns)
 
 
@@ -265,35 +304,41 @@ def rows(
     cells = picture or Picture(1, 1)
     whole = T % (cells.rows * M) == 0
     row_cells = 1 if whole else min(cells.rows, M * cells.rows // T + 2)
+    aligned = S % (cells.columns * N) == 0
+    shares = min(request.tuned.warps, M // 16)  # 16 rows a warp, in the matrix unit's layout
     wants = Wants(
         **slots,
         surprise="entropy" in names or "effective_keys" in names,
         peak="confidence" in names or "max_logit" in names,
         away="distance" in names,
         picture=picture is not None,
-        aligned=S % (cells.columns * N) == 0,
+        aligned=aligned,
+        whole_tiles=aligned and not request.setup.listed,
         one_cell=whole,
         counted_only=counted_only and prepared.counted is not None,
+        shares=shares,
     )
     if out is None:
         out = prepared.empty(len(names), B, H, T)
-    parts = out if picture is None else prepared.zeros(B * H, request.blocks, row_cells, cells.columns)
+    parts = out
+    if picture is not None:
+        parts = prepared.zeros(B * H, request.blocks, row_cells, cells.columns, shares)
     request.launch(
-        rows_kernel, request.blocks_of_all, prepared.lse, out, parts, *request.tile_lists,
+        rows_kernel, request.grid, prepared.lse, out, parts, *request.tile_lists,
         sizes=(request.blocks, B * H * T, cells.rows, cells.columns, row_cells, S // cells.columns),
         options=(wants,),
     )  # fmt: skip
-    return out, None if picture is None else added_up(request, parts, picture, row_cells)
+    return out, None if picture is None else added_up(request, parts, picture)
 
 
-def added_up(request: Request, parts: Tensor, picture: Picture, row_cells: int) -> Tensor:
-    """[B, H, rows, columns] from each block's share, [B * H, blocks, row_cells, columns]."""
+def added_up(request: Request, parts: Tensor, picture: Picture) -> Tensor:
+    """[B, H, rows, columns] from each block's shares, [B * H, blocks, row_cells, columns, shares]."""
     B, H, T = request.B, request.H, request.T
     C = min(256, triton.next_power_of_2(picture.columns))
     found = request.prepared.empty(B, H, *picture)
-    args = (parts, found, T, parts.shape[1], picture.rows, picture.columns, row_cells)
+    args = (parts, found, T, parts.shape[1], picture.rows, picture.columns, parts.shape[2])
     grid = (B * H * picture.rows, triton.cdiv(picture.columns, C), 1)
-    launch(add_up, grid, args, (request.setup.M, C), kind_of((parts, found, T)), parts.device)
+    launch(add_up, grid, args, (parts.shape[4], request.setup.M, C), kind_of((parts, found, T)), parts.device)
     return found
 
 

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 
 __all__ = [
-    "BIG", "HIDDEN", "LN2", "LOG2E", "Rules", "Setup", "between", "eights", "ends", "key_stop", "keys_seen",
-    "length_of", "list_of", "listed_rules", "load", "load_lse", "log_weights", "long", "my_queries",
-    "place", "product", "queries_seeing", "tanh", "tile_of",
+    "BIG", "HIDDEN", "LN2", "LOG2E", "Rules", "Setup", "added", "between", "ends", "fours", "in_band",
+    "key_stop", "keys_seen", "largest", "length_of", "list_of", "listed_rules", "load", "load_lse",
+    "log_weights", "long", "my_queries", "place", "product", "queries_seeing", "tanh", "tile_of",
 ]  # fmt: skip
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -136,9 +136,7 @@ def tanh(y):
 
 
 @triton.jit
-def log_weights(
-    s, lse, at, rows, cols, b, h, stop, rules, T, S, left, right, EDGE: tl.constexpr, setup: tl.constexpr
-):
+def log_weights(s, lse, at, rows, cols, b, h, stop, rules, T, S, left, right, EDGE, setup: tl.constexpr):
     """log2 of a tile's weights from its products s; HIDDEN where the rules hide.
 
     What is kept per query (lse, at, rows) is a column vector and cols a row vector, or the other way round.
@@ -167,15 +165,22 @@ def log_weights(
     else:
         x = s * rules.scale_log2 - lse
     if EDGE:
-        seen = cols < stop
-        if setup.left:
-            seen = seen & (cols >= at - left)
-        if setup.right:
-            seen = seen & (cols <= at + right)
+        seen = in_band(at, cols, stop, left, right, setup)
         if setup.listed:
             seen = seen & listed_rules(rows, cols, b, h, rules, T, S, setup)
         x = tl.where(seen, x, HIDDEN)
     return x
+
+
+@triton.jit
+def in_band(at, cols, stop, left, right, setup: tl.constexpr):
+    """What the rules kept as numbers allow, broadcastable to a tile."""
+    seen = cols < stop
+    if setup.left:
+        seen = seen & (cols >= at - left)
+    if setup.right:
+        seen = seen & (cols <= at + right)
+    return seen
 
 
 @triton.jit
@@ -207,31 +212,31 @@ def place(rules, rows, T, shift, setup: tl.constexpr):
 
 
 @triton.jit
-def ends(at, rows, T, shift, SIZE: tl.constexpr, setup: tl.constexpr):
-    """The smallest and largest position in a block of queries."""
+def ends(at, rows, start, T, shift, SIZE: tl.constexpr, setup: tl.constexpr):
+    """The smallest and largest position in a block of queries that begins with query `start`."""
     if setup.placed:
         first = tl.min(tl.where(rows < T, at, 2147483647), 0)
         last = tl.max(tl.where(rows < T, at, -2147483648), 0)
     else:
-        first = tl.min(rows, 0) + shift
-        last = tl.minimum(tl.max(rows, 0), T - 1) + shift
+        first = start + shift
+        last = tl.minimum(start + SIZE, T) - 1 + shift
     return first, last
 
 
 @triton.jit
-def my_queries(rules, H, T, shift, blocks, setup: tl.constexpr):
+def my_queries(rules, H, T, shift, b0, blocks, setup: tl.constexpr):
     """What a query-stationary program is about, longest rows first.
 
     (block, sequence and head in one, sequence, head, queries, their positions, the smallest and the largest)
     """
     M: tl.constexpr = setup.M
-    pid = tl.program_id(0)
-    block = blocks - 1 - pid % blocks
-    bh = pid // blocks
+    block = blocks - 1 - tl.program_id(0)
+    h = tl.program_id(1)
+    b = b0 + tl.program_id(2)
     rows = block * M + tl.arange(0, M)
     at = place(rules, rows, T, shift, setup)
-    first, last = ends(at, rows, T, shift, M, setup)
-    return block, bh, bh // H, bh % H, rows, at, first, last
+    first, last = ends(at, rows, block * M, T, shift, M, setup)
+    return block, b * H + h, b, h, rows, at, first, last
 
 
 @triton.jit
@@ -312,7 +317,22 @@ def tile_of(TILES, i, setup: tl.constexpr):
 
 
 @triton.jit
-def eights(x, M: tl.constexpr, N: tl.constexpr):
-    """[M, N] as [M, N / 8, 8]: along the middle a thread of the matrix unit's layout is alone, so a sum over
-    it needs no other thread; the last is summed once, after the walk."""
-    return tl.reshape(x, [M, N // 8, 8])
+def fours(x, M: tl.constexpr, N: tl.constexpr):
+    """[M, N] as [M, N / 8, 4, 2].
+
+    In the matrix unit's layout four threads share a row, each with two of every eight columns: sums over the
+    second and the last stay within a thread. The third is summed once, after the walk.
+    """
+    return tl.reshape(x, [M, N // 8, 4, 2])
+
+
+@triton.jit
+def added(x, M: tl.constexpr, N: tl.constexpr):
+    """Each thread's sum over its columns of a tile, [M, 4]."""
+    return tl.sum(tl.sum(fours(x, M, N), 1), 2)  # in this order products before it become multiply-adds
+
+
+@triton.jit
+def largest(x, M: tl.constexpr, N: tl.constexpr):
+    """Each thread's largest over its columns of a tile, [M, 4]."""
+    return tl.max(tl.max(fours(x, M, N), 1), 2)

@@ -52,11 +52,11 @@ def insert(x, cols, best, keys, K: tl.constexpr):
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "count"])
 def top_kernel(
     Q0, Q1, K0, K1, q_strides, k_strides, LSE, VALUES, INDICES, TILES, COUNTS, list_strides, rules,
-    H, T, S, shift, left, right, blocks, count, K: tl.constexpr, setup: tl.constexpr,
+    H, T, S, shift, left, right, b0, blocks, count, K: tl.constexpr, setup: tl.constexpr,
 ):  # fmt: skip
     M: tl.constexpr = setup.M
     N: tl.constexpr = setup.N
-    block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, blocks, setup)
+    block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, b0, blocks, setup)
     base = long(bh) * T
     lse = load_lse(LSE + base + rows, rows < T)
     q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
@@ -107,7 +107,7 @@ def top(prepared: Prepared, count: int) -> tuple[Tensor, Tensor]:
     values = prepared.empty(*shape)
     indices = torch.empty(shape, dtype=torch.int64, device=prepared.device)
     request.launch(
-        top_kernel, request.blocks_of_all, prepared.lse, values, indices, *request.tile_lists,
+        top_kernel, request.grid, prepared.lse, values, indices, *request.tile_lists,
         sizes=(request.blocks, count), options=(max(2, triton.next_power_of_2(count)),),
     )  # fmt: skip
     return values, indices

@@ -23,17 +23,18 @@ class Blocks(NamedTuple):
     N: int
     warps: int
     stages: int
+    registers: int = 0  # most a thread may have; 0: as many as the compiler likes
 
 
 # kind -> for 16-bit inputs with head_dim up to 64, up to 128, up to 256
 HOPPER: dict[str, tuple[Blocks, Blocks, Blocks]] = {
-    "rows": (Blocks(128, 128, 8, 2), Blocks(128, 128, 4, 2), Blocks(128, 64, 4, 3)),
+    "rows": (Blocks(128, 128, 8, 2), Blocks(128, 128, 8, 2, 128), Blocks(128, 64, 4, 3)),
     "received": (Blocks(128, 128, 4, 2), Blocks(128, 128, 4, 2), Blocks(128, 128, 4, 2)),
     "mean": (Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 2)),
     "dense": (Blocks(128, 128, 4, 2), Blocks(128, 128, 4, 2), Blocks(64, 64, 4, 2)),
     "picture": (Blocks(128, 128, 4, 2), Blocks(128, 128, 4, 2), Blocks(64, 64, 4, 2)),
     "top": (Blocks(64, 128, 4, 2), Blocks(64, 128, 4, 2), Blocks(64, 64, 4, 2)),
-    "near": (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 1)),
+    "near": (Blocks(64, 16, 4, 4), Blocks(64, 16, 4, 4), Blocks(64, 16, 4, 4)),
     "lse": (Blocks(128, 128, 8, 2), Blocks(128, 128, 4, 2), Blocks(128, 64, 4, 3)),
     "back_q": (Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 2), Blocks(64, 64, 8, 1)),
     "back_k": (Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 2), Blocks(64, 64, 8, 1)),
