@@ -70,7 +70,10 @@ class Picture(NamedTuple):
 @triton.jit
 def shared_out(mass, shares: tl.constexpr, M: tl.constexpr):
     """The sum of [M, 4], one share a warp: adding those up here would make warps wait for each other."""
-    return tl.sum(tl.sum(tl.reshape(mass, [M // shares // 16, shares, 64]), 0), 1)
+    if shares == 1:
+        return tl.sum(tl.sum(mass, 1), 0) + tl.zeros([1], tl.float32)
+    else:
+        return tl.sum(tl.sum(tl.reshape(mass, [M // shares // 16, shares, 64]), 0), 1)
 
 
 @triton.jit
@@ -305,7 +308,10 @@ def rows(
     whole = T % (cells.rows * M) == 0
     row_cells = 1 if whole else min(cells.rows, M * cells.rows // T + 2)
     aligned = S % (cells.columns * N) == 0
-    shares = min(request.tuned.warps, M // 16)  # 16 rows a warp, in the matrix unit's layout
+    # 16 rows a warp, in the matrix unit's layout. Where a bias or mask is loaded tiles may take another one,
+    # in which Triton 3.6 adds up shares wrongly.
+    plain = prepared.rules.bias is None and not request.setup.listed
+    shares = min(request.tuned.warps, M // 16) if plain else 1
     wants = Wants(
         **slots,
         surprise="entropy" in names or "effective_keys" in names,

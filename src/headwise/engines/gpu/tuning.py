@@ -29,8 +29,8 @@ class Blocks(NamedTuple):
 # kind -> for 16-bit inputs with head_dim up to 64, up to 128, up to 256
 HOPPER: dict[str, tuple[Blocks, Blocks, Blocks]] = {
     "rows": (Blocks(128, 128, 8, 2), Blocks(128, 128, 8, 2, 128), Blocks(128, 64, 4, 3)),
-    "received": (Blocks(128, 128, 4, 2), Blocks(128, 128, 4, 2), Blocks(128, 128, 4, 2)),
-    "mean": (Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 2)),
+    "received": (Blocks(128, 128, 4, 2), Blocks(128, 128, 4, 2, 208), Blocks(128, 128, 4, 2)),
+    "mean": (Blocks(128, 64, 8, 3, 128), Blocks(128, 64, 8, 3, 128), Blocks(64, 64, 4, 2)),
     "dense": (Blocks(128, 128, 4, 2), Blocks(128, 128, 4, 2), Blocks(64, 64, 4, 2)),
     "picture": (Blocks(128, 128, 4, 2), Blocks(128, 128, 4, 2), Blocks(64, 64, 4, 2)),
     "top": (Blocks(64, 128, 4, 2), Blocks(64, 128, 4, 2), Blocks(64, 64, 4, 2)),
