@@ -180,6 +180,16 @@ def test_offsets_beyond_two_billion() -> None:
     assert part.numel() > 2**30 and torch.equal(part[:, -1:], alone.select(queries=few).dense())
 
 
+def test_more_sequences_than_a_grid_is_deep() -> None:
+    B, H, L, D = 70_001, 2, 16, 16
+    q, k = (torch.randn(B, H, L, D, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    w = hw.AttentionMap(q, k, causal=True)
+    alone = hw.AttentionMap(q[-2:].clone(), k[-2:].clone(), causal=True)
+    mine, theirs = everything(w), everything(alone)
+    for name, value in theirs.items():
+        assert torch.equal(mine[name][-2:], value), name
+
+
 def test_compiled_functions_use_the_same_kernels() -> None:
     def looks(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
         w = hw.AttentionMap(q, k, causal=True)
@@ -214,6 +224,7 @@ TESTS: tuple[Callable[[], None], ...] = (
     test_gradients_are_as_exact_as_plain_torch,
     test_the_same_bits_come_out_every_time,
     test_offsets_beyond_two_billion,
+    test_more_sequences_than_a_grid_is_deep,
     test_compiled_functions_use_the_same_kernels,
     test_a_map_of_a_call_uses_the_lse_of_the_call,
 )

@@ -355,6 +355,52 @@ def test_masses_add_up(kind: str) -> None:
     assert error(w.top(1).values[..., 0], dense.amax(-1)) < 1e-6
 
 
+@pytest.mark.parametrize(
+    ("kind", "cells"),
+    [
+        ("causal", (1, 4)),
+        ("causal", (3, 2)),
+        ("window", (2, 2)),
+        ("ahead", (4, 1)),
+        ("padding", (2, 2)),
+        ("documents", (2, 2)),
+    ],
+)
+def test_cells_that_end_where_tiles_do_are_closed_there(kind: str, cells: tuple[int, int]) -> None:
+    L = 64  # four tiles
+    rules = {
+        "causal": Mask.causal(),
+        "window": Mask.window(23),
+        "ahead": Mask.window(left_right=(5, 40)),
+        "padding": Mask.causal() & Mask.padding(torch.tensor([37]), torch.tensor([37])),
+        "documents": Mask.documents(torch.arange(L) // 20),
+    }
+    case = replace(numbers(1, 1, 1, L, L, 8), mask=rules[kind]).to(torch.float32)
+    w = map_of(case)
+    rows, columns = cells
+    weights = counted_weights(case, w.dense())  # [1, 1, L, L]
+    by_column = weights.unflatten(3, (columns, -1)).sum(4)
+    truth = torch.zeros(1, 1, rows, columns).index_add_(2, torch.arange(L) * rows // L, by_column)
+    assert error(w.statistics("distance", pooled=cells).pooled, truth) < 1e-5
+
+
+def test_more_sequences_than_a_grid_is_deep_take_more_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    grids: list[tuple[int, ...]] = []
+    launch = request_room.launch
+
+    def noted(kernel: Any, grid: tuple[int, int, int], *args: Any) -> None:
+        grids.append(grid)
+        launch(kernel, grid, *args)
+
+    case = replace(numbers(3, 2, 1, 19, 17, 8), mask=Mask.causal()).to(torch.float32)
+    monkeypatch.setattr(request_room, "DEEPEST", 2)
+    monkeypatch.setattr(request_room, "launch", noted)
+    w, plain = map_of(case), case.reference()[1:]
+    assert values(case, w, plain, [(2, 1)], (), fused=False) == []
+    assert gradients(case, lambda low: (low, low), ["entropy"]) == []
+    assert {grid[2] for grid in grids} == {1, 2}
+
+
 def test_the_heaviest_keys_come_first_and_of_equals_the_first() -> None:
     q, k = (x.float() for x in (normal(0, 1, 2, 7, 8), normal(1, 1, 1, 37, 8)))
     k[:, :, 20], k[:, :, 36] = k[:, :, 3], k[:, :, 3]  # three keys alike, in three tiles
