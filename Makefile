@@ -19,7 +19,7 @@ look: $(READY) ## the main job: a picture of every head (ARGS="..." are passed o
 	@$(BIN)/headwise look $(ARGS)
 
 test: $(READY) ## the tests and the docstrings' examples
-	@$(BIN)/python -m pytest -q -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist worksteal $(ARGS)
 
 test-slow: $(READY) ## the tests that take longer
 	@$(BIN)/python -m pytest -q -m slow $(ARGS)
