@@ -16,11 +16,11 @@ from ..scoring import Scoring
 
 __all__ = ["check_call", "check_constructor", "check_options", "lone"]
 
-TORCHS_CLASS = "torch's own class is torch.nn.MultiheadAttention"
+TORCHS_CLASS = "torch's class to the letter is headwise.nn.MultiheadAttention"
 ONE_LETTER = (
     "headwise.MultiheadAttention does not exist: one letter parts two classes whose masks mean the opposite; "
-    "use headwise.MultiHeadAttention (True = may attend) or torch.nn.MultiheadAttention (True = may not), "
-    "which headwise.nn (hw.nn) does not have yet"
+    "use headwise.MultiHeadAttention (True = may attend), or torch's class to the letter (True = may not), "
+    "headwise.nn.MultiheadAttention"
 )
 
 OF_THE_CONSTRUCTOR = {

@@ -26,14 +26,19 @@ from torch.nn.modules import module as torch_module
 from ..arguments import autocasting
 from ..engines.plain import transforms_are_active
 
-__all__ = ["Packed", "is_untouched", "ordinary", "pack", "project"]
+__all__ = ["Packed", "is_untouched", "nothing_hooked", "ordinary", "pack", "project"]
 
 LINEAR_FORWARD = nn.Linear.forward
 
 
 def is_untouched(layer: nn.Module) -> bool:
     """Whether this is `nn.Linear` as torch made it: no hook, no other forward."""
-    return _nothing_for_all() and type(layer) is nn.Linear and _nothing_on(layer.__dict__)
+    return type(layer) is nn.Linear and nothing_hooked(layer)
+
+
+def nothing_hooked(layer: nn.Module) -> bool:
+    """Whether a linear layer, of whatever class, has no hook and no other forward."""
+    return _nothing_for_all() and _nothing_on(layer.__dict__)
 
 
 def _nothing_for_all() -> bool:

@@ -1,0 +1,138 @@
+"""What comes out of the heads: their outputs, and their weights if they are wanted.
+
+Fused kernels and the second pass where they can go; else the matrix itself, in the steps torch's class takes.
+
+Letters: N batch, L query_len, S key_len, H num_heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout as drop
+from torch.nn.functional import scaled_dot_product_attention
+
+from ...arguments import autocasting
+from ...engines import huge_pages
+from ...engines.plain import transforms_are_active
+from ...functional import attention
+from ...mask_rules import can_read
+from .rules import Rules
+
+__all__ = ["answer"]
+
+FEW = 2**16  # weights: what stands around them takes longer than they do
+IN_CACHE = 2**20  # weights of some heads, 4 MiB
+Answer = tuple[Tensor, Tensor | None]  # [N, H, L, D]; [N, L, S] or [N, H, L, S]
+
+
+def answer(
+    q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout: float, weights: bool, average: bool, zero: bool
+) -> Answer:
+    """(outputs, weights).
+
+    Args:
+        dropout: the share dropped, here and now.
+        weights: whether they are wanted, else None.
+        average: over heads.
+        zero: rows that see nothing are 0; else, as in torch, NaN where weights are wanted.
+    """
+    if dropout and not weights:
+        return _dropped(q, k, v, rules, dropout), None
+    how = rules, dropout, weights, average, zero
+    if dropout or not q.numel() or not k.numel() or transforms_are_active():
+        return _step_by_step(q, k, v, *how)
+    if weights and autocasting(q):
+        return _step_by_step(q, k, v, *how)
+    if q.is_cpu and not torch.compiler.is_compiling():
+        count = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+        learns = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        if count <= FEW and (weights or rules.hides):
+            return _step_by_step(q, k, v, *how)
+        if weights and not rules.causal and not zero:
+            if not learns:
+                return _head_by_head(q, k, v, rules, average)
+            if not average:
+                return _step_by_step(q, k, v, *how)
+    return _in_kernels(q, k, v, *how)
+
+
+def _in_kernels(
+    q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout: float, weights: bool, average: bool, zero: bool
+) -> Answer:
+    """Outputs from the fastest kernel there is, weights from a second pass over q and k."""
+    L, S = q.shape[2], k.shape[2]
+    if rules.causal and rules.padding is None and L == S:
+        out, seen = attention(q, k, v, causal=True, bias=rules.bias)
+    else:
+        out, seen = attention(q, k, v, rules.mask(L, S), bias=rules.bias)
+    if not weights:
+        return out, None
+    found = seen.mean_heads() if average else seen.dense()
+    if zero or not rules.hides:
+        return out, found
+    empty = torch.isneginf(seen.lse)  # [N, H, L]
+    if can_read(empty):
+        if not bool(empty.any()):
+            return out, found
+        return _step_by_step(q, k, v, rules, dropout, weights, average, zero)
+    nan = torch.where(empty, torch.nan, 1.0).to(q.dtype)  # [N, H, L]
+    return out * nan[..., None], found * (nan.mean(1) if average else nan)[..., None]
+
+
+def _head_by_head(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool) -> Answer:
+    """Some heads at a time, so that their weights are still in the cache when they meet the values."""
+    (N, H, L, D), S = q.shape, k.shape[2]
+    added = rules.added(L, S, q.dtype, q.device)
+    out = q.new_empty(N, L, H, D)
+    found = q.new_zeros(N, L, S) if average else huge_pages.empty((N, H, L, S), q.dtype, q.device)
+    some = max(1, min(H, IN_CACHE // (L * S)))
+    room = q.new_empty(some, L, S) if average else None
+    q = q * math.sqrt(1.0 / D)
+    for n in range(N):
+        for start in range(0, H, some):
+            part = slice(start, min(start + some, H))
+            p = found[n, part] if room is None else room[: part.stop - start]
+            torch.bmm(q[n, part], k[n, part].transpose(1, 2), out=p)
+            if added is not None:
+                p += added[n if added.shape[0] > 1 else 0, part if added.shape[1] > 1 else slice(0, 1)]
+            torch.softmax(p, -1, out=p)
+            out[n, :, part] = torch.bmm(p, v[n, part]).transpose(0, 1)
+            if average:
+                found[n].add_(p.sum(0), alpha=1.0 / H)
+    return out.transpose(1, 2), found
+
+
+def _dropped(q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout: float) -> Tensor:
+    """By torch's kernels, which drop weights without keeping them."""
+    L, S = q.shape[2], k.shape[2]
+    if rules.causal and not rules.hides:
+        return scaled_dot_product_attention(q, k, v, None, dropout, is_causal=True)
+    added = rules.added(L, S, q.dtype, q.device)
+    if added is not None:
+        added = added.expand(*added.shape[:2], L, S)
+    return scaled_dot_product_attention(q, k, v, added, dropout)
+
+
+def _step_by_step(
+    q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout: float, weights: bool, average: bool, zero: bool
+) -> Answer:
+    scores = (q * math.sqrt(1.0 / q.shape[-1])) @ k.transpose(-2, -1)
+    added = rules.added(q.shape[2], k.shape[2], scores.dtype, q.device)
+    empty = None
+    if added is not None:
+        if zero or not weights:
+            empty = (added == -torch.inf).all(-1, keepdim=True)  # [N or 1, H or 1, L or 1, 1]
+            added = added.masked_fill(empty, 0.0)
+        scores = scores + added
+    found = torch.softmax(scores, -1)
+    if empty is not None:
+        found = found.masked_fill(empty, 0.0)
+    if dropout:
+        found = drop(found, p=dropout)
+    out = found @ v
+    if not weights:
+        return out, None
+    return out, found.mean(1) if average else found

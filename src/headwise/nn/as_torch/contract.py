@@ -1,0 +1,140 @@
+"""What torch's class refuses, with its own exceptions, in its own order and words.
+
+The checks come in two parts, because between them torch projects, and a product of wrong sizes raises there.
+
+Letters: N batch, L query_len, S key_len, E embed_dim, H num_heads.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .module import MultiheadAttention
+
+__all__ = ["check_inputs", "check_masks"]
+
+
+def check_inputs(
+    module: MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+) -> None:
+    """All that is refused before anything is computed."""
+    if key_padding_mask is not None or attn_mask is not None:
+        _check_kinds(key_padding_mask, attn_mask)
+    _check_dimensions(query, key, value, key_padding_mask, attn_mask, module.num_heads)
+    if is_causal and attn_mask is None:
+        raise RuntimeError(
+            "Need attn_mask if specifying the is_causal hint. You may use the Transformer module method "
+            "`generate_square_subsequent_mask` to create this mask."
+        )
+    if query.shape[-1] != module.embed_dim:
+        raise AssertionError(
+            f"was expecting embedding dimension of {module.embed_dim}, but got {query.shape[-1]}"
+        )
+    _check_sizes(module, key, value)
+
+
+def _check_kinds(key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> None:
+    for name, mask in (("key_padding_mask", key_padding_mask), ("attn_mask", attn_mask)):
+        if mask is None:
+            continue
+        if mask.dtype != torch.bool and not mask.is_floating_point():
+            raise AssertionError(f"only bool and floating types of {name} are supported")
+        if mask is key_padding_mask and attn_mask is not None and mask.dtype != attn_mask.dtype:
+            warnings.warn(
+                "Support for mismatched key_padding_mask and attn_mask is deprecated. "
+                "Use same type for both instead.",
+                stacklevel=5,
+            )
+
+
+def _check_dimensions(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    num_heads: int,
+) -> None:
+    dims = query.dim()
+    if dims not in (2, 3):
+        raise AssertionError(
+            f"query should be unbatched 2D or batched 3D tensor but received {dims}-D query tensor"
+        )
+    which = "For batched (3-D) `query`" if dims == 3 else "For unbatched (2-D) `query`"
+    if key.dim() != dims or value.dim() != dims:
+        raise AssertionError(
+            f"{which}, expected `key` and `value` to be {dims}-D"
+            f" but found {key.dim()}-D and {value.dim()}-D tensors respectively"
+        )
+    if key_padding_mask is not None and key_padding_mask.dim() != dims - 1:
+        raise AssertionError(
+            f"{which}, expected `key_padding_mask` to be `None` or {dims - 1}-D"
+            f" but found {key_padding_mask.dim()}-D tensor instead"
+        )
+    if attn_mask is None:
+        return
+    if attn_mask.dim() not in (2, 3):
+        raise AssertionError(
+            f"{which}, expected `attn_mask` to be `None`, 2-D or 3-D"
+            f" but found {attn_mask.dim()}-D tensor instead"
+        )
+    expected = (num_heads, query.shape[0], key.shape[0])
+    if dims == 2 and attn_mask.dim() == 3 and tuple(attn_mask.shape) != expected:
+        raise AssertionError(f"Expected `attn_mask` shape to be {expected} but got {attn_mask.shape}")
+
+
+def _check_sizes(module: MultiheadAttention, key: Tensor, value: Tensor) -> None:
+    """Whether keys and values belong together; sizes are told with the length first."""
+    if module._qkv_same_embed_dim:
+        if key.shape != value.shape:
+            key_shape, value_shape = (_length_first(module, x) for x in (key, value))
+            raise AssertionError(f"key shape {key_shape} does not match value shape {value_shape}")
+    elif key.shape[:-1] != value.shape[:-1]:
+        key_dims, value_dims = (_length_first(module, x)[:2] for x in (key, value))
+        raise AssertionError(f"key's sequence and batch dims {key_dims} do not match value's {value_dims}")
+
+
+def _length_first(module: MultiheadAttention, x: Tensor) -> torch.Size:
+    if x.dim() == 2:
+        x = x.unsqueeze(1)
+    elif module.batch_first:
+        x = x.transpose(0, 1)
+    return x.shape
+
+
+def check_masks(
+    key_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    batch: int,
+    num_heads: int,
+    query_len: int,
+    key_len: int,
+    appended: int,
+) -> None:
+    """The masks' shapes; `appended` keys that the module brings along are seen by all."""
+    if attn_mask is not None:
+        flat = attn_mask.dim() == 2
+        wanted = (query_len, key_len) if flat else (batch * num_heads, query_len, key_len)
+        if tuple(attn_mask.shape) != wanted:
+            raise RuntimeError(
+                f"The shape of the {attn_mask.dim()}D attn_mask is {attn_mask.shape}, but should be {wanted}."
+            )
+    if key_padding_mask is not None:
+        rows, columns = key_padding_mask.shape
+        if rows != batch:
+            raise AssertionError(f"Expected key_padded_mask.shape[0] to be {batch}, but got {rows}")
+        if columns != key_len:
+            raise AssertionError(
+                f"Expected key_padded_mask.shape[1] to be {key_len + appended}, but got {columns + appended}"
+            )

@@ -1,0 +1,154 @@
+"""`MultiheadAttention`: torch's class to the letter, on faster ways.
+
+Letters are torch's: N batch, L query_len, S key_len, E embed_dim, H num_heads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import ArgumentError
+from .answering import answer
+from .contract import check_inputs, check_masks
+from .native import native
+from .projecting import heads_of, joined, with_more_keys
+from .rules import rules_of
+
+__all__ = ["MultiheadAttention"]
+
+PLAIN = (Tensor, nn.Parameter)
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """`torch.nn.MultiheadAttention`: its arguments, its masks (True = may *not* attend), its results; faster.
+
+    A subclass of it with the same parameters, state dict and initial weights. Unlike torch's class it says
+    the same in training and evaluation, calls `out_proj` as a module (hooks fire, another module may take its
+    place), recognises a causal mask by its content and never builds per-head weights to average them.
+
+    Args:
+        empty_rows: what comes of a query that may see nothing. "nan": as in torch, NaN where weights are
+            asked for. "zero": attends to nothing, weights 0, gradients finite.
+
+    Raises:
+        ValueError, AssertionError, RuntimeError: as torch's class does.
+
+    Example:
+        >>> ours = MultiheadAttention(64, 4, batch_first=True)
+        >>> x = torch.randn(2, 10, 64)
+        >>> causal = nn.Transformer.generate_square_subsequent_mask(10)
+        >>> output, weights = ours(x, x, x, attn_mask=causal)
+        >>> output.shape, weights.shape                       # averaged over heads, as in torch
+        (torch.Size([2, 10, 64]), torch.Size([2, 10, 10]))
+        >>> isinstance(ours, nn.MultiheadAttention)
+        True
+    """
+
+    empty_rows = "nan"
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        empty_rows: str = "nan",
+    ) -> None:
+        super().__init__(
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device,
+            dtype,
+        )  # fmt: skip
+        if empty_rows not in ("nan", "zero"):
+            raise ArgumentError(f"empty_rows must be 'nan' or 'zero': got {empty_rows!r}; torch's is 'nan'")
+        if empty_rows != "nan":
+            self.empty_rows = empty_rows
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As in torch: (output, weights or None).
+
+        Args:
+            query: [N, L, E] with batch_first, else [L, N, E]; or [L, E].
+            key, value: likewise, of width kdim and vdim.
+            key_padding_mask: [N, S] or [S]; True = may not be attended to, or a number added.
+            need_weights: False gives None in their place.
+            attn_mask: [L, S] or [N * H, L, S]; True = may not attend, or a number added.
+            average_attn_weights: weights [N, L, S] instead of [N, H, L, S].
+            is_causal: the hint that attn_mask is causal. It counts only where the mask's values must not be
+                looked at; else the mask itself decides.
+        """
+        if not _is_ours(self, query, key, value, key_padding_mask, attn_mask):
+            return super().forward(
+                query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+            )
+        if query is key and key is value and attn_mask is None and not is_causal:
+            found = native(self, query, key_padding_mask, need_weights, average_attn_weights)
+            if found is not None:
+                return found
+        check_inputs(self, query, key, value, key_padding_mask, attn_mask, is_causal)
+        batched = query.dim() == 3
+        if not batched:
+            same, alike = query is key, key is value
+            query = query.unsqueeze(0)
+            key = query if same else key.unsqueeze(0)
+            value = key if alike else value.unsqueeze(0)
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+        first = 0 if self.batch_first or not batched else 1  # where the batch is
+        q, k, v = heads_of(self, query, key, value, first)
+        N, H, L, _ = q.shape
+        S = k.shape[2]
+        appended = 0
+        if self.bias_k is not None or self.bias_v is not None or self.add_zero_attn:
+            appended = (self.bias_k is not None) + bool(self.add_zero_attn)
+        if key_padding_mask is not None or attn_mask is not None:
+            check_masks(key_padding_mask, attn_mask, N, H, L, S, appended)
+        if appended:
+            k, v = with_more_keys(self, k, v)
+        out, weights = answer(
+            q, k, v,
+            rules_of(key_padding_mask, attn_mask, is_causal, H, appended),
+            self.dropout if self.training else 0.0,
+            need_weights,
+            average_attn_weights,
+            self.empty_rows == "zero",
+        )  # fmt: skip
+        output: Tensor = self.out_proj(joined(out, first))
+        if not batched:
+            output = output.squeeze(0)
+            weights = None if weights is None else weights.squeeze(0)
+        return output, weights
+
+    def __prepare_scriptable__(self) -> nn.MultiheadAttention:
+        """What `torch.jit.script` compiles: torch's own class, on the same parameters."""
+        twin = nn.MultiheadAttention.__new__(nn.MultiheadAttention)
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+
+def _is_ours(module: nn.MultiheadAttention, *given: Any) -> bool:
+    """Whether these are ordinary tensors; nested ones, subclasses and traced ones are torch's to answer."""
+    weight = module.in_proj_weight if module._qkv_same_embed_dim else module.q_proj_weight
+    for x in (*given, weight, module.in_proj_bias):
+        if x is not None and (type(x) not in PLAIN or x.is_nested):
+            return False
+    return torch._C._get_tracing_state() is None
