@@ -14,7 +14,7 @@ from .engines import operators as _operators  # noqa: F401, registers what torch
 from .functional import attention, why
 from .map import AttentionMap
 from .masks import Mask
-from .nn import MultiHeadAttention
+from .nn import MultiHeadAttention, adopt, restore
 
 __version__ = "0.1.0"
 
@@ -22,10 +22,12 @@ __all__ = [
     "AttentionMap",
     "Mask",
     "MultiHeadAttention",
+    "adopt",
     "attention",
     "budget",
     "errors",
     "nn",
+    "restore",
     "scoring",
     "why",
 ]
@@ -33,5 +35,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "MultiheadAttention":
-        raise AttributeError(nn.misuse.ONE_LETTER)
+        from .nn.misuse import ONE_LETTER
+
+        raise AttributeError(ONE_LETTER)
     raise AttributeError(f"module 'headwise' has no attribute {name!r}")

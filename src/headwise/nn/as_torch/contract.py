@@ -16,7 +16,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .module import MultiheadAttention
 
-__all__ = ["check_inputs", "check_masks"]
+__all__ = ["check_inputs", "check_kinds", "check_masks"]
 
 
 def check_inputs(
@@ -30,7 +30,7 @@ def check_inputs(
 ) -> None:
     """All that is refused before anything is computed."""
     if key_padding_mask is not None or attn_mask is not None:
-        _check_kinds(key_padding_mask, attn_mask)
+        check_kinds({"key_padding_mask": key_padding_mask, "attn_mask": attn_mask})
     _check_dimensions(query, key, value, key_padding_mask, attn_mask, module.num_heads)
     if is_causal and attn_mask is None:
         raise RuntimeError(
@@ -44,17 +44,19 @@ def check_inputs(
     _check_sizes(module, key, value)
 
 
-def _check_kinds(key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> None:
-    for name, mask in (("key_padding_mask", key_padding_mask), ("attn_mask", attn_mask)):
+def check_kinds(masks: dict[str, Tensor | None]) -> None:
+    """Bool or floating, and better both of one kind; the padding mask comes first."""
+    (_, padding), (other_name, other) = masks.items()
+    for name, mask in masks.items():
         if mask is None:
             continue
         if mask.dtype != torch.bool and not mask.is_floating_point():
             raise AssertionError(f"only bool and floating types of {name} are supported")
-        if mask is key_padding_mask and attn_mask is not None and mask.dtype != attn_mask.dtype:
+        if mask is padding and other is not None and mask.dtype != other.dtype:
             warnings.warn(
-                "Support for mismatched key_padding_mask and attn_mask is deprecated. "
+                f"Support for mismatched {name} and {other_name} is deprecated. "
                 "Use same type for both instead.",
-                stacklevel=5,
+                stacklevel=4,
             )
 
 

@@ -9,12 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from ...errors import ArgumentError
+from ...functional import attention
+from ...masks import Mask
 from .answering import answer
 from .contract import check_inputs, check_masks
 from .native import native
 from .projecting import heads_of, joined, with_more_keys
+from .ragged import Ragged
 from .rules import rules_of
 
 __all__ = ["MultiheadAttention"]
@@ -137,6 +141,14 @@ class MultiheadAttention(nn.MultiheadAttention):
             output = output.squeeze(0)
             weights = None if weights is None else weights.squeeze(0)
         return output, weights
+
+    def ragged(self, x: Tensor, sequences: Ragged) -> Tensor:
+        """Self-attention of real tokens alone, [tokens, E] -> [tokens, E]; each sequence sees itself."""
+        joint = sequences.padded(linear(x, self.in_proj_weight, self.in_proj_bias))  # [N, L, 3 E]
+        q, k, v = joint.unflatten(-1, (3 * self.num_heads, -1)).transpose(1, 2).chunk(3, 1)
+        out, _ = attention(q, k, v, Mask.padding(sequences.lengths))
+        output: Tensor = self.out_proj(sequences.real(joined(out, 0)))
+        return output
 
     def __prepare_scriptable__(self) -> nn.MultiheadAttention:
         """What `torch.jit.script` compiles: torch's own class, on the same parameters."""

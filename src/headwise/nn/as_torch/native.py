@@ -17,7 +17,7 @@ from .answering import FEW
 if TYPE_CHECKING:
     from .module import MultiheadAttention
 
-__all__ = ["native"]
+__all__ = ["leaves_some", "native"]
 
 OUT_PROJ: Any = nn.modules.linear.NonDynamicallyQuantizableLinear
 
@@ -46,7 +46,7 @@ def native(
         return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return None
-    if key_padding_mask is not None and not _leaves_some(key_padding_mask, N, L):
+    if key_padding_mask is not None and not leaves_some(key_padding_mask, N, L):
         return None
     found: tuple[Tensor, Tensor | None] = torch._native_multi_head_attention(
         x, x, x, E, held["num_heads"], *tensors[1:], key_padding_mask, need_weights, average,
@@ -55,7 +55,7 @@ def native(
     return found
 
 
-def _leaves_some(padding: Tensor, N: int, L: int) -> bool:
+def leaves_some(padding: Tensor, N: int, L: int) -> bool:
     """Whether every sequence has a key that is none."""
     if padding.dtype != torch.bool or not padding.is_cpu or tuple(padding.shape) != (N, L):
         return False
