@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from . import __doc__ as about
-from . import machine, progress, readme, registry, report
+from . import grid, machine, progress, readme, registry, report
 from .registry import Case
 from .runner import run_case
 
@@ -94,6 +94,7 @@ def _write_readme(results: Path) -> int:
     try:
         stored = report.load_all(results)
         readme.update(machine.ROOT / "README.md", stored)
+        readme.put(machine.ROOT / "README.md", grid.table(stored), *grid.MARKERS)
         readme.update(machine.ROOT / "docs" / "benchmarks.md", stored, everything=True)
     except (OSError, ValueError) as problem:
         print(problem, file=sys.stderr)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -190,11 +190,11 @@ def numbers_of(case: Case, module: nn.MultiheadAttention) -> Numbers:
     if case.mask_per_head:
         square = ((case.N or 1) * case.num_heads, *square)
     mask = _mask(case.attn_mask, square, random, case.dtype)
-    seen = (case.L, S + case.add_bias_kv + case.add_zero_attn)
+    seen: tuple[int, ...] = (case.L, S + case.add_bias_kv + case.add_zero_attn)
     if not case.average_attn_weights:
-        seen = (case.num_heads, *seen)  # type: ignore[assignment]
+        seen = (case.num_heads, *seen)
     if case.N is not None:
-        seen = (case.N, *seen)  # type: ignore[assignment]
+        seen = (case.N, *seen)
     return Numbers(parameters, inputs, padding, mask, (normal(*inputs[0].shape), normal(*seen)))
 
 
@@ -240,16 +240,24 @@ def slow_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
+LIMITS: tuple[tuple[Any, str, int], ...] = (
+    (answering, "FEW", 0),
+    (answering, "IN_CACHE", 64),
+    (native, "FEW", 0),
+)
+
+
 @contextmanager
 def as_if_large(really: bool = True) -> Iterator[None]:
     """Small calls go the ways of large ones."""
-    before = answering.FEW, answering.IN_CACHE, native.FEW
-    if really:
-        answering.FEW, answering.IN_CACHE, native.FEW = 0, 64, 0
+    before = [getattr(module, name) for module, name, _ in LIMITS]
     try:
+        for module, name, value in LIMITS if really else ():
+            setattr(module, name, value)
         yield
     finally:
-        answering.FEW, answering.IN_CACHE, native.FEW = before
+        for (module, name, _), value in zip(LIMITS, before, strict=True):
+            setattr(module, name, value)
 
 
 def made(kind: type[nn.MultiheadAttention], case: Case, dtype: torch.dtype) -> nn.MultiheadAttention:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks import __main__ as command
-from benchmarks import machine, memory, progress, readme, registry, report, truths
+from benchmarks import grid, machine, memory, progress, readme, registry, report, truths
 from benchmarks import problem as problems
 from benchmarks.cases import second_pass
 from benchmarks.checking import check
@@ -562,6 +562,30 @@ def test_the_table_is_written_between_the_markers(tmp_path: Path) -> None:
 def test_the_tables_shown_are_those_of_the_stored_results(page: str, everything: bool) -> None:
     shown = readme.table_in((ROOT / page).read_text("utf-8"))
     assert shown == readme.readme_table(report.load_all(), everything)
+
+
+def test_the_grid_shown_is_that_of_the_stored_results() -> None:
+    shown = readme.table_in((ROOT / "README.md").read_text("utf-8"), *grid.MARKERS)
+    assert shown == grid.table(report.load_all())
+
+
+def test_a_grid_tells_speeds_failures_and_gaps() -> None:
+    def record(ratio: float, status: str = "ok") -> dict[str, Any]:
+        sizes = {"B": 4, "H": 12, "L": 512, "E": 768}
+        return {"run": "one", "status": status, "sizes": sizes, "ratio": {"of_medians": ratio}}
+
+    machines = {"machine": {"cpu": "a CPU", "threads": 2}, "versions": {"torch": "2.13"}, "quick": False}
+    run = machines | {"commit": "abc", "dirty": False, "started": "2026-01-01"}
+    cases = {
+        "drop_in_bert_base_plain_inference": record(0.5),
+        "drop_in_bert_base_plain_training": record(0.8, "failed"),
+        "drop_in_bert_base_mean_inference": record(0.125),
+        "something_else": record(3.0),
+    }
+    table = grid.table([{"device": "cpu", "runs": {"one": run}, "cases": cases}])
+    assert "| BERT-base | B4 H12 L512 E768 | 2.00 / - | - / - | 8.00 / - | - / - |" in table
+    assert "Geometric mean 4.00 / -." in table
+    assert grid.table([]) == grid.NOTHING
 
 
 def test_stored_results_are_of_cases_that_exist() -> None:

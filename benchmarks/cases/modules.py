@@ -12,31 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import headwise as hw
 
-from .. import problem as problems
-from ..problem import Problem
-from ..registry import OURS, Arm, Case, Pinned, Prepared, Sizes, Values, register
+from ..registry import OURS, Arm, Case, Prepared, Sizes, register
+from .self_attention import SelfAttention, merge, split
 
 BY_HAND = "by hand, SDPA"
 TORCH = "nn.MultiheadAttention"
-
-
-def split(x: Tensor, weight: Tensor, bias: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v, each [B, H, L, D], from x [B, L, E] in one product."""
-    B, L, E = x.shape
-    packed = linear(x, weight, bias).view(B, L, 3, num_heads, E // num_heads)
-    q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
-    return q, k, v
-
-
-def merge(heads: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """[B, L, E] from [B, H, L, D]."""
-    B, H, L, D = heads.shape
-    return linear(heads.transpose(1, 2).reshape(B, L, H * D), weight, bias)
 
 
 class ByHand(nn.Module):
@@ -54,117 +38,34 @@ class ByHand(nn.Module):
         return merge(heads, self.out_weight, self.out_bias)
 
 
-def module(
-    sizes: Sizes,
-    device: torch.device,
-    dtype: torch.dtype,
-    causal: bool = False,
-    padded: bool = False,
-    weights: str | None = None,
-    training: bool = False,
-) -> Prepared:
-    """Self-attention of x [B, L, E].
-
-    Args:
-        padded: sequences of different lengths, half of the places on average.
-        weights: "mean" over heads or those of all "heads", looked at after the call.
-    """
-    B, L, E, H = (sizes[letter] for letter in "BLEH")
-    theirs = nn.MultiheadAttention(E, H, batch_first=True, device=device, dtype=dtype)
-    nn.init.normal_(theirs.in_proj_bias)
-    ours = hw.MultiHeadAttention.from_torch(theirs)
-    ours.causal = causal
-    by_hand = ByHand(theirs, causal)
-    for one in (theirs, ours, by_hand):
-        one.train(training).requires_grad_(training)
-    x = torch.randn(B, L, E).to(device, dtype).requires_grad_(training)
-    grad = torch.randn(B, L, E).to(device, dtype)
-    lengths = torch.linspace(1, L, B).round().long().to(device)
-    real = torch.arange(L, device=device) < lengths[:, None]  # [B, L]
-    hidden = torch.ones(L, L, dtype=torch.bool, device=device).triu(1) if causal else None
-    if padded:
-        grad = grad * real[..., None]  # what padded queries say goes nowhere
-
-    mask = hw.Mask.padding(real) if padded else None
-    dense = real[:, None, None] if padded else None  # [B, 1, 1, L]
-    if dense is not None and hidden is not None:
-        dense = dense & ~hidden
+def module(sizes: Sizes, device: torch.device, dtype: torch.dtype, **options: Any) -> Prepared:
+    """`SelfAttention` with these options, of ours, torch's class and the module by hand."""
+    asked = SelfAttention(sizes, device, dtype, **options)
+    ours = hw.MultiHeadAttention.from_torch(asked.theirs)
+    ours.causal = asked.causal
+    by_hand = ByHand(asked.theirs, asked.causal)
+    asked.prepare(asked.theirs, ours, by_hand)
+    mask = hw.Mask.padding(asked.real) if asked.padded else None
+    dense = asked.real[:, None, None] if asked.padded else None  # [B, 1, 1, L]
+    if dense is not None and asked.hidden is not None:
+        dense = dense & ~asked.hidden
 
     def run_ours() -> tuple[Tensor, Tensor | None]:
-        output, map = ours(x, mask=mask)
+        output, map = ours(asked.x, mask=mask)
         looked = {None: lambda: None, "mean": map.mean_heads, "heads": map.dense}
-        return output, looked[weights]()
-
-    def run_theirs() -> tuple[Tensor, Tensor | None]:
-        found: tuple[Tensor, Tensor | None] = theirs(
-            x, x, x, key_padding_mask=~real if padded else None, need_weights=weights is not None,
-            attn_mask=hidden, is_causal=causal and not padded, average_attn_weights=weights == "mean",
-        )  # fmt: skip
-        return found
+        return output, looked[asked.weights]()
 
     def run_by_hand() -> tuple[Tensor, None]:
-        return by_hand(x, dense), None
+        return by_hand(asked.x, dense), None
 
-    def arm(run: Any, parameters: list[Tensor]) -> Arm:
-        if not training:
-            return Pinned(run, torch.inference_mode)
-
-        def both_ways() -> tuple[Any, ...]:
-            output, looked = run()
-            return output.detach(), looked, *torch.autograd.grad(output, (x, *parameters), grad)
-
-        return both_ways
-
-    packed = [theirs.in_proj_weight, theirs.in_proj_bias, theirs.out_proj.weight, theirs.out_proj.bias]
     apart = [getattr(ours, f"{one}_proj").get_parameter(end) for end in ("weight", "bias") for one in "qkv"]
     arms: dict[str, Arm] = {
-        OURS: arm(run_ours, [*apart, *ours.out_proj.parameters()]),
-        TORCH: arm(run_theirs, packed),
+        OURS: asked.arm(run_ours, [*apart, *ours.out_proj.parameters()]),
+        TORCH: asked.arm(asked.asked_as_torch(asked.theirs), asked.packed),
     }
-    if weights is None:
-        arms[BY_HAND] = arm(run_by_hand, packed)
-
-    rows = torch.arange(L, device=device)
-    if not training and L > 64:
-        rows = torch.linspace(0, L - 1, 64, dtype=torch.float64, device=device).round().long()
-
-    def real_rows(values: Tensor) -> Tensor:
-        """Some rows of [B, .., L, *], nothing where they are padding."""
-        some = values[..., rows, :]
-        return some * real[:, rows].view(B, *[1] * (some.ndim - 3), len(rows), 1) if padded else some
-
-    def named(output: Tensor, looked: Tensor | None, grads: list[Tensor]) -> Values:
-        values = {"output": real_rows(output)}
-        if looked is not None:
-            values["weights"] = real_rows(looked)
-        if len(grads) == 9:  # each projection by itself
-            grads = [grads[0], torch.cat(grads[1:4]), torch.cat(grads[4:7]), *grads[7:]]
-        names = ("dx", "d_in_weight", "d_in_bias", "d_out_weight", "d_out_bias")
-        return values | dict(zip(names, grads, strict=False))
-
-    def part(found: tuple[Any, ...]) -> Values:
-        output, looked, *grads = found
-        return named(output, looked, grads)
-
-    def truth() -> Values:
-        exact = [p.detach().double().requires_grad_(training) for p in packed]
-        x64 = x.detach().double().requires_grad_(training)
-        seen = [problems.causal] * causal + [problems.padding(lengths)] * padded
-        problem = Problem(*split(x64, exact[0], exact[1], H), seen=problems.all_of(*seen) if seen else None)
-        output = merge(problem.output(rows), exact[2], exact[3])
-        values = {"output": output.detach()}
-        if weights is not None:
-            p = problem.weights(rows)[1]
-            values["weights"] = p.mean(1) if weights == "mean" else p
-        if padded:
-            for name, value in values.items():
-                values[name] = value * real[:, rows].view(B, *[1] * (value.ndim - 3), len(rows), 1)
-        if training:
-            grads = torch.autograd.grad(output, (x64, *exact), grad.double())
-            values |= named(output, None, list(grads)) | {"output": values["output"]}
-        return values
-
-    return Prepared(arms, truth, part)
+    if asked.weights is None:
+        arms[BY_HAND] = asked.arm(run_by_hand, asked.packed)
+    return Prepared(arms, asked.truth, asked.part)
 
 
 # name -> words, sizes, causal, how near the module by hand it should come

@@ -1,0 +1,70 @@
+"""hw.nn.MultiheadAttention beside torch's own class: the same calls, word for word.
+
+Five models x four ways to ask x inference and training. Padding comes as key_padding_mask, causality as a
+bool attn_mask with the hint.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+import headwise as hw
+
+from ..registry import OURS, Case, Prepared, Sizes, register
+from .modules import TORCH
+from .self_attention import SelfAttention
+
+__all__ = ["ASKED", "MODELS"]
+
+
+def drop_in(sizes: Sizes, device: torch.device, dtype: torch.dtype, **options: Any) -> Prepared:
+    """`SelfAttention` with these options, of torch's class and of ours with the same weights."""
+    asked = SelfAttention(sizes, device, dtype, **options)
+    ours = hw.nn.MultiheadAttention(asked.theirs.embed_dim, asked.H, batch_first=True, device="meta")
+    ours.load_state_dict(asked.theirs.state_dict(), assign=True)
+    asked.prepare(asked.theirs, ours)
+    mine = [ours.in_proj_weight, ours.in_proj_bias, ours.out_proj.weight, ours.out_proj.bias]
+    arms = {
+        OURS: asked.arm(asked.asked_as_torch(ours, hinted=True), mine),
+        TORCH: asked.arm(asked.asked_as_torch(asked.theirs, hinted=True), asked.packed),
+    }
+    return Prepared(arms, asked.truth, asked.part)
+
+
+# name -> words, sizes on a CPU, sizes on a GPU, causal
+MODELS: dict[str, tuple[str, Sizes, Sizes, bool]] = {
+    "bert_base": ("BERT-base", {"B": 4, "H": 12, "L": 512, "E": 768}, {"B": 32}, False),
+    "gpt2_small": ("GPT-2 small, causal", {"B": 1, "H": 12, "L": 1024, "E": 768}, {"B": 8}, True),
+    "gpt2_large": ("GPT-2 large, causal", {"B": 1, "H": 20, "L": 1024, "E": 1280}, {"B": 8}, True),
+    "gpt3": (
+        "GPT-3 layer, causal", {"B": 1, "H": 16, "L": 512, "E": 2048}, {"H": 96, "L": 2048, "E": 12288}, True,
+    ),
+    "long": ("long, causal", {"B": 1, "H": 8, "L": 2048, "E": 512}, {"H": 32, "L": 16384, "E": 4096}, True),
+}  # fmt: skip
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("no weights", {}),
+    "padded": ("padded", {"padded": True}),
+    "mean": ("mean weights", {"weights": "mean"}),
+    "heads": ("weights of every head", {"weights": "heads"}),
+}
+TINY = {"B": 2, "H": 2, "L": 21, "E": 32}
+for model, (words, sizes, on_cuda, causal) in MODELS.items():
+    for way, (told, options) in ASKED.items():
+        for training in (False, True):
+            register(
+                Case(
+                    f"drop_in_{model}_{way}_{'training' if training else 'inference'}",
+                    f"torch's class, {words}, {told}{', forward and backward' if training else ''}",
+                    partial(drop_in, causal=causal, training=training, **options),
+                    sizes,
+                    tiny=TINY,
+                    on_cuda=on_cuda,
+                    peer=TORCH,
+                    target=1 / 0.97,
+                    factor=3.0 if training else 2.0,
+                    memory=model == "long",
+                )
+            )
