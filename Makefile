@@ -8,7 +8,7 @@ INSTALL := $(PIP) install --no-compile --prefer-binary --constraint constraints.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup look test test-slow lint bench clean
+.PHONY: help setup look test test-slow lint bench fuzz clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ lint: $(READY) ## ruff, formatting, types
 
 bench: $(READY) ## the benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+fuzz: $(READY) ## our class against torch's over random calls (ARGS="--minutes 5 --seed 1")
+	@$(BIN)/python tests/fuzz_as_torch.py $(ARGS)
 
 clean: ## remove caches and build outputs; .venv stays
 	@rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -67,6 +67,7 @@ class Case:
     average_attn_weights: bool
     training: bool
     gradients: str  # all, none, inference
+    frozen: str  # of all: nothing, inputs, parameters, both
     strided: bool  # inputs are views with other strides
     as_if_large: bool  # by the ways of sizes that no test has time for
 
@@ -118,6 +119,7 @@ def draw_case(choose: Choose, seed: int) -> Case:
         average_attn_weights=choose(BOTH),
         training=choose(BOTH),
         gradients=gradients,
+        frozen=choose(("nothing", "nothing", "inputs", "parameters", "both")),
         strided=choose((False, False, True)),
         as_if_large=choose(BOTH),
     )
@@ -281,11 +283,15 @@ def results(module: nn.MultiheadAttention, case: Case, numbers: Numbers, hint: b
         parameter.data = numbers.parameters[name]
     wants = case.gradients == "all"
     masks = [None if x is None else x.detach() for x in (numbers.key_padding_mask, numbers.attn_mask)]
-    leaves = {f"d input {i}": x.detach().requires_grad_(wants) for i, x in enumerate(numbers.inputs)}
-    inputs = list(leaves.values())
+    inputs = [x.detach() for x in numbers.inputs]
     query, key, value = (inputs * 3)[:3] if len(inputs) != 2 else (inputs[0], inputs[1], inputs[1])
+    leaves: dict[str, Tensor] = {}
     if wants:
-        leaves |= {f"d {name}": parameter for name, parameter in module.named_parameters()}
+        module.requires_grad_(case.frozen not in ("parameters", "both"))
+        if case.frozen not in ("inputs", "both"):
+            leaves |= {f"d input {i}": x.requires_grad_() for i, x in enumerate(inputs)}
+        if case.frozen not in ("parameters", "both"):
+            leaves |= {f"d {name}": parameter for name, parameter in module.named_parameters()}
         for name, mask in zip(("d key_padding_mask", "d attn_mask"), masks, strict=True):
             if case.learned and mask is not None and mask.is_floating_point():
                 leaves[name] = mask.requires_grad_()
@@ -302,7 +308,7 @@ def results(module: nn.MultiheadAttention, case: Case, numbers: Numbers, hint: b
     found = {"output": output}
     if weights is not None:
         found["weights"] = weights
-    if wants:
+    if leaves:
         pulled = [(x * pull).sum() for x, pull in zip(found.values(), numbers.pulls, strict=False)]
         grads = torch.autograd.grad(sum(pulled, torch.zeros(())), [*leaves.values()], materialize_grads=True)
         found |= dict(zip(leaves, grads, strict=True))

@@ -1,13 +1,15 @@
 """What a mask of torch's says, read once for as long as the tensor lives unchanged.
 
 Reading values on a GPU stops it for a moment, so it is done once a tensor: what was found is kept beside a
-weak reference and the version of what was read. Where values must not be looked at (while compiling or
+weak reference and the version of what was read. A part of a larger tensor (`mask[:L, :L]`, new in every call)
+is known by the larger one and its place in it. Where values must not be looked at (while compiling or
 exporting, while a graph is captured, in tensors without versions) nothing is read, and the mask is taken as
-it is.
+it is; so are masks on a GPU that come new in every call, once that has been noticed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -16,9 +18,10 @@ from torch import Tensor
 
 from ...engines.plain import transforms_are_active
 
-__all__ = ["LOWEST", "Content", "content_of"]
+__all__ = ["LOWEST", "Content", "content_of", "known"]
 
 LOWEST = -1e29  # finite numbers below this hide a key as well as this one, and no kernel takes it for -inf
+PATIENCE = 8  # masks on a GPU read for a single call, one after another, until new ones are no longer read
 
 
 class Content(NamedTuple):
@@ -29,27 +32,56 @@ class Content(NamedTuple):
     low: bool  # finite numbers below LOWEST
 
 
-class _Known(NamedTuple):
-    tensor: Any  # a weak reference
-    version: int
-    content: Content
+class _Known:
+    """A tensor that was seen, and what was read of it and its parts, by their places in it."""
+
+    __slots__ = ("contents", "tensor", "unused", "version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.version = ref(tensor, _forget(id(tensor))), tensor._version
+        self.contents: dict[Any, Content | None] = {}  # None: seen, not read
+        self.unused = tensor.is_cuda  # only a GPU is kept waiting by what is read in vain
 
 
 known: dict[int, _Known] = {}
+_wasted = 0  # masks on a GPU that served a single call, since one came again
+
+
+def _forget(there: int) -> Callable[[Any], None]:
+    def died(_: Any) -> None:
+        _count(known.pop(there, None))
+
+    return died
+
+
+def _count(gone: _Known | None) -> None:
+    global _wasted
+    _wasted += gone is not None and gone.unused
 
 
 def content_of(mask: Tensor) -> Content | None:
     """What it holds; None where it must not be read."""
+    global _wasted
     if not _may_read(mask):
         return None
-    there = id(mask)
-    found = known.get(there)
-    if found is not None and found.tensor() is mask and found.version == mask._version:
-        return found.content
-    if mask.is_cuda and torch.cuda.is_current_stream_capturing():
-        return None
-    content = _read(mask)
-    known[there] = _Known(ref(mask, lambda _: known.pop(there, None)), mask._version, content)
+    owner = mask if mask._base is None else mask._base
+    place = (mask.dtype, mask.shape, mask.stride(), mask.storage_offset())
+    found = known.get(id(owner))
+    if found is None or found.tensor() is not owner or found.version != owner._version:
+        _count(found)
+        found = known[id(owner)] = _Known(owner)
+    elif place in found.contents:
+        if found.unused:
+            found.unused, _wasted = False, 0
+        content = found.contents[place]
+        if content is not None:
+            return content
+    if mask.is_cuda:
+        tired = _wasted >= PATIENCE and place not in found.contents
+        if tired or torch.cuda.is_current_stream_capturing():
+            found.contents[place] = None  # read if it comes again
+            return None
+    content = found.contents[place] = _read(mask)
     return content
 
 
@@ -67,13 +99,12 @@ def _may_read(mask: Tensor) -> bool:
 
 @torch.no_grad()
 def _read(mask: Tensor) -> Content:
-    hidden = mask if mask.dtype == torch.bool else mask == -torch.inf
     if mask.dtype == torch.bool:
-        bare = True
-        low = False
+        hidden, bare, low = mask, True, False
     else:
-        lowest = mask.masked_fill(hidden, 0)
-        bare, low = not bool(lowest.any()), bool((lowest < LOWEST).any())
+        hidden = mask == -torch.inf
+        rest = mask.masked_fill(hidden, 0)
+        bare, low = not bool(rest.any()), bool((rest < LOWEST).any())
     if not bare:
         return Content(nothing=False, causal=False, low=low)
     if not bool(hidden.any()):

@@ -1,0 +1,1375 @@
+"""`headwise.nn.MultiheadAttention` is torch's class to the letter: one test for each line of its contract.
+
+Values over many calls are compared in test_as_torch_differential.py. Sizes: N 3, L 5, S 7, H 2 or 3, D 5;
+everything is float64 unless the test is about something else.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import itertools
+import math
+import pickle
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from dataclasses import replace as but
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
+
+import headwise.nn
+from as_torch_cases import as_if_large, slow_path
+from headwise.errors import ArgumentError
+from headwise.nn import MultiheadAttention
+from headwise.nn.as_torch import reading
+from judge import assert_judged, error
+
+N, L, S, D = 3, 5, 7, 5
+Answer = tuple[Tensor, Tensor | None]
+Tensors = Sequence[Tensor | None]
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "batch first": {"batch_first": True},
+    "odd heads": {"num_heads": 3},
+    "no bias": {"bias": False},
+    "kdim": {"kdim": 11},
+    "vdim": {"vdim": 13},
+    "kdim and vdim": {"kdim": 11, "vdim": 13, "batch_first": True},
+    "kdim, no bias": {"kdim": 11, "bias": False},
+    "appended": {"add_bias_kv": True, "add_zero_attn": True},
+    "appended, kdim": {"add_bias_kv": True, "vdim": 13},
+    "dropout": {"dropout": 0.25},
+}
+every_kind = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+with_and_without_weights = pytest.mark.parametrize("need_weights", [True, False], ids=["weights", "alone"])
+small_and_large = pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers_every_time() -> None:
+    torch.manual_seed(0)
+
+
+def arguments(options: dict[str, Any]) -> dict[str, Any]:
+    H = options.get("num_heads", 2)
+    return {"embed_dim": H * D, "num_heads": H, "dtype": torch.float64, **options}
+
+
+def make(kind: type[nn.MultiheadAttention], seed: int = 0, **options: Any) -> nn.MultiheadAttention:
+    torch.manual_seed(seed)
+    return kind(**arguments(options))
+
+
+def twins(**options: Any) -> tuple[MultiheadAttention, nn.MultiheadAttention]:
+    """Ours and torch's with the same parameters, none of them 0."""
+    ours = MultiheadAttention(**arguments(options))
+    options.pop("empty_rows", None)
+    theirs = nn.MultiheadAttention(**arguments(options))
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.copy_(torch.randn_like(parameter, dtype=torch.float32) * parameter.shape[-1] ** -0.5)
+    theirs.load_state_dict(ours.state_dict())
+    return ours, theirs
+
+
+def inputs(module: nn.MultiheadAttention, length: int = L, memory: int = S, batch: int = N) -> list[Tensor]:
+    """query, key and value."""
+    widths = ((length, module.embed_dim), (memory, module.kdim), (memory, module.vdim))
+    dtype = module.out_proj.weight.dtype
+    return [
+        torch.randn(*((batch, n) if module.batch_first else (n, batch)), width).to(dtype)
+        for n, width in widths
+    ]
+
+
+def slow(module: nn.Module, *args: Any, **kwargs: Any) -> Answer:
+    """What torch's slow path says."""
+    with slow_path():
+        found: Answer = module(*args, **kwargs)
+    return found
+
+
+def assert_same(found: Tensors, wanted: Tensors, tolerance: float = 1e-12) -> None:
+    for ours, theirs in zip(found, wanted, strict=True):
+        if ours is None or theirs is None:
+            assert ours is None and theirs is None
+            continue
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def hidden(*shape: int) -> Tensor:
+    """Some hidden, the first key seen by all."""
+    mask = torch.rand(*shape) < 0.4
+    mask[..., 0] = False
+    return mask
+
+
+def causal(length: int = L, memory: int = L) -> Tensor:
+    return torch.ones(length, memory, dtype=torch.bool).triu(1)
+
+
+def as_float(mask: Tensor, dtype: torch.dtype = torch.float64, value: float = -math.inf) -> Tensor:
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, value)
+
+
+# What it is
+
+
+def test_it_is_torchs_class() -> None:
+    assert issubclass(MultiheadAttention, nn.MultiheadAttention)
+    assert isinstance(MultiheadAttention(4, 2), nn.MultiheadAttention)
+    assert headwise.nn.MultiheadAttention is MultiheadAttention
+    assert MultiheadAttention.__name__ == "MultiheadAttention"
+    assert MultiheadAttention.__constants__ == nn.MultiheadAttention.__constants__
+    assert MultiheadAttention._version == nn.MultiheadAttention._version
+
+
+def test_the_constructor_takes_torchs_arguments_and_one_more() -> None:
+    ours = inspect.signature(MultiheadAttention.__init__).parameters
+    theirs = inspect.signature(nn.MultiheadAttention.__init__).parameters
+    assert [*ours] == [*theirs, "empty_rows"]
+    assert {name: ours[name].default for name in theirs} == {n: x.default for n, x in theirs.items()}
+    assert {name: ours[name].kind for name in theirs} == {name: x.kind for name, x in theirs.items()}
+    assert ours["empty_rows"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert ours["empty_rows"].default == "nan"
+
+
+def test_the_call_takes_torchs_arguments() -> None:
+    ours = inspect.signature(MultiheadAttention.forward).parameters
+    theirs = inspect.signature(nn.MultiheadAttention.forward).parameters
+    assert [(n, x.default, x.kind) for n, x in ours.items()] == [
+        (n, x.default, x.kind) for n, x in theirs.items()
+    ]
+
+
+def test_every_argument_may_be_given_by_place() -> None:
+    places = (8, 2, 0.25, False, True, True, 11, 13, True, "cpu", torch.float64)
+    ours, theirs = MultiheadAttention(*places), nn.MultiheadAttention(*places)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    assert (ours.dropout, ours.kdim, ours.vdim, ours.batch_first) == (0.25, 11, 13, True)
+
+
+@every_kind
+def test_attributes_are_torchs(options: dict[str, Any]) -> None:
+    ours, theirs = make(MultiheadAttention, **options), make(nn.MultiheadAttention, **options)
+    assert vars(ours).keys() == vars(theirs).keys()
+    sizes = "embed_dim kdim vdim _qkv_same_embed_dim num_heads head_dim dropout batch_first add_zero_attn"
+    for name in sizes.split():
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert [(n, p is None) for n, p in ours._parameters.items()] == [
+        (n, p is None) for n, p in theirs._parameters.items()
+    ]
+    assert (ours.bias_k is None, ours.bias_v is None) == (theirs.bias_k is None, theirs.bias_v is None)
+    assert type(ours.out_proj) is type(theirs.out_proj)
+    assert [n for n, _ in ours.named_modules()] == [n for n, _ in theirs.named_modules()]
+    assert [(n, p.shape) for n, p in ours.named_parameters()] == [
+        (n, p.shape) for n, p in theirs.named_parameters()
+    ]
+
+
+def test_the_mark_of_empty_rows_is_an_attribute() -> None:
+    assert MultiheadAttention(4, 2).empty_rows == "nan"
+    assert MultiheadAttention(4, 2, empty_rows="zero").empty_rows == "zero"
+
+
+@every_kind
+def test_initial_weights_are_torchs_bit_by_bit(options: dict[str, Any]) -> None:
+    ours = make(MultiheadAttention, **options)
+    after = torch.get_rng_state()
+    theirs = make(nn.MultiheadAttention, **options)
+    assert torch.equal(after, torch.get_rng_state())
+    for (name, found), (_, wanted) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+        assert torch.equal(found, wanted), name
+    torch.manual_seed(1)
+    ours._reset_parameters()
+    torch.manual_seed(1)
+    theirs._reset_parameters()
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+@every_kind
+def test_it_prints_as_torchs_class(options: dict[str, Any]) -> None:
+    assert repr(make(MultiheadAttention, **options)) == repr(make(nn.MultiheadAttention, **options))
+
+
+def test_it_can_be_made_without_memory_and_filled_later() -> None:
+    ours, theirs = twins(dtype=torch.float32)
+    empty = MultiheadAttention(2 * D, 2, device="meta")
+    assert all(p.is_meta for p in empty.parameters())
+    x = torch.randn(L, N, 2 * D, device="meta")
+    for need_weights in (True, False):
+        found, wanted = empty(x, x, x, need_weights=need_weights), theirs.to("meta")(x, x, x)
+        assert found[0].is_meta and found[0].shape == wanted[0].shape
+        assert found[1] is None or found[1].shape == wanted[1].shape
+    filled = empty.to_empty(device="cpu")
+    filled.load_state_dict(ours.state_dict())
+    x = torch.randn(L, N, 2 * D)
+    assert_same(filled(x, x, x), ours(x, x, x), 0.0)
+
+
+# Travelling
+
+
+NAMES = {
+    "default": "in_proj_weight in_proj_bias out_proj.weight out_proj.bias",
+    "no bias": "in_proj_weight out_proj.weight",
+    "kdim": "q_proj_weight k_proj_weight v_proj_weight in_proj_bias out_proj.weight out_proj.bias",
+    "kdim, no bias": "q_proj_weight k_proj_weight v_proj_weight out_proj.weight",
+    "appended": "in_proj_weight in_proj_bias bias_k bias_v out_proj.weight out_proj.bias",
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_the_state_dict_has_torchs_names_in_torchs_order(kind: str) -> None:
+    found: Any = make(MultiheadAttention, **OPTIONS[kind]).state_dict()
+    wanted: Any = make(nn.MultiheadAttention, **OPTIONS[kind]).state_dict()
+    assert [*found] == NAMES[kind].split() == [*wanted]
+    assert found._metadata == wanted._metadata
+
+
+@every_kind
+def test_weights_travel_both_ways(options: dict[str, Any]) -> None:
+    ours, theirs = (
+        make(MultiheadAttention, 1, **options).eval(),
+        make(nn.MultiheadAttention, 2, **options).eval(),
+    )
+    given = inputs(ours)
+    before = ours(*given)
+    theirs.load_state_dict(ours.state_dict(), strict=True)
+    assert_same(before, slow(theirs, *given))
+    other = make(MultiheadAttention, 3, **options).eval()
+    other.load_state_dict(theirs.state_dict(), strict=True)
+    assert_same(other(*given), before, 0.0)
+
+
+@pytest.mark.parametrize("empty_rows", ["nan", "zero"])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_is_the_same_module(copied: Callable[[Any], Any], empty_rows: str) -> None:
+    ours, _ = twins(empty_rows=empty_rows, add_bias_kv=True)
+    other, given = copied(ours), inputs(ours)
+    assert type(other) is MultiheadAttention and other.empty_rows == empty_rows
+    assert_same(other(*given), ours(*given), 0.0)
+
+
+def test_a_module_from_before_widths_of_keys_can_be_unpickled() -> None:
+    ours, _ = twins()
+    old = dict(vars(ours))
+    del old["_qkv_same_embed_dim"]
+    found = MultiheadAttention.__new__(MultiheadAttention)
+    found.__setstate__(old)
+    given = inputs(ours)
+    assert found._qkv_same_embed_dim is True and found.empty_rows == "nan"
+    assert_same(found(*given), ours(*given), 0.0)
+
+
+def test_parts_of_torch_take_it_for_their_own() -> None:
+    """An encoder layer of torch's with our attention in it, in training, is the same layer."""
+    layer = nn.TransformerEncoderLayer(2 * D, 2, 16, dropout=0.0, batch_first=True, dtype=torch.float64)
+    x, padding = torch.randn(N, L, 2 * D, dtype=torch.float64), hidden(N, L)
+    masks = {"src_mask": causal(), "src_key_padding_mask": padding}
+    wanted = layer(x, **masks, is_causal=True)
+    ours = MultiheadAttention(2 * D, 2, batch_first=True, dtype=torch.float64)
+    ours.load_state_dict(layer.self_attn.state_dict())
+    layer.self_attn = ours
+    found = layer(x, **masks, is_causal=True)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@with_and_without_weights
+def test_it_can_be_scripted(need_weights: bool) -> None:
+    ours, theirs = twins(batch_first=True)
+    scripted = torch.jit.script(ours.eval())
+    x = torch.randn(N, L, 2 * D, dtype=torch.float64)
+    options = {"need_weights": need_weights, "attn_mask": hidden(L, L)}
+    assert_same(scripted(x, x, x, **options), slow(theirs.eval(), x, x, x, **options))
+
+
+# Words: every refusal is torch's, type and text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"embed_dim": 0},
+        {"num_heads": 0},
+        {"embed_dim": -3},
+        {"num_heads": -2},
+        {"embed_dim": 0, "num_heads": 0},
+        {"embed_dim": 10, "num_heads": 3},
+        {"dropout": 7.0, "embed_dim": 0},
+    ],
+    ids=str,
+)
+def test_sizes_that_cannot_be_are_refused_in_torchs_words(options: dict[str, Any]) -> None:
+    said = refusal(lambda: nn.MultiheadAttention(**{"embed_dim": 8, "num_heads": 2, **options}))
+    assert refusal(lambda: MultiheadAttention(**{"embed_dim": 8, "num_heads": 2, **options})) == said
+    assert said[0] in (ValueError, AssertionError)
+
+
+def refusal(call: Callable[[], Any]) -> tuple[type[Exception], str]:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is, it is compared
+        call()
+    return type(caught.value), str(caught.value)
+
+
+@dataclass(frozen=True)
+class Misuse:
+    """A call by its shapes; a field that is spoilt is not as it should be."""
+
+    query: tuple[int, ...] = (N, L, 10)
+    key: tuple[int, ...] = (N, S, 10)
+    value: tuple[int, ...] = (N, S, 10)
+    padding: tuple[tuple[int, ...], torch.dtype] | None = None
+    mask: tuple[tuple[int, ...], torch.dtype] | None = None
+    is_causal: bool = False
+    dtype: torch.dtype = torch.float64  # of the inputs
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def call(
+        self, kind: type[nn.MultiheadAttention], batch_first: bool, training: bool, weights: bool
+    ) -> Any:
+        torch.manual_seed(0)
+        module = kind(10, 2, batch_first=batch_first, dtype=torch.float64, **self.options).train(training)
+
+        def tensor(shape: tuple[int, ...]) -> Tensor:
+            x = torch.randn(shape, dtype=torch.float64).to(self.dtype)
+            return x if batch_first or len(shape) != 3 else x.transpose(0, 1)
+
+        padding, mask = (
+            None if x is None else torch.zeros(x[0], dtype=x[1]) for x in (self.padding, self.mask)
+        )
+        query, key = tensor(self.query), tensor(self.key)
+        value = key if self.value == self.key else tensor(self.value)
+        if self.query == self.key == self.value:
+            query = key
+        with slow_path(), torch.set_grad_enabled(training):
+            return module(
+                query, key, value,
+                key_padding_mask=padding, attn_mask=mask, need_weights=weights, is_causal=self.is_causal,
+            )  # fmt: skip
+
+
+BOOL, FLOAT, INT = torch.bool, torch.float64, torch.int64
+KDIM = {"kdim": 11, "vdim": 13}
+ALIKE = Misuse(key=(N, L, 10), value=(N, L, 10))  # self-attention
+
+MISUSES = {
+    "integers hide keys": Misuse(padding=((N, S), INT)),
+    "integers hide pairs": Misuse(mask=((L, S), INT)),
+    "complex numbers hide pairs": Misuse(mask=((L, S), torch.complex64)),
+    "integers hide both": Misuse(padding=((N, S), INT), mask=((L, S), torch.uint8)),
+    "4-D query": Misuse(query=(1, N, L, 10)),
+    "1-D query": Misuse(query=(10,)),
+    "2-D key": Misuse(key=(S, 10)),
+    "2-D value": Misuse(value=(S, 10)),
+    "2-D key and value": Misuse(key=(S, 10), value=(S, 10)),
+    "1-D padding": Misuse(padding=((S,), BOOL)),
+    "3-D padding": Misuse(padding=((N, 1, S), FLOAT)),
+    "1-D mask": Misuse(mask=((S,), BOOL)),
+    "4-D mask": Misuse(mask=((N, 2, L, S), FLOAT)),
+    "unbatched: 3-D key": Misuse(query=(L, 10)),
+    "unbatched: 3-D value": Misuse(query=(L, 10), key=(S, 10)),
+    "unbatched: 2-D padding": Misuse((L, 10), (S, 10), (S, 10), padding=((1, S), BOOL)),
+    "unbatched: 4-D mask": Misuse((L, 10), (S, 10), (S, 10), mask=((1, 2, L, S), BOOL)),
+    "unbatched: mask of the wrong shape": Misuse((L, 10), (S, 10), (S, 10), mask=((1, L, S), BOOL)),
+    "unbatched: flat mask of the wrong shape": Misuse((L, 10), (S, 10), (S, 10), mask=((S, L), FLOAT)),
+    "unbatched: padding of the wrong length": Misuse((L, 10), (S, 10), (S, 10), padding=((L,), FLOAT)),
+    "unbatched: value of another length": Misuse((L, 10), (S, 10), (L, 10)),
+    "causal without a mask": Misuse(is_causal=True),
+    "causal without a mask, alike": but(ALIKE, is_causal=True),
+    "causal with padding alone": Misuse(is_causal=True, padding=((N, S), BOOL)),
+    "query of another width": Misuse(query=(N, L, 8)),
+    "all of another width": Misuse((N, L, 8), (N, L, 8), (N, L, 8)),
+    "value of another length": Misuse(value=(N, L, 10)),
+    "value of another batch": Misuse(value=(N + 1, S, 10)),
+    "value of another width": Misuse(value=(N, S, 8)),
+    "key and value of another width": Misuse(key=(N, S, 8), value=(N, S, 8)),
+    "kdim: value of another length": Misuse(key=(N, S, 11), value=(N, L, 13), options=KDIM),
+    "kdim: value of another batch": Misuse(key=(N, S, 11), value=(N + 1, S, 13), options=KDIM),
+    "kdim: key of another width": Misuse(key=(N, S, 12), value=(N, S, 13), options=KDIM),
+    "kdim: value of another width": Misuse(key=(N, S, 11), value=(N, S, 12), options=KDIM),
+    "kdim: key and value of another width": Misuse(key=(N, S, 10), value=(N, S, 10), options=KDIM),
+    "flat mask of the wrong shape": Misuse(mask=((S, L), BOOL)),
+    "flat mask of one row": Misuse(mask=((1, S), FLOAT)),
+    "mask a batch": Misuse(mask=((N, L, S), BOOL)),
+    "mask of one head": Misuse(mask=((1, L, S), FLOAT)),
+    "padding of another batch": Misuse(padding=((N + 1, S), BOOL)),
+    "padding of one row": Misuse(padding=((1, S), FLOAT)),
+    "padding of another length": Misuse(padding=((N, L), FLOAT)),
+    "padding of another length, appended": Misuse(
+        padding=((N, L), BOOL), options={"add_bias_kv": True, "add_zero_attn": True}
+    ),
+    "padding that counts appended keys": Misuse(padding=((N, S + 1), BOOL), options={"add_bias_kv": True}),
+    "mask that counts appended keys": Misuse(mask=((L, S + 1), BOOL), options={"add_zero_attn": True}),
+    "alike, padding of another length": but(ALIKE, padding=((N, S), BOOL)),
+    "alike, padding of another batch": but(ALIKE, padding=((N + 1, L), BOOL)),
+    "alike, 1-D padding": but(ALIKE, padding=((L,), BOOL)),
+    "alike, integers hide keys": but(ALIKE, padding=((N, L), INT)),
+    "keys of another batch": Misuse(key=(N + 1, S, 10), value=(N + 1, S, 10)),
+    "kdim: keys of another batch": Misuse(key=(N + 1, S, 11), value=(N + 1, S, 13), options=KDIM),
+}
+
+
+@pytest.mark.parametrize("batch_first", [False, True], ids=["length first", "batch first"])
+@pytest.mark.parametrize("misuse", MISUSES.values(), ids=MISUSES)
+def test_misuse_is_refused_in_torchs_words(misuse: Misuse, batch_first: bool) -> None:
+    assert_same_refusal(misuse, batch_first)
+
+
+RAW = {
+    "half into double": Misuse(dtype=torch.float16),
+    "half into double, alike": but(ALIKE, dtype=torch.float16),
+    "half into double, kdim": Misuse(key=(N, S, 11), value=(N, S, 13), dtype=torch.float16, options=KDIM),
+    "keys of another batch, appended": Misuse(
+        key=(N + 1, S, 10), value=(N + 1, S, 10), options={"add_bias_kv": True}
+    ),
+}
+
+
+@pytest.mark.parametrize("batch_first", [False, True], ids=["length first", "batch first"])
+@pytest.mark.parametrize("misuse", RAW.values(), ids=RAW)
+def test_what_torchs_operators_refuse_is_refused(misuse: Misuse, batch_first: bool) -> None:
+    """In words of torch's own, that change with the operator."""
+    for training, weights in itertools.product((True, False), (True, False)):
+        with pytest.raises(RuntimeError):
+            misuse.call(MultiheadAttention, batch_first, training, weights)
+
+
+def assert_same_refusal(misuse: Misuse, batch_first: bool) -> None:
+    for training, weights in itertools.product((True, False), (True, False)):
+        wanted = refusal(lambda: misuse.call(nn.MultiheadAttention, batch_first, training, weights))  # noqa: B023
+        found = refusal(lambda: misuse.call(MultiheadAttention, batch_first, training, weights))  # noqa: B023
+        assert found == wanted
+
+
+# Each spoils some fields of a call that is right; two that spoil different fields go together.
+SPOILT: dict[str, dict[str, Any]] = {
+    "integers hide keys": {"padding": ((N, S), INT)},
+    "integers hide pairs": {"mask": ((L, S), INT)},
+    "4-D query": {"query": (1, N, L, 10)},
+    "2-D key and value": {"key": (S, 10), "value": (S, 10)},
+    "1-D padding": {"padding": ((S,), BOOL)},
+    "1-D mask": {"mask": ((S,), BOOL)},
+    "causal without a mask": {"is_causal": True, "mask": None},
+    "query of another width": {"query": (N, L, 8)},
+    "value of another length": {"value": (N, L, 10)},
+    "key and value of another width": {"key": (N, S, 8), "value": (N, S, 8)},
+    "keys of another batch": {"key": (N + 1, S, 10), "value": (N + 1, S, 10)},
+    "flat mask of the wrong shape": {"mask": ((S, L), BOOL)},
+    "mask of one head": {"mask": ((1, L, S), BOOL)},
+    "padding of another batch": {"padding": ((N + 1, S), BOOL)},
+    "padding of another length": {"padding": ((N, L), BOOL)},
+}
+PAIRS = [(a, b) for a, b in itertools.combinations(SPOILT, 2) if not SPOILT[a].keys() & SPOILT[b].keys()]
+
+
+@pytest.mark.parametrize("options", [{}, {"add_bias_kv": True, "add_zero_attn": True}], ids=["", "appended"])
+@pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
+def test_of_two_mistakes_the_one_torch_names_is_named(pair: tuple[str, str], options: dict[str, Any]) -> None:
+    if "keys of another batch" in pair and options:
+        options = {"add_zero_attn": True}  # joining them with bias_k fails in the words of torch.cat
+    assert_same_refusal(Misuse(options=options, **SPOILT[pair[0]], **SPOILT[pair[1]]), batch_first=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "broken", "padding"),
+    [
+        ({}, {"in_proj_weight": None}, None),
+        (KDIM, {"q_proj_weight": None}, None),
+        (KDIM, {"k_proj_weight": None}, None),
+        (KDIM, {"v_proj_weight": None}, None),
+        ({}, {"num_heads": 3}, None),
+        ({"add_bias_kv": True}, {"bias_v": None}, None),
+        ({"add_bias_kv": True}, {"bias_k": None}, None),
+        ({"add_bias_kv": True}, {"bias_v": None}, (N, L)),
+        ({"add_bias_kv": True, "add_zero_attn": True}, {"bias_k": None}, None),
+    ],
+    ids=str,
+)
+def test_a_module_with_a_part_missing_is_refused_in_torchs_words(
+    options: dict[str, Any], broken: dict[str, Any], padding: tuple[int, ...] | None
+) -> None:
+    said = []
+    for kind in (nn.MultiheadAttention, MultiheadAttention):
+        module = make(kind, **options)
+        for name, value in broken.items():
+            setattr(module, name, value)
+        given = inputs(module)
+        mask = None if padding is None else torch.zeros(padding, dtype=torch.bool)
+        said.append(refusal(lambda: slow(module, *given, key_padding_mask=mask)))  # noqa: B023
+    assert said[1] == said[0]
+
+
+MISMATCHED = (
+    r"^Support for mismatched key_padding_mask and attn_mask is deprecated. Use same type for both instead.$"
+)
+
+
+def test_masks_of_two_types_are_warned_of_as_torch_does() -> None:
+    ours, theirs = twins()
+    given = inputs(ours)
+    for padding, mask in ((BOOL, FLOAT), (FLOAT, BOOL), (torch.float32, FLOAT)):
+        masks = {
+            "key_padding_mask": torch.zeros(N, S, dtype=padding),
+            "attn_mask": torch.zeros(L, S, dtype=mask),
+        }
+        with pytest.warns(UserWarning, match=MISMATCHED) as found:
+            ours(*given, **masks, need_weights=False)
+        with pytest.warns(UserWarning, match=MISMATCHED) as wanted:
+            slow(theirs, *given, **masks, need_weights=False)
+        assert {str(each.message) for each in found} == {str(each.message) for each in wanted}
+
+
+def test_masks_of_one_type_are_not_warned_of() -> None:
+    ours, _ = twins()
+    given = inputs(ours)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for dtype in (BOOL, FLOAT):
+            ours(*given, torch.zeros(N, S, dtype=dtype), attn_mask=torch.zeros(L, S, dtype=dtype))
+
+
+# Shapes
+
+
+@every_kind
+@with_and_without_weights
+def test_training_evaluation_and_no_gradients_say_the_same(
+    options: dict[str, Any], need_weights: bool
+) -> None:
+    options = {**options, "dropout": 0.0}
+    ours, theirs = twins(**options)
+    given, padding = inputs(ours), hidden(N, S)
+    wanted = slow(theirs, *given, key_padding_mask=padding, need_weights=need_weights)
+    for training in (True, False):
+        ours.train(training)
+        assert_same(ours(*given, key_padding_mask=padding, need_weights=need_weights), wanted)
+        with torch.no_grad():
+            assert_same(ours(*given, key_padding_mask=padding, need_weights=need_weights), wanted)
+        with torch.inference_mode():
+            assert_same(ours(*given, key_padding_mask=padding, need_weights=need_weights), wanted)
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+def test_self_attention_in_evaluation_is_the_slow_path(large: bool) -> None:
+    """Where torch's class turns to its native operator: even heads, batch first, no gradients."""
+    ours, theirs = (module.eval() for module in twins(batch_first=True))
+    x = torch.randn(N, L, 2 * D, dtype=torch.float64)
+    one_sequence_empty = torch.tensor([[False] * L, [True] * L, [False] * 2 + [True] * (L - 2)])
+    for padding, weights, average in itertools.product(
+        (None, hidden(N, L), one_sequence_empty), (True, False), (True, False)
+    ):
+        options = {"need_weights": weights, "average_attn_weights": average, "key_padding_mask": padding}
+        with torch.no_grad(), as_if_large(large):
+            assert_same(ours(x, x, x, **options), slow(theirs, x, x, x, **options))
+
+
+@pytest.mark.parametrize("extra", [0, 1, 2], ids=["", "zero", "both"])
+def test_shapes_of_outputs_and_weights(extra: int) -> None:
+    H, options = 3, {"add_zero_attn": extra > 0, "add_bias_kv": extra > 1}
+    for batch_first in (False, True):
+        ours, _ = twins(num_heads=H, batch_first=batch_first, **options)
+        query, key, value = inputs(ours)
+        output, mean = ours(query, key, value)
+        assert output.shape == query.shape and mean.shape == (N, L, S + extra)
+        assert output.is_contiguous()
+        assert ours(query, key, value, average_attn_weights=False)[1].shape == (N, H, L, S + extra)
+        assert ours(query, key, value, need_weights=False)[1] is None
+        query, key, value = (x.select(0 if batch_first else 1, 0) for x in (query, key, value))
+        output, mean = ours(query, key, value)
+        assert output.shape == query.shape and mean.shape == (L, S + extra)
+        assert ours(query, key, value, average_attn_weights=False)[1].shape == (H, L, S + extra)
+
+
+@with_and_without_weights
+@pytest.mark.parametrize(
+    ("batch", "length", "memory"), [(0, L, S), (N, 0, S), (N, L, 0), (N, 0, 0), (0, 0, 0)]
+)
+def test_empty_sizes_give_empty_answers(batch: int, length: int, memory: int, need_weights: bool) -> None:
+    for options in ({}, {"batch_first": True}, {"add_bias_kv": True}, {"add_zero_attn": True}):
+        ours, theirs = twins(**options)
+        given = [x.requires_grad_() for x in inputs(ours, length, memory, batch)]
+        for mask in (None, hidden(length, max(memory, 1))[:, :memory], torch.zeros(length, memory).double()):
+            wanted = slow(theirs, *given, attn_mask=mask, need_weights=need_weights)
+            for training in (True, False):
+                found = ours.train(training)(*given, attn_mask=mask, need_weights=need_weights)
+                assert_same(found, wanted)
+        grads = [torch.autograd.grad(x[0].sum(), given, allow_unused=True) for x in (found, wanted)]
+        for ours_grad, theirs_grad in zip(*grads, strict=True):
+            assert (ours_grad is None or not ours_grad.any()) == (
+                theirs_grad is None or not theirs_grad.any()
+            )
+
+
+@with_and_without_weights
+def test_empty_self_attention_has_empty_weights_in_evaluation(need_weights: bool) -> None:
+    ours = twins(batch_first=True)[0].eval()
+    for batch, length in ((0, L), (N, 0)):
+        x = torch.randn(batch, length, 2 * D, dtype=torch.float64)
+        with torch.no_grad():
+            output, weights = ours(x, x, x, need_weights=need_weights)
+        assert output.shape == x.shape
+        assert weights.shape == (batch, length, length) if need_weights else weights is None
+
+
+@with_and_without_weights
+@pytest.mark.parametrize(("batch", "length", "memory"), [(0, L, S), (N, 0, S), (N, L, 0)])
+def test_empty_sizes_take_every_mask(batch: int, length: int, memory: int, need_weights: bool) -> None:
+    """torch's class cannot reshape some of these; ours answers as it does without them."""
+    ours, _ = twins()
+    given = inputs(ours, length, memory, batch)
+    wanted = ours(*given, need_weights=need_weights)
+    padding, mask = (torch.zeros(n, dtype=torch.bool) for n in ((batch, memory), (2 * batch, length, memory)))
+    found = ours(*given, key_padding_mask=padding, attn_mask=mask, need_weights=need_weights)
+    assert_same(found, wanted)
+
+
+# Dropout
+
+
+@with_and_without_weights
+@small_and_large
+def test_dropout_has_the_right_mean_and_only_in_training(need_weights: bool, large: bool) -> None:
+    ours, _ = twins(dropout=0.3)
+    query, key, value = (x[:, :1] for x in inputs(ours))
+    options = {"need_weights": need_weights, "attn_mask": hidden(L, S)}
+    with as_if_large(large):
+        wanted = ours.eval()(query, key, value, **options)[0]
+        assert torch.equal(ours(query, key, value, **options)[0], wanted)
+        many = [x.expand(-1, 4000, -1) for x in (query, key, value)]
+        drawn = ours.train()(*many, **options)[0]
+    assert drawn.std(1).min() > 0
+    apart = (drawn.mean(1, keepdim=True) - wanted) / (drawn.std(1, keepdim=True) / math.sqrt(4000))
+    assert apart.abs().max() < 5  # standard errors
+
+
+def test_weights_are_those_after_dropout() -> None:
+    ours, _ = twins(dropout=0.3)
+    given = inputs(ours, batch=50)
+    whole = ours.eval()(*given, average_attn_weights=False)[1]
+    output, weights = ours.train()(*given, average_attn_weights=False)
+    dropped = weights == 0
+    torch.testing.assert_close(weights[~dropped], whole[~dropped] / 0.7)
+    assert abs(dropped.double().mean().item() - 0.3) < 5 * math.sqrt(0.3 * 0.7 / dropped.numel())
+    weight, bias = ours.in_proj_weight.chunk(3)[2], ours.in_proj_bias.chunk(3)[2]
+    values = nn.functional.linear(given[2], weight, bias).unflatten(-1, (2, D)).permute(1, 2, 0, 3)
+    by_hand = ours.out_proj((weights @ values).permute(2, 0, 1, 3).flatten(2))
+    torch.testing.assert_close(output, by_hand)
+
+
+@with_and_without_weights
+@pytest.mark.parametrize("dropout", [-0.1, 1.0, 1.5])
+def test_bad_dropout_is_taken_as_torch_takes_it(dropout: float, need_weights: bool) -> None:
+    ours, theirs = twins(dropout=dropout)
+    given = inputs(ours)
+    assert_same(ours.eval()(*given), slow(theirs.eval(), *given))
+
+    def said(module: nn.Module) -> Any:
+        try:
+            return None, slow(module.train(), *given, need_weights=need_weights)
+        except (ValueError, RuntimeError) as error:
+            return type(error), str(error)
+
+    found, wanted = said(ours), said(theirs)
+    if wanted[0] is None:
+        assert found[0] is None
+        assert_same(found[1], wanted[1])
+    else:
+        assert found == wanted
+
+
+# Precision
+
+
+@with_and_without_weights
+@pytest.mark.parametrize("mask", [None, "bool", "float", "causal"])
+def test_autocast_gives_torchs_types(mask: str | None, need_weights: bool) -> None:
+    ours, theirs = twins(dtype=torch.float32, batch_first=True)
+    x = torch.randn(N, L, 2 * D)
+    kinds = {None: None, "bool": hidden(L, L), "float": torch.randn(L, L), "causal": causal()}
+    options = {"need_weights": need_weights, "attn_mask": kinds[mask]}
+    truth = slow(theirs, x, x, x, **options)
+    for gradients in (True, False):
+        with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(gradients):
+            found, plain = ours(x, x, x, **options), slow(theirs, x, x, x, **options)
+        assert_judged_both(found, plain, truth, torch.bfloat16)
+
+
+def assert_judged_both(found: Answer, plain: Answer, truth: Answer, dtype: torch.dtype) -> None:
+    for ours, theirs, exact in zip(found, plain, truth, strict=True):
+        if ours is None or theirs is None or exact is None:
+            assert ours is None and theirs is None
+            continue
+        assert ours.dtype == theirs.dtype
+        assert_judged(ours, theirs, exact, dtype=dtype, size=1.0)
+
+
+HALVES = [torch.bfloat16, torch.float16]
+
+
+@with_and_without_weights
+@small_and_large
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("kind", [None, "bool", "float", "padding", "causal"])
+def test_half_precision_is_as_precise_as_torchs(
+    kind: str | None, dtype: torch.dtype, need_weights: bool, large: bool
+) -> None:
+    ours, theirs = twins(dtype=dtype, batch_first=True)
+    exact = copy.deepcopy(theirs).double()
+    x = torch.randn(N, 17, 2 * D).to(dtype)
+    masks = {
+        None: {},
+        "bool": {"attn_mask": hidden(17, 17)},
+        "float": {"attn_mask": torch.randn(17, 17).to(dtype)},
+        "padding": {"key_padding_mask": hidden(N, 17)},
+        "causal": {"attn_mask": causal(17, 17)},
+    }[kind]
+    exactly = {name: mask.double() if mask.is_floating_point() else mask for name, mask in masks.items()}
+    y = x.double()
+    truth = slow(exact, y, y, y, need_weights=need_weights, **exactly)
+    plain = slow(theirs, x, x, x, need_weights=need_weights, **masks)
+    for gradients in (True, False):
+        with as_if_large(large), torch.set_grad_enabled(gradients):
+            found = ours(x, x, x, need_weights=need_weights, **masks)
+        assert_judged_both(found, plain, truth, dtype)
+
+
+@with_and_without_weights
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("name", ["attn_mask", "key_padding_mask"])
+def test_half_precision_takes_masks_of_float32(name: str, dtype: torch.dtype, need_weights: bool) -> None:
+    """torch's class raises where weights are wanted."""
+    ours, theirs = twins(dtype=dtype)
+    given, mask = inputs(ours), torch.randn((L, S) if name == "attn_mask" else (N, S)).to(dtype)
+    found = ours(*given, need_weights=need_weights, **{name: mask.float()})
+    wanted = slow(theirs, *given, need_weights=need_weights, **{name: mask})
+    exact = slow(
+        theirs.double(), *(x.double() for x in given), need_weights=need_weights, **{name: mask.double()}
+    )
+    assert_judged_both(found, wanted, exact, dtype)
+
+
+# Rows that may see nothing
+
+
+def with_empty_rows() -> dict[str, dict[str, Tensor]]:
+    """Row 1 of all, or all rows of sequence 1, see nothing."""
+    row, sequence = hidden(L, S), hidden(N, S)
+    row[1], sequence[1] = True, True
+    together = {"attn_mask": causal(L, S), "key_padding_mask": torch.zeros(N, S, dtype=torch.bool)}
+    together["key_padding_mask"][1, 0] = True  # only row 0 of sequence 1
+    return {
+        "bool": {"attn_mask": row},
+        "float": {"attn_mask": as_float(row) + torch.randn(L, S)},
+        "padding": {"key_padding_mask": sequence},
+        "float padding": {"key_padding_mask": as_float(sequence)},
+        "causal and padding": together,
+    }
+
+
+every_empty_row = pytest.mark.parametrize("kind", with_empty_rows())
+
+
+@every_empty_row
+@with_and_without_weights
+@small_and_large
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_a_row_that_sees_nothing_is_nan_or_the_bias_as_in_torch(
+    kind: str, need_weights: bool, training: bool, large: bool
+) -> None:
+    ours, theirs = twins()
+    given, masks = inputs(ours), with_empty_rows()[kind]
+    for grad in (True, False):
+        with as_if_large(large), torch.set_grad_enabled(grad):
+            found = ours.train(training)(*given, need_weights=need_weights, **masks)
+        assert_same(found, slow(theirs, *given, need_weights=need_weights, **masks))
+        if need_weights:
+            assert found[0].isnan().any() and found[0].isfinite().any()
+        else:
+            assert bool((found[0] - ours.out_proj.bias).abs().sum(-1).lt(1e-12).any())
+
+
+@every_empty_row
+@with_and_without_weights
+@small_and_large
+def test_a_row_that_sees_nothing_may_be_zero(kind: str, need_weights: bool, large: bool) -> None:
+    ours, theirs = twins(empty_rows="zero")
+    given, masks = [x.requires_grad_() for x in inputs(ours)], with_empty_rows()[kind]
+    with as_if_large(large):
+        output, weights = ours(*given, need_weights=need_weights, **masks)
+        (output.square().sum() + (0 if weights is None else weights.square().sum())).backward()
+    plain, seen = slow(theirs, *given, **masks)
+    empty = plain.isnan()
+    assert empty.any()
+    bias = ours.out_proj.bias.expand_as(output)
+    torch.testing.assert_close(output[empty], bias[empty])
+    torch.testing.assert_close(output[~empty], plain[~empty])
+    if weights is not None and seen is not None:
+        torch.testing.assert_close(weights, seen.nan_to_num())
+    for tensor in (*given, *ours.parameters()):
+        assert tensor.grad is not None and tensor.grad.isfinite().all() and tensor.grad.any()
+
+
+@with_and_without_weights
+def test_zero_rows_change_nothing_for_others(need_weights: bool) -> None:
+    zero, theirs = twins(empty_rows="zero")
+    given, mask = [x.requires_grad_() for x in inputs(zero)], hidden(L, S)
+    pairs: list[Tensors] = []
+    for module in (zero, theirs):
+        output, weights = slow(module, *given, need_weights=need_weights, attn_mask=mask)
+        loss = output.square().sum() + (0 if weights is None else weights.square().sum())
+        pairs.append((output, weights, *torch.autograd.grad(loss, [*given, *module.parameters()])))
+    assert_same(pairs[0], pairs[1], 1e-10)
+
+
+@pytest.mark.parametrize("value", ["NaN", "zeros", None, 0, True], ids=repr)
+def test_another_word_for_empty_rows_is_refused(value: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"empty_rows must be 'nan' or 'zero'") as caught:
+        MultiheadAttention(4, 2, empty_rows=value)
+    assert repr(value) in str(caught.value)
+
+
+# out_proj is a module
+
+
+class Doubled(nn.Module):
+    """A layer without a weight of its own, as tools put in the place of one."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.inner(x)
+
+
+@with_and_without_weights
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_hooks_on_out_proj_fire(need_weights: bool, training: bool) -> None:
+    ours = twins(batch_first=True)[0].train(training)
+    x, seen = torch.randn(N, L, 2 * D, dtype=torch.float64), []
+    ours.out_proj.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape))
+    ours.out_proj.register_forward_hook(lambda module, args, output: output + 1)
+    with torch.set_grad_enabled(training):
+        found = ours(x, x, x, need_weights=need_weights)[0]
+        ours.out_proj._forward_hooks.clear()
+        wanted = ours(x, x, x, need_weights=need_weights)[0] + 1
+    assert seen == [(N, L, 2 * D)] * 2
+    torch.testing.assert_close(found, wanted)
+
+
+@with_and_without_weights
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_another_out_proj_is_called(need_weights: bool, training: bool) -> None:
+    ours = twins(batch_first=True)[0].train(training)
+    x = torch.randn(N, L, 2 * D, dtype=torch.float64)
+    with torch.set_grad_enabled(training):
+        wanted = 2 * ours(x, x, x, need_weights=need_weights)[0]
+        ours._modules["out_proj"] = Doubled(ours.out_proj)
+        found = ours(x, x, x, need_weights=need_weights)[0]
+    torch.testing.assert_close(found, wanted)
+
+
+def test_hooks_on_the_module_fire_once() -> None:
+    ours, seen = twins()[0], []
+    ours.register_forward_hook(lambda module, args, output: seen.append(len(output)))
+    ours.register_full_backward_hook(lambda module, inputs, outputs: seen.append(len(outputs)))
+    x = torch.randn(L, N, 2 * D, dtype=torch.float64, requires_grad=True)
+    ours(x, x, x)[0].sum().backward()
+    assert seen == [2, 2]
+
+
+@pytest.mark.parametrize("name", ["in_proj_weight", "in_proj_bias", "bias_k"])
+def test_pruned_weights_are_torchs(name: str) -> None:
+    ours, theirs = twins(add_bias_kv=True)
+    given = inputs(ours)
+    for module in (ours, theirs):
+        prune.l1_unstructured(module, name, amount=0.5)
+    for _ in range(2):  # the second backward needs a fresh product with the mask
+        grads = []
+        for module in (ours, theirs):
+            output = slow(module, *given)[0]
+            grads.append((output, *torch.autograd.grad(output.square().sum(), [*module.parameters()])))
+        assert_same(grads[0], grads[1])
+    prune.remove(ours, name)
+    assert_same(ours(*given), slow(theirs, *given))
+
+
+def test_out_proj_can_be_pruned_and_trained() -> None:
+    ours, theirs = twins()
+    given = inputs(ours)
+    prune.l1_unstructured(ours.out_proj, "weight", amount=0.5)
+    theirs.out_proj.weight = nn.Parameter(ours.out_proj.weight.detach())
+    for _ in range(2):
+        output = ours(*given)[0]
+        output.sum().backward()
+        assert_same((output, None), (slow(theirs, *given)[0], None))
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+@pytest.mark.parametrize("name", ["in_proj_weight", "in_proj_bias"])
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_parametrized_weights_are_torchs(name: str, training: bool) -> None:
+    ours, theirs = (module.train(training) for module in twins(batch_first=True))
+    for module in (ours, theirs):
+        parametrize.register_parametrization(module, name, Twice())
+    x = torch.randn(N, L, 2 * D, dtype=torch.float64)
+    assert isinstance(ours, MultiheadAttention)
+    with torch.set_grad_enabled(training):
+        assert_same(ours(x, x, x), slow(theirs, x, x, x))
+
+
+# Derivatives of every kind
+
+
+every_mask = pytest.mark.parametrize("kind", [None, "bool", "float", "causal", "padding"])
+
+
+def masks_of(kind: str | None) -> dict[str, Tensor]:
+    if kind is None:
+        return {}
+    return {
+        "bool": {"attn_mask": hidden(3, 3)},
+        "float": {"attn_mask": torch.randn(3, 3, dtype=torch.float64)},
+        "causal": {"attn_mask": causal(3, 3)},
+        "padding": {"key_padding_mask": hidden(2, 3)},
+    }[kind]
+
+
+def tiny() -> tuple[MultiheadAttention, nn.MultiheadAttention, Tensor]:
+    torch.manual_seed(0)
+    ours, theirs = twins(embed_dim=4)
+    return ours, theirs, torch.randn(3, 2, 4, dtype=torch.float64)
+
+
+@every_mask
+@with_and_without_weights
+@small_and_large
+def test_gradients_and_their_gradients_are_right(kind: str | None, need_weights: bool, large: bool) -> None:
+    ours, _, x = tiny()
+    masks = masks_of(kind)
+    names = [name for name, _ in ours.named_parameters()]
+
+    def call(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(names, parameters, strict=True))
+        found = torch.func.functional_call(ours, given, (x, x, x), {"need_weights": need_weights, **masks})
+        return found if need_weights else found[:1]
+
+    leaves = [p.detach().clone().requires_grad_() for p in (x, *ours.parameters())]
+    with as_if_large(large):
+        assert torch.autograd.gradcheck(call, leaves, fast_mode=True)
+        assert torch.autograd.gradgradcheck(call, leaves, fast_mode=True)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@every_mask
+@with_and_without_weights
+def test_forward_derivatives_are_torchs(kind: str | None, need_weights: bool) -> None:
+    ours, theirs, x = tiny()
+    masks, direction = masks_of(kind), torch.randn_like(x)
+
+    def along(module: nn.Module, weights: bool) -> Any:
+        def call(x: Tensor) -> tuple[Tensor, ...]:
+            found = slow(module, x, x, x, need_weights=weights, **masks)
+            return tuple(each for each in found if each is not None)
+
+        return torch.func.jvp(call, (x,), (direction,))
+
+    (found, found_along), (wanted, wanted_along) = along(ours, need_weights), along(theirs, True)
+    for ours_one, theirs_one in ((found, wanted), (found_along, wanted_along)):
+        assert len(ours_one) == 1 + need_weights
+        assert_same(ours_one, theirs_one[: len(ours_one)])
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, direction)
+        output = ours(dual, dual, dual, need_weights=need_weights, **masks)[0]
+        tangent = torch.autograd.forward_ad.unpack_dual(output).tangent
+    torch.testing.assert_close(tangent, wanted_along[0])
+
+
+@pytest.mark.parametrize("name", ["in_proj_weight", "in_proj_bias", "out_proj.weight"])
+def test_a_functional_call_uses_what_it_is_given(name: str) -> None:
+    ours, theirs, x = tiny()
+    other = {name: torch.randn_like(dict(ours.named_parameters())[name])}
+    found = torch.func.functional_call(ours, other, (x, x, x))
+    assert_same(found, slow_functional(theirs, other, x))
+    assert error(found[0], ours(x, x, x)[0]) > 1e-3
+
+
+def slow_functional(module: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Answer:
+    with slow_path():
+        found: Answer = torch.func.functional_call(module, parameters, (x, x, x))
+    return found
+
+
+@with_and_without_weights
+def test_vmap_in_evaluation_without_gradients(need_weights: bool) -> None:
+    ours = twins(embed_dim=4, batch_first=True)[0].eval()
+    x = torch.randn(5, 3, 2, 4, dtype=torch.float64)
+
+    def call(x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(each for each in ours(x, x, x, need_weights=need_weights) if each is not None)
+
+    with torch.no_grad():
+        found, wanted = torch.func.vmap(call)(x), [call(each) for each in x]
+    for ours_one, theirs_one in zip(found, zip(*wanted, strict=True), strict=True):
+        torch.testing.assert_close(ours_one, torch.stack(theirs_one))
+
+
+@with_and_without_weights
+def test_vmap_over_inputs_masks_and_parameters(need_weights: bool) -> None:
+    ours, _, _ = tiny()
+    x, mask = torch.randn(5, 3, 2, 4, dtype=torch.float64), hidden(5, 3, 3)
+
+    def call(x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        found = ours(x, x, x, attn_mask=mask, need_weights=need_weights)
+        return tuple(each for each in found if each is not None)
+
+    found = torch.func.vmap(call)(x, mask)
+    wanted = [call(*each) for each in zip(x, mask, strict=True)]
+    for ours_one, theirs_one in zip(found, zip(*wanted, strict=True), strict=True):
+        torch.testing.assert_close(ours_one, torch.stack(theirs_one))
+
+    parameters = {name: p.detach() for name, p in ours.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        output: Tensor = torch.func.functional_call(
+            ours, parameters, (x, x, x), {"need_weights": need_weights}
+        )[0]
+        return output.square().sum()
+
+    grads = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    alone = torch.func.grad(loss)(parameters, x[2])
+    for name, grad in grads.items():
+        torch.testing.assert_close(grad[2], alone[name])
+
+
+@pytest.mark.parametrize("kind", ["none", "bool", "hint", "padding"])
+@with_and_without_weights
+def test_compiled_whole_it_says_the_same(kind: str, need_weights: bool) -> None:
+    torch._dynamo.reset()
+    ours, _ = twins(batch_first=True)
+    x = torch.randn(N, L, 2 * D, dtype=torch.float64, requires_grad=True)
+    kinds: dict[str, dict[str, Any]] = {
+        "none": {},
+        "bool": {"attn_mask": hidden(L, L)},
+        "hint": {"attn_mask": causal(), "is_causal": True},
+        "padding": {"key_padding_mask": hidden(N, L)},
+    }
+    options = kinds[kind]
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    answers = []
+    for module in (compiled, ours):
+        output, weights = module(x, x, x, need_weights=need_weights, **options)
+        answers.append(
+            (output, weights, *torch.autograd.grad(output.square().sum(), [x, *ours.parameters()]))
+        )
+    assert_same(answers[0], answers[1])
+
+
+def test_compiled_whole_a_row_that_sees_nothing_is_nan() -> None:
+    torch._dynamo.reset()
+    ours, _ = twins(batch_first=True)
+    x, mask = torch.randn(N, L, 2 * D, dtype=torch.float64), hidden(L, L)
+    mask[1] = True
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert_same(compiled(x, x, x, attn_mask=mask), ours(x, x, x, attn_mask=mask))
+
+
+class Alone(nn.Module):
+    """Self-attention of one tensor."""
+
+    def __init__(self, inner: nn.MultiheadAttention) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        output: Tensor = self.inner(x, x, x, key_padding_mask=padding, need_weights=False)[0]
+        return output
+
+
+def test_exported_it_takes_other_batches_and_lengths() -> None:
+    ours, theirs = (module.eval() for module in twins(batch_first=True))
+    sizes = {0: torch.export.Dim("n", min=2), 1: torch.export.Dim("length", min=2)}
+    given = torch.randn(N, L, 2 * D, dtype=torch.float64), hidden(N, L)
+    exported = torch.export.export(Alone(ours), given, dynamic_shapes=(sizes, sizes)).module()
+    x, padding = torch.randn(2, S, 2 * D, dtype=torch.float64), hidden(2, S)
+    wanted = slow(theirs, x, x, x, key_padding_mask=padding)[0]
+    torch.testing.assert_close(exported(x, padding), wanted, rtol=1e-12, atol=1e-12)
+
+
+# Masks
+
+
+@pytest.mark.parametrize("appended", [{}, {"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
+@pytest.mark.parametrize("is_causal", [False, True], ids=["", "hint"])
+@pytest.mark.parametrize(("length", "memory"), [(L, L), (L, S), (S, L)])
+@with_and_without_weights
+@small_and_large
+def test_causal_masks_are_recognised_and_answered_as_torch_does(
+    length: int, memory: int, is_causal: bool, appended: dict[str, Any], need_weights: bool, large: bool
+) -> None:
+    ours, theirs = twins(**appended)
+    given, mask = inputs(ours, length, memory), causal(length, memory)
+    wanted = slow(theirs, *given, attn_mask=mask, need_weights=need_weights)
+    per_head = mask.expand(2 * N, -1, -1)
+    with as_if_large(large):
+        for each in (mask, as_float(mask), per_head, as_float(per_head)):
+            found = ours(*given, attn_mask=each, need_weights=need_weights, is_causal=is_causal)
+            assert_same(found, wanted)
+            if not appended and need_weights:
+                hinted = slow(theirs, *given, attn_mask=mask, need_weights=True, is_causal=is_causal)
+                assert_same(found, hinted)
+    for each in (mask, as_float(mask)):
+        content = reading.content_of(each)
+        assert content is not None and content.causal
+
+
+@pytest.mark.parametrize("appended", [{}, {"add_bias_kv": True, "add_zero_attn": True}], ids=str)
+@pytest.mark.parametrize("kind", ["bool", "float", "slope", "nothing"])
+@pytest.mark.parametrize("learned", [False, True], ids=["", "learned"])
+@with_and_without_weights
+def test_a_mask_that_is_not_causal_beats_the_hint(
+    kind: str, appended: dict[str, Any], learned: bool, need_weights: bool
+) -> None:
+    ours, theirs = twins(**appended)
+    given = inputs(ours)
+    mask = {
+        "bool": hidden(L, S),
+        "float": torch.randn(L, S, dtype=torch.float64),
+        "slope": as_float(causal(L, S)) + torch.arange(S) / 4,
+        "nothing": torch.zeros(L, S, dtype=torch.bool),
+    }[kind]
+    if learned:
+        mask = nn.Parameter(mask, requires_grad=mask.is_floating_point())
+    for training in (True, False):
+        found = ours.train(training)(*given, attn_mask=mask, need_weights=need_weights, is_causal=True)
+        assert_same(found, slow(theirs, *given, attn_mask=mask, need_weights=need_weights))
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_the_hint_without_a_mask_is_refused_in_every_mode(training: bool) -> None:
+    ours = twins(batch_first=True)[0].train(training)
+    x = torch.randn(N, L, 2 * D, dtype=torch.float64)
+    for grad, weights in itertools.product((True, False), (True, False)):
+        with (
+            torch.set_grad_enabled(grad),
+            pytest.raises(RuntimeError, match=r"^Need attn_mask if specifying the is_causal hint"),
+        ):
+            ours(x, x, x, is_causal=True, need_weights=weights)
+
+
+@pytest.mark.parametrize("change", ["item", "fill", "copy", "view"])
+def test_a_mask_changed_in_place_is_read_again(change: str) -> None:
+    ours, theirs = twins()
+    given = inputs(ours, L, L)
+    mask = causal()
+    assert_same(ours(*given, attn_mask=mask), slow(theirs, *given, attn_mask=mask))
+    if change == "item":
+        mask[0, 3] = False
+    elif change == "fill":
+        mask.fill_(False)
+    elif change == "copy":
+        mask.copy_(hidden(L, L))
+    else:
+        mask[2:].logical_not_()
+    assert_same(ours(*given, attn_mask=mask), slow(theirs, *given, attn_mask=mask))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float64], ids=str)
+def test_a_part_of_a_mask_is_read_by_itself(dtype: torch.dtype) -> None:
+    """`mask[:L, :L]` is a new tensor in every call; what it says depends on where it is cut."""
+    ours, theirs = twins()
+    given = inputs(ours, L, L)
+    whole = causal(2 * L, 2 * L)
+    whole = whole if dtype == torch.bool else as_float(whole)
+    for _ in range(2):
+        parts = (
+            whole[:L, :L],
+            whole[L:, :L],
+            whole[1 : L + 1, :L],
+            whole[1 : L + 1, 1 : L + 1],
+            whole[::2, ::2],
+        )
+        for part in (*parts, whole[:L, :L].t(), whole[L : 2 * L, L:].t()):
+            found = ours(*given, attn_mask=part, need_weights=False)
+            assert_same(found, slow(theirs, *given, attn_mask=part, need_weights=False))
+        whole[:, :L] = 0 if dtype == torch.float64 else False  # a change of the whole is one of its parts
+
+
+@pytest.mark.parametrize("change", ["data", "assigned", "numpy"])
+def test_a_mask_changed_behind_autograds_back_is_read_again(change: str) -> None:
+    """Through `.data`, or in memory shared with numpy, no version is counted."""
+    ours, theirs = twins()
+    given = inputs(ours, L, L)
+    mask, other = causal(), hidden(L, L)
+    array = mask.numpy()
+    ours(*given, attn_mask=mask)
+    if change == "data":
+        mask.data.copy_(other)
+    elif change == "assigned":
+        mask.data = other
+    else:
+        array[:] = other.numpy()
+    assert_same(ours(*given, attn_mask=mask), slow(theirs, *given, attn_mask=mask))
+
+
+def test_masks_that_died_are_forgotten() -> None:
+    ours, _ = twins()
+    given = inputs(ours, L, L)
+    gc.collect()
+    before = len(reading.known)
+    for number in range(20):
+        mask = causal() if number % 2 else as_float(causal())
+        ours(*given, attn_mask=mask)
+        assert len(reading.known) <= before + 2
+    del mask
+    gc.collect()
+    assert len(reading.known) == before
+
+
+def test_a_new_mask_in_an_old_ones_place_is_read() -> None:
+    """Another tensor may be made where one died, with the same version."""
+    ours, theirs = twins()
+    given = inputs(ours, L, L)
+    for number in range(20):
+        mask = causal() if number % 2 else hidden(L, L)
+        assert_same(ours(*given, attn_mask=mask), slow(theirs, *given, attn_mask=mask))
+        del mask
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["", "hint"])
+@with_and_without_weights
+def test_masks_made_in_inference_mode_work(is_causal: bool, need_weights: bool) -> None:
+    ours, theirs = twins()
+    given = inputs(ours, L, L)
+    wanted = slow(theirs, *given, attn_mask=causal(), need_weights=need_weights)
+    with torch.inference_mode():
+        masks = [causal(), as_float(causal())]
+        for mask in masks:
+            found = ours(*given, attn_mask=mask, need_weights=need_weights, is_causal=is_causal)
+            assert_same(found, wanted)
+    with torch.no_grad():
+        for mask in masks:
+            found = ours(*given, attn_mask=mask, need_weights=need_weights, is_causal=is_causal)
+            assert_same(found, wanted)
+
+
+def test_inputs_made_in_inference_mode_work() -> None:
+    ours, theirs = (module.eval() for module in twins(batch_first=True))
+    with torch.inference_mode():
+        given, mask = inputs(ours), hidden(L, S)
+        assert_same(ours(*given, attn_mask=mask), slow(theirs, *given, attn_mask=mask))
+
+
+@with_and_without_weights
+@small_and_large
+@pytest.mark.parametrize("name", ["attn_mask", "key_padding_mask"])
+@pytest.mark.parametrize("start", ["zeros", "numbers", "some hidden"])
+def test_a_learned_mask_gets_its_gradient(name: str, start: str, need_weights: bool, large: bool) -> None:
+    ours, theirs = twins()
+    given, shape = inputs(ours), (L, S) if name == "attn_mask" else (N, S)
+    first = torch.zeros(shape, dtype=torch.float64)
+    if start != "zeros":
+        first = torch.randn(shape, dtype=torch.float64)
+    if start == "some hidden":
+        first = first.masked_fill(hidden(*shape), -torch.inf)
+    pull = torch.randn_like(given[0])
+    for frozen in (False, True):
+        grads = []
+        with as_if_large(large):
+            for module in (ours, theirs):
+                module.requires_grad_(not frozen)
+                mask = first.clone().requires_grad_()
+                output = slow(module, *given, need_weights=need_weights, **{name: mask})[0]
+                grads.append(torch.autograd.grad((output * pull).sum(), mask)[0])
+        torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-12)
+
+
+LOWEST = torch.finfo(torch.float32).min
+
+
+@pytest.mark.parametrize("low", [-1e9, LOWEST], ids=["-1e9", "lowest"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["attn_mask", "key_padding_mask"])
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@with_and_without_weights
+@small_and_large
+def test_finite_masks_hide_as_in_torch_and_rows_of_them_are_uniform(
+    low: float, dtype: torch.dtype, name: str, training: bool, need_weights: bool, large: bool
+) -> None:
+    ours, theirs = (module.train(training) for module in twins(dtype=dtype))
+    given = inputs(ours)
+    some = hidden(L, S) if name == "attn_mask" else hidden(N, S)
+    some[1] = True
+    mask = as_float(some, dtype, low)
+    for average in (True, False):
+        options = {"need_weights": need_weights, "average_attn_weights": average, name: mask}
+        with as_if_large(large), torch.set_grad_enabled(training):
+            found = ours(*given, **options)
+        assert_same(found, slow(theirs, *given, **options), 1e-5 if dtype == torch.float32 else 1e-6)
+
+
+@small_and_large
+def test_rows_of_finite_masks_have_torchs_gradients(large: bool) -> None:
+    """With weights: without them torch's own kernel takes such a row's weights for 1 in its backward."""
+    ours, theirs = twins()
+    given = [x.requires_grad_() for x in inputs(ours)]
+    some, pull, grads = hidden(L, S), torch.randn_like(given[0]), []
+    some[1] = True
+    mask = as_float(some, value=LOWEST)
+    with as_if_large(large):
+        for module in (ours, theirs):
+            output = slow(module, *given, attn_mask=mask)[0]
+            grads.append(torch.autograd.grad((output * pull).sum(), [*given, *module.parameters()]))
+    assert_same(grads[0], grads[1])
+
+
+# Tensors of other kinds
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_taken_in_evaluation_as_torch_takes_them() -> None:
+    ours, theirs = (module.eval() for module in twins(batch_first=True))
+    x = torch.nested.nested_tensor([torch.randn(n, 2 * D, dtype=torch.float64) for n in (L, S)])
+    with torch.no_grad():
+        found, wanted = ours(x, x, x), theirs(x, x, x)
+    assert found[0].is_nested
+    for a, b in zip(found[0].unbind(), wanted[0].unbind(), strict=True):
+        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(found[1], wanted[1])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_tensors_are_refused_in_training_in_torchs_words(layout: torch.layout) -> None:
+    ours, theirs = twins(batch_first=True)
+    x = torch.nested.nested_tensor([torch.randn(n, 2 * D).double() for n in (L, S)], layout=layout)
+    assert refusal(lambda: ours(x, x, x)) == refusal(lambda: theirs(x, x, x))
+    assert refusal(lambda: ours(x, x, x))[0] is AssertionError
+
+
+class Marked(Tensor):
+    """A tensor with a class of its own."""
+
+
+def test_tensors_of_another_class_keep_it() -> None:
+    ours, theirs = twins()
+    x = torch.randn(L, N, 2 * D, dtype=torch.float64)
+    marked = x.as_subclass(Marked)
+    found, wanted = ours(marked, marked, marked), slow(theirs, marked, marked, marked)
+    assert type(found[0]) is type(wanted[0]) is Marked
+    torch.testing.assert_close(found[0].as_subclass(Tensor), wanted[0].as_subclass(Tensor))
