@@ -41,15 +41,17 @@ def answer(
     """
     if dropout and not weights:
         return _dropped(q, k, v, rules, dropout), None
-    how = rules, dropout, weights, average, zero
-    if dropout or not q.numel() or not k.numel() or transforms_are_active():
+    how = rules, max(dropout, 0.0), weights, average, zero
+    if dropout > 0 or not q.numel() or not k.numel() or transforms_are_active():
         return _step_by_step(q, k, v, *how)
     if weights and autocasting(q):
         return _step_by_step(q, k, v, *how)
+    learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, rules.bias))
+    if rules.low and (weights or learns):
+        return _step_by_step(q, k, v, *how)
     if q.is_cpu and not torch.compiler.is_compiling():
-        count = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
-        learns = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-        if count <= FEW and (weights or rules.hides):
+        few = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= FEW
+        if few and (weights or rules.hides):
             return _step_by_step(q, k, v, *how)
         if weights and not rules.causal and not zero:
             if not learns:
@@ -63,11 +65,11 @@ def _in_kernels(
     q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout: float, weights: bool, average: bool, zero: bool
 ) -> Answer:
     """Outputs from the fastest kernel there is, weights from a second pass over q and k."""
-    L, S = q.shape[2], k.shape[2]
+    L, S, bias = q.shape[2], k.shape[2], rules.tame_bias()
     if rules.causal and rules.padding is None and L == S:
-        out, seen = attention(q, k, v, causal=True, bias=rules.bias)
+        out, seen = attention(q, k, v, causal=True, bias=bias)
     else:
-        out, seen = attention(q, k, v, rules.mask(L, S), bias=rules.bias)
+        out, seen = attention(q, k, v, rules.mask(L, S), bias=bias)
     if not weights:
         return out, None
     found = seen.mean_heads() if average else seen.dense()

@@ -8,6 +8,7 @@ Letters: N batch, L query_len, S key_len, E embed_dim, H num_heads.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .module import MultiheadAttention
 
-__all__ = ["check_inputs", "check_kinds", "check_masks"]
+__all__ = ["check_inputs", "check_kinds", "check_masks", "check_widths"]
 
 
 def check_inputs(
@@ -41,6 +42,8 @@ def check_inputs(
         raise AssertionError(
             f"was expecting embedding dimension of {module.embed_dim}, but got {query.shape[-1]}"
         )
+    if module.embed_dim % module.num_heads:
+        raise AssertionError(f"embed_dim {module.embed_dim} not divisible by num_heads {module.num_heads}")
     _check_sizes(module, key, value)
 
 
@@ -115,28 +118,51 @@ def _length_first(module: MultiheadAttention, x: Tensor) -> torch.Size:
     return x.shape
 
 
+def check_widths(inputs: Sequence[Tensor], weights: Sequence[Tensor | None], bias: Tensor | None) -> None:
+    """Inputs of different widths and the weights they meet."""
+    for letter, weight in zip("qkv", weights, strict=True):
+        if weight is None:
+            raise AssertionError(f"use_separate_proj_weight is True but {letter}_proj_weight is None")
+    E, names = inputs[0].shape[-1], ("query", "key", "value")
+    for name, x, weight in zip(names, inputs, weights, strict=True):
+        assert weight is not None
+        if tuple(weight.shape) != (E, x.shape[-1]):
+            raise AssertionError(
+                f"expecting {name} weights shape of {(E, x.shape[-1])}, but got {weight.shape}"
+            )
+    for name, part in zip(names, () if bias is None else bias.chunk(3), strict=False):
+        if tuple(part.shape) != (E,):
+            raise AssertionError(f"expecting {name} bias shape of {(E,)}, but got {part.shape}")
+
+
 def check_masks(
+    module: MultiheadAttention,
+    q: Tensor,
+    k: Tensor,
     key_padding_mask: Tensor | None,
     attn_mask: Tensor | None,
-    batch: int,
-    num_heads: int,
-    query_len: int,
-    key_len: int,
-    appended: int,
-) -> None:
-    """The masks' shapes; `appended` keys that the module brings along are seen by all."""
+) -> int:
+    """What is refused once q [N, H, L, D] and k [N, H, S, D] are there; how many keys the module appends."""
+    N, H, L, D = q.shape
+    S = k.shape[2]
     if attn_mask is not None:
-        flat = attn_mask.dim() == 2
-        wanted = (query_len, key_len) if flat else (batch * num_heads, query_len, key_len)
+        wanted = (L, S) if attn_mask.dim() == 2 else (N * H, L, S)
         if tuple(attn_mask.shape) != wanted:
             raise RuntimeError(
                 f"The shape of the {attn_mask.dim()}D attn_mask is {attn_mask.shape}, but should be {wanted}."
             )
+    for here, other in (("bias_k", "bias_v"), ("bias_v", "bias_k")):
+        if getattr(module, here) is not None and getattr(module, other) is None:
+            raise AssertionError(f"{here} is set but {other} is None")
+    if k.shape[0] != N:  # what torch's view says of it
+        raise RuntimeError(f"shape '[{S}, {N * H}, {D}]' is invalid for input of size {k.numel()}")
+    appended = (module.bias_k is not None) + bool(module.add_zero_attn)
     if key_padding_mask is not None:
         rows, columns = key_padding_mask.shape
-        if rows != batch:
-            raise AssertionError(f"Expected key_padded_mask.shape[0] to be {batch}, but got {rows}")
-        if columns != key_len:
+        if rows != N:
+            raise AssertionError(f"Expected key_padded_mask.shape[0] to be {N}, but got {rows}")
+        if columns != S:
             raise AssertionError(
-                f"Expected key_padded_mask.shape[1] to be {key_len + appended}, but got {columns + appended}"
+                f"Expected key_padded_mask.shape[1] to be {S + appended}, but got {columns + appended}"
             )
+    return appended

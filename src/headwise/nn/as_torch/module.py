@@ -119,18 +119,13 @@ class MultiheadAttention(nn.MultiheadAttention):
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         first = 0 if self.batch_first or not batched else 1  # where the batch is
         q, k, v = heads_of(self, query, key, value, first)
-        N, H, L, _ = q.shape
-        S = k.shape[2]
-        appended = 0
-        if self.bias_k is not None or self.bias_v is not None or self.add_zero_attn:
-            appended = (self.bias_k is not None) + bool(self.add_zero_attn)
-        if key_padding_mask is not None or attn_mask is not None:
-            check_masks(key_padding_mask, attn_mask, N, H, L, S, appended)
+        appended = check_masks(self, q, k, key_padding_mask, attn_mask)
         if appended:
             k, v = with_more_keys(self, k, v)
+        H, L, S = self.num_heads, q.shape[2], k.shape[2]
         out, weights = answer(
             q, k, v,
-            rules_of(key_padding_mask, attn_mask, is_causal, H, appended),
+            rules_of(key_padding_mask, attn_mask, is_causal, H, appended, L, S),
             self.dropout if self.training else 0.0,
             need_weights,
             average_attn_weights,

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from .contract import check_widths
+
 if TYPE_CHECKING:
     from .module import MultiheadAttention
 
@@ -26,7 +28,10 @@ def heads_of(module: MultiheadAttention, query: Tensor, key: Tensor, value: Tens
     E, weight, bias = module.embed_dim, module.in_proj_weight, module.in_proj_bias
     if not module._qkv_same_embed_dim:
         weights: Any = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        check_widths((query, key, value), weights, bias)
         q, k, v = _three(query, key, value, weights, bias)
+    elif weight is None:
+        raise AssertionError("use_separate_proj_weight is False but in_proj_weight is None")
     elif key is not value:
         q, k, v = _three(query, key, value, weight.chunk(3), bias)
     elif query is key:
@@ -38,11 +43,7 @@ def heads_of(module: MultiheadAttention, query: Tensor, key: Tensor, value: Tens
         weights, biases = weight.split([E, 2 * E]), (None, None) if bias is None else bias.split([E, 2 * E])
         q = linear(query, weights[0], biases[0])
         k, v = _split(linear(key, weights[1], biases[1]), 2, E)
-    batch, H = query.shape[first], module.num_heads
-    if k.shape[first] != batch:
-        # what torch's view says of it
-        S, D = k.shape[1 - first], module.head_dim
-        raise RuntimeError(f"shape '[{S}, {batch * H}, {D}]' is invalid for input of size {k.numel()}")
+    H = module.num_heads
     return _by_head(q, H, first), _by_head(k, H, first), _by_head(v, H, first)
 
 
@@ -71,10 +72,6 @@ def with_more_keys(module: MultiheadAttention, k: Tensor, v: Tensor) -> tuple[Te
             torch.cat([x, bias.view(1, H, 1, D).expand(N, -1, -1, -1)], 2)
             for x, bias in ((k, module.bias_k), (v, module.bias_v))
         )
-    elif module.bias_k is not None:
-        raise AssertionError("bias_k is set but bias_v is None")
-    elif module.bias_v is not None:
-        raise AssertionError("bias_v is set but bias_k is None")
     if module.add_zero_attn:
         nothing = k.new_zeros(N, H, 1, D)
         k, v = torch.cat([k, nothing], 2), torch.cat([v, nothing], 2)

@@ -5,6 +5,9 @@ weak reference and the version of what was read. A part of a larger tensor (`mas
 is known by the larger one and its place in it. Where values must not be looked at (while compiling or
 exporting, while a graph is captured, in tensors without versions) nothing is read, and the mask is taken as
 it is; so are masks on a GPU that come new in every call, once that has been noticed.
+
+What counts no version (writing through `.data`, or to memory shared with numpy) goes unnoticed, as it does in
+autograd.
 """
 
 from __future__ import annotations
@@ -14,13 +17,14 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...engines.plain import transforms_are_active
 
-__all__ = ["LOWEST", "Content", "content_of", "known"]
+__all__ = ["LOW", "LOWEST", "Content", "content_of", "has_low_rows", "known", "read"]
 
 LOWEST = -1e29  # finite numbers below this hide a key as well as this one, and no kernel takes it for -inf
+LOW = -32.0  # a row that has nothing above this has a log-sum-exp that is too rough to get weights from
 PATIENCE = 8  # masks on a GPU read for a single call, one after another, until new ones are no longer read
 
 
@@ -29,7 +33,8 @@ class Content(NamedTuple):
 
     nothing: bool  # it hides nothing and adds nothing
     causal: bool  # key j is hidden from query i where j > i, and nothing else
-    low: bool  # finite numbers below LOWEST
+    low: bool  # finite numbers below LOW
+    low_rows: bool  # a query for which there is nothing else
 
 
 class _Known:
@@ -65,7 +70,7 @@ def content_of(mask: Tensor) -> Content | None:
     if not _may_read(mask):
         return None
     owner = mask if mask._base is None else mask._base
-    place = (mask.dtype, mask.shape, mask.stride(), mask.storage_offset())
+    place = (mask.dtype, mask.shape, mask.stride(), mask.data_ptr())
     found = known.get(id(owner))
     if found is None or found.tensor() is not owner or found.version != owner._version:
         _count(found)
@@ -81,13 +86,13 @@ def content_of(mask: Tensor) -> Content | None:
         if tired or torch.cuda.is_current_stream_capturing():
             found.contents[place] = None  # read if it comes again
             return None
-    content = found.contents[place] = _read(mask)
+    content = found.contents[place] = read(mask)
     return content
 
 
 def _may_read(mask: Tensor) -> bool:
     return (
-        type(mask) is Tensor
+        type(mask) in (Tensor, nn.Parameter)
         and not torch.compiler.is_compiling()
         and not mask.requires_grad
         and not mask.is_inference()
@@ -98,17 +103,26 @@ def _may_read(mask: Tensor) -> bool:
 
 
 @torch.no_grad()
-def _read(mask: Tensor) -> Content:
+def read(mask: Tensor) -> Content:
+    """Look at the values."""
     if mask.dtype == torch.bool:
-        hidden, bare, low = mask, True, False
+        hidden = mask
     else:
         hidden = mask == -torch.inf
         rest = mask.masked_fill(hidden, 0)
-        bare, low = not bool(rest.any()), bool((rest < LOWEST).any())
-    if not bare:
-        return Content(nothing=False, causal=False, low=low)
+        if bool(rest.any()):
+            low = bool((rest < LOW).any())
+            return Content(nothing=False, causal=False, low=low, low_rows=low and has_low_rows(mask))
     if not bool(hidden.any()):
-        return Content(nothing=True, causal=False, low=False)
+        return Content(nothing=True, causal=False, low=False, low_rows=False)
     L, S = mask.shape[-2:]
     causal = mask.dim() == 2 and torch.equal(hidden, hidden.new_ones(L, S).triu_(1))
-    return Content(nothing=False, causal=causal, low=False)
+    return Content(nothing=False, causal=causal, low=False, low_rows=False)
+
+
+def has_low_rows(added: Tensor) -> bool:
+    """Whether some query is left with finite numbers below LOW alone."""
+    if not added.numel():
+        return False
+    highest = added.detach().amax(-1)
+    return bool(((highest < LOW) & (highest > -torch.inf)).any())

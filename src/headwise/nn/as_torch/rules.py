@@ -8,7 +8,7 @@ Letters: N batch, L query_len, S key_len, H num_heads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from ...mask_rules import can_read
 from ...masks import Mask
-from .reading import LOWEST, content_of
+from .reading import LOW, LOWEST, Content, content_of, has_low_rows, read
 
 __all__ = ["Rules", "rules_of"]
 
@@ -29,6 +29,8 @@ class Rules:
     hidden: Tensor | None = None  # bool [1 or N, 1 or H, L, S'], True = hidden
     padding: Tensor | None = None  # bool [N, S'], True = hidden
     bias: Tensor | None = None  # [1 or N, 1 or H, L or 1, S']
+    wild: bool = False  # the bias may hold finite numbers that a kernel takes for -inf
+    low: bool = False  # there may be a query that has no better key than one hidden by a finite number
 
     @property
     def hides(self) -> bool:
@@ -44,6 +46,15 @@ class Rules:
             keys=None if self.padding is None else ~self.padding,
             allowed=None if self.hidden is None else ~self.hidden,
         )
+
+    def tame_bias(self) -> Tensor | None:
+        """The bias with finite numbers of any size where no kernel takes them for -inf."""
+        bias = self.bias
+        if bias is None or not self.wild:
+            return bias
+        if bias.dtype == torch.float16:
+            bias = bias.float()
+        return bias.clamp(min=LOWEST).masked_fill(bias == -torch.inf, -torch.inf)
 
     def added(self, query_len: int, key_len: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
         """All of it as a number added to each score; -inf hides."""
@@ -65,43 +76,66 @@ NO_RULES = Rules()
 
 
 def rules_of(
-    key_padding_mask: Tensor | None, attn_mask: Tensor | None, is_causal: bool, num_heads: int, appended: int
+    key_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    num_heads: int,
+    appended: int,
+    query_len: int,
+    key_len: int,
 ) -> Rules:
     """Masks whose shapes are right, [N, S] and [L, S] or [N * H, L, S], as rules.
 
-    `is_causal` is torch's hint: it counts where the mask itself must not be read.
+    `is_causal` is torch's hint: it counts where the mask itself must not be read. `appended` keys are among
+    the `key_len`.
     """
     if key_padding_mask is None and attn_mask is None:
         return NO_RULES
-    causal, hidden, padding, bias = False, None, None, None
+    causal, hidden, padding, bias, wild, low, low_rows = False, None, None, None, False, False, False
     if attn_mask is not None:
-        content = content_of(attn_mask)
-        nothing = content is not None and content.nothing
-        causal = not appended and (is_causal if content is None else content.causal)
-        if not nothing and not causal:
+        content, learned = _content(attn_mask)
+        causal = not appended and (content.causal if content is not None else is_causal and not learned)
+        if not causal and not (content is not None and content.nothing):
             flat = attn_mask.dim() == 2
             spread = attn_mask[None, None] if flat else attn_mask.unflatten(0, (-1, num_heads))
             if attn_mask.dtype == torch.bool:
                 hidden = spread
             else:
-                bias = spread if content is not None and not content.low else _tame(spread)
-    if key_padding_mask is not None and not (
-        can_read(key_padding_mask) and key_padding_mask.numel() and not bool(key_padding_mask.any())
-    ):
+                bias, wild = spread, content is None or content.low
+                low, low_rows = (False, False) if content is None else (content.low, content.low_rows)
+    if key_padding_mask is not None and not _is_empty(key_padding_mask):
         if key_padding_mask.dtype == torch.bool:
             padding = key_padding_mask
         else:
-            added = _tame(key_padding_mask)[:, None, None]  # [N, 1, 1, S]
+            added = key_padding_mask[:, None, None]  # [N, 1, 1, S]
             bias = added if bias is None else bias + added
+            low_here = can_read(added) and bool(((added < LOW) & (added > -torch.inf)).any())
+            low, wild = low or low_here, wild or low_here or not can_read(added)
+        low_rows = low_rows or low  # both together may leave a row with little
     if appended:
         hidden, padding, bias = (
             None if x is None else pad(x, (0, appended)) for x in (hidden, padding, bias)
         )
-    return Rules(causal, hidden, padding, bias)
+        low = low_rows = False
+    rules = Rules(causal, hidden, padding, bias, wild, low_rows)
+    if low and bias is not None and can_read(bias):
+        whole = rules.added(query_len, key_len, bias.dtype, bias.device)
+        assert whole is not None
+        return replace(rules, low=has_low_rows(whole))
+    return rules
 
 
-def _tame(bias: Tensor) -> Tensor:
-    """Finite numbers of any size stay finite where a kernel would take them for -inf."""
-    if bias.dtype == torch.float16:
-        bias = bias.float()
-    return bias.clamp(min=LOWEST).masked_fill(bias == -torch.inf, -torch.inf)
+def _content(mask: Tensor) -> tuple[Content | None, bool]:
+    """(what a mask holds if that may be read, whether it learns: then it is no causal one, come what may)"""
+    if not mask.requires_grad:
+        return content_of(mask), False
+    if not can_read(mask):
+        return None, True
+    return read(mask.detach())._replace(causal=False, nothing=False), True
+
+
+def _is_empty(padding: Tensor) -> bool:
+    """Whether it pads nothing, as far as that may be read."""
+    if padding.requires_grad or not padding.numel() or not can_read(padding):
+        return False
+    return not bool(padding.any())
