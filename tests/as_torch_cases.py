@@ -159,6 +159,18 @@ class Numbers:
             (cast(self.pulls[0]), cast(self.pulls[1])),
         )
 
+    def to(self, device: torch.device) -> Numbers:
+        """The same on another device."""
+        masks = (self.key_padding_mask, self.attn_mask)
+        key_padding_mask, attn_mask = (None if mask is None else mask.to(device) for mask in masks)
+        return Numbers(
+            {name: x.to(device) for name, x in self.parameters.items()},
+            [x.to(device) for x in self.inputs],
+            key_padding_mask,
+            attn_mask,
+            (self.pulls[0].to(device), self.pulls[1].to(device)),
+        )
+
 
 def numbers_of(case: Case, module: nn.MultiheadAttention) -> Numbers:
     """All of a case's numbers, in its dtype; `module` says which parameters there are."""
@@ -310,7 +322,7 @@ def results(module: nn.MultiheadAttention, case: Case, numbers: Numbers, hint: b
         found["weights"] = weights
     if leaves:
         pulled = [(x * pull).sum() for x, pull in zip(found.values(), numbers.pulls, strict=False)]
-        grads = torch.autograd.grad(sum(pulled, torch.zeros(())), [*leaves.values()], materialize_grads=True)
+        grads = torch.autograd.grad(sum(pulled[1:], pulled[0]), [*leaves.values()], materialize_grads=True)
         found |= dict(zip(leaves, grads, strict=True))
     return {name: x.detach() for name, x in found.items()}
 
@@ -332,11 +344,19 @@ def complaint(case: Case) -> str | None:
     return found
 
 
+def complaint_on(case: Case, device: torch.device) -> str | None:
+    """The same on another device."""
+    theirs = made(nn.MultiheadAttention, case, case.dtype)
+    numbers = numbers_of(case, theirs).to(device)
+    ours = results(made(MultiheadAttention, case, case.dtype).to(device), case, numbers, hint=case.is_causal)
+    return _compared(case, ours, numbers, theirs.to(device))
+
+
 def _compared(case: Case, ours: Results, numbers: Numbers, theirs: nn.MultiheadAttention) -> str | None:
     with slow_path():
         plain = truth = results(theirs, case, numbers, hint=False)
         if case.dtype != torch.float64:
-            exact = made(nn.MultiheadAttention, case, torch.float64)
+            exact = made(nn.MultiheadAttention, case, torch.float64).to(numbers.inputs[0].device)
             truth = results(exact, case, numbers.exact(), hint=False)
     if ours.keys() != plain.keys():
         return f"there is {sorted(ours)}, not {sorted(plain)}"

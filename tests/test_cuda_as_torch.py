@@ -1,0 +1,183 @@
+"""`headwise.nn.MultiheadAttention` and `adopt` on a CUDA device: values, no waiting, graphs.
+
+PYTHONPATH=src:tests python tests/test_cuda_as_torch.py     # HEADWISE_SEED=7 for other numbers
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+import headwise as hw
+from as_torch_cases import Case, complaint_on, draw_case
+from headwise.nn.as_torch import reading
+from judge import error, largest
+
+try:
+    import pytest
+
+    pytestmark = pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="by design: these need a CUDA device, which CI has not"
+    )
+except ImportError:  # a bare GPU machine
+    pass
+
+SEED = int(os.environ.get("HEADWISE_SEED", "0"))
+SECONDS = 60  # for drawn cases
+
+
+def test_drawn_calls_answer_as_torchs_class_does() -> None:
+    warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask")
+    start, wrong, count = time.monotonic(), [], 0
+    while time.monotonic() - start < SECONDS:
+        seed = SEED * 10**6 + count
+        case: Case = replace(draw_case(random.Random(seed).choice, seed), as_if_large=False)
+        if case.attn_mask in ("low", "lowest") or case.key_padding_mask == "low":
+            case = replace(case, attn_mask="none", key_padding_mask="none", is_causal=False)
+        found = complaint_on(case, torch.device("cuda"))
+        count += 1
+        if found is not None:
+            wrong.append(f"seed {seed}: {found}\n  {case}")
+    print(f"   {count} cases, {len(wrong)} wrong")
+    assert not wrong, "\n".join(wrong[:20])
+
+
+def test_low_precision_is_as_exact_as_torchs() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        theirs = nn.MultiheadAttention(96, 4, batch_first=True, device="cuda", dtype=dtype)
+        ours = hw.nn.MultiheadAttention(96, 4, batch_first=True, device="cuda", dtype=dtype)
+        ours.load_state_dict(theirs.state_dict())
+        exact = nn.MultiheadAttention(96, 4, batch_first=True, device="cuda", dtype=torch.float64)
+        exact.load_state_dict(theirs.state_dict())
+        x = torch.randn(3, 131, 96, device="cuda", dtype=dtype)
+        padding = torch.arange(131, device="cuda") >= torch.tensor([[131], [60], [7]], device="cuda")
+        hidden = torch.ones(131, 131, dtype=torch.bool, device="cuda").triu(1)
+        for masks in ({}, {"key_padding_mask": padding}, {"attn_mask": hidden}):
+            for average in (True, False, None):
+                asked = {"need_weights": average is not None, "average_attn_weights": bool(average), **masks}
+                y = x.double()
+                for truth, plain, found in zip(
+                    exact(y, y, y, **asked), theirs(x, x, x, **asked), ours(x, x, x, **asked), strict=True
+                ):
+                    if truth is not None:
+                        allowed = 2 * error(plain, truth) + 8 * torch.finfo(dtype).eps * largest(truth)
+                        assert error(found, truth) <= allowed, (dtype, list(masks), average)
+
+
+def test_the_steady_state_never_waits_for_the_gpu() -> None:
+    attend = hw.nn.MultiheadAttention(64, 4, batch_first=True, device="cuda")
+    x = torch.randn(2, 33, 64, device="cuda")
+    padding = torch.arange(33, device="cuda") >= torch.tensor([[33], [9]], device="cuda")
+    hidden = torch.ones(40, 40, dtype=torch.bool, device="cuda").triu(1)
+
+    def calls() -> None:
+        for weights in (False, True):
+            for average in (False, True):
+                asked = {"need_weights": weights, "average_attn_weights": average}
+                attend(x, x, x, **asked)
+                attend(x, x, x, attn_mask=hidden[:33, :33], **asked)
+                attend(x, x, x, key_padding_mask=padding.clone(), **asked)
+                out, _ = attend(
+                    x, x, x, attn_mask=hidden[:33, :33], key_padding_mask=padding.clone(), **asked
+                )
+                out.sum().backward()
+
+    calls()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        calls()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_masks_that_are_new_in_every_call_stop_being_read() -> None:
+    attend = hw.nn.MultiheadAttention(64, 4, batch_first=True, device="cuda")
+    x = torch.randn(2, 33, 64, device="cuda")
+
+    def causal() -> Tensor:
+        return torch.ones(33, 33, dtype=torch.bool, device="cuda").triu(1)
+
+    wanted = attend(x, x, x, attn_mask=causal(), need_weights=False)[0]
+    for _ in range(2 * reading.PATIENCE):
+        attend(x, x, x, attn_mask=causal(), need_weights=False)
+    mask = causal()
+    assert reading.content_of(mask) is None
+    assert error(attend(x, x, x, attn_mask=mask, need_weights=False)[0], wanted) < 1e-3
+    found = reading.content_of(mask)
+    assert found is not None and found.causal  # it came again
+    found = reading.content_of(causal())
+    assert found is not None and found.causal  # and new ones are worth a look again
+
+
+def test_a_captured_graph_gives_the_same() -> None:
+    attend = hw.nn.MultiheadAttention(64, 4, batch_first=True, device="cuda").eval()
+    x = torch.randn(2, 33, 64, device="cuda")
+    hidden = torch.ones(33, 33, dtype=torch.bool, device="cuda").triu(1)
+    with torch.no_grad():
+        wanted = attend(x, x, x, attn_mask=hidden, need_weights=False)[0]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                attend(x, x, x, attn_mask=hidden, need_weights=False)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = attend(x, x, x, attn_mask=hidden, need_weights=False)[0]
+        graph.replay()
+    assert error(found, wanted) < 1e-5
+
+
+def test_adopted_models_say_the_same() -> None:
+    torch.manual_seed(SEED)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, dropout=0.0)
+    model = nn.TransformerEncoder(layer, 2).cuda()
+    x = torch.randn(3, 17, 64, device="cuda")
+    padding = torch.arange(17, device="cuda") >= torch.tensor([[17], [9], [4]], device="cuda")
+    hidden = torch.ones(17, 17, dtype=torch.bool, device="cuda").triu(1)
+    real = ~padding[..., None]
+    both = {"mask": hidden, "src_key_padding_mask": padding}
+    for masks in ({}, {"src_key_padding_mask": padding}, {"mask": hidden}, both):
+        for training in (False, True):
+            model.train(training)
+            with torch.set_grad_enabled(training), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                before = model(x, **masks) * real
+                hw.adopt(model)
+                after = model(x, **masks) * real
+                hw.restore(model)
+            assert error(after, before) < 2e-3 * largest(before), (list(masks), training)
+
+
+TESTS: tuple[Callable[[], None], ...] = (
+    test_low_precision_is_as_exact_as_torchs,
+    test_the_steady_state_never_waits_for_the_gpu,
+    test_masks_that_are_new_in_every_call_stop_being_read,
+    test_a_captured_graph_gives_the_same,
+    test_adopted_models_say_the_same,
+    test_drawn_calls_answer_as_torchs_class_does,
+)
+
+if __name__ == "__main__":
+    import traceback
+
+    print(torch.__version__, torch.cuda.get_device_name(), "seed", SEED)
+    failed = 0
+    for test in TESTS:
+        start = time.perf_counter()
+        try:
+            test()
+            print(f"passed {test.__name__} ({time.perf_counter() - start:.0f} s)", flush=True)
+        except Exception:
+            failed += 1
+            print("FAILED", test.__name__)
+            traceback.print_exc()
+    sys.exit(bool(failed))
