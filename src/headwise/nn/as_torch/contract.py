@@ -141,13 +141,17 @@ def check_masks(
     k: Tensor,
     key_padding_mask: Tensor | None,
     attn_mask: Tensor | None,
+    hint_alone: bool,
 ) -> int:
-    """What is refused once q [N, H, L, D] and k [N, H, S, D] are there; how many keys the module appends."""
+    """What is refused once q [N, H, L, D] and k [N, H, S, D] are there; how many keys the module appends.
+
+    hint_alone: torch goes by the hint and never looks at the mask, not even at its shape.
+    """
     N, H, L, D = q.shape
     S = k.shape[2]
     if attn_mask is not None:
         wanted = (L, S) if attn_mask.dim() == 2 else (N * H, L, S)
-        if tuple(attn_mask.shape) != wanted:
+        if tuple(attn_mask.shape) != wanted and not hint_alone:
             raise RuntimeError(
                 f"The shape of the {attn_mask.dim()}D attn_mask is {attn_mask.shape}, but should be {wanted}."
             )

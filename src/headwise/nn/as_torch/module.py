@@ -20,10 +20,12 @@ from .native import native
 from .projecting import heads_of, joined, with_more_keys
 from .ragged import Ragged
 from .rules import rules_of
+from .scripting import scriptable
 
 __all__ = ["MultiheadAttention"]
 
 PLAIN = (Tensor, nn.Parameter)
+TORCHS = nn.MultiheadAttention  # whatever that name may mean later
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -119,7 +121,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         first = 0 if self.batch_first or not batched else 1  # where the batch is
         q, k, v = heads_of(self, query, key, value, first)
-        appended = check_masks(self, q, k, key_padding_mask, attn_mask)
+        hint_alone = is_causal and not need_weights and key_padding_mask is None
+        appended = check_masks(self, q, k, key_padding_mask, attn_mask, hint_alone)
         if appended:
             k, v = with_more_keys(self, k, v)
         H, L, S = self.num_heads, q.shape[2], k.shape[2]
@@ -147,9 +150,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def __prepare_scriptable__(self) -> nn.MultiheadAttention:
         """What `torch.jit.script` compiles: torch's own class, on the same parameters."""
-        twin = nn.MultiheadAttention.__new__(nn.MultiheadAttention)
-        twin.__dict__.update(self.__dict__)
-        return twin
+        return scriptable(self, TORCHS)
 
 
 def _is_ours(module: nn.MultiheadAttention, *given: Any) -> bool:

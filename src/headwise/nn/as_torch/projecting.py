@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn import functional
 
 from .contract import check_widths
 
@@ -45,6 +45,13 @@ def heads_of(module: MultiheadAttention, query: Tensor, key: Tensor, value: Tens
         k, v = _split(linear(key, weights[1], biases[1]), 2, E)
     H = module.num_heads
     return _by_head(q, H, first), _by_head(k, H, first), _by_head(v, H, first)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """torch's, which takes a bias of another dtype only where it does not fuse it."""
+    if bias is not None and bias.dtype != weight.dtype:
+        return functional.linear(x, weight) + bias
+    return functional.linear(x, weight, bias)
 
 
 def _three(query: Tensor, key: Tensor, value: Tensor, weights: Any, bias: Tensor | None) -> Heads:

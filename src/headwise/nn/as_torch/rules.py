@@ -72,7 +72,7 @@ class Rules:
         return bias.masked_fill(hidden, -torch.inf)
 
 
-NO_RULES = Rules()
+NO_RULES, CAUSAL = Rules(), Rules(causal=True)
 
 
 def rules_of(
@@ -93,6 +93,8 @@ def rules_of(
         return NO_RULES
     causal, hidden, padding, bias, wild, low, low_rows = False, None, None, None, False, False, False
     if attn_mask is not None:
+        if tuple(attn_mask.shape[-2:]) != (query_len, key_len - appended):
+            return CAUSAL  # torch looks at no mask beside the hint alone, and this one cannot be meant
         content, learned = _content(attn_mask)
         causal = not appended and (content.causal if content is not None else is_causal and not learned)
         if not causal and not (content is not None and content.nothing):

@@ -20,8 +20,11 @@ from .contract import check_kinds
 from .native import leaves_some
 from .ragged import Ragged
 from .reading import content_of
+from .scripting import scriptable
 
 __all__ = ["TransformerEncoder", "TransformerEncoderLayer"]
+
+TORCHS_LAYER, TORCHS_ENCODER = nn.TransformerEncoderLayer, nn.TransformerEncoder
 
 
 class TransformerEncoderLayer(nn.TransformerEncoderLayer):
@@ -57,7 +60,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         return found
 
     def __prepare_scriptable__(self) -> nn.TransformerEncoderLayer:
-        return _twin(self, nn.TransformerEncoderLayer)
+        return scriptable(self, TORCHS_LAYER)
 
 
 class TransformerEncoder(nn.TransformerEncoder):
@@ -111,7 +114,7 @@ class TransformerEncoder(nn.TransformerEncoder):
         )
 
     def __prepare_scriptable__(self) -> nn.TransformerEncoder:
-        return _twin(self, nn.TransformerEncoder)
+        return scriptable(self, TORCHS_ENCODER)
 
 
 def _best_left_to_torch(
@@ -129,11 +132,3 @@ def _best_left_to_torch(
 
 def _is_hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-def _twin(module: nn.Module, kind: Any) -> Any:
-    """torch's own class on the same parts: what `torch.jit.script` compiles, and changes the children of."""
-    twin = kind.__new__(kind)
-    twin.__dict__.update(module.__dict__)
-    twin.__dict__["_modules"] = dict(module._modules)
-    return twin
