@@ -256,7 +256,7 @@ def slow_path() -> Iterator[None]:
 
 LIMITS: tuple[tuple[Any, str, int], ...] = (
     (answering, "FEW", 0),
-    (answering, "IN_CACHE", 64),
+    (answering, "AT_ONCE", 64),
     (native, "FEW", 0),
 )
 

@@ -24,7 +24,7 @@ from .rules import Rules
 __all__ = ["answer"]
 
 FEW = 2**16  # weights: what stands around them takes longer than they do
-IN_CACHE = 2**20  # weights of some heads, 4 MiB
+AT_ONCE = 2**22  # weights of some heads, 16 MiB
 Answer = tuple[Tensor, Tensor | None]  # [N, H, L, D]; [N, L, S] or [N, H, L, S]
 
 
@@ -85,12 +85,12 @@ def _in_kernels(
 
 
 def _head_by_head(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool) -> Answer:
-    """Some heads at a time, so that their weights are still in the cache when they meet the values."""
+    """Some heads at a time: their weights are made once, and meet the values while they are near."""
     (N, H, L, D), S = q.shape, k.shape[2]
     added = rules.added(L, S, q.dtype, q.device)
     out = q.new_empty(N, L, H, D)
     found = q.new_zeros(N, L, S) if average else huge_pages.empty((N, H, L, S), q.dtype, q.device)
-    some = max(1, min(H, IN_CACHE // (L * S)))
+    some = max(1, min(H, AT_ONCE // (L * S)))
     room = q.new_empty(some, L, S) if average else None
     q = q * math.sqrt(1.0 / D)
     for n in range(N):
