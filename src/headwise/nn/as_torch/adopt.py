@@ -45,8 +45,9 @@ def adopt(model: nn.Module) -> Adopted:
     """Make every `torch.nn.MultiheadAttention` in a model ours, in place: the same results, faster.
 
     `torch.nn.TransformerEncoder` and its layers are taken along, as they would not ask their attention
-    otherwise. Subclasses somebody else wrote are left alone. In training nothing but the speed changes; in
-    evaluation results are those of training, where torch's native path has others.
+    otherwise. Subclasses somebody else wrote are left alone. In training nothing but the speed changes (and
+    which numbers a seed drops, where there is dropout); in evaluation results are those of training, where
+    torch's native path has others.
 
     Returns:
         What was changed, what was left, and why.

@@ -35,6 +35,8 @@ def native(
     N, L, E = x.shape
     if E != held["embed_dim"] or not x.numel() or not ordinary(x):
         return None
+    if not torch.backends.mha.get_fastpath_enabled():
+        return None
     if x.is_cpu:
         if N * L * L * held["num_heads"] > FEW:
             return None
