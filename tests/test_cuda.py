@@ -24,6 +24,7 @@ from headwise.engines.churn import ShapeChurn
 from headwise.errors import BackendUnavailable
 from headwise.scoring import Alibi
 from judge import Case, assert_judged, error, largest, sizes
+from on_gpu import run_all
 
 try:
     import pytest
@@ -281,16 +282,4 @@ TESTS: tuple[Callable[[], None], ...] = (
 )
 
 if __name__ == "__main__":
-    import traceback
-
-    print(torch.__version__, torch.cuda.get_device_name(), [k.name for k in kernels.KERNELS])
-    failed = 0
-    for test in TESTS:
-        try:
-            test()
-            print("passed", test.__name__)
-        except Exception:
-            failed += 1
-            print("FAILED", test.__name__)
-            traceback.print_exc()
-    sys.exit(bool(failed))
+    sys.exit(run_all(TESTS, [k.name for k in kernels.KERNELS]))

@@ -20,6 +20,7 @@ import headwise as hw
 from as_torch_cases import Case, complaint_on, draw_case
 from headwise.nn.as_torch import reading
 from judge import error, largest
+from on_gpu import run_all
 
 try:
     import pytest
@@ -167,17 +168,4 @@ TESTS: tuple[Callable[[], None], ...] = (
 )
 
 if __name__ == "__main__":
-    import traceback
-
-    print(torch.__version__, torch.cuda.get_device_name(), "seed", SEED)
-    failed = 0
-    for test in TESTS:
-        start = time.perf_counter()
-        try:
-            test()
-            print(f"passed {test.__name__} ({time.perf_counter() - start:.0f} s)", flush=True)
-        except Exception:
-            failed += 1
-            print("FAILED", test.__name__)
-            traceback.print_exc()
-    sys.exit(bool(failed))
+    sys.exit(run_all(TESTS, "seed", SEED))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
@@ -21,6 +20,7 @@ import headwise as hw
 from headwise import Mask
 from headwise.scoring import Alibi
 from judge import Case, error, largest
+from on_gpu import run_all
 from second_pass_cases import (
     SEED,
     gradients,
@@ -230,17 +230,4 @@ TESTS: tuple[Callable[[], None], ...] = (
 )
 
 if __name__ == "__main__":
-    import traceback
-
-    print(torch.__version__, torch.cuda.get_device_name(), "seed", SEED)
-    failed = 0
-    for test in TESTS:
-        start = time.perf_counter()
-        try:
-            test()
-            print(f"passed {test.__name__} ({time.perf_counter() - start:.0f} s)", flush=True)
-        except Exception:
-            failed += 1
-            print("FAILED", test.__name__)
-            traceback.print_exc()
-    sys.exit(bool(failed))
+    sys.exit(run_all(TESTS, "seed", SEED))

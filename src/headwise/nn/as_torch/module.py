@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from ...errors import ArgumentError
 from ...functional import attention
@@ -17,7 +16,7 @@ from ...masks import Mask
 from .answering import answer
 from .contract import check_inputs, check_masks
 from .native import native
-from .projecting import heads_of, joined, with_more_keys
+from .projecting import heads_of, joined, linear, thirds, with_more_keys
 from .ragged import Ragged
 from .rules import rules_of
 from .scripting import scriptable
@@ -143,7 +142,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def ragged(self, x: Tensor, sequences: Ragged) -> Tensor:
         """Self-attention of real tokens alone, [tokens, E] -> [tokens, E]; each sequence sees itself."""
         joint = sequences.padded(linear(x, self.in_proj_weight, self.in_proj_bias))  # [N, L, 3 E]
-        q, k, v = joint.unflatten(-1, (3 * self.num_heads, -1)).transpose(1, 2).chunk(3, 1)
+        q, k, v = thirds(joint, self.num_heads, 0)
         out, _ = attention(q, k, v, Mask.padding(sequences.lengths))
         output: Tensor = self.out_proj(sequences.real(joined(out, 0)))
         return output

@@ -18,7 +18,7 @@ from .contract import check_widths
 if TYPE_CHECKING:
     from .module import MultiheadAttention
 
-__all__ = ["heads_of", "joined", "with_more_keys"]
+__all__ = ["heads_of", "joined", "linear", "thirds", "with_more_keys"]
 
 Heads = tuple[Tensor, Tensor, Tensor]
 
@@ -35,16 +35,19 @@ def heads_of(module: MultiheadAttention, query: Tensor, key: Tensor, value: Tens
     elif key is not value:
         q, k, v = _three(query, key, value, weight.chunk(3), bias)
     elif query is key:
-        joint = linear(query, weight, bias).unflatten(-1, (3 * module.num_heads, -1))  # [.., .., 3 H, D]
-        joint = joint.transpose(1, 2) if first == 0 else joint.permute(1, 2, 0, 3)
-        q, k, v = joint.chunk(3, 1)
-        return q, k, v
+        return thirds(linear(query, weight, bias), module.num_heads, first)
     else:
         weights, biases = weight.split([E, 2 * E]), (None, None) if bias is None else bias.split([E, 2 * E])
         q = linear(query, weights[0], biases[0])
         k, v = _split(linear(key, weights[1], biases[1]), 2, E)
     H = module.num_heads
     return _by_head(q, H, first), _by_head(k, H, first), _by_head(v, H, first)
+
+
+def thirds(joint: Tensor, H: int, first: int) -> Heads:
+    """q, k and v from one product, [.., .., 3 E]."""
+    q, k, v = _by_head(joint, 3 * H, first).chunk(3, 1)
+    return q, k, v
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -9,6 +9,7 @@ Letters: N batch, L length, E width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,21 +42,21 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         if _best_left_to_torch(self, src, src_mask, src_key_padding_mask):
             return super().forward(src, src_mask, src_key_padding_mask, is_causal)
         check_kinds({"src_key_padding_mask": src_key_padding_mask, "src_mask": src_mask})
-        x = src
-        if self.norm_first:
-            x = x + self._sa_block(self.norm1(x), src_mask, src_key_padding_mask, is_causal=is_causal)
-            return x + self._ff_block(self.norm2(x))
-        x = self.norm1(x + self._sa_block(x, src_mask, src_key_padding_mask, is_causal=is_causal))
-        found: Tensor = self.norm2(x + self._ff_block(x))
-        return found
+        return self._through(
+            src, lambda x: self._sa_block(x, src_mask, src_key_padding_mask, is_causal=is_causal)
+        )
 
     def ragged(self, x: Tensor, sequences: Ragged) -> Tensor:
         """The same for real tokens alone, [tokens, E], of sequences of any length."""
         attend: Any = self.self_attn
+        return self._through(x, lambda y: self.dropout1(attend.ragged(y, sequences)))
+
+    def _through(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        """Both blocks with their norms, whatever attention is."""
         if self.norm_first:
-            x = x + self.dropout1(attend.ragged(self.norm1(x), sequences))
+            x = x + attend(self.norm1(x))
             return x + self._ff_block(self.norm2(x))
-        x = self.norm1(x + self.dropout1(attend.ragged(x, sequences)))
+        x = self.norm1(x + attend(x))
         found: Tensor = self.norm2(x + self._ff_block(x))
         return found
 
