@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headwise.nn import MultiheadAttention
-from headwise.nn.as_torch import answering, native
+from headwise.nn.as_torch import answering, in_one_step, native
 from judge import error, largest
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class Case:
     gradients: str  # all, none, inference
     frozen: str  # of all: nothing, inputs, parameters, both
     strided: bool  # inputs are views with other strides
-    as_if_large: bool  # by the ways of sizes that no test has time for
+    way: str  # "own", "large": that of sizes no test has time for, "one step": that of a GPU
 
     @property
     def embed_dim(self) -> int:
@@ -121,7 +121,7 @@ def draw_case(choose: Choose, seed: int) -> Case:
         gradients=gradients,
         frozen=choose(("nothing", "nothing", "inputs", "parameters", "both")),
         strided=choose((False, False, True)),
-        as_if_large=choose(BOTH),
+        way=choose(("own", "large", "one step")),
     )
 
 
@@ -258,6 +258,7 @@ LIMITS: tuple[tuple[Any, str, int], ...] = (
     (answering, "FEW", 0),
     (answering, "AT_ONCE", 64),
     (native, "FEW", 0),
+    (in_one_step, "FEW", 0),
 )
 
 
@@ -272,6 +273,18 @@ def as_if_large(really: bool = True) -> Iterator[None]:
     finally:
         for (module, name, _), value in zip(LIMITS, before, strict=True):
             setattr(module, name, value)
+
+
+@contextmanager
+def always_in_one_step(really: bool = True) -> Iterator[None]:
+    """What a GPU does in one step of autograd, a CPU does so, too."""
+    before = in_one_step._is_worth_it
+    try:
+        if really:
+            in_one_step._is_worth_it = lambda *_: True  # type: ignore[assignment]
+        yield
+    finally:
+        in_one_step._is_worth_it = before
 
 
 def made(kind: type[nn.MultiheadAttention], case: Case, dtype: torch.dtype) -> nn.MultiheadAttention:
@@ -334,7 +347,7 @@ def complaint(case: Case) -> str | None:
     """What is wrong with our answer; None: nothing."""
     theirs = made(nn.MultiheadAttention, case, case.dtype)
     numbers = numbers_of(case, theirs)
-    with as_if_large(case.as_if_large):
+    with as_if_large(case.way == "large"), always_in_one_step(case.way == "one step"):
         ours = results(made(MultiheadAttention, case, case.dtype), case, numbers, hint=case.is_causal)
     found = _compared(case, ours, numbers, theirs)
     if found is not None and not case.need_weights and case.is_low:

@@ -50,6 +50,7 @@ if torch.cuda.is_available():
 import numpy as np
 from triton.runtime import interpreter
 
+from headwise.engines.gpu import dense as dense_room
 from headwise.engines.gpu import request as request_room
 
 
@@ -135,13 +136,13 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels that were launched, by name."""
     names: list[str] = []
-    launch = request_room.Request.launch
+    launch = request_room.Launch.__call__
 
-    def noted(self: Any, kernel: Any, *args: Any, **named: Any) -> None:
-        names.append(kernel.__name__)
-        launch(self, kernel, *args, **named)
+    def noted(self: request_room.Launch, *args: Any) -> None:
+        names.append(self.kernel.__name__)
+        launch(self, *args)
 
-    monkeypatch.setattr(request_room.Request, "launch", noted)
+    monkeypatch.setattr(request_room.Launch, "__call__", noted)
     return names
 
 
@@ -777,3 +778,23 @@ def test_without_a_c_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", "")
     assert "install gcc, or set CC" in str(door.no_compiler())
+
+
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_plainest_weights_are_planned_once_a_shape(average: bool, padded: bool, causal: bool) -> None:
+    dense_room._plans.clear()
+    for seed, T in ((1, 19), (2, 19), (3, 37)):  # the second finds the first one's plan
+        torch.manual_seed(seed)
+        q, k = torch.randn(2, 2, 3, T, 16)
+        lengths = torch.tensor([T, 5])
+        added = None
+        if padded:
+            hidden = torch.arange(T) >= lengths[:, None]
+            added = torch.zeros(2, T).masked_fill(hidden, -1e30)[:, None, None]
+        mask = Mask.padding(lengths) if padded else None
+        truth = hw.AttentionMap(q.double(), k.double(), mask=mask, causal=causal)
+        found = dense_room.plainest(q, k, truth.lse.float().contiguous(), added, causal, 0.25, average)
+        assert error(found, truth.mean_heads() if average else truth.dense()) < 1e-5
+    assert len(dense_room._plans) == 2

@@ -75,12 +75,13 @@ def is_needed_for(grad: Tensor) -> bool:
 
 
 def gradients(
-    forward: Callable[..., Tensor], inputs: Sequence[Any], needed: Sequence[bool], grad: Tensor
+    forward: Callable[..., Any], inputs: Sequence[Any], needed: Sequence[bool], grad: Any
 ) -> tuple[Tensor | None, ...]:
     """The gradients of forward(*inputs), as a graph that can be differentiated again; None where not needed.
 
     Each input is seen through an alias of its own. Without that, an input that is another one, or was made
-    from it, would collect the other's share here and once more in the graph outside.
+    from it, would collect the other's share here and once more in the graph outside. Where `forward` returns
+    several tensors, `grad` is a list of theirs.
     """
     again = torch.is_grad_enabled()
     with torch.enable_grad():

@@ -14,17 +14,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...masks import CAUSAL, NOTHING_HIDDEN
+from ...scoring import Scoring
+from ..scores import Scores
 from .cannot import interpreted
 from .lists import seen_tiles
 from .powers import powers_of
-from .request import NOT_SPECIAL, Prepared, Request
+from .request import NOT_SPECIAL, Launch, Prepared, Request
 from .rows import mass_of
-from .tile import between, ends, in_band, key_stop, load, load_lse, log_weights, long, place, product
-from .tuning import FEW_ROWS, Blocks
+from .tile import Rules, between, ends, in_band, key_stop, load, load_lse, log_weights, long, place, product
+from .tuning import FEW_ROWS
 
-__all__ = ["dense", "mean"]
+__all__ = ["dense", "mean", "plainest"]
 
 PROGRAMS = 528  # enough to fill any GPU of today a few times over
+MOST_PLANS = 4096
 PATCH = 16  # blocks of rows that are worked on together, so that keys come from the cache
 
 
@@ -214,47 +218,113 @@ def mean_kernel(
 
 def dense(prepared: Prepared, columns: Any) -> Tensor:
     """[B, H, T, n] weights of the keys in `columns` (slice, index tensor, or None: all), in q's dtype."""
-    q = prepared.q
-    few = q.shape[2] <= FEW_ROWS.M and q.dtype != torch.float32 and not interpreted()
-    asked = _asked(prepared, columns, "dense", FEW_ROWS if few else None)
-    request, count = asked.request, asked.size
+    asked = _asked(prepared, columns, "dense")
     B, H, T, _ = prepared.shape
-    out = torch.empty(B, H, T, count, dtype=q.dtype, device=prepared.device)
-    tiles = triton.cdiv(count, request.setup.N)
-    splits = min(tiles, max(4, triton.cdiv(PROGRAMS, B * H * request.blocks)))
-    seen = _seen(asked, tiles)
+    out = torch.empty(B, H, T, asked.size, dtype=prepared.q.dtype, device=prepared.device)
+    seen = _seen(asked, triton.cdiv(asked.size, asked.request.setup.N))
     strides = None
     if seen is not None:
         strides = (
             *(0 if n == 1 else s for n, s in zip(seen.shape[:2], seen.stride(), strict=False)),
             seen.stride(2),
         )
-    request.launch(
-        dense_kernel, (splits * request.blocks, H), prepared.lse, _mass(prepared), out, asked.numbers, seen,
-        strides, sizes=(asked.begin, count, splits, tiles),
-    )  # fmt: skip
+    tensors = prepared.lse, _mass(prepared), out, asked.numbers, seen, strides
+    _dense_launch(asked, tensors)(prepared.q, asked.request.k, prepared.rules, *tensors)
     return out
+
+
+def _dense_launch(asked: Asked, tensors: tuple[Any, ...]) -> Launch:
+    request, count = asked.request, asked.size
+    tiles = triton.cdiv(count, request.setup.N)
+    splits = min(tiles, max(4, triton.cdiv(PROGRAMS, request.B * request.H * request.blocks)))
+    return request.planned(
+        dense_kernel,
+        (splits * request.blocks, request.H),
+        *tensors,
+        sizes=(asked.begin, count, splits, tiles),
+    )
 
 
 def mean(prepared: Prepared, columns: Any) -> Tensor:
     """[B, T, n]: the mean over heads; the weights of a head are never kept."""
     asked = _asked(prepared, columns, "mean")
-    request, count = asked.request, asked.size
     B, _, T, _ = prepared.shape
-    out = torch.empty(B, T, count, dtype=prepared.q.dtype, device=prepared.device)
-    tiles = triton.cdiv(count, 2 * request.setup.N)
-    seen = _seen(asked, 2 * tiles)
+    out = torch.empty(B, T, asked.size, dtype=prepared.q.dtype, device=prepared.device)
+    seen = _seen(asked, 2 * triton.cdiv(asked.size, 2 * asked.request.setup.N))
     strides = None
     if seen is not None:
         seen = seen.amax(1)  # [B or 1, row tiles, column tiles]: what any head is shown
         strides = (0 if seen.shape[0] == 1 else seen.stride(0), seen.stride(1))
-    powers = powers_of(prepared, counted=False)
+    powers = powers_of(prepared.lse, prepared.kind)
+    tensors = powers, _mass(prepared), out, asked.numbers, seen, strides
+    _mean_launch(asked, tensors)(prepared.q, asked.request.k, prepared.rules, *tensors)
+    return out
+
+
+def _mean_launch(asked: Asked, tensors: tuple[Any, ...]) -> Launch:
+    request, count, powers = asked.request, asked.size, tensors[0]
+    tiles = triton.cdiv(count, 2 * request.setup.N)
     patch = min(PATCH, triton.next_power_of_2(request.blocks))
     patches = triton.cdiv(request.blocks, patch)
-    request.launch(
-        mean_kernel, (patch * tiles, patches), powers, _mass(prepared), out, asked.numbers, seen, strides,
-        sizes=(asked.begin, count, powers.shape[-1]), options=(patch,),
-    )  # fmt: skip
+    sizes = (asked.begin, count, powers.shape[-1])
+    return request.planned(mean_kernel, (patch * tiles, patches), *tensors, sizes=sizes, options=(patch,))
+
+
+class _Plan(NamedTuple):
+    """What is the same for all calls of one kind: see `plainest`."""
+
+    launch: Launch
+    rules: Rules
+    kind: int
+
+
+_plans: dict[Any, _Plan] = {}
+
+
+def plainest(
+    q: Tensor, k: Tensor, lse: Tensor, added: Tensor | None, causal: bool, scale: float, average: bool
+) -> Tensor:
+    """All weights, [B, H, T, S], or with `average` their mean over heads, [B, T, S]: of 16-bit q and k.
+
+    Where weights are few the lines of Python before a kernel take longer than the kernel. What they find out
+    is kept for the next call of the same shape.
+
+    Args:
+        added: to the scores, in q's dtype, [B or 1, H or 1, T or 1, S].
+        lse: contiguous.
+    """
+    (B, H, T, _), S = q.shape, k.shape[2]
+    out = torch.empty((B, T, S) if average else (B, H, T, S), dtype=q.dtype, device=q.device)
+    places = q.data_ptr() | k.data_ptr() | lse.data_ptr() | out.data_ptr()
+    bias = None if added is None else (added.shape, added.stride(), added.data_ptr() & 15)
+    key = (
+        q.shape,
+        k.shape,
+        q.stride(),
+        k.stride(),
+        q.dtype,
+        q.device,
+        places & 15,
+        bias,
+        causal,
+        scale,
+        average,
+    )
+    plan = _plans.get(key)
+    lacking = (None,) * 3
+    if plan is None:
+        mask = CAUSAL if causal else NOTHING_HIDDEN
+        prepared = Prepared(Scores(q, k, mask, Scoring(scale, bias=added)), lse)
+        asked = _asked(prepared, None, "mean" if average else "dense")
+        if average:
+            launch = _mean_launch(asked, (powers_of(lse, prepared.kind), None, out, *lacking))
+        else:
+            launch = _dense_launch(asked, (lse, None, out, *lacking))
+        if len(_plans) >= MOST_PLANS:
+            _plans.clear()
+        plan = _plans[key] = _Plan(launch, prepared.rules._replace(bias=None), prepared.kind)
+    rules = plan.rules if added is None else plan.rules._replace(bias=added)
+    plan.launch(q, k, rules, powers_of(lse, plan.kind) if average else lse, None, out, *lacking)
     return out
 
 
@@ -267,8 +337,10 @@ class Asked(NamedTuple):
     numbers: Tensor | None  # int32 [size], if they are picked one by one
 
 
-def _asked(prepared: Prepared, columns: Any, kind: str, blocks: Blocks | None = None) -> Asked:
-    S = prepared.shape[3]
+def _asked(prepared: Prepared, columns: Any, kind: str) -> Asked:
+    S, q = prepared.shape[3], prepared.q
+    few = kind == "dense" and q.shape[2] <= FEW_ROWS.M and q.dtype != torch.float32 and not interpreted()
+    blocks = FEW_ROWS if few else None
     if columns is None or (isinstance(columns, slice) and columns.indices(S)[2] == 1):
         start, stop, _ = (columns or slice(None)).indices(S)
         return Asked(Request(prepared, kind, blocks=blocks), start, max(0, stop - start), None)

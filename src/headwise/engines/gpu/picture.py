@@ -130,7 +130,7 @@ def narrow(prepared: Prepared, picture: Picture) -> Tensor:
     cells = None
     if not even:
         cells = (torch.arange(S, device=prepared.device) * picture.columns // S).to(torch.int32)
-    powers = powers_of(prepared, counted=True)
+    powers = powers_of(prepared.lse, prepared.kind, prepared.rules.counted)
     request.launch(
         picture_kernel, request.grid, powers, parts, cells, *listed,
         sizes=(request.blocks, picture.rows, picture.columns, row_cells, fit, powers.shape[-1]),

@@ -6,8 +6,6 @@ if asked for, do not count.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
@@ -16,9 +14,6 @@ from torch import Tensor
 from .cannot import interpreted
 from .request import kind_of, launch
 from .tile import BIG, load_lse, long
-
-if TYPE_CHECKING:
-    from .request import Prepared
 
 __all__ = ["powers_of"]
 
@@ -37,14 +32,18 @@ def powers_kernel(LSE, COUNTED, OUT, H, T, padded, SIZE: tl.constexpr):
     tl.store(OUT + long(bh) * padded + rows, powers, mask=rows < padded)
 
 
-def powers_of(prepared: Prepared, counted: bool) -> Tensor:
-    """[B, H, T and room]"""
-    B, H, T, _ = prepared.shape
+def powers_of(lse: Tensor, kind: int, counted: Tensor | None = None) -> Tensor:
+    """[B, H, T and room] from lse [B, H, T], contiguous.
+
+    Args:
+        kind: of the request; see `Prepared.kind`.
+        counted: which queries count, uint8 [B, T]; None: all.
+    """
+    B, H, T = lse.shape
     padded = -(-T // ROOM) * ROOM
-    out = torch.empty(B, H, padded, dtype=torch.float32, device=prepared.device)
-    which = prepared.rules.counted if counted else None
+    out = torch.empty(B, H, padded, dtype=torch.float32, device=lse.device)
     size = 64 if interpreted() else SIZE
-    kinds = (prepared.kind, kind_of((prepared.lse, which)))
-    args = (prepared.lse, which, out, H, T, padded)
+    kinds = (kind, kind_of((lse, counted)))
+    args = (lse, counted, out, H, T, padded)
     launch(powers_kernel, (B * H, triton.cdiv(padded, size), 1), args, (size,), kinds, out.device)
     return out

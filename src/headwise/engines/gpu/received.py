@@ -86,7 +86,7 @@ def received(prepared: Prepared) -> Tensor:
     """[B, H, S]: the weights of all counted queries, summed for each key."""
     request = Request(prepared, "received", keys_first=True)
     out = prepared.empty(request.B, request.H, request.S)
-    powers = powers_of(prepared, counted=True)
+    powers = powers_of(prepared.lse, prepared.kind, prepared.rules.counted)
     request.launch(
         received_kernel, request.grid, powers, out, prepared.counted_range, *request.tile_lists,
         sizes=(powers.shape[-1],),

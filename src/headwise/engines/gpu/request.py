@@ -7,7 +7,7 @@ import functools
 import itertools
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -20,7 +20,7 @@ from .cannot import interpreted
 from .tile import LOG2E, Rules, Setup
 from .tuning import Blocks, blocks_for, takes_descriptors
 
-__all__ = ["NOT_SPECIAL", "Prepared", "Request", "as_lists", "kind_of", "launch", "on_device"]
+__all__ = ["NOT_SPECIAL", "Launch", "Prepared", "Request", "as_lists", "kind_of", "launch", "on_device"]
 
 # Numbers a kernel is not compiled anew for.
 NOT_SPECIAL = ("H", "shift", "left", "right", "b0", "blocks")
@@ -195,19 +195,54 @@ class Request:
         grid: programs a sequence, in two directions. The third one is for the sequences, so that no program
         has to divide to find out what it is about.
         """
-        setup, prepared = self.setup, self.prepared
+        planned = self.planned(kernel, grid, *tensors, sizes=sizes, options=options)
+        planned(self.prepared.q, self.k, self.prepared.rules, *tensors)
+
+    def planned(
+        self,
+        kernel: Any,
+        grid: tuple[int, int],
+        *tensors: Any,
+        sizes: tuple[Any, ...] = (),
+        options: tuple[Any, ...] = (),
+    ) -> Launch:
+        """The launch without its tensors: of use for all others of their kind."""
+        prepared, k = self.prepared, self.k
+        mine = (tensors, sizes) if k is prepared.k else (tensors, sizes, k, _strides(k))
+        return Launch(
+            kernel, grid, self.B, self.setup, self.keys_first, prepared.numbers, sizes, options,
+            (prepared.kind, kind_of(mine)), prepared.device, self.tuned.warps, self.tuned.registers,
+        )  # fmt: skip
+
+
+class Launch(NamedTuple):
+    """Everything a launch takes but q, k, the rules and the kernel's own tensors."""
+
+    kernel: Any
+    grid: tuple[int, int]
+    B: int
+    setup: Setup
+    keys_first: bool
+    numbers: tuple[int, ...]
+    sizes: tuple[Any, ...]
+    options: tuple[Any, ...]
+    kinds: Any
+    device: torch.device
+    warps: int
+    registers: int
+
+    def __call__(self, q: Tensor, k: Tensor, rules: Rules, *tensors: Any) -> None:
+        """Run it on these."""
+        setup = self.setup
         M, N = (setup.N, setup.M) if self.keys_first else (setup.M, setup.N)
-        q, k = prepared.q, self.k
         before = (
             *_described(q, M, setup), *_described(k, N, setup), _strides(q)[:3], _strides(k)[:3], *tensors,
-            prepared.rules, *prepared.numbers,
+            rules, *self.numbers,
         )  # fmt: skip
-        mine = (tensors, sizes) if k is prepared.k else (tensors, sizes, k, _strides(k))
-        kinds = (prepared.kind, kind_of(mine))
         for b0 in range(0, self.B, DEEPEST):
             launch(
-                kernel, (*grid, min(DEEPEST, self.B - b0)), (*before, b0, *sizes), (*options, setup), kinds,
-                prepared.device, self.tuned.warps, self.tuned.registers,
+                self.kernel, (*self.grid, min(DEEPEST, self.B - b0)), (*before, b0, *self.sizes),
+                (*self.options, setup), self.kinds, self.device, self.warps, self.registers,
             )  # fmt: skip
 
 
@@ -282,7 +317,9 @@ def as_lists(tiles: Tensor, counts: Tensor) -> tuple[Any, ...]:
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Triton launches on the current device: make it the tensors'."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)
 
 
 def _unit_stride(x: Tensor) -> Tensor:

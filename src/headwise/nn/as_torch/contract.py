@@ -7,6 +7,7 @@ Letters: N batch, L query_len, S key_len, E embed_dim, H num_heads.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -137,18 +138,20 @@ def check_widths(inputs: Sequence[Tensor], weights: Sequence[Tensor | None], bia
 
 def check_masks(
     module: MultiheadAttention,
-    q: Tensor,
-    k: Tensor,
+    q: Sequence[int],
+    k: Sequence[int],
     key_padding_mask: Tensor | None,
     attn_mask: Tensor | None,
     hint_alone: bool,
 ) -> int:
     """What is refused once q [N, H, L, D] and k [N, H, S, D] are there; how many keys the module appends.
 
-    hint_alone: torch goes by the hint and never looks at the mask, not even at its shape.
+    Args:
+        q, k: their shapes.
+        hint_alone: torch goes by the hint and never looks at the mask, not even at its shape.
     """
-    N, H, L, D = q.shape
-    S = k.shape[2]
+    N, H, L, D = q
+    S = k[2]
     if attn_mask is not None:
         wanted = (L, S) if attn_mask.dim() == 2 else (N * H, L, S)
         if tuple(attn_mask.shape) != wanted and not hint_alone:
@@ -158,8 +161,8 @@ def check_masks(
     for here, other in (("bias_k", "bias_v"), ("bias_v", "bias_k")):
         if getattr(module, here) is not None and getattr(module, other) is None:
             raise AssertionError(f"{here} is set but {other} is None")
-    if k.shape[0] != N:  # what torch's view says of it
-        raise RuntimeError(f"shape '[{S}, {N * H}, {D}]' is invalid for input of size {k.numel()}")
+    if k[0] != N:  # what torch's view says of it
+        raise RuntimeError(f"shape '[{S}, {N * H}, {D}]' is invalid for input of size {math.prod(k)}")
     appended = (module.bias_k is not None) + bool(module.add_zero_attn)
     if key_padding_mask is not None:
         rows, columns = key_padding_mask.shape

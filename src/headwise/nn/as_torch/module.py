@@ -15,6 +15,7 @@ from ...functional import attention
 from ...masks import Mask
 from .answering import answer
 from .contract import check_inputs, check_masks
+from .in_one_step import fits, in_one_step
 from .native import native
 from .projecting import heads_of, joined, linear, thirds, with_more_keys
 from .ragged import Ragged
@@ -118,21 +119,27 @@ class MultiheadAttention(nn.MultiheadAttention):
             key = query if same else key.unsqueeze(0)
             value = key if alike else value.unsqueeze(0)
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
-        first = 0 if self.batch_first or not batched else 1  # where the batch is
-        q, k, v = heads_of(self, query, key, value, first)
+        first, H = 0 if self.batch_first or not batched else 1, self.num_heads  # where the batch is
         hint_alone = is_causal and not need_weights and key_padding_mask is None
-        appended = check_masks(self, q, k, key_padding_mask, attn_mask, hint_alone)
-        if appended:
-            k, v = with_more_keys(self, k, v)
-        H, L, S = self.num_heads, q.shape[2], k.shape[2]
-        out, weights = answer(
-            q, k, v,
-            rules_of(key_padding_mask, attn_mask, is_causal, H, appended, L, S),
-            self.dropout if self.training else 0.0,
-            need_weights,
-            average_attn_weights,
-            self.empty_rows == "zero",
-        )  # fmt: skip
+        rules, zero = None, self.empty_rows == "zero"
+        if batched and query is key and key is value and fits(self, query):
+            N, L = query.shape[first], query.shape[1 - first]
+            shape = (N, H, L, self.head_dim)
+            appended = check_masks(self, shape, shape, key_padding_mask, attn_mask, hint_alone)
+            if not appended:
+                rules = rules_of(key_padding_mask, attn_mask, is_causal, H, 0, L, L)
+                found = in_one_step(self, query, rules, need_weights, average_attn_weights, zero)
+                if found is not None:
+                    return found
+        q, k, v = heads_of(self, query, key, value, first)
+        if rules is None:
+            appended = check_masks(self, q.shape, k.shape, key_padding_mask, attn_mask, hint_alone)
+            if appended:
+                k, v = with_more_keys(self, k, v)
+            L, S = q.shape[2], k.shape[2]
+            rules = rules_of(key_padding_mask, attn_mask, is_causal, H, appended, L, S)
+        dropout = self.dropout if self.training else 0.0
+        out, weights = answer(q, k, v, rules, dropout, need_weights, average_attn_weights, zero)
         output: Tensor = self.out_proj(joined(out, first))
         if not batched:
             output = output.squeeze(0)

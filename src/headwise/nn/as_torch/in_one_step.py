@@ -1,0 +1,85 @@
+"""Self-attention by torch's class as one step of autograd, where that can be.
+
+On a GPU everything it can do, with weights and padding or without; on a CPU, where the steps themselves take
+the time, what would otherwise copy gradients about.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ... import budget
+from ..one_step import Parameters, Step, chosen, run
+from ..packing import nothing_hooked, ordinary
+from .answering import FEW
+from .native import OUT_PROJ
+from .rules import Rules
+
+__all__ = ["fits", "in_one_step"]
+
+PLAIN = (Tensor, nn.Parameter)
+
+
+def fits(module: nn.MultiheadAttention, x: Tensor) -> bool:
+    """Whether the first projection will go through, so that masks may be looked at before it."""
+    weight, E = module.in_proj_weight, module.embed_dim
+    return (
+        module._qkv_same_embed_dim
+        and weight is not None
+        and weight.dtype is x.dtype
+        and weight.device == x.device
+        and tuple(weight.shape) == (3 * E, E)
+    )
+
+
+def in_one_step(
+    module: nn.MultiheadAttention, x: Tensor, rules: Rules, need_weights: bool, average: bool, zero: bool
+) -> tuple[Tensor, Tensor | None] | None:
+    """(output, weights) of x [N, L, E] or [L, N, E] attending to itself; None: not a call for this.
+
+    Args:
+        x: one that fits.
+        rules: without keys that the module appends.
+        zero: a query that sees nothing gets 0; else, as in torch, NaN where weights are wanted.
+    """
+    held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
+    if held["training"] and held["dropout"]:
+        return None
+    if rules.hidden is not None or rules.bias is not None or not x.numel() or not ordinary(x):
+        return None
+    if not x.is_cuda and not _is_worth_it(held, x, rules, need_weights):
+        return None
+    mine, out_proj = held["_parameters"], held["_modules"]["out_proj"]
+    if _is_limited(need_weights):
+        return None
+    theirs = {"weight": None, "bias": None}
+    apart = type(out_proj) is not OUT_PROJ or not nothing_hooked(out_proj)
+    if not apart:
+        theirs = out_proj._parameters
+    parameters = Parameters(mine["in_proj_weight"], mine["in_proj_bias"], theirs["weight"], theirs["bias"])
+    for one in parameters:
+        if one is not None and (type(one) not in PLAIN or one.dtype is not x.dtype or one.device != x.device):
+            return None
+    first, H = 0 if held["batch_first"] else 1, held["num_heads"]
+    kernel = chosen(x, H, first, rules.causal, rules.padding)
+    if kernel is None:
+        return None
+    step = Step(H, first, rules.causal, torch.nan if need_weights and not zero else 0.0, kernel)
+    wanted = ("mean" if average else "heads") if need_weights else None
+    y, weights = run(x, parameters, rules.padding, step, wanted)
+    return out_proj(y) if apart else y, weights
+
+
+def _is_worth_it(held: dict[str, Any], x: Tensor, rules: Rules, need_weights: bool) -> bool:
+    """Whether a CPU had better go this way: a step of training on more than a few tokens."""
+    if not x.is_cpu or need_weights or rules.padding is not None or not torch.is_grad_enabled():
+        return False
+    return x.numel() // x.shape[-1] * max(x.shape[:2]) * held["num_heads"] > FEW
+
+
+def _is_limited(need_weights: bool) -> bool:
+    """Whether somebody has set a limit that weights must be held against."""
+    return need_weights and not budget.surely_fits(0)
