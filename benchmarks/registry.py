@@ -52,7 +52,8 @@ class Prepared:
     arms: by name; each may be called any number of times.
     truth: the values in float64.
     part: from what an arm returned to the values that are compared with the truth.
-    yardstick: the values in the case's dtype by plain torch, where no peer computes them.
+    yardstick: the values in the case's dtype by plain torch, where no peer computes them; beside a peer,
+        those that torch has two ways to compute: the larger error of the two is the measure.
     apart: arms that are compared in time alone, because they compute something else.
     """
 

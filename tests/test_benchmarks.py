@@ -97,6 +97,18 @@ def test_far_cells_and_keys_are_judged_at_their_own_size(spoilt: str) -> None:
 # The judge
 
 
+def test_beside_a_peer_a_yardstick_counts_where_it_is_further_off() -> None:
+    truth = {"near": torch.tensor([1.0]), "far": torch.tensor([1.0])}
+    found = {
+        registry.OURS: {name: value + 0.02 for name, value in truth.items()},
+        "peer": {name: value + 0.001 for name, value in truth.items()},
+    }
+    checked = check(
+        truth, found, registry.OURS, "peer", torch.bfloat16, 2.0, yardstick={"far": torch.tensor([1.015])}
+    )
+    assert {one.value: one.ok for one in checked if one.arm == registry.OURS} == {"near": False, "far": True}
+
+
 RULES: dict[str, tuple[problems.Seen | None, hw.Mask]] = {
     "full": (None, hw.Mask()),
     "causal": (problems.causal, hw.Mask.causal()),

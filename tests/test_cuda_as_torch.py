@@ -32,7 +32,7 @@ except ImportError:  # a bare GPU machine
     pass
 
 SEED = int(os.environ.get("HEADWISE_SEED", "0"))
-SECONDS = 60  # for drawn cases
+SECONDS = 80  # for drawn cases
 
 
 def test_drawn_calls_answer_as_torchs_class_does() -> None:
@@ -43,6 +43,7 @@ def test_drawn_calls_answer_as_torchs_class_does() -> None:
         case: Case = replace(draw_case(random.Random(seed).choice, seed), way="own")
         if case.attn_mask in ("low", "lowest") or case.key_padding_mask == "low":
             case = replace(case, attn_mask="none", key_padding_mask="none", is_causal=False)
+        reading._wasted = 0  # a hint that is wrong is trusted once masks are no longer read
         try:
             found = complaint_on(case, torch.device("cuda"))
         except Exception as raised:

@@ -31,7 +31,7 @@ def drop_in(sizes: Sizes, device: torch.device, dtype: torch.dtype, **options: A
         OURS: asked.arm(asked.asked_as_torch(ours, hinted=True), mine),
         TORCH: asked.arm(asked.asked_as_torch(asked.theirs, hinted=True), asked.packed),
     }
-    return Prepared(arms, asked.truth, asked.part)
+    return Prepared(arms, asked.truth, asked.part, asked.gradients_without_weights)
 
 
 # name -> words, sizes on a CPU, sizes on a GPU, causal

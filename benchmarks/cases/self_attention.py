@@ -112,6 +112,17 @@ class SelfAttention:
         output, looked, *grads = found
         return self._named(output, looked, grads)
 
+    def gradients_without_weights(self) -> Values:
+        """Those of torch's class when it is asked for no weights: the same numbers, by fused kernels."""
+        if not self.training or self.weights is None:
+            return {}
+        wanted, self.weights = self.weights, None
+        try:
+            found = self.part(self.arm(self.asked_as_torch(self.theirs, hinted=True), self.packed)())
+        finally:
+            self.weights = wanted
+        return {name: values for name, values in found.items() if name in GRADIENTS}
+
     def _real_rows(self, some: Tensor) -> Tensor:
         """Chosen rows of [B, .., rows, *], nothing where they are padding."""
         if not self.padded:

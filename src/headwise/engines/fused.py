@@ -161,8 +161,12 @@ def _ready(kernel: Kernel, scores: Scores, v: Tensor) -> tuple[Tensor, Tensor, T
 
 def _padded(x: Tensor, channels: int) -> Tensor:
     if x.shape[-1] != channels:
-        return torch.nn.functional.pad(x, (0, channels - x.shape[-1]))
-    return x if x.stride(-1) == 1 else x.contiguous()
+        x = torch.nn.functional.pad(x, (0, channels - x.shape[-1]))
+    elif x.stride(-1) != 1:
+        x = x.contiguous()
+    if x.shape[1] == 1 and x.stride(1) % channels:  # no step at all, and yet a kernel wants it aligned
+        x = x.as_strided(x.shape, (x.stride(0), channels, *x.stride()[2:]))
+    return x
 
 
 def _channels(x: Tensor, channels: int) -> Tensor:

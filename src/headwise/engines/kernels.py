@@ -11,6 +11,7 @@ k, v [B, Hk, S, D], lse [B, H, T] in natural log.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -190,16 +191,26 @@ def _efficient_backward(
 
 def _no_dropout(like: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """The random state the backward ops insist on; read by none of them without dropout."""
-    state = torch.zeros(size, dtype=torch.int64, device=like.device)
+    state = _zeros(size, like.device) if type(like) is Tensor else like.new_zeros(size, dtype=torch.int64)
     return state, state
+
+
+@functools.cache
+def _zeros(size: int, device: torch.device) -> Tensor:
+    return torch.zeros(size, dtype=torch.int64, device=device)
 
 
 def _laid_out_like(q: Tensor, x: Tensor) -> Tensor:
     """x with its dimensions in memory in the order of q's, without gaps."""
-    strides = q.stride()
-    order = sorted(range(4), key=lambda dim: (-strides[dim], dim))
-    place = [order.index(dim) for dim in range(4)]
+    order, place = _order(q.stride())
     return x.permute(order).contiguous().permute(place)
+
+
+@functools.lru_cache(maxsize=1024)
+def _order(strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Dimensions from the outermost in memory to the innermost, and where each is in that order."""
+    order = tuple(sorted(range(4), key=lambda dim: (-strides[dim], dim)))
+    return order, tuple(order.index(dim) for dim in range(4))
 
 
 def _aligned(added: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:

@@ -17,7 +17,7 @@ from .churn import ShapeChurn
 from .kernels import Kernel
 from .scores import Scores
 
-__all__ = ["BACKENDS", "Backend", "Call", "backend_named", "choose", "verdicts"]
+__all__ = ["BACKENDS", "Backend", "Call", "backend_named", "choose", "takes_cudnn", "verdicts"]
 
 cudnn_churn = ShapeChurn()
 
@@ -123,6 +123,11 @@ def _cuda_says_no(kernel: Kernel, call: Call) -> str | None:
         if not compiling:
             return cudnn_churn.reason(call.shape_key)
     return None
+
+
+def takes_cudnn() -> bool:
+    """Whether nobody has spoken against cuDNN, whatever the call."""
+    return torch.backends.cuda.cudnn_sdp_enabled() and not torch.are_deterministic_algorithms_enabled()
 
 
 def _anything(call: Call) -> str | None:

@@ -25,6 +25,7 @@ from ..scoring import HIDDEN, Scoring
 
 __all__ = ["Parameters", "Step", "chosen", "run"]
 
+MOST_SHAPES = 1024
 SEES_NOTHING = -HIDDEN  # the lse of a query that does: all its weights come out as 0
 
 
@@ -56,8 +57,9 @@ class Step(NamedTuple):
 
     def heads(self, joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v, each [N, H, L, D], from [.., .., 3 E]."""
-        x = joint.unflatten(-1, (3 * self.num_heads, -1))  # [N, L, 3 H, D] or [L, N, 3 H, D]
-        q, k, v = (x.transpose(1, 2) if self.first == 0 else x.permute(1, 2, 0, 3)).chunk(3, 1)
+        a, b, width = joint.shape
+        x = joint.view(a, b, 3, self.num_heads, width // (3 * self.num_heads))
+        q, k, v = (x.transpose(1, 3) if self.first == 0 else x.permute(1, 3, 2, 0, 4)).unbind(2)
         return q, k, v
 
     def joined(self, heads: Tensor) -> Tensor:
@@ -66,7 +68,8 @@ class Step(NamedTuple):
 
     def apart(self, joined: Tensor) -> Tensor:
         """And back."""
-        x = joined.unflatten(-1, (self.num_heads, -1))  # [N, L, H, D] or [L, N, H, D]
+        a, b, width = joined.shape
+        x = joined.view(a, b, self.num_heads, width // self.num_heads)
         return x.transpose(1, 2) if self.first == 0 else x.permute(1, 2, 0, 3)
 
     def scores(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Scores:
@@ -80,10 +83,20 @@ def _mask(causal: bool, padding: Tensor | None) -> Mask:
     return Mask(right=0 if causal else None, keys=~padding)
 
 
+_chosen_before: dict[Any, Any] = {}
+
+
 def chosen(x: Tensor, num_heads: int, first: int, causal: bool, padding: Tensor | None) -> Kernel | None:
     """The kernel for heads of x [.., .., E]; None where it would need help."""
+    key = (x.shape, x.dtype, x.device, num_heads, first, causal, padding is not None)
+    shape_key = _chosen_before.get(key)
+    if shape_key is not None and table.takes_cudnn():
+        table.cudnn_churn.note(shape_key)
+        return kernels.CUDNN
     N, L = x.shape[first], x.shape[1 - first]
-    q = x.as_strided((N, num_heads, L, x.shape[2] // num_heads), (0, 0, 0, 1))  # the table asks for its looks
+    q = x.detach().as_strided(
+        (N, num_heads, L, x.shape[2] // num_heads), (0, 0, 0, 1)
+    )  # the table asks for its looks
     call = table.Call(Scores(q, q, _mask(causal, padding), Scoring(1.0)), q)
     backend = table.choose(call)
     if not backend.kernels:
@@ -93,6 +106,10 @@ def chosen(x: Tensor, num_heads: int, first: int, causal: bool, padding: Tensor 
         return None
     if x.is_cuda:
         table.cudnn_churn.note(call.shape_key)
+    if kernel is kernels.CUDNN:  # it stays the best for shapes it has planned for
+        if len(_chosen_before) >= MOST_SHAPES:
+            _chosen_before.clear()
+        _chosen_before[key] = call.shape_key
     return kernel
 
 
@@ -188,9 +205,9 @@ class _OneStep(torch.autograd.Function):
         if grad is not None:
             if out_weight is not None:
                 flat = grad.reshape(-1, grad.shape[-1])  # [N * L, E]
-                d_out_weight = flat.t() @ joined.flatten(0, 1) if needed[3] else None
+                d_out_weight = torch.mm(flat.t(), joined.flatten(0, 1)) if needed[3] else None
                 d_out_bias = flat.sum(0) if needed[4] else None
-                grad = (flat @ out_weight).view(joined.shape)
+                grad = torch.mm(flat, out_weight).view(joined.shape)
             if any(needed[:3]):
                 q, k, v = step.heads(joint)
                 scale = q.shape[-1] ** -0.5
@@ -203,8 +220,8 @@ class _OneStep(torch.autograd.Function):
             return None, None, None, d_out_weight, d_out_bias, *rest
         flat = d_joint.reshape(-1, d_joint.shape[-1])  # [N * L, 3 E]
         return (
-            (flat @ in_weight).view(x.shape) if needed[0] else None,
-            flat.t() @ x.reshape(-1, x.shape[-1]) if needed[1] else None,
+            torch.mm(flat, in_weight).view(x.shape) if needed[0] else None,
+            torch.mm(flat.t(), x.reshape(-1, x.shape[-1])) if needed[1] else None,
             flat.sum(0) if needed[2] else None,
             d_out_weight,
             d_out_bias,
