@@ -77,6 +77,52 @@ def test_low_precision_is_as_exact_as_torchs() -> None:
                         assert error(found, truth) <= allowed, (dtype, list(masks), average)
 
 
+def test_gradients_in_low_precision_are_as_exact_as_torchs() -> None:
+    """Weights looked at or not, used in the loss or not; queries that see nothing, with empty_rows="zero"."""
+    N, L, E, H = 3, 131, 96, 4
+    spots = torch.arange(L, device="cuda")
+    right = spots >= torch.tensor([[L], [60], [7]], device="cuda")
+    left = spots < torch.tensor([[0], [60], [L]], device="cuda")  # the last sequence is nothing but padding
+    hidden = torch.ones(L, L, dtype=torch.bool, device="cuda").triu(1)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        theirs = nn.MultiheadAttention(E, H, batch_first=True, device="cuda", dtype=dtype)
+        ours = hw.nn.MultiheadAttention(E, H, batch_first=True, device="cuda", dtype=dtype, empty_rows="zero")
+        exact = hw.nn.MultiheadAttention(E, H, batch_first=True, dtype=torch.float64, empty_rows="zero")
+        for module in (ours, exact):
+            module.load_state_dict(theirs.state_dict())
+        x = torch.randn(N, L, E, device="cuda", dtype=dtype)
+        pull = torch.randn(N, L, E, device="cuda", dtype=dtype)
+        for masks in (
+            {}, {"attn_mask": hidden}, {"key_padding_mask": right},
+            {"key_padding_mask": right, "attn_mask": hidden}, {"key_padding_mask": left, "attn_mask": hidden},
+        ):  # fmt: skip
+            for wanted in (None, "mean", "heads", "mean used", "heads used"):
+                sees = masks.get("key_padding_mask") is not left  # else torch's are all NaN
+                plain = _gradients(theirs, x, pull, masks, wanted) if sees else None
+                truth = _gradients(exact, x.cpu().double(), pull.cpu().double(), masks, wanted)
+                found = _gradients(ours, x, pull, masks, wanted)
+                for name, true in truth.items():
+                    near = 0.0 if plain is None else error(plain[name].cpu(), true)
+                    allowed = 3 * near + 16 * torch.finfo(dtype).eps * largest(true)
+                    off = error(found[name].cpu(), true)
+                    assert off <= allowed, (dtype, list(masks), wanted, name, off, allowed)
+
+
+def _gradients(
+    module: nn.MultiheadAttention, x: Tensor, pull: Tensor, masks: dict[str, Tensor], wanted: str | None
+) -> dict[str, Tensor]:
+    """Of a call on the device and in the dtype of x."""
+    x = x.detach().requires_grad_()
+    there = {name: mask.to(x.device) for name, mask in masks.items()}
+    kind = {"need_weights": wanted is not None, "average_attn_weights": "mean" in (wanted or "")}
+    output, weights = module(x, x, x, **there, **kind)
+    loss = (output * pull).sum()
+    if wanted is not None and wanted.endswith("used"):
+        loss = loss + weights.square().sum()
+    named = {"x": x, **dict(module.named_parameters())}
+    return dict(zip(named, torch.autograd.grad(loss, [*named.values()]), strict=True))
+
+
 def test_the_steady_state_never_waits_for_the_gpu() -> None:
     attend = hw.nn.MultiheadAttention(64, 4, batch_first=True, device="cuda")
     x = torch.randn(2, 33, 64, device="cuda")
@@ -164,6 +210,7 @@ def test_adopted_models_say_the_same() -> None:
 
 TESTS: tuple[Callable[[], None], ...] = (
     test_low_precision_is_as_exact_as_torchs,
+    test_gradients_in_low_precision_are_as_exact_as_torchs,
     test_the_steady_state_never_waits_for_the_gpu,
     test_masks_that_are_new_in_every_call_stop_being_read,
     test_a_captured_graph_gives_the_same,

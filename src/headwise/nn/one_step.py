@@ -215,6 +215,7 @@ class _OneStep(torch.autograd.Function):
                     step.apart(grad), q, k, v, step.apart(joined), lse, added, _band(step), scale
                 )
                 side_by_side = torch.cat([step.joined(one) for one in found], -1)  # [.., .., 3 E]
+                del found, q, k, v
                 d_joint = side_by_side if d_joint is None else side_by_side.add_(d_joint)
         if d_joint is None or not any(needed[:3]):
             return None, None, None, d_out_weight, d_out_bias, *rest

@@ -23,7 +23,7 @@ from .powers import powers_of
 from .request import NOT_SPECIAL, Launch, Prepared, Request
 from .rows import mass_of
 from .tile import Rules, between, ends, in_band, key_stop, load, load_lse, log_weights, long, place, product
-from .tuning import FEW_ROWS
+from .tuning import FEW_ROWS, SHORT, SHORT_ROWS, takes_descriptors
 
 __all__ = ["dense", "mean", "plainest"]
 
@@ -236,7 +236,10 @@ def dense(prepared: Prepared, columns: Any) -> Tensor:
 def _dense_launch(asked: Asked, tensors: tuple[Any, ...]) -> Launch:
     request, count = asked.request, asked.size
     tiles = triton.cdiv(count, request.setup.N)
-    splits = min(tiles, max(4, triton.cdiv(PROGRAMS, request.B * request.H * request.blocks)))
+    splits = max(
+        min(4, triton.cdiv(tiles, 16)), triton.cdiv(PROGRAMS, request.B * request.H * request.blocks)
+    )
+    splits = min(tiles, splits)
     return request.planned(
         dense_kernel,
         (splits * request.blocks, request.H),
@@ -339,8 +342,12 @@ class Asked(NamedTuple):
 
 def _asked(prepared: Prepared, columns: Any, kind: str) -> Asked:
     S, q = prepared.shape[3], prepared.q
-    few = kind == "dense" and q.shape[2] <= FEW_ROWS.M and q.dtype != torch.float32 and not interpreted()
-    blocks = FEW_ROWS if few else None
+    blocks = None
+    if kind == "dense" and q.dtype != torch.float32 and not interpreted():
+        if q.shape[2] <= FEW_ROWS.M:
+            blocks = FEW_ROWS
+        elif S <= SHORT and q.shape[3] <= 64 and takes_descriptors(q.device.index):
+            blocks = SHORT_ROWS
     if columns is None or (isinstance(columns, slice) and columns.indices(S)[2] == 1):
         start, stop, _ = (columns or slice(None)).indices(S)
         return Asked(Request(prepared, kind, blocks=blocks), start, max(0, stop - start), None)

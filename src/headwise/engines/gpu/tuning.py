@@ -13,7 +13,7 @@ import torch
 
 from .cannot import interpreted
 
-__all__ = ["Blocks", "blocks_for", "takes_descriptors"]
+__all__ = ["FEW_ROWS", "SHORT", "SHORT_ROWS", "Blocks", "blocks_for", "takes_descriptors"]
 
 
 class Blocks(NamedTuple):
@@ -42,6 +42,7 @@ HOPPER: dict[str, tuple[Blocks, Blocks, Blocks]] = {
 CAREFUL = Blocks(64, 64, 4, 2)  # float32, whose tiles take twice the room; and older GPUs
 VERY_CAREFUL = Blocks(32, 32, 4, 1)  # the same with long heads
 FEW_ROWS = Blocks(16, 128, 4, 2)  # a handful of queries: the keys are what there is to load
+SHORT, SHORT_ROWS = 1024, Blocks(128, 64, 4, 3)  # up to so many keys of short heads: dense weights
 INTERPRETED = Blocks(16, 16, 1, 1)
 
 
