@@ -258,7 +258,6 @@ LIMITS: tuple[tuple[Any, str, int], ...] = (
     (answering, "FEW", 0),
     (answering, "AT_ONCE", 64),
     (native, "FEW", 0),
-    (in_one_step, "FEW", 0),
 )
 
 

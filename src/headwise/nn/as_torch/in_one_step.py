@@ -1,8 +1,4 @@
-"""Self-attention by torch's class as one step of autograd, where that can be.
-
-On a GPU everything it can do, with weights and padding or without; on a CPU, where the steps themselves take
-the time, what would otherwise copy gradients about.
-"""
+"""Self-attention by torch's class as one step of autograd, on a GPU: with weights and padding or without."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ from torch import Tensor, nn
 from ... import budget
 from ..one_step import Parameters, Step, chosen, run
 from ..packing import nothing_hooked, ordinary
-from .answering import FEW
 from .native import OUT_PROJ
 from .rules import Rules
 
@@ -50,7 +45,7 @@ def in_one_step(
         return None
     if rules.hidden is not None or rules.bias is not None or not x.numel() or not ordinary(x):
         return None
-    if not x.is_cuda and not _is_worth_it(held, x, rules, need_weights):
+    if not _is_worth_it(x):
         return None
     mine, out_proj = held["_parameters"], held["_modules"]["out_proj"]
     if _is_limited(need_weights):
@@ -73,11 +68,9 @@ def in_one_step(
     return out_proj(y) if apart else y, weights
 
 
-def _is_worth_it(held: dict[str, Any], x: Tensor, rules: Rules, need_weights: bool) -> bool:
-    """Whether a CPU had better go this way: a step of training on more than a few tokens."""
-    if not x.is_cpu or need_weights or rules.padding is not None or not torch.is_grad_enabled():
-        return False
-    return x.numel() // x.shape[-1] * max(x.shape[:2]) * held["num_heads"] > FEW
+def _is_worth_it(x: Tensor) -> bool:
+    """Whether the steps between the kernels matter: a CPU is as fast either way."""
+    return x.is_cuda
 
 
 def _is_limited(need_weights: bool) -> bool:
