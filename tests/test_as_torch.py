@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 import headwise.nn
-from as_torch_cases import as_if_large, slow_path
-from headwise.errors import ArgumentError
+from as_torch_cases import always_in_one_step, as_if_large, slow_path
+from headwise.errors import ArgumentError, BudgetExceeded
 from headwise.nn import MultiheadAttention
 from headwise.nn.as_torch import reading
 from judge import assert_judged, error
@@ -1365,3 +1365,58 @@ def test_tensors_of_another_class_keep_it() -> None:
     found, wanted = ours(marked, marked, marked), slow(theirs, marked, marked, marked)
     assert type(found[0]) is type(wanted[0]) is Marked
     torch.testing.assert_close(found[0].as_subclass(Tensor), wanted[0].as_subclass(Tensor))
+
+
+# In one step, as on a GPU
+
+
+@pytest.mark.parametrize("weights", [None, "mean", "heads"])
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_one_step_can_be_differentiated_twice(padded: bool, across: bool, weights: str | None) -> None:
+    torch.manual_seed(5)
+    ours = MultiheadAttention(6, 2, batch_first=True, dtype=torch.float64)
+    x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+    memory = torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)
+    padding = torch.arange(5 if across else 3) >= torch.tensor([[2], [3]]) if padded else None
+
+    def call(x: Tensor, memory: Tensor, *parameters: Tensor) -> Any:
+        named = dict(zip(dict(ours.named_parameters()), parameters, strict=True))
+        other = memory if across else x
+        asked = {
+            "key_padding_mask": padding,
+            "need_weights": weights is not None,
+            "average_attn_weights": weights == "mean",
+        }
+        found = torch.func.functional_call(ours, named, (x, other, other), asked)
+        return found if weights else found[0]
+
+    with always_in_one_step():
+        inputs = (x, memory, *ours.parameters())
+        assert torch.autograd.gradcheck(call, inputs)
+        assert torch.autograd.gradgradcheck(call, inputs)
+
+
+def test_one_step_calls_another_out_proj_and_its_hooks() -> None:
+    ours = MultiheadAttention(8, 2, batch_first=True)
+    x, seen = torch.randn(2, 3, 8), []
+    with always_in_one_step():
+        wanted = ours(x, x, x)[0]
+        handle = ours.out_proj.register_forward_hook(lambda *_: seen.append("hook"))
+        assert torch.equal(ours(x, x, x)[0], wanted)
+        handle.remove()
+        ours.out_proj = nn.Linear(8, 8)  # type: ignore[assignment]
+        found = ours(x, x, x)[0]
+    assert seen == ["hook"]
+    assert not torch.allclose(found, wanted)
+    with slow_path():
+        torch.testing.assert_close(found, nn.MultiheadAttention.forward(ours, x, x, x)[0])
+
+
+def test_one_step_leaves_weights_over_a_set_limit_to_the_ordinary_way() -> None:
+    ours = MultiheadAttention(8, 2, batch_first=True)
+    x = torch.randn(2, 30, 8)
+    with always_in_one_step(), as_if_large(), headwise.budget.limit("1 KiB"):
+        ours(x, x, x, need_weights=False)
+        with pytest.raises(BudgetExceeded, match="must fit the memory budget"):
+            ours(x, x, x, attn_mask=torch.ones(30, 30, dtype=torch.bool).triu(1), average_attn_weights=False)

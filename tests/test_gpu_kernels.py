@@ -19,12 +19,14 @@ import torch
 from torch import Tensor
 
 import headwise as hw
+from as_torch_cases import always_in_one_step
 from headwise import Mask
 from headwise.engines import gpu, second_pass
 from headwise.engines import statistics as statistics_room
 from headwise.engines.gpu import cannot as door
 from headwise.engines.gpu import tuning
 from headwise.engines.statistics import ACCUMULATORS, ROW_STATISTICS, STATISTICS, Accumulator, Statistic
+from headwise.nn import one_step
 from headwise.scoring import Alibi
 from judge import Case, assert_judged, error, largest, sizes
 from second_pass_cases import (
@@ -798,3 +800,36 @@ def test_the_plainest_weights_are_planned_once_a_shape(average: bool, padded: bo
         found = dense_room.plainest(q, k, truth.lse.float().contiguous(), added, causal, 0.25, average)
         assert error(found, truth.mean_heads() if average else truth.dense()) < 1e-5
     assert len(dense_room._plans) == 2
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("across", [False, True])
+def test_one_step_with_weights_is_torchs_class(
+    across: bool, average: bool, used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward, backward, and through the weights; with a sequence of padding alone in the second call."""
+    monkeypatch.setattr(one_step, "HALF", (torch.float32,))
+    torch.manual_seed(3)
+    theirs = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+    ours = hw.nn.MultiheadAttention(16, 2, batch_first=True)
+    ours.load_state_dict(theirs.state_dict())
+    x, memory = torch.randn(3, 7, 16), torch.randn(3, 11 if across else 7, 16)
+    pull = torch.randn(3, 7, 16)
+    S = memory.shape[1]
+    for lengths in (None, [S, 5, 1], [S, 5, 0]):
+        padding = None if lengths is None else torch.arange(S) >= torch.tensor(lengths)[:, None]
+        found = []
+        for module in (theirs, ours):
+            q = x.clone().requires_grad_()
+            m = memory.clone().requires_grad_() if across else q
+            with always_in_one_step():
+                out, looked = module(q, m, m, key_padding_mask=padding, average_attn_weights=average)
+            loss = (out * pull).sum() + (looked.square().sum() if used else 0.0)
+            leaves = [q, m, *module.parameters()] if across else [q, *module.parameters()]
+            found.append([out, looked, *torch.autograd.grad(loss, leaves)])
+        for mine, plain in zip(found[1], found[0], strict=True):
+            if lengths is None or lengths[-1]:
+                assert error(mine, plain) <= 1e-5 * max(1.0, largest(plain))
+        assert torch.equal(found[1][0].isnan(), found[0][0].isnan())
+        assert torch.equal(found[1][1].isnan(), found[0][1].isnan())

@@ -1,5 +1,7 @@
 """Whole models of torch's beside themselves after `hw.adopt`: nothing may get slower.
 
+With gelu: the kinks of relu would make a difference of one rounding a difference of whole gradients.
+
 Letters: B batch, H num_heads, L length, E width, N layers.
 """
 
@@ -88,12 +90,12 @@ def _model(
 ) -> tuple[nn.Module, Callable[[nn.Module, Tensor], Tensor]]:
     model: nn.Module
     if kind == "encoder":
-        layer = nn.TransformerEncoderLayer(E, H, 4 * E, dropout=0.0, batch_first=True)
+        layer = nn.TransformerEncoderLayer(E, H, 4 * E, dropout=0.0, activation="gelu", batch_first=True)
         model = nn.TransformerEncoder(layer, N)
         asked: dict[str, Any] = {"mask": hidden, "src_key_padding_mask": padding}
         return model, lambda model, x: model(x, **asked)
     if kind == "transformer":
-        model = nn.Transformer(E, H, N, N, 4 * E, dropout=0.0, batch_first=True)
+        model = nn.Transformer(E, H, N, N, 4 * E, dropout=0.0, activation="gelu", batch_first=True)
         asked = {"tgt_mask": hidden, "src_key_padding_mask": padding, "memory_key_padding_mask": padding}
         return model, lambda model, x: model(x, x, **asked)
     model = nn.Sequential(*(Block(E, H) for _ in range(N)))

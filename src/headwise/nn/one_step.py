@@ -1,11 +1,15 @@
-"""Self-attention and its projections as one step of autograd.
+"""Attention and its projections as one step of autograd.
 
 A training step of one layer at the size of GPT-2 small keeps a GPU busy for 0.5 ms, and the twenty nodes
 torch records for it keep the CPU that feeds the GPU busy for 1.3. Here is one node, with a way back written
 out, and none of the copies between the nodes: the gradients of q, k and v are laid side by side once, where
 the products that follow want them.
 
-Letters: N batch, L length, E width, H num_heads, D head_dim.
+"Projected" is what comes out of the first projections: q, k and v side by side, [.., .., 3 E], where queries
+and memory are the same; else q, [.., .., E], and k and v side by side, [.., .., 2 E]. The batch is the first
+dimension or the second.
+
+Letters: N batch, L query_len, S key_len, E width, H num_heads, D head_dim.
 """
 
 from __future__ import annotations
@@ -25,24 +29,34 @@ from ..scoring import HIDDEN, Scoring
 
 __all__ = ["Parameters", "Step", "chosen", "run"]
 
+Projected = tuple[Tensor, ...]
+
 MOST_SHAPES = 1024
 SEES_NOTHING = -HIDDEN  # the lse of a query that does: all its weights come out as 0
 
 
 class Parameters(NamedTuple):
-    """Of the two projections."""
+    """Of the projections."""
 
     in_weight: Tensor  # [3 E, E]
     in_bias: Tensor | None
     out_weight: Tensor | None  # [E, E]; None: there is no second projection
     out_bias: Tensor | None
 
-    def first(self, x: Tensor) -> Tensor:
-        """[.., .., E] -> [.., .., 3 E]"""
-        return linear(x, self.in_weight, self.in_bias)
+    def project(self, x: Tensor, memory: Tensor | None) -> Projected:
+        """The first projections."""
+        if memory is None:
+            return (linear(x, self.in_weight, self.in_bias),)
+        (q, kv), (q_bias, kv_bias) = self._in_two()
+        return linear(x, q, q_bias), linear(memory, kv, kv_bias)
 
-    def second(self, joined: Tensor) -> Tensor:
-        """[.., .., E] -> [.., .., E]"""
+    def _in_two(self) -> tuple[tuple[Tensor, Tensor], tuple[Any, Any]]:
+        E, bias = self.in_weight.shape[1], self.in_bias
+        biases = (None, None) if bias is None else (bias[:E], bias[E:])
+        return (self.in_weight[:E], self.in_weight[E:]), biases
+
+    def finish(self, joined: Tensor) -> Tensor:
+        """The last one, [.., .., E] -> [.., .., E]."""
         return joined if self.out_weight is None else linear(joined, self.out_weight, self.out_bias)
 
 
@@ -55,12 +69,18 @@ class Step(NamedTuple):
     nothing: float  # what a query that sees nothing gets: 0 or NaN
     kernel: Kernel
 
-    def heads(self, joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v, each [N, H, L, D], from [.., .., 3 E]."""
-        a, b, width = joint.shape
-        x = joint.view(a, b, 3, self.num_heads, width // (3 * self.num_heads))
-        q, k, v = (x.transpose(1, 3) if self.first == 0 else x.permute(1, 3, 2, 0, 4)).unbind(2)
+    def heads(self, projected: Projected) -> tuple[Tensor, Tensor, Tensor]:
+        """q [N, H, L, D], k and v [N, H, S, D]."""
+        if len(projected) == 1:
+            q, k, v = self._split(projected[0], 3)
+        else:
+            (q,), (k, v) = self._split(projected[0], 1), self._split(projected[1], 2)
         return q, k, v
+
+    def _split(self, x: Tensor, count: int) -> tuple[Tensor, ...]:
+        a, b, width = x.shape
+        x = x.view(a, b, count, self.num_heads, width // (count * self.num_heads))
+        return (x.transpose(1, 3) if self.first == 0 else x.permute(1, 3, 2, 0, 4)).unbind(2)
 
     def joined(self, heads: Tensor) -> Tensor:
         """[N, L, E] or [L, N, E] from [N, H, L, D]."""
@@ -68,12 +88,16 @@ class Step(NamedTuple):
 
     def apart(self, joined: Tensor) -> Tensor:
         """And back."""
-        a, b, width = joined.shape
-        x = joined.view(a, b, self.num_heads, width // self.num_heads)
-        return x.transpose(1, 2) if self.first == 0 else x.permute(1, 2, 0, 3)
+        (heads,) = self._split(joined, 1)
+        return heads
+
+    def side_by_side(self, q: Tensor, k: Tensor, v: Tensor, count: int) -> Projected:
+        """Heads as they were projected, in one tensor or in two."""
+        parts = [self.joined(one) for one in (q, k, v)]
+        return (torch.cat(parts, -1),) if count == 1 else (parts[0], torch.cat(parts[1:], -1))
 
     def scores(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Scores:
-        """Of q and k; padding: bool [N, L], True = hidden."""
+        """Of q and k; padding: bool [N, S], True = hidden."""
         return Scores(q, k, _mask(self.causal, padding), Scoring(q.shape[-1] ** -0.5))
 
 
@@ -86,23 +110,25 @@ def _mask(causal: bool, padding: Tensor | None) -> Mask:
 _chosen_before: dict[Any, Any] = {}
 
 
-def chosen(x: Tensor, num_heads: int, first: int, causal: bool, padding: Tensor | None) -> Kernel | None:
-    """The kernel for heads of x [.., .., E]; None where it would need help."""
-    key = (x.shape, x.dtype, x.device, num_heads, first, causal, padding is not None)
+def chosen(
+    x: Tensor, memory: Tensor | None, num_heads: int, first: int, causal: bool, padding: Tensor | None
+) -> Kernel | None:
+    """The kernel for heads of x [.., .., E] over those of memory; None where it would need help."""
+    keys = x if memory is None else memory
+    key = (x.shape, keys.shape, x.dtype, x.device, num_heads, first, causal, padding is not None)
     shape_key = _chosen_before.get(key)
     if shape_key is not None and table.takes_cudnn():
         table.cudnn_churn.note(shape_key)
         return kernels.CUDNN
-    N, L = x.shape[first], x.shape[1 - first]
-    q = x.detach().as_strided(
-        (N, num_heads, L, x.shape[2] // num_heads), (0, 0, 0, 1)
-    )  # the table asks for its looks
-    call = table.Call(Scores(q, q, _mask(causal, padding), Scoring(1.0)), q)
+    if causal and x.shape != keys.shape:
+        return None
+    q, k = _looks(x, num_heads, first), _looks(keys, num_heads, first)
+    call = table.Call(Scores(q, k, _mask(causal, padding), Scoring(1.0)), k)
     backend = table.choose(call)
     if not backend.kernels:
         return None
     kernel = backend.kernel_for(x.device)
-    if not kernel.takes_as_is(q, q):
+    if not kernel.takes_as_is(q, k):
         return None
     if x.is_cuda:
         table.cudnn_churn.note(call.shape_key)
@@ -113,30 +139,42 @@ def chosen(x: Tensor, num_heads: int, first: int, causal: bool, padding: Tensor 
     return kernel
 
 
+def _looks(x: Tensor, num_heads: int, first: int) -> Tensor:
+    """Something of the shape that heads of x have: the table asks for no more."""
+    shape = x.shape[first], num_heads, x.shape[1 - first], x.shape[2] // num_heads
+    return x.detach().as_strided(shape, (0, 0, 0, 1))
+
+
 def run(
-    x: Tensor, parameters: Parameters, padding: Tensor | None, step: Step, wanted: str | None
+    x: Tensor,
+    memory: Tensor | None,
+    parameters: Parameters,
+    padding: Tensor | None,
+    step: Step,
+    wanted: str | None,
 ) -> tuple[Tensor, Tensor | None]:
     """(what comes out of the last projection, weights).
 
     Args:
         x: [N, L, E] or [L, N, E]
-        padding: bool [N, L], True = hidden.
+        memory: what x attends to, [N, S, E] or [S, N, E]; None: itself.
+        padding: of memory, bool [N, S], True = hidden.
         wanted: weights of all "heads", their "mean", or None.
     """
     added = None if padding is None else _added(padding, x.dtype)
-    given = (x, *parameters)
+    given = (x, memory, *parameters)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
-        y, joint, lse = _OneStep.apply(*given, padding, added, step, wanted is not None)
+        y, lse, *projected = _OneStep.apply(*given, padding, added, step, wanted is not None)
     else:
-        joint, joined, lse = _attended(x, parameters, added, step)
-        y = parameters.second(joined)
+        projected, joined, lse = _attended(x, memory, parameters, added, step)
+        y = parameters.finish(joined)
     if wanted is None:
         return y, None
-    return y, _looked_at(joint, lse, padding, added, step, wanted == "mean")
+    return y, _looked_at(tuple(projected), lse, padding, added, step, wanted == "mean")
 
 
 def _added(padding: Tensor, dtype: torch.dtype) -> Tensor:
-    """What hides padding when it is added to scores, [N, 1, 1, L]."""
+    """What hides padding when it is added to scores, [N, 1, 1, S]."""
     return torch.zeros_like(padding, dtype=dtype).masked_fill_(padding, _hiding(dtype))[:, None, None]
 
 
@@ -145,17 +183,17 @@ def _hiding(dtype: torch.dtype) -> float:
 
 
 def _attended(
-    x: Tensor, parameters: Parameters, added: Tensor | None, step: Step
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(q, k and v side by side [.., .., 3 E]; heads side by side [.., .., E]; lse [N, H, L])."""
-    joint = parameters.first(x)
-    q, k, v = step.heads(joint)
+    x: Tensor, memory: Tensor | None, parameters: Parameters, added: Tensor | None, step: Step
+) -> tuple[Projected, Tensor, Tensor]:
+    """(projected; heads side by side [.., .., E]; lse [N, H, L])."""
+    projected = parameters.project(x, memory)
+    q, k, v = step.heads(projected)
     out, lse = step.kernel.forward(q, k, v, added, _band(step), q.shape[-1] ** -0.5)
     if added is not None:
         empty = lse < _hiding(x.dtype) / 2  # [N, H, L]
         out = out.masked_fill_(empty[..., None], step.nothing)
         lse = lse.masked_fill_(empty, SEES_NOTHING)
-    return joint, step.joined(out), lse
+    return projected, step.joined(out), lse
 
 
 def _band(step: Step) -> kernels.Band:
@@ -167,6 +205,7 @@ class _OneStep(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
+        memory: Tensor | None,
         in_weight: Tensor,
         in_bias: Tensor | None,
         out_weight: Tensor | None,
@@ -175,93 +214,120 @@ class _OneStep(torch.autograd.Function):
         added: Tensor | None,
         step: Step,
         looked_at: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         parameters = Parameters(in_weight, in_bias, out_weight, out_bias)
-        joint, joined, lse = _attended(x, parameters, added, step)
-        y = parameters.second(joined)
-        ctx.save_for_backward(x, *parameters, joint, joined, lse, padding, added)
+        projected, joined, lse = _attended(x, memory, parameters, added, step)
+        ctx.save_for_backward(x, memory, *parameters, joined, lse, padding, added, *projected)
         ctx.step = step
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*((lse,) if looked_at else (lse, joint)))
-        return y, joint, lse
+        ctx.mark_non_differentiable(*((lse,) if looked_at else (lse, *projected)))
+        return parameters.finish(joined), lse, *projected
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        x, *parameters, joint, joined, lse, padding, added = ctx.saved_tensors
+        x, memory, *four, joined, lse, padding, added = ctx.saved_tensors[:10]
+        projected = ctx.saved_tensors[10:]
         step, needed, rest = ctx.step, ctx.needs_input_grad, (None,) * 4
-        given = [grad for grad in grads[:2] if grad is not None]
+        asked = (grads[0], *grads[2:])  # of the output, of what was projected
+        given = [grad for grad in asked if grad is not None]
         if not given:
-            return (None,) * 5 + rest
+            return (None,) * 6 + rest
         if any(map(plain.is_needed_for, given)):
 
             def forward(*inputs: Any) -> Any:
-                found = _plainly(inputs[0], Parameters(*inputs[1:]), padding, step)
-                return [one for one, grad in zip(found, grads[:2], strict=True) if grad is not None]
+                found = _plainly(inputs[0], inputs[1], Parameters(*inputs[2:]), padding, step)
+                return [one for one, grad in zip(found, asked, strict=True) if grad is not None]
 
-            return *plain.gradients(forward, (x, *parameters), needed[:5], given), *rest
-        grad, d_joint = grads[:2]
+            return *plain.gradients(forward, (x, memory, *four), needed[:6], given), *rest
+        grad, back = asked[0], list(asked[1:])
         d_out_weight = d_out_bias = None
-        in_weight, _, out_weight, _ = parameters
+        in_weight, _, out_weight, _ = four
         if grad is not None:
             if out_weight is not None:
-                flat = grad.reshape(-1, grad.shape[-1])  # [N * L, E]
-                d_out_weight = torch.mm(flat.t(), joined.flatten(0, 1)) if needed[3] else None
-                d_out_bias = flat.sum(0) if needed[4] else None
+                flat = _flat(grad)
+                d_out_weight = torch.mm(flat.t(), _flat(joined)) if needed[4] else None
+                d_out_bias = flat.sum(0) if needed[5] else None
                 grad = torch.mm(flat, out_weight).view(joined.shape)
-            if any(needed[:3]):
-                q, k, v = step.heads(joint)
-                scale = q.shape[-1] ** -0.5
-                found = step.kernel.backward(
-                    step.apart(grad), q, k, v, step.apart(joined), lse, added, _band(step), scale
-                )
-                side_by_side = torch.cat([step.joined(one) for one in found], -1)  # [.., .., 3 E]
-                del found, q, k, v
-                d_joint = side_by_side if d_joint is None else side_by_side.add_(d_joint)
-        if d_joint is None or not any(needed[:3]):
-            return None, None, None, d_out_weight, d_out_bias, *rest
-        flat = d_joint.reshape(-1, d_joint.shape[-1])  # [N * L, 3 E]
-        return (
-            torch.mm(flat, in_weight).view(x.shape) if needed[0] else None,
-            torch.mm(flat.t(), x.reshape(-1, x.shape[-1])) if needed[1] else None,
-            flat.sum(0) if needed[2] else None,
-            d_out_weight,
-            d_out_bias,
-            *rest,
-        )
+            if any(needed[:4]):
+                q, k, v = step.heads(projected)
+                found = step.side_by_side(
+                    *step.kernel.backward(
+                        step.apart(grad), q, k, v, step.apart(joined), lse, added, _band(step),
+                        q.shape[-1] ** -0.5,
+                    ), len(projected),
+                )  # fmt: skip
+                back = [a if b is None else a.add_(b) for a, b in zip(found, back, strict=True)]
+        if not any(needed[:4]) or any(one is None for one in back):
+            back = []
+        inputs = _to_inputs(back, x, memory, in_weight, needed) if back else (None,) * 4
+        return *inputs, d_out_weight, d_out_bias, *rest
 
 
-def _plainly(x: Tensor, parameters: Parameters, padding: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
-    """The same in operations that can be differentiated again: (y, joint)."""
-    joint = parameters.first(x)
-    q, k, v = step.heads(joint)
+def _to_inputs(
+    back: list[Tensor], x: Tensor, memory: Tensor | None, weight: Tensor, needed: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, memory, the first projections' weight and their bias, from those of what they made."""
+    E, sources = weight.shape[1], (x,) if memory is None else (x, memory)
+    weights = (weight,) if memory is None else (weight[:E], weight[E:])
+    flats = [_flat(one) for one in back]
+    d_sources: list[Tensor | None] = [
+        torch.mm(flat, weight).view(source.shape) if wanted else None
+        for flat, weight, source, wanted in zip(flats, weights, sources, needed[:2], strict=False)
+    ]
+    d_weight = d_bias = None
+    if needed[2]:
+        parts = [torch.mm(flat.t(), _flat(source)) for flat, source in zip(flats, sources, strict=True)]
+        d_weight = parts[0] if memory is None else torch.cat(parts)
+    if needed[3]:
+        sums = [flat.sum(0) for flat in flats]
+        d_bias = sums[0] if memory is None else torch.cat(sums)
+    return *d_sources, *(None,) * (2 - len(d_sources)), d_weight, d_bias
+
+
+def _flat(x: Tensor) -> Tensor:
+    """[N * L, E]"""
+    return x.reshape(-1, x.shape[-1])
+
+
+def _plainly(
+    x: Tensor, memory: Tensor | None, parameters: Parameters, padding: Tensor | None, step: Step
+) -> tuple[Tensor, ...]:
+    """The same in operations that can be differentiated again: (output, *projected)."""
+    projected = parameters.project(x, memory)
+    q, k, v = step.heads(projected)
     out, lse = plain.forward(step.scores(q, k, padding), v)
     if step.nothing != 0:
         out = out.masked_fill(torch.isneginf(lse)[..., None], step.nothing)
-    return parameters.second(step.joined(out)), joint
+    return parameters.finish(step.joined(out)), *projected
 
 
 def _looked_at(
-    joint: Tensor, lse: Tensor, padding: Tensor | None, added: Tensor | None, step: Step, average: bool
+    projected: Projected,
+    lse: Tensor,
+    padding: Tensor | None,
+    added: Tensor | None,
+    step: Step,
+    average: bool,
 ) -> Tensor:
-    """The weights, [N, H, L, L] or [N, L, L]."""
-    q, k, _ = step.heads(joint.detach())
+    """The weights, [N, H, L, S] or [N, L, S]."""
+    q, k, _ = step.heads(tuple(one.detach() for one in projected))
     if q.dtype not in HALF or cannot(step.scores(q, k, padding)) is not None:
-        q, k, _ = step.heads(joint)
+        q, k, _ = step.heads(projected)
         found = weights.weights(step.scores(q, k, padding), lse, mean=average)
-    elif torch.is_grad_enabled() and joint.requires_grad:
-        found = _Weights.apply(joint, lse, padding, added, step, average)
+    elif torch.is_grad_enabled() and any(one.requires_grad for one in projected):
+        found = _Weights.apply(lse, padding, added, step, average, *projected)
     else:
-        found = _in_kernels(joint, lse, added, step, average)
+        found = _in_kernels(projected, lse, added, step, average)
     if padding is None or step.nothing == 0:
         return found
     empty = lse > SEES_NOTHING / 2  # [N, H, L]
     return found.masked_fill((empty[:, 0] if average else empty)[..., None], step.nothing)
 
 
-def _in_kernels(joint: Tensor, lse: Tensor, added: Tensor | None, step: Step, average: bool) -> Tensor:
+def _in_kernels(projected: Projected, lse: Tensor, added: Tensor | None, step: Step, average: bool) -> Tensor:
     from ..engines.gpu.dense import plainest
 
-    q, k, _ = step.heads(joint)
+    q, k, _ = step.heads(projected)
     return plainest(q, k, lse.contiguous(), added, step.causal, q.shape[-1] ** -0.5, average)
 
 
@@ -271,30 +337,32 @@ class _Weights(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        joint: Tensor,
         lse: Tensor,
         padding: Tensor | None,
         added: Tensor | None,
         step: Step,
         average: bool,
+        *projected: Tensor,
     ) -> Tensor:
-        ctx.save_for_backward(joint, lse, padding)
+        ctx.save_for_backward(lse, padding, *projected)
         ctx.step, ctx.average = step, average
-        return _in_kernels(joint, lse, added, step, average)
+        return _in_kernels(projected, lse, added, step, average)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        (grad,), (joint, lse, padding) = grads, ctx.saved_tensors
-        step, average = ctx.step, ctx.average
+        (grad,), (lse, padding, *kept) = grads, ctx.saved_tensors
+        step, average, projected = ctx.step, ctx.average, tuple(kept)
         if plain.is_needed_for(grad):
 
-            def forward(joint: Tensor) -> Tensor:
-                q, k, _ = step.heads(joint)
+            def forward(*projected: Tensor) -> Tensor:
+                q, k, _ = step.heads(projected)
                 whole, _ = plain.weights_of(step.scores(q, k, padding))
-                return (whole.mean(1) if average else whole).to(joint.dtype)
+                return (whole.mean(1) if average else whole).to(q.dtype)
 
-            return *plain.gradients(forward, (joint,), (True,), grad), *(None,) * 5
-        q, k, v = step.heads(joint)
-        found = weights.gradients(step.scores(q, k, padding), lse, None, average, grad, bias=False)
-        parts = [torch.zeros_like(v) if one is None else one.to(v.dtype) for one in (*found[:2], None)]
-        return torch.cat([step.joined(one) for one in parts], -1), *(None,) * 5
+            needed = (True,) * len(projected)
+            return *(None,) * 5, *plain.gradients(forward, projected, needed, grad)
+        q, k, v = step.heads(projected)
+        dq, dk, *_ = weights.gradients(step.scores(q, k, padding), lse, None, average, grad, bias=False)
+        assert dq is not None and dk is not None
+        parts = dq.to(v.dtype), dk.to(v.dtype), torch.zeros_like(v)
+        return *(None,) * 5, *step.side_by_side(*parts, len(projected))

@@ -1,4 +1,4 @@
-"""Self-attention by torch's class as one step of autograd, on a GPU: with weights and padding or without."""
+"""Attention by torch's class as one step of autograd, on a GPU: with weights and padding or without."""
 
 from __future__ import annotations
 
@@ -18,34 +18,43 @@ __all__ = ["fits", "in_one_step"]
 PLAIN = (Tensor, nn.Parameter)
 
 
-def fits(module: nn.MultiheadAttention, x: Tensor) -> bool:
-    """Whether the first projection will go through, so that masks may be looked at before it."""
+def fits(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether there are two projections at most and they will go through: masks may be looked at before."""
     weight, E = module.in_proj_weight, module.embed_dim
     return (
-        module._qkv_same_embed_dim
+        key is value
+        and query.dim() == 3
+        and module._qkv_same_embed_dim
         and weight is not None
-        and weight.dtype is x.dtype
-        and weight.device == x.device
         and tuple(weight.shape) == (3 * E, E)
+        and all(
+            x.shape[-1] == E and x.dtype is weight.dtype and x.device == weight.device for x in (query, key)
+        )
     )
 
 
 def in_one_step(
-    module: nn.MultiheadAttention, x: Tensor, rules: Rules, need_weights: bool, average: bool, zero: bool
+    module: nn.MultiheadAttention,
+    x: Tensor,
+    memory: Tensor,
+    rules: Rules,
+    need_weights: bool,
+    average: bool,
+    zero: bool,
 ) -> tuple[Tensor, Tensor | None] | None:
-    """(output, weights) of x [N, L, E] or [L, N, E] attending to itself; None: not a call for this.
+    """(output, weights) of x [N, L, E] or [L, N, E] attending to memory; None: not a call for this.
 
     Args:
-        x: one that fits.
+        x, memory: that fit; they may be one and the same.
         rules: without keys that the module appends.
         zero: a query that sees nothing gets 0; else, as in torch, NaN where weights are wanted.
     """
     held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
     if held["training"] and held["dropout"]:
         return None
-    if rules.hidden is not None or rules.bias is not None or not x.numel() or not ordinary(x):
+    if rules.hidden is not None or rules.bias is not None or not x.numel() or not memory.numel():
         return None
-    if not _is_worth_it(x):
+    if not _is_worth_it(x) or not ordinary(x):
         return None
     mine, out_proj = held["_parameters"], held["_modules"]["out_proj"]
     if _is_limited(need_weights):
@@ -59,12 +68,13 @@ def in_one_step(
         if one is not None and (type(one) not in PLAIN or one.dtype is not x.dtype or one.device != x.device):
             return None
     first, H = 0 if held["batch_first"] else 1, held["num_heads"]
-    kernel = chosen(x, H, first, rules.causal, rules.padding)
+    other = None if memory is x else memory
+    kernel = chosen(x, other, H, first, rules.causal, rules.padding)
     if kernel is None:
         return None
     step = Step(H, first, rules.causal, torch.nan if need_weights and not zero else 0.0, kernel)
     wanted = ("mean" if average else "heads") if need_weights else None
-    y, weights = run(x, parameters, rules.padding, step, wanted)
+    y, weights = run(x, other, parameters, rules.padding, step, wanted)
     return out_proj(y) if apart else y, weights
 
 

@@ -122,13 +122,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         first, H = 0 if self.batch_first or not batched else 1, self.num_heads  # where the batch is
         hint_alone = is_causal and not need_weights and key_padding_mask is None
         rules, zero = None, self.empty_rows == "zero"
-        if batched and query is key and key is value and fits(self, query):
-            N, L = query.shape[first], query.shape[1 - first]
-            shape = (N, H, L, self.head_dim)
-            appended = check_masks(self, shape, shape, key_padding_mask, attn_mask, hint_alone)
+        if batched and fits(self, query, key, value):
+            N, L, S = query.shape[first], query.shape[1 - first], key.shape[1 - first]
+            shapes = (N, H, L, self.head_dim), (key.shape[first], H, S, self.head_dim)
+            appended = check_masks(self, *shapes, key_padding_mask, attn_mask, hint_alone)
             if not appended:
-                rules = rules_of(key_padding_mask, attn_mask, is_causal, H, 0, L, L)
-                found = in_one_step(self, query, rules, need_weights, average_attn_weights, zero)
+                rules = rules_of(key_padding_mask, attn_mask, is_causal, H, 0, L, S)
+                found = in_one_step(self, query, key, rules, need_weights, average_attn_weights, zero)
                 if found is not None:
                     return found
         q, k, v = heads_of(self, query, key, value, first)
