@@ -8,7 +8,7 @@ INSTALL := $(PIP) install --no-compile --prefer-binary --constraint constraints.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup look test test-slow lint bench fuzz clean
+.PHONY: help setup look test test-slow browser lint bench fuzz check-score clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,8 +21,12 @@ look: $(READY) ## the main job: a picture of every head (ARGS="..." are passed o
 test: $(READY) ## the tests and the docstrings' examples
 	@$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist worksteal $(ARGS)
 
-test-slow: $(READY) ## the tests that take longer
+test-slow: $(READY) browser ## the tests that take longer
 	@$(BIN)/python -m pytest -q -m slow $(ARGS)
+
+browser: ## Chromium, for the tests of pages (Debian and Ubuntu install it; elsewhere set HEADWISE_BROWSER)
+	@test -n "$$HEADWISE_BROWSER" || command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
+		|| command -v google-chrome >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }
 
 lint: $(READY) ## ruff, formatting, types
 	@$(BIN)/ruff check .
@@ -34,6 +38,9 @@ bench: $(READY) ## the benchmarks
 
 fuzz: $(READY) ## our class against torch's over random calls (ARGS="--minutes 5 --seed 1")
 	@$(BIN)/python tests/fuzz_as_torch.py $(ARGS)
+
+check-score: $(READY) ## the examiner's mutation score: planted faults caught and named, right modules passed
+	@$(BIN)/python tests/check_score.py $(ARGS)
 
 clean: ## remove caches and build outputs; .venv stays
 	@rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -8,8 +8,10 @@ weights[0, 3]                                          # one head, as a tensor
 weights.statistics().entropy                           # every head, without the matrix
 """
 
-from . import budget, errors, nn, scoring
+from . import budget, errors, nn, scoring, testing
 from . import pytrees as _pytrees  # noqa: F401, registers what travels through torch.compile and torch.save
+from .check import check  # the function takes the place of the package of that name, which stays importable
+from .check.explain import explain
 from .engines import operators as _operators  # noqa: F401, registers what torch.compile sees of the second pass
 from .functional import attention, why
 from .map import AttentionMap
@@ -25,10 +27,13 @@ __all__ = [
     "adopt",
     "attention",
     "budget",
+    "check",
     "errors",
+    "explain",
     "nn",
     "restore",
     "scoring",
+    "testing",
     "why",
 ]
 

@@ -30,14 +30,16 @@ def application() -> typer.Typer:
     except ModuleNotFoundError as error:
         hint = 'the headwise command needs typer; install with: pip install "headwise[cli]"'
         raise ImportError(hint, name="typer") from error
+    from .check import check
     from .doctor import doctor
+    from .explain import explain
     from .look import look
     from .presets import presets
     from .version import start
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback(invoke_without_command=True)(start)
-    for verb in (look, presets, doctor):
+    for verb in (look, check, explain, presets, doctor):
         app.command()(verb)
     return app
 

@@ -1,0 +1,5 @@
+"""Exceptions in plain words."""
+
+from .explaining import explain
+
+__all__ = ["explain"]

@@ -1,0 +1,226 @@
+"""The projections of q, k and v."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..recipe import State, Weights
+from .fault import Fault, Way
+
+__all__ = ["FAULTS"]
+
+RIGHT = "q = W_q query + b_q, k = W_k key + b_k, v = W_v value + b_v"
+REPAIR = "q, k, v = self.W_q(query), self.W_k(key), self.W_v(value)"
+
+
+def _with(change: Callable[[Weights], Weights]) -> Way:
+    """Other weights than the learner's names promise."""
+
+    def apply(state: State) -> None:
+        w = change(state.weights)
+        state.projected = (
+            state.query @ w.q.T + w.q_bias,
+            state.key @ w.k.T + w.k_bias,
+            state.value @ w.v.T + w.v_bias,
+        )
+
+    return {"project": apply}
+
+
+def _using(order: str) -> Way:
+    """order: whose weights q, k and v are made with, e.g. "qqv"."""
+
+    def change(w: Weights) -> Weights:
+        held = {"q": (w.q, w.q_bias), "k": (w.k, w.k_bias), "v": (w.v, w.v_bias)}
+        q, k, v = (held[letter] for letter in order)
+        return w._replace(q=q[0], k=k[0], v=v[0], q_bias=q[1], k_bias=k[1], v_bias=v[1])
+
+    return _with(change)
+
+
+def _weights_of(order: str) -> Way:
+    """The same with each bias where it belongs."""
+
+    def change(w: Weights) -> Weights:
+        q, k, v = (getattr(w, letter) for letter in order)
+        return w._replace(q=q, k=k, v=v)
+
+    return _with(change)
+
+
+def _none(letters: str) -> Way:
+    def change(w: Weights) -> Weights:
+        one, zero = torch.eye(w.q.shape[0], w.q.shape[1]).to(w.q), torch.zeros_like(w.q_bias)
+        named = dict.fromkeys(letters, one) | {f"{letter}_bias": zero for letter in letters}
+        return w._replace(**named)
+
+    return _with(change)
+
+
+def _turned(letters: str) -> Way:
+    return _with(lambda w: w._replace(**{letter: getattr(w, letter).T for letter in letters}))
+
+
+def _bare(letters: str) -> Way:
+    def change(w: Weights) -> Weights:
+        zero = {f"{letter}_bias": torch.zeros_like(getattr(w, f"{letter}_bias")) for letter in letters}
+        return w._replace(**zero)
+
+    return _with(change)
+
+
+LINES = (r"(W_q|w_q|q_proj|wq|query|qkv|c_attn|in_proj)\w*\(", r"F\.linear\(", r"(@|matmul|einsum)")
+CHUNKS = (r"\.(chunk|split|unbind)\(", r"\[\s*[012]\s*\]", r"qkv")
+SHARED = ("qqq", "kkk", "vvv", "qkq", "vkv", "qvv")
+FAULTS = [
+    Fault(
+        "shared projection",
+        "queries, keys and values do not each have a projection of their own",
+        "one matrix used for two or three of q, k and v",
+        RIGHT,
+        (
+            "Which parameter makes the keys, and which the queries?",
+            "Some parameter never gets a gradient, because another one does its work.",
+            "Use W_q for queries, W_k for keys, W_v for values.",
+        ),
+        "With q and k alike, scores are symmetric: if A looks at B, B looks at A just as much.",
+        REPAIR, "project",
+        tuple(way(order) for order in SHARED for way in (_using, _weights_of)), LINES,
+    ),
+    Fault(
+        "keys through w_q",
+        "queries and keys are made with the same projection",
+        "k = W_q key",
+        RIGHT,
+        (
+            "Which parameter makes the keys?",
+            "One of W_q and W_k never gets a gradient, because the other one does its work.",
+            "Use W_q for queries and W_k for keys.",
+        ),
+        "With q and k alike, scores are symmetric: if A looks at B, B looks at A just as much.",
+        REPAIR, "project", (_using("qqv"), _using("kkv"), _weights_of("qqv"), _weights_of("kkv")), LINES,
+    ),
+    Fault(
+        "values through w_k",
+        "keys and values are made with the same projection",
+        "v = W_k value",
+        RIGHT,
+        (
+            "Which parameter makes the values?",
+            "W_v never gets a gradient, because W_k does its work.",
+            "Use W_v for values.",
+        ),
+        "What is looked for and what is handed on are the same thing.",
+        REPAIR, "project", (_using("qkk"), _weights_of("qkk")), LINES,
+    ),
+    Fault(
+        "no q and k projection",
+        "queries and keys are not projected",
+        "softmax(query key^T) W_v(value)",
+        RIGHT,
+        (
+            "Which inputs go through a matrix before the scores?",
+            "W_q and W_k have no influence on the result.",
+            "Project query and key before they are split.",
+        ),
+        "Heads compare raw embeddings: they cannot learn what to look for.",
+        REPAIR, "project", (_none("qk"), _none("q"), _none("k")), LINES,
+    ),
+    Fault(
+        "no v projection",
+        "values are not projected",
+        "softmax(q k^T) value",
+        RIGHT,
+        (
+            "Which inputs go through a matrix before they are mixed?",
+            "W_v has no influence on the result.",
+            "Project value before it is split.",
+        ),
+        "Heads can only hand on what is there, not choose what to say of it.",
+        REPAIR, "project", (_none("v"), _none("qkv")), LINES,
+    ),
+    Fault(
+        "weight not transposed",
+        "a weight kept as [out, in] is used without its transpose",
+        "x @ W",
+        "x @ W.T",
+        (
+            "How does nn.Linear keep its weight, and what does it do with it?",
+            "The matrix is used the other way round; it only fits because it is square.",
+            "Use F.linear(x, W), or x @ W.T.",
+        ),
+        "Weights of any other implementation give nonsense, and a model of another width crashes.",
+        "q = F.linear(query, self.in_proj_weight[:E], self.in_proj_bias[:E])",
+        "project", (_turned("qkv"), _turned("q"), _turned("k"), _turned("v")),
+        (r"@\s*self\.\w*(weight|W)\w*(?!\.T|\.t\(|\.mT|\.transpose)", r"matmul\(", r"einsum\("),
+    ),
+    Fault(
+        "fused order k q v",
+        "the fused projection is taken apart in the order k, q, v",
+        "k, q, v = qkv.chunk(3)",
+        "q, k, v = qkv.chunk(3)",
+        (
+            "In which order do q, k and v lie in the fused weight?",
+            "The first third is used for keys.",
+            "Unpack as q, k, v.",
+        ),
+        "It trains as well; weights of any other implementation end up in the wrong place.",
+        "q, k, v = qkv.chunk(3, dim=-1)",
+        "project", (_using("kqv"),), CHUNKS,
+    ),
+    Fault(
+        "fused order v k q",
+        "the fused projection is taken apart in the order v, k, q",
+        "v, k, q = qkv.chunk(3)",
+        "q, k, v = qkv.chunk(3)",
+        (
+            "In which order do q, k and v lie in the fused weight?",
+            "The first third is used for values.",
+            "Unpack as q, k, v.",
+        ),
+        "It trains as well; weights of any other implementation end up in the wrong place.",
+        "q, k, v = qkv.chunk(3, dim=-1)",
+        "project", (_using("vkq"), _using("qvk"), _using("kvq"), _using("vqk")), CHUNKS,
+    ),
+    Fault(
+        "no in bias used",
+        "the biases of the projections of q, k and v are not used",
+        "q = W_q query",
+        RIGHT,
+        (
+            "Which parameters never get a gradient?",
+            "The biases of the first projections do nothing.",
+            "Add them, or call the layer instead of multiplying with its weight.",
+        ),
+        "A model trained elsewhere loses a part of itself when its weights are loaded.",
+        REPAIR, "project", (_bare("qkv"),), LINES,
+    ),
+    Fault(
+        "no q bias",
+        "the bias of the queries is not used",
+        "q = W_q query",
+        RIGHT,
+        (
+            "Which parameters never get a gradient?",
+            "One bias does nothing.",
+            "Add it, or call the layer instead of multiplying with its weight.",
+        ),
+        "A model trained elsewhere loses a part of itself when its weights are loaded.",
+        REPAIR, "project", (_bare("q"),), LINES,
+    ),
+    Fault(
+        "no v bias",
+        "the bias of the values is not used",
+        "v = W_v value",
+        RIGHT,
+        (
+            "Which parameters never get a gradient?",
+            "One bias does nothing.",
+            "Add it, or call the layer instead of multiplying with its weight.",
+        ),
+        "A model trained elsewhere loses a part of itself when its weights are loaded.",
+        REPAIR, "project", (_bare("v"),), LINES,
+    ),
+]  # fmt: skip

@@ -1,0 +1,164 @@
+"""From [B, T, E] to heads."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..recipe import State
+from .fault import Fault
+
+__all__ = ["FAULTS"]
+
+RIGHT = "x.view(B, T, H, d_k).transpose(1, 2)"
+REPAIR = "q = q.view(B, T, self.num_heads, self.d_k).transpose(1, 2)  # [B, H, T, d_k]"
+WHY = (
+    "A view only renames memory. Read as [B, H, T, d_k] without a transpose, one 'head' is a slice of a few "
+    "tokens with all their channels: heads mix positions, and the mask no longer means what it says."
+)
+
+
+def _by_view(state: State) -> None:
+    def split(x: Tensor) -> Tensor:
+        B, T, E = x.shape
+        return x.reshape(B, state.num_heads, T, E // state.num_heads)  # [B, H, T, D], of the wrong numbers
+
+    state.q, state.k, state.v = (split(x) for x in state.projected)
+
+
+def _without_transpose(state: State) -> None:
+    state.joined = state.heads.reshape(state.heads.shape[0], state.heads.shape[2], -1)  # [B, T, E]
+
+
+def _positions_as_heads(state: State) -> None:
+    state.q, state.k, state.v = (
+        x.unflatten(-1, (state.num_heads, -1)) for x in state.projected
+    )  # [B, T, H, D]
+
+
+def _side_by_side(state: State) -> None:
+    state.joined = state.heads.flatten(2)  # [B, T, E] from [B, T, H, D]
+
+
+def _interleaved(state: State) -> None:
+    def split(x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, state.num_heads)).permute(
+            0, 3, 1, 2
+        )  # [B, H, T, D]: channel h, h + H, ..
+
+    state.q, state.k, state.v = (split(x) for x in state.projected)
+
+
+def _one(state: State) -> None:
+    state.q, state.k, state.v = (x[:, None] for x in state.projected)  # [B, 1, T, E]
+
+
+def _one_scale(state: State) -> None:
+    state.scaled = state.scores / state.q.shape[-1] ** 0.5
+
+
+VIEWS = (
+    r"\.(view|reshape)\(\s*\w+\s*,\s*(self\.)?(num_heads|n_heads?|heads|h|H|nhead)\s*,",
+    r"\.(view|reshape)\(\s*\w+\s*\*\s*(self\.)?(num_heads|n_heads?|heads|h|H|nhead)",
+    r"\.(view|reshape)\(",
+)
+ONE_HEAD = (r"(matmul|@|bmm).*(transpose|mT|\.T\b)", r"softmax\(")
+FAULTS = [
+    Fault(
+        "split by view",
+        "heads are split with view alone: the transpose is missing",
+        "x.view(B, H, T, d_k)",
+        RIGHT,
+        (
+            "Look at how [B, T, d_model] becomes heads.",
+            "The shape is right, the numbers in it are not: view never moves anything.",
+            "View as [B, T, H, d_k] first, then transpose dimensions 1 and 2.",
+        ),
+        WHY,
+        REPAIR,
+        "split",
+        ({"split": _by_view},),
+        VIEWS,
+        common=True,
+    ),
+    Fault(
+        "split and merge by view",
+        "heads are split and joined with view alone: both transposes are missing",
+        "x.view(B, H, T, d_k) ... .view(B, T, d_model)",
+        RIGHT,
+        (
+            "Look at how [B, T, d_model] becomes heads, and at the way back.",
+            "Both shapes are right, but view never moves a number: each 'head' is a run of tokens.",
+            "View as [B, T, H, d_k], then transpose(1, 2); on the way back transpose(1, 2), then reshape.",
+        ),
+        WHY,
+        REPAIR,
+        "split",
+        ({"split": _by_view, "merge": _without_transpose},),
+        VIEWS,
+    ),
+    Fault(
+        "attention across heads",
+        "attention runs over the heads of one position, not over positions",
+        "softmax(q[b, t] k[b, t]^T) v[b, t], an H x H matrix for every position",
+        RIGHT,
+        (
+            "Print the shape of the scores.",
+            "The last two dimensions should be query and key positions; here both are heads.",
+            "Transpose to [B, H, T, d_k] before the product of q and k.",
+        ),
+        "No position ever sees another one: the module is an expensive feed-forward layer.",
+        REPAIR,
+        "split",
+        ({"split": _positions_as_heads, "merge": _side_by_side},),
+        (r"\.(view|reshape)\(.*(num_heads|n_heads?|heads|\bh\b|\bH\b)", r"\.(view|reshape|unflatten)\("),
+    ),
+    Fault(
+        "heads interleaved",
+        "channels are dealt out to heads one by one: head h gets channels h, h + H, h + 2H, ..",
+        "x.view(B, T, d_k, H)",
+        RIGHT,
+        (
+            "Look at the order of the last two sizes in the view.",
+            "A head should be a run of neighbouring channels.",
+            "View as [B, T, H, d_k], heads before channels.",
+        ),
+        "Trained from scratch it works as well; with anybody else's weights it computes nonsense.",
+        REPAIR,
+        "split",
+        ({"split": _interleaved},),
+        (r"\.(view|reshape)\(.*(d_k|head_dim|depth|d_head|head_size)\s*,\s*(self\.)?(num_heads|n_heads?|heads|h|H)\b",
+         r"\.(view|reshape)\("),
+    ),
+    Fault(
+        "single head",
+        "there is one head as wide as the model: it is never split",
+        "softmax(q k^T / sqrt(d_k)) v over all channels at once",
+        RIGHT,
+        (
+            "Count the heads: what is the shape of the scores?",
+            "The scores have no dimension for heads.",
+            "Split q, k and v into num_heads before the product.",
+        ),
+        "One softmax for all channels: a position can look at one thing at a time.",
+        REPAIR,
+        "split",
+        ({"split": _one},),
+        ONE_HEAD,
+    ),
+    Fault(
+        "single head with its own scale",
+        "there is one head as wide as the model, scaled by its own width: it is never split",
+        "softmax(q k^T / sqrt(d_model)) v over all channels at once",
+        RIGHT,
+        (
+            "Count the heads: what is the shape of the scores?",
+            "The scores have no dimension for heads; the scale is right for one wide head.",
+            "Split q, k and v into num_heads before the product.",
+        ),
+        "One softmax for all channels: a position can look at one thing at a time.",
+        REPAIR,
+        "split",
+        ({"split": _one, "scale": _one_scale},),
+        ONE_HEAD,
+    ),
+]  # fmt: skip

@@ -1,0 +1,158 @@
+"""How a run that brought no evidence ended, in words."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import traceback
+from pathlib import Path
+
+from ..evidence import Problem
+
+__all__ = ["LONGEST_MESSAGE", "hidden", "of_exception", "of_kill", "of_status"]
+
+LONGEST_MESSAGE = 2000
+
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+_NO_NETWORK = {errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL}
+_FORBIDDEN_WORDS = (
+    "it tried to touch something it may not ({}): a checked file reads its own folder and Python, and writes "
+    "to its temporary folder"
+)
+_ALLOCATION = ("can't allocate memory", "not enough memory", "out of memory", "cannot allocate memory")
+_CRASHES = {"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT", "SIGTRAP", "SIGSYS"}
+
+
+def of_exception(error: BaseException, path: Path, stage: str, *, confined: bool) -> Problem:
+    """What the learner's file raised.
+
+    Args:
+        stage: "import", or "call" once there was something to examine.
+        confined: behind the fences, where being refused a file is their doing.
+    """
+    try:
+        said = str(error)
+    except Exception:  # their exception, their __str__
+        said = ""
+    said = said[:LONGEST_MESSAGE]
+    line = _line(error, path)
+    limit = _limit_behind(error, said) if confined else None
+    if limit is not None:
+        kind, message = limit
+        return Problem("limits", kind, message, line)
+    kind = type(error).__name__
+    if isinstance(error, SystemExit):
+        code = "" if error.code is None else repr(error.code)
+        said = f"the file calls sys.exit({code}) while it is {_WHILE[stage]}"
+    elif isinstance(error, KeyboardInterrupt):
+        said = f"the file raises KeyboardInterrupt while it is {_WHILE[stage]}"
+    return Problem(stage, kind, said[:LONGEST_MESSAGE], line)
+
+
+_WHILE = {"import": "imported", "call": "examined"}
+
+
+def _limit_behind(error: BaseException, said: str) -> tuple[str, str] | None:
+    """The limit the exception comes from, if from one: (kind, sentence)."""
+    if isinstance(error, MemoryError) or any(words in said.lower() for words in _ALLOCATION):
+        return "memory", f"it asked for more memory than it may have ({said or 'MemoryError'})"
+    if isinstance(error, RuntimeError) and "can't start new thread" in said:
+        return "processes", "it started more threads and processes than it may have"
+    if not isinstance(error, OSError):
+        return None
+    if any(_about_network(each) for each in _behind(error)):
+        return "network", f"it tried to reach the network, and there is none here ({said})"
+    if isinstance(error, BlockingIOError) and error.errno == errno.EAGAIN:
+        return "processes", "it started more processes than it may have"
+    if error.errno == errno.EFBIG:
+        return "files", "it wrote a file larger than it may"
+    if error.errno == errno.EMFILE:
+        return "files", "it opened more files than it may"
+    if error.errno in _FORBIDDEN:
+        return "forbidden", _FORBIDDEN_WORDS.format(said)
+    return None
+
+
+def _behind(error: OSError) -> list[OSError]:
+    """It and those it was made of: libraries wrap what a socket says."""
+    found: list[OSError] = []
+    following: list[object] = [error]
+    while following and len(found) < 10:
+        one = following.pop()
+        if isinstance(one, OSError) and one not in found:
+            found.append(one)
+            following += [getattr(one, "reason", None), one.__cause__, one.__context__]
+    return found
+
+
+def _about_network(error: OSError) -> bool:
+    if isinstance(error, socket.gaierror) or error.errno in _NO_NETWORK:
+        return True
+    if error.errno not in _FORBIDDEN or error.filename is not None or error.__traceback__ is None:
+        return False
+    last = traceback.extract_tb(error.__traceback__)[-1]  # Landlock refuses as it refuses a file
+    return last.filename == socket.__file__ or any(word in (last.line or "") for word in ("connect", "bind"))
+
+
+def _line(error: BaseException, path: Path) -> int | None:
+    """In the learner's file, the last of their lines on the way."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return error.lineno
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)
+    ]
+    return lines[-1] if lines else None
+
+
+def hidden(problem: Problem, filename: str, reach: list[str]) -> Problem:
+    """A file that was not found there may be one that is here, out of its reach: then the verdict says so."""
+    if problem.kind != "FileNotFoundError":
+        return problem
+    if not os.path.isabs(filename):
+        problem.message += "; a checked file runs in an empty folder, and finds its own by __file__"
+        return problem
+    within = any(filename == each or filename.startswith(f"{each}/") for each in reach)
+    if within or not (os.path.lexists(filename) or os.path.isdir(os.path.dirname(filename))):
+        return problem
+    return Problem("limits", "forbidden", _FORBIDDEN_WORDS.format(problem.message), problem.line)
+
+
+def of_kill(reason: str, *, seconds: float, memory: int, line: int | None) -> Problem:
+    """Why the watch ended it."""
+    messages = {
+        "timeout": f"it ran for more than {seconds:g} seconds and was ended; does a loop never end?",
+        "memory": f"it took more than {memory / 2**30:.3g} GiB of memory and was ended",
+        "processes": "it started more processes than it may have and was ended",
+        "files": "it wrote more to its temporary folder than it may and was ended",
+    }
+    return Problem("limits", reason, messages[reason], line)
+
+
+def of_status(status: int | None, line: int | None) -> Problem:
+    """An end of its own, without a result; `status` as os.wait gives it."""
+    if status is None:
+        return Problem("limits", "killed", "its process was ended from outside", line)
+    number, code = status & 0x7F, status >> 8
+    if not number:
+        return Problem(
+            "limits",
+            "exit",
+            f"it ended the process itself, with status {code}, before it could be examined",
+            line,
+        )
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    if name == "SIGSEGV":
+        message = "it crashed Python itself (segmentation fault): memory was touched that is not its own"
+        return Problem("limits", "segfault", message, line)
+    if name in _CRASHES:
+        return Problem("limits", "crash", f"it crashed Python itself ({name})", line)
+    if name in ("SIGXCPU", "SIGALRM"):
+        return Problem("limits", "timeout", "it took more processor time than it may and was ended", line)
+    if name == "SIGXFSZ":
+        return Problem("limits", "files", "it wrote a file larger than it may and was ended", line)
+    return Problem("limits", "killed", f"its process was ended by {name}", line)

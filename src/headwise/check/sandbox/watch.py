@@ -1,0 +1,196 @@
+"""Watching the other process from here: its time, its memory, its processes, its files, its output."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from .confine.limits import PROCESSES
+from .confine.sweep import descendants_of
+
+__all__ = ["Watch"]
+
+INTERVAL = 0.05
+START_SECONDS = 120.0  # importing torch from a cold disk
+OUTPUT_BYTES = 32 * 2**10  # kept of the beginning, and of the end
+FOLDER_BYTES = 1 * 2**30
+FOLDER_FILES = 10_000
+STATUS_BYTES = 2**16
+
+
+class Watch:
+    """Follows a process to its end, and brings that about where it goes too far.
+
+    Args:
+        process: started with `stdout` a pipe, in a session of its own.
+        status: the reading end of the pipe on which the processes outside the fence report.
+        folder: all it may write to.
+        marker: an entry of the environment that no other process has.
+    """
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        status: int,
+        folder: Path,
+        marker: str,
+        seconds: float,
+        memory: int,
+    ) -> None:
+        self.process, self.folder, self.marker = process, folder, marker
+        self.seconds, self.memory = seconds, memory
+        self.facts: dict[str, Any] = {}
+        self.killed_for: str | None = None
+        self.started: float | None = None  # when the learner's file began to run
+        self.took = 0.0
+        self.printed = 0
+        self._head, self._tail = bytearray(), bytearray()
+        self._status, self._pending = status, b""
+
+    def follow(self) -> None:
+        """Until it has ended; nothing of it is left then."""
+        assert self.process.stdout is not None
+        begun = time.monotonic()
+        look_at = begun
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout.fileno(), selectors.EVENT_READ, self._take_output)
+            selector.register(self._status, selectors.EVENT_READ, self._take_status)
+            try:
+                while (selector.get_map() or self.process.poll() is None) and self.killed_for is None:
+                    for key, _ in selector.select(INTERVAL):
+                        if not key.data():
+                            selector.unregister(key.fd)
+                    now = time.monotonic()
+                    if self.started is None:
+                        if now - begun > START_SECONDS:
+                            self.killed_for = "timeout"
+                    elif now - self.started > self.seconds:
+                        crowd = len(descendants_of(self.process.pid)) > PROCESSES // 2
+                        self.killed_for = "processes" if crowd else "timeout"
+                    elif now >= look_at:
+                        self.killed_for = self._too_much()
+                        cost = time.monotonic() - now  # a machine may have thousands of processes
+                        look_at = now + max(INTERVAL, min(10 * cost, 0.5))
+            finally:
+                if self.started is not None:
+                    self.took = time.monotonic() - self.started
+                self._end()
+            while ready := selector.get_map() and selector.select(1.0):  # what was still in the pipes
+                for key, _ in ready:
+                    if not key.data():
+                        selector.unregister(key.fd)
+
+    @property
+    def output(self) -> str:
+        """What was printed: all of it, or the beginning and the end."""
+        left_out = self.printed - len(self._head) - len(self._tail)
+        middle = f"\n... {left_out} bytes left out ...\n" if left_out else ""
+        head, tail = (
+            bytes(self._head).decode("utf-8", "replace"),
+            bytes(self._tail).decode("utf-8", "replace"),
+        )
+        return head + middle + tail
+
+    def _take_output(self) -> bool:
+        assert self.process.stdout is not None
+        piece = os.read(self.process.stdout.fileno(), 2**16)
+        self.printed += len(piece)
+        room = OUTPUT_BYTES - len(self._head)
+        self._head += piece[:room]
+        self._tail += piece[max(room, 0) :]
+        del self._tail[:-OUTPUT_BYTES]
+        return bool(piece)
+
+    def _take_status(self) -> bool:
+        piece = os.read(self._status, 2**12)
+        *lines, self._pending = (self._pending + piece).split(b"\n")
+        for line in lines:
+            self.facts |= json.loads(line)
+        if "ready" in self.facts and self.started is None:
+            self.started = time.monotonic()
+        return bool(piece)
+
+    def _too_much(self) -> str | None:
+        family = descendants_of(self.process.pid)
+        if len(family) > PROCESSES + 2:
+            return "processes"
+        used = sum(_memory_of(number) for number in family)
+        if used > self.memory and len(family) > 3:  # pages that copies of a process share count once
+            used = sum(_share_of(number) for number in family)
+        if used > self.memory + 2**29:  # torch itself takes some
+            return "processes" if len(family) > PROCESSES // 2 else "memory"
+        return "files" if _too_large(self.folder) else None
+
+    def _end(self) -> None:
+        """End whatever is still there; in a process namespace, the keeper takes all others along."""
+        keeper = self.facts.get("keeper")
+        if self.killed_for is None:  # it ended by itself, or is about to
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.5)
+        if self.process.poll() is None and isinstance(keeper, int):
+            if self.facts.get("own_processes"):
+                _kill(keeper)
+            else:
+                for number in descendants_of(keeper):
+                    _kill(number)
+        try:
+            self.process.wait(5.0 if isinstance(keeper, int) else 0.0)
+        except subprocess.TimeoutExpired:
+            for number in [*descendants_of(self.process.pid), self.process.pid]:
+                _kill(number)
+            self.process.wait()
+        if not self.facts.get("own_processes"):
+            _kill_marked(self.marker)
+
+
+def _kill(number: int) -> None:
+    with suppress(OSError):
+        os.kill(number, signal.SIGKILL)
+
+
+def _kill_marked(marker: str) -> None:
+    """Processes that ran away from their parents still carry the environment they were started with."""
+    with suppress(OSError):
+        for name in os.listdir("/proc"):
+            if name.isdigit() and int(name) != os.getpid():
+                with suppress(OSError):
+                    if marker.encode() in Path(f"/proc/{name}/environ").read_bytes():
+                        _kill(int(name))
+
+
+def _memory_of(number: int) -> int:
+    """Bytes of its own, not of files."""
+    return _lines(f"/proc/{number}/status", ("RssAnon:", "RssShmem:"))
+
+
+def _share_of(number: int) -> int:
+    """The same, with pages shared by n processes counted as 1 / n each."""
+    return _lines(f"/proc/{number}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
+
+
+def _lines(path: str, starts: tuple[str, ...]) -> int:
+    with suppress(OSError), open(path) as file:
+        return sum(int(line.split()[1]) * 1024 for line in file if line.startswith(starts))
+    return 0
+
+
+def _too_large(folder: Path) -> bool:
+    size = count = 0
+    try:
+        for here, _, files in os.walk(folder):
+            count += 1 + len(files)
+            for name in files:
+                with suppress(OSError):
+                    size += os.lstat(os.path.join(here, name)).st_blocks * 512
+            if size > FOLDER_BYTES or count > FOLDER_FILES:
+                return True
+    except RecursionError:  # folders in folders in folders
+        return True
+    return False

@@ -1,0 +1,208 @@
+"""The single things a report knows, each as a sentence or a row, harmless to print."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import zip_longest
+
+from ..evidence import Finding, Problem
+from ..report import Named, Report
+from .letters import harmless, one_line
+from .parts import Listed, Part, Quote, Row, Rows
+
+__all__ = [
+    "TORCHS",
+    "compared",
+    "fault_in_full",
+    "finding_in_words",
+    "first_sentence",
+    "how_it_is_called",
+    "how_it_ran",
+    "its_weights",
+    "listed",
+    "other_findings",
+    "problem_in_words",
+    "remarks",
+    "sentence",
+    "stops",
+]
+
+TORCHS = "torch.nn.MultiheadAttention"
+WHILE = {
+    "import": "while the file was imported",
+    "build": "while it was being built",
+    "call": "while it was being called",
+    "backward": "while gradients were computed",
+}
+LETTERS = {"q": "queries", "k": "keys", "v": "values", "o": "output"}
+
+
+def sentence(text: str) -> str:
+    """On one line, with a full stop."""
+    text = one_line(text)
+    return text if not text or text[-1] in ".!?:" else f"{text}."
+
+
+def first_sentence(text: str) -> str:
+    """Up to the first full stop that is followed by a capital letter: "v1.2" and "e.g. x" are not ends.
+
+    Example:
+        >>> first_sentence("line 3: F is not defined. Import it: import torch.nn.functional as F")
+        'line 3: F is not defined'
+    """
+    return re.split(r"[.] (?=[A-Z])", one_line(text), maxsplit=1)[0].rstrip(".")
+
+
+def listed(title: str, mark: str, texts: Iterable[str]) -> Listed:
+    """Sentences under a title, each once."""
+    return Listed(title, tuple((mark, each) for each in dict.fromkeys(map(sentence, texts)) if each))
+
+
+# Numbers
+
+
+def compared(report: Report) -> list[Row]:
+    """How many probes, how far apart at most, and each of them."""
+    if not report.errors:
+        return []
+    many = len(report.errors)
+    counted = f"{many} probe{'s' * (many != 1)} beside {TORCHS}"
+    numbers = [error for error in report.errors.values() if not math.isnan(error)]
+    if numbers:
+        counted += (
+            ", every number the same" if max(numbers) == 0 else f", at most {_size(max(numbers))} apart"
+        )
+    if len(numbers) < many:
+        counted += ", and numbers that are NaN"
+    each = ", ".join(f"{one_line(probe)} {_size(error)}" for probe, error in report.errors.items())
+    return [Row("Compared", f"{counted}: {each}")]
+
+
+def _size(error: float) -> str:
+    if not math.isfinite(error):
+        return "NaN" if math.isnan(error) else "infinitely far"
+    return f"{error:.2g}"
+
+
+# How the code was understood
+
+
+def how_it_is_called(report: Report) -> list[Row]:
+    """The conventions that were found, one a line."""
+    words = "\n".join(one_line(each) for each in report.conventions.words)
+    return [Row("How it is called", words)] if words else []
+
+
+def its_weights(report: Report) -> list[Row]:
+    """Where the projections were found, and how."""
+    found = {word: report.roles[letter] for letter, word in LETTERS.items() if letter in report.roles}
+    if not found:
+        return []
+    each = ", ".join(
+        f"{word} {one_line(role.parameter)}{' (kept as [in, out])' if role.transposed else ''}"
+        for word, role in found.items()
+    )
+    ways = " and ".join(dict.fromkeys(one_line(role.how) for role in found.values() if role.how))
+    return [Row("Its weights", each + (f"; found by {ways}" if ways else ""))]
+
+
+def how_it_ran(report: Report) -> str:
+    """What was checked, how long it took, what fenced it in: names alone, what each does is in the JSON."""
+    where = f" in {place}" if (place := _place(report, None)) else ""
+    took = f" in {report.seconds:.1f} s" if report.seconds >= 0.05 else ""
+    named = [one_line(each).partition(":") for each in report.protections]
+    fenced = "; ".join(f"without protections{colon}{why}" for name, colon, why in named if name == "none")
+    if names := ", ".join(name for name, _, _ in named if name != "none"):
+        fenced = f"behind these protections: {names}"
+    return f"Checked {one_line(report.name)}{where}{took}{', ' if fenced else ''}{fenced}."
+
+
+def remarks(report: Report) -> list[Part]:
+    """What is no fault, and what nobody can tell."""
+    unknown = [finding_in_words(each) for each in report.findings if each.verdict == "unknown"]
+    return [
+        listed("Different, but equal: no fault", "item", report.equal),
+        listed("Could not be judged", "unknown", [*report.not_judged, *unknown]),
+    ]
+
+
+# Faults, findings, exceptions
+
+
+def fault_in_full(report: Report, fault: Named) -> list[Part]:
+    """Its line, and all that is known of it."""
+    text = " ".join(harmless(fault.text).strip().split("\n"))
+    quote = [Quote(_place(report, fault.line), fault.line, text)] if text or fault.line is not None else []
+    known = (
+        Row("You compute", harmless(fault.formula), code=True),
+        Row("It should be", harmless(fault.right), code=True),
+        Row("Number found", "" if fault.number is None else f"{fault.number:.6g}"),
+        Row("How we know", sentence(fault.detail)),
+        Row("Why it matters", sentence(fault.why)),
+        Row("Repair", harmless(fault.repair), code=True),
+    )
+    return [*quote, Rows(tuple(row for row in known if row.text))]
+
+
+def _place(report: Report, line: int | None) -> str:
+    """As editors and terminals make links of it."""
+    if report.path is None:
+        return ""
+    path = report.path
+    with suppress(OSError, ValueError):  # another drive, a folder that is gone, no path at all
+        path = min(path, os.path.relpath(path), key=len)
+    return one_line(path) + ("" if line is None else f":{line}")
+
+
+def other_findings(report: Report) -> list[Finding]:
+    """What was found wrong beside the numbers and is not told as a fault anyway."""
+    told = {fault.key for fault in report.faults}
+    return [each for each in report.findings if each.verdict == "wrong" and each.fault not in told]
+
+
+def finding_in_words(finding: Finding) -> str:
+    """What was looked at, and what was seen."""
+    line = "" if finding.line is None else f" (line {finding.line})"
+    return one_line(finding.name) + line + (f": {one_line(finding.detail)}" if finding.detail else "")
+
+
+def stops(report: Report, told: int = 4, headline: str = "") -> Listed:
+    """What was raised, once a line of source: 1 tells where, 2 also what, 3 also what it means,
+    4 also what to do. A meaning that `headline` gives in full is not repeated.
+    """
+    lines_of_faults = {fault.line for fault in report.faults} - {None}
+    probes: dict[tuple[object, ...], list[str]] = {}
+    firsts: dict[tuple[object, ...], tuple[Problem | None, str]] = {}
+    for problem, meaning in zip_longest(report.problems, report.explained):
+        place: tuple[object, ...] = (meaning,)
+        if problem is not None:
+            if problem.stage == "import" and problem.line in lines_of_faults:
+                continue  # told as that fault
+            place = (problem.stage, problem.kind, problem.message if problem.line is None else problem.line)
+        firsts.setdefault(place, (problem, meaning or ""))
+        probes.setdefault(place, []).extend([problem.probe] if problem and problem.probe else [])
+    said: list[tuple[str, str]] = []
+    for place, (problem, meaning) in firsts.items():
+        if problem is not None:
+            said.append(("wrong", sentence(problem_in_words(problem, probes[place], message=told >= 2))))
+        if told >= 3 and meaning and one_line(meaning).rstrip(".") not in headline:
+            said.append(("item", sentence(meaning if told >= 4 else first_sentence(meaning))))
+    return Listed("What stopped it", tuple(dict.fromkeys(said)))
+
+
+def problem_in_words(problem: Problem, probes: Sequence[str] = (), message: bool = True) -> str:
+    """What was raised, at which line, while what was being done."""
+    words = [one_line(problem.kind)]
+    if problem.line is not None:
+        words.append(f"at line {problem.line}")
+    if problem.stage in WHILE:
+        words.append(WHILE[problem.stage])
+    if probes:
+        more = f" and {len(probes) - 3} more" if len(probes) > 3 else ""
+        words.append(f"(probe{'s' * (len(probes) > 1)}: {', '.join(map(one_line, probes[:3]))}{more})")
+    said = one_line(problem.message)
+    return " ".join(words) + (f": {said}" if message and said else "")

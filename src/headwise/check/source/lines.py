@@ -1,0 +1,275 @@
+"""The line of the learner's source where a fault sits.
+
+A fault brings regular expressions for the line it usually is. They are tried on code alone: no comments, no
+docstrings, statements over several lines joined into one, and only the code that runs. A line is named when
+there is no doubt; otherwise none is.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+from ..faults.fault import Fault
+from .parsed import DEFINITIONS, Definition, dotted, readable, text_of, tree_of
+
+__all__ = ["CodeLine", "code_lines", "line_of"]
+
+LONGEST = 110  # characters of a statement that are quoted whole
+# strings that are code: the equations of einsum and einops, "-inf"
+TELLING = re.compile(r"[-+]?inf(inity)?|nan|[^'\"]*->[^'\"]*|ij|xy", re.IGNORECASE)
+# the three projections are written as three lines that mean the same
+QKV = re.compile(
+    r"(?i)_*(w|fc|to|linear|proj|lin|b)?_*(q|k|v|query|key|value|querie|val)s?_*(w|fc|proj|linear|lin|layer)?_*"
+)
+SKIPPED = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+    tokenize.ENCODING,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class CodeLine:
+    """One statement, or the head of one, on a single line."""
+
+    text: str  # spaces as written
+    starts: tuple[tuple[int, int], ...]  # offset in `text` -> line of the source, in order
+    tokens: tuple[str, ...]
+    statement: ast.stmt | None
+
+    @cached_property
+    def tidy(self) -> str:
+        """The same with spaces as Python's own printer puts them."""
+        return self.text if self.statement is None else _head(self.statement)
+
+    @property
+    def line(self) -> int:
+        return self.starts[0][1]
+
+    def line_at(self, offset: int) -> int:
+        """The line of the source that holds this character."""
+        return [line for start, line in self.starts if start <= offset][-1]
+
+
+def line_of(
+    fault: Fault, source: str, first_line: int | None = None, last_line: int | None = None
+) -> tuple[int, str] | None:
+    """The line, counted from 1, and what it says; None where no line, or more than one, could be meant.
+
+    Args:
+        fault: its `lines` are tried in order; the first that matches anything decides, and those after it
+            only choose among its matches.
+        first_line, last_line: of the class or function that was checked; None: the whole file. Functions and
+            classes of the file that it uses count, too.
+    """
+    tree = tree_of(source)
+    if tree is None:
+        return None
+    scope = _scope(tree, first_line, last_line)
+    lines = [one for one in code_lines(source) if _in(one, scope.counts) and not _in(one, scope.never_runs)]
+    matches: list[CodeLine] | None = None
+    for pattern in fault.lines:
+        found = [one for one in (lines if matches is None else matches) if _match(pattern, one) is not None]
+        if not found:
+            continue
+        for likelier in (scope.counts, scope.own, scope.running, scope.forward):
+            found = [one for one in found if _in(one, likelier)] or found
+            if _mean_the_same(found) and (chosen := _which(fault.key, found)) is not None:
+                return _answer(pattern, chosen, source)
+        matches = found
+    return None
+
+
+def _match(pattern: str, line: CodeLine) -> int | None:
+    """Where in the line the pattern begins."""
+    if found := re.search(pattern, line.text):
+        return found.start()
+    return 0 if re.search(pattern, line.tidy) else None
+
+
+def _answer(pattern: str, line: CodeLine, source: str) -> tuple[int, str]:
+    if len(line.text) <= LONGEST:
+        return line.line, " ".join(line.text.split())
+    number = line.line_at(_match(pattern, line) or 0)
+    return number, text_of(source, number)
+
+
+def _which(key: str, lines: list[CodeLine]) -> CodeLine | None:
+    """Of lines that mean the same, the one for the projection that the fault is about, else the first."""
+    named = {word[0] for word in re.findall(r"[a-z]+", key) if QKV.fullmatch(word)}
+    if len(lines) == 1 or len(named) != 1:
+        return lines[0]
+    letters = ((QKV.fullmatch(one.tokens[0]), one) for one in lines)
+    return next((one for match, one in letters if match is not None and match[2][0].lower() in named), None)
+
+
+def _mean_the_same(lines: list[CodeLine]) -> bool:
+    """Whether they differ at most in which of queries, keys and values they are about."""
+    first = lines[0].tokens
+    return all(
+        len(other.tokens) == len(first)
+        and all(
+            a == b or (QKV.fullmatch(a) and QKV.fullmatch(b))
+            for a, b in zip(first, other.tokens, strict=True)
+        )
+        for other in lines[1:]
+    )
+
+
+Extents = Sequence[tuple[int, int]]  # first and last lines
+
+
+class _Scope(NamedTuple):
+    """The lines that count, and those of them that are likelier, each kind within the one before."""
+
+    counts: Extents
+    never_runs: Extents = ()  # methods of a parent that the class has its own of
+    own: Extents = ()  # the class or function itself
+    running: Extents = ()  # what is called, not what builds
+    forward: Extents = ()
+
+
+def _in(line: CodeLine, extents: Extents) -> bool:
+    return any(first <= line.line <= last for first, last in extents)
+
+
+def _scope(tree: ast.Module, first_line: int | None, last_line: int | None) -> _Scope:
+    checked = tree if first_line is None else _definition_at(tree, first_line)
+    if checked is None:
+        return _Scope([(first_line or 1, last_line or 10**9)])
+    functions = [
+        node for node in ast.walk(checked) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    running = [_extent(node) for node in functions if node.name != "__init__"]
+    forward = [_extent(node) for node in functions if node.name in ("forward", "__call__")]
+    if isinstance(checked, ast.Module):
+        return _Scope([(1, 10**9)], [], [], running, forward)
+    used = _used(tree, checked)
+    return _Scope(
+        [_extent(one) for one in used], _overridden(checked, used), [_extent(checked)], running, forward
+    )
+
+
+def _overridden(checked: Definition, used: list[Definition]) -> Extents:
+    """Methods of the parents among `used` that `checked` replaces and does not call."""
+    if not isinstance(checked, ast.ClassDef):
+        return []
+    replaced: set[str] = set()
+    found: list[tuple[int, int]] = []
+    by_name = {one.name: one for one in used if isinstance(one, ast.ClassDef)}
+    line: list[ast.ClassDef] = [checked]
+    for owner in line:  # grows: the parents, then theirs
+        methods = [one for one in owner.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        found += [_extent(one) for one in methods if one.name in replaced]
+        replaced |= {one.name for one in methods if f"super().{one.name}(" not in ast.unparse(one)}
+        parents = [by_name.get(dotted(base)) for base in owner.bases]
+        line += [one for one in parents if one is not None and one not in line]
+    return found
+
+
+def _extent(node: ast.AST) -> tuple[int, int]:
+    return node.lineno, node.end_lineno or node.lineno  # type: ignore[attr-defined]
+
+
+def _definition_at(tree: ast.Module, line: int) -> Definition | None:
+    """The class or function whose head, decorators counted, is on this line."""
+    for node in ast.walk(tree):
+        if isinstance(node, DEFINITIONS):
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            if first <= line <= node.lineno:
+                return node
+    return None
+
+
+def _used(tree: ast.Module, checked: Definition) -> list[Definition]:
+    """It, and the functions and classes of the file that it mentions, or that those mention."""
+    by_name = {node.name: node for node in tree.body if isinstance(node, DEFINITIONS)}
+    used, waiting = [checked], [checked]
+    while waiting:
+        for node in ast.walk(waiting.pop()):
+            other = by_name.get(node.id) if isinstance(node, ast.Name) else None
+            if other is not None and other not in used:
+                used.append(other)
+                waiting.append(other)
+    return used
+
+
+@lru_cache(maxsize=4)
+def code_lines(source: str) -> list[CodeLine]:
+    """The statements of a source, in order; strings that are not code are empty."""
+    text, tree = readable(source), tree_of(source)
+    if text is None or tree is None:
+        return []
+    statements: dict[int, ast.stmt] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt):
+            statements.setdefault(node.lineno, node)
+    found = (_code_line(tokens, statements) for tokens in _logical_lines(text))
+    return [line for line in found if line is not None]
+
+
+def _logical_lines(text: str) -> Iterator[list[tokenize.TokenInfo]]:
+    held: list[tokenize.TokenInfo] = []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.NEWLINE:
+            if held:
+                yield held
+            held = []
+        elif token.type not in SKIPPED:
+            held.append(token)
+
+
+def _code_line(tokens: list[tokenize.TokenInfo], statements: dict[int, ast.stmt]) -> CodeLine | None:
+    if all(one.type == tokenize.STRING for one in tokens):
+        return None  # a docstring
+    text, starts, words = "", [(0, tokens[0].start[0])], []
+    before: tokenize.TokenInfo | None = None
+    for token in tokens:
+        if before is not None:
+            if token.start[0] != before.end[0]:
+                text += "" if text.endswith(("(", "[", "{", ".")) or token.string in ")]}." else " "
+                starts.append((len(text), token.start[0]))
+            else:
+                text += " " * (token.start[1] - before.end[1])
+        kind = tokenize.tok_name[token.type]
+        word = _plain(token.string) if kind in ("STRING", "FSTRING_MIDDLE") else token.string
+        text += word
+        words.append(word)
+        before = token
+    return CodeLine(text, tuple(starts), tuple(words), statements.get(tokens[0].start[0]))
+
+
+def _plain(string: str) -> str:
+    """A string literal with nothing in it, unless what is in it says what is computed."""
+    inside = string.lstrip("rRbBuUfF").strip("'\"")
+    return string if TELLING.fullmatch(inside) else '""'
+
+
+class _Emptied(ast.NodeTransformer):
+    """Strings that are not code become empty."""
+
+    def visit_Constant(self, constant: ast.Constant) -> ast.Constant:
+        if isinstance(constant.value, str) and not TELLING.fullmatch(constant.value):
+            return ast.copy_location(ast.Constant(""), constant)
+        return constant
+
+    def visit_JoinedStr(self, string: ast.JoinedStr) -> ast.Constant:
+        return ast.copy_location(ast.Constant(""), string)
+
+
+def _head(node: ast.stmt) -> str:
+    """The statement as Python prints it, without the body it may have."""
+    if isinstance(node, DEFINITIONS):
+        return ""
+    copy = ast.parse(ast.unparse(node)).body[0]  # the transformer writes to what it is given
+    return ast.unparse(_Emptied().visit(copy)).partition("\n")[0]

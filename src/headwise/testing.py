@@ -1,0 +1,35 @@
+"""For tests: `assert_attention` fails with the name of the mistake. Needs no pytest, and suits it.
+
+from headwise.testing import assert_attention
+
+def test_my_attention():
+    assert_attention(MyMultiHeadAttention)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["assert_attention"]
+
+
+def assert_attention(obj: Any, **options: Any) -> None:
+    """Pass if `obj` is multi-head attention, else fail with all that `headwise check` would say.
+
+    The code runs in this process, as tests do.
+
+    Args:
+        obj: a class, an `nn.Module`, or a function of q, k, v.
+        options: as for `hw.check`.
+
+    Raises:
+        AssertionError: it is not; the message names the mistake, its line and the repair.
+        ArgumentError: something that cannot be checked.
+    """
+    __tracebackhide__ = True  # pytest then points at the test's own line
+    from .check import check
+    from .check.showing import as_text
+
+    report = check(obj, **options)
+    if not report.ok:
+        raise AssertionError(as_text(report))

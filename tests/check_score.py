@@ -1,0 +1,115 @@
+"""The examiner's mutation score: `make check-score`. Every planted fault must be caught and named as itself.
+
+Exit code 0: all singles are, every pair is named by its own faults, and no right module fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+
+import planted
+from headwise.check import check
+from headwise.check.report import Report
+from planted import pairs, right
+
+__all__ = ["Verdict", "judge_pair", "judge_right", "judge_single"]
+
+# Planted under a name of their own, or with the same numbers as others: numbers cannot tell those apart.
+ALSO_CALLED = {"causal mask forgotten": {"mask ignored"}}
+for _same in planted.SAME_NUMBERS:
+    for _key in _same:
+        ALSO_CALLED.setdefault(_key, set()).update(_same)
+SIZES = {"embed_dim": 24, "num_heads": 4}
+
+
+class Verdict(NamedTuple):
+    """One module, and whether the examiner said what it should."""
+
+    what: str
+    ok: bool
+    said: str
+    seconds: float
+
+
+def judge_single(one: planted.Planted) -> Verdict:
+    """A module with one planted fault, or with something that only looks like one."""
+    report, seconds = _checked(one.make, **SIZES)
+    names = [named.key for named in (*report.faults, *report.remarks)]
+    if one.fault in planted.NO_FAULT:
+        ok = report.ok
+    elif one.fault == "residual and layer norm":
+        ok = report.ok and any("LayerNorm" in words for words in report.equal)  # recognised as a design
+    else:
+        ok = len(names) == 1 and names[0] in {one.fault} | ALSO_CALLED.get(one.fault, set())
+    return Verdict(f"{one.style}: {one.fault}", ok, _said(report), seconds)
+
+
+def judge_pair(one: pairs.Pair) -> Verdict:
+    """A module with two: named as the pair or as one of them."""
+    report, seconds = _checked(one.make, **SIZES)
+    names = {named.key for named in report.faults}
+    both = names == {"split and merge by view"} and set(one.faults) == {
+        "split by view",
+        "merge without transpose",
+    }
+    return Verdict(
+        " and ".join(one.faults), (bool(names) and names <= set(one.faults)) or both, _said(report), seconds
+    )
+
+
+def judge_right(one: right.Right) -> Verdict:
+    """A right module passes."""
+    report, seconds = _checked(one.make if one.style == "function" else one.build())
+    return Verdict(f"right: {one.style}", report.ok, _said(report), seconds)
+
+
+def _checked(obj: object, **sizes: int) -> tuple[Report, float]:
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = check(obj, **sizes)
+    return report, time.perf_counter() - start
+
+
+def _said(report: Report) -> str:
+    return ", ".join(named.key for named in report.faults) or report.summary
+
+
+def _score(name: str, verdicts: Iterable[Verdict]) -> bool:
+    found = list(verdicts)
+    good = sum(one.ok for one in found)
+    slowest = max(found, key=lambda one: one.seconds)
+    sys.stdout.write(
+        f"{name}: {good} of {len(found)} ({100 * good / len(found):.1f}%), "
+        f"slowest {slowest.seconds:.1f} s ({slowest.what})\n"
+    )
+    for one in found:
+        if not one.ok:
+            sys.stdout.write(f"  {one.what} -> {one.said}\n")
+    sys.stdout.flush()
+    return good == len(found)
+
+
+def main() -> int:
+    """Print the scores; 1 where one is below 100%."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--style", help="only this style of planted module")
+    style = parser.parse_args().style
+    torch.set_num_threads(1)
+    singles = [one for one in planted.PLANTED if style in (None, one.style)]
+    scores = [_score("single faults named as themselves", map(judge_single, singles))]
+    if style is None:
+        scores.append(_score("right modules passed", map(judge_right, right.RIGHT)))
+        scores.append(_score("pairs named by their own", map(judge_pair, pairs.PAIRS)))
+    return int(not all(scores))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

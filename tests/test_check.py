@@ -1,0 +1,217 @@
+"""`hw.check`: planted faults are named as themselves, right modules pass, reports say where and why."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import headwise as hw
+import planted
+from check_score import judge_pair, judge_right, judge_single
+from headwise.check.evidence import Call, Conventions, Evidence, Finding, Problem, Role
+from headwise.check.recipe import Given, Weights
+from headwise.errors import ArgumentError
+from planted import pairs, right
+
+
+def singles(style: str) -> list[planted.Planted]:
+    return [one for one in planted.PLANTED if one.style == style]
+
+
+@pytest.mark.parametrize("one", singles("separate"), ids=lambda one: one.fault)
+def test_a_planted_fault_is_named_as_itself(one: planted.Planted) -> None:
+    verdict = judge_single(one)
+    assert verdict.ok, verdict.said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "one", singles("fused") + singles("einsum"), ids=lambda one: f"{one.style}-{one.fault}"
+)
+def test_a_planted_fault_is_named_as_itself_in_other_styles(one: planted.Planted) -> None:
+    verdict = judge_single(one)
+    assert verdict.ok, verdict.said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one", pairs.PAIRS, ids=lambda one: "-".join(one.faults))
+def test_two_planted_faults_are_named_as_the_pair_or_one_of_them(one: pairs.Pair) -> None:
+    verdict = judge_pair(one)
+    assert verdict.ok, verdict.said
+
+
+@pytest.mark.parametrize("one", right.RIGHT, ids=lambda one: one.style)
+def test_a_right_module_passes(one: right.Right) -> None:
+    verdict = judge_right(one)
+    assert verdict.ok, verdict.said
+
+
+def test_torchs_class_and_ours_pass() -> None:
+    assert hw.check(nn.MultiheadAttention).ok
+    assert hw.check(hw.nn.MultiheadAttention).ok
+    assert hw.check(hw.MultiHeadAttention(24, 4)).ok
+
+
+def test_a_report_says_where_it_is_right_and_where_it_parts() -> None:
+    one = next(p for p in singles("separate") if p.fault == "scale by d_model")
+    report = hw.check(one.make)
+    assert not report.ok
+    assert report.faults[0].line is not None
+    assert "sqrt" in report.faults[0].text or "**" in report.faults[0].text
+    assert report.first_wrong is not None
+    assert report.first_wrong.startswith("the scaled scores")
+    assert any("position 0" in words for words in report.where_right)  # one key needs no scale
+    told = json.loads(report.to_json())
+    assert told["ok"] is False
+    assert "scale by d_model" in str(report)
+    assert "scale by d_model" in report._repr_html_()
+
+
+def test_a_constant_scale_comes_with_its_number() -> None:
+    one = next(p for p in singles("einsum") if p.fault == "constant scale")
+    (named,) = hw.check(one.make).faults
+    assert named.number == pytest.approx(0.3) or named.number == pytest.approx(0.125)
+
+
+def test_what_cannot_be_told_is_said() -> None:
+    report = hw.check(
+        next(r for r in right.RIGHT if r.style == "GPT").build() if _has("GPT") else _XOnly(24, 4)
+    )
+    assert any("one input" in words for words in report.not_judged)
+
+
+def _has(style: str) -> bool:
+    return any(one.style == style for one in right.RIGHT)
+
+
+class _XOnly(nn.Module):
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(d_model, num_heads, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, x, x)[0]
+
+
+def test_something_that_is_no_code_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="obj must be a class, a module or a function: got 3"):
+        hw.check(3)
+
+
+def test_assert_attention_fails_with_the_name_of_the_mistake() -> None:
+    hw.testing.assert_attention(nn.MultiheadAttention)
+    one = next(p for p in singles("separate") if p.fault == "no scale")
+    with pytest.raises(AssertionError, match="no scale"):
+        hw.testing.assert_attention(one.make)
+
+
+def test_evidence_comes_back_as_it_went(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    given = Given(*(torch.randn(2, 3, 4, dtype=torch.float64) for _ in range(3)), torch.rand(2, 3, 3) < 0.5)
+    weights = Weights(*(torch.randn(4, 4) for _ in range(4)), *(torch.randn(4) for _ in range(4)))
+    evidence = Evidence(
+        "M", "class", "m.py", "text", 3, 4, 2,
+        Conventions(("x", "mask"), self_only=True, mask_kind="bool", words=["a"]),
+        {"q": Role("W.weight", "names", True)}, weights,
+        [Call("plain", given, given.query), Call("causal", given, problem=Problem("call", "E", "m", 7))],
+        [Finding("f", "right", "d")], [Problem("import", "E", "m")],
+    )  # fmt: skip
+    evidence.save(tmp_path)
+    back = Evidence.load(tmp_path)
+    assert back.conventions == evidence.conventions
+    assert back.roles == evidence.roles
+    assert back.findings == evidence.findings
+    assert back.problems == evidence.problems
+    assert back.calls[1].problem == evidence.calls[1].problem
+    assert torch.equal(back.calls[0].given.mask, given.mask)  # type: ignore[arg-type]
+    assert all(torch.equal(a, b) for a, b in zip(back.weights, weights, strict=True))  # type: ignore[arg-type]
+
+
+# Files
+
+PAGE = """
+import torch
+import torch.nn as nn
+
+class MultiHeadAttention(nn.Module):
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.num_heads, self.d_k = num_heads, d_model // num_heads
+        self.W_q, self.W_k = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+        self.W_v, self.W_o = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+
+    def split_heads(self, x):
+        batch_size, seq_len, _ = x.size()
+        return x.view(batch_size, seq_len, self.num_heads, self.d_k).transpose(1, 2)
+
+    def forward(self, x, mask=None):
+        q, k, v = self.split_heads(self.W_q(x)), self.split_heads(self.W_k(x)), self.split_heads(self.W_v(x))
+        scores = q @ k.transpose(-2, -1) / self.d_k ** 0.5
+        if mask is not None:
+            scores = scores.masked_fill(mask == 0, -1e9)
+        attention = F.softmax(scores, dim=-1)
+        output = attention @ v
+        output = output.transpose(1, 2).contiguous().view(batch_size, seq_len, -1)
+        return self.W_o(output), attention
+"""
+MENDED = PAGE.replace(
+    "import torch.nn as nn", "import torch.nn as nn\nimport torch.nn.functional as F"
+).replace("        q, k, v =", "        batch_size, seq_len, _ = x.size()\n        q, k, v =")
+
+
+def written(folder: Path, source: str) -> Path:
+    path = folder / "mha.py"
+    path.write_text(textwrap.dedent(source))
+    return path
+
+
+def test_names_that_nothing_defines_are_found_before_running(tmp_path: Path) -> None:
+    from headwise.check import check_file
+
+    report = check_file(written(tmp_path, PAGE))
+    assert not report.ok
+    assert {fault.title.split()[0] for fault in report.faults} >= {"F", "batch_size"}
+    assert any("import torch.nn.functional as F" in fault.repair for fault in report.faults)
+    assert report.protections == []  # nothing was run
+
+
+@pytest.mark.slow
+def test_the_mended_page_passes_in_its_sandbox(tmp_path: Path) -> None:
+    from headwise.check import check_file
+
+    report = check_file(written(tmp_path, MENDED), trust=True)
+    assert report.ok, str(report)
+    assert report.protections
+
+
+@pytest.mark.slow
+def test_a_wrong_file_is_named_with_its_line(tmp_path: Path) -> None:
+    from headwise.check import check_file
+
+    source = MENDED.replace("self.d_k ** 0.5", "(self.num_heads * self.d_k) ** 0.5")
+    report = check_file(written(tmp_path, source), trust=True)
+    assert [fault.key for fault in report.faults] == ["scale by d_model"]
+    assert "scores" in report.faults[0].text
+
+
+def test_what_is_no_python_is_said(tmp_path: Path) -> None:
+    from headwise.check import check_file
+
+    report = check_file(written(tmp_path, "class A(:\n    pass"))
+    assert not report.ok
+    assert report.problems[0].kind == "SyntaxError"
+    assert report.problems[0].line == 1
+
+
+def test_a_file_that_is_not_there_is_a_users_mistake(tmp_path: Path) -> None:
+    from headwise.check import check_file
+
+    with pytest.raises(ArgumentError, match=r"file must be readable: .*none\.py"):
+        check_file(tmp_path / "none.py")
+    with pytest.raises(ArgumentError, match="has none"):
+        check_file(written(tmp_path, "x = 1"))

@@ -1,0 +1,131 @@
+"""The library of faults: each is itself and no other, says three things, and computes something wrong."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from headwise.check import recipe
+from headwise.check.diagnose import diagnose, difference
+from headwise.check.evidence import Call, Evidence
+from headwise.check.faults import FAULTS, Fault, computed, pairs
+from headwise.check.recipe import Given, Weights
+
+B, T, E, H = 3, 7, 24, 4
+
+
+def weights() -> Weights:
+    torch.manual_seed(1)
+    square = [torch.randn(E, E, dtype=torch.float64) * E**-0.5 for _ in range(4)]
+    return Weights(*square, *(torch.randn(E, dtype=torch.float64) for _ in range(4)))
+
+
+def given(kind: str) -> Given:
+    torch.manual_seed(2)
+    inputs = [torch.randn(B, 5 if kind == "longer memory" and i == 0 else T, E).double() for i in range(3)]
+    lengths = torch.tensor([7, 4, 2])
+    padding = (torch.arange(T) < lengths[:, None])[:, None].expand(B, T, T)
+    causal = torch.ones(T, T, dtype=torch.bool).tril().expand(B, T, T)
+    drawn = torch.rand(B, T, T) < 0.6
+    drawn[:, torch.arange(T), torch.randint(T, (T,))] = True
+    masks = {
+        "plain": None, "longer memory": None, "causal": causal, "padding": padding, "random mask": drawn,
+        "padding causal": causal & padding,
+    }  # fmt: skip
+    if kind == "large scores":
+        return Given(inputs[0] * 1e6, *inputs[1:], drawn)
+    return Given(*inputs, masks[kind])
+
+
+PROBES = ("plain", "longer memory", "causal", "padding", "random mask", "padding causal", "large scores")
+
+
+def evidence(outputs: dict[str, Tensor | None]) -> Evidence:
+    calls = [Call(probe, given(probe), output) for probe, output in outputs.items()]
+    return Evidence("Learner", "class", embed_dim=E, num_heads=H, weights=weights(), calls=calls)
+
+
+def outputs(*ways: dict[str, recipe.Step]) -> dict[str, Tensor | None]:
+    steps: dict[str, recipe.Step] = {}
+    for way in ways:
+        steps |= way
+    found: dict[str, Tensor | None] = {}
+    for probe in PROBES:
+        try:
+            found[probe] = recipe.run(given(probe), weights(), H, steps).output
+        except (RuntimeError, ValueError, IndexError):
+            found[probe] = None  # it would have crashed
+    return found
+
+
+def every_way() -> list[tuple[Fault, int]]:
+    return [(fault, i) for fault in computed() for i in range(len(fault.ways))]
+
+
+@pytest.mark.parametrize(
+    ("fault", "way"), every_way(), ids=lambda x: x.key if isinstance(x, Fault) else str(x)
+)
+def test_every_fault_is_named_as_itself(fault: Fault, way: int) -> None:
+    found = diagnose(evidence(outputs(dict(fault.ways[way]))))
+    assert found.faults is not None
+    assert [made.fault.key for made in found.faults] == [fault.key], found
+    assert {made.fault.key for one in found.alike for made in one} <= {fault.key}, "and as another"
+
+
+@pytest.mark.parametrize("number", [0.1, 0.7, 3.0])
+def test_a_constant_scale_is_found_with_its_number(number: float) -> None:
+    fault = FAULTS["constant scale"]
+    assert fault.fit is not None
+    found = diagnose(evidence(outputs(dict(fault.fit(number)))))
+    assert found.faults is not None
+    assert [(made.fault.key, made.number) for made in found.faults] == [("constant scale", number)]
+
+
+def test_what_is_right_is_explained_by_nothing() -> None:
+    found = diagnose(evidence(outputs()))
+    assert found.faults == ()
+    assert max(found.errors.values()) < 1e-14
+
+
+def test_noise_of_float32_is_no_fault() -> None:
+    rounded = {probe: None if x is None else x.float().double() for probe, x in outputs().items()}
+    assert diagnose(evidence(rounded)).faults == ()
+
+
+COMMON = [fault for fault in computed() if fault.common]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [pair for pair in pairs() if pair[0].common and pair[1].common],
+    ids=lambda fault: fault.key,
+)
+def test_two_common_faults_are_named_together(first: Fault, second: Fault) -> None:
+    found = diagnose(evidence(outputs(dict(first.ways[0]), dict(second.ways[0]))))
+    assert found.faults is not None
+    names = {made.fault.key for made in found.faults}
+    assert names <= {first.key, second.key} or names == {"split and merge by view"}, names
+
+
+def test_ten_are_common() -> None:
+    assert len(COMMON) == 10
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=lambda fault: fault.key)
+def test_every_entry_says_what_a_learner_needs(fault: Fault) -> None:
+    assert len({*fault.hints}) == 3
+    texts = (fault.title, fault.formula, fault.right, *fault.hints, fault.why, fault.repair)
+    assert all(text.strip() for text in texts)
+    for pattern in fault.lines:
+        re.compile(pattern)
+
+
+def test_nan_belongs_where_nan_is_wanted() -> None:
+    nan = torch.tensor([torch.nan, 1.0])
+    assert difference(nan, nan.clone()) == 0
+    assert difference(torch.tensor([0.0, 1.0]), nan) == float("inf")
+    assert difference(torch.tensor([1.0]), nan) == float("inf")
+    assert difference(None, nan) == float("inf")

@@ -1,0 +1,543 @@
+"""Files that do what a checked file must not: each a clear verdict, and no harm."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from headwise.check.sandbox import Outcome, protections_here, run, run_file
+from headwise.check.sandbox.confine.sweep import descendants_of
+from headwise.check.sandbox.learner import choose, load
+from headwise.check.sandbox.reach import readable
+from headwise.check.sandbox.verdicts import hidden, of_status
+from headwise.check.sandbox.watch import Watch
+from headwise.errors import ArgumentError
+
+GOOD = """
+import math
+import torch
+from torch import nn
+
+class MultiHeadAttention(nn.Module):
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.q_proj = nn.Linear(embed_dim, embed_dim)
+        self.k_proj = nn.Linear(embed_dim, embed_dim)
+        self.v_proj = nn.Linear(embed_dim, embed_dim)
+        self.out_proj = nn.Linear(embed_dim, embed_dim)
+
+    def forward(self, query, key, value):
+        def split(x):
+            return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, H, T, D]
+
+        q, k, v = split(self.q_proj(query)), split(self.k_proj(key)), split(self.v_proj(value))
+        p = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), -1)
+        return self.out_proj((p @ v).transpose(1, 2).flatten(2))
+"""
+
+FENCED = "namespaces" not in run.WITHOUT and any("namespace" in each for each in protections_here()[0])
+LANDLOCKED = any(each.startswith("Landlock") for each in protections_here()[0])
+fenced = pytest.mark.skipif(not FENCED, reason="by design: this system grants no namespaces")
+landlocked = pytest.mark.skipif(not LANDLOCKED, reason="by design: this kernel has no Landlock")
+protected = pytest.mark.skipif(not (FENCED or LANDLOCKED), reason="by design: nothing fences a file in here")
+
+
+@dataclass
+class Desk:
+    """A folder with a learner's file, and things around it that must stay as they are."""
+
+    folder: Path
+    secret: Path
+    temporary: Path
+    port: int
+
+    def run(self, source: str, *, seconds: float = 10.0, memory: int = 2**30, trust: bool = False) -> Outcome:
+        file = self.folder / "learner.py"
+        known = {"SECRET": str(self.secret), "PORT": self.port}
+        file.write_text(
+            "".join(f"{name} = {value!r}\n" for name, value in known.items()) + textwrap.dedent(source)
+        )
+        return run_file(file, None, seconds=seconds, memory=memory, trust=trust)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    """Afterwards: nothing outside was touched, no process is left, no folder, and nobody rang."""
+    folder, home, temporary = tmp_path / "learner", tmp_path / "home", tmp_path / "temporary"
+    for each in (folder, home, temporary):
+        each.mkdir()
+    secret = home / "secret.txt"
+    secret.write_text("the word is xyzzy")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("HEADWISE_TEST_TOKEN", "xyzzy")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        yield Desk(folder, secret, temporary, server.getsockname()[1])
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert secret.read_text() == "the word is xyzzy"
+    assert [each.name for each in home.iterdir()] == ["secret.txt"]
+    assert {each.name for each in folder.iterdir()} <= {"learner.py", "beside.py"}
+    assert list(temporary.iterdir()) == []
+    assert _left(temporary) == []
+    assert descendants_of(os.getpid()) == []
+    with pytest.raises(ChildProcessError):  # not even a zombie
+        os.waitpid(-1, os.WNOHANG)
+
+
+def _left(temporary: Path) -> list[str]:
+    """Processes started with the temporary folder in their environment or on their command line."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if str(temporary).encode() in text:
+            found.append(process.name)
+    return found
+
+
+def verdict(outcome: Outcome) -> tuple[str, str]:
+    assert outcome.evidence is None and outcome.problem is not None, outcome
+    assert len(outcome.problem.message) > 20
+    return outcome.problem.stage, outcome.problem.kind
+
+
+def line_of(outcome: Outcome) -> int | None:
+    assert outcome.problem is not None
+    return outcome.problem.line
+
+
+@protected
+def test_a_file_brings_evidence_and_says_what_protected_it(desk: Desk) -> None:
+    outcome = desk.run(GOOD + "print('hello')\n", seconds=40)
+    assert outcome.problem is None and outcome.evidence is not None
+    assert outcome.evidence.name == "MultiHeadAttention" and outcome.evidence.calls
+    assert outcome.output == "hello\n"
+    assert (outcome.protections, outcome.missing) == protections_here()
+
+
+# Before there is anything to examine: cases that end while the file is imported
+
+ENDINGS = {
+    "endless loop": ("while True: pass", ("limits", "timeout"), 3),
+    "sleep": ("import time\ntime.sleep(1000)", ("limits", "timeout"), 4),
+    "deaf to signals": (
+        """
+        import signal, time
+        for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_IGN)
+        while True: time.sleep(1)
+        """,
+        ("limits", "timeout"),
+        None,
+    ),
+    "fork": ("import os\nwhile True: os.fork()", ("limits", "processes"), None),
+    "stubborn fork bomb": (
+        """
+        import os
+        while True:
+            try:
+                os.fork()
+            except OSError:
+                pass
+        """,
+        ("limits", "processes"),
+        None,
+    ),
+    "giant tensor": ("import torch\ntorch.ones(10**12)", ("limits", "memory"), 4),
+    "giant bytes": ("x = bytearray(10**12)", ("limits", "memory"), 3),
+    "more and more": ("x = []\nwhile True: x.append(bytearray(10**7))", ("limits", "memory"), 4),
+    "os._exit": ("import os\nos._exit(0)", ("limits", "exit"), None),
+    "segfault": ("import ctypes\nctypes.string_at(0)", ("limits", "segfault"), 4),
+    "abort": ("import os\nos.abort()", ("limits", "crash"), 4),
+    "kills itself": ("import os\nos.kill(os.getpid(), 9)", ("limits", "killed"), None),
+    "sys.exit": ("import sys\nsys.exit('done')", ("import", "SystemExit"), 4),
+    "KeyboardInterrupt": ("raise KeyboardInterrupt", ("import", "KeyboardInterrupt"), 3),
+    "recursion": ("def f(): f()\nf()", ("import", "RecursionError"), 3),
+    "exception": ("x = 1\nx.missing_thing_of_an_int", ("import", "AttributeError"), 4),
+    "syntax": ("x = 1\ndef f(:\n", ("import", "SyntaxError"), 4),
+    "reads a secret": ("print(open(SECRET).read())", ("limits", "forbidden"), 3),
+    "deletes": ("import os\nos.remove(SECRET)", ("limits", "forbidden"), 4),
+    "deletes a tree": (
+        "import os, shutil\nshutil.rmtree(os.path.dirname(SECRET))",
+        ("limits", "forbidden"),
+        4,
+    ),
+    "writes outside": ("open(SECRET + '.new', 'w').write('x')", ("limits", "forbidden"), 3),
+    "writes beside itself": ("open(__file__ + '.new', 'w').write('x')", ("limits", "forbidden"), 3),
+    "changes itself": ("open(__file__, 'a').write('x')", ("limits", "forbidden"), 3),
+    "dials": ("import socket\nsocket.create_connection(('127.0.0.1', PORT))", ("limits", "network"), 4),
+    "downloads": (
+        "import urllib.request\nurllib.request.urlopen('http://example.org', timeout=5)",
+        ("limits", "network"),
+        4,
+    ),
+    "large file": (
+        "with open('x', 'wb') as f:\n    while True: f.write(bytes(2**24))",
+        ("limits", "files"),
+        4,
+    ),
+    "many files": (
+        "i = 0\nwhile True:\n    i += 1\n    open(str(i), 'w').close()",
+        ("limits", "files"),
+        None,
+    ),
+    "folders in folders": (
+        "import os\nwhile True:\n    os.mkdir('d')\n    os.chdir('d')",
+        ("limits", "files"),
+        None,
+    ),
+    "nothing to check": ("x = 1", ("import", "ArgumentError"), None),
+}
+
+
+@pytest.mark.slow
+@protected
+@pytest.mark.parametrize("name", ENDINGS)
+def test_a_clear_verdict_and_no_harm(name: str, desk: Desk) -> None:
+    source, expected, line = ENDINGS[name]
+    waits = "timeout" in expected or "bomb" in name  # the others end by themselves, on a busy machine too
+    outcome = desk.run(source, seconds=2 if waits else 30, memory=2**28)
+    assert verdict(outcome) == expected, outcome
+    if line is not None:
+        assert line_of(outcome) == line
+    assert "xyzzy" not in outcome.output
+
+
+# Harm done on the way, by a file that then behaves
+
+
+@pytest.mark.slow
+@protected
+def test_comparisons_are_not_the_learners_to_replace(desk: Desk) -> None:
+    outcome = desk.run(GOOD + "torch.allclose = torch.equal = lambda *a, **k: True\n", seconds=40)
+    assert outcome.evidence is not None
+    assert not torch.allclose(torch.zeros(2), torch.ones(2))
+
+
+@pytest.mark.slow
+@protected
+def test_of_a_megabyte_of_prints_the_beginning_and_the_end_are_kept(desk: Desk) -> None:
+    outcome = desk.run(
+        "print('first')\nfor _ in range(1024): print('x' * 1023)\nprint('last')\n" + GOOD, seconds=40
+    )
+    assert outcome.evidence is not None
+    assert outcome.output.startswith("first\n") and outcome.output.endswith("last\n")
+    assert "bytes left out" in outcome.output and len(outcome.output) < 70_000
+
+
+@pytest.mark.slow
+@protected
+def test_a_daemon_does_not_outlive_the_file(desk: Desk) -> None:
+    outcome = desk.run(
+        """
+        import os, subprocess, time
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                while True: time.sleep(1)
+            os._exit(0)
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        raise ValueError("on purpose, to go on without the wait")
+        """
+    )
+    assert verdict(outcome) == ("import", "ValueError")
+    assert outcome.notes and "processes it left running" in outcome.notes[0]
+
+
+TRIES = """
+import os, shutil, socket
+
+refused = []
+
+def tried(name, do):
+    try:
+        do()
+    except OSError:
+        refused.append(name)
+
+tried("read", lambda: open(SECRET).read())
+tried("delete", lambda: os.remove(SECRET))
+tried("delete a tree", lambda: shutil.rmtree(os.path.dirname(SECRET)))
+tried("write", lambda: open(SECRET + ".new", "w"))
+tried("write beside", lambda: open(__file__ + ".new", "w"))
+tried("link", lambda: os.link(__file__, __file__ + ".link"))
+tried("rename", lambda: os.rename(__file__, "stolen.py"))
+tried("chmod", lambda: os.chmod(SECRET, 0o604))
+tried("dial", lambda: socket.create_connection(("127.0.0.1", PORT)))
+tried("fork", lambda: [os.fork() or os._exit(0) for _ in range(1000)])
+raise ValueError(", ".join(refused))
+"""
+ALL_TRIES = "read, delete, delete a tree, write, write beside, link, rename, chmod, dial, fork"
+
+
+@pytest.mark.slow
+@protected
+@pytest.mark.parametrize("without", ["nothing", "landlock", "namespaces", "root"])
+def test_each_protection_holds_alone(without: str, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not (LANDLOCKED if without == "namespaces" else FENCED):
+        pytest.skip("by design: nothing would be left")
+    monkeypatch.setattr(run, "WITHOUT", (without,))
+    before = desk.secret.stat()
+    outcome = desk.run(TRIES)
+    assert verdict(outcome) == ("import", "ValueError"), outcome
+    assert outcome.problem is not None
+    # Landlock does not know of rights and owners; without a root of its own the file is there to change.
+    own_root = any("root folder" in each for each in outcome.protections)
+    expected = ALL_TRIES if own_root else ALL_TRIES.replace("chmod, ", "")
+    assert outcome.problem.message == expected
+    assert (desk.secret.stat().st_mode == before.st_mode) == (expected == ALL_TRIES)
+    assert (without == "nothing") != any(without in each.lower() for each in outcome.missing), outcome.missing
+
+
+@pytest.mark.slow
+@landlocked
+def test_without_namespaces_nothing_is_left_running_either(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "WITHOUT", ("namespaces",))
+    source = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(1000)\nos._exit(3)"
+    assert verdict(desk.run(source)) == ("limits", "exit")
+    assert verdict(desk.run("import subprocess\nsubprocess.run(['sleep', '1000'])", seconds=2)) == (
+        "limits",
+        "timeout",
+    )
+
+
+@pytest.mark.parametrize("first", ["namespaces", "root"])
+def test_without_protections_nothing_is_run(first: str, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "WITHOUT", (first, "landlock"))
+    with pytest.raises(ArgumentError, match=rf"^trust must be given.*{first}.*Landlock.*trust=True"):
+        desk.run("open(SECRET, 'w').close()")
+
+
+@pytest.mark.slow
+def test_with_trust_it_is_run_all_the_same(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "WITHOUT", ("namespaces", "root", "landlock"))
+    outcome = desk.run("raise ValueError(open(SECRET).read())", trust=True)
+    assert outcome.problem is not None and outcome.problem.message == "the word is xyzzy"
+    assert outcome.missing and not any("namespace" in each for each in outcome.protections)
+
+
+# What is seen from inside
+
+
+@pytest.mark.slow
+@protected
+def test_the_environment_holds_nothing_of_the_callers(desk: Desk) -> None:
+    outcome = desk.run(
+        """
+        import os, sys
+        words = " ".join(f"{k}={v}" for k, v in os.environ.items())
+        for number in os.listdir("/proc"):
+            if number.isdigit():
+                try:
+                    words += open(f"/proc/{number}/environ").read()
+                except OSError:
+                    pass
+        assert "xyzzy" not in words and "TOKEN" not in words
+        assert os.path.realpath(os.environ["HOME"]) == os.getcwd() == os.path.realpath(os.environ["TMPDIR"])
+        assert sys.stdin.read() == ""
+        assert __name__ != "__main__"
+        raise ValueError(os.getcwd())
+        """
+    )
+    assert verdict(outcome) == ("import", "ValueError"), outcome
+    assert outcome.problem is not None and str(desk.temporary) in outcome.problem.message
+
+
+@pytest.mark.slow
+@fenced
+def test_other_programs_sockets_do_not_exist(desk: Desk) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(desk.secret.parent.parent / "door"))
+        server.listen()
+        server.setblocking(False)
+        outcome = desk.run(
+            """
+            import os, socket
+            socket.socket(socket.AF_UNIX).connect(os.path.dirname(os.path.dirname(SECRET)) + "/door")
+            """
+        )
+        assert outcome.problem is not None
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+@pytest.mark.slow
+@protected
+def test_files_beside_it_can_be_imported(desk: Desk) -> None:
+    (desk.folder / "beside.py").write_text("word = 'from beside'\n")
+    outcome = desk.run("from beside import word\nraise ValueError(word)")
+    assert outcome.problem is not None and outcome.problem.message == "from beside"
+
+
+@pytest.mark.slow
+@protected
+def test_what_is_printed_is_no_result(desk: Desk) -> None:
+    outcome = desk.run("""print('{"ended": 0}', flush=True)\nimport os\nos._exit(0)""")
+    assert verdict(outcome) == ("limits", "exit")
+
+
+@pytest.mark.slow
+@protected
+def test_a_folder_without_rights_is_removed_too(desk: Desk) -> None:
+    outcome = desk.run("import os\nos.makedirs('a/b/c')\nos.chmod('a/b', 0)\nos.chmod('a', 0)\nos._exit(1)")
+    assert verdict(outcome) == ("limits", "exit")
+
+
+# Parts that need no other process
+
+
+def _result(folder: Path, files: dict[str, str]) -> Outcome:
+    """What is made of a result folder with these files in it."""
+    (folder / "done").mkdir()
+    for name, text in files.items():
+        (folder / "done" / name).write_text(text)
+    with subprocess.Popen(["true"]) as process:
+        watch = Watch(process, -1, folder, "", 1.0, 1)
+    outcome = Outcome(None, None, [], [], "")
+    run._take_result(folder, folder / "learner.py", watch, outcome)
+    return outcome
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"facts.json": "[" * 100_000},
+        {"facts.json": '{"problem": 1}'},
+        {"facts.json": "[]"},
+        {"facts.json": "{}"},
+        {"facts.json": "{}", "evidence.json": "[]", "evidence.safetensors": "x" * 100},
+    ],
+)
+def test_a_result_that_is_none_is_refused(files: dict[str, str], tmp_path: Path) -> None:
+    assert verdict(_result(tmp_path, files)) == ("limits", "result")
+
+
+def test_a_result_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("{}")
+    (tmp_path / "done").mkdir()
+    (tmp_path / "done" / "evidence.json").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / "done" / "fifo")
+    for name in ("evidence.json", "fifo"):
+        with pytest.raises(ValueError, match="is no plain file"):
+            run._plain_file(tmp_path / "done" / name, 100)
+    with pytest.raises(ValueError, match="is too large"):
+        run._plain_file(tmp_path / "elsewhere", 1)
+
+
+def test_an_unreadable_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="path must be a file of Python"):
+        run_file(tmp_path / "absent.py", None)
+
+
+def test_looking_for_protections_is_quick_and_leaves_nothing(desk: Desk) -> None:
+    start = time.perf_counter()
+    protections, missing = protections_here.__wrapped__()
+    assert time.perf_counter() - start < 5
+    assert (protections, missing) == protections_here()
+    assert protections or missing
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "others"),
+    [
+        (GOOD, "MultiHeadAttention", []),
+        (GOOD + "\nclass MHA(MultiHeadAttention):\n    pass\n", "MHA", ["MultiHeadAttention"]),
+        (
+            GOOD + "\nclass Head(nn.Module):\n    def forward(self, x): return x.softmax(-1)\n"
+            "\nclass Block(nn.Module):\n    attention = MultiHeadAttention(4, 2)\n",
+            "MultiHeadAttention",
+            ["Head"],
+        ),
+        ("def attention(q, k, v):\n    return (q @ k.mT).softmax(-1) @ v\n", "attention", []),
+    ],
+    ids=["alone", "mended below", "among parts", "function"],
+)
+def test_the_likeliest_attention_is_chosen(
+    source: str, name: str, others: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, chosen, rest = choose(_loaded(source, tmp_path, monkeypatch), None)
+    assert chosen == name
+    assert set(others) <= set(rest)
+
+
+def test_a_name_that_is_not_there_is_answered_with_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = _loaded(GOOD, tmp_path, monkeypatch)
+    with pytest.raises(ArgumentError, match="did you mean 'MultiHeadAttention'"):
+        choose(module, "MultiheadAttention")
+    assert choose(module, "MultiHeadAttention.forward")[1] == "MultiHeadAttention.forward"
+
+
+def test_a_file_of_a_package_may_import_relative_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "package_of_a_learner" / "parts"
+    package.mkdir(parents=True)
+    for each in (package.parent, package):
+        (each / "__init__.py").write_text("")
+    (package.parent / "sizes.py").write_text("width = 12\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    source = "from ..sizes import width\n"
+    (package / "attention.py").write_text(source)
+    assert load(package / "attention.py", source).width == 12
+
+
+def _loaded(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = folder / f"{folder.name}.py"
+    path.write_text(source)
+    return load(path, source)
+
+
+def test_of_a_home_only_the_python_in_it_is_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    (home / "package").mkdir(parents=True)
+    for each in ("learner.py", "other.py", "keys.txt", "package/__init__.py"):
+        (home / each).write_text("")
+    monkeypatch.setenv("HOME", str(home))
+    found = {each for each in readable(home / "learner.py", "") if each.startswith(str(home))}
+    assert found == {str(home / each) for each in ("learner.py", "other.py", "package")}
+    (home / "project").mkdir()
+    assert str(home / "project") in readable(home / "project" / "learner.py", "")
+
+
+def test_a_file_that_is_here_but_not_there_was_out_of_reach(tmp_path: Path) -> None:
+    from headwise.check.evidence import Problem
+
+    (tmp_path / "here").write_text("")
+    for name, reach, kind in (
+        (str(tmp_path / "here"), [], "forbidden"),
+        (str(tmp_path / "new"), [], "forbidden"),
+        (str(tmp_path / "absent" / "file"), [], "FileNotFoundError"),
+        (str(tmp_path / "new"), [str(tmp_path)], "FileNotFoundError"),
+        ("relative.txt", [], "FileNotFoundError"),
+    ):
+        assert hidden(Problem("import", "FileNotFoundError", "no such file"), name, reach).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(11, "segfault"), (6, "crash"), (9, "killed"), (24, "timeout"), (3 << 8, "exit"), (None, "killed")],
+)
+def test_every_end_has_a_word(status: int | None, kind: str) -> None:
+    assert of_status(status, None).kind == kind

@@ -1,0 +1,395 @@
+"""`headwise check` as its users meet it: what it is called with, exit codes, watching, Ctrl-C."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+
+from headwise.check.report import Named, Report
+from headwise.cli import main
+from headwise.cli.patience import sign_of_life
+from headwise.cli.source import file_and_name
+from headwise.errors import ArgumentError
+
+RIGHT = Report("MyAttention", ok=True, summary="MyAttention is as torch's class", path="mha.py")
+FAULT = Named(
+    "scale by d_model", "scores are divided by sqrt(24), not sqrt(6)", "the formula", "the right one",
+    ("the first hint", "the second hint", "the third hint"), "the why", "the repair",
+    line=2, text="a [b]line[/b]",
+)  # fmt: skip
+WRONG = Report("MyAttention", ok=False, summary="scale", path="mha.py", faults=[FAULT])
+
+
+class Examiner:
+    """In place of `check_file`: notes what it was asked, and answers from a list, the last one for ever."""
+
+    def __init__(self, *answers: Report | BaseException) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[Path, str | None, dict[str, Any]]] = []
+        self.read: list[str] = []
+
+    def __call__(self, path: Path, name: str | None = None, **options: Any) -> Report:
+        self.asked.append((path, name, options))
+        self.read.append(path.read_text())
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    Path("mha.py").write_text("class MyAttention: ...")
+
+
+@pytest.fixture
+def examiner(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Examiner]:
+    def appoint(*answers: Report | BaseException) -> Examiner:
+        one = Examiner(*answers)
+        monkeypatch.setattr(import_module("headwise.check"), "check_file", one)
+        return one
+
+    return appoint
+
+
+def mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a mistaken command prints; nothing else is said."""
+    assert main(["check", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    return said.err.strip()
+
+
+# Exit codes, and what is printed
+
+
+def test_right_is_0_and_wrong_is_1(examiner, capsys) -> None:
+    examiner(RIGHT)
+    assert main(["check", "mha.py"]) == 0
+    assert "MyAttention is as torch's class" in capsys.readouterr().out
+    examiner(WRONG)
+    assert main(["check", "mha.py"]) == 1
+    said = capsys.readouterr()
+    assert "scale by d_model: scores are divided by sqrt(24), not sqrt(6)" in said.out
+    assert "the repair" in said.out and "a [b]line[/b]" in said.out
+    assert "the first hint" not in said.out
+    assert said.err == ""
+
+
+def test_everything_is_handed_on(examiner) -> None:
+    one = examiner(RIGHT)
+    assert main(["check", "mha.py"]) == 0
+    limits = ["--seconds", "5", "--memory", "1.5 GiB", "--trust", "--heads", "3", "--width", "12"]
+    assert main(["check", "mha.py:MyAttention", *limits]) == 0
+    standard = {"seconds": 60.0, "memory": 4 * 2**30, "trust": False, "embed_dim": None, "num_heads": None}
+    asked = {"seconds": 5.0, "memory": 3 * 2**29, "trust": True, "embed_dim": 12, "num_heads": 3}
+    assert one.asked == [(Path("mha.py"), None, standard), (Path("mha.py"), "MyAttention", asked)]
+
+
+@pytest.mark.parametrize("hint", [1, 2, 3])
+def test_hints_are_all_that_is_given(examiner, capsys, hint: int) -> None:
+    examiner(WRONG)
+    assert main(["check", "mha.py", "--hint", str(hint)]) == 1
+    said = capsys.readouterr().out
+    assert ("the second hint" in said) == (hint >= 2)
+    assert "the repair" not in said and "scale by d_model" not in said and "a [b]line[/b]" not in said
+
+
+def test_json_is_all_that_is_printed(examiner, capsys, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)  # graders need no colours
+    examiner(WRONG)
+    assert main(["check", "mha.py", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert (said["schema"], said["ok"], said["faults"][0]["key"]) == (1, False, "scale by d_model")
+
+
+def test_refusals_are_2_and_one_line(examiner, capsys) -> None:
+    examiner(ArgumentError("name must be in the file: there is no 'Other'; choose from MyAttention"))
+    assert mistake(capsys, "mha.py:Other").endswith("there is no 'Other'; choose from MyAttention")
+    examiner(ArgumentError("file must be fenced in: no Landlock here; add --trust"))
+    assert "add --trust" in mistake(capsys, "mha.py")
+    examiner(ArgumentError("name must be in the file: there is no '\x1b[2J'; choose another"))
+    assert "\x1b" not in mistake(capsys, "mha.py")
+
+
+def test_mistakes_are_2_and_nothing_is_run(examiner, capsys) -> None:
+    one = examiner(RIGHT)
+    assert "there is no 'mah.py'; did you mean 'mha.py'?" in mistake(capsys, "mah.py")
+    assert "there is no 'nowhere/x.py'; check the name" in mistake(capsys, "nowhere/x.py")
+    assert "standard input is not read" in mistake(capsys, "-")
+    assert "seconds must be a positive number: got 0; " in mistake(capsys, "mha.py", "--seconds", "0")
+    assert "got nan" in mistake(capsys, "mha.py", "--seconds", "nan")
+    assert "got inf" in mistake(capsys, "mha.py", "--seconds", "inf")
+    assert "memory must be a size: got 'much'; " in mistake(capsys, "mha.py", "--memory", "much")
+    assert "--hint" in mistake(capsys, "mha.py", "--hint", "4")
+    assert "--heads" in mistake(capsys, "mha.py", "--heads", "0")
+    assert "json must go without a hint" in mistake(capsys, "mha.py", "--json", "--hint", "1")
+    assert "FILE[:NAME]" in mistake(capsys)
+    assert one.asked == []
+
+
+def test_our_own_faults_are_not_hidden(examiner) -> None:
+    examiner(RuntimeError("a fault"))
+    with pytest.raises(RuntimeError, match="a fault"):
+        main(["check", "mha.py"])
+
+
+def test_ctrl_c_while_checking_is_quiet(examiner, capsys) -> None:
+    examiner(KeyboardInterrupt())
+    assert main(["check", "mha.py"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_without_rich_it_says_how_to_get_it(examiner, capsys, monkeypatch) -> None:
+    one = examiner(RIGHT)
+    for name in [name for name in sys.modules if name.split(".")[0] == "rich"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert main(["check", "mha.py"]) == 1
+    assert 'pip install "headwise[cli]"' in capsys.readouterr().err
+    assert one.asked == []
+
+
+def test_help_tells_of_the_exit_codes(capsys) -> None:
+    assert main(["check", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "FILE[:NAME]" in said and "Exit code 0" in said
+    for option in "hint json watch seconds memory trust heads width".split():
+        assert f"--{option}" in said
+
+
+# FILE[:NAME]
+
+
+@pytest.mark.parametrize(
+    ("argument", "file", "name"),
+    [
+        ("mha.py", "mha.py", None),
+        ("mha.py:MyAttention", "mha.py", "MyAttention"),
+        ("./mha.py:Outer.Inner", "mha.py", "Outer.Inner"),
+        ("odd:name.py", "odd:name.py", None),
+        ("odd:name.py:f", "odd:name.py", "f"),
+        ("C:\\code\\mha.py", "C:\\code\\mha.py", None),
+        ("C:\\code\\mha.py:MyAttention", "C:\\code\\mha.py", "MyAttention"),
+        ("C:mha.py", "C:mha.py", None),
+        ("mha.py:Внимание", "mha.py", "Внимание"),
+        ("~/mha.py:f", "home/mha.py", "f"),
+    ],
+)
+def test_file_and_name(argument: str, file: str, name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "home")
+    Path("home").mkdir()
+    Path(file).touch()
+    assert file_and_name(argument) == (Path(file), name)
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("", "standard input is not read; save the code"),
+        ("-", "standard input is not read; save the code"),
+        ("other.py", "there is no 'other.py'; check the name"),
+        ("other.py:MyAttention", "there is no 'other.py'; check the name"),
+        ("mhA.py:MyAttention", "there is no 'mhA.py'; did you mean 'mha.py'?"),
+        ("D:\\code\\mha.py", "there is no 'D:\\\\code\\\\mha.py'; "),
+        ("D:\\code\\x.py:MyAttention", "there is no 'D:\\\\code\\\\x.py'; "),
+        ("D:mha", "there is no 'D:mha'; "),
+        (":MyAttention", "there is no ':MyAttention'; "),
+        ("mha.py:", "NAME must be a class or function in 'mha.py': got ''; "),
+        ("mha.py:3x", "got '3x'; "),
+        ("mha.py:f(x)", "got 'f(x)'; "),
+        ("mha.py::f", "there is no 'mha.py::f'; "),
+        ("folder", "'folder' is a folder or a device; "),
+        ("folder:f", "'folder' is a folder or a device; "),
+        ("notes.ipynb", "'notes.ipynb' is a notebook; in it, call hw.check(YourClass)"),
+        ("a\0b.py", "there is no 'a\\x00b.py'; "),
+        ("x" * 5000, "check the name"),
+    ],
+)
+def test_what_is_no_file_and_name_is_refused(argument: str, words: str) -> None:
+    Path("folder").mkdir()
+    Path("notes.ipynb").touch()
+    with pytest.raises(ArgumentError) as refusal:
+        file_and_name(argument)
+    assert words in str(refusal.value)
+
+
+# Watching
+
+
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
+    """A clock that stands still: while the command waits, the next thing happens; after the last, Ctrl-C."""
+
+    def plan(*events: Callable[[], object]) -> list[float]:
+        waits: list[float] = []
+        left: Iterator[Callable[[], object]] = iter(events)
+
+        def sleep(seconds: float) -> None:
+            waits.append(seconds)
+            if seconds < 0.1:  # only letting a save settle
+                return
+            event = next(left, None)
+            if event is None:
+                raise KeyboardInterrupt
+            event()
+
+        monkeypatch.setattr("headwise.cli.saves.sleep", sleep)
+        return waits
+
+    return plan
+
+
+def write(text: str) -> None:
+    Path("mha.py").write_text(text)
+
+
+def rename(text: str) -> None:
+    """As many editors save: another file takes the name; here of the same size and time."""
+    before = os.stat("mha.py")
+    Path("new").write_text(text)
+    os.utime("new", ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.replace("new", "mha.py")
+
+
+def nothing() -> None: ...
+
+
+def test_watch_checks_again_after_every_save(examiner, meanwhile, capsys) -> None:
+    one = examiner(WRONG, RIGHT)
+    waits = meanwhile(nothing, lambda: write("second"), nothing, nothing)
+    assert main(["check", "mha.py:MyAttention", "--watch", "--hint", "1"]) == 130
+    assert one.read == ["class MyAttention: ...", "second"]
+    assert {wait for wait in waits if wait > 0.1} == {0.3}
+    said = capsys.readouterr()
+    assert said.out.index("the first hint") < said.out.index("MyAttention is as torch's class")
+    assert said.out.count("save mha.py:MyAttention to check it again; Ctrl-C ends.") == 2
+    assert said.err.strip() == "" and "\x1b" not in said.out  # nothing to clear where nobody watches
+
+
+def test_watch_sees_editors_that_rename_or_remove_first(examiner, meanwhile) -> None:
+    one = examiner(WRONG)
+    same_size = "CLASS MYATTENTION: ..."
+    meanwhile(lambda: rename(same_size), Path("mha.py").unlink, nothing, lambda: write("back"), nothing)
+    assert main(["check", "mha.py", "--watch"]) == 130
+    assert one.read == ["class MyAttention: ...", same_size, "back"]
+
+
+def test_watch_waits_until_a_save_has_settled(examiner, monkeypatch) -> None:
+    one = examiner(WRONG)
+    steps: Iterator[Callable[[], object]] = iter(
+        [nothing, lambda: write(""), lambda: write("half"), lambda: write("the whole"), nothing]
+    )
+
+    def sleep(seconds: float) -> None:
+        step = next(steps, None)
+        if step is None:
+            raise KeyboardInterrupt
+        step()
+
+    monkeypatch.setattr("headwise.cli.saves.sleep", sleep)
+    assert main(["check", "mha.py", "--watch"]) == 130
+    assert one.read == ["class MyAttention: ...", "the whole"]
+
+
+def test_watch_sees_what_is_saved_while_it_checks(meanwhile, monkeypatch) -> None:
+    read = []
+
+    def check_file(path: Path, *rest: object, **options: object) -> Report:
+        read.append(path.read_text())
+        if len(read) == 1:
+            write("meanwhile")
+        return WRONG
+
+    monkeypatch.setattr(import_module("headwise.check"), "check_file", check_file)
+    meanwhile(nothing)
+    assert main(["check", "mha.py", "--watch"]) == 130
+    assert read == ["class MyAttention: ...", "meanwhile"]
+
+
+def test_watch_outlives_mistakes_that_a_save_can_mend(examiner, meanwhile, capsys) -> None:
+    examiner(ArgumentError("name must be in the file: there is no 'X'\x1b; write it"), RIGHT)
+    meanwhile(lambda: write("class X: ..."), nothing)
+    assert main(["check", "mha.py:X", "--watch"]) == 130
+    said = capsys.readouterr()
+    assert "headwise: name must be in the file: there is no 'X'" in said.err and "\x1b" not in said.err
+    assert "MyAttention is as torch's class" in said.out
+
+
+def test_watch_as_json_is_a_line_a_save(examiner, meanwhile, capsys) -> None:
+    examiner(WRONG, RIGHT)
+    meanwhile(lambda: write("second"))
+    assert main(["check", "mha.py", "--watch", "--json"]) == 130
+    assert [json.loads(line)["ok"] for line in capsys.readouterr().out.splitlines()] == [False, True]
+
+
+def test_watch_needs_a_file_to_begin_with(examiner, capsys) -> None:
+    examiner(RIGHT)
+    assert "there is no 'other.py'" in mistake(capsys, "other.py", "--watch")
+
+
+def test_ctrl_c_in_the_middle_of_a_watched_check_is_quiet(examiner, meanwhile, capsys) -> None:
+    examiner(KeyboardInterrupt())
+    meanwhile()
+    assert main(["check", "mha.py", "--watch"]) == 130
+    assert capsys.readouterr().err.strip() == ""
+
+
+# A sign of life
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def soon(is_so: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 10
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return is_so()
+
+
+def test_a_sign_of_life_only_for_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with sign_of_life("quick"):
+        pass
+    assert terminal.getvalue() == ""
+    monkeypatch.setattr("headwise.cli.patience.AFTER", 0.01)
+    with sign_of_life("slow [bold]mha.py[/bold]"):
+        assert soon(lambda: "slow [bold]mha.py[/bold]" in terminal.getvalue())
+
+
+def test_no_sign_of_life_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwise.cli.patience.AFTER", 0.0)
+    monkeypatch.setattr(sys, "stderr", pipe := io.StringIO())
+    with sign_of_life("words"):
+        time.sleep(0.05)
+    assert pipe.getvalue() == ""
+
+
+def test_the_sign_goes_when_something_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr("headwise.cli.patience.AFTER", 0.0)
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt), sign_of_life("words"):
+        raise KeyboardInterrupt
+    assert soon(lambda: threading.active_count() == before)
