@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import re
 import struct
+import warnings
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import headwise as hw
+import planted
 from headwise.check import recipe
 from headwise.check.evidence import Call, Evidence
 from headwise.check.explain import Explanation, explain, explain_evidence, weights_of
@@ -23,6 +26,7 @@ from headwise.check.explain.page import page
 from headwise.check.recipe import Given, State, Weights
 from headwise.check.report import Named
 from headwise.errors import ArgumentError, MaskError, ShapeError
+from planted import right
 
 E, H = 12, 3
 NASTY = [
@@ -125,7 +129,7 @@ def test_weights_of_shared_heads_are_repeated_for_each() -> None:
         (nn.MultiheadAttention(E, H, kdim=6), "one width: 12, kdim=6"),
         (nn.MultiheadAttention(E, H, add_zero_attn=True), "add_zero_attn=True"),
         (hw.MultiHeadAttention(E, H, softcap=3.0), "must not use softcap"),
-        (nn.Linear(E, E), "got Linear"),
+        (nn.Linear(E, E), "Linear is not"),
     ],
 )
 def test_modules_that_cannot_be_explained_are_refused(module: nn.Module, said: str) -> None:
@@ -411,3 +415,55 @@ def test_the_command_refuses_what_cannot_run(tmp_path: Path) -> None:
         run_command(str(file), "--out", str(tmp_path / "out.html"))
     with pytest.raises(ArgumentError, match="must end in"):
         run_command(str(file), "--out", "out.pdf")
+
+
+# Classes of the user's own
+
+
+def live(style: str, fault: str) -> torch.nn.Module:
+    torch.manual_seed(4)
+    one = next(p for p in planted.PLANTED if p.style == style and p.fault == fault)
+    return one.make(24, 4)
+
+
+@pytest.mark.parametrize("style", ["separate", "einsum"])
+def test_a_module_of_ones_own_is_explained_in_its_own_numbers(style: str) -> None:
+    module = live(style, "scale by d_model")
+    query, memory = torch.randn(2, 5, 24), torch.randn(2, 6, 24)
+    found = explain(module, query, memory, memory)
+    assert found.first is not None
+    assert found.first.key == "scale"
+    (output,) = [flow.result for flow in found.steps[-1].flows]
+    assert output.field == "output"
+    real = module(query, memory, memory)
+    assert torch.allclose(found.yours["output"].float(), real, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [r for r in right.RIGHT if r.style != "lazy layers" and isinstance(r.make, type)],
+    ids=lambda r: r.style,
+)
+def test_right_modules_of_any_style_agree_with_the_expected_numbers(one: right.Right) -> None:
+    module = one.build()
+    width = next(p.shape[-1] for p in module.parameters() if p.ndim > 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for E in dict.fromkeys((24, width)):
+            with contextlib.suppress(ShapeError):
+                assert explain(module, torch.randn(2, 5, E)).first is None
+                return
+    raise AssertionError("no width fits")
+
+
+def test_a_module_whose_weights_wait_for_a_call_is_refused() -> None:
+    one = next(r for r in right.RIGHT if r.style == "lazy layers")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ArgumentError, match="wait for a first call"):
+            explain(one.build(), torch.randn(1, 3, 24))
+
+
+def test_a_module_that_is_no_attention_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"one that headwise\.check understands"):
+        explain(torch.nn.Conv2d(1, 1, 1), torch.randn(1, 3, 24))

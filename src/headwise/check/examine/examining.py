@@ -26,7 +26,7 @@ from .reacting import inputs_for
 from .roles import error_of, find_roles
 from .wording import size_word
 
-__all__ = ["examine"]
+__all__ = ["examine", "understand"]
 
 
 def examine(
@@ -50,6 +50,18 @@ def examine(
         embed_dim: the width to build a class with.
         num_heads: the number of heads to build a class with.
     """
+    return understand(obj, source, path, roles, embed_dim, num_heads)[0]
+
+
+def understand(
+    obj: Any,
+    source: str | None = None,
+    path: str | None = None,
+    roles: dict[str, str] | None = None,
+    embed_dim: int | None = None,
+    num_heads: int | None = None,
+) -> tuple[Evidence, Caller | None]:
+    """The evidence, and what calls the code, where it could be called."""
     is_class = isinstance(obj, type)
     is_function = inspect.isroutine(obj) or (
         not is_class and not isinstance(obj, nn.Module) and hasattr(obj, "__code__")
@@ -57,12 +69,13 @@ def examine(
     name = getattr(obj, "__name__", None) or type(obj).__name__
     evidence = Evidence(name, "function" if is_function else "class", path, source)
     evidence.first_line = _first_line(obj, name, source)
+    caller = None
     with quietly():
         try:
-            _examine(evidence, obj, roles, embed_dim, num_heads, is_class, is_function)
+            caller = _examine(evidence, obj, roles, embed_dim, num_heads, is_class, is_function)
         except CAUGHT as error:  # ours or theirs, the report says what there is
             evidence.problems.append(problem_of(error, "call", files_of(obj)))
-    return evidence
+    return evidence, caller
 
 
 def _first_line(obj: Any, name: str, source: str | None) -> int | None:
@@ -91,7 +104,7 @@ def _examine(
     num_heads: int | None,
     is_class: bool,
     is_function: bool,
-) -> None:
+) -> Caller | None:
     texts = texts_of(obj, evidence.source)
     built = (
         by_class(obj, embed_dim, num_heads) if is_class else as_given(obj, embed_dim, num_heads, is_function)
@@ -100,7 +113,7 @@ def _examine(
     if caller is None:
         if problem is not None:
             evidence.problems.append(problem)
-        return
+        return None
     subject = caller.subject
     if any(word in text for text in texts for word in ("float32", ".float()")):
         subject.calm = True
@@ -135,6 +148,7 @@ def _examine(
     returns = any(call.weights is not None for call in evidence.calls)
     evidence.conventions = conventions(caller, causal, returns, said + found.words)
     evidence.findings = loud + findings(caller, found, evidence.calls, recipe)
+    return caller
 
 
 def _switched_on(caller: Caller, recipe: Recipe) -> list[Call]:

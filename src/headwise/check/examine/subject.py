@@ -190,7 +190,7 @@ def attributes_of(body: Any) -> Iterator[tuple[str, int]]:
 
 
 def head_count(body: Any) -> int | None:
-    """How many heads it says it has: an attribute, or a list with one module a head."""
+    """How many heads it says it has: an attribute, a list with one module a head, parameters [H, E, D]."""
     for name, value in attributes_of(body):
         if size_word(name) == "heads" and value > 0:
             return value
@@ -200,7 +200,11 @@ def head_count(body: Any) -> int | None:
     lists = [
         len(v) for _, v in vars(body).items() if isinstance(v, list) and v and isinstance(v[0], nn.Module)
     ]
-    return lists[0] if lists else None
+    if lists:
+        return lists[0]
+    shapes = [tensor.shape for _, tensor in _belongs(body)[1] if tensor.ndim == 3]
+    counts = {shape[0] for shape in shapes if 1 < shape[0] and shape[0] * min(shape[1:]) == max(shape[1:])}
+    return counts.pop() if len(counts) == 1 else None
 
 
 def widths_of(body: Any) -> list[int]:

@@ -19,7 +19,7 @@ from ..evidence import Call, Evidence
 from ..recipe import Given, State
 from ..report import Named
 from .explanation import Explanation, differing
-from .known import own_numbers, own_steps, weights_of
+from .known import is_known, own_numbers, own_steps, weights_of
 from .page_data import check_size
 from .steps import fields_of
 
@@ -45,7 +45,8 @@ def explain(
     them without dropout, stand beside them.
 
     Args:
-        module: a `headwise.MultiHeadAttention`, a `torch.nn.MultiheadAttention` or ours that is torch's.
+        module: a `headwise.MultiHeadAttention`, a `torch.nn.MultiheadAttention` or ours that is torch's; or
+            any module that `headwise.check` understands: its code is run here to find out how it works.
         query: [B, T, E], or as the module takes it: [T, B, E] without batch_first, [T, E] for one sequence.
         key, value: likewise, with S for T; without them, query; without value, key.
         mask: True = may attend, whatever the module's own masks say: a `headwise.Mask`, or a tensor
@@ -55,7 +56,7 @@ def explain(
         sample: which sequence to show first.
 
     Raises:
-        ArgumentError: a class whose weights are not known; more numbers than a page can hold.
+        ArgumentError: a class that `headwise.check` does not understand; more numbers than a page can hold.
         ShapeError: inputs or tokens that do not fit.
         MaskError: a mask that does not fit, or differs between heads.
 
@@ -65,13 +66,23 @@ def explain(
         'Softmax: scores become weights'
         >>> path = explanation.to_html("explain.html")  # doctest: +SKIP
     """
-    weights, num_heads = weights_of(module)
+    mine = None
+    if not is_known(module) and isinstance(module, nn.Module):
+        from .live import understood
+
+        mine = understood(module)
+    weights, num_heads = weights_of(module) if mine is None else (mine.weights, mine.num_heads)
     inputs = _batch_first(module, query, key, value, weights.q.shape[1])
     (B, T, E), S = inputs[0].shape, inputs[1].shape[1]
     check_size(B, num_heads, T, S, E)
     if not 0 <= sample < B:
         raise ArgumentError(f"sample must be from 0 to {B - 1}: got {sample}; the batch is {B}")
     own_mask = _own_mask(module) & as_mask(mask) & (CAUSAL if causal else Mask())
+    if mine is not None:
+        own_mask = own_mask & (CAUSAL if mine.evidence.conventions.always_causal else Mask())
+        given = Given(*inputs, _dense(own_mask, B, num_heads, T, S))
+        labels = _labels(tokens, T, S, given.query is given.key)
+        return mine.explanation(given, labels, sample)
     given = Given(*inputs, _dense(own_mask, B, num_heads, T, S))
     if isinstance(module, MultiHeadAttention) and module.scale is not None:
         scale = module.scale

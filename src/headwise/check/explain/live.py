@@ -1,0 +1,82 @@
+"""`explain` for a class of the user's own: how it works is found out first, then shown in its own numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from ...errors import ArgumentError
+from .. import recipe
+from ..diagnose import diagnose
+from ..evidence import Evidence
+from ..examine.calling import Caller
+from ..examine.examining import understand
+from ..examine.failing import CAUGHT, quietly
+from ..examine.own import as_it_is, own_weights
+from ..judging import judge
+from ..recipe import Given, Weights
+from ..report import Named
+from .explanation import Explanation
+from .steps import fields_of
+
+__all__ = ["Understood", "understood"]
+
+
+class Understood:
+    """A module that is neither headwise's nor torch's, and what it computes."""
+
+    def __init__(self, module: nn.Module, evidence: Evidence, caller: Caller) -> None:
+        assert evidence.weights is not None
+        self.evidence, self.module, self._caller = evidence, module, caller
+        self.weights: Weights = own_weights(evidence.weights, caller, module)
+        self.num_heads = evidence.num_heads
+
+    def explanation(
+        self, given: Given, labels: tuple[list[str] | None, list[str] | None], sample: int
+    ) -> Explanation:
+        """Every step on these inputs, the module's own numbers beside the expected ones."""
+        expected = recipe.run(given, self.weights, self.num_heads)
+        faults = diagnose(self.evidence).faults
+        yours, named = {}, list[Named]()
+        if faults:
+            wrong = {name: step for made in faults for name, step in made.steps.items()}
+            yours = fields_of(recipe.run(given, self.weights, self.num_heads, wrong))
+            named = judge(self.evidence).faults
+        name = type(self.module).__name__
+        notes = [f"The steps are computed in float64 with the weights of your {name}."]
+        if faults is None:
+            notes.append(
+                "No fault of the library explains your output, so your numbers on the way are not known."
+            )
+        caller = as_it_is(self._caller, self.module)
+        mask = None if self.evidence.conventions.always_causal else given.mask
+        with quietly(), torch.no_grad():
+            try:
+                yours["output"] = caller.call(given.query, given.key, given.value, mask).output
+            except CAUGHT as error:
+                notes.append(f"Your module could not be called with these inputs: {error}")
+        return Explanation(
+            name, expected, yours, query_labels=labels[0], key_labels=labels[1], faults=named, notes=notes,
+            sample=sample,
+        )  # fmt: skip
+
+
+def understood(module: nn.Module) -> Understood:
+    """How it works.
+
+    Raises:
+        ArgumentError: that could not be found out.
+    """
+    if any(isinstance(one, UninitializedParameter) for one in module.parameters()):
+        raise ArgumentError(
+            f"module must have its weights: {type(module).__name__}'s wait for a first call; call it once"
+        )
+    evidence, caller = understand(module)
+    if caller is None or evidence.weights is None:
+        why = next((one.message for one in evidence.problems), "it gave no numbers")
+        raise ArgumentError(
+            f"module must be one that headwise.check understands: {type(module).__name__} is not: {why}; "
+            "see what headwise.check says of it"
+        )
+    return Understood(module, evidence, caller)
