@@ -280,7 +280,7 @@ def test_faults_differ_from_each_other(style: str) -> None:
         seen.append((each.fault, plain, masked))
 
 
-@pytest.mark.parametrize("group", SAME_NUMBERS, ids=str)
+@pytest.mark.parametrize("group", SAME_NUMBERS, ids=lambda group: min(group))
 def test_faults_with_the_same_numbers_have_them(group: set[str]) -> None:
     one, *others = (found(planted(fault, "separate")) for fault in sorted(group))
     assert all(same(one, other) for other in others)
