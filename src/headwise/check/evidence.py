@@ -71,7 +71,7 @@ class Finding:
     """One thing that was looked at beside the numbers: "input left unmodified", "state dict complete"."""
 
     name: str
-    verdict: str  # "right", "wrong", "unknown"
+    verdict: str  # "right", "wrong", "unknown"; once judged also "remark"
     detail: str  # a sentence
     fault: str | None = None  # the key of the fault this is, where it has one
     line: int | None = None

@@ -17,12 +17,11 @@ from .source import line_of
 
 __all__ = ["judge"]
 
+POSITIONS = re.compile(r"\b(apply_)?(rope|rotary\w*|alibi|relative_position\w*|rel_pos\w*)\b", re.IGNORECASE)
 CONSEQUENCES = {  # what other faults bring with them
     "gradients blocked", "wrong in half precision", "not deterministic", "state dict incomplete", "no q bias",
 }  # fmt: skip
-REMARKS = {
-    "overflow in half"
-}  # named, and no reason to fail what is right in the precision it was written for
+REMARKS = {"overflow in half", "wrong in half precision"}  # no reason to fail what is right otherwise
 DESIGN = {"residual and layer norm"}  # a sub-layer, which is a design
 
 
@@ -105,6 +104,11 @@ def _say_numbers(report: Report, evidence: Evidence, diagnosis: Diagnosis) -> No
             report.first_wrong = f"{parted[1]} (probe: {parted[0]})"
     elif diagnosis.faults is None:
         report.first_wrong = _from_weights(evidence)
+        encoding = POSITIONS.search(evidence.source or "")
+        if encoding is not None:
+            report.not_judged.append(
+                f"a position encoding inside ({encoding[0]}): headwise compares attention without one"
+            )
         if diagnosis.partly:
             names = " and ".join(made.fault.key for made in diagnosis.partly)
             report.not_judged.append(
@@ -150,6 +154,7 @@ def _say_findings(report: Report, evidence: Evidence) -> None:
             finding.verdict = "unknown"
             continue
         if any(one.key == fault.key for one in (*report.faults, *report.remarks)):
+            finding.verdict = "remark" if fault.key in REMARKS else finding.verdict  # told already
             continue
         named = Named.of(fault, finding.detail, finding.line)
         _put_line(named, evidence)
@@ -157,7 +162,7 @@ def _say_findings(report: Report, evidence: Evidence) -> None:
             report.faults = []  # the numbers of a module of another shape explain nothing
         (report.remarks if fault.key in REMARKS else report.faults).append(named)
         if fault.key in REMARKS:
-            finding.verdict = "unknown"
+            finding.verdict = "remark"
 
 
 def _say_order(report: Report, evidence: Evidence) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .. import recipe
 from ..evidence import Problem
+from ..recipe import Given, Weights
 from .calling import Caller
 from .encoding import FULL, PADDING, SAME_FOR_ALL, Way
 from .failing import CAUGHT, problem_of
@@ -23,18 +25,40 @@ __all__ = ["find_caller", "find_layout"]
 
 
 def find_caller(subject: Subject) -> tuple[Caller | None, Problem | None]:
-    """The first plan and layout that give an output; else what went wrong with the likeliest."""
+    """The first plan and layout that give an output; else what went wrong with the likeliest.
+
+    A function of q, k and v may take them in several layouts and be meant for one: that in which it is right
+    comes before those in which it is not.
+    """
     first: Problem | None = None
+    found: Caller | None = None
     for layout, as_numpy in _layouts(subject):
         own = _for_layout(subject, layout)
         for plan in plans(own):
             caller = Caller(own, replace(plan, layout=layout, as_numpy=as_numpy))
             problem = _try(caller)
             if problem is None:
-                return _ordered(caller), None
+                caller = _ordered(caller)
+                if _has_projections(subject) or _is_right(caller):
+                    return caller, None
+                found = found or caller
+                break  # the next layout
             if first is None or (first.line is None and first.kind != "shape" and problem.line is not None):
                 first = problem
-    return None, first
+    return found, None if found is not None else first
+
+
+def _is_right(caller: Caller) -> bool:
+    """Whether a function without weights of its own is attention as it is called here."""
+    E, H = caller.subject.sizes.E, caller.subject.sizes.H
+    one, zero = torch.eye(E, dtype=torch.float64), torch.zeros(E, dtype=torch.float64)
+    inputs = inputs_for(caller, caller.subject.sizes.long, caller.subject.sizes.long)
+    try:
+        output = caller.call(*inputs).output.detach().double()
+        truth = recipe.run(Given(*(x.double() for x in inputs)), Weights(*(one,) * 4, *(zero,) * 4), H).output
+    except CAUGHT:
+        return False
+    return output.shape == truth.shape and torch.allclose(output, truth, atol=1e-6)
 
 
 def _layouts(subject: Subject) -> list[tuple[str, bool]]:

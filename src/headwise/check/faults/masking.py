@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..recipe import RIGHT as RIGHT_STEPS
 from ..recipe import State
 from .fault import Fault, Way
 
@@ -78,6 +79,13 @@ def _after(state: State) -> None:
         state.p = state.p * state.mask
 
 
+def _inverted(state: State) -> None:
+    """From the start, whatever becomes of the mask later: for those who make a second mistake with it."""
+    RIGHT_STEPS["inputs"](state)
+    if state.given.mask is not None:
+        state.given = state.given._replace(mask=~state.given.mask)
+
+
 def _band(diagonal: int, upper: bool = False) -> Callable[[State, Tensor], Tensor]:
     """The causal part of a mask redrawn, its padding kept; other masks as they are."""
 
@@ -141,7 +149,7 @@ FAULTS = [
         "scaled_dot_product_attention shows.",
         REPAIR,
         "hide",
-        _masks(lambda state, mask: ~mask),
+        (*_masks(lambda state, mask: ~mask), {"inputs": _inverted}),
         (r"masked_fill_?\(", r"attn_mask\s*=", r"torch\.where\("),
         needs_mask=True,
         common=True,

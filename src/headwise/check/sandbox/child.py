@@ -60,6 +60,7 @@ def _examine(request: dict[str, Any], result: Path, confine: ModuleType, tell: A
     _package("headwise", HERE.parents[1])
     from headwise.check.examine import examine
     from headwise.check.sandbox.learner import choose, load
+    from headwise.check.sandbox.stand_ins import load_all_the_same
     from headwise.check.sandbox.verdicts import of_exception
 
     torch.set_num_threads(1)
@@ -80,7 +81,16 @@ def _examine(request: dict[str, Any], result: Path, confine: ModuleType, tell: A
     facts: dict[str, Any] = {}
     part = result / "part"
     try:
-        module = load(path, source)
+        lacking: ImportError | None = None
+        stood_in: list[str] = []
+        try:
+            module = load(path, source)
+        except ImportError as error:
+            lacking = error
+            try:
+                module, stood_in = load_all_the_same(path, source)
+            except Exception:
+                raise error from None
         obj, facts["name"], facts["others"] = choose(module, request["name"])
         if os.getpid() != own:
             end(1)
@@ -88,6 +98,12 @@ def _examine(request: dict[str, Any], result: Path, confine: ModuleType, tell: A
         evidence = examine(obj, source=source, path=str(path), **request["options"])
         if os.getpid() != own:
             end(1)
+        if lacking is not None:
+            if evidence.weights is None or evidence.problems:  # it could not do without
+                stage = "import"
+                raise lacking
+            names = ", ".join(dict.fromkeys(stood_in)) or str(lacking)
+            evidence.conventions.words.append(f"not here, and not needed for this: {names}")
         part.mkdir()
         evidence.save(part)
     except BaseException as error:

@@ -27,6 +27,7 @@ __all__ = ["tell"]
 LOOKED_AT = "Looked at beside the numbers"
 RIGHT_ALREADY = "Where it is right already"
 PARTS_AT = "Goes wrong first at"
+WATCH_OUT = "Right here, and yet to be watched"
 
 
 def tell(report: Report, hint: int | None = None) -> list[Part]:
@@ -64,6 +65,7 @@ def _right(report: Report) -> list[Part]:
         Heading("right", f"{summary.rstrip('.')}. Well done!"),
         Rows((*compared(report), *how_it_is_called(report), *its_weights(report), *also)),
         listed(LOOKED_AT, "wrong", map(finding_in_words, other_findings(report))),
+        listed(WATCH_OUT, "wrong", map(_remark, report.remarks)),
         *remarks(report),
         Note(how_it_ran(report)),
     ]
@@ -108,6 +110,11 @@ def _headline(report: Report) -> str:
     else:
         said = summary or f"this is not what {TORCHS} computes"
     return said if name in said else f"{name}: {said}"
+
+
+def _remark(named: Named) -> str:
+    line = f" (line {named.line})" if named.line is not None else ""
+    return f"{_named(named)}{line}. Repair: {one_line(named.repair)}"
 
 
 def _named(fault: Named) -> str:
