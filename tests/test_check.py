@@ -132,6 +132,53 @@ def test_evidence_comes_back_as_it_went(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(back.weights, weights, strict=True))  # type: ignore[arg-type]
 
 
+def rows_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(q @ k.transpose(-2, -1) / q.shape[2] ** 0.5, -1) @ v  # right for [B, T, D] alone
+
+
+def test_a_function_is_called_in_the_layout_it_is_right_in() -> None:
+    assert hw.check(rows_of).ok
+
+
+class Turned(nn.Module):
+    """Attention with a position encoding."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.q_proj, self.k_proj = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+        self.v_proj, self.o_proj = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+
+    def rope(self, x: torch.Tensor) -> torch.Tensor:
+        angle = torch.arange(x.shape[-2], dtype=x.dtype)[:, None]
+        a, b = x[..., ::2], x[..., 1::2]
+        return torch.stack(
+            [a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1
+        ).flatten(-2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            each(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for each in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        heads = nn.functional.scaled_dot_product_attention(self.rope(q), self.rope(k), v)
+        return self.o_proj(heads.transpose(1, 2).flatten(2))
+
+
+def test_a_position_encoding_is_said_to_be_beyond_comparison() -> None:
+    report = hw.check(Turned)
+    assert not report.ok
+    assert any("position encoding inside (rope)" in words for words in report.not_judged)
+
+
+def test_what_fails_in_half_precision_alone_is_a_remark() -> None:
+    one = next(p for p in singles("separate") if p.fault == "overflow in half")
+    report = hw.check(one.make)
+    assert report.ok
+    assert [named.key for named in report.remarks] == ["overflow in half"]
+    assert "overflow in half" in str(report)
+
+
 # Files
 
 PAGE = """

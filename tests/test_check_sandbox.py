@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from headwise.check.sandbox import Outcome, protections_here, run, run_file
 from headwise.check.sandbox.confine.sweep import descendants_of
 from headwise.check.sandbox.learner import choose, load
 from headwise.check.sandbox.reach import readable
+from headwise.check.sandbox.stand_ins import load_all_the_same
 from headwise.check.sandbox.verdicts import hidden, of_status
 from headwise.check.sandbox.watch import Watch
 from headwise.errors import ArgumentError
@@ -541,3 +543,35 @@ def test_a_file_that_is_here_but_not_there_was_out_of_reach(tmp_path: Path) -> N
 )
 def test_every_end_has_a_word(status: int | None, kind: str) -> None:
     assert of_status(status, None).kind == kind
+
+
+@pytest.mark.slow
+@protected
+@pytest.mark.parametrize("line", ["from not_installed_here.parts import Thing", "from ..far import away"])
+def test_a_module_that_is_not_here_is_stood_in_for(desk: Desk, line: str) -> None:
+    outcome = desk.run(f"{line}\n{GOOD}")
+    assert outcome.problem is None
+    assert outcome.evidence is not None and outcome.evidence.weights is not None
+    assert any("not needed for this" in words for words in outcome.evidence.conventions.words)
+
+
+@pytest.mark.slow
+@protected
+def test_a_module_that_is_needed_is_missed(desk: Desk) -> None:
+    outcome = desk.run(
+        f"from not_installed_here import WIDTH\n{GOOD}".replace("nn.Linear(", "nn.Linear(WIDTH or ")
+    )
+    assert outcome.problem is not None
+    assert (outcome.problem.kind, outcome.problem.line) == ("ModuleNotFoundError", 3)
+
+
+def test_only_what_the_file_asks_for_is_stood_in_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    path = tmp_path / "learner.py"
+    path.write_text("import not_here.inside\nfrom not_here import Base\nclass Own(Base):\n    pass\n")
+    module, names = load_all_the_same(path, path.read_text())
+    assert names == ["not_here", "not_here.inside"]
+    assert module.Own(1, a=2).anything() is not None
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("nobody_asked_for_this")
