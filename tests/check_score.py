@@ -44,7 +44,7 @@ def judge_single(one: planted.Planted) -> Verdict:
     names = [named.key for named in (*report.faults, *report.remarks)]
     if one.fault in planted.NO_FAULT:
         ok = report.ok
-    elif one.fault == "residual and layer norm":
+    elif one.fault in ("residual and layer norm", "layer norm before"):
         ok = report.ok and any("LayerNorm" in words for words in report.equal)  # recognised as a design
     else:
         ok = len(names) == 1 and names[0] in {one.fault} | ALSO_CALLED.get(one.fault, set())

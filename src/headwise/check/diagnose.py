@@ -10,7 +10,7 @@ Letters: B batch, T query_len, S key_len, E width, H num_heads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -146,12 +146,16 @@ def _explained(judge: _Judge) -> Diagnosis:
     return Diagnosis(found[0], found[1:], errors, judge.worst(found[0], [*plain, *masked]))
 
 
-def _smallest(found: Iterable[Explanation], judge: _Judge) -> list[Explanation]:
+def _smallest(found: Sequence[Explanation], judge: _Judge) -> list[Explanation]:
     """The explanations of the fewest faults, in the order of the library.
 
     Where every mask was a causal one, a fault of causal masks comes first.
     """
-    unique = list({tuple(made.fault.key for made in one): one for one in found}.values())
+    nearest: dict[tuple[str, ...], Explanation] = {}  # of several ways to make the same faults
+    for one in sorted(found, key=lambda one: judge.worst(one, [*judge.plain, *judge.masked]), reverse=True):
+        nearest[tuple(made.fault.key for made in one)] = one
+    order = dict.fromkeys(tuple(made.fault.key for made in one) for one in found)
+    unique = [nearest[names] for names in order]
     fewest = min(len(one) for one in unique)
     best = [one for one in unique if len(one) == fewest]
     if judge.masked and all(_is_causal(call.given.mask) for call in judge.masked):

@@ -22,7 +22,10 @@ CONSEQUENCES = {  # what other faults bring with them
     "gradients blocked", "wrong in half precision", "not deterministic", "state dict incomplete", "no q bias",
 }  # fmt: skip
 REMARKS = {"overflow in half", "wrong in half precision"}  # no reason to fail what is right otherwise
-DESIGN = {"residual and layer norm"}  # a sub-layer, which is a design
+DESIGN = {  # what many modules have inside on purpose
+    "residual and layer norm": "a residual connection and a LayerNorm",
+    "layer norm before": "a LayerNorm of the input",
+}
 
 
 def judge(evidence: Evidence) -> Report:
@@ -87,13 +90,11 @@ def _unjudged(report: Report) -> str:
 
 def _say_numbers(report: Report, evidence: Evidence, diagnosis: Diagnosis) -> None:
     if diagnosis.faults:
-        keys = {made.fault.key for made in diagnosis.faults}
-        if keys == DESIGN:
-            report.equal.append(
-                "there is a residual connection and a LayerNorm inside: the attention in it is right, "
-                "the module is a whole sub-layer"
-            )
+        inside = DESIGN.get(diagnosis.faults[0].fault.key) if len(diagnosis.faults) == 1 else None
+        if inside is not None:
+            report.equal.append(f"there is {inside} inside: the attention between is right")
             diagnosis.faults = ()
+            report.errors = diagnosis.errors = dict.fromkeys(diagnosis.errors, diagnosis.fit)
             return
         report.faults = [_named(made, evidence, diagnosis.fit) for made in diagnosis.faults]
         for others in diagnosis.alike[:3]:

@@ -203,7 +203,7 @@ FAULTS = [
             "The size of the input has no influence: it is normalised first.",
             "Leave the norm to the layer around it.",
         ),
-        "Whoever puts a norm before this module normalises twice.",
+        "It is a design, not a mistake, as long as nobody puts a second norm before it.",
         REPAIR, "inputs",
         tuple({"inputs": _pre_norm(eps, which)} for eps in EPS for which in (3, 1)),
         (r"(layer_?norm|norm|ln)\w*\(", *LINES),
