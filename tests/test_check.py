@@ -179,6 +179,47 @@ def test_what_fails_in_half_precision_alone_is_a_remark() -> None:
     assert "overflow in half" in str(report)
 
 
+class Careless(nn.Module):
+    """Right, with a layer that is never used; `returned`: what it gives back for weights."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.W_q, self.W_k = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+        self.W_v, self.W_o = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+        self.norm = nn.LayerNorm(d_model)
+
+    def returned(self, scores: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return weights
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, v = (
+            each(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for each, x in ((self.W_q, query), (self.W_k, key), (self.W_v, value))
+        )
+        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+        weights = scores.softmax(-1)
+        return self.W_o((weights @ v).transpose(1, 2).flatten(2)), self.returned(scores, weights)
+
+
+class Scores(Careless):
+    def returned(self, scores: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return scores
+
+
+def test_a_layer_that_is_never_used_is_no_fault() -> None:
+    report = hw.check(Careless)
+    assert report.ok, str(report)
+    assert any("norm" in words for words in report.not_judged)
+
+
+def test_weights_that_are_returned_are_compared() -> None:
+    (named,) = hw.check(Scores).faults
+    assert named.key == "other weights returned"
+
+
 # Files
 
 PAGE = """
@@ -260,5 +301,39 @@ def test_a_file_that_is_not_there_is_a_users_mistake(tmp_path: Path) -> None:
 
     with pytest.raises(ArgumentError, match=r"file must be readable: .*none\.py"):
         check_file(tmp_path / "none.py")
-    with pytest.raises(ArgumentError, match="has none"):
+    with pytest.raises(ArgumentError, match=r"nothing in .* looks like it"):
         check_file(written(tmp_path, "x = 1"))
+
+
+def test_a_name_that_is_not_in_the_file_is_a_users_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headwise.check import check_file, sandbox
+
+    lacking = Problem("import", "ArgumentError", "name must be a class or function of mha: 'Nope'")
+    monkeypatch.setattr(sandbox, "run_file", lambda *_, **__: sandbox.Outcome(None, lacking, [], [], ""))
+    with pytest.raises(ArgumentError, match="'Nope'"):
+        check_file(written(tmp_path, MENDED), "Nope")
+
+
+def test_evidence_that_does_not_fit_together_is_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headwise.check import check_file, sandbox
+
+    given = Given(*(torch.randn(1, 2, 3) for _ in range(3)))
+    forged = Evidence(
+        "M", "class", embed_dim="wide", num_heads=0, weights=Weights(*(torch.randn(2, 2),) * 8),  # type: ignore[arg-type]
+        calls=[Call("plain", given, torch.randn(5))],
+    )  # fmt: skip
+    monkeypatch.setattr(sandbox, "run_file", lambda *_, **__: sandbox.Outcome(forged, None, [], [], ""))
+    report = check_file(written(tmp_path, MENDED))
+    assert not report.ok
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    from headwise.check import check_file
+
+    path = tmp_path / "mha.py"
+    path.write_bytes(b"\xef\xbb\xbf" + PAGE.encode())
+    assert "undefined name" in check_file(path).summary

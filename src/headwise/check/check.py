@@ -100,12 +100,19 @@ def check_file(
         if name is None:
             name = _likeliest(path, source)
         options = {"embed_dim": embed_dim, "num_heads": num_heads}
-        outcome = run_file(path, name, seconds=seconds, memory=memory, trust=trust, options=options)
+        outcome = run_file(path.resolve(), name, seconds=seconds, memory=memory, trust=trust, options=options)
+        if outcome.problem is not None and outcome.problem.kind == ArgumentError.__name__:
+            raise ArgumentError(outcome.problem.message)  # no such name
         evidence = outcome.evidence or Evidence(name, "class", path=str(path), source=source)
         evidence.source, evidence.path = source, str(path)  # ours, not what came back
         if outcome.problem is not None:
             evidence.problems.append(outcome.problem)
-        report = judge(evidence)
+        try:
+            report = judge(evidence)
+        except Exception as error:
+            # an honest examination brings back what fits together; what the code wrote itself need not
+            forged = Problem("limits", "result", f"what came back does not fit together: {error}")
+            report = judge(Evidence(name, "class", path=str(path), source=source, problems=[forged]))
         report.protections = outcome.protections
     report.seconds = time.perf_counter() - start
     return report
@@ -113,7 +120,7 @@ def check_file(
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ArgumentError(f"file must be readable: {path}: {error.strerror}; check the path") from error
     except UnicodeDecodeError as error:
@@ -125,7 +132,10 @@ def _likeliest(path: Path, source: str) -> str:
 
     found = candidates(source)
     if not found:
-        raise ArgumentError(f"file must define a class or function to check: {path} has none; add one")
+        raise ArgumentError(
+            f"file must define attention to check: nothing in {path} looks like it; "
+            "name the class or function, FILE:NAME"
+        )
     return found[0].name
 
 
@@ -136,6 +146,8 @@ def _before_running(path: Path, name: str | None, source: str) -> Report | None:
 
     try:
         ast.parse(source)
+    except (RecursionError, MemoryError, ValueError):  # nested too deep, or with a NUL in it
+        raise ArgumentError(f"file must be Python source that can be read: {path} is not; check it") from None
     except SyntaxError as error:
         problem = Problem("import", "SyntaxError", error.msg, error.lineno)
         report = Report(name or path.stem, ok=False, summary="", path=str(path), problems=[problem])

@@ -125,13 +125,13 @@ def _explained(judge: _Judge) -> Diagnosis:
             else []
         )
         return Diagnosis(tuple(alone[:1]), [], errors, judge.worst((), [*plain, *masked]))
-    partly: Explanation = ()
+    first: Explanation | None = None
     found: list[Explanation] = []
     size = None
     for base in judge.explanations(plain, without_mask=True) if plain else iter([()]):
         if size is not None and len(base) > size:
             break  # the smallest explanation is the one to name
-        partly = partly or base
+        first = base if first is None else first
         more = list(judge.extended(base, masked))
         found += more
         if more:
@@ -141,7 +141,7 @@ def _explained(judge: _Judge) -> Diagnosis:
     if not found:
         found = list(judge.explanations([*plain, *masked], without_mask=False))
     if not found:
-        return Diagnosis(None, [], errors, partly=partly)
+        return Diagnosis(None, [], errors, partly=first or ())
     found = _smallest(found, judge)
     return Diagnosis(found[0], found[1:], errors, judge.worst(found[0], [*plain, *masked]))
 
@@ -186,7 +186,7 @@ class _Judge:
             return None
         try:
             return recipe.run(call.given, self.weights, self.num_heads, wrong)
-        except (RuntimeError, ValueError, IndexError, AttributeError, TypeError):
+        except (RuntimeError, ValueError, IndexError, AttributeError, TypeError, ZeroDivisionError):
             return None
 
     def off(self, call: Call, made: Explanation) -> float:

@@ -22,6 +22,7 @@ CONSEQUENCES = {  # what other faults bring with them
     "gradients blocked", "wrong in half precision", "not deterministic", "state dict incomplete", "no q bias",
 }  # fmt: skip
 REMARKS = {"overflow in half", "wrong in half precision"}  # no reason to fail what is right otherwise
+NAMED_PARTS = {"gradients blocked", "state dict incomplete"}  # which name parameters, used or not
 DESIGN = {  # what many modules have inside on purpose
     "residual and layer norm": "a residual connection and a LayerNorm",
     "layer norm before": "a LayerNorm of the input",
@@ -44,12 +45,14 @@ def judge(evidence: Evidence) -> Report:
     diagnosis = diagnose(evidence)
     report.errors = diagnosis.errors
     _say_numbers(report, evidence, diagnosis)
+    _say_weights(report, evidence)
     _say_order(report, evidence)
     _say_crashes(report, evidence)
     _say_findings(report, evidence)
-    _say_limits(report, evidence)
+    _say_limits(report, evidence, diagnosis)
     wrong = [one for one in report.findings if one.verdict == "wrong"]
-    report.ok = diagnosis.faults == () and not report.faults and not report.problems and not wrong
+    judged = bool(diagnosis.errors)  # a probe that has one right answer
+    report.ok = judged and diagnosis.faults == () and not (report.faults or report.problems or wrong)
     report.summary = _summary(report, diagnosis)
     return report
 
@@ -125,13 +128,17 @@ def _named(made: Made, evidence: Evidence, fit: float) -> Named:
     if fault.key == "hard-coded heads":
         detail = f"it has {made.number:g} heads whatever it was told; it was told {evidence.num_heads}"
     elif made.number is not None:
-        detail += (
-            f", with {made.number:g} in place of {1 / (evidence.embed_dim / evidence.num_heads) ** 0.5:.4g}"
-        )
+        detail += f", with {made.number:g} in place of {_scale(evidence):.4g}"
     named = Named.of(fault, detail)
     named.number = made.number
     _put_line(named, evidence)
     return named
+
+
+def _scale(evidence: Evidence) -> float:
+    """What scores should be multiplied by."""
+    assert evidence.weights is not None
+    return float((evidence.weights.q.shape[0] // evidence.num_heads) ** -0.5)
 
 
 def _put_line(named: Named, evidence: Evidence) -> None:
@@ -140,7 +147,7 @@ def _put_line(named: Named, evidence: Evidence) -> None:
         return
     found = line_of(fault, evidence.source, evidence.first_line, None)
     if found is not None:
-        named.line, named.text = found
+        named.line, named.text = found[0], _text(evidence.source, found[0]) or found[1]
 
 
 def _say_findings(report: Report, evidence: Evidence) -> None:
@@ -149,7 +156,13 @@ def _say_findings(report: Report, evidence: Evidence) -> None:
         fault = FAULTS.get(finding.fault or "")
         if finding.verdict == "unknown":
             report.not_judged.append(f"{finding.name}: {finding.detail}")
+        if finding.verdict == "wrong" and fault is None and report.faults:
+            finding.verdict = "consequence"
         if finding.verdict != "wrong" or fault is None:
+            continue
+        if fault.key in NAMED_PARTS and not _concerns_projections(finding, evidence):
+            finding.verdict = "unknown"
+            report.not_judged.append(f"{finding.name}: {finding.detail}; the output does not depend on it")
             continue
         if fault.key in CONSEQUENCES | REMARKS and (report.faults or report.problems):
             finding.verdict = "unknown"
@@ -164,6 +177,39 @@ def _say_findings(report: Report, evidence: Evidence) -> None:
         (report.remarks if fault.key in REMARKS else report.faults).append(named)
         if fault.key in REMARKS:
             finding.verdict = "remark"
+
+
+def _say_weights(report: Report, evidence: Evidence) -> None:
+    """Weights that are returned and are not those the right output was made with."""
+    assert evidence.weights is not None
+    for call in evidence.calls:
+        if report.faults or call.weights is None or call.given.mask is not None or call.probe in INFORMATION:
+            continue
+        truth = recipe.run(call.given, evidence.weights, evidence.num_heads)
+        if call.weights.shape == truth.p.shape and difference(call.weights, truth.p) > NEAR:
+            fault = FAULTS["other weights returned"]
+            report.faults.append(Named.of(fault, f"they are off by {difference(call.weights, truth.p):.2g}"))
+            _put_line(report.faults[-1], evidence)
+
+
+def _concerns_projections(finding: Finding, evidence: Evidence) -> bool:
+    """Whether it speaks of an input or of a parameter that a projection was made of."""
+    named = set(re.findall(r"[A-Za-z_][\w.]*", finding.detail.partition(" reaches ")[2] or finding.detail))
+    parts = {re.split(r"[\[ ]", role.parameter)[0] for role in evidence.roles.values()}
+    inputs = {
+        "query",
+        "key",
+        "value",
+        "queries",
+        "keys",
+        "values",
+        "q",
+        "k",
+        "v",
+        "x",
+        *evidence.conventions.arguments,
+    }
+    return not parts or bool(named & (parts | inputs)) or any(each in finding.detail for each in parts)
 
 
 def _say_order(report: Report, evidence: Evidence) -> None:
@@ -187,7 +233,7 @@ def _say_order(report: Report, evidence: Evidence) -> None:
     report.faults.append(named)
 
 
-def _say_limits(report: Report, evidence: Evidence) -> None:
+def _say_limits(report: Report, evidence: Evidence, diagnosis: Diagnosis) -> None:
     conventions = evidence.conventions
     if conventions.self_only:
         report.not_judged.append(
@@ -196,7 +242,7 @@ def _say_limits(report: Report, evidence: Evidence) -> None:
     if conventions.mask_argument is None and not conventions.always_causal:
         report.not_judged.append("masks: it takes none")
     call = evidence.call("empty row")
-    if call is not None and call.output is not None:
+    if call is not None and call.output is not None and diagnosis.faults == ():
         report.equal.append(f"a query that may see nothing gets {_empty_row(call)}")
 
 
@@ -220,7 +266,7 @@ def _where_right(evidence: Evidence) -> list[str]:
             continue
         try:
             truth = recipe.run(call.given, evidence.weights, evidence.num_heads)
-        except RuntimeError:  # projections of another shape
+        except (RuntimeError, TypeError, ValueError):  # projections of another shape
             return []
         if difference(call.output, truth.output) <= NEAR or call.output.shape != truth.output.shape:
             continue
@@ -264,7 +310,7 @@ def _from_weights(evidence: Evidence) -> str | None:
             continue
         try:
             truth = recipe.run(call.given, evidence.weights, evidence.num_heads)
-        except RuntimeError:
+        except (RuntimeError, TypeError, ValueError):
             return None
         if call.weights.shape != truth.p.shape:
             continue
@@ -277,7 +323,8 @@ def _from_weights(evidence: Evidence) -> str | None:
 def _summary(report: Report, diagnosis: Diagnosis) -> str:
     if report.ok:
         worst = max(diagnosis.errors.values(), default=0.0)
-        return f"{report.name} computes what torch.nn.MultiheadAttention computes, to {worst:.0e}"
+        how = f"to {worst:.0e}" if worst else "to the last digit"
+        return f"{report.name} computes what torch.nn.MultiheadAttention computes, {how}"
     if report.faults:
         first, *others = report.faults
         more = f", and {len(others)} more" if others else ""
@@ -287,4 +334,4 @@ def _summary(report: Report, diagnosis: Diagnosis) -> str:
     wrong: list[Finding] = [one for one in report.findings if one.verdict == "wrong"]
     if wrong and diagnosis.faults == ():
         return wrong[0].detail
-    return f"{report.name} computes something else than multi-head attention; no fault we know explains it"
+    return f"{report.name} computes something other than multi-head attention; no fault we know explains it"

@@ -37,7 +37,7 @@ def explain_file(path: Path, name: str | None = None, *, trust: bool = False) ->
             f"file must run to be explained: {report.summary}; see headwise check {path.name}"
         )
     chosen = _likeliest(path, source) if name is None else name
-    outcome = run_file(path, chosen, seconds=SECONDS, memory=MEMORY, trust=trust, options={})
+    outcome = run_file(path.resolve(), chosen, seconds=SECONDS, memory=MEMORY, trust=trust, options={})
     evidence = outcome.evidence
     if (
         evidence is None

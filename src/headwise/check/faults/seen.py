@@ -106,6 +106,20 @@ FAULTS = [
         lines=(r"masked_fill_?\(", r"torch\.where\("),
     ),
     Fault(
+        "other weights returned",
+        "the weights it returns are not those the values were mixed with",
+        "return output, scores",
+        "return output, weights",
+        (
+            "Sum the weights you return over the keys.",
+            "The output is right; what is returned beside it is not what made it.",
+            "Return what comes out of the softmax, [B, H, T, S], as it is.",
+        ),
+        "Whoever draws these weights draws something else than what the heads looked at.",
+        "return self.W_o(out), weights",
+        lines=(r"return .*,",),
+    ),
+    Fault(
         "mask modified",
         "the mask is changed in place",
         "mask = mask.logical_not_(), mask += ..",

@@ -23,6 +23,18 @@ def _weights(function: Callable[[Tensor], Tensor]) -> tuple[Way, ...]:
     return ({"softmax": apply},)
 
 
+def _low(function: Callable[[Tensor], Tensor]) -> Way:
+    """With hidden scores at -1e9: where nothing else is left along the axis, they share the weight."""
+
+    def hide(state: State) -> None:
+        state.hidden = state.scaled if state.mask is None else state.scaled.masked_fill(~state.mask, -1e9)
+
+    def apply(state: State) -> None:
+        state.p = function(state.hidden)
+
+    return {"hide": hide, "softmax": apply}
+
+
 def _seen_only(function: Callable[[Tensor], Tensor]) -> Way:
     """With hidden scores at 0, which hides them where there is no exponential."""
 
@@ -63,7 +75,7 @@ def _axis(key: str, axis: int, over: str, sums: str, extra: str, common: bool = 
         extra,
         REPAIR,
         "softmax",
-        _weights(lambda s: torch.softmax(s, axis)),
+        (*_weights(lambda s: torch.softmax(s, axis)), _low(lambda s: torch.softmax(s, axis))),
         (rf"softmax\(.*dim\s*=\s*\(?{axis}", rf"softmax\([^)]*,\s*{axis}\s*\)", *SOFTMAX),
         common=common,
     )

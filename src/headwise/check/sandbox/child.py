@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def main(folder: Path) -> NoReturn:
-    request = json.loads((folder / "request.json").read_text("utf-8"))
+    request = json.loads((folder / "request.json").read_text("utf-8-sig"))
     confine = _package("headwise_confine", HERE / "confine")
     status = request["status"]
 
@@ -67,7 +67,7 @@ def _examine(request: dict[str, Any], result: Path, confine: ModuleType, tell: A
     limits = sys.modules[f"{confine.__name__}.limits"]
     own, end, rename, dumps = os.getpid(), os._exit, os.rename, json.dumps
     confined = request["confined"]
-    path, source = Path(request["file"]), Path(request["file"]).read_text("utf-8")
+    path, source = Path(request["file"]), Path(request["file"]).read_text("utf-8-sig")
 
     where = open(result / "where.txt", "w")  # noqa: SIM115 - for as long as the process lives
     faulthandler.enable(where)

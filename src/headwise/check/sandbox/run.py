@@ -58,7 +58,7 @@ def run_file(
     """
     path = Path(os.path.abspath(path))
     try:
-        source = path.read_text("utf-8")
+        source = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"path must be a file of Python in UTF-8: {path} ({error}); check it") from error
     folder = Path(tempfile.mkdtemp(prefix="headwise-check-")).resolve()
