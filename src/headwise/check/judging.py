@@ -29,8 +29,8 @@ DESIGN = {  # what many modules have inside on purpose
 }
 
 
-def judge(evidence: Evidence) -> Report:
-    """The verdict."""
+def judge(evidence: Evidence, diagnosis: Diagnosis | None = None) -> Report:
+    """The verdict; `diagnosis`: where it has been made already."""
     report = Report(evidence.name, ok=False, summary="", path=evidence.path)
     report.conventions, report.roles = evidence.conventions, evidence.roles
     report.findings, report.problems = evidence.findings, evidence.problems
@@ -42,7 +42,7 @@ def judge(evidence: Evidence) -> Report:
         _say_findings(report, evidence)
         report.summary = _unjudged(report)
         return report
-    diagnosis = diagnose(evidence)
+    diagnosis = diagnose(evidence) if diagnosis is None else diagnosis
     report.errors = diagnosis.errors
     _say_numbers(report, evidence, diagnosis)
     _say_weights(report, evidence)

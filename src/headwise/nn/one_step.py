@@ -27,12 +27,17 @@ from ..engines.scores import Scores
 from ..masks import CAUSAL, NOTHING_HIDDEN, Mask
 from ..scoring import HIDDEN, Scoring
 
-__all__ = ["Parameters", "Step", "chosen", "run"]
+__all__ = ["Parameters", "Step", "chosen", "joined", "run"]
 
 Projected = tuple[Tensor, ...]
 
 MOST_SHAPES = 1024
 SEES_NOTHING = -HIDDEN  # the lse of a query that does: all its weights come out as 0
+
+
+def joined(heads: Tensor, first: int) -> Tensor:
+    """[N, L, E] or [L, N, E] from [N, H, L, D]; `first`: which dimension is the batch."""
+    return (heads.transpose(1, 2) if first == 0 else heads.permute(2, 0, 1, 3)).flatten(2)
 
 
 class Parameters(NamedTuple):
@@ -84,7 +89,7 @@ class Step(NamedTuple):
 
     def joined(self, heads: Tensor) -> Tensor:
         """[N, L, E] or [L, N, E] from [N, H, L, D]."""
-        return (heads.transpose(1, 2) if self.first == 0 else heads.permute(2, 0, 1, 3)).flatten(2)
+        return joined(heads, self.first)
 
     def apart(self, joined: Tensor) -> Tensor:
         """And back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import ArgumentError
 from .. import recipe
@@ -10,6 +11,9 @@ from ..evidence import Evidence
 from ..recipe import State
 from .explanation import Explanation
 from .making import best_call, explain_evidence
+
+if TYPE_CHECKING:
+    from ..diagnose import Made
 
 __all__ = ["explain_file"]
 
@@ -27,6 +31,7 @@ def explain_file(path: Path, name: str | None = None, *, trust: bool = False) ->
         ArgumentError: no such file or name; no fences and no trust; nothing that could be explained.
     """
     from ..check import _before_running, _likeliest, _read
+    from ..diagnose import diagnose
     from ..judging import judge
     from ..sandbox import run_file
 
@@ -50,15 +55,16 @@ def explain_file(path: Path, name: str | None = None, *, trust: bool = False) ->
             f"{chosen} must run and have weights to be explained: {why}; see headwise check {path.name}"
         )
     evidence.source, evidence.path = source, str(path)
-    return explain_evidence(evidence, _theirs(evidence), faults=judge(evidence).faults)
+    diagnosis = diagnose(evidence)
+    theirs = _theirs(evidence, diagnosis.faults)  # before the judgement, for which some are a design
+    return explain_evidence(evidence, theirs, faults=judge(evidence, diagnosis).faults)
 
 
-def _theirs(evidence: Evidence) -> State | None:
+def _theirs(evidence: Evidence, faults: tuple[Made, ...] | None) -> State | None:
     """The recipe with the fault that explains the learner's numbers, on the first probe where it shows."""
-    from ..diagnose import diagnose, first_difference
+    from ..diagnose import first_difference
 
     assert evidence.weights is not None
-    faults = diagnose(evidence).faults
     if faults is None:
         return None
     parted = first_difference(evidence, faults)

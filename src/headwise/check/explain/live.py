@@ -37,12 +37,13 @@ class Understood:
     ) -> Explanation:
         """Every step on these inputs, the module's own numbers beside the expected ones."""
         expected = recipe.run(given, self.weights, self.num_heads)
-        faults = diagnose(self.evidence).faults
+        diagnosis = diagnose(self.evidence)
+        faults = diagnosis.faults  # before the judgement, for which some are a design
         yours, named = {}, list[Named]()
         if faults:
             wrong = {name: step for made in faults for name, step in made.steps.items()}
             yours = fields_of(recipe.run(given, self.weights, self.num_heads, wrong))
-            named = judge(self.evidence).faults
+            named = judge(self.evidence, diagnosis).faults
         name = type(self.module).__name__
         notes = [f"The steps are computed in float64 with the weights of your {name}."]
         if faults is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..recipe import RIGHT, State, Step
+from ..recipe import RIGHT, Step
 
 __all__ = ["Fault", "Way"]
 
@@ -49,7 +49,3 @@ class Fault:
     def __post_init__(self) -> None:
         assert not self.step or self.step in RIGHT, f"{self.key}: no step {self.step!r}"
         assert bool(self.step) == (bool(self.ways) or self.fit is not None), self.key
-
-
-def nothing(state: State) -> None:
-    """A step that does nothing."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
+from ..recipe import RIGHT as RIGHT_STEPS
 from ..recipe import State
 from .fault import Fault, Way
 
@@ -43,12 +44,9 @@ def _turned_weights(state: State) -> None:
 
 
 def _relu_projected(state: State) -> None:
-    w = state.weights
-    state.projected = (
-        torch.relu(state.query @ w.q.T + w.q_bias),
-        torch.relu(state.key @ w.k.T + w.k_bias),
-        torch.relu(state.value @ w.v.T + w.v_bias),
-    )
+    RIGHT_STEPS["project"](state)
+    q, k, v = state.projected
+    state.projected = torch.relu(q), torch.relu(k), torch.relu(v)
 
 
 def _norm(x: Tensor, eps: float) -> Tensor:

@@ -16,7 +16,7 @@ from ..recipe import RIGHT as RIGHT_STEPS
 from ..recipe import State
 from .fault import Fault, Way
 
-__all__ = ["FAULTS"]
+__all__ = ["FAULTS", "filled"]
 
 RIGHT = "scores of hidden keys become -inf before the softmax"
 REPAIR = 'scores = scores.masked_fill(mask == 0, float("-inf"))  # before the softmax'
@@ -43,7 +43,9 @@ def _masks(change: Callable[[State, Tensor], Tensor]) -> tuple[Way, ...]:
     )  # fmt: skip
 
 
-def _filled(number: float) -> Way:
+def filled(number: float) -> Way:
+    """Hidden scores become this number."""
+
     def hide(state: State) -> None:
         state.hidden = state.scaled
         if state.mask is not None:
@@ -185,7 +187,7 @@ FAULTS = [
         "Hidden keys still get weight, often more than those that count.",
         REPAIR,
         "hide",
-        (_filled(0.0),),
+        (filled(0.0),),
         (r"masked_fill_?\(.*(,\s*0(\.0)?\s*\)|1e-)", r"\*=?\s*\w*mask", *FILLS),
         needs_mask=True,
         common=True,
@@ -288,7 +290,7 @@ FAULTS = [
         "The softmax looks at the hidden keys and at nothing else.",
         REPAIR,
         "hide",
-        (_filled(1e9), _raised(1e9), _raised(1e10)),
+        (filled(1e9), _raised(1e9), _raised(1e10)),
         (r"masked_fill_?\(.*,\s*(float\(.inf.\)|1e\d+|torch\.inf)", *FILLS),
         needs_mask=True,
     ),
@@ -305,7 +307,7 @@ FAULTS = [
         "It works until scores grow, and then leaks without a word.",
         REPAIR,
         "hide",
-        tuple(_filled(-number) for number in (1e5, 1e4, 1e3, 1e2, 1e1)),
+        tuple(filled(-number) for number in (1e5, 1e4, 1e3, 1e2, 1e1)),
         (r"masked_fill_?\(.*-\s*(1e[1-5]\b|\d{2,6}\b)", r"\*\s*-\s*(1e[1-5]\b|\d{2,6}\b)", *FILLS),
         needs_mask=True,
     ),

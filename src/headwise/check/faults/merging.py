@@ -10,7 +10,7 @@ from torch import Tensor
 from ..recipe import State
 from .fault import Fault, Way
 
-__all__ = ["FAULTS"]
+__all__ = ["FAULTS", "WITHOUT_TRANSPOSE"]
 
 RIGHT = "heads.transpose(1, 2).reshape(B, T, d_model)"
 REPAIR = "out = out.transpose(1, 2).reshape(B, T, self.d_model)"
@@ -60,6 +60,7 @@ def _reversed(state: State) -> Tensor:
     return state.heads.flip(1).transpose(1, 2).flatten(2)
 
 
+(WITHOUT_TRANSPOSE,) = _merged(_without_transpose)
 FAULTS = [
     Fault(
         "merge without transpose",
@@ -74,7 +75,7 @@ FAULTS = [
         "Rows of the result mix positions and heads: outputs of one token land in another one's place.",
         REPAIR,
         "merge",
-        _merged(_without_transpose),
+        (WITHOUT_TRANSPOSE,),
         LINES,
         common=True,
     ),

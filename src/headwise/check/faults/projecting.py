@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from ..recipe import RIGHT as RIGHT_STEPS
 from ..recipe import State, Weights
 from .fault import Fault, Way
 
@@ -19,12 +20,9 @@ def _with(change: Callable[[Weights], Weights]) -> Way:
     """Other weights than the learner's names promise."""
 
     def apply(state: State) -> None:
-        w = change(state.weights)
-        state.projected = (
-            state.query @ w.q.T + w.q_bias,
-            state.key @ w.k.T + w.k_bias,
-            state.value @ w.v.T + w.v_bias,
-        )
+        own, state.weights = state.weights, change(state.weights)
+        RIGHT_STEPS["project"](state)
+        state.weights = own
 
     return {"project": apply}
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..recipe import State
 from .fault import Fault, Way
+from .masking import filled
 
 __all__ = ["FAULTS"]
 
@@ -23,28 +24,10 @@ def _weights(function: Callable[[Tensor], Tensor]) -> tuple[Way, ...]:
     return ({"softmax": apply},)
 
 
-def _low(function: Callable[[Tensor], Tensor]) -> Way:
-    """With hidden scores at -1e9: where nothing else is left along the axis, they share the weight."""
-
-    def hide(state: State) -> None:
-        state.hidden = state.scaled if state.mask is None else state.scaled.masked_fill(~state.mask, -1e9)
-
-    def apply(state: State) -> None:
-        state.p = function(state.hidden)
-
-    return {"hide": hide, "softmax": apply}
-
-
-def _seen_only(function: Callable[[Tensor], Tensor]) -> Way:
-    """With hidden scores at 0, which hides them where there is no exponential."""
-
-    def hide(state: State) -> None:
-        state.hidden = state.scaled if state.mask is None else state.scaled * state.mask
-
-    def apply(state: State) -> None:
-        state.p = function(state.hidden)
-
-    return {"hide": hide, "softmax": apply}
+def _filled(number: float, function: Callable[[Tensor], Tensor]) -> Way:
+    """With hidden scores at this number: without an exponential 0 hides them, and where nothing else is left
+    along an axis, keys at -1e9 share the weight."""
+    return {**filled(number), **_weights(function)[0]}
 
 
 def _heads_and_keys(s: Tensor) -> Tensor:
@@ -75,7 +58,7 @@ def _axis(key: str, axis: int, over: str, sums: str, extra: str, common: bool = 
         extra,
         REPAIR,
         "softmax",
-        (*_weights(lambda s: torch.softmax(s, axis)), _low(lambda s: torch.softmax(s, axis))),
+        (*_weights(lambda s: torch.softmax(s, axis)), _filled(-1e9, lambda s: torch.softmax(s, axis))),
         (rf"softmax\(.*dim\s*=\s*\(?{axis}", rf"softmax\([^)]*,\s*{axis}\s*\)", *SOFTMAX),
         common=common,
     )
@@ -192,7 +175,7 @@ FAULTS = [
         "This is linear attention without its care: weights are not shares, and masks cannot work.",
         REPAIR,
         "softmax",
-        (*_weights(lambda s: s), _seen_only(lambda s: s)),
+        (*_weights(lambda s: s), _filled(0.0, lambda s: s)),
         (r"(@|matmul|bmm)\(?.*\bv", r"einsum"),
     ),
     Fault(
@@ -208,7 +191,7 @@ FAULTS = [
         "Weights can be negative or enormous: the sum is often near 0.",
         REPAIR,
         "softmax",
-        (*_weights(_over_sum), _seen_only(_over_sum)),
+        (*_weights(_over_sum), _filled(0.0, _over_sum)),
         (r"/.*\.sum\(", r"\.sum\("),
     ),
     Fault(

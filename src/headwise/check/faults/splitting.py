@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..recipe import State
 from .fault import Fault
+from .merging import WITHOUT_TRANSPOSE
 
 __all__ = ["FAULTS"]
 
@@ -23,10 +24,6 @@ def _by_view(state: State) -> None:
         return x.reshape(B, state.num_heads, T, E // state.num_heads)  # [B, H, T, D], of the wrong numbers
 
     state.q, state.k, state.v = (split(x) for x in state.projected)
-
-
-def _without_transpose(state: State) -> None:
-    state.joined = state.heads.reshape(state.heads.shape[0], state.heads.shape[2], -1)  # [B, T, E]
 
 
 def _positions_as_heads(state: State) -> None:
@@ -93,7 +90,7 @@ FAULTS = [
         WHY,
         REPAIR,
         "split",
-        ({"split": _by_view, "merge": _without_transpose},),
+        ({"split": _by_view, **WITHOUT_TRANSPOSE},),
         VIEWS,
     ),
     Fault(

@@ -13,7 +13,7 @@ from ..packing import nothing_hooked, ordinary
 from .native import OUT_PROJ
 from .rules import Rules
 
-__all__ = ["fits", "in_one_step"]
+__all__ = ["PLAIN", "fits", "in_one_step"]
 
 PLAIN = (Tensor, nn.Parameter)
 

@@ -13,18 +13,18 @@ from torch import Tensor, nn
 from ...errors import ArgumentError
 from ...functional import attention
 from ...masks import Mask
+from ..one_step import joined
 from .answering import answer
 from .contract import check_inputs, check_masks
-from .in_one_step import fits, in_one_step
+from .in_one_step import PLAIN, fits, in_one_step
 from .native import native
-from .projecting import heads_of, joined, linear, thirds, with_more_keys
+from .projecting import heads_of, linear, thirds, with_more_keys
 from .ragged import Ragged
 from .rules import rules_of
 from .scripting import scriptable
 
 __all__ = ["MultiheadAttention"]
 
-PLAIN = (Tensor, nn.Parameter)
 TORCHS = nn.MultiheadAttention  # whatever that name may mean later
 
 

@@ -18,7 +18,7 @@ from .contract import check_widths
 if TYPE_CHECKING:
     from .module import MultiheadAttention
 
-__all__ = ["heads_of", "joined", "linear", "thirds", "with_more_keys"]
+__all__ = ["heads_of", "linear", "thirds", "with_more_keys"]
 
 Heads = tuple[Tensor, Tensor, Tensor]
 
@@ -86,8 +86,3 @@ def with_more_keys(module: MultiheadAttention, k: Tensor, v: Tensor) -> tuple[Te
         nothing = k.new_zeros(N, H, 1, D)
         k, v = torch.cat([k, nothing], 2), torch.cat([v, nothing], 2)
     return k, v
-
-
-def joined(heads: Tensor, first: int) -> Tensor:
-    """[N, H, L, D] -> [N, L, E] or [L, N, E]"""
-    return (heads.transpose(1, 2) if first == 0 else heads.permute(2, 0, 1, 3)).flatten(2)
