@@ -14,14 +14,18 @@ from .check import check  # the function takes the place of the package of that 
 from .check.explain import explain
 from .engines import operators as _operators  # noqa: F401, registers what torch.compile sees of the second pass
 from .functional import attention, why
+from .heads.collection import Heads
+from .heads.saving import load as load_heads
 from .map import AttentionMap
 from .masks import Mask
 from .nn import MultiHeadAttention, adopt, restore
+from .watch.capture import watch  # likewise
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AttentionMap",
+    "Heads",
     "Mask",
     "MultiHeadAttention",
     "adopt",
@@ -30,10 +34,12 @@ __all__ = [
     "check",
     "errors",
     "explain",
+    "load_heads",
     "nn",
     "restore",
     "scoring",
     "testing",
+    "watch",
     "why",
 ]
 

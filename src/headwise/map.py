@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from . import budget
 from .arguments import scores_from
-from .engines import attend, second_pass, statistics, weights
+from .engines import attend, mass, second_pass, statistics, weights
 from .engines.express import few_weights_on_cpu
 from .engines.given import GivenWeights
 from .engines.scores import Scores, tile_dtype
@@ -343,6 +343,35 @@ class AttentionMap:
         self._whole_rows("statistics")
         cells = None if pooled is None else self._cells(pooled)
         return statistics.statistics(self._scores, self.lse, names, per == "query", reach, cells)
+
+    def mass(self, on: Mask | Tensor, *, per: str = "head") -> Tensor:
+        """The weight each query puts on the keys that `on` allows; no gradient.
+
+        Costs one light pass over q and k, for the keys near a band only the band.
+
+        Args:
+            on: which keys, as a mask of who may attend to whom. Queries it calls padding (`query_lengths`)
+                are left out of the mean, as the map's own are.
+            per: "head", the mean over counted queries, [B, H]; or "query", [B, H, T].
+
+        Raises:
+            ArgumentError: an unknown per; a map of chosen keys.
+            MaskError: `on` does not fit the map.
+
+        Example:
+            >>> q, k = torch.randn(2, 1, 8, 100, 64)
+            >>> w = AttentionMap(q, k, causal=True)
+            >>> w.mass(Mask.window(8)).shape          # the query itself and the seven keys before it
+            torch.Size([1, 8])
+            >>> w.mass(Mask.documents(torch.arange(100) // 10), per="query").shape
+            torch.Size([1, 8, 100])
+        """
+        if per not in ("head", "query"):
+            raise ArgumentError(
+                f'per must be "head" or "query": got {per!r}; "head" is the mean over its queries'
+            )
+        self._whole_rows("mass")
+        return mass.mass(self._scores, self.lse, as_mask(on), per == "query")
 
     def plot(self, tokens: Sequence[str] | None = None, *, batch: int = 0) -> Figure:
         """A heat map of every head, as a matplotlib figure (`pip install "headwise[viz]"`)."""

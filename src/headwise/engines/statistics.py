@@ -33,6 +33,7 @@ __all__ = [
     "ROW_STATISTICS",
     "STATISTICS",
     "Statistics",
+    "counted",
     "measured",
     "statistics",
     "without_kernel",
@@ -441,15 +442,24 @@ def _first_key(scores: Tiled) -> Any:
 
 def _of_head(name: str, values: Tensor, scores: Tiled, lse: Tensor) -> Tensor:
     """[B, H] from [B, H, T]."""
+    counts = counted(name, scores, lse)
+    if ROW_STATISTICS[name].largest:
+        return values.masked_fill(~counts, -torch.inf).amax(-1)
+    return values.masked_fill(~counts, 0).sum(-1) / counts.sum(-1)
+
+
+def counted(name: str, scores: Tiled, lse: Tensor) -> Tensor:
+    """Which queries count in a head's value of a row statistic, bool [B, H, T].
+
+    Not those that are padding or see nothing, nor those without a key where the statistic looks for one.
+    """
     T, S = scores.shape[2:]
-    counts = ~torch.isneginf(lse)  # [B, H, T]
+    counts = ~torch.isneginf(lse)
     real = scores.mask.counted(T)
     if real is not None:
         counts = counts & real[:, None]
-    statistic = ROW_STATISTICS[name]
-    if statistic.offset is not None:
-        key = scores.at(slice(0, T)) + statistic.offset
+    offset = ROW_STATISTICS[name].offset
+    if offset is not None:
+        key = scores.at(slice(0, T)) + offset
         counts = counts & ((key >= 0) & (key < S))
-    if statistic.largest:
-        return values.masked_fill(~counts, -torch.inf).amax(-1)
-    return values.masked_fill(~counts, 0).sum(-1) / counts.sum(-1)
+    return counts

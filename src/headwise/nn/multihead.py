@@ -219,7 +219,7 @@ class MultiHeadAttention(nn.Module):
         found = None
         if key is None and value is None and mask is None and bias is None:
             found = plain_self_attention(self, query, need_weights)
-        heads, weights = found or self._attend(query, key, value, mask, bias)
+        heads, weights = found or self._attend(query, key, value, mask, bias)[:2]
         output: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))  # [B, T, H * Dv] -> [B, T, E]
         return output, weights if need_weights else None
 
@@ -254,7 +254,8 @@ class MultiHeadAttention(nn.Module):
         value: Tensor | None,
         mask: Mask | Tensor | None,
         bias: Tensor | Alibi | None,
-    ) -> tuple[Tensor, AttentionMap]:
+    ) -> tuple[Tensor, AttentionMap, Tensor]:
+        """(heads [B, H, T, Dv], their map, values [B, Hk, S, Dv])"""
         if key is None and value is None:
             key = value = query
         elif key is None or value is None:
@@ -263,10 +264,11 @@ class MultiHeadAttention(nn.Module):
         q, k, v = self._project(query, key, value)
         if mask is not None:
             mask = call.rules_of(mask, query.shape[0], key.shape[1], itself=key is query)
-        return attention(
+        heads, weights = attention(
             q, k, v, mask, self.causal, self.window, self.scale, self.softcap, bias, self.sinks,
             self.dropout if self.training else 0.0,
         )  # fmt: skip
+        return heads, weights, v
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q [B, H, T, D], k [B, Hk, S, D], v [B, Hk, S, Dv]"""

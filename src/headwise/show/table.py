@@ -27,8 +27,13 @@ HEADERS = {  # name -> what stands above its column: the name, and what the numb
     "next": "next\nkey",
     "local": "local",
     "max_logit": "max\nlogit",
+    "induction": "induc-\ntion",
+    "punctuation": "punctu-\nation",
 }
-WEIGHTS = {"confidence", "first", "previous", "itself", "next", "local"}  # shares of 1
+WEIGHTS = {  # shares of 1
+    "confidence", "first", "previous", "itself", "next", "local", "induction", "duplicate_token", "special",
+    "punctuation", "spread", "locality",
+}  # fmt: skip
 STRONG = 0.5  # a share worth the eye's attention
 
 

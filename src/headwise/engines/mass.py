@@ -1,0 +1,123 @@
+"""Mass: how much of its weight each query puts on chosen keys; and how many keys there are to choose from.
+
+    m_i = sum of p_ij over the keys j that `on` allows = exp(lse of the scores under both masks - lse)
+
+so a rule about keys costs one more light pass over q and k, on a GPU by kernels, and no weights at all.
+
+Letters: B batch, H num_heads, T query_len, S key_len.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..errors import MaskError
+from ..masks import Mask
+from .attend import lse_of
+from .given import GivenWeights
+from .scores import Scores, Tiled, blocks
+from .statistics import _of_head
+
+__all__ = ["mass", "visible"]
+
+ROWS = 64  # queries at a time, where a dense mask is counted
+
+
+@torch.no_grad()
+def mass(scores: Scores | GivenWeights, lse: Tensor, on: Mask, per_query: bool = False) -> Tensor:
+    """The weight on the keys that `on` allows: [B, H], the mean over counted queries, or [B, H, T].
+
+    A learned sink is no key: it is in lse, never in the mass. No gradient flows.
+
+    Raises:
+        MaskError: `on` does not fit [B, H, T, S].
+    """
+    on = _bound(on, scores)
+    joined = scores.mask & on
+    if isinstance(scores, GivenWeights):
+        values = _of_given(scores, on)
+    else:
+        values = _of_scores(scores, lse, on, joined)
+    if per_query:
+        return values
+    # counted as `local` is: every query that is real and sees something, wherever it stands
+    return _of_head("local", values, replace(scores, mask=joined), lse)
+
+
+def _bound(on: Mask, scores: Tiled) -> Mask:
+    """`on` for these queries: a label a query spelled out, for chosen queries by where they stand."""
+    on = on.to(scores.device)
+    if on.key_ids is not None and on.query_ids is None and scores.positions is not None:
+        T, S = scores.shape[2:]
+        first, last = scores.ends(slice(0, T))
+        if first < 0 or last >= on.key_ids.shape[1]:
+            raise MaskError(
+                f"document query_ids must be given for queries outside the keys: positions {first} to {last} "
+                f"of {S} keys; pass Mask.documents(ids, query_ids)"
+            )
+        on = replace(on, query_ids=on.key_ids[:, scores.at(slice(0, T))])
+    return on.bind(*scores.shape)
+
+
+def _of_scores(scores: Scores, lse: Tensor, on: Mask, joined: Mask) -> Tensor:
+    sees_nothing = torch.isneginf(lse)
+    if on.hides_nothing and scores.sinks is None:
+        return torch.ones_like(lse).masked_fill(sees_nothing, 0)  # a row's weights sum to 1: no pass needed
+    bare = replace(scores.scoring, sinks=None)
+    there = lse_of(replace(scores.detach(), mask=joined, scoring=bare))
+    # a row that sees nothing has -inf on both sides; rounding may take a whole row past 1
+    return (there - lse).exp().masked_fill(sees_nothing, 0).clamp(max=1)
+
+
+def _of_given(scores: GivenWeights, on: Mask) -> Tensor:
+    """Their own mask is not asked: what someone gave is there, whatever the mask says."""
+    B, H, T, S = scores.shape
+    values = torch.empty(B, H, T, dtype=scores.dtype, device=scores.device)
+    chosen = replace(scores.detach(), mask=on)
+    for piece in scores.pieces():
+        mine = chosen.piece(piece)
+        for rows in blocks(0, T, max(1, piece.rows * piece.columns // S)):
+            p = mine.weights[:, :, rows].to(scores.dtype)  # [B, H, t, S]
+            allowed = mine.mask.tile(mine.at(rows), rows, slice(0, S), S)
+            kept = p if allowed is None else p.masked_fill(~allowed, 0)
+            values[piece.batch, piece.heads, rows] = kept.sum(-1)
+    return values
+
+
+def visible(scores: Tiled, mask: Mask | None = None) -> Tensor:
+    """How many keys a mask shows each query, int [B, 1 or H, T]; by default the scores' own.
+
+    Scores are not asked, so a key hidden by an endless bias counts. Linear in T and S but for dense masks.
+    """
+    mask = scores.mask if mask is None else mask.bind(*scores.shape)
+    (B, _, T, S), device = scores.shape, scores.device
+    at = scores.at(slice(0, T))
+    if mask.allowed is not None:
+        found = [_allowed(mask, at, rows, S) for rows in blocks(0, T, ROWS)]
+        return torch.cat(found, dim=-1).expand(B, -1, T)
+    keys, queries = (torch.zeros(B, n, dtype=torch.int64, device=device) for n in (S, T))
+    if mask.key_ids is not None and mask.query_ids is not None:
+        labels = torch.cat([mask.key_ids, mask.query_ids], dim=1)  # [B or 1, S + T, N]
+        ranks = torch.unique(labels.flatten(0, 1), dim=0, return_inverse=True)[1].view(labels.shape[:2])
+        keys, queries = (rank.expand(B, -1) for rank in (ranks[:, :S], ranks[:, S:]))
+    # sorted by label, then by place: a query's keys stand together, in order
+    spots = torch.arange(S, device=device)
+    order = keys * S + spots
+    if mask.keys is not None:
+        real = mask.keys if mask.keys.ndim == 2 else spots < mask.keys[:, None]
+        order = order.masked_fill(~real, -1)
+    order = order.sort(-1).values  # [B, S]
+    first = torch.zeros_like(at) if mask.left is None else (at - mask.left).clamp(0, S)
+    beyond = torch.full_like(at, S) if mask.right is None else (at + mask.right + 1).clamp(0, S)
+    start, stop = (torch.searchsorted(order, queries * S + end) for end in (first, beyond))  # [B, T]
+    return (stop - start).clamp(min=0)[:, None]
+
+
+def _allowed(mask: Mask, at: Tensor, rows: slice, S: int) -> Tensor:
+    """The same of a block of queries, [B or 1, H or 1, t], where part of the mask is dense."""
+    tile = mask.tile(at[rows], rows, slice(0, S), S)
+    assert tile is not None, "a dense mask is never nothing"
+    return tile.expand(*tile.shape[:2], rows.stop - rows.start, S).sum(-1)

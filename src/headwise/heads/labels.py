@@ -1,0 +1,144 @@
+"""Labels: a name for what a head does, only from what was measured, only above a stated threshold.
+
+`LABELS` is the table. Scores are shares, 1 at most. To add a label, add its entry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["LABELS", "MIXED", "Entry", "Label", "label"]
+
+MIXED = "mixed"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One label: which score earns it, from where on, what it means and who says so.
+
+    general: asked only where no other label fits. What is true of a previous-token head, that its weight lies
+    near by, is true of many heads and says less.
+    """
+
+    name: str
+    score: str  # a statistic of `AttentionMap.statistics`, or a function of `headwise.heads`
+    threshold: float
+    meaning: str
+    source: str
+    general: bool = False
+
+
+LABELS: tuple[Entry, ...] = (
+    Entry(
+        "induction",
+        "induction",
+        0.4,
+        "looks at what followed an earlier copy of its token; best measured on random tokens said twice",
+        "Olsson 2022; 0.4 for the stripe of repeated random tokens is the threshold of ARENA's exercises",
+    ),
+    Entry(
+        "duplicate-token",
+        "duplicate_token",
+        0.4,
+        "looks at earlier copies of its token",
+        "Wang 2022; the threshold is that of induction, which is measured alike",
+    ),
+    Entry(
+        "previous-token",
+        "previous",
+        0.5,
+        "looks at the token before: more than half of its weight",
+        "Clark 2019, section 3.1; 0.5 is its threshold for heads of position",
+    ),
+    Entry(
+        "next-token",
+        "next",
+        0.5,
+        "looks at the token after: more than half of its weight",
+        "Clark 2019, section 3.1; 0.5 is its threshold for heads of position",
+    ),
+    Entry(
+        "self",
+        "itself",
+        0.5,
+        "looks at its own token: more than half of its weight",
+        "Clark 2019, section 3.1; 0.5 is its threshold for heads of position",
+    ),
+    Entry(
+        "sink",
+        "first",
+        0.6,
+        "rests on the first token, most of its weight doing nothing",
+        "Xiao 2024, Gu 2024; Gu counts heads from 0.3 on, which may still do something else with the rest",
+    ),
+    Entry(
+        "special-token",
+        "special",
+        0.6,
+        "looks at special tokens such as [SEP], most of its weight",
+        "Clark 2019, section 3.2; 0.6 is its threshold",
+    ),
+    Entry(
+        "punctuation",
+        "punctuation",
+        0.5,
+        "looks at full stops and commas: more than half of its weight",
+        "Clark 2019, section 3.2; 0.5 as for heads of position",
+    ),
+    Entry(
+        "broad",
+        "spread",
+        0.9,
+        "looks at everything nearly alike: its entropy is nine tenths of what it could be",
+        "Clark 2019, section 3.3, there 3.8 nats (0.78 of log 128); relative, so that it fits any length",
+        general=True,
+    ),
+    Entry(
+        "local",
+        "locality",
+        0.8,
+        "looks near by: four fifths of what an even head has farther than 8 tokens away is missing",
+        "Sukhbaatar 2019 on how short most heads' reach is; the threshold is ours",
+        general=True,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Label:
+    """A name, and the score that earned it; None beside "mixed"."""
+
+    name: str
+    score: float | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.score is None else f"{self.name} ({self.score:.2f})"
+
+
+def label(scores: Mapping[str, float]) -> Label:
+    """The label whose score is farthest above its threshold, as a share of the way to 1; else "mixed".
+
+    A score that is not there or NaN was not measured, and earns nothing. General labels are asked last; of
+    equals the first in `LABELS` wins.
+
+    Args:
+        scores: a head's scores by the names in `LABELS`; other names are ignored.
+
+    Example:
+        >>> print(label({"previous": 0.93, "first": 0.04, "locality": 0.99}))
+        previous-token (0.93)
+        >>> print(label({"previous": 0.31, "first": 0.22}))
+        mixed
+    """
+    best: tuple[bool, float] | None = None
+    found = Label(MIXED)
+    for entry in LABELS:
+        score = float(scores.get(entry.score, math.nan))
+        if math.isnan(score) or score < entry.threshold:
+            continue
+        rank = (not entry.general, (score - entry.threshold) / (1 - entry.threshold))
+        if best is None or rank > best:
+            best, found = rank, Label(entry.name, score)
+    return found

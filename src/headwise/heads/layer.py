@@ -1,0 +1,139 @@
+"""The heads of one layer, and one head: what all calls of it come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..engines.statistics import ROW_STATISTICS, Statistics
+from ..errors import ArgumentError
+from ..map import AttentionMap
+from .labels import Label, label
+from .naming import Layer
+from .record import PATTERNS, Record
+
+__all__ = ["Head", "LayerHeads"]
+
+POSITIONS = ("distance", "previous", "itself", "next", "local")  # say nothing where keys are of another text
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head: where it is, its numbers, its label. Unpacks to (layer, head), as `hw.ablate` takes it."""
+
+    layer: Layer
+    head: int
+    path: str
+    label: Label
+    values: dict[str, float] = field(repr=False)
+    score: float | None = None  # what it was found by
+
+    def __iter__(self) -> Iterator[Layer | int]:
+        return iter((self.layer, self.head))
+
+    def __len__(self) -> int:
+        return 2
+
+
+class LayerHeads:
+    """The heads of one attention layer. Numbers are means over all queries of all calls, [H] each.
+
+    Attributes:
+        path: of the module.
+        calls: a `Record` a call, with numbers a sequence, [B, H].
+    """
+
+    def __init__(self, path: str, layer: Layer | None = None) -> None:
+        self.path = path
+        self.layer: Layer = path if layer is None else layer
+        self.calls: list[Record] = []
+
+    @property
+    def kind(self) -> str:
+        """Of attention: "self" or "cross"."""
+        return self.calls[-1].kind if self.calls else "self"
+
+    @property
+    def num_heads(self) -> int:
+        return self.calls[-1].shape[1]
+
+    @property
+    def statistics(self) -> Statistics:
+        """Row statistics, and patterns where tokens are known: [H] each; `max_logit` is the largest."""
+        for call in self.calls:
+            call.measure_patterns()
+        names = dict.fromkeys(name for call in self.calls for name in call.rows)
+        return Statistics({name: self._over_calls(name) for name in names})
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name in ROW_STATISTICS or name in PATTERNS:
+            return self.statistics[name] if name in self.statistics else getattr(self.statistics, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _over_calls(self, name: str) -> Tensor:
+        measured = [call for call in self.calls if name in call.rows]
+        values = torch.cat([call.rows[name].cpu().double() for call in measured])  # [all sequences, H]
+        if name in ROW_STATISTICS and ROW_STATISTICS[name].largest:
+            return values.amax(0)
+        counts = torch.cat([call.counts[name].cpu().double() for call in measured])
+        counts = counts.masked_fill(values.isnan(), 0)  # nothing there to take the mean of
+        return (values.nan_to_num() * counts).sum(0) / counts.sum(0)
+
+    @property
+    def map(self) -> AttentionMap:
+        """The map of the last call that kept one.
+
+        Raises:
+            ArgumentError: none was kept.
+        """
+        kept = [call.map for call in self.calls if call.map is not None]
+        if not kept:
+            raise ArgumentError(
+                f"map must have been kept: {self.path} was called with {list(self.calls[-1].shape)}; "
+                "use watch(model, keep=True), or look at .pooled"
+            )
+        return kept[-1]
+
+    @property
+    def pooled(self) -> Tensor:
+        """The picture of the last call that has one, [B, H, rows, columns].
+
+        Raises:
+            ArgumentError: none was made.
+        """
+        made = [call.pooled for call in self.calls if call.pooled is not None]
+        if not made:
+            raise ArgumentError(f"pooled must have been made: none in {self.path}; use watch(model, pooled=128)")
+        return made[-1]
+
+    @property
+    def labels(self) -> list[Label]:
+        """A label a head, from its measured numbers."""
+        return [head.label for head in self]
+
+    def __len__(self) -> int:
+        return self.num_heads
+
+    def __getitem__(self, head: int) -> Head:
+        """One head.
+
+        Raises:
+            IndexError: no such head.
+        """
+        if not -self.num_heads <= head < self.num_heads:
+            raise IndexError(f"head {head} must be between 0 and {self.num_heads - 1} in {self.path}")
+        return list(self)[head]
+
+    def __iter__(self) -> Iterator[Head]:
+        values = {name: value.tolist() for name, value in self.statistics.items()}
+        for number in range(self.num_heads):
+            row = {name: each[number] for name, each in values.items()}
+            scores = row if self.kind == "self" else {n: x for n, x in row.items() if n not in POSITIONS}
+            yield Head(self.layer, number, self.path, label(scores), row)
+
+    def __repr__(self) -> str:
+        calls = f"{len(self.calls)} call{'' if len(self.calls) == 1 else 's'}"
+        return f"LayerHeads({self.path!r}, {self.num_heads} heads, {calls})"

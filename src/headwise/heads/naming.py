@@ -1,0 +1,109 @@
+"""How layers are named: by module path, and by number where that can mean only one.
+
+A layer is known by its module's path ("encoder.layer.3.attention.self"). Paths that differ only in numbers form
+a stack; where a model has one stack, its layers go by number alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from ..errors import ArgumentError
+
+__all__ = ["Layer", "names_of", "resolve", "stack_of", "stacks"]
+
+Layer = int | str  # how users name a layer
+
+NUMBER = re.compile(r"(?<![^.])\d+(?![^.#])")  # a part of a path that is a number
+
+
+def stack_of(path: str) -> str:
+    """The stack a place belongs to.
+
+    Example:
+        >>> stack_of("encoder.layer.3.attention.self")
+        'encoder.layer.*.attention.self'
+    """
+    return NUMBER.sub("*", path)
+
+
+def stacks(paths: Iterable[str]) -> dict[str, dict[int, str]]:
+    """The places by stack, and in each by number: the one in its path, else its rank in the stack.
+
+    Example:
+        >>> stacks(["layers.4.attn", "layers.12.attn", "head"])
+        {'layers.*.attn': {4: 'layers.4.attn', 12: 'layers.12.attn'}, 'head': {0: 'head'}}
+    """
+    grouped: dict[str, list[str]] = {}
+    for path in paths:
+        grouped.setdefault(stack_of(path), []).append(path)
+    return {stack: dict(zip(_numbers(members), members, strict=True)) for stack, members in grouped.items()}
+
+
+def _numbers(members: Sequence[str]) -> list[int]:
+    """The numbers by which the members of one stack go."""
+    columns = list(zip(*([int(n) for n in NUMBER.findall(path)] for path in members), strict=True))
+    varying = [column for column in columns if len(set(column)) > 1]
+    if len(varying) == 1 and len(set(varying[0])) == len(members):
+        return list(varying[0])
+    if len(members) == 1 and len(columns) == 1:
+        return [columns[0][0]]
+    return list(range(len(members)))
+
+
+def resolve(layer: Layer, paths: Sequence[str]) -> str:
+    """The path a user means by a number or a path.
+
+    Raises:
+        ArgumentError: no such layer; a number where there are several stacks.
+    """
+    if isinstance(layer, str):
+        if layer in paths:
+            return layer
+        ending = [path for path in paths if path.endswith(f".{layer}")]
+        if len(ending) == 1:
+            return ending[0]
+        raise ArgumentError(f"layer must be a place of attention: got {layer!r}; {_some(paths)}")
+    if isinstance(layer, bool) or not isinstance(layer, int):
+        raise ArgumentError(f"layer must be a number or a module path: got {layer!r}; {_some(paths)}")
+    found = stacks(paths)
+    if len(found) > 1:
+        example = next(iter(next(iter(found.values())).values()))
+        raise ArgumentError(
+            f"layer must be a module path where a model has several stacks: got {layer} for "
+            f"{', '.join(found)}; for example {example!r}"
+        )
+    numbered = next(iter(found.values()), {})
+    if layer < 0 and numbered:
+        layer = {rank - len(numbered): number for rank, number in enumerate(numbered)}.get(layer, layer)
+    if layer not in numbered:
+        raise ArgumentError(f"layer must be one of {_span(numbered)}: got {layer}; {_some(paths)}")
+    return numbered[layer]
+
+
+def _span(numbers: Iterable[int]) -> str:
+    known = sorted(numbers)
+    if known and known == list(range(known[0], known[-1] + 1)):
+        return f"{known[0]} to {known[-1]}"
+    return ", ".join(map(str, known)) or "none (no attention was found)"
+
+
+def _some(paths: Sequence[str]) -> str:
+    if not paths:
+        return "no attention was found in this model"
+    shown = ", ".join(paths[:4])
+    return f"there are {shown}{f' and {len(paths) - 4} more' if len(paths) > 4 else ''}"
+
+
+def names_of(paths: Sequence[str]) -> dict[str, Layer]:
+    """What each path goes by: a number where there is one stack, else the path itself.
+
+    Example:
+        >>> names_of(["h.0.attn", "h.1.attn"])
+        {'h.0.attn': 0, 'h.1.attn': 1}
+    """
+    found = stacks(paths)
+    if len(found) != 1:
+        return {path: path for path in paths}
+    return {path: number for number, path in next(iter(found.values())).items()}

@@ -1,0 +1,173 @@
+"""What is kept of one call of one attention layer: numbers a head, a picture, and perhaps the map.
+
+Letters: B batch, T query_len, S key_len, H num_heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..engines.statistics import PICTURE, RECEIVED, ROW_STATISTICS, Statistics, counted
+from ..map import AttentionMap
+from . import diversity, patterns
+
+__all__ = ["PATTERNS", "Marks", "Record", "reduce"]
+
+PATTERNS = ("induction", "duplicate_token", "special", "punctuation", "spread", "locality")
+EVERYONE = "entropy"  # its mean is over all queries that count
+OFFSETS = {None: "entropy", -1: "previous", 0: "itself", 1: "next"}  # a statistic for each way of counting
+
+
+@dataclass(frozen=True, eq=False)
+class Marks:
+    """What is known of the tokens of a call."""
+
+    ids: Tensor  # int [B, S]
+    special: Tensor | None = None  # bool [B, S]: [CLS], <s>, padding ...
+    punctuation: Tensor | None = None  # bool [B, S]
+
+    def to(self, device: torch.device) -> Marks:
+        """The same, on another device."""
+        moved = (None if x is None else x.to(device) for x in (self.ids, self.special, self.punctuation))
+        return Marks(*moved)  # type: ignore[arg-type]
+
+
+@dataclass(eq=False)
+class Record:
+    """One call of one layer, reduced to what does not grow with T x S."""
+
+    shape: tuple[int, int, int, int]  # [B, H, T, S]
+    kind: str = "self"  # or "cross"
+    forward: int = 0  # which run of the model it belongs to, from 1
+    rows: dict[str, Tensor] = field(default_factory=dict)  # row statistics and patterns: [B, H]
+    counts: dict[str, Tensor] = field(default_factory=dict)  # how many queries each is the mean of: [B, H]
+    received: Tensor | None = None  # [B, H, S]
+    pooled: Tensor | None = None  # [B, H, rows, columns]: true mass
+    pairs: dict[str, Tensor] = field(default_factory=dict)  # between heads: [B, H, H]
+    map: AttentionMap | None = None
+    marks: Marks | None = None
+    _has_patterns: bool = False
+
+    @property
+    def statistics(self) -> Statistics:
+        """All that was measured, a sequence: [B, H] each, `received` [B, H, S], `pooled` a picture."""
+        extra = {RECEIVED: self.received, PICTURE: self.pooled}
+        return Statistics(self.rows | {name: value for name, value in extra.items() if value is not None})
+
+    def measure_patterns(self) -> None:
+        """Add the patterns, once, from the map; nothing where none was kept."""
+        if self.map is not None and not self._has_patterns:
+            self._has_patterns = True
+            self._add(measure_patterns(self.map, self.kind, self.marks, self.rows))
+
+    def _add(self, found: dict[str, Tensor]) -> None:
+        self.rows |= found
+        self.counts |= dict.fromkeys(found, self.counts[EVERYONE])
+
+    def settle(self) -> None:
+        """Bring the numbers, not the map, to main memory: what a GPU has not finished yet is waited for."""
+        for numbers in (self.rows, self.counts, self.pairs):
+            numbers.update({name: value.cpu() for name, value in numbers.items()})
+        self.received = None if self.received is None else self.received.cpu()
+        self.pooled = None if self.pooled is None else self.pooled.cpu()
+
+
+@torch.no_grad()
+def reduce(
+    weights: AttentionMap,
+    *,
+    kind: str = "self",
+    forward: int = 0,
+    names: Iterable[str] = (),
+    pooled: int | None = None,
+    reach: int = 8,
+    marks: Marks | None = None,
+    with_patterns: bool = False,
+    between: Iterable[str] = (),
+    outputs: Tensor | None = None,
+    values: Tensor | None = None,
+    keep: bool = False,
+) -> Record:
+    """Measure a call.
+
+    Args:
+        names: statistics, as of `AttentionMap.statistics`; none of them: none.
+        pooled: the picture's cells a side; None: no picture.
+        with_patterns: measure what the tokens tell at once; else it is done later, if the map is kept.
+        between: what to compare heads by: "attention", "outputs", "values".
+        keep: keep the map, which holds q and k.
+    """
+    weights = weights.detach()
+    B, H, T, S = weights.shape
+    record = Record((B, H, T, S), kind, forward, marks=marks)
+    names = tuple(names)
+    if names:
+        found = weights.statistics(*names, reach=reach, pooled=pooled)
+        record.rows = {name: found[name] for name in names if name in ROW_STATISTICS}
+        record.received, record.pooled = found.get(RECEIVED), found.get(PICTURE)
+    elif pooled is not None:
+        record.pooled = weights.pooled(pooled)
+    counts = _counts(weights)
+    record.counts = {name: counts[ROW_STATISTICS[name].offset] for name in record.rows}
+    record.counts.setdefault(EVERYONE, counts[None])
+    if with_patterns:
+        record._has_patterns = True
+        record._add(measure_patterns(weights, kind, marks, record.rows))
+    for name in between:
+        found_pairs = _pairs(name, weights, outputs, values)
+        if found_pairs is not None:
+            record.pairs[name] = found_pairs
+    if keep:
+        record.map = weights
+    return record
+
+
+def _counts(weights: AttentionMap) -> dict[int | None, Tensor]:
+    """How many queries count, by where a statistic looks for a key: [B, H] each."""
+    scores = weights._scores
+    B, H, T, S = weights.shape
+    if scores.mask.queries is None and not getattr(scores, "may_see_nothing", True):
+        # a count that needs no tensor: query i stands at i + S - T, and every one sees something
+        spots = range(S - T, S)
+        return {
+            offset: torch.full((B, H), sum(0 <= at + (offset or 0) < S for at in (spots[0], spots[-1])) - 2 + T)
+            if T > 1
+            else torch.full((B, H), int(0 <= S - 1 + (offset or 0) < S))
+            for offset in OFFSETS
+        }
+    return {offset: counted(name, scores, weights.lse).sum(-1) for offset, name in OFFSETS.items()}
+
+
+def measure_patterns(
+    weights: AttentionMap, kind: str, marks: Marks | None, known: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Every pattern that can be told here: [B, H] each. What needs tokens is told where they are known."""
+    entropy, local = (None if x is None else x.to(weights.device) for x in (known.get("entropy"), known.get("local")))
+    found = {"spread": patterns.spread(weights, entropy)}
+    if kind != "self":
+        return found
+    found["locality"] = patterns.locality(weights, local=local)
+    if marks is None:
+        return found
+    marks = marks.to(weights.device)
+    found["induction"] = patterns.induction(weights, marks.ids)
+    found["duplicate_token"] = patterns.duplicate_token(weights, marks.ids)
+    for name, which in (("special", marks.special), ("punctuation", marks.punctuation)):
+        if which is not None:
+            found[name] = patterns.token_mass(weights, which)
+    return found
+
+
+def _pairs(name: str, weights: AttentionMap, outputs: Tensor | None, values: Tensor | None) -> Tensor | None:
+    counted_queries = weights.mask.counted(weights.shape[2])
+    if name == "attention":
+        return diversity.jensen_shannon(weights, queries=256)
+    if name == "outputs" and outputs is not None:
+        return diversity.disagreement(outputs.detach(), counted_queries)
+    if name == "values" and values is not None:
+        return diversity.disagreement(values.detach())
+    return None

@@ -1,0 +1,95 @@
+"""All heads of a model as a table for the terminal."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ArgumentError, nearest
+from ..heads.collection import Heads
+from ..heads.labels import MIXED
+from ..heads.layer import Head
+from .table import HEADERS, _number, _text, empty_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["HeadsTable", "heads_table"]
+
+USUAL = (
+    "entropy", "effective_keys", "confidence", "distance", "first", "previous", "itself", "next", "induction",
+)  # fmt: skip
+
+
+class HeadsTable:
+    """A table that shows itself wherever it is: printed, in a terminal, in a notebook."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __rich__(self) -> Table:
+        return self.table
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=140, color_system=None)
+        console.print(self.table)
+        assert isinstance(console.file, io.StringIO)
+        return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+    __repr__ = __str__
+
+
+def heads_table(
+    heads: Heads,
+    *,
+    sort: str | None = None,
+    descending: bool = True,
+    top: int | None = None,
+    columns: Sequence[str] | None = None,
+    title: str | None = None,
+) -> HeadsTable:
+    """One row a head: layer, head, label with its score, numbers; shares of at least one half stand out.
+
+    Raises:
+        ArgumentError: nothing was watched; a column or sort that was not measured.
+        ImportError: rich is not installed.
+    """
+    table = empty_table(title if title is not None else heads.title)
+    everyone = heads.all()
+    measured = list(dict.fromkeys(name for head in everyone for name in head.values))
+    shown = [name for name in USUAL if name in measured] if columns is None else list(columns)
+    for name in shown:
+        if name not in measured:
+            raise ArgumentError(f"columns must have been measured: got {name!r}; {nearest(name, measured)}")
+    if sort is not None:
+        everyone = sorted(everyone, key=_key(sort, measured), reverse=descending)
+    table.add_column("layer", justify="right", no_wrap=True)
+    table.add_column("head", justify="right", no_wrap=True)
+    table.add_column("label (score)", no_wrap=True)
+    for name in shown:
+        table.add_column(HEADERS.get(name, name.replace("_", "\n")), justify="right", no_wrap=True)
+    for head in everyone[:top]:
+        row = [_number(name, head.values.get(name, math.nan)) for name in shown]
+        label = _text(str(head.label))
+        label.stylize("dim" if head.label.name == MIXED else "bold")
+        table.add_row(_text(str(head.layer)), str(head.head), label, *row)
+    return HeadsTable(table)
+
+
+def _key(sort: str, measured: list[str]) -> Any:
+    if sort == "label":
+        return lambda head: (head.label.name != MIXED, head.label.score or 0.0)
+    if sort in ("layer", "head"):
+        return lambda head: getattr(head, sort)
+    if sort not in measured:
+        raise ArgumentError(f"sort must be a column: got {sort!r}; {nearest(sort, ['label', *measured])}")
+
+    def of(head: Head) -> float:
+        value = head.values.get(sort, math.nan)
+        return -math.inf if math.isnan(value) else value
+
+    return of

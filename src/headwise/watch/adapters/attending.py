@@ -1,0 +1,61 @@
+"""What all adapters do with the q, k, v and rules they found: attend, and tell."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from ...arguments import under_autocast
+from ...functional import attention
+from ...map import AttentionMap
+from ...masks import Mask
+from ..attachment import announce, quietly
+
+__all__ = ["attended"]
+
+
+def attended(
+    module: nn.Module | None,
+    kind: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+) -> tuple[Tensor, AttentionMap]:
+    """(the heads' output [B, H, T, Dv] as the listeners leave it, the map) of one call."""
+    mask = mask.to(q.device)
+    rules = {"mask": mask, "scale": scale, "softcap": softcap, "bias": bias, "sinks": sinks}
+    with quietly():
+        if dropout and softcap is None and sinks is None:
+            # torch drops weights without keeping them; ours would keep the matrix for its gradient
+            output = _dropped(q, k, v, mask, bias, scale, dropout)
+            weights = AttentionMap(*under_autocast(q, k), **rules)  # type: ignore[arg-type]
+        else:
+            output, weights = attention(q, k, v, dropout=dropout, **rules)  # type: ignore[arg-type]
+    heard = announce(module, kind, weights, v, output)
+    assert heard is not None
+    return heard, weights
+
+
+def _dropped(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, scale: float | None, dropout: float
+) -> Tensor:
+    B, H, T, _ = q.shape
+    S, grouped = k.shape[2], k.shape[1] != H
+    if mask.is_positional and mask.left is None and mask.right == 0 and T == S and bias is None:
+        return scaled_dot_product_attention(
+            q, k, v, None, dropout, is_causal=True, scale=scale, enable_gqa=grouped
+        )
+    added: Tensor | None = None if mask.hides_nothing else mask.full(T, S, B, H)
+    if added is not None:
+        added = added | ~added.any(-1, keepdim=True)  # a query that sees nothing would be NaN
+    if bias is not None:
+        added = bias.to(q.dtype) if added is None else bias.to(q.dtype).masked_fill(~added, -torch.inf)
+    return scaled_dot_product_attention(q, k, v, added, dropout, scale=scale, enable_gqa=grouped)

@@ -1,0 +1,251 @@
+"""Hugging Face's masks as rules: what a model's mask function says, without the L x L tensor.
+
+Transformers describes a mask by a predicate of (batch, head, query, key) put together from a few known parts.
+Those parts are read back here as a `Mask`; a predicate nobody knows is made dense, inside the memory budget.
+Positions there are absolute: query i is q_offset + i, key j is kv_offset + j.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import budget
+from ...foreign_masks import from_huggingface
+from ...masks import Mask
+
+__all__ = ["CompactMask", "compact_mask", "rules_of"]
+
+Predicate = Callable[..., Any]
+
+
+@dataclass(eq=False)
+class CompactMask:
+    """A mask as Transformers' models hand it from their mask function to their attention function.
+
+    Models that do something to the mask on the way get the dense tensor they expect, made on the spot.
+    """
+
+    batch: int
+    query_len: int
+    key_len: int
+    query_offset: int
+    key_offset: int
+    predicate: Predicate
+    attention_mask: Tensor | None  # bool [B, positions]
+    make_dense: Callable[[], Tensor]
+
+    @cached_property
+    def rules(self) -> Mask | None:
+        """What the predicate and the padding come to; None: a predicate of unknown parts."""
+        found = _read(self.predicate, self)
+        padding = self.keys_padding
+        return found if found is None or padding is None else found & Mask.padding(padding)
+
+    @cached_property
+    def is_causal(self) -> bool:
+        return self.rules is not None and self.rules.right is not None
+
+    @cached_property
+    def keys_padding(self) -> Tensor | None:
+        """Which keys are real, bool [B, S]; None: all."""
+        return self._padding(self.key_offset, self.key_len)
+
+    @cached_property
+    def queries_padding(self) -> Tensor | None:
+        """Which queries are real if they are among the keys, bool [B, T]; None: all."""
+        return self._padding(self.query_offset, self.query_len)
+
+    def _padding(self, start: int, length: int) -> Tensor | None:
+        if self.attention_mask is None:
+            return None
+        part = self.attention_mask[:, start : start + length].bool()
+        part = torch.nn.functional.pad(part, (0, length - part.shape[1]))
+        return None if bool(part.all()) else part
+
+    @cached_property
+    def dense(self) -> Tensor:
+        """The bool tensor [B, 1, T, S] Transformers would have made.
+
+        Raises:
+            BudgetExceeded: it would not fit.
+        """
+        shape = (self.batch, 1, self.query_len, self.key_len)
+        device = torch.device("cpu") if self.attention_mask is None else self.attention_mask.device
+        budget.check(torch.Size(shape).numel(), device, f"dense mask {list(shape)}", "use a shorter text")
+        return self.make_dense()
+
+    # Standing in for the dense tensor
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or not hasattr(Tensor, name):
+            raise AttributeError(name)
+        return getattr(self.dense, name)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self.dense[index]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from torch.utils import _pytree as pytree
+
+        args, kwargs = pytree.tree_map(
+            lambda x: x.dense if isinstance(x, CompactMask) else x, (args, kwargs or {})
+        )
+        return func(*args, **kwargs)
+
+
+def _operator(name: str) -> Any:
+    return lambda self, *others: getattr(self.dense, name)(*others)
+
+
+for _name in "add radd sub rsub mul rmul and rand or ror invert eq ne lt le gt ge".split():
+    setattr(CompactMask, f"__{_name}__", _operator(f"__{_name}__"))
+CompactMask.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+def compact_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Predicate | None = None,
+    attention_mask: Tensor | None = None,
+    **others: Any,
+) -> CompactMask:
+    """What is registered in `AttentionMaskInterface`: keeps the description, makes nothing."""
+    from transformers import masking_utils
+
+    if isinstance(q_length, Tensor):  # an older form of the call: positions instead of a length
+        q_offset, q_length = int(q_length[0]), len(q_length)
+    q_offset, kv_offset = int(q_offset), int(kv_offset)
+    predicate = masking_utils.causal_mask_function if mask_function is None else mask_function
+
+    def make_dense() -> Tensor:
+        skip = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        return masking_utils.sdpa_mask(
+            batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
+            kv_offset=kv_offset, mask_function=predicate, attention_mask=attention_mask, **(others | skip),
+        )  # fmt: skip
+
+    return CompactMask(
+        batch_size, q_length, kv_length, q_offset, kv_offset, predicate, attention_mask, make_dense
+    )
+
+
+def _read(predicate: Predicate, of: CompactMask) -> Mask | None:
+    """A predicate as rules; None: not one of the known ones."""
+    inside = _closure(predicate)
+    match getattr(predicate, "__module__", ""), getattr(predicate, "__qualname__", ""):
+        case "transformers.masking_utils", name:
+            pass
+        case _:
+            return None
+    ahead = of.query_offset - of.key_offset  # query i stands beside key i + ahead
+    shift = ahead - (of.key_len - of.query_len)  # 0 where the last query stands beside the last key
+    match name:
+        case "bidirectional_mask_function":
+            return Mask()
+        case "causal_mask_function":
+            return Mask(right=shift)
+        case "sliding_window_overlay.<locals>.inner_mask":
+            return Mask(left=inside["sliding_window"] - 1 - shift)
+        case "sliding_window_bidirectional_overlay.<locals>.inner_mask":
+            return Mask(left=inside["sliding_window"] - shift, right=inside["sliding_window"] + shift)
+        case "padding_mask_function.<locals>.inner_mask":
+            return Mask.padding(inside["padding_mask"][:, of.key_offset : of.key_offset + of.key_len].bool())
+        case "packed_sequence_mask_function.<locals>.inner_mask":
+            return _documents(inside["packed_sequence_mask"], of)
+        case "chunked_overlay.<locals>.inner_mask":
+            return _chunks(inside["chunk_size"], inside["left_padding"], of)
+        case "and_masks.<locals>.and_mask":
+            parts = [_read(part, of) for part in inside["mask_functions"]]
+            joined: Mask | None = Mask()
+            for part in parts:
+                joined = None if joined is None or part is None else joined & part
+            return joined
+    return None
+
+
+def _closure(predicate: Predicate) -> dict[str, Any]:
+    code, cells = getattr(predicate, "__code__", None), getattr(predicate, "__closure__", None) or ()
+    names = () if code is None else code.co_freevars
+    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
+
+
+def _documents(ids: Tensor, of: CompactMask) -> Mask:
+    keys = ids[:, of.key_offset : of.key_offset + of.key_len]
+    queries = ids[:, of.query_offset : of.query_offset + of.query_len]
+    return Mask.documents(keys, queries)
+
+
+def _chunks(size: int, left_padding: Tensor, of: CompactMask) -> Mask:
+    """Llama 4: a query sees the keys of its own chunk."""
+    first, device = left_padding[:, None], left_padding.device
+    keys = torch.arange(of.key_offset, of.key_offset + of.key_len, device=device)
+    queries = torch.arange(of.query_offset, of.query_offset + of.query_len, device=device)
+    return Mask.documents((keys - first) // size, (queries - first) // size)
+
+
+def rules_of(mask: Any, query_len: int, key_len: int, itself: bool) -> tuple[Mask, Tensor | None, int]:
+    """(rules, bias, keys in use) of what an attention function was handed.
+
+    Args:
+        mask: a `CompactMask`, or a tensor some model made itself, 4-D: bool, or added to the scores.
+        itself: self-attention: what is padding among the keys is so among the queries.
+
+    Returns:
+        The number of keys is smaller than key_len where a cache holds places not yet filled.
+    """
+    if isinstance(mask, CompactMask):
+        if (mask.query_len, mask.key_len) == (query_len, key_len) and mask.rules is not None:
+            return _compact_rules(mask, itself)
+        mask = mask.dense[..., :key_len]
+    rules, bias = from_huggingface(mask, query_len=query_len)
+    if rules.allowed is not None and rules.allowed.shape[1:3] == (1, 1) and rules.allowed.shape[3] == key_len:
+        rules = replace(rules, allowed=None, keys=rules.allowed[:, 0, 0])  # it is padding
+    if itself and query_len == key_len:
+        rules = _with_queries(rules)
+    return rules, bias, key_len
+
+
+def _compact_rules(mask: CompactMask, itself: bool) -> tuple[Mask, None, int]:
+    rules, used = mask.rules, mask.key_len
+    assert rules is not None
+    empty = mask.key_len - mask.query_len - (mask.query_offset - mask.key_offset)
+    if mask.is_causal and empty > 0:  # the places behind the last query are hidden from all: without them
+        used = mask.key_len - empty  # the last query stands beside the last key again
+        rules = _cut(rules, used, empty)
+    if itself and mask.queries_padding is not None:
+        rules = rules & Mask(queries=mask.queries_padding)
+    return rules, None, used
+
+
+def _cut(rules: Mask, key_len: int, empty: int) -> Mask:
+    """The rules for the first key_len keys; positions of queries move back by as many as go."""
+    changed: dict[str, Any] = {"right": None if rules.right is None else rules.right + empty}
+    if rules.left is not None:
+        changed["left"] = rules.left - empty
+    if rules.keys is not None:
+        changed["keys"] = rules.keys[:, :key_len]
+    if rules.key_ids is not None:
+        changed["key_ids"] = rules.key_ids[:, :key_len]
+    return replace(rules, **changed)
+
+
+def _with_queries(rules: Mask) -> Mask:
+    """A key that no query may see is padding, and so is the query in its place."""
+    if rules.queries is not None:
+        return rules
+    if rules.keys is not None:
+        return replace(rules, queries=rules.keys)
+    if rules.allowed is None or rules.allowed.shape[2] == 1:
+        return rules
+    seen = rules.allowed.any(2).any(1)  # [B or 1, S]
+    return rules if bool(seen.all()) else replace(rules, queries=seen)

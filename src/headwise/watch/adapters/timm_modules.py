@@ -1,0 +1,29 @@
+"""timm's attention layers, which have two ways through one forward: the fused one is taken, and heard there."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ..attachment import Attachment, Undo
+
+__all__ = ["install"]
+
+FLAG = "fused_attn"
+_held: dict[nn.Module, int] = {}  # whose flag was off -> how many attachments hold it on
+
+
+def install(attachment: Attachment) -> Undo:
+    """Turn the flag on wherever it is off."""
+    taken = [m for m in attachment.model.modules() if m in _held or getattr(m, FLAG, None) is False]
+    for module in taken:
+        _held[module] = _held.get(module, 0) + 1
+        setattr(module, FLAG, True)
+
+    def undo() -> None:
+        for module in taken:
+            _held[module] -= 1
+            if not _held[module]:
+                del _held[module]
+                setattr(module, FLAG, False)
+
+    return undo

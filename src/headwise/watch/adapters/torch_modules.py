@@ -1,0 +1,120 @@
+"""`torch.nn.MultiheadAttention` and what is built on it: `torch.nn.Transformer*`, adopted or not.
+
+torch's class hides q, k and v inside one function, and its encoder layer skips the class altogether on its
+native path. The hooks that every watched module carries turn that path off, the encoder's nested tensors are
+turned off beside it, and the class gets a forward that announces its heads.
+
+Letters: B batch, T query_len, S key_len, E embed_dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from ...foreign_masks import from_torch
+from ...masks import Mask
+from ...nn.as_torch.contract import check_inputs
+from ...nn.as_torch.module import MultiheadAttention
+from ...nn.as_torch.projecting import heads_of, with_more_keys
+from ...nn.as_torch.reading import content_of
+from ...nn.one_step import joined
+from ..attachment import Attachment, Undo
+from .attending import attended
+from .overriding import override
+
+__all__ = ["install"]
+
+KNOWN = (nn.MultiheadAttention, MultiheadAttention)  # not their subclasses, which may do otherwise
+
+
+def install(attachment: Attachment) -> Undo:
+    """Let every module of torch's class tell of its calls."""
+    modules = list(attachment.model.modules())
+    nesting = [m for m in modules if isinstance(m, nn.TransformerEncoder) and getattr(m, "use_nested_tensor", 0)]
+    for encoder in nesting:
+        encoder.use_nested_tensor = False
+    give_back = override((module for module in modules if type(module) in KNOWN), forward)
+
+    def undo() -> None:
+        give_back()
+        for encoder in nesting:
+            encoder.use_nested_tensor = True
+
+    return undo
+
+
+def forward(
+    module: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """As torch's, with the heads' output announced on its way."""
+    check_inputs(module, query, key, value, key_padding_mask, attn_mask, is_causal)  # type: ignore[arg-type]
+    batched, itself = query.dim() == 3, query is key
+    if not batched:
+        alike = key is value
+        query = query.unsqueeze(0)
+        key = query if itself else key.unsqueeze(0)
+        value = key if alike else value.unsqueeze(0)
+        key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+    first = 0 if module.batch_first or not batched else 1
+    q, k, v = heads_of(module, query, key, value, first)  # type: ignore[arg-type]
+    mask, bias = _rules(module, q, k, key_padding_mask, attn_mask, is_causal)
+    if itself and mask.keys is not None:
+        mask = replace(mask, queries=mask.keys[:, : q.shape[2]])
+    if _appended(module):
+        k, v = with_more_keys(module, k, v)  # type: ignore[arg-type]
+    dropout = module.dropout if module.training else 0.0
+    kind = "self" if itself else "cross"
+    heads, weights = attended(module, kind, q, k, v, mask=mask, bias=bias, dropout=dropout)
+    output: Tensor = module.out_proj(joined(heads, first))
+    found = None
+    if need_weights:
+        found = weights.mean_heads() if average_attn_weights else weights.dense()
+    if not batched:
+        output, found = output.squeeze(0), None if found is None else found.squeeze(0)
+    return output, found
+
+
+def _appended(module: nn.MultiheadAttention) -> int:
+    """How many keys the module adds of its own."""
+    return int(module.bias_k is not None) + int(module.add_zero_attn)
+
+
+def _rules(
+    module: nn.MultiheadAttention,
+    q: Tensor,
+    k: Tensor,
+    padding: Tensor | None,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+) -> tuple[Mask, Tensor | None]:
+    B, H, T, _ = q.shape
+    S, more = k.shape[2], _appended(module)
+    if padding is not None and padding.is_floating_point():
+        hidden = padding == -torch.inf  # torch's encoder makes this of a bool mask
+        if not bool(padding.masked_fill(hidden, 0).any()):
+            padding = hidden
+    content = None if attn_mask is None or attn_mask.dim() != 2 else content_of(attn_mask)
+    causal = T == S and content is not None and content.causal
+    if more:  # everyone sees what the module adds
+        if attn_mask is None and is_causal:
+            attn_mask = torch.ones(T, S, dtype=torch.bool, device=q.device).triu(1)
+        attn_mask, padding = (None if x is None else pad(x, (0, more)) for x in (attn_mask, padding))
+    elif causal:
+        attn_mask = None
+    mask, bias = from_torch(
+        attn_mask, padding, is_causal and attn_mask is None and not causal,
+        num_heads=H, query_len=T, key_len=S + more, batch=B,
+    )  # fmt: skip
+    return (mask & Mask.causal() if causal and not more else mask), bias

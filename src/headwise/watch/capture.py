@@ -1,0 +1,182 @@
+"""`watch`: what every head of a model does, measured while the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..engines.statistics import ROW_STATISTICS, STATISTICS
+from ..errors import ArgumentError, nearest
+from ..heads.collection import Heads
+from ..heads.record import Marks, reduce
+from .attachment import Attachment, AttentionBypassed, attach
+from .calls import Call, in_backward
+from .tokens import Tokens
+
+__all__ = ["watch"]
+
+SHORT = 2048  # keys up to which maps are kept without being asked for
+
+
+class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(model)
+    """Watch every attention head of a model while it runs.
+
+        with hw.watch(model) as heads:
+            model(**inputs)
+        heads.table()
+
+    For Hugging Face models, `torch.nn.Transformer*`, `torch.nn.MultiheadAttention`, headwise's own modules,
+    timm's and torchvision's vision Transformers, and whatever calls torch's `scaled_dot_product_attention`. A
+    layer that does none of this raises `AttentionBypassed` with its name.
+
+    Inside the block attention runs on headwise's engines, fused and without the T x S matrix; results are the
+    same up to rounding. Compiled models run uncompiled inside it. Every forward is measured as it happens and
+    reduced at once: what stays is a number a head, a picture, what each key received, and for texts of up to
+    2,048 keys the map itself (q and k). After the block, also after an exception, the model is exactly as it
+    was. Prefill and generation, any number of forwards, may follow each other; means are over all queries of
+    all of them, padding left out. What a checkpointed forward repeats in backward is not counted twice.
+
+    Args:
+        model: watched with everything inside it.
+        keep: keep maps: True, False, or "auto", those of at most 2,048 keys and more than one query.
+        statistics: which (`headwise.AttentionMap.statistics`); None: all; (): none.
+        pooled: cells a side of the pooled picture of every head; None: no pictures.
+        patterns: measure patterns (induction, duplicate tokens, special tokens, punctuation, how evenly and
+            how near a head looks) inside the forward. None: later, where they are asked for, from maps kept.
+        diversity: also compare heads with each other, on at most 256 queries: see `headwise.diversity`.
+        tokenizer: tells special tokens and punctuation, and gives tokens their names in pictures.
+        reach: how near counts as `local`.
+        fallback: for layers that compute their own weights: None raises, "eager" reads those (the model makes
+            them anyway: B x H x T x S numbers a layer), "skip" leaves these layers out.
+
+    Raises:
+        ArgumentError: not a module; an unknown statistic, keep, pooled or fallback.
+        AttentionBypassed: from inside the block: a layer that cannot be heard, or nothing heard at all.
+
+    Example:
+        >>> import torch, headwise as hw
+        >>> layer = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
+        >>> with hw.watch(model) as heads:
+        ...     output = model(torch.randn(2, 7, 64))
+        >>> heads[1].statistics.entropy.shape, heads[1].map.shape
+        (torch.Size([4]), torch.Size([2, 4, 7, 7]))
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        keep: bool | str = "auto",
+        statistics: Iterable[str] | str | None = None,
+        pooled: int | None = 128,
+        patterns: bool | None = None,
+        diversity: bool = False,
+        tokenizer: Any = None,
+        reach: int = 8,
+        fallback: str | None = None,
+    ) -> None:
+        if keep not in (True, False, "auto"):
+            raise ArgumentError(f"keep must be True, False or 'auto': got {keep!r}; 'auto' keeps short maps")
+        if pooled is not None and (not isinstance(pooled, int) or isinstance(pooled, bool) or pooled < 1):
+            raise ArgumentError(f"pooled must be a number of cells or None: got {pooled!r}; 128 makes a good picture")
+        if reach < 0:
+            raise ArgumentError(f"reach must not be negative: got {reach}; 0 is the query's own position")
+        names = (statistics,) if isinstance(statistics, str) else statistics
+        self.names = STATISTICS if names is None else tuple(names)
+        for name in self.names:
+            if name not in STATISTICS:
+                raise ArgumentError(f"statistics must be known names: got {name!r}; {nearest(name, STATISTICS)}")
+        self.model, self.keep, self.pooled, self.patterns = model, keep, pooled, patterns
+        self.between = ("attention", "outputs", "values") if diversity else ()
+        self.reach, self.fallback = reach, fallback
+        self.tokens = Tokens(model, tokenizer)
+        self.heads = Heads()
+        self._attached = ExitStack()
+        self._attachment: Attachment | None = None
+        self._depth = self._before = 0
+        self._named: Marks | None = None  # the last whose tokens were put into words
+        attach(model, self, fallback)  # says at once what is wrong with these
+
+    # Beginning and ending
+
+    def start(self) -> Heads:
+        """Begin to watch; without a `with` block, `stop` ends it."""
+        self._depth += 1
+        if self._depth == 1:
+            self._attachment = self._attached.enter_context(attach(self.model, self, self.fallback))
+            self._before = self._attachment.forward.number
+        return self.heads
+
+    def stop(self) -> Heads:
+        """End watching: the model is as it was.
+
+        Raises:
+            AttentionBypassed: the model ran, and no attention was heard.
+        """
+        self._stop(None, None, None)
+        return self.heads
+
+    def __enter__(self) -> Heads:
+        return self.start()
+
+    def __exit__(self, *error: Any) -> None:
+        self._stop(*error)
+
+    def _stop(self, *error: Any) -> None:
+        self._depth = max(0, self._depth - 1)
+        attachment = self._attachment
+        if self._depth or attachment is None:
+            return
+        self._attachment = None
+        try:
+            self._attached.__exit__(*error)
+        finally:
+            for layer in self.heads.values():
+                for call in layer.calls:
+                    call.settle()
+        ran = attachment.forward.number - self._before
+        if error[0] is None and ran and not self.heads and self.fallback != "skip":
+            raise AttentionBypassed(
+                f"model must have attention that can be heard: {type(self.model).__name__} ran {ran} times and "
+                "none was; is there softmax attention in it?"
+            )
+
+    # Listening
+
+    def hear(self, call: Call) -> None:
+        """Measure one call and keep what does not grow with T x S."""
+        if in_backward():
+            return
+        _, _, T, S = call.weights.shape
+        weighed = call.value is not None  # else only weights are to be had, without the scores behind them
+        names = tuple(name for name in self.names if weighed or name != "max_logit")
+        decoding = T == 1 and S > 1  # a step of generation: numbers alone, or memory would grow with its square
+        keep = self.keep is True or (self.keep == "auto" and S <= SHORT and not decoding)
+        marks = None if decoding else self._marks(call)
+        with torch.no_grad():
+            record = reduce(
+                call.weights,
+                kind=call.kind,
+                forward=call.forward.number,
+                names=(name for name in names if name in ROW_STATISTICS) if decoding and not keep else names,
+                pooled=None if decoding and not keep else self.pooled,
+                reach=self.reach,
+                marks=marks,
+                with_patterns=bool(self.patterns),
+                between=() if decoding else self.between,
+                outputs=call.output,
+                values=call.value,
+                keep=keep,
+            )
+        self.heads.add(call.path, record)
+        if marks is not None and marks is not self._named:
+            self._named, self.heads.tokens = marks, self.tokens.names(marks.ids)
+
+    def _marks(self, call: Call) -> Marks | None:
+        ids: Tensor | None = self.tokens.of(call)
+        return None if ids is None else self.tokens.marks(ids)

@@ -1,0 +1,66 @@
+"""Where attention happens in a model, told from its modules alone: the paths of the layers to expect."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+from ..heads.naming import Layer, resolve, stacks
+from ..nn import MultiHeadAttention
+
+__all__ = ["Layer", "likely_places", "names_in", "resolve", "stacks"]
+
+SOUNDS_LIKE = re.compile(r"(Attention|Attn)\d*$|Attention(?=[A-Z0-9])")
+IS_NOT = re.compile(r"Output|Pool|Adapter|Mask|Bias|Gate|Norm|Dropout|Embed|Linear|Intermediate")
+DISPATCHES, FUSED = "ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"
+
+
+def likely_places(model: nn.Module) -> list[str]:
+    """Where attention seems to happen, told from the modules alone, innermost ones only."""
+    named = list(model.named_modules())
+    likely = [path for path, module in named if _is_likely(module)]
+    within = {path.rpartition(".")[0] if path else None for path in likely}
+    outer: set[str] = set()
+    for above in within:
+        while above:
+            outer.add(above)
+            above = above.rpartition(".")[0]
+    surely = {path for path, module in named if _is_surely(module)}
+    if any(path for path in likely if path):
+        outer.add("")
+    return [path for path in likely if path not in outer or path in surely]
+
+
+def _is_surely(module: nn.Module) -> bool:
+    return isinstance(module, (nn.MultiheadAttention, MultiHeadAttention)) or bool(
+        names_in(type(module)) & {DISPATCHES, FUSED}
+    )
+
+
+def _is_likely(module: nn.Module) -> bool:
+    kind = type(module)
+    if kind.__module__.startswith("torch.nn."):
+        return isinstance(module, nn.MultiheadAttention)
+    if _is_surely(module):
+        return True
+    named = SOUNDS_LIKE.search(kind.__name__) and not IS_NOT.search(kind.__name__)
+    return bool(named) and (any(True for _ in module.children()) or any(True for _ in module.parameters()))
+
+
+@cache
+def names_in(kind: type[nn.Module]) -> frozenset[str]:
+    """The global names and attributes that the methods of a class mention."""
+    found: set[str] = set()
+    for base in kind.__mro__:
+        if base is nn.Module or base.__module__ == "transformers.modeling_utils":  # which knows the dispatch
+            break
+        for value in vars(base).values():
+            function: Any = inspect.unwrap(value) if callable(value) else None
+            code = getattr(function, "__code__", None)
+            if code is not None:
+                found.update(code.co_names)
+    return frozenset(found)

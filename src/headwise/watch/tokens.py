@@ -1,0 +1,80 @@
+"""Which tokens a call attends to, and what is known of them."""
+
+from __future__ import annotations
+
+import unicodedata
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..heads.record import Marks
+from .calls import Call
+
+__all__ = ["Tokens"]
+
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
+
+
+class Tokens:
+    """What a tokenizer, or else the model's config, says of token ids."""
+
+    def __init__(self, model: nn.Module, tokenizer: Any = None) -> None:
+        self.tokenizer = tokenizer
+        self.two_texts = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+        self.special = _special_ids(model, tokenizer)
+        self._named = lru_cache(maxsize=2**16)(self._name)
+        self._last: tuple[Tensor, Marks] | None = None
+
+    def of(self, call: Call) -> Tensor | None:
+        """The ids of a call's keys, int [B, S], if its queries and keys are one text of this forward."""
+        B, _, T, S = call.weights.shape
+        if call.kind != "self" or T != S:
+            return None
+        decodes = self.two_texts and "decoder" in call.path.split(".")
+        for name, ids in call.forward.tokens.items():
+            if tuple(ids.shape) == (B, S) and (name == "decoder_input_ids") == decodes:
+                return ids
+        return None
+
+    def marks(self, ids: Tensor) -> Marks:
+        """What is known of these ids; asked once a forward."""
+        if self._last is not None and self._last[0] is ids:
+            return self._last[1]
+        special = torch.isin(ids, torch.tensor(self.special, device=ids.device)) if self.special else None
+        punctuation = None
+        if self.tokenizer is not None:
+            flags = [[_is_punctuation(self._named(token)) for token in row] for row in ids.tolist()]
+            punctuation = torch.tensor(flags, device=ids.device)
+            if special is not None:
+                punctuation &= ~special
+        marks = Marks(ids, special, punctuation)
+        self._last = (ids, marks)
+        return marks
+
+    def names(self, ids: Tensor) -> list[list[str]] | None:
+        """Tokens as text, where a tokenizer was given."""
+        if self.tokenizer is None:
+            return None
+        return [[self._named(token) for token in row] for row in ids.tolist()]
+
+    def _name(self, token: int) -> str:
+        found = self.tokenizer.convert_ids_to_tokens(token)
+        return str(found)
+
+
+def _special_ids(model: nn.Module, tokenizer: Any) -> list[int]:
+    if tokenizer is not None:
+        return sorted(set(tokenizer.all_special_ids))
+    config = getattr(model, "config", None)
+    found: set[int] = set()
+    for name in SPECIAL:
+        value = getattr(config, name, None)
+        found.update(x for x in (value if isinstance(value, list) else [value]) if isinstance(x, int))
+    return sorted(found)
+
+
+def _is_punctuation(token: str) -> bool:
+    bare = token.strip("ĠĊ▁# \t\n")
+    return bool(bare) and all(unicodedata.category(letter)[0] == "P" for letter in bare)
