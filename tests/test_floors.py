@@ -35,7 +35,10 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ONLY_FOR = {"reference": {"check"}}
 
 # Imports downwards, each inside one function: (file, function, room).
-DOWNWARD = {("map.py", "AttentionMap.plot", "show")}
+DOWNWARD = {
+    ("map.py", "AttentionMap.plot", "show"),
+    ("watch/robustness.py", "Robustness.plot", "show"),
+}
 
 WHOLE_PACKAGE = ""  # stands for `import headwise`, which brings every room along
 

@@ -347,7 +347,7 @@ class AttentionMap:
     def mass(self, on: Mask | Tensor, *, per: str = "head") -> Tensor:
         """The weight each query puts on the keys that `on` allows; no gradient.
 
-        Costs one light pass over q and k, for the keys near a band only the band.
+        One light pass over q and k, without weights; a band costs only the keys in it.
 
         Args:
             on: which keys, as a mask of who may attend to whom. Queries it calls padding (`query_lengths`)

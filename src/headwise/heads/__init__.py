@@ -8,7 +8,7 @@ labels.py      a name for what a head does, from scores above stated thresholds
 
 from .diversity import attention_overlap, disagreement, jensen_shannon, one_number
 from .labels import LABELS, Label, label
-from .layout import clusters, layout
+from .layout import clusters, layout  # the function takes the place of the room, which stays importable
 from .patterns import (
     duplicate_token,
     grid_distance,

@@ -181,7 +181,9 @@ class Heads(Mapping[Layer, LayerHeads]):
         try:
             import pandas
         except ModuleNotFoundError as error:
-            raise ImportError("to_pandas needs pandas; install with: pip install pandas", name="pandas") from error
+            raise ImportError(
+                "to_pandas needs pandas; install with: pip install pandas", name="pandas"
+            ) from error
         return pandas.DataFrame(
             [
                 {

@@ -75,8 +75,8 @@ def jensen_shannon(map: AttentionMap, *, smooth: float = 0.0, queries: int | Non
 def attention_overlap(map: AttentionMap, *, queries: int | None = None) -> Tensor:
     """How often two heads look at the same key: the mean over queries of sum_j p_ij^a p_ij^b.
 
-    The element-wise product of Li 2018 (disagreement on attended positions: minus its mean over pairs). 1: both
-    look at one key, the same; the diagonal is 1 only for a head that looks at one key a query.
+    The element-wise product of Li 2018 (disagreement on attended positions: minus its mean over pairs). 1:
+    both look at one key, the same; the diagonal is 1 only for a head that looks at one key a query.
 
     Args:
         map: [B, H, T, S].

@@ -106,7 +106,9 @@ class LayerHeads:
         """
         made = [call.pooled for call in self.calls if call.pooled is not None]
         if not made:
-            raise ArgumentError(f"pooled must have been made: none in {self.path}; use watch(model, pooled=128)")
+            raise ArgumentError(
+                f"pooled must have been made: none in {self.path}; use watch(model, pooled=128)"
+            )
         return made[-1]
 
     @property

@@ -15,7 +15,7 @@ from ..engines.statistics import PICTURE, RECEIVED, ROW_STATISTICS, Statistics, 
 from ..map import AttentionMap
 from . import diversity, patterns
 
-__all__ = ["PATTERNS", "Marks", "Record", "reduce"]
+__all__ = ["PATTERNS", "Marks", "Record", "reduce", "settle"]
 
 PATTERNS = ("induction", "duplicate_token", "special", "punctuation", "spread", "locality")
 EVERYONE = "entropy"  # its mean is over all queries that count
@@ -45,12 +45,29 @@ class Record:
     forward: int = 0  # which run of the model it belongs to, from 1
     rows: dict[str, Tensor] = field(default_factory=dict)  # row statistics and patterns: [B, H]
     counts: dict[str, Tensor] = field(default_factory=dict)  # how many queries each is the mean of: [B, H]
-    received: Tensor | None = None  # [B, H, S]
-    pooled: Tensor | None = None  # [B, H, rows, columns]: true mass
+    large: dict[str, Tensor] = field(default_factory=dict)  # `received` and `pooled`, where they were made
     pairs: dict[str, Tensor] = field(default_factory=dict)  # between heads: [B, H, H]
     map: AttentionMap | None = None
     marks: Marks | None = None
     _has_patterns: bool = False
+
+    @property
+    def received(self) -> Tensor | None:
+        """What each key receives, [B, H, S]; None: neither measured nor to be had from a map."""
+        if RECEIVED not in self.large and self.map is not None:
+            self.large[RECEIVED] = self.map.statistics(RECEIVED).received
+        return self._in_main_memory(RECEIVED)
+
+    @property
+    def pooled(self) -> Tensor | None:
+        """The picture, [B, H, rows, columns]: true mass; None: none was made."""
+        return self._in_main_memory(PICTURE)
+
+    def _in_main_memory(self, name: str) -> Tensor | None:
+        """Large numbers are brought over when they are first looked at."""
+        if name in self.large:
+            self.large[name] = self.large[name].cpu()
+        return self.large.get(name)
 
     @property
     def statistics(self) -> Statistics:
@@ -68,12 +85,24 @@ class Record:
         self.rows |= found
         self.counts |= dict.fromkeys(found, self.counts[EVERYONE])
 
-    def settle(self) -> None:
-        """Bring the numbers, not the map, to main memory: what a GPU has not finished yet is waited for."""
-        for numbers in (self.rows, self.counts, self.pairs):
-            numbers.update({name: value.cpu() for name, value in numbers.items()})
-        self.received = None if self.received is None else self.received.cpu()
-        self.pooled = None if self.pooled is None else self.pooled.cpu()
+    def _slots(self) -> list[tuple[dict[str, Tensor], str, Tensor]]:
+        """Every small tensor of numbers in it and where it belongs."""
+        small = (self.rows, self.counts, self.pairs)
+        return [(numbers, name, value) for numbers in small for name, value in numbers.items()]
+
+
+def settle(records: Iterable[Record]) -> None:
+    """Bring small numbers to main memory in one go: what a GPU has not finished yet is waited for once."""
+    away: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Tensor], str, Tensor]]] = {}
+    for record in records:
+        for slot in record._slots():
+            if not slot[2].is_cpu:
+                away.setdefault((slot[2].device, slot[2].dtype), []).append(slot)
+    for slots in away.values():
+        together = torch.cat([value.flatten() for _, _, value in slots]).cpu()
+        parts = together.split([value.numel() for _, _, value in slots])
+        for (numbers, name, value), part in zip(slots, parts, strict=True):
+            numbers[name] = part.view(value.shape)
 
 
 @torch.no_grad()
@@ -108,9 +137,9 @@ def reduce(
     if names:
         found = weights.statistics(*names, reach=reach, pooled=pooled)
         record.rows = {name: found[name] for name in names if name in ROW_STATISTICS}
-        record.received, record.pooled = found.get(RECEIVED), found.get(PICTURE)
+        record.large = {name: found[name] for name in (RECEIVED, PICTURE) if name in found}
     elif pooled is not None:
-        record.pooled = weights.pooled(pooled)
+        record.large[PICTURE] = weights.pooled(pooled)
     counts = _counts(weights)
     record.counts = {name: counts[ROW_STATISTICS[name].offset] for name in record.rows}
     record.counts.setdefault(EVERYONE, counts[None])
@@ -134,7 +163,9 @@ def _counts(weights: AttentionMap) -> dict[int | None, Tensor]:
         # a count that needs no tensor: query i stands at i + S - T, and every one sees something
         spots = range(S - T, S)
         return {
-            offset: torch.full((B, H), sum(0 <= at + (offset or 0) < S for at in (spots[0], spots[-1])) - 2 + T)
+            offset: torch.full(
+                (B, H), sum(0 <= at + (offset or 0) < S for at in (spots[0], spots[-1])) - 2 + T
+            )
             if T > 1
             else torch.full((B, H), int(0 <= S - 1 + (offset or 0) < S))
             for offset in OFFSETS
@@ -146,7 +177,9 @@ def measure_patterns(
     weights: AttentionMap, kind: str, marks: Marks | None, known: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Every pattern that can be told here: [B, H] each. What needs tokens is told where they are known."""
-    entropy, local = (None if x is None else x.to(weights.device) for x in (known.get("entropy"), known.get("local")))
+    entropy, local = (
+        None if x is None else x.to(weights.device) for x in (known.get("entropy"), known.get("local"))
+    )
     found = {"spread": patterns.spread(weights, entropy)}
     if kind != "self":
         return found

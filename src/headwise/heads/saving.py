@@ -28,28 +28,31 @@ def save(heads: Heads, path: str | os.PathLike[str]) -> None:
         ArgumentError: nothing was watched; a place that cannot be written to.
         ImportError: safetensors is not installed.
     """
-    write = _library("save_file")
+    to_bytes = _library("save")
     if not heads:
         raise ArgumentError("heads must not be empty: 0 layers; run the model inside the watch block")
     place = Path(path)
     tensors: dict[str, Tensor] = {}
-    layers = []
+    layers: list[dict[str, Any]] = []
     for layer in heads.values():
         calls = []
         for call in layer.calls:
             call.measure_patterns()
-            call.settle()
             key = f"{len(layers)}.{len(calls)}."
-            tensors |= {key + name: value.cpu().contiguous().clone() for name, value in _tensors(call).items()}
+            tensors |= {
+                key + name: value.cpu().contiguous().clone() for name, value in _tensors(call).items()
+            }
             calls.append({"shape": list(call.shape), "kind": call.kind, "forward": call.forward})
         layers.append({"path": layer.path, "calls": calls})
     header = {"format": FORMAT, "layers": layers, "tokens": heads.tokens, "title": heads.title}
     half = place.with_name(f".{place.name}.{os.getpid()}.part")
     try:
-        write(tensors, half, metadata={"headwise": json.dumps(header)})
+        half.write_bytes(to_bytes(tensors, metadata={"headwise": json.dumps(header)}))
         half.replace(place)
     except OSError as error:
-        raise ArgumentError(f"path must be writable: {place}: {error.strerror}; choose another place") from error
+        raise ArgumentError(
+            f"path must be writable: {place}: {error.strerror}; choose another place"
+        ) from error
     finally:
         half.unlink(missing_ok=True)
 
@@ -72,7 +75,9 @@ def load(path: str | os.PathLike[str]) -> Heads:
     open_file = _library("safe_open")
     place = Path(path)
     if not place.is_file():
-        raise ArgumentError(f"path must be a file that exists: there is no {str(place)!r}; heads.save makes one")
+        raise ArgumentError(
+            f"path must be a file that exists: there is no {str(place)!r}; heads.save makes one"
+        )
     try:
         with open_file(place, framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("headwise", "{}"))
@@ -102,10 +107,7 @@ def _tensors(call: Record) -> dict[str, Tensor]:
     found = {f"rows.{name}": value for name, value in call.rows.items()}
     found |= {f"counts.{name}": value for name, value in call.counts.items()}
     found |= {f"pairs.{name}": value for name, value in call.pairs.items()}
-    if call.received is not None:
-        found["received"] = call.received
-    if call.pooled is not None:
-        found["pooled"] = call.pooled
+    found |= {f"large.{name}": value for name, value in call.large.items()}
     if call.marks is not None:
         found["ids"] = call.marks.ids
     if call.map is not None and budget.surely_fits(call.map.numel() * call.map.dtype.itemsize):
@@ -123,7 +125,6 @@ def _record(call: dict[str, Any], tensors: dict[str, Tensor]) -> Record:
         kind, _, rest = name.partition(".")
         if rest:
             getattr(record, kind)[rest] = value
-    record.received, record.pooled = tensors.get("received"), tensors.get("pooled")
     if "ids" in tensors:
         record.marks = Marks(tensors["ids"])
     if "weights" in tensors:
@@ -139,11 +140,9 @@ def _library(name: str) -> Any:
             from safetensors import safe_open
 
             return safe_open
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
-        return save_file
+        return save
     except ModuleNotFoundError as error:
         hint = 'saving heads needs safetensors; install with: pip install "headwise[watch]"'
         raise ImportError(hint, name="safetensors") from error
-
-

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ..errors import ShapeError
 from ..map import AttentionMap
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["heatmaps"]
+__all__ = ["cells", "colours", "draw", "drawing", "heatmaps", "shares", "words"]
 
 CELLS = 256  # the finest picture: beyond it positions share a cell
 NAMED = 24  # tokens that can still be read along an axis
@@ -62,6 +63,17 @@ def heatmaps(
         >>> figure = heatmaps(AttentionMap(q, k, causal=True), "a b c d e".split())
         >>> figure.savefig("heads.png")    # doctest: +SKIP
     """
+    _check(weights, tokens, titles)
+    _, _, T, S = weights.shape
+    return draw(cells(weights.select(batch=batch)), (T, S), tokens, titles=titles, title=title)
+
+
+def drawing() -> tuple[type[Figure], Any, Any]:
+    """What pictures are drawn with: Figure, its canvas, the scale of colours.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.colors import PowerNorm
@@ -69,33 +81,44 @@ def heatmaps(
     except ModuleNotFoundError as error:
         hint = 'headwise pictures need matplotlib; install with: pip install "headwise[viz]"'
         raise ImportError(hint, name="matplotlib") from error
+    return Figure, FigureCanvasAgg, PowerNorm(0.5, vmin=0, vmax=1)
 
-    _, H, T, S = weights.shape
-    _check(weights, tokens, titles)
+
+def draw(
+    picture: numpy.ma.MaskedArray[Any, Any],
+    lengths: tuple[int, int],
+    tokens: Sequence[str] | None = None,
+    *,
+    titles: Sequence[str] | None = None,
+    title: str | None = None,
+) -> Figure:
+    """`heatmaps` of cells that are there already, [H, rows, columns], for this many queries and keys."""
+    Figure, Canvas, scale = drawing()
+    H, (T, S) = len(picture), lengths
+    pooled = picture.shape[1:] != (T, S)
     title = None if title is None else label(title, 120)
-    picture = _cells(weights.select(batch=batch))
     rows, columns = _grid(H)
     names = [label(token, LONGEST) for token in tokens or ()] if max(T, S) <= NAMED else []
     margin = 0.055 * max(map(len, names), default=4)  # inches, for the longest name
     width = columns * (_inches(S) + 0.09) + margin + 1.05
     height = rows * (_inches(T) + 0.28) + margin + (0.2 if title is None else 0.5)
     figure = Figure(figsize=(max(width, 0.09 * len(title or "")), height), dpi=150, layout="compressed")
-    FigureCanvasAgg(figure)
+    Canvas(figure)
     axes = [figure.add_subplot(rows, columns, head + 1) for head in range(H)]
-    scale = PowerNorm(0.5, vmin=0, vmax=1)
+    heading = [label(f"head {head}" if titles is None else titles[head], 40) for head in range(H)]
+    size = min(9.0, max(5.5, 125 * _inches(S) / max(map(len, heading))))  # points, to fit above a heat map
     for head, ax in enumerate(axes):
         ax.imshow(
             picture[head],
-            cmap=_colours(),
+            cmap=colours(),
             norm=scale,
             extent=(-0.5, S - 0.5, T - 0.5, -0.5),
             aspect="equal" if T == S else "auto",
-            interpolation="antialiased" if min(T, S) > CELLS else "nearest",
+            interpolation="antialiased" if pooled and min(picture.shape[1:]) > NAMED else "nearest",
         )
-        name = f"head {head}" if titles is None else titles[head]
-        ax.set_title(label(name, 40), loc="left", fontsize=9, pad=4, **_words(INK))
+        ax.set_title(heading[head], loc="left", fontsize=size, pad=4, **words(INK))
         _dress(ax, T, S, names, left=head % columns == 0, bottom=head + columns >= H)
-    _frame(figure, axes, (T, S), bool(picture.mask.any()), title)
+    _frame(figure, axes, (T, S), picture, title)
     return figure
 
 
@@ -110,20 +133,28 @@ def _check(weights: AttentionMap, tokens: Sequence[str] | None, titles: Sequence
         raise ShapeError(f"titles must match num_heads: {len(titles)} titles for {H}; give one a head")
 
 
-def _cells(weights: AttentionMap) -> numpy.ma.MaskedArray[Any, Any]:
+def cells(weights: AttentionMap, most: int = CELLS) -> numpy.ma.MaskedArray[Any, Any]:
     """[H, rows, columns], hidden where there is no weight: weights, or shares of a query's weight."""
+    _, _, T, S = weights.shape
+    if max(T, S) <= most:
+        return _hidden(weights.dense().detach()[0])
+    counted = weights.mask.counted(T)
+    return shares(weights.pooled(most)[0], T, None if counted is None else counted[0])
+
+
+def shares(
+    mass: Tensor, query_len: int, counted: Tensor | None = None
+) -> numpy.ma.MaskedArray[Any, Any]:
+    """The same from pooled mass [H, rows, columns]; counted: bool [T], which queries it is the mass of."""
+    rows = mass.shape[1]
+    queries = torch.ones(query_len) if counted is None else counted.cpu().float()
+    inside = torch.zeros(rows).index_add_(0, torch.arange(query_len) * rows // query_len, queries)
+    return _hidden(mass / inside.clamp(min=1).to(mass)[:, None])
+
+
+def _hidden(values: Tensor) -> numpy.ma.MaskedArray[Any, Any]:
     import numpy
 
-    _, _, T, S = weights.shape
-    if max(T, S) <= CELLS:
-        values = weights.dense().detach()[0]
-    else:
-        mass = weights.pooled(CELLS)[0]
-        rows = mass.shape[1]
-        counted = weights.mask.counted(T)
-        queries = torch.ones(T) if counted is None else counted[0].cpu().float()
-        inside = torch.zeros(rows).index_add_(0, torch.arange(T) * rows // T, queries)
-        values = mass / inside.clamp(min=1).to(mass)[:, None]
     array = values.cpu().float().numpy()
     return numpy.ma.masked_where(~(array > 0), array)
 
@@ -144,14 +175,14 @@ def _inches(length: int) -> float:
     return max(1.5, 0.145 * length) if length <= NAMED else 2.6
 
 
-def _colours() -> Any:
+def colours() -> Any:
     """Magma from white instead of yellow: lightness falls evenly, nothing is told by hue alone."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("headwise", LIGHT_TO_DARK).with_extremes(bad=NOTHING)
 
 
-def _words(colour: str) -> dict[str, Any]:
+def words(colour: str) -> dict[str, Any]:
     """How text is set: as written, dollars and all."""
     return {"color": colour, "parse_math": False, "usetex": False, "family": families()}
 
@@ -166,8 +197,8 @@ def _dress(ax: Axes, query_len: int, key_len: int, names: list[str], *, left: bo
     ax.tick_params(labelleft=left, labelbottom=bottom)
     if names:
         upright: dict[str, Any] = {"rotation": 90, "rotation_mode": "anchor", "ha": "right", "va": "center"}
-        ax.set_xticks(range(key_len), names, **upright, **_words(FAINT))
-        ax.set_yticks(range(query_len), names, **_words(FAINT))
+        ax.set_xticks(range(key_len), names, **upright, **words(FAINT))
+        ax.set_yticks(range(query_len), names, **words(FAINT))
     else:
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
@@ -178,23 +209,24 @@ def _dress(ax: Axes, query_len: int, key_len: int, names: list[str], *, left: bo
 
 
 def _frame(
-    figure: Figure, axes: list[Axes], lengths: tuple[int, int], hidden: bool, title: str | None
+    figure: Figure, axes: list[Axes], lengths: tuple[int, int], picture: Any, title: str | None
 ) -> None:
     """What the heads share: the scale, the names of the axes, the title."""
     T, S = lengths
     image = axes[0].images[0]
-    pooled = max(T, S) > CELLS
+    _, rows, columns = picture.shape
+    pooled = (rows, columns) != (T, S)
     meaning = "mean weight of a query in a cell" if pooled else "weight"
     long = figure.get_figheight() / 0.16  # as many times as it is wide
     bar = figure.colorbar(image, ax=axes, ticks=STEPS, format="%g", aspect=long, pad=0.015, fraction=0.05)
-    bar.set_label(meaning + (" (grey: none)" if hidden else ""), size=8, **_words(FAINT))
+    bar.set_label(meaning + (" (grey: none)" if picture.mask.any() else ""), size=8, **words(FAINT))
     bar.ax.tick_params(length=2, labelsize=7, labelcolor=FAINT, color=FAINT)
     bar.outline.set_visible(False)
     keys, queries = "key (is attended to)", "query (attends)"
     if pooled:
-        keys += f", {S} in {min(S, CELLS)} cells"
-        queries += f", {T} in {min(T, CELLS)} cells"
-    figure.supxlabel(keys, size=8, **_words(FAINT))
-    figure.supylabel(queries, size=8, **_words(FAINT))
+        keys += f", {S} in {columns} cells"
+        queries += f", {T} in {rows} cells"
+    figure.supxlabel(keys, size=8, **words(FAINT))
+    figure.supylabel(queries, size=8, **words(FAINT))
     if title is not None:
-        figure.suptitle(title, size=11, **_words(INK))
+        figure.suptitle(title, size=11, **words(INK))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..errors import ArgumentError, HeadwiseError
 from ..map import AttentionMap
 from .calls import Call, Forward, Listener
-from .places import likely_places
+from .structure import structure_of
 
 __all__ = [
     "FALLBACKS",
@@ -64,8 +64,8 @@ class Attachment:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.paths = {module: path for path, module in model.named_modules()}
-        self.places = likely_places(model)
+        self.structure = structure_of(model)
+        self.paths, self.places = self.structure.paths, self.structure.places
         self.listeners: dict[Listener, str | None] = {}  # and what each wants of layers that bypass
         self.entered: list[_Entered] = []
         self.visits: dict[str, int] = {}
@@ -104,10 +104,8 @@ class Attachment:
     # Who runs now
 
     def _hook(self) -> None:
-        places = set(self.places)
-        for module, path in self.paths.items():
-            if not path or path in places or not type(module).__module__.startswith("torch.nn."):
-                self._hook_one(module, path, path in places)
+        for module, (path, is_place) in self.structure.hooked.items():
+            self._hook_one(module, path, is_place)
 
     def _hook_one(self, module: nn.Module, path: str, is_place: bool) -> None:
         def before(_: nn.Module, args: Any, kwargs: Any) -> None:
@@ -119,9 +117,11 @@ class Attachment:
         def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if is_place and self.entered and self.entered[-1].path == path and not self.entered[-1].heard:
                 self.bypassed.setdefault(path, _sizes(args, kwargs))
-            if len(self.entered) == 1 and self.bypassed:
-                self.entered.clear()
-                self.check()
+            if len(self.entered) == 1:
+                self._find_replaced()
+                if self.bypassed:
+                    self.entered.clear()
+                    self.check()
 
         def left(*_: Any) -> None:
             if self.entered and self.entered[-1].path == path:
@@ -133,6 +133,12 @@ class Attachment:
             module.register_forward_hook(left, always_call=True),
         ):
             self._undo.callback(handle.remove)
+
+    def _find_replaced(self) -> None:
+        """A layer that its model has put in another's place carries no hooks."""
+        for path in self.places:
+            if self.model.get_submodule(path) not in self.paths:
+                self.bypassed.setdefault(path, ())
 
     def _begin_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.visits.clear()
@@ -220,7 +226,9 @@ def _memory(sizes: tuple[int, ...]) -> str:
     return f"B x H x T x S, {B * T * T * 4 / 2**20:.3g} MiB a head and layer in float32, made by the model anyway"
 
 
-def attach(model: nn.Module, listener: Listener, fallback: str | None = None) -> AbstractContextManager[Attachment]:
+def attach(
+    model: nn.Module, listener: Listener, fallback: str | None = None
+) -> AbstractContextManager[Attachment]:
     """Let `listener` hear every attention call of `model` inside a `with` block.
 
     Args:
@@ -232,9 +240,13 @@ def attach(model: nn.Module, listener: Listener, fallback: str | None = None) ->
         AttentionBypassed: in the model's forward, or at the end.
     """
     if not isinstance(model, nn.Module):
-        raise ArgumentError(f"model must be a torch.nn.Module: got {type(model).__name__}; pass the model itself")
+        raise ArgumentError(
+            f"model must be a torch.nn.Module: got {type(model).__name__}; pass the model itself"
+        )
     if fallback not in FALLBACKS:
-        raise ArgumentError(f"fallback must be None, 'eager' or 'skip': got {fallback!r}; None names the layers")
+        raise ArgumentError(
+            f"fallback must be None, 'eager' or 'skip': got {fallback!r}; None names the layers"
+        )
     return _Attached(model, listener, fallback)
 
 

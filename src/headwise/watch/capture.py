@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..engines.statistics import ROW_STATISTICS, STATISTICS
 from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
-from ..heads.record import Marks, reduce
+from ..heads.record import Marks, reduce, settle
 from .attachment import Attachment, AttentionBypassed, attach
 from .calls import Call, in_backward
 from .tokens import Tokens
@@ -35,15 +35,16 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
 
     Inside the block attention runs on headwise's engines, fused and without the T x S matrix; results are the
     same up to rounding. Compiled models run uncompiled inside it. Every forward is measured as it happens and
-    reduced at once: what stays is a number a head, a picture, what each key received, and for texts of up to
-    2,048 keys the map itself (q and k). After the block, also after an exception, the model is exactly as it
+    reduced at once: what stays is a number a head, a picture, and for texts of up to 2,048 keys the map itself
+    (q and k). After the block, also after an exception, the model is exactly as it
     was. Prefill and generation, any number of forwards, may follow each other; means are over all queries of
     all of them, padding left out. What a checkpointed forward repeats in backward is not counted twice.
 
     Args:
         model: watched with everything inside it.
         keep: keep maps: True, False, or "auto", those of at most 2,048 keys and more than one query.
-        statistics: which (`headwise.AttentionMap.statistics`); None: all; (): none.
+        statistics: which (`headwise.AttentionMap.statistics`); None: all row statistics; (): none. "received",
+            what each key gets, takes a walk of its own: name it, or ask a map that was kept.
         pooled: cells a side of the pooled picture of every head; None: no pictures.
         patterns: measure patterns (induction, duplicate tokens, special tokens, punctuation, how evenly and
             how near a head looks) inside the forward. None: later, where they are asked for, from maps kept.
@@ -83,14 +84,18 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         if keep not in (True, False, "auto"):
             raise ArgumentError(f"keep must be True, False or 'auto': got {keep!r}; 'auto' keeps short maps")
         if pooled is not None and (not isinstance(pooled, int) or isinstance(pooled, bool) or pooled < 1):
-            raise ArgumentError(f"pooled must be a number of cells or None: got {pooled!r}; 128 makes a good picture")
+            raise ArgumentError(
+                f"pooled must be a number of cells or None: got {pooled!r}; 128 makes a good picture"
+            )
         if reach < 0:
             raise ArgumentError(f"reach must not be negative: got {reach}; 0 is the query's own position")
         names = (statistics,) if isinstance(statistics, str) else statistics
-        self.names = STATISTICS if names is None else tuple(names)
+        self.names = tuple(ROW_STATISTICS if names is None else names)
         for name in self.names:
             if name not in STATISTICS:
-                raise ArgumentError(f"statistics must be known names: got {name!r}; {nearest(name, STATISTICS)}")
+                raise ArgumentError(
+                    f"statistics must be known names: got {name!r}; {nearest(name, STATISTICS)}"
+                )
         self.model, self.keep, self.pooled, self.patterns = model, keep, pooled, patterns
         self.between = ("attention", "outputs", "values") if diversity else ()
         self.reach, self.fallback = reach, fallback
@@ -136,9 +141,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         try:
             self._attached.__exit__(*error)
         finally:
-            for layer in self.heads.values():
-                for call in layer.calls:
-                    call.settle()
+            settle(call for layer in self.heads.values() for call in layer.calls)
         ran = attachment.forward.number - self._before
         if error[0] is None and ran and not self.heads and self.fallback != "skip":
             raise AttentionBypassed(
@@ -155,7 +158,9 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         _, _, T, S = call.weights.shape
         weighed = call.value is not None  # else only weights are to be had, without the scores behind them
         names = tuple(name for name in self.names if weighed or name != "max_logit")
-        decoding = T == 1 and S > 1  # a step of generation: numbers alone, or memory would grow with its square
+        decoding = (
+            T == 1 and S > 1
+        )  # a step of generation: numbers alone, or memory would grow with its square
         keep = self.keep is True or (self.keep == "auto" and S <= SHORT and not decoding)
         marks = None if decoding else self._marks(call)
         with torch.no_grad():

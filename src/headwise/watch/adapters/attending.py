@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -12,7 +14,7 @@ from ...map import AttentionMap
 from ...masks import Mask
 from ..attachment import announce, quietly
 
-__all__ = ["attended"]
+__all__ = ["attended", "with_padding"]
 
 
 def attended(
@@ -59,3 +61,15 @@ def _dropped(
     if bias is not None:
         added = bias.to(q.dtype) if added is None else bias.to(q.dtype).masked_fill(~added, -torch.inf)
     return scaled_dot_product_attention(q, k, v, added, dropout, scale=scale, enable_gqa=grouped)
+
+
+def with_padding(mask: Mask) -> Mask:
+    """In self-attention, a key that no query may see is padding, and so is the query in its place."""
+    if mask.queries is not None:
+        return mask
+    if mask.keys is not None:
+        return replace(mask, queries=mask.keys)
+    if mask.allowed is None or mask.allowed.shape[2] == 1:
+        return mask
+    seen = mask.allowed.any(2).any(1)  # [B or 1, S]
+    return mask if bool(seen.all()) else replace(mask, keys=seen, queries=seen)

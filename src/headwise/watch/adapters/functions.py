@@ -2,13 +2,15 @@
 
 A torch-function mode sees every call made while a watched module runs. The fused function is answered by
 ours, with all it was given. A softmax inside an attention layer is only looked at, and only with
-fallback="eager": its result are the weights, which the model has made anyway.
+fallback="eager": its result are the weights, which the model has made anyway. It must have a row for every
+position of the layer's input and be the only such softmax in the layer, or the layer counts as not heard.
 
 Letters: B batch, T query_len, S key_len, H num_heads, D head_dim.
 """
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +23,7 @@ from ...map import AttentionMap
 from ...masks import Mask
 from ..attachment import Attachment, Undo, announce, eager_is_wanted, is_quiet, padding_now
 from ..places import DISPATCHES, names_in
-from .attending import attended
+from .attending import attended, with_padding
 
 __all__ = ["install"]
 
@@ -35,7 +37,7 @@ def install(attachment: Attachment) -> Undo:
     handles = []
     for module, path in attachment.paths.items():
         if mode.may_call(module, path):
-            handles.append(module.register_forward_pre_hook(mode.enter))
+            handles.append(module.register_forward_pre_hook(mode.enter, with_kwargs=True))
             handles.append(module.register_forward_hook(mode.leave, always_call=True))
 
     def undo() -> None:
@@ -49,8 +51,9 @@ def install(attachment: Attachment) -> Undo:
 class _Functions(TorchFunctionMode):
     def __init__(self, attachment: Attachment) -> None:
         super().__init__()
-        self.attachment, self.depth = attachment, 0
+        self.attachment = attachment
         self.places = set(attachment.places)
+        self.inputs: list[list[torch.Size]] = []  # of the modules that run now
 
     def may_call(self, module: nn.Module, path: str) -> bool:
         """Whether this module may attend by itself: a place of attention of which no adapter knows more."""
@@ -61,20 +64,21 @@ class _Functions(TorchFunctionMode):
             return DISPATCHES not in names_in(kind)
         return not kind.__module__.startswith("transformers.")
 
-    def enter(self, *_: Any) -> None:
-        self.depth += 1
-        if self.depth == 1:
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = [x.shape for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim > 2]
+        self.inputs.append(given)
+        if len(self.inputs) == 1:
             self.__enter__()
 
     def leave(self, *_: Any) -> None:
-        if self.depth == 1:
+        if len(self.inputs) == 1:
             self.__exit__(None, None, None)
-        self.depth = max(0, self.depth - 1)
+        del self.inputs[-1:]
 
     def leave_all(self) -> None:
         """After an exception that ran past the hooks."""
-        if self.depth:
-            self.depth = 1
+        del self.inputs[1:]
+        if self.inputs:
             self.leave()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -84,20 +88,50 @@ class _Functions(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention:
             found = _fused(*args, **kwargs)
             return func(*args, **kwargs) if found is None else found
+        if self.attachment.here not in self.places or not eager_is_wanted():
+            return func(*args, **kwargs)
+        if func is functional.multi_head_attention_forward:
+            return self._multi_head(*args, **kwargs)
         result = func(*args, **kwargs)
-        if func in SOFTMAX and self.attachment.here in self.places and eager_is_wanted():
-            self._look(result, args, kwargs)
+        if func in SOFTMAX:
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+            weights = _by_head(result, dim, self._num_heads())
+            if weights is not None and self._is_whole(weights):
+                B, _, T, S = weights.shape
+                self._tell(weights, padding_now("attention_mask", B, T) if T == S else None)
         return result
 
-    def _look(self, weights: Any, args: Any, kwargs: Any) -> None:
-        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-        weights = _by_head(weights, dim, self._num_heads())
-        if weights is None:
+    def _multi_head(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """torch's function behind its module, called by a layer that is not its module."""
+        asked = inspect.signature(functional.multi_head_attention_forward).bind(*args, **kwargs)
+        asked.apply_defaults()
+        each_head = asked.arguments | {"need_weights": True, "average_attn_weights": False}
+        output, weights = functional.multi_head_attention_forward(**each_head)
+        assert weights is not None
+        hidden = asked.arguments["key_padding_mask"]
+        real = None if hidden is None or hidden.dtype != torch.bool else ~hidden
+        if weights.ndim == 4:
+            self._tell(weights, real)
+        if not asked.arguments["need_weights"]:
+            return output, None
+        return output, weights.mean(-3) if asked.arguments["average_attn_weights"] else weights
+
+    def _is_whole(self, weights: Tensor) -> bool:
+        """Whether there is a row for every position of what the layer was given."""
+        B, _, T, _ = weights.shape
+        return any(
+            shape[:2] == (T, B) or (shape[0] == B and T in (shape[1:-1].numel(), shape[2:].numel()))
+            for shape in self.inputs[-1]
+        )
+
+    def _tell(self, weights: Tensor, real: Tensor | None) -> None:
+        running = self.attachment.entered[-1]
+        if running.heard:  # one part of the attention among several: none of them is the weights
+            self.attachment.bypassed.setdefault(running.path, ())
             return
-        B, _, T, S = weights.shape
-        real = padding_now("attention_mask", B, T) if T == S else None
-        mask = None if real is None else Mask(queries=real)
-        announce(None, "self", AttentionMap.from_weights(weights.detach(), mask), None, None)
+        queries = real if weights.shape[2] == weights.shape[3] else None
+        given = AttentionMap.from_weights(weights.detach(), Mask(keys=real, queries=queries))
+        announce(None, "self", given, None, None)
 
     def _num_heads(self) -> int | None:
         here = self.attachment.here
@@ -139,10 +173,10 @@ def _fused(
     if attn_mask is not None:
         spread = attn_mask.expand(*lead, T, S) if attn_mask.ndim > 4 else attn_mask
         spread = _four(spread) if spread.ndim > 2 else spread[None, None]
-        if attn_mask.dtype == torch.bool:
-            mask = mask & _rules(spread, B, T, S)
-        else:
-            bias = spread
+        allowed, bias = (spread, None) if attn_mask.dtype == torch.bool else _parted(spread)
+        mask = mask & _rules(allowed, B, T, S)
+    if T == S:
+        mask = with_padding(mask)
     if mask.queries is None and T == S:
         mask = replace(mask, queries=padding_now("attention_mask", B, T))
     kind = "self" if T == S or is_causal else "cross"
@@ -152,11 +186,19 @@ def _fused(
     return output.reshape(*lead, T, value.shape[-1])
 
 
+def _parted(added: Tensor) -> tuple[Tensor, Tensor | None]:
+    """What a float mask hides, and what else it adds."""
+    hidden = added <= torch.finfo(added.dtype).min / 2
+    bias = added.masked_fill(hidden, 0.0)
+    return ~hidden, bias if bias.requires_grad or bool(bias.any()) else None
+
+
 def _rules(allowed: Tensor, B: int, T: int, S: int) -> Mask:
     """A bool mask; one that is the same for all heads and queries is padding."""
+    if bool(allowed.all()):
+        return Mask()
     if allowed.shape[1:3] == (1, 1) and allowed.shape[3] == S:
-        real = allowed[:, 0, 0].expand(B, S)
-        return Mask.padding(real, real if T == S else None)
+        return Mask.padding(allowed[:, 0, 0].expand(B, S))
     return Mask.dense(allowed)
 
 

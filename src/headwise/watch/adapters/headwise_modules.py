@@ -16,8 +16,7 @@ __all__ = ["install"]
 
 def install(attachment: Attachment) -> Undo:
     """Let every module of ours tell of its calls."""
-    modules = attachment.model.modules()
-    return override((module for module in modules if isinstance(module, MultiHeadAttention)), forward)
+    return override((module for module in attachment.paths if isinstance(module, MultiHeadAttention)), forward)
 
 
 def forward(

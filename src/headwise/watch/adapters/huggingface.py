@@ -29,7 +29,7 @@ _held: dict[int, list[Any]] = {}  # id of a config -> [config, its own implement
 
 def install(attachment: Attachment) -> Undo:
     """Select our functions in every config that a dispatching layer reads."""
-    configs = _configs(attachment.model)
+    configs = attachment.structure.once(NAME, lambda: _configs(attachment.model))
     if configs:
         _register()
     for config in configs:

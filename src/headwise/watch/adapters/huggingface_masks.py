@@ -18,6 +18,7 @@ from torch import Tensor
 from ... import budget
 from ...foreign_masks import from_huggingface
 from ...masks import Mask
+from .attending import with_padding
 
 __all__ = ["CompactMask", "compact_mask", "rules_of"]
 
@@ -211,7 +212,7 @@ def rules_of(mask: Any, query_len: int, key_len: int, itself: bool) -> tuple[Mas
     if rules.allowed is not None and rules.allowed.shape[1:3] == (1, 1) and rules.allowed.shape[3] == key_len:
         rules = replace(rules, allowed=None, keys=rules.allowed[:, 0, 0])  # it is padding
     if itself and query_len == key_len:
-        rules = _with_queries(rules)
+        rules = with_padding(rules)
     return rules, bias, key_len
 
 
@@ -237,15 +238,3 @@ def _cut(rules: Mask, key_len: int, empty: int) -> Mask:
     if rules.key_ids is not None:
         changed["key_ids"] = rules.key_ids[:, :key_len]
     return replace(rules, **changed)
-
-
-def _with_queries(rules: Mask) -> Mask:
-    """A key that no query may see is padding, and so is the query in its place."""
-    if rules.queries is not None:
-        return rules
-    if rules.keys is not None:
-        return replace(rules, queries=rules.keys)
-    if rules.allowed is None or rules.allowed.shape[2] == 1:
-        return rules
-    seen = rules.allowed.any(2).any(1)  # [B or 1, S]
-    return rules if bool(seen.all()) else replace(rules, queries=seen)

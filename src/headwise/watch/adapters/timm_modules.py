@@ -14,7 +14,7 @@ _held: dict[nn.Module, int] = {}  # whose flag was off -> how many attachments h
 
 def install(attachment: Attachment) -> Undo:
     """Turn the flag on wherever it is off."""
-    taken = [m for m in attachment.model.modules() if m in _held or getattr(m, FLAG, None) is False]
+    taken = [m for m in attachment.paths if m in _held or m.__dict__.get(FLAG) is False]
     for module in taken:
         _held[module] = _held.get(module, 0) + 1
         setattr(module, FLAG, True)

@@ -33,7 +33,7 @@ KNOWN = (nn.MultiheadAttention, MultiheadAttention)  # not their subclasses, whi
 
 def install(attachment: Attachment) -> Undo:
     """Let every module of torch's class tell of its calls."""
-    modules = list(attachment.model.modules())
+    modules = list(attachment.paths)
     nesting = [m for m in modules if isinstance(m, nn.TransformerEncoder) and getattr(m, "use_nested_tensor", 0)]
     for encoder in nesting:
         encoder.use_nested_tensor = False

@@ -1,0 +1,1 @@
+"""Models: the trained one that headwise looks at by default, and those of others."""

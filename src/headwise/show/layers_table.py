@@ -1,0 +1,69 @@
+"""The layers of a model as a table for the terminal: what their heads come to."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import torch
+from torch import Tensor
+
+from ..heads.collection import Heads
+from ..heads.diversity import jensen_shannon, one_number
+from ..heads.labels import MIXED
+from ..heads.layer import LayerHeads
+from .heads_table import HeadsTable
+from .table import HEADERS, _number, _text, empty_table
+
+__all__ = ["diversity_of", "layers_table"]
+
+NUMBERS = ("entropy", "distance", "first")
+QUERIES = 256  # to compare heads on: their mean hardly moves beyond
+
+
+def layers_table(heads: Heads, *, title: str | None = None) -> HeadsTable:
+    """One row a layer: means over its heads, how much they differ, and how many have which label.
+
+    Diversity is the mean Jensen-Shannon divergence between two heads, in nats: 0 where all look alike, log 2 = 0.69
+    where no two look at the same keys. A layer whose maps were not kept has a dash, unless it was watched with
+    `diversity=True`.
+
+    Raises:
+        ArgumentError: nothing was watched.
+        ImportError: rich is not installed.
+    """
+    table = empty_table(title if title is not None else heads.title)
+    heads.all()  # raises where there are none
+    table.add_column("layer", justify="right", no_wrap=True)
+    table.add_column("heads", justify="right", no_wrap=True)
+    for name in NUMBERS:
+        table.add_column(HEADERS[name], justify="right", no_wrap=True)
+    table.add_column("diver-\nsity", justify="right", no_wrap=True)
+    table.add_column("labels")
+    for layer in heads.values():
+        measured = layer.statistics
+        row = [
+            _number(name, float(measured[name].nanmean()) if name in measured else math.nan) for name in NUMBERS
+        ]
+        numbers = [*row, _number("entropy", diversity_of(layer))]  # in nats, as entropy is
+        table.add_row(_text(str(layer.layer)), str(len(layer)), *numbers, _text(_census(layer)))
+    return HeadsTable(table)
+
+
+def diversity_of(layer: LayerHeads) -> float:
+    """How much the heads of a layer differ, in nats: the mean over pairs, sequences and calls; NaN: not known."""
+    found: list[Tensor] = []
+    for call in layer.calls:
+        pairs = call.pairs.get("attention")
+        if pairs is None and call.map is not None:
+            pairs = jensen_shannon(call.map, queries=QUERIES)
+        if pairs is not None:
+            found.append(one_number(pairs).cpu().double())
+    return float(torch.cat(found).nanmean()) if found else math.nan
+
+
+def _census(layer: LayerHeads) -> str:
+    """ "8 special-token, 1 previous-token, 3 mixed": the most first, those without a label last."""
+    counts = Counter(each.name for each in layer.labels)
+    order = sorted(counts.items(), key=lambda each: (each[0] == MIXED, -each[1]))
+    return ", ".join(f"{count} {name}" for name, count in order)

@@ -1,0 +1,148 @@
+"""What was pruned, written down in a Hugging Face model's config, and models brought back from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...errors import ArgumentError
+
+__all__ = ["KEY", "load_pruned", "remember"]
+
+KEY = "headwise_pruned_heads"  # as numbered in the unpruned model; in a config {module path: heads}
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def remember(model: nn.Module, path: str, gone: list[int], num_heads: int) -> None:
+    """Write down on a layer which heads are gone, and in the config of the Hugging Face model around it.
+
+    The config is written from the layers alone: a new model may have the config of one that was pruned.
+
+    Args:
+        gone: as numbered before this pruning.
+        num_heads: how many there were before it.
+    """
+    module: Any = model.get_submodule(path)
+    already = set(getattr(module, KEY, ()))
+    stayed = [head for head in range(num_heads + len(already)) if head not in already]
+    setattr(module, KEY, sorted(already | {stayed[head] for head in gone}))
+    owner = _owner(model, path)
+    if owner is not None:
+        marked = {name: getattr(each, KEY, None) for name, each in owner.named_modules()}
+        setattr(owner.config, KEY, {name: heads for name, heads in marked.items() if heads})
+
+
+def _owner(model: nn.Module, path: str) -> Any:
+    """The outermost Hugging Face model around a layer; None: there is none."""
+    if "transformers" not in sys.modules:
+        return None
+    from transformers import PreTrainedModel
+
+    parts = path.split(".") if path else []
+    around = (model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts) + 1))
+    return next((module for module in around if isinstance(module, PreTrainedModel)), None)
+
+
+def load_pruned(cls_or_model: Any, folder: str | os.PathLike[str], **changes: Any) -> Any:
+    """A pruned Hugging Face model from where `save_pretrained` has put it.
+
+    Builds the model from its config, prunes it as the config says, then loads the weights.
+
+    Args:
+        cls_or_model: the model's class, or one of the AutoModel classes; or an unpruned model of that shape,
+            which is pruned in place.
+        folder: holds config.json and the weights as safetensors.
+        changes: settings of the config, instead of those saved.
+
+    Returns:
+        The model, in evaluation mode, with the dtype of the saved weights.
+
+    Raises:
+        ArgumentError: no such folder or files; a config without pruned heads; weights that do not fit;
+            changes for a model that is already built.
+
+    Example:
+        >>> folder = "smaller-gpt2"
+        >>> model = load_pruned(GPT2LMHeadModel, folder)    # doctest: +SKIP
+    """
+    from .pruning import prune
+
+    place = Path(folder)
+    if not (place / "config.json").is_file():
+        raise ArgumentError(
+            f"folder must hold a saved model: no config.json in {str(folder)!r}; use save_pretrained"
+        )
+    state = _weights(place)
+    if isinstance(cls_or_model, nn.Module):
+        if changes:
+            raise ArgumentError(
+                f"changes must go with a class: got {', '.join(changes)} for a model that is built; "
+                "change its config"
+            )
+        model: Any = cls_or_model
+        written = json.loads((place / "config.json").read_text("utf-8")).get(KEY)
+    else:
+        config = _config_class(cls_or_model).from_pretrained(place, **changes)
+        written = getattr(config, KEY, None)
+        make = getattr(cls_or_model, "from_config", None) or cls_or_model
+        model = make(config) if written else None
+    if not written:
+        raise ArgumentError(
+            f"folder must hold a pruned model: the config in {str(folder)!r} has no {KEY}; "
+            "use from_pretrained"
+        )
+    prune(model, written)
+    _load(model, state, folder)
+    return model.eval()
+
+
+def _config_class(cls: Any) -> Any:
+    found = getattr(cls, "config_class", None)
+    if found is None:  # an AutoModel class: the config tells which model it is
+        from transformers import AutoConfig
+
+        return AutoConfig
+    return found
+
+
+def _weights(place: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    files = [place / WEIGHTS]
+    if (place / INDEX).is_file():
+        index = json.loads((place / INDEX).read_text("utf-8"))["weight_map"]
+        files = [place / name for name in sorted(set(index.values()))]
+    state: dict[str, Tensor] = {}
+    for file in files:
+        if not file.is_file():
+            raise ArgumentError(
+                f"folder must hold the weights: no {file.name} in {str(place)!r}; save them again"
+            )
+        state |= load_file(file)
+    return state
+
+
+def _load(model: Any, state: dict[str, Tensor], folder: str | os.PathLike[str]) -> None:
+    """Put saved weights in place; those tied to others are saved once."""
+    own = model.state_dict()
+    for name, value in state.items():
+        if name not in own or own[name].shape != value.shape:
+            have = f"has shape {list(own[name].shape)}" if name in own else "does not exist"
+            raise ArgumentError(
+                f"folder must hold weights of this model: {name} is {list(value.shape)} in {str(folder)!r} "
+                f"and {have} in {type(model).__name__}; use the class it was saved from"
+            )
+    missing = model.load_state_dict(state, strict=False, assign=True).missing_keys
+    model.tie_weights()
+    loaded = {value.data_ptr() for name, value in model.state_dict().items() if name in state}
+    absent = [name for name in missing if model.state_dict()[name].data_ptr() not in loaded]
+    if absent:
+        raise ArgumentError(
+            f"folder must hold all weights of this model: {', '.join(absent[:4])} missing in "
+            f"{str(folder)!r}; use the class it was saved from, not {type(model).__name__}"
+        )

@@ -1,0 +1,66 @@
+"""What a model is made of, worked out once: paths, places of attention, which modules need a hook.
+
+Watching begins and ends around single forwards, so what does not change between them is kept beside the model,
+for as long as it has the same modules, of the same classes, with the same configs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from .places import likely_places
+
+__all__ = ["Structure", "structure_of"]
+
+Found = TypeVar("Found")
+
+
+class Structure:
+    """The parts of one model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        # Weakly: what is kept beside a model must not keep the model.
+        self.paths = WeakKeyDictionary({module: path for path, module in model.named_modules()})
+        self.places = likely_places(model)
+        places = set(self.places)
+        self.hooked = WeakKeyDictionary(
+            {
+                module: (path, path in places)
+                for module, path in self.paths.items()
+                if not path or path in places or not _is_bystander(module)
+            }
+        )
+        self._memo: dict[str, Any] = {}
+
+    def once(self, name: str, find: Callable[[], Found]) -> Found:
+        """What `find` returns, worked out the first time."""
+        if name not in self._memo:
+            self._memo[name] = find()
+        found: Found = self._memo[name]
+        return found
+
+
+def _is_bystander(module: nn.Module) -> bool:
+    """Whether a module surely does not attend by itself: torch's layers; in Transformers, all but models."""
+    home = type(module).__module__
+    if home.startswith("transformers."):
+        return not hasattr(type(module), "from_pretrained")
+    return home.startswith("torch.nn.")
+
+
+_known: WeakKeyDictionary[nn.Module, tuple[Any, Structure]] = WeakKeyDictionary()
+
+
+def structure_of(model: nn.Module) -> Structure:
+    """The model's structure, as it is now."""
+    now = [(id(module), type(module), id(module.__dict__.get("config"))) for module in model.modules()]
+    kept = _known.get(model)
+    if kept is not None and kept[0] == now:
+        return kept[1]
+    found = Structure(model)
+    _known[model] = (now, found)
+    return found

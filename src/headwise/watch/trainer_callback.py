@@ -1,0 +1,126 @@
+"""`Monitor` in the training loop of Hugging Face Transformers."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
+
+from ..errors import ArgumentError
+from .monitor import Monitor
+
+__all__ = ["trainer_callback"]
+
+PREFIX = "heads/"  # of our numbers among those of others
+
+
+def trainer_callback(every: int | Monitor = 100, **options: Any) -> Any:
+    """A `transformers.TrainerCallback` that measures a step in `every` and adds its numbers to the logs.
+
+        callback = trainer_callback(every=100)
+        trainer = Trainer(model, args, train_dataset=data, callbacks=[callback])
+        callback.join(trainer)
+        trainer.train()
+        callback.monitor.to_pandas()
+
+    A step is all that lies between two updates of the weights, with every forward of gradient accumulation and
+    with backward: checkpointing works. What the logs get are the numbers over all heads ("heads/entropy/min",
+    "heads/dead", ...), once for each measured step; all others are in `callback.monitor`. Trainer calls those
+    given as `callbacks` after those that report to TensorBoard and its like: `callback.join(trainer)` puts it
+    before them. Without that the numbers reach `state.log_history` and the terminal only.
+
+    Trainer tells nobody of an exception. After one that ended `train()` in a measured step, `callback.close()`
+    leaves the model as it was; so does the next `train()`.
+
+    Args:
+        every: how many steps from one that is measured to the next; or a `Monitor` of the model that is to be
+            trained.
+        options: further arguments of `headwise.Monitor`.
+
+    Returns:
+        The callback. Its `monitor` is there from the beginning of training.
+
+    Raises:
+        ArgumentError: options beside a monitor; and, when training begins, as `headwise.Monitor`.
+        ImportError: transformers is not installed.
+
+    Example:
+        >>> import pytest
+        >>> _ = pytest.importorskip("transformers")
+        >>> trainer_callback(every=50, statistics="entropy")
+        MonitorCallback(every=50)
+    """
+    if isinstance(every, Monitor) and options:
+        raise ArgumentError(
+            f"options must be those of the monitor itself: got {', '.join(options)} beside a monitor; give "
+            "them to Monitor(model, ...)"
+        )
+    return _callback_class()(every, options)
+
+
+@cache
+def _callback_class() -> type[Any]:
+    try:
+        from transformers import TrainerCallback
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "trainer_callback needs transformers; install with: pip install transformers accelerate",
+            name=error.name,
+        ) from error
+
+    class MonitorCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
+        """Made by `headwise.watch.trainer_callback`, which describes it."""
+
+        def __init__(self, every: int | Monitor, options: dict[str, Any]) -> None:
+            self.monitor = every if isinstance(every, Monitor) else None
+            self.every: int = self.monitor.every if self.monitor else every  # type: ignore[assignment]
+            self.options = options
+            self._step: AbstractContextManager[Monitor] | None = None
+            self._fresh = False  # whether there are numbers that no log has had
+
+        def join(self, trainer: Any) -> MonitorCallback:
+            """Take the first place among a trainer's callbacks; it may be among them already."""
+            callbacks = trainer.callback_handler.callbacks
+            if self in callbacks:
+                callbacks.remove(self)
+            callbacks.insert(0, self)
+            return self
+
+        def close(self) -> None:
+            """End a step that an exception left open: the model is as it was."""
+            step, self._step = self._step, None
+            if step is not None:
+                stopped = RuntimeError("the step was left")
+                step.__exit__(RuntimeError, stopped, None)
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            self.close()
+            if self.monitor is None:
+                self.monitor = Monitor(model, self.every, **self.options)
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.close()
+            assert self.monitor is not None
+            self.monitor.number = state.global_step
+            self._step = self.monitor.step()
+            self._step.__enter__()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            step, self._step = self._step, None
+            if step is not None and self.monitor is not None:
+                step.__exit__(None, None, None)
+                self._fresh |= self.monitor.measured
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            if not self._fresh or logs is None or self.monitor is None:
+                return
+            self._fresh = False
+            numbers = {f"{PREFIX}{name}": value for name, value in self.monitor.summary.items()}
+            logs.update(numbers)
+            if state.log_history:  # which got its copy of the logs before anybody was told
+                state.log_history[-1].update(numbers)
+
+        def __repr__(self) -> str:
+            return f"MonitorCallback(every={self.every})"
+
+    return MonitorCallback

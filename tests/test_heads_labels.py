@@ -1,0 +1,119 @@
+"""Labels: earned by a measured score above a stated threshold, or not given."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import headwise as hw
+from headwise import heads
+from headwise.engines.statistics import STATISTICS
+from headwise.heads import LABELS, Label, label
+
+BY_NAME = {entry.name: entry for entry in LABELS}
+SCORES = [entry.score for entry in LABELS]
+
+
+@pytest.mark.parametrize("entry", LABELS, ids=BY_NAME)
+def test_a_score_at_its_threshold_earns_its_label(entry: heads.labels.Entry) -> None:
+    assert label({entry.score: entry.threshold}) == Label(entry.name, entry.threshold)
+    assert label({entry.score: entry.threshold - 1e-9}) == Label("mixed")
+
+
+@pytest.mark.parametrize("entry", LABELS, ids=BY_NAME)
+def test_every_entry_says_what_it_means_and_who_says_so(entry: heads.labels.Entry) -> None:
+    assert 0 < entry.threshold < 1
+    assert entry.meaning and entry.source and "\n" not in entry.meaning
+    assert any(year in entry.source for year in ("2019", "2022", "2024"))
+
+
+def test_names_and_scores_are_unique() -> None:
+    assert len(BY_NAME) == len(set(SCORES)) == len(LABELS)
+
+
+def test_scores_are_statistics_functions_of_heads_or_masses_of_tokens() -> None:
+    masses_of_tokens = {"special", "punctuation"}  # `token_mass` of those
+    for score in SCORES:
+        assert score in STATISTICS or callable(getattr(heads, score, None)) or score in masses_of_tokens, (
+            score
+        )
+
+
+def test_a_label_reads_as_name_and_score() -> None:
+    assert str(label({"previous": 0.9349})) == "previous-token (0.93)"
+    assert str(label({"previous": 0.2})) == str(Label("mixed")) == "mixed"
+
+
+def test_what_was_not_measured_earns_nothing() -> None:
+    assert label({}) == Label("mixed")
+    assert label({"first": math.nan, "itself": 0.1}) == Label("mixed")
+    assert label({"first": math.nan, "itself": 0.7}) == Label("self", 0.7)
+
+
+def test_names_that_are_no_scores_are_ignored() -> None:
+    assert label({"effective_keys": 12.0, "max_logit": 99.0, "entropy": 5.0}) == Label("mixed")
+
+
+def test_the_largest_relative_margin_wins() -> None:
+    # 0.4 of the way from 0.6 to 1 against 0.5 of the way from 0.4
+    assert label({"first": 0.76, "induction": 0.7}).name == "induction"
+    assert label({"first": 0.84, "induction": 0.7}).name == "sink"
+
+
+def test_of_equal_margins_the_first_in_the_table_wins() -> None:
+    """A model whose only special token is the first has the same score for both."""
+    assert label({"special": 0.8, "first": 0.8}) == Label("sink", 0.8)
+
+
+def test_a_general_label_gives_way_to_any_other() -> None:
+    assert label({"previous": 0.55, "locality": 0.99}) == Label("previous-token", 0.55)
+    assert label({"previous": 0.45, "locality": 0.99}) == Label("local", 0.99)
+
+
+@given(st.dictionaries(st.sampled_from([*SCORES, "entropy"]), st.floats(0, 1) | st.just(math.nan)))
+def test_a_label_always_stands_on_a_measured_score(scores: dict[str, float]) -> None:
+    found = label(scores)
+    if found.score is None:
+        assert found.name == "mixed"
+        assert all(not scores.get(entry.score, 0) >= entry.threshold for entry in LABELS)
+    else:
+        entry = BY_NAME[found.name]
+        assert found.score == scores[entry.score] >= entry.threshold
+
+
+def test_scores_may_be_tensors_of_one_number() -> None:
+    assert label({"itself": torch.tensor(0.75)}) == Label("self", 0.75)  # type: ignore[dict-item]
+
+
+def scores_of(w: hw.AttentionMap, tokens: torch.Tensor) -> dict[str, float]:
+    """Everything the table asks for that needs no tokenizer."""
+    stats = w.statistics("previous", "next", "itself", "first", "entropy")
+    found = {name: stats[name] for name in ("previous", "next", "itself", "first")}
+    found |= {"spread": heads.spread(w, stats.entropy), "locality": heads.locality(w)}
+    found |= {name: getattr(heads, name)(w, tokens) for name in ("induction", "duplicate_token")}
+    return {name: value.item() for name, value in found.items()}
+
+
+@pytest.mark.parametrize(
+    "name", ["previous-token", "self", "sink", "induction", "duplicate-token", "broad", "local"]
+)
+def test_a_head_made_for_it_gets_its_label(name: str) -> None:
+    period, times = 13, 5
+    n = period * times
+    i, j = torch.arange(n)[:, None], torch.arange(n)
+    tokens = torch.arange(period).repeat(times)
+    scores = {
+        "previous-token": j == i - 1,
+        "self": j == i,
+        "sink": j == 0,
+        "induction": (j == i + 1 - period) | (j == i + 1 - 2 * period),
+        "duplicate-token": (j == i - period) | (j == i - 2 * period),
+        "broad": j < 0,
+        "local": (i - j < 9) & (i - j > 1),
+    }[name]
+    w = hw.AttentionMap(torch.zeros(1, 1, n, 1), torch.zeros(1, 1, n, 1), bias=8.0 * scores, causal=True)
+    assert label(scores_of(w, tokens)).name == name

@@ -1,0 +1,422 @@
+"""Importance and robustness; the judges are gates, a sequence at a time, and models cut by hand."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import ArgumentError, ShapeError
+from headwise.watch import progress
+from headwise.watch.attachment import attach
+from headwise.watch.calls import Call
+from headwise.watch.importance import Importance, importance
+from headwise.watch.robustness import Robustness, robustness
+from judge import error
+from small_models import albert, bert, gpt2, hooks_on, llama, numbers, ours, tokens
+
+EXACT = 1e-10  # of a float64 model
+LLAMA = [f"model.layers.{layer}.self_attn" for layer in range(2)]
+
+
+def squares(model: nn.Module, x: Tensor) -> Tensor:
+    """A mean over sequences."""
+    return model(x).square().sum((1, 2)).mean()
+
+
+def surprise(model: nn.Module, ids: Tensor) -> Tensor:
+    """What Hugging Face computes as a language model's loss, in float64 where theirs goes down to float32."""
+    logits = model(input_ids=ids).logits
+    return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+class Gates:
+    """One factor for every head of every layer, which the loss is differentiated by."""
+
+    def __init__(self) -> None:
+        self.gates: dict[str, Tensor] = {}
+
+    def hear(self, call: Call) -> Tensor:
+        assert call.output is not None
+        path = call.path.partition("#")[0]
+        gate = self.gates.setdefault(
+            path, torch.ones(call.num_heads, dtype=torch.float64, requires_grad=True)
+        )
+        return call.output * gate[:, None, None]
+
+
+def by_gates(
+    model: nn.Module, inputs: list[Any], loss: Callable[[nn.Module, Any], Tensor]
+) -> dict[str, Tensor]:
+    """mean over sequences of |dL / dgate|, one sequence at a time."""
+    total: dict[str, Tensor] = {}
+    for one in inputs:
+        gates = Gates()
+        with attach(model, gates):
+            value = loss(model, one)
+        grads = torch.autograd.grad(value, list(gates.gates.values()))
+        for path, grad in zip(gates.gates, grads, strict=True):
+            total[path] = total.get(path, 0) + grad.abs() / len(inputs)
+    return total
+
+
+def agree(found: Importance, truth: dict[str, Tensor]) -> None:
+    assert list(found) == list(truth)
+    for path, expected in truth.items():
+        assert error(found[path], expected) < EXACT * expected.abs().max()
+
+
+# Gradients
+
+
+def test_importance_is_the_gradient_of_a_gate_a_sequence_at_a_time() -> None:
+    model = gpt2()
+    ids = tokens(5)
+    found = importance(model, [ids[:2], ids[2:]], surprise, normalise=False)
+    agree(found, by_gates(model, list(ids.split(1)), surprise))
+    assert found.examples == 5
+
+
+def test_a_language_model_predicts_its_own_input() -> None:
+    model, ids = llama(), tokens()
+    expected = importance(model, [ids], lambda m, x: m(input_ids=x, labels=x).loss)
+    for batches in ([ids], ids, {"input_ids": ids}, [{"input_ids": ids}]):
+        agree(importance(model, batches), {str(path): each for path, each in expected.items()})
+
+
+def test_a_summed_loss_gives_the_same() -> None:
+    model, x = ours(), numbers(5, 7, 13)
+    mean = importance(model, [x], squares, normalise=False)
+    summed = importance(model, [x], lambda m, b: squares(m, b) * len(b), reduction="sum", normalise=False)
+    agree(mean, by_gates(model, list(x.split(1)), squares))
+    agree(summed, {str(path): each for path, each in mean.items()})
+
+
+def test_normalised_scores_of_a_layer_have_length_one() -> None:
+    model, x = ours(), numbers(3, 7, 13)
+    plain, scaled = (importance(model, [x], squares, normalise=each) for each in (False, None))
+    for path in plain:
+        assert error(scaled[path], plain[path] / plain[path].norm()) < EXACT
+    assert importance(model, [x], squares, method="leave_one_out").normalised is False
+
+
+def test_a_model_with_labels_and_padding_uses_its_own_loss() -> None:
+    model = bert()
+    labels = torch.tensor([0, 2, 1])
+    batch = {"input_ids": tokens(), "attention_mask": torch.ones_like(tokens()), "labels": labels}
+    found = importance(model, batch, normalise=False)
+    ones = [{name: value[i : i + 1] for name, value in batch.items()} for i in range(3)]
+    agree(found, by_gates(model, ones, lambda m, x: m(**x).loss))
+
+
+def test_padding_is_no_label_of_a_language_model() -> None:
+    model = gpt2()
+    batch = {"input_ids": tokens(1), "attention_mask": torch.ones_like(tokens(1))}
+    batch["attention_mask"][:, -2:] = 0
+    short = {"input_ids": tokens(1)[:, :-2]}
+    agree(importance(model, [batch]), {str(p): s for p, s in importance(model, [short]).items()})
+
+
+def test_nothing_about_the_parameters_changes_and_frozen_models_work() -> None:
+    model, x = ours(), numbers(3, 7, 13)
+    expected = importance(model, [x], squares)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with mode():
+            frozen = importance(model, [x], squares)
+        agree(frozen, {str(path): each for path, each in expected.items()})
+    assert all(p.grad is None and not p.requires_grad for p in model.parameters())
+    assert hooks_on(model) == 0
+
+
+def test_gradients_already_there_stay() -> None:
+    model, x = ours(), numbers(3, 7, 13)
+    squares(model, x).backward()
+    before = {name: p.grad.clone() for name, p in model.named_parameters()}
+    importance(model, [x], squares)
+    assert all(torch.equal(p.grad, before[name]) for name, p in model.named_parameters())
+
+
+def test_a_shared_layer_has_one_score_a_head_for_all_visits() -> None:
+    model, x = albert(), tokens()
+
+    def loss(m: nn.Module, ids: Tensor) -> Tensor:
+        return m(ids).last_hidden_state.square().sum((1, 2)).mean()
+
+    found = importance(model, [x], loss, normalise=False)
+    assert len(found) == 1
+    agree(found, by_gates(model, list(x.split(1)), loss))
+
+
+def test_layers_that_are_checkpointed_are_counted_once() -> None:
+    model = llama()
+    expected = importance(model, [tokens()], normalise=False)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    assert model.model.gradient_checkpointing
+    agree(importance(model, [tokens()], normalise=False), {str(p): s for p, s in expected.items()})
+
+
+# Leaving out
+
+
+def test_leaving_one_out_is_the_difference_of_the_losses() -> None:
+    model = gpt2()
+    batches = [tokens(2), tokens(3, 5, seed=2)]
+    found = importance(model, batches, surprise, method="leave_one_out")
+
+    def loss(m: nn.Module) -> Tensor:
+        with torch.no_grad():
+            return sum(surprise(m, x) * len(x) for x in batches) / 5  # type: ignore[return-value]
+
+    for layer in range(2):
+        for head in range(3):
+            cut = copy.deepcopy(model)
+            with torch.no_grad():
+                cut.transformer.h[layer].attn.c_proj.weight[head * 11 : (head + 1) * 11] = 0
+            assert error(found[layer][head], loss(cut) - loss(model)) < EXACT
+    assert hooks_on(model) == 0
+
+
+def test_a_head_that_says_nothing_has_no_importance() -> None:
+    model, x = ours(), numbers(3, 7, 13)
+    with torch.no_grad():
+        model.layers[1].out_proj.weight.unflatten(1, (4, 7))[:, 2] = 0
+    for method in ("gradient", "leave_one_out"):
+        found = importance(model, [x], squares, method=method)
+        assert found[1][2] == 0
+        assert (1, 2) in found.least(1) or min(found[1].tolist()) < 0
+
+
+# The result
+
+
+def scores(**layers: list[float]) -> Importance:
+    paths = {f"h.{name[1:]}.attn": torch.tensor(each) for name, each in layers.items()}
+    return Importance(paths, "gradient", True, 7, {path: int(path[2]) for path in paths})
+
+
+def test_heads_are_ranked_and_named_by_layer_number() -> None:
+    found = scores(l0=[0.5, 0.1], l1=[0.9, 0.3])
+    assert [(r.layer, r.head) for r in found.ranking()] == [(1, 0), (0, 0), (1, 1), (0, 1)]
+    assert found.least(2) == [(0, 1), (1, 1)] and found.most(1) == [(1, 0)]
+    assert found[1] is found["h.1.attn"] and 1 in found and 2 not in found
+    with pytest.raises(ArgumentError, match="got 5"):
+        found[5]
+
+
+def test_importance_can_be_read() -> None:
+    words = str(scores(l0=[0.5, 0.1], l1=[0.9, 0.3]))
+    assert words.startswith(
+        "Importance of 4 heads, by gradients, over 7 sequences, each layer's scores of length 1."
+    )
+    assert "layer 1        0.9        0.3" in words
+    assert words.endswith("Most important: layer 1 head 0 (0.9), layer 0 head 0 (0.5), layer 1 head 1 (0.3)")
+
+
+def test_with_several_stacks_layers_go_by_their_paths() -> None:
+    model = nn.ModuleDict({"a": ours(), "b": ours()})
+
+    def loss(m: Any, x: Tensor) -> Tensor:
+        return squares(m["a"], x) + squares(m["b"], x)
+
+    found = importance(model, [numbers(2, 5, 13)], loss)
+    assert {ranked.layer for ranked in found.ranking()} == {f"{x}.layers.{i}" for x in "ab" for i in range(2)}
+
+
+# What is refused
+
+
+def refused(kind: type[Exception], match: str, *args: Any, **options: Any) -> None:
+    with pytest.raises(kind, match=match):
+        importance(*args, **options)
+
+
+def test_wrong_arguments_are_named() -> None:
+    model, x = ours(), numbers(2, 5, 13)
+    refused(
+        ArgumentError, "got 'gradients'; did you mean 'gradient'", model, [x], squares, method="gradients"
+    )
+    refused(
+        ArgumentError, "reduction must be 'mean' or 'sum': got 'max'", model, [x], squares, reduction="max"
+    )
+    refused(ArgumentError, "batches must hold at least one: got 0", model, [], squares)
+    refused(ArgumentError, "batches must be an iterable of batches: got int", model, 5, squares)
+    refused(ArgumentError, "one number as a tensor: got float", model, [x], lambda m, b: 1.5)
+    refused(ArgumentError, r"one number as a tensor: got shape \[2, 5, 13\]", model, [x], lambda m, b: m(b))
+    refused(ArgumentError, "none was heard in Stack", model, [x], lambda m, b: b.sum().requires_grad_())
+    refused(
+        ArgumentError, "none was heard in Stack", model, [x], lambda m, b: b.sum(), method="leave_one_out"
+    )
+    refused(
+        ArgumentError,
+        "loss_fn must keep the gradient: its loss",
+        model,
+        [x],
+        lambda m, b: m(b).sum().detach(),
+    )
+
+
+def test_attention_without_gradients_is_not_counted_as_unimportant() -> None:
+    @torch.no_grad()
+    def silent(m: nn.Module, x: Tensor) -> Tensor:
+        return m(x).sum()
+
+    refused(ArgumentError, "layers.0 runs without", ours(), [numbers(2, 5, 13)], silent)
+
+
+def test_a_loss_must_be_there() -> None:
+    refused(ArgumentError, "mappings without a loss_fn: got list", ours(), [[1]])
+    refused(
+        ArgumentError,
+        "must hold labels: got input_ids for BertForSequence",
+        bert(),
+        [{"input_ids": tokens()}],
+    )
+    refused(ArgumentError, "must hold labels: got nothing for Stack", ours(), [{}])
+
+    class Mute(nn.Module):
+        def forward(self, labels: Tensor) -> Tensor:
+            return labels
+
+    refused(ArgumentError, "Mute returned none", Mute(), [{"labels": tokens()}])
+
+
+def test_a_layer_must_see_one_batch_size_in_a_loss() -> None:
+    def uneven(m: nn.Module, x: Tensor) -> Tensor:
+        return m(x).sum() + m(x[:1]).sum()
+
+    refused(ShapeError, "layers.0 saw 3 and 1 sequences", ours(), [numbers(3, 5, 13)], uneven)
+
+
+# Robustness
+
+
+def zeroed(model: Any, heads: list[tuple[int, int]]) -> Any:
+    cut = copy.deepcopy(model)
+    with torch.no_grad():
+        for layer, head in heads:
+            cut.layers[layer].out_proj.weight.unflatten(1, (4, 7))[:, head] = 0
+    return cut
+
+
+def test_robustness_is_the_loss_of_models_cut_by_hand() -> None:
+    model, batches = ours(), [numbers(2, 7, 13), numbers(3, 5, 13, seed=2)]
+
+    def loss(m: nn.Module) -> float:
+        with torch.no_grad():
+            return sum(squares(m, x).item() * len(x) for x in batches) / 5
+
+    found = robustness(model, batches, squares, repeats=2, seed=3)
+    assert found.removed == list(range(9)) and found.num_heads == 8
+    assert found.baseline == pytest.approx(loss(model), rel=1e-12)
+    order = importance(model, batches, squares).least(8)
+    for count in found.removed:
+        assert found.by_importance[count].item() == pytest.approx(
+            loss(zeroed(model, order[:count])), rel=1e-10
+        )
+    for layer in range(2):
+        for head in range(4):
+            assert found.single[layer][head].item() == pytest.approx(
+                loss(zeroed(model, [(layer, head)])), rel=1e-10
+            )
+    assert found.at_random.shape == (2, 9)
+    everything = loss(zeroed(model, order))
+    assert found.at_random[:, 0].tolist() == [found.baseline] * 2
+    assert found.at_random[:, -1].tolist() == pytest.approx([everything] * 2, rel=1e-10)
+    assert hooks_on(model) == 0
+
+
+def test_random_orders_depend_on_the_seed_alone() -> None:
+    model, x = ours(), [numbers(2, 5, 13)]
+    options: dict[str, Any] = {"order": "random", "single": False, "repeats": 2}
+    first, again, other = (robustness(model, x, squares, seed=s, **options) for s in (0, 0, 1))
+    assert torch.equal(first.at_random, again.at_random) and not torch.equal(first.at_random, other.at_random)
+    assert first.by_importance is None and first.single is None
+
+
+def test_steps_may_be_counted_or_listed() -> None:
+    model, x = ours(), [numbers(2, 5, 13)]
+    known = importance(model, x, squares)
+    options: dict[str, Any] = {"order": ["importance"], "single": False, "scores": known}
+    assert robustness(model, x, squares, steps=3, **options).removed == [0, 3, 5, 8]
+    listed = robustness(model, x, squares, steps=[6, 1], **options)
+    assert listed.removed == [0, 1, 6] and listed.by_importance.shape == (3,) and listed.at_random is None
+
+
+def test_robustness_can_be_read_kept_and_drawn() -> None:
+    found = Robustness(
+        2.0, 4, [0, 2, 4], torch.tensor([2.0, 2.1, 3.0]), torch.tensor([[2.0, 2.5, 3.0], [2.0, 2.7, 3.0]]),
+        {0: torch.tensor([2.001, 2.3]), 1: torch.tensor([2.0, 1.99])},
+    )  # fmt: skip
+    assert str(found) == (
+        "With all 4 heads the loss is 2. Without any one of them it changes by at most 1% for 3 of 4; the "
+        "costliest is layer 0 head 1 (+0.3). With 2 heads removed, least important first, it is 2.1; with 4, "
+        "3. With 2 heads removed, at random, it is 2.6 ± 0.14; with 4, 3."
+    )
+    kept = json.loads(json.dumps(found.to_dict()))
+    assert kept["removed"] == [0, 2, 4] and kept["single"]["1"] == pytest.approx([2.0, 1.99])
+    pytest.importorskip("matplotlib")
+    figure = found.plot()
+    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert labels == [
+        "all heads",
+        "one head removed",
+        "at random, mean and range of 2",
+        "least important first",
+    ]
+    figure.savefig(io.BytesIO(), format="png")
+
+
+def test_wrong_arguments_of_robustness_are_named() -> None:
+    model, x = ours(), [numbers(2, 5, 13)]
+    for match, options in (
+        ("order must be .* got 'size'", {"order": ["size"]}),
+        ("repeats must be .* got 0", {"repeats": 0}),
+        ("steps must be at least 1: got 0", {"steps": 0}),
+        (r"1 to 8: got \[3, 9\]", {"steps": [3, 9]}),
+        (r"head 0 of layers.0 is missing", {"scores": scores(l0=[1.0])}),
+    ):
+        with pytest.raises(ArgumentError, match=match):
+            robustness(model, x, squares, **options)  # type: ignore[arg-type]
+
+
+# The bar
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_is_drawn_only_where_it_takes_long_and_somebody_sees_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("rich")
+    clock = iter(range(100))
+    monkeypatch.setattr(progress, "monotonic", lambda: next(clock))
+    for screen, wanted, seen in (
+        (Terminal(), True, True),
+        (Terminal(), False, False),
+        (io.StringIO(), True, False),
+    ):
+        monkeypatch.setattr(sys, "stderr", screen)
+        assert list(progress.tracked([1, 2, 3, 4], "counting", wanted)) == [1, 2, 3, 4]
+        assert ("counting" in screen.getvalue()) == seen
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(progress, "monotonic", lambda: 0.0)
+    list(progress.tracked(range(9), "counting"))
+    assert not screen.getvalue()
+    monkeypatch.setattr(progress, "monotonic", lambda: next(clock))
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert list(progress.tracked(iter(range(9)), "counting")) == list(range(9))
+    assert not screen.getvalue()

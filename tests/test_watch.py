@@ -1,0 +1,458 @@
+"""`hw.watch`: what is kept, over which queries means go, what it leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import headwise as hw
+from headwise.errors import ArgumentError, BudgetExceeded
+from headwise.heads.record import settle
+
+B, T, E, H = 2, 11, 24, 3
+
+
+class Model(nn.Module):
+    """Two layers, one stack; ids in, numbers out."""
+
+    def __init__(self, layers: int = 2, causal: bool = True, **options: Any) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(53, E)
+        self.layers = nn.ModuleList(hw.MultiHeadAttention(E, H, causal=causal, **options) for _ in range(layers))
+
+    def forward(self, input_ids: Tensor, mask: Any = None) -> Tensor:
+        x = self.embed(input_ids)
+        for layer in self.layers:
+            x = x + layer(x, mask=mask)[0]
+        return x
+
+
+@pytest.fixture
+def model() -> Model:
+    torch.manual_seed(0)
+    return Model().double()
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return torch.randint(0, 53, (B, T), generator=torch.Generator().manual_seed(1))
+
+
+def hooks_of(model: nn.Module) -> int:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    return sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
+
+
+def states_of(model: nn.Module) -> list[set[str]]:
+    return [set(module.__dict__) for module in model.modules()]
+
+
+# What is measured
+
+
+def test_numbers_of_a_layer_are_those_of_its_map(model: Model, ids: Tensor) -> None:
+    with hw.watch(model) as heads:
+        model(ids)
+    x = model.embed(ids)
+    _, weights = model.layers[0](x)
+    expected = weights.statistics(pooled=128)
+    (call,) = heads[0].calls
+    assert set(call.statistics) >= set(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(call.statistics[name], value)
+    torch.testing.assert_close(heads[0].statistics.entropy, expected.entropy.mean(0))
+    torch.testing.assert_close(heads[0].statistics.max_logit, expected.max_logit.amax(0))
+    assert heads[0].map.shape == (B, H, T, T) and heads[0].pooled.shape == (B, H, T, T)
+
+
+def test_means_are_over_all_counted_queries_of_all_calls(model: Model, ids: Tensor) -> None:
+    """A query weighs the same whatever call or sequence it is in."""
+    with hw.watch(model) as heads:
+        model(ids, mask=hw.Mask.padding([T, 3]))
+        model(ids[:, :5])
+    for name in ("entropy", "previous", "next", "distance"):
+        rows: list[Tensor] = []
+        for call in heads[1].calls:
+            values = call.map.statistics(name, per="query")[name]
+            counted = call.map.mask.counted(call.shape[2])
+            offset = {"previous": -1, "next": 1}.get(name)
+            for b in range(B):
+                keep = torch.ones(call.shape[2], dtype=torch.bool) if counted is None else counted[b].clone()
+                spots = torch.arange(call.shape[2]) + (offset or 0)
+                keep &= (spots >= 0) & (spots < call.shape[3])
+                rows.append(values[b][:, keep])
+        torch.testing.assert_close(heads[1].statistics[name], torch.cat(rows, -1).mean(-1))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("queries", [1, 2, 5])
+def test_counts_without_a_tensor_are_those_with_one(causal: bool, queries: int) -> None:
+    from headwise.heads.record import _counts
+
+    q, k = torch.randn(1, 3, queries, 8), torch.randn(1, 3, 5, 8)
+    plain = hw.AttentionMap(q, k, causal=causal)
+    spelled = hw.AttentionMap(q, k, causal=causal, mask=hw.Mask.padding([5], [queries]))
+    found, expected = _counts(plain), _counts(spelled)
+    assert {offset: value.tolist() for offset, value in found.items()} == {
+        offset: value.tolist() for offset, value in expected.items()
+    }
+
+
+def test_only_what_is_asked_for_is_measured(model: Model, ids: Tensor) -> None:
+    with hw.watch(model, statistics=("entropy", "received"), pooled=None, keep=False) as heads:
+        model(ids)
+    assert set(heads[0].calls[0].statistics) == {"entropy", "received"}
+    with pytest.raises(ArgumentError, match=r"pooled must have been made: none in layers\.0"):
+        _ = heads[0].pooled
+    with pytest.raises(ArgumentError, match=r"map must have been kept: layers\.0 was called with \[2, 3, 11, 11\]"):
+        _ = heads[0].map
+    with hw.watch(model, statistics=(), pooled=7, keep=False) as heads:
+        model(ids)
+    assert not heads[0].calls[0].rows and heads[0].pooled.shape == (B, H, 7, 7)
+
+
+def test_patterns_are_measured_in_the_forward_or_later_alike(model: Model, ids: Tensor) -> None:
+    with hw.watch(model) as later:
+        model(ids)
+    with hw.watch(model, patterns=True, keep=False) as at_once:
+        model(ids)
+    names = {"induction", "duplicate_token", "spread", "locality"}
+    assert names <= set(later[0].statistics) and names <= set(at_once[0].statistics)
+    for name in names:
+        torch.testing.assert_close(later[0].statistics[name], at_once[0].statistics[name], equal_nan=True)
+    same = ids[:, :, None] == ids[:, None, :]
+    earlier = same & torch.ones(T, T, dtype=torch.bool).tril(-1)
+    share = (later[0].map.dense() * earlier[:, None]).sum((-1, -2)) / T
+    torch.testing.assert_close(later[0].statistics.duplicate_token, share.mean(0))
+
+
+def test_long_maps_are_not_kept_unless_asked(model: Model, ids: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setattr(sys.modules["headwise.watch.capture"], "SHORT", T - 1)
+    with hw.watch(model) as heads:
+        model(ids)
+    assert heads[0].calls[0].map is None
+    with pytest.raises(ArgumentError, match=r"'induction' must have been measured: induction was not.*patterns=True"):
+        heads.find("induction")
+    with hw.watch(model, keep=True) as heads:
+        model(ids)
+    assert heads[0].calls[0].map is not None
+    with hw.watch(model, keep=False) as heads:
+        model(ids[:, :3])
+    assert heads[0].calls[0].map is None
+
+
+def test_nothing_quadratic_is_made(ids: Tensor) -> None:
+    """4,096 tokens watched with 24 MiB for anything dense: a matrix of one head alone would take 64."""
+    torch.manual_seed(0)
+    model = Model(layers=1)
+    long = torch.randint(0, 53, (1, 4096))
+    with hw.budget.limit("24 MiB"), torch.no_grad(), hw.watch(model, patterns=True) as heads:
+        model(long)
+    assert heads[0].pooled.shape == (1, H, 128, 128)
+    torch.testing.assert_close(heads[0].pooled.sum((-1, -2)), torch.full((1, H), 4096.0), rtol=1e-4, atol=0)
+    with hw.budget.limit("24 MiB"), pytest.raises(BudgetExceeded):
+        model.layers[0](model.embed(long))[1].dense()
+
+
+# Beginning and ending
+
+
+def test_the_model_is_exactly_as_it_was(model: Model, ids: Tensor) -> None:
+    before, states = model(ids), states_of(model)
+    with hw.watch(model):
+        inside = model(ids)
+        assert hooks_of(model)
+    torch.testing.assert_close(inside, before)
+    assert hooks_of(model) == 0 and states_of(model) == states
+    assert torch.equal(model(ids), before)
+
+
+def test_so_it_is_after_an_exception(model: Model, ids: Tensor) -> None:
+    before, states = model(ids), states_of(model)
+    with pytest.raises(ZeroDivisionError), hw.watch(model):
+        model(ids)
+        _ = 1 / 0
+    with pytest.raises(hw.errors.MaskError), hw.watch(model):
+        model(ids, mask=torch.ones(3, 5, dtype=torch.bool))
+    assert hooks_of(model) == 0 and states_of(model) == states
+    assert torch.equal(model(ids), before)
+
+
+def test_a_watch_can_be_started_stopped_and_entered_again(model: Model, ids: Tensor) -> None:
+    watching = hw.watch(model)
+    heads = watching.start()
+    model(ids)
+    assert watching.stop() is heads
+    model(ids)  # not watched
+    with watching as again:
+        model(ids)
+        with watching:
+            model(ids)
+        model(ids)
+    assert again is heads and len(heads[0].calls) == 4 and hooks_of(model) == 0
+    watching.stop()  # once too often is no harm
+
+
+def test_two_watches_of_one_model_hear_the_same(model: Model, ids: Tensor) -> None:
+    with hw.watch(model) as outer:
+        model(ids)
+        with hw.watch(model) as inner, hw.watch(model.layers[1]) as part:
+            model(ids)
+    assert len(outer[0].calls) == 2 and len(inner[0].calls) == 1
+    assert torch.equal(part[0].calls[0].statistics.entropy, inner[1].calls[0].statistics.entropy)
+    assert hooks_of(model) == 0
+
+
+def test_watching_keeps_no_model_alive(ids: Tensor) -> None:
+    model = Model()
+    with hw.watch(model, keep=False) as heads:
+        model(ids)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None and len(heads) == 2
+
+
+def test_gradients_flow_through_a_watched_model(model: Model, ids: Tensor) -> None:
+    model(ids).square().sum().backward()
+    expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    with hw.watch(model) as heads:
+        model(ids).square().sum().backward()
+    found = [p.grad for p in model.parameters() if p.grad is not None]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    assert not heads[0].statistics.entropy.requires_grad
+
+
+def test_what_is_checkpointed_is_counted_once(model: Model, ids: Tensor) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    x = model.embed(ids).requires_grad_()
+    with hw.watch(model) as heads:
+        checkpoint(lambda y: model.layers[0](y)[0], x, use_reentrant=False).sum().backward()
+    assert len(heads.all()) == H and len(heads["layers.0"].calls) == 1
+
+
+def test_a_compiled_model_is_watched_uncompiled(model: Model, ids: Tensor) -> None:
+    compiled = torch.compile(model, backend="eager")
+    before = compiled(ids)
+    with hw.watch(compiled) as heads:
+        compiled(ids)
+    assert len(heads) == 2
+    assert torch.equal(compiled(ids), before)
+
+
+def test_a_model_without_attention_is_an_error_not_an_empty_answer() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU())
+    with pytest.raises(hw.AttentionBypassed, match="Sequential ran 2 times and none was"), hw.watch(model):
+        model(torch.randn(2, 3))
+        model(torch.randn(2, 3))
+    with hw.watch(model) as heads:
+        pass  # it did not run: nothing to complain of
+    with pytest.raises(ArgumentError, match="heads must not be empty: 0 layers"):
+        heads.table()
+
+
+# Asking
+
+
+def test_heads_are_found_by_number_and_by_path(model: Model, ids: Tensor) -> None:
+    with hw.watch(model) as heads:
+        model(ids)
+    assert list(heads) == [0, 1] and len(heads) == 2 and heads.paths == ["layers.0", "layers.1"]
+    assert heads[1] is heads["layers.1"] is heads[-1]
+    assert 1 in heads and "layers.1" in heads and 2 not in heads
+    assert heads[1, 2].head == 2 and tuple(heads[1, 2]) == (1, 2)
+    with pytest.raises(ArgumentError, match=r"layer must be one of 0 to 1: got 2"):
+        heads[2]
+    with pytest.raises(ArgumentError, match=r"layer must be a place of attention: got 'layers\.7'"):
+        heads["layers.7"]
+    with pytest.raises(IndexError, match="head 3 must be between 0 and 2"):
+        heads[0, 3]
+
+
+def test_where_there_are_several_stacks_numbers_are_refused(ids: Tensor) -> None:
+    model = nn.Transformer(E, 4, 2, 2, 32, batch_first=True)
+    with hw.watch(model) as heads:
+        model(torch.randn(B, T, E), torch.randn(B, 5, E))
+    assert len(heads) == 6 and len(heads.stacks) == 3
+    assert heads["decoder.layers.1.multihead_attn"].kind == "cross"
+    with pytest.raises(ArgumentError, match=r"several stacks: got 0 for encoder\.layers\.\*\.self_attn"):
+        heads[0]
+
+
+def test_find_sorts_and_cuts(model: Model, ids: Tensor) -> None:
+    with hw.watch(model) as heads:
+        model(ids)
+    found = heads.find("entropy")
+    assert [h.score for h in found] == sorted((h.score for h in found), reverse=True) and len(found) == 2 * H
+    assert heads.find("entropy", top=1) == found[:1]
+    middle = found[2].score
+    assert heads.find("entropy", threshold=middle) == found[:3]
+    assert heads.find("previous-token", threshold=0.0)[0].score == heads.find("previous", top=1)[0].score
+    with pytest.raises(ArgumentError, match="got 'entropi'; did you mean 'entropy'"):
+        heads.find("entropi")
+
+
+def test_a_head_that_copies_the_previous_token_is_found_and_named() -> None:
+    """Weights made by hand: one head looks back by one, another only at itself."""
+    weights = torch.zeros(1, 2, T, T)
+    weights[0, 0] = torch.eye(T).roll(-1, 1).tril(-1)
+    weights[0, 0, 0, 0] = 1
+    weights[0, 0, 1:] = torch.eye(T)[:-1]
+    weights[0, 1] = torch.eye(T)
+    from headwise.heads.record import reduce
+
+    heads = hw.Heads()
+    record = reduce(hw.AttentionMap.from_weights(weights), names=("entropy", "previous", "itself"))
+    heads.add("layer.0", record)
+    assert [str(label) for label in heads[0].labels] == ["previous-token (1.00)", "self (1.00)"]
+    assert [(h.layer, h.head) for h in heads.find("previous-token")] == [(0, 0)]
+
+
+def test_the_table_sorts_cuts_and_names_what_it_does_not_know(model: Model, ids: Tensor) -> None:
+    with hw.watch(model) as heads:
+        model(ids)
+    text = str(heads.table(sort="entropy", top=2, columns=("entropy", "first")))
+    rows = [line.split() for line in text.splitlines() if line.strip() and line.split()[0].isdigit()]
+    expected = heads.find("entropy", top=2)
+    assert [(int(row[0]), int(row[1])) for row in rows] == [(h.layer, h.head) for h in expected]
+    assert str(heads.table()).count("\n") > 2 * H
+    with pytest.raises(ArgumentError, match="sort must be a column: got 'nonsense'"):
+        heads.table(sort="nonsense")
+    with pytest.raises(ArgumentError, match="columns must have been measured: got 'nonsense'"):
+        heads.table(columns=("nonsense",))
+
+
+def test_pandas_gets_a_row_a_head(model: Model, ids: Tensor) -> None:
+    with hw.watch(model) as heads:
+        model(ids)
+    frame = heads.to_pandas()
+    assert len(frame) == 2 * H and list(frame["head"]) == [*range(H)] * 2
+    assert frame["entropy"].tolist() == [h.values["entropy"] for h in heads.all()]
+
+
+def test_saved_heads_come_back(model: Model, ids: Tensor, tmp_path: Path) -> None:
+    with hw.watch(model, diversity=True) as heads:
+        model(ids, mask=hw.Mask.padding([T, 7]))
+        model(ids[:, :5])
+    file = tmp_path / "heads.safetensors"
+    heads.save(file)
+    again = hw.load_heads(file)
+    assert [path.name for path in tmp_path.iterdir()] == ["heads.safetensors"]
+    assert again.paths == heads.paths and len(again[0].calls) == 2
+    for layer in (0, 1):
+        assert set(again[layer].statistics) == set(heads[layer].statistics)
+        for name, value in heads[layer].statistics.items():
+            torch.testing.assert_close(again[layer].statistics[name], value, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(again[layer].map.dense(), heads[layer].map.dense())
+        assert torch.equal(again[layer].pooled, heads[layer].pooled)
+    assert str(hw.diversity(again)) == str(hw.diversity(heads))
+    assert str(again.table()) == str(heads.table())
+
+
+def test_files_that_are_none_of_ours_are_refused(tmp_path: Path, model: Model, ids: Tensor) -> None:
+    from safetensors.torch import save_file
+
+    with pytest.raises(ArgumentError, match="there is no .*nothing.safetensors"):
+        hw.load_heads(tmp_path / "nothing.safetensors")
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(ArgumentError, match="path must be a safetensors file: .*text"):
+        hw.load_heads(tmp_path / "text")
+    save_file({"x": torch.zeros(2)}, tmp_path / "other")
+    with pytest.raises(ArgumentError, match="path must be a file of heads.save: .*other' is None"):
+        hw.load_heads(tmp_path / "other")
+    with hw.watch(model) as heads:
+        model(ids)
+    with pytest.raises(ArgumentError, match="path must be writable"):
+        heads.save(tmp_path / "missing" / "heads.safetensors")
+    with pytest.raises(ArgumentError, match="heads must not be empty: 0 layers"):
+        hw.Heads().save(tmp_path / "empty")
+
+
+def test_numbers_settle_together() -> None:
+    """What is on another device comes over at once and lands where it belongs; here there is but one."""
+    from headwise.heads.record import Record
+
+    record = Record((1, 2, 3, 3), rows={"entropy": torch.ones(1, 2)}, counts={"entropy": torch.ones(1, 2)})
+    settle([record])
+    assert record.rows["entropy"].tolist() == [[1, 1]]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": "yes"}, "keep must be True, False or 'auto': got 'yes'"),
+        ({"pooled": 0}, "pooled must be a number of cells or None: got 0"),
+        ({"pooled": True}, "pooled must be a number of cells or None: got True"),
+        ({"reach": -1}, "reach must not be negative: got -1"),
+        ({"statistics": "entropi"}, "statistics must be known names: got 'entropi'; did you mean 'entropy'"),
+        ({"fallback": "slow"}, "fallback must be None, 'eager' or 'skip': got 'slow'"),
+    ],
+)
+def test_wrong_options_are_named(model: Model, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        hw.watch(model, **options)
+
+
+def test_a_model_must_be_a_module() -> None:
+    with pytest.raises(ArgumentError, match=r"model must be a torch\.nn\.Module: got str"):
+        hw.watch("bert-base-uncased")  # type: ignore[arg-type]
+
+
+# Diversity
+
+
+def test_diversity_of_watched_heads_is_that_of_their_maps(model: Model, ids: Tensor) -> None:
+    with hw.watch(model, diversity=True) as measured:
+        model(ids)
+    with hw.watch(model) as kept:
+        model(ids)
+    found, expected = hw.diversity(measured), hw.diversity(kept)
+    for layer in (0, 1):
+        torch.testing.assert_close(found.attention[layer], expected.attention[layer])
+        assert found.outputs[layer].shape == found.values[layer].shape == (H, H)
+    assert found.number == pytest.approx(sum(expected.by_layer.values()) / 2)
+    assert "layer 1: " in str(found) and "outputs' cosine" in str(found)
+
+
+def test_heads_of_all_layers_can_be_laid_out_together(model: Model, ids: Tensor) -> None:
+    with hw.watch(model) as heads:
+        model(ids)
+    across = hw.diversity(heads, across=True)
+    assert across.layout().shape == (2 * H, 2) and len(across.clusters(3)) == 2 * H
+    assert across.heads[H] == (1, 0)
+    within = hw.diversity(heads[1])
+    torch.testing.assert_close(across.distances[H:, H:], within.distances, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ArgumentError, match="across layers for this: there are 2 layers"):
+        hw.diversity(heads).layout()
+
+
+def test_diversity_says_what_it_needs(model: Model, ids: Tensor) -> None:
+    with hw.watch(model, keep=False) as heads:
+        model(ids)
+    with pytest.raises(ArgumentError, match=r"maps must have been kept, or diversity measured: layers\.0 was called"):
+        hw.diversity(heads)
+    with pytest.raises(hw.errors.ShapeError, match=r"weights must be \[B, H, T, S\]: got \[3, 5\]"):
+        hw.diversity(torch.ones(3, 5))
+    with pytest.raises(ArgumentError, match="what must be heads, a map or weights: got list"):
+        hw.diversity([])  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="heads must not be empty: 0 layers"):
+        hw.diversity(hw.Heads())
+    two = nn.Transformer(E, 4, 1, 1, 32, batch_first=True)
+    with hw.watch(two) as heads:
+        two(torch.randn(B, T, E), torch.randn(B, 5, E))
+    with pytest.raises(ArgumentError, match="layers must have one length to be compared across"):
+        hw.diversity(heads, across=True)
