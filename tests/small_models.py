@@ -1,4 +1,4 @@
-"""Very small models with random weights, in float64 and evaluation mode; primes for sizes where they may be."""
+"""Very small models with random weights, in float64 and evaluation mode; sizes are primes where they can."""
 
 from __future__ import annotations
 

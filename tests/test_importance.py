@@ -376,6 +376,12 @@ def test_robustness_can_be_read_kept_and_drawn() -> None:
     figure.savefig(io.BytesIO(), format="png")
 
 
+def test_without_matplotlib_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"need matplotlib; install with: \S+ \S+ .headwise\[viz\]"):
+        Robustness(2.0, 4, [0, 4], torch.tensor([2.0, 3.0]), None, None).plot()
+
+
 def test_wrong_arguments_of_robustness_are_named() -> None:
     model, x = ours(), [numbers(2, 5, 13)]
     for match, options in (

@@ -1,4 +1,4 @@
-"""Pictures, tables and hand-made heads show what is there, and take any text as data."""
+"""Pictures and tables show what is there, and take any text as data."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import torch
 
 from headwise import AttentionMap, Mask
 from headwise.errors import ArgumentError, ShapeError
-from headwise.show import handmade
-from headwise.show.handmade import SENTENCE, handmade_heads, split
 from headwise.show.labels import plain
 
 pytest.importorskip("matplotlib")
@@ -141,6 +139,14 @@ def test_text_is_data_not_markup() -> None:
     assert not any(text.get_parse_math() for text in (*ax.get_xticklabels(), *ax.get_yticklabels()))
     assert ax.get_title(loc="left") == "$E=mc^2$"
     assert figure.get_suptitle() == "$a$ & <i>"
+
+
+def test_long_titles_are_set_small_enough_to_stand_side_by_side() -> None:
+    """Seen in the first picture of a layer: "head 2: previous-token 1.00" ran into its neighbour's title."""
+    figure = heatmaps(a_map(8), titles=[f"head {h}: previous-token 1.00" for h in range(8)])
+    png(figure)
+    boxes = [ax._left_title.get_window_extent() for ax in figure.axes[:4]]
+    assert all(one.x1 < two.x0 for one, two in zip(boxes[:3], boxes[1:4], strict=True))
 
 
 def test_any_character_can_be_drawn_without_a_warning() -> None:
@@ -327,73 +333,7 @@ def test_a_table_of_something_else_is_refused() -> None:
         statistics_table(weights.statistics("received"))
 
 
-# Hand-made heads
-
-TEXTS = {
-    "the sentence": SENTENCE,
-    "repeats": "to be or not to be that is the question or not to be",
-    "unicode": "кот, который спал; Кот, который ел",
-    "long": " ".join(f"word{i % 97}" for i in range(300)),
-}
-
-
-@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_hand_made_heads_do_what_their_names_say(text: str) -> None:
-    words, weights, names = handmade_heads(text)
-    T = len(words)
-    assert weights.shape == (1, len(names), T, T)
-    stats = weights.statistics()
-
-    def of(statistic: str, name: str) -> float:
-        return stats[statistic][0, names.index(name)].item()
-
-    assert of("previous", "previous word") > 0.9
-    assert of("itself", "itself") > 0.9
-    assert of("next", "next word") > 0.9
-    assert of("first", "first word") > 0.9
-    assert of("local", "nearby words") > 0.99
-    assert of("effective_keys", "every word") == pytest.approx(T, rel=1e-3)
-    assert stats.confidence.max() < 0.99  # sharp, not saturated
-
-    lower = [word.casefold() for word in words]
-    same, after = (weights[0, names.index(name)] for name in ("same word", "induction"))
-    for i, word in enumerate(lower):
-        copies = [j for j in range(T) if lower[j] == word]
-        assert same[i, copies].sum() > 0.9
-        targets = [j + 1 for j in copies if j < i] or [0]
-        assert after[i, targets].sum() > 0.9
-
-
-def test_one_word_is_enough() -> None:
-    words, weights, _ = handmade_heads("Hello")
-    assert words == ["Hello"]
-    assert torch.equal(weights.dense(), torch.ones(1, 8, 1, 1))
-
-
-def test_words_are_the_same_however_their_letters_are_typed() -> None:
-    _, weights, names = handmade_heads("É then e\u0301")
-    assert weights[0, names.index("same word"), 0, 2] > 0.4
-
-
-def test_a_text_without_words_or_too_long_is_refused() -> None:
-    for text in ("", " \n\t "):
-        with pytest.raises(ArgumentError, match="at least one word: found 0"):
-            handmade_heads(text)
-    with pytest.raises(ArgumentError, match="at most 1000 words: found 1001"):
-        handmade_heads("a " * (handmade.MOST_WORDS + 1))
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("It's 3.5, isn't it?", ["It's", "3.5", ",", "isn't", "it", "?"]),
-        ("(“quoted”)", ["(", "“", "quoted", "”", ")"]),
-        ("... हिन्दी", [".", ".", ".", "हिन्दी"]),
-        ("$x$ <b>", ["$x$", "<b>"]),
-    ],
-)
-def test_text_is_split_at_spaces_and_outer_punctuation(text: str, expected: list[str]) -> None:
-    assert split(text) == expected
+# Labels
 
 
 def test_plain_text_is_one_short_line() -> None:

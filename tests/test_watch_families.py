@@ -10,12 +10,13 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from judge import error
-from model_families import FAMILIES, Family, text
+from model_families import FAMILIES, LENGTH, Family, text
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -314,3 +315,72 @@ def test_a_layer_that_its_model_replaces_on_the_way_is_named() -> None:
 
 def by_name(name: str) -> Family:
     return next(family for family in FAMILIES if family.name == name)
+
+
+# Generating
+
+GENERATING = {
+    "gpt2": (by_name("gpt2"), "GPT2LMHeadModel"),
+    "llama": (by_name("llama"), "LlamaForCausalLM"),
+    "mistral": (by_name("mistral"), "MistralForCausalLM"),
+    "gemma2": (by_name("gemma2"), "Gemma2ForCausalLM"),
+    "gpt-oss": (by_name("gpt-oss"), "GptOssForCausalLM"),
+    "llama4 text": (by_name("llama4 text"), "Llama4ForCausalLM"),
+    "t5": (by_name("t5"), "T5ForConditionalGeneration"),
+}
+NEW = 5
+
+
+def generator(name: str, implementation: str | None = None) -> nn.Module:
+    family, model = GENERATING[name]
+    config = type(family.build().config).__name__
+    generating = replace(family, model=model, config=config)
+    return generating.build(DOUBLE, implementation)
+
+
+def generated(model: nn.Module, cache: str, side: str) -> Tensor:
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "min_new_tokens": NEW}
+    if cache == "static":
+        options |= {"cache_implementation": "static", "disable_compile": True}
+    with torch.no_grad(), Precisely():
+        return model.generate(**text(side), **options)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("gpt2", "t5") else pytest.mark.slow) for n in GENERATING]
+)
+def test_generating(name: str, cache: str) -> None:
+    """The same tokens; at each step one query over the keys there are, with the eager weights."""
+    for side in ("none", "left"):
+        model, eager = generator(name), generator(name, "eager")
+        expected, listener = generated(model, cache, side), Heard()
+        with attach(model, listener):
+            found = generated(model, cache, side)
+        assert torch.equal(found, expected)
+        with eager_weights_kept(eager) as kept:
+            assert torch.equal(generated(eager, cache, side), expected)
+        steps: dict[str, list[Call]] = defaultdict(list)
+        for call in listener.calls:
+            steps[call.path].append(call)
+        assert set(steps) == set(kept)
+        for path, calls in steps.items():
+            assert len(calls) == len(kept[path])
+            for call, truth in zip(calls, kept[path], strict=True):
+                check_step(call, truth)
+            if "self" in path.lower() and "encoder." not in path.removeprefix("decoder."):
+                check_lengths([call.weights.shape for call in calls], name, side)
+
+
+def check_step(call: Call, truth: Tensor) -> None:
+    S = call.weights.shape[3]
+    rows = call.weights.mask.counted(call.weights.shape[2])
+    assert not only(truth[..., S:], rows).any(), "places of a cache not yet filled"
+    assert error(only(call.weights.dense(), rows), only(truth[..., :S], rows)) < EXACT, call.path
+
+
+def check_lengths(shapes: list[torch.Size], name: str, side: str) -> None:
+    first = 1 if name == "t5" else LENGTH
+    assert [shape[2] for shape in shapes] == [first] + [1] * (NEW - 1)
+    if name in ("gpt2", "llama", "t5"):  # the others have windows, whose caches forget
+        assert [shape[3] for shape in shapes] == list(range(first, first + NEW))

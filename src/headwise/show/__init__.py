@@ -1,1 +1,1 @@
-"""Showing heads: heat maps (matplotlib), tables (terminal), and hand-made heads to show."""
+"""Showing heads: heat maps (matplotlib), tables (terminal)."""

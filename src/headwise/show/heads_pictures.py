@@ -5,18 +5,19 @@ Letters: H num_heads, T query_len, S key_len.
 
 from __future__ import annotations
 
-from collections import Counter
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError
 from ..heads.collection import Heads
-from ..heads.labels import LABELS, MIXED
+from ..heads.labels import MIXED
 from ..heads.layer import Head, LayerHeads
 from ..heads.naming import Layer
 from .heatmaps import CELLS, FAINT, INK, LONGEST, STEPS, cells, colours, draw, drawing, shares, words
 from .labels import label
+from .legend import census
 
 if TYPE_CHECKING:
     import numpy
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 __all__ = ["layer_picture", "model_picture"]
 
 SMALL_CELLS = 128  # a side, in the grid
+MOST_NAMED = 18  # tokens that can be read beside a small heat map
+TITLED = 0.7  # inches: the smallest heat map with words above it
+HOW = (
+    "Each square is one head. A row is a token that attends (query), a column one that is attended to (key); the "
+    "darker, the more weight. Labels are measured: the number is the score that earned them."
+)
 PALE = "#c9ced6"
 OF_LABEL = {  # blue: by position; green: by what was said before; brown and grey: resting; teal: by reach
     "induction": "#117733",
@@ -86,7 +93,7 @@ def model_picture(heads: Heads, *, batch: int = 0, text: str | None = None) -> F
     Figure, Canvas, scale = drawing()
     pictures = [_cells(layer, batch, SMALL_CELLS) for layer in heads.values()]
     names = [_tokens(heads, batch, lengths) for _, lengths in pictures]
-    legend = _legend(everyone)
+    legend = census(everyone)
     sheet = Sheet.of(heads, [lengths for _, lengths in pictures], names, len(legend))
     figure = Figure(figsize=(sheet.width, sheet.height), dpi=150)
     Canvas(figure)
@@ -108,7 +115,7 @@ def model_picture(heads: Heads, *, batch: int = 0, text: str | None = None) -> F
             grid += _lines(sheet, lengths, x, y)
         _name_rows(ax, sheet, layer, row, lengths, known)
     _name_columns(ax, sheet, pictures[-1][1], names[-1], max(map(len, heads.values())))
-    _headline(ax, sheet, heads, text, pictures[0][1])
+    _headline(ax, sheet, heads, text)
     _explain(ax, sheet, legend)
     if grid:
         from matplotlib.collections import LineCollection
@@ -116,7 +123,12 @@ def model_picture(heads: Heads, *, batch: int = 0, text: str | None = None) -> F
         ax.add_collection(LineCollection(grid, colors="white", linewidths=0.4))
     ax.set_xlim(0, sheet.width)
     ax.set_ylim(sheet.height, 0)
-    _bar(figure, ax, sheet, pooled=any(p.shape[1:] != lengths for p, lengths in pictures))
+    meaning = "weight"
+    if any(picture.shape[1:] != lengths for picture, lengths in pictures):
+        meaning = "mean weight of a query in a cell"
+    if any(picture.mask.any() for picture, _ in pictures):
+        meaning += " (grey: none)"
+    _bar(figure, ax, sheet, meaning)
     return figure
 
 
@@ -129,10 +141,12 @@ def _cells(
     """Cells of every head, [H, rows, columns], and how many queries and keys they stand for."""
     for call in reversed(layer.calls):
         _, _, T, S = call.shape
-        if call.map is not None:
+        made = call.pooled
+        if call.map is not None and (made is None or max(T, S) <= most or max(made.shape[-2:]) != most):
             return cells(call.map.select(batch=batch), most), (T, S)
-        if call.pooled is not None:
-            return shares(call.pooled[batch], T), (T, S)
+        if made is not None:
+            counted = None if call.map is None else call.map.mask.counted(T)
+            return shares(made[batch], T, None if counted is None else counted[batch]), (T, S)
     raise ArgumentError(
         f"heads must have maps or pictures: {layer.path} was called with {list(layer.calls[-1].shape)} and kept "
         "neither; use watch(model, pooled=128)"
@@ -155,21 +169,6 @@ def _title(head: Head) -> str:
     return f"head {head.head}" if head.label.name == MIXED else f"head {head.head}: {_label(head)}"
 
 
-def _legend(everyone: Sequence[Head]) -> list[tuple[str, str, str]]:
-    """(colour, how many and which, what it means) of the labels found, the most frequent first."""
-    meanings = {entry.name: entry.meaning for entry in LABELS}
-    counts = Counter(head.label.name for head in everyone)
-    order = sorted(counts.items(), key=lambda each: (each[0] == MIXED, -each[1]))
-    return [
-        (
-            OF_LABEL.get(name, FAINT),
-            f"{count} {name}",
-            meanings.get(name, "no one thing above its threshold"),
-        )
-        for name, count in order
-    ]
-
-
 # Where it is drawn
 
 
@@ -187,6 +186,7 @@ class Sheet:
     width: float
     height: float
     bottom: float  # where the last row ends
+    how: list[str]  # to read it, in lines
 
     @classmethod
     def of(
@@ -203,20 +203,18 @@ class Sheet:
         written = [min(len(token), LONGEST) for known in names for token in known or ()]
         margin = 0.055 * max(written, default=4) if longest <= MOST_NAMED else 0.25
         left = 0.8 + margin if all(isinstance(layer, int) for layer in heads) else 2.0 + margin
-        gap, over, top = 0.09, 0.19 if side >= TITLED else 0.09, 0.95
+        gap, over = 0.09, 0.19 if side >= TITLED else 0.09
+        width = max(left + columns * (side + gap) + 0.75, 8.5)
+        how = HOW + (f" Positions share {SMALL_CELLS} rows and columns." if longest > SMALL_CELLS else "")
+        lines = textwrap.wrap(how, int(width / 0.069))
+        top = 0.78 + 0.17 * len(lines)
         bottom = top + rows * (side + over)
-        width = max(left + columns * (side + gap) + 0.75, 7.5)
-        return cls(
-            rows, columns, side, left, top, gap, over, width, bottom + margin + 0.35 + 0.17 * legend, bottom
-        )
+        height = bottom + margin + 0.35 + 0.17 * legend
+        return cls(rows, columns, side, left, top, gap, over, width, height, bottom, lines)
 
     def at(self, row: int, column: int) -> tuple[float, float]:
         """The upper left corner of a heat map."""
         return self.left + column * (self.side + self.gap), self.top + self.over + row * (self.side + self.over)
-
-
-MOST_NAMED = 18  # tokens that can be read beside a small heat map
-TITLED = 0.7  # inches: the smallest heat map with words above it
 
 
 def _lines(
@@ -285,7 +283,7 @@ def _name_columns(
                 sheet.bottom + 0.05,
                 token,
                 size=5.6,
-                rotation=90 if known else 0,
+                rotation=90 if len(token) > 1 and S <= MOST_NAMED else 0,
                 ha="center",
                 va="top",
                 **words(FAINT),
@@ -299,34 +297,32 @@ def _marks(length: int, known: list[str] | None) -> list[tuple[int, str]]:
     return sorted({(0, "0"), (length - 1, str(length - 1))})
 
 
-def _headline(ax: Axes, sheet: Sheet, heads: Heads, text: str | None, lengths: tuple[int, int]) -> None:
+def _headline(ax: Axes, sheet: Sheet, heads: Heads, text: str | None) -> None:
     count = sum(map(len, heads.values()))
     title = f"{heads.title or 'Model'}: what its {count} heads look at"
     if text is not None:
-        title += f" in “{text}”"
-    room = int(sheet.width / 0.095)
-    ax.text(0.12, 0.27, label(title, room), size=12.5, weight="bold", va="center", **words(INK))
-    how = "Each square is one head. A row is a token that attends (query), a column one that is attended to (key); "
-    how += "the darker, the more weight. Labels are measured: the number is the score that earned them."
-    if max(lengths) > SMALL_CELLS:
-        how += f" {lengths[0]} tokens share {SMALL_CELLS} rows and columns."
-    ax.text(0.12, 0.5, how, size=8.5, va="center", **words(FAINT))
+        title += f" in “{' '.join(text.split())}”"
+    size = min(12.5, max(9.0, 106 * sheet.width / len(title)))  # points: small rather than cut
+    shown = label(title, int(106 * sheet.width / size))
+    ax.text(0.12, 0.27, shown, size=size, weight="bold", va="center", **words(INK))
+    for number, line in enumerate(sheet.how):
+        ax.text(0.12, 0.5 + 0.17 * number, line, size=8.5, va="center", **words(FAINT))
 
 
-def _explain(ax: Axes, sheet: Sheet, legend: Sequence[tuple[str, str, str]]) -> None:
+def _explain(ax: Axes, sheet: Sheet, legend: Sequence[tuple[str, int, str]]) -> None:
     y = sheet.height - 0.17 * len(legend) - 0.05
-    for colour, what, meaning in legend:
-        ax.text(sheet.left, y, what, size=7.5, weight="bold", va="center", **words(colour))
+    for name, count, meaning in legend:
+        colour = OF_LABEL.get(name, FAINT)
+        ax.text(sheet.left, y, f"{count} {name}", size=7.5, weight="bold", va="center", **words(colour))
         ax.text(sheet.left + 1.35, y, meaning, size=7.5, va="center", **words(FAINT))
         y += 0.17
 
 
-def _bar(figure: Figure, ax: Axes, sheet: Sheet, *, pooled: bool) -> None:
+def _bar(figure: Figure, ax: Axes, sheet: Sheet, meaning: str) -> None:
     x, y = sheet.at(0, sheet.columns)
     long = min(sheet.bottom - y, 4.0)
     place = (x + 0.08) / sheet.width, 1 - (y + long) / sheet.height, 0.13 / sheet.width, long / sheet.height
     bar = figure.colorbar(ax.images[0], cax=figure.add_axes(place), ticks=STEPS, format="%g")
-    meaning = "mean weight of a query in a cell" if pooled else "weight"
     bar.set_label(meaning, size=8, **words(FAINT))
     bar.ax.tick_params(length=2, labelsize=7, labelcolor=FAINT, color=FAINT)
     bar.outline.set_visible(False)

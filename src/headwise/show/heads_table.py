@@ -7,20 +7,23 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..engines.statistics import ROW_STATISTICS
 from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
 from ..heads.labels import MIXED
 from ..heads.layer import Head
+from ..heads.record import PATTERNS
 from .table import HEADERS, _number, _text, empty_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["HeadsTable", "heads_table"]
+__all__ = ["HeadsTable", "check_sort", "heads_table"]
 
 USUAL = (
     "entropy", "effective_keys", "confidence", "distance", "first", "previous", "itself", "next", "induction",
 )  # fmt: skip
+ORDERS = ("label", "layer", "head")
 
 
 class HeadsTable:
@@ -54,6 +57,8 @@ def heads_table(
 ) -> HeadsTable:
     """One row a head: layer, head, label with its score, numbers; shares of at least one half stand out.
 
+    The number that heads are sorted by is always among them; heads without it come last.
+
     Raises:
         ArgumentError: nothing was watched; a column or sort that was not measured.
         ImportError: rich is not installed.
@@ -66,7 +71,8 @@ def heads_table(
         if name not in measured:
             raise ArgumentError(f"columns must have been measured: got {name!r}; {nearest(name, measured)}")
     if sort is not None:
-        everyone = sorted(everyone, key=_key(sort, measured), reverse=descending)
+        everyone = sorted(everyone, key=_key(sort, heads, measured, descending), reverse=descending)
+        shown += [sort] * (sort in measured and sort not in shown)
     table.add_column("layer", justify="right", no_wrap=True)
     table.add_column("head", justify="right", no_wrap=True)
     table.add_column("label (score)", no_wrap=True)
@@ -80,16 +86,27 @@ def heads_table(
     return HeadsTable(table)
 
 
-def _key(sort: str, measured: list[str]) -> Any:
+def check_sort(sort: str) -> None:
+    """Raises `ArgumentError` for what no table can be sorted by, before anything is measured."""
+    known = [*ORDERS, *ROW_STATISTICS, *PATTERNS]
+    if sort not in known:
+        raise ArgumentError(f"sort must be a column: got {sort!r}; {nearest(sort, known)}")
+
+
+def _key(sort: str, heads: Heads, measured: list[str], descending: bool) -> Any:
     if sort == "label":
         return lambda head: (head.label.name != MIXED, head.label.score or 0.0)
-    if sort in ("layer", "head"):
-        return lambda head: getattr(head, sort)
+    if sort == "layer":
+        order = {path: number for number, path in enumerate(heads.paths)}
+        return lambda head: order[head.path]
+    if sort == "head":
+        return lambda head: head.head
     if sort not in measured:
-        raise ArgumentError(f"sort must be a column: got {sort!r}; {nearest(sort, ['label', *measured])}")
+        raise ArgumentError(f"sort must be a column: got {sort!r}; {nearest(sort, [*ORDERS, *measured])}")
+    last = -math.inf if descending else math.inf
 
     def of(head: Head) -> float:
         value = head.values.get(sort, math.nan)
-        return -math.inf if math.isnan(value) else value
+        return last if math.isnan(value) else value
 
     return of

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 import torch
 from torch import Tensor
 
 from ..heads.collection import Heads
 from ..heads.diversity import jensen_shannon, one_number
-from ..heads.labels import MIXED
 from ..heads.layer import LayerHeads
 from .heads_table import HeadsTable
+from .legend import census
 from .table import HEADERS, _number, _text, empty_table
 
 __all__ = ["diversity_of", "layers_table"]
@@ -42,11 +41,12 @@ def layers_table(heads: Heads, *, title: str | None = None) -> HeadsTable:
     table.add_column("labels")
     for layer in heads.values():
         measured = layer.statistics
+        said = ", ".join(f"{count} {name}" for name, count, _ in census(layer))
         row = [
             _number(name, float(measured[name].nanmean()) if name in measured else math.nan) for name in NUMBERS
         ]
         numbers = [*row, _number("entropy", diversity_of(layer))]  # in nats, as entropy is
-        table.add_row(_text(str(layer.layer)), str(len(layer)), *numbers, _text(_census(layer)))
+        table.add_row(_text(str(layer.layer)), str(len(layer)), *numbers, _text(said))
     return HeadsTable(table)
 
 
@@ -60,10 +60,3 @@ def diversity_of(layer: LayerHeads) -> float:
         if pairs is not None:
             found.append(one_number(pairs).cpu().double())
     return float(torch.cat(found).nanmean()) if found else math.nan
-
-
-def _census(layer: LayerHeads) -> str:
-    """ "8 special-token, 1 previous-token, 3 mixed": the most first, those without a label last."""
-    counts = Counter(each.name for each in layer.labels)
-    order = sorted(counts.items(), key=lambda each: (each[0] == MIXED, -each[1]))
-    return ", ".join(f"{count} {name}" for name, count in order)

@@ -90,8 +90,8 @@ def ablate(
             new = _mean(_sum(call, output), _count(call))[None, index, None]  # [1, n, 1, Dv]
         else:
             new = _given(means, call, output)[None, index, None]
-        size = (*output[:, index].shape[:3], output.shape[3])
-        return output.index_copy(1, index, new.to(output).expand(size))
+        B, _, T, Dv = output.shape
+        return output.index_copy(1, index, new.to(output).expand(B, len(index), T, Dv))
 
     return ChosenListening(model, chosen, change, fallback)
 

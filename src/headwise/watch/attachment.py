@@ -53,10 +53,10 @@ class AttentionBypassed(HeadwiseError, RuntimeError):
 class _Entered:
     """A module that is running now."""
 
-    __slots__ = ("heard", "path", "visit")
+    __slots__ = ("heard", "path")
 
-    def __init__(self, path: str, visit: int) -> None:
-        self.path, self.visit, self.heard = path, visit, False
+    def __init__(self, path: str) -> None:
+        self.path, self.heard = path, False
 
 
 class Attachment:
@@ -68,7 +68,7 @@ class Attachment:
         self.paths, self.places = self.structure.paths, self.structure.places
         self.listeners: dict[Listener, str | None] = {}  # and what each wants of layers that bypass
         self.entered: list[_Entered] = []
-        self.visits: dict[str, int] = {}
+        self.told: dict[str, int] = {}  # how many calls of a path were told of in this forward
         self.bypassed: dict[str, tuple[int, ...]] = {}
         self.forward = Forward()
         self._undo = ExitStack()
@@ -111,8 +111,7 @@ class Attachment:
         def before(_: nn.Module, args: Any, kwargs: Any) -> None:
             if not self.entered:
                 self._begin_forward(module, args, kwargs)
-            visit = self.visits[path] = self.visits.get(path, -1) + 1
-            self.entered.append(_Entered(path, visit))
+            self.entered.append(_Entered(path))
 
         def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if is_place and self.entered and self.entered[-1].path == path and not self.entered[-1].heard:
@@ -141,7 +140,7 @@ class Attachment:
                 self.bypassed.setdefault(path, ())
 
     def _begin_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.visits.clear()
+        self.told.clear()
         self.forward = Forward(self.forward.number + 1)
         named = dict(kwargs)
         if args and isinstance(args[0], Tensor) and "input_ids" not in named:
@@ -176,8 +175,9 @@ class Attachment:
             return output
         for each in self.entered:
             each.heard = True
-        visit = self.visits.get(path, 0)
-        named = path if not visit else f"{path}#{visit}"
+        before = self.told.get(path, 0)
+        self.told[path] = before + 1
+        named = path if not before else f"{path}#{before}"
         for listener in list(self.listeners):
             changed = listener.hear(Call(named, kind, weights, value, output, self.forward))
             output = output if changed is None else changed

@@ -162,7 +162,7 @@ class Monitor:
         self.measured = False
         number = self.number
         self.number += 1
-        if self._last is not None and number // self.every <= self._last // self.every:
+        if not self._is_due(number):
             yield self
             return
         measuring = Measuring(self.statistics, self.dead is not None)
@@ -173,6 +173,11 @@ class Monitor:
         self._check(measuring, ran)
         if ran:
             self._take(number, measuring.read())
+
+    def _is_due(self, number: int) -> bool:
+        """Whether none was measured since the last multiple of `every`, or since training began again."""
+        last = self._last
+        return last is None or number <= last or number // self.every > last // self.every
 
     def _check(self, measuring: Measuring, ran: int) -> None:
         if not ran and self._last is None:

@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
+from torch import nn
+
 from ..errors import ArgumentError
 from .monitor import Monitor
 
@@ -23,25 +25,24 @@ def trainer_callback(every: int | Monitor = 100, **options: Any) -> Any:
         trainer.train()
         callback.monitor.to_pandas()
 
-    A step is all that lies between two updates of the weights, with every forward of gradient accumulation and
-    with backward: checkpointing works. What the logs get are the numbers over all heads ("heads/entropy/min",
-    "heads/dead", ...), once for each measured step; all others are in `callback.monitor`. Trainer calls those
-    given as `callbacks` after those that report to TensorBoard and its like: `callback.join(trainer)` puts it
-    before them. Without that the numbers reach `state.log_history` and the terminal only.
+    A step is all that lies between two updates of the weights: every forward of gradient accumulation, and
+    backward, so that checkpointing works. Logs get the numbers over all heads ("heads/entropy/min",
+    "heads/dead", ...), once for each measured step; those of every head are in `callback.monitor`. Trainer
+    calls what it is given as `callbacks` after what reports to TensorBoard and its like: there the numbers
+    reach `state.log_history` and the terminal only. `callback.join(trainer)` puts it before them.
 
-    Trainer tells nobody of an exception. After one that ended `train()` in a measured step, `callback.close()`
-    leaves the model as it was; so does the next `train()`.
+    Trainer tells nobody of an exception. After one that ended `train()` in a measured step, the model stays
+    attached until `callback.close()` or the next `train()`.
 
     Args:
-        every: how many steps from one that is measured to the next; or a `Monitor` of the model that is to be
-            trained.
+        every: how many steps from one that is measured to the next; or a `Monitor` of the trainer's model.
         options: further arguments of `headwise.Monitor`.
 
     Returns:
         The callback. Its `monitor` is there from the beginning of training.
 
     Raises:
-        ArgumentError: options beside a monitor; and, when training begins, as `headwise.Monitor`.
+        ArgumentError: options beside a monitor; and as `headwise.Monitor`.
         ImportError: transformers is not installed.
 
     Example:
@@ -55,6 +56,8 @@ def trainer_callback(every: int | Monitor = 100, **options: Any) -> Any:
             f"options must be those of the monitor itself: got {', '.join(options)} beside a monitor; give "
             "them to Monitor(model, ...)"
         )
+    if not isinstance(every, Monitor):
+        Monitor(nn.Identity(), every, **options)  # says at once what is wrong with these
     return _callback_class()(every, options)
 
 
@@ -90,8 +93,7 @@ def _callback_class() -> type[Any]:
             """End a step that an exception left open: the model is as it was."""
             step, self._step = self._step, None
             if step is not None:
-                stopped = RuntimeError("the step was left")
-                step.__exit__(RuntimeError, stopped, None)
+                step.__exit__(RuntimeError, RuntimeError("the step was left"), None)
 
         def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
             self.close()

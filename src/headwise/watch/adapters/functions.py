@@ -11,7 +11,7 @@ Letters: B batch, T query_len, S key_len, H num_heads, D head_dim.
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,12 +48,28 @@ def install(attachment: Attachment) -> Undo:
     return undo
 
 
+@dataclass
+class _Running:
+    """A module that runs now."""
+
+    inputs: list[torch.Size]
+    softmaxes: int = 0
+
+    def was_given_rows_of(self, weights: Tensor) -> bool:
+        """Whether there is a row for every position of what the module was given."""
+        B, _, T, _ = weights.shape
+        return any(
+            shape[:2] == (T, B) or (shape[0] == B and T in (shape[1:-1].numel(), shape[2:].numel()))
+            for shape in self.inputs
+        )
+
+
 class _Functions(TorchFunctionMode):
     def __init__(self, attachment: Attachment) -> None:
         super().__init__()
         self.attachment = attachment
         self.places = set(attachment.places)
-        self.inputs: list[list[torch.Size]] = []  # of the modules that run now
+        self.running: list[_Running] = []
 
     def may_call(self, module: nn.Module, path: str) -> bool:
         """Whether this module may attend by itself: a place of attention of which no adapter knows more."""
@@ -66,19 +82,19 @@ class _Functions(TorchFunctionMode):
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = [x.shape for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim > 2]
-        self.inputs.append(given)
-        if len(self.inputs) == 1:
+        self.running.append(_Running(given))
+        if len(self.running) == 1:
             self.__enter__()
 
     def leave(self, *_: Any) -> None:
-        if len(self.inputs) == 1:
+        if len(self.running) == 1:
             self.__exit__(None, None, None)
-        del self.inputs[-1:]
+        del self.running[-1:]
 
     def leave_all(self) -> None:
         """After an exception that ran past the hooks."""
-        del self.inputs[1:]
-        if self.inputs:
+        del self.running[1:]
+        if self.running:
             self.leave()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -93,13 +109,22 @@ class _Functions(TorchFunctionMode):
         if func is functional.multi_head_attention_forward:
             return self._multi_head(*args, **kwargs)
         result = func(*args, **kwargs)
-        if func in SOFTMAX:
+        if func in SOFTMAX and result.ndim > 2:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-            weights = _by_head(result, dim, self._num_heads())
-            if weights is not None and self._is_whole(weights):
-                B, _, T, S = weights.shape
-                self._tell(weights, padding_now("attention_mask", B, T) if T == S else None)
+            if dim in (-1, result.ndim - 1):
+                self._look(result)
         return result
+
+    def _look(self, weights: Tensor) -> None:
+        running = self.running[-1]
+        running.softmaxes += 1
+        if running.softmaxes > 1:  # one part of the attention among several: none of them is the weights
+            self.attachment.bypassed.setdefault(self.attachment.entered[-1].path, ())
+            return
+        found = _by_head(weights, self._num_heads())
+        if found is not None and running.was_given_rows_of(found):
+            B, _, T, S = found.shape
+            self._tell(found, padding_now("attention_mask", B, T) if T == S else None)
 
     def _multi_head(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """torch's function behind its module, called by a layer that is not its module."""
@@ -116,19 +141,7 @@ class _Functions(TorchFunctionMode):
             return output, None
         return output, weights.mean(-3) if asked.arguments["average_attn_weights"] else weights
 
-    def _is_whole(self, weights: Tensor) -> bool:
-        """Whether there is a row for every position of what the layer was given."""
-        B, _, T, _ = weights.shape
-        return any(
-            shape[:2] == (T, B) or (shape[0] == B and T in (shape[1:-1].numel(), shape[2:].numel()))
-            for shape in self.inputs[-1]
-        )
-
     def _tell(self, weights: Tensor, real: Tensor | None) -> None:
-        running = self.attachment.entered[-1]
-        if running.heard:  # one part of the attention among several: none of them is the weights
-            self.attachment.bypassed.setdefault(running.path, ())
-            return
         queries = real if weights.shape[2] == weights.shape[3] else None
         given = AttentionMap.from_weights(weights.detach(), Mask(keys=real, queries=queries))
         announce(None, "self", given, None, None)
@@ -142,10 +155,8 @@ class _Functions(TorchFunctionMode):
         return next((count for count in found if isinstance(count, int)), None)
 
 
-def _by_head(weights: Any, dim: int | None, H: int | None) -> Tensor | None:
+def _by_head(weights: Tensor, H: int | None) -> Tensor | None:
     """A softmax's result as [B, H, T, S]; None: it does not look like weights."""
-    if not isinstance(weights, Tensor) or dim not in (-1, weights.ndim - 1):
-        return None
     if weights.ndim == 4 and (H is None or weights.shape[1] == H):
         return weights
     if weights.ndim == 3 and H is not None and weights.shape[0] % H == 0:

@@ -17,14 +17,14 @@ from ...masks import Mask
 from ..attachment import Attachment, Undo, padding_now, path_of
 from ..places import DISPATCHES, names_in
 from .attending import attended
-from .huggingface_masks import CompactMask, compact_mask, rules_of
+from .huggingface_masks import CompactMask, compact_mask, own_implementation, rules_of
 
 __all__ = ["install"]
 
 NAME = "headwise"
 CROSS = ("cross", "encoder_attn", "encdec", "encoder_decoder")
 
-_held: dict[int, list[Any]] = {}  # id of a config -> [config, its own implementation, how many hold it]
+_held: dict[int, list[Any]] = {}  # id of a config -> [config, how many hold it]
 
 
 def install(attachment: Attachment) -> Undo:
@@ -33,16 +33,16 @@ def install(attachment: Attachment) -> Undo:
     if configs:
         _register()
     for config in configs:
-        entry = _held.setdefault(id(config), [config, config._attn_implementation, 0])
-        entry[2] += 1
+        own_implementation.setdefault(id(config), config._attn_implementation)
+        _held.setdefault(id(config), [config, 0])[1] += 1
         config._attn_implementation_internal = NAME
 
     def undo() -> None:
         for config in configs:
             entry = _held[id(config)]
-            entry[2] -= 1
-            if not entry[2]:
-                config._attn_implementation_internal = entry[1]
+            entry[1] -= 1
+            if not entry[1]:
+                config._attn_implementation_internal = own_implementation.pop(id(config))
                 del _held[id(config)]
         if configs and not _held:
             _unregister()
@@ -114,7 +114,7 @@ def attention_function(
         rules, bias, used = Mask(right=T - S) if causal and T > 1 else Mask(), None, S
     else:
         rules, bias, used = rules_of(attention_mask, T, S, itself=not cross)
-    if used < S:  # the rest of a cache that is not full; a copy, for what lies there is written to later
+    if used < S or _is_written_to(key):  # what is filled of a cache; a copy, for the cache goes on changing
         key, value = key[:, :, :used].clone(), value[:, :, :used].clone()
         position_bias = None if position_bias is None else position_bias[..., :used]
     if cross and rules.queries is None:
@@ -130,6 +130,11 @@ def attention_function(
     )  # fmt: skip
     joined = output.transpose(1, 2).contiguous()  # [B, T, H, D]
     return joined, weights.dense() if others.get("output_attentions") else None
+
+
+def _is_written_to(key: Tensor) -> bool:
+    """Whether keys lie in a buffer that is filled in place, as far as one can know."""
+    return key.is_inference() or key._version > 0
 
 
 def _number(scaling: Any) -> float | None:

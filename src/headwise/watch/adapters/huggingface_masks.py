@@ -18,11 +18,14 @@ from torch import Tensor
 from ... import budget
 from ...foreign_masks import from_huggingface
 from ...masks import Mask
+from ..attachment import AttentionBypassed
 from .attending import with_padding
 
 __all__ = ["CompactMask", "compact_mask", "rules_of"]
 
 Predicate = Callable[..., Any]
+
+own_implementation: dict[int, str] = {}  # id of a config that is listened to -> what it says otherwise
 
 
 @dataclass(eq=False)
@@ -48,9 +51,16 @@ class CompactMask:
         padding = self.keys_padding
         return found if found is None or padding is None else found & Mask.padding(padding)
 
+    @property
+    def shift(self) -> int:
+        """How far ahead of where `Mask` has them the queries stand: 0 if the last is beside the last key."""
+        return self.query_offset - self.key_offset - (self.key_len - self.query_len)
+
     @cached_property
     def is_causal(self) -> bool:
-        return self.rules is not None and self.rules.right is not None
+        """Whether no query sees a key behind it."""
+        right = None if self.rules is None else self.rules.right
+        return right is not None and right <= self.shift
 
     @cached_property
     def keys_padding(self) -> Tensor | None:
@@ -71,17 +81,27 @@ class CompactMask:
 
     @cached_property
     def dense(self) -> Tensor:
-        """The bool tensor [B, 1, T, S] Transformers would have made.
+        """The tensor [B, 1, T, S] Transformers would have made.
 
         Raises:
             BudgetExceeded: it would not fit.
         """
-        shape = (self.batch, 1, self.query_len, self.key_len)
         device = torch.device("cpu") if self.attention_mask is None else self.attention_mask.device
-        budget.check(torch.Size(shape).numel(), device, f"dense mask {list(shape)}", "use a shorter text")
+        budget.check(self.shape.numel(), device, f"dense mask {list(self.shape)}", "use a shorter text")
         return self.make_dense()
 
     # Standing in for the dense tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.batch, 1, self.query_len, self.key_len))
+
+    @property
+    def ndim(self) -> int:
+        return 4
+
+    def contiguous(self) -> CompactMask:
+        return self
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or not hasattr(Tensor, name):
@@ -123,14 +143,19 @@ def compact_mask(
     """What is registered in `AttentionMaskInterface`: keeps the description, makes nothing."""
     from transformers import masking_utils
 
+    if isinstance(attention_mask, CompactMask):  # a model that prepared the masks of a model inside it
+        return attention_mask
     if isinstance(q_length, Tensor):  # an older form of the call: positions instead of a length
         q_offset, q_length = int(q_length[0]), len(q_length)
     q_offset, kv_offset = int(q_offset), int(kv_offset)
     predicate = masking_utils.causal_mask_function if mask_function is None else mask_function
 
+    added = own_implementation.get(id(others.get("config"))) == "eager"
+
     def make_dense() -> Tensor:
         skip = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        return masking_utils.sdpa_mask(
+        make = masking_utils.eager_mask if added else masking_utils.sdpa_mask
+        return make(
             batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
             kv_offset=kv_offset, mask_function=predicate, attention_mask=attention_mask, **(others | skip),
         )  # fmt: skip
@@ -148,8 +173,7 @@ def _read(predicate: Predicate, of: CompactMask) -> Mask | None:
             pass
         case _:
             return None
-    ahead = of.query_offset - of.key_offset  # query i stands beside key i + ahead
-    shift = ahead - (of.key_len - of.query_len)  # 0 where the last query stands beside the last key
+    shift = of.shift
     match name:
         case "bidirectional_mask_function":
             return Mask()
@@ -207,6 +231,11 @@ def rules_of(mask: Any, query_len: int, key_len: int, itself: bool) -> tuple[Mas
     if isinstance(mask, CompactMask):
         if (mask.query_len, mask.key_len) == (query_len, key_len) and mask.rules is not None:
             return _compact_rules(mask, itself)
+        if mask.key_len < key_len:
+            raise AttentionBypassed(
+                f"attention_mask must say who sees every key: it has {mask.key_len} of {key_len}; this layer adds "
+                "keys of its own in a way headwise cannot follow, leave the model to output_attentions=True"
+            )
         mask = mask.dense[..., :key_len]
     rules, bias = from_huggingface(mask, query_len=query_len)
     if rules.allowed is not None and rules.allowed.shape[1:3] == (1, 1) and rules.allowed.shape[3] == key_len:
@@ -219,7 +248,7 @@ def rules_of(mask: Any, query_len: int, key_len: int, itself: bool) -> tuple[Mas
 def _compact_rules(mask: CompactMask, itself: bool) -> tuple[Mask, None, int]:
     rules, used = mask.rules, mask.key_len
     assert rules is not None
-    empty = mask.key_len - mask.query_len - (mask.query_offset - mask.key_offset)
+    empty = -mask.shift
     if mask.is_causal and empty > 0:  # the places behind the last query are hidden from all: without them
         used = mask.key_len - empty  # the last query stands beside the last key again
         rules = _cut(rules, used, empty)

@@ -1,0 +1,741 @@
+"""`Monitor`: the right numbers at the right steps, training as it was, and nothing left behind."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+
+from headwise.errors import ArgumentError
+from headwise.nn import MultiHeadAttention
+from headwise.watch.ablate import ablate
+from headwise.watch.attachment import AttentionBypassed, attach
+from headwise.watch.capture import watch
+from headwise.watch.measuring import Measuring
+from headwise.watch.monitor import HISTORY, Monitor
+from headwise.watch.trainer_callback import trainer_callback
+
+B, T, H, E, LAYERS, VOCABULARY = 3, 7, 5, 30, 2, 11
+EXACT = 1e-10  # of a float64 model
+
+
+class Block(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(E), MultiHeadAttention(E, H, causal=True, dropout=dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = x + self.attention(self.norm(x))[0]
+        return output
+
+
+class Model(nn.Module):
+    """A little language model of causal layers; checkpoint: None, or `use_reentrant`."""
+
+    def __init__(self, dropout: float = 0.0, checkpoint: bool | None = None) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, E)
+        self.layers = nn.ModuleList(Block(dropout) for _ in range(LAYERS))
+        self.head = nn.Linear(E, VOCABULARY)
+        self.checkpoint = checkpoint
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        for layer in self.layers:
+            if self.checkpoint is None:
+                x = layer(x)
+            else:
+                x = checkpoint(layer, x, use_reentrant=self.checkpoint)
+        return cross_entropy(self.head(x)[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten())
+
+
+class Plain(nn.Module):
+    """Attention by torch's own function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.in_proj = nn.Embedding(VOCABULARY, E), nn.Linear(E, 3 * E)
+        self.head = nn.Linear(E, VOCABULARY)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.in_proj(self.embed(input_ids)).unflatten(-1, (3 * H, E // H)).transpose(1, 2)
+        y = scaled_dot_product_attention(*x.chunk(3, dim=1), is_causal=True).transpose(1, 2).flatten(2)
+        return cross_entropy(self.head(y).flatten(0, 1), input_ids.flatten())
+
+
+class Encoder(nn.Module):
+    """torch's own encoder, with padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, E)
+        layer = nn.TransformerEncoderLayer(E, H, 41, dropout=0.0, activation="gelu", batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        padding = torch.zeros_like(input_ids, dtype=torch.bool)
+        padding[0, 4:] = True
+        return (self.encoder(self.embed(input_ids), src_key_padding_mask=padding)[~padding] ** 2).mean()
+
+
+def made(kind: Any = Model, seed: int = 1, **options: Any) -> Any:
+    torch.manual_seed(seed)
+    return kind(**options).double().train()
+
+
+def tokens(batch: int = B, length: int = T, seed: int = 2) -> Tensor:
+    return torch.randint(VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def train(monitor: Monitor, steps: int, *texts: Tensor) -> list[int]:
+    """So many steps, each with a forward a text; the numbers of those that were measured."""
+    measured = []
+    for _ in range(steps):
+        number = monitor.number
+        with monitor.step():
+            for text in texts or (tokens(),):
+                monitor.model(text).backward()
+        if monitor.measured:
+            measured.append(number)
+    return measured
+
+
+def traces(model: nn.Module) -> list[str]:
+    """What an attached listener would leave on a model."""
+    found = []
+    for path, module in model.named_modules():
+        hooks = (*module._forward_hooks, *module._forward_pre_hooks)
+        found += [path] * (
+            bool(hooks) or "forward" in vars(module) or "_headwise_own_forward" in vars(module)
+        )
+    return found
+
+
+# What is measured
+
+
+def test_the_numbers_are_those_of_the_weights() -> None:
+    model, text = made(), tokens()
+    monitor = Monitor(model)
+    train(monitor, 1, text)
+    x = model.embed(text)
+    for number, layer in enumerate(model.layers):
+        normed = layer.norm(x)
+        _, weights = layer.attention(normed)
+        p = weights.dense()  # [B, H, T, T]
+        entropy = torch.special.entr(p).sum(-1).mean((0, 2))
+        q, k = (
+            proj(normed).unflatten(-1, (H, E // H)).transpose(1, 2)
+            for proj in (layer.attention.q_proj, layer.attention.k_proj)
+        )
+        logits = (q @ k.mT * (E // H) ** -0.5).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf)
+        norms = layer.attention.head_outputs(normed).norm(dim=-1).mean((0, 2))
+        for head in range(H):
+            at = f"heads/{number}/{head}/"
+            assert monitor.latest[at + "entropy"] == pytest.approx(entropy[head].item(), abs=EXACT)
+            assert monitor.latest[at + "first"] == pytest.approx(p[:, head, :, 0].mean().item(), abs=EXACT)
+            assert monitor.latest[at + "max_logit"] == pytest.approx(logits[:, head].max().item(), abs=EXACT)
+            share = (norms[head] / norms.mean()).item()
+            assert monitor.latest[at + "output"] == pytest.approx(share, abs=EXACT)
+        x = layer(x)
+
+
+def test_the_summary_is_over_all_heads() -> None:
+    monitor = Monitor(made())
+    train(monitor, 1)
+
+    def every(name: str) -> list[float]:
+        return [
+            monitor.latest[f"heads/{layer}/{head}/{name}"] for layer in range(LAYERS) for head in range(H)
+        ]
+
+    count = LAYERS * H
+    assert monitor.summary == {
+        "entropy/min": min(every("entropy")),
+        "entropy/mean": pytest.approx(sum(every("entropy")) / count),
+        "max_logit/max": max(every("max_logit")),
+        "first/mean": pytest.approx(sum(every("first")) / count),
+        "output/min": min(every("output")),
+        "dead": 0.0,
+    }
+
+
+def test_all_are_plain_numbers_ready_for_any_logger() -> None:
+    monitor = Monitor(made(), statistics=("entropy", "max_logit", "first", "previous", "distance"))
+    train(monitor, 1)
+    assert {type(value) for value in monitor.latest.values()} == {float}
+    assert json.loads(json.dumps(monitor.latest)) == monitor.latest
+    assert len(monitor.latest) == LAYERS * H * 6 + LAYERS + len(monitor.summary)
+    assert {"previous/mean", "distance/mean"} < set(monitor.summary)
+
+
+@pytest.mark.parametrize("given", ["entropy", ("entropy",), ["entropy", "entropy"]])
+def test_statistics_may_be_chosen(given: Any) -> None:
+    monitor = Monitor(made(), statistics=given, dead=None)
+    train(monitor, 1)
+    assert sorted(monitor.summary) == ["entropy/mean", "entropy/min"]
+    assert monitor.dead_heads == [] and len(monitor.latest) == LAYERS * H + 2
+
+
+def test_no_statistics_at_all_still_finds_dead_heads() -> None:
+    monitor = Monitor(made(), statistics=())
+    train(monitor, 1)
+    assert sorted(monitor.summary) == ["dead", "output/min"]
+
+
+def test_several_forwards_in_a_step_count_together() -> None:
+    """Of different lengths and batches: every query counts the same."""
+    model, texts = made(), (tokens(2, 7, seed=3), tokens(3, 7, seed=4))
+    apart, together = Monitor(model), Monitor(model)
+    train(apart, 1, *texts)
+    train(together, 1, torch.cat(texts))
+    assert apart.latest == pytest.approx(together.latest, abs=EXACT)
+    longer = Monitor(model)
+    train(longer, 1, texts[0], tokens(1, 5, seed=5))
+    one, other = Monitor(model), Monitor(model)
+    train(one, 1, texts[0])
+    train(other, 1, tokens(1, 5, seed=5))
+    for name in ("entropy", "first"):
+        key = f"heads/1/2/{name}"
+        expected = (14 * one.latest[key] + 5 * other.latest[key]) / 19
+        assert longer.latest[key] == pytest.approx(expected, abs=EXACT)
+    key = "heads/1/2/max_logit"
+    assert longer.latest[key] == max(one.latest[key], other.latest[key])
+
+
+def test_padding_is_left_out() -> None:
+    model, text = made(Encoder), tokens()
+    padded, other = Monitor(model), Monitor(model)
+    train(padded, 1, text)
+    text[0, 4:] = (text[0, 4:] + 1) % VOCABULARY
+    train(other, 1, text)
+    assert padded.latest == pytest.approx(other.latest, abs=EXACT)
+
+
+def test_with_dropout_the_weights_before_it_are_measured() -> None:
+    dropping, plain = Monitor(made(dropout=0.5)), Monitor(made())
+    train(dropping, 1)
+    train(plain, 1)
+    for name in ("entropy", "first", "max_logit"):
+        key = f"heads/0/3/{name}"
+        assert dropping.latest[key] == pytest.approx(plain.latest[key], abs=EXACT)
+    assert dropping.latest["heads/0/3/output"] != pytest.approx(plain.latest["heads/0/3/output"], abs=1e-6)
+
+
+def test_under_autocast_the_numbers_keep_their_precision() -> None:
+    model = made().float()
+    exact, cast = Monitor(model), Monitor(model)
+    train(exact, 1)
+    with cast.step(), torch.autocast("cpu", torch.bfloat16):
+        loss = model(tokens())
+    loss.backward()
+    assert set(cast.latest) == set(exact.latest)
+    assert cast.latest == pytest.approx(exact.latest, rel=0.05, abs=0.05)
+
+
+def test_models_of_several_stacks_go_by_paths() -> None:
+    model = nn.Transformer(E, 6, 2, 2, 41, batch_first=True).double()
+    monitor = Monitor(model)
+    with monitor.step():
+        model(*torch.randn(2, B, T, E, dtype=torch.float64))
+    assert "heads/decoder.layers.1.multihead_attn/4/entropy" in monitor.latest
+    assert sum(name.startswith("layers/") for name in monitor.latest) == 6
+    assert set(monitor.to_pandas()["layer"]) > {"encoder.layers.0.self_attn"}
+
+
+def test_a_layer_keeps_its_name_where_others_are_left_out() -> None:
+    """As layerdrop does: the only layer that runs is still layer 1."""
+    model = made()
+    monitor = Monitor(model, every=1)
+    train(monitor, 1)
+    kept, model.layers = model.layers, nn.ModuleList([nn.Identity(), model.layers[1]])
+    train(monitor, 1)
+    model.layers = kept
+    assert {name.split("/")[1] for name in monitor.latest if name.startswith("heads/")} == {"1"}
+
+
+def test_numbers_that_are_not_numbers_are_shown() -> None:
+    """A minimum or maximum in Python keeps or loses NaN by the order of its arguments."""
+    model = made()
+    with torch.no_grad():
+        model.layers[1].attention.q_proj.weight[6] = math.nan
+    monitor = Monitor(model)
+    with monitor.step():
+        model(tokens())
+    assert all(math.isnan(monitor.latest[f"heads/1/1/{name}"]) for name in ("entropy", "max_logit", "first"))
+    assert all(math.isnan(monitor.summary[name]) for name in ("entropy/min", "entropy/mean", "max_logit/max"))
+    assert not math.isnan(monitor.latest["heads/1/0/entropy"])
+
+
+# Dead heads
+
+
+def quieten(attention: MultiHeadAttention, head: int, factor: float) -> None:
+    """Multiply all a head says."""
+    rows = slice(head * E // H, (head + 1) * E // H)
+    with torch.no_grad():
+        attention.v_proj.weight[rows] *= factor
+        if attention.v_proj.bias is not None:
+            attention.v_proj.bias[rows] *= factor
+
+
+def test_a_head_that_says_nothing_is_dead() -> None:
+    model = made()
+    quieten(model.layers[0].attention, 3, 0.0)
+    quieten(model.layers[1].attention, 0, 1e-4)
+    quieten(model.layers[1].attention, 4, 0.0)
+    monitor = Monitor(model)
+    train(monitor, 1)
+    assert monitor.dead_heads == [(0, 3), (1, 0), (1, 4)]
+    counts = {name: value for name, value in monitor.latest.items() if "dead" in name}
+    assert counts == {"dead": 3.0, "layers/0/dead": 1.0, "layers/1/dead": 2.0}
+    assert monitor.latest["heads/0/3/output"] == 0.0 and 0 < monitor.latest["heads/1/0/output"] < 1e-3
+    model.eval()
+    with torch.no_grad():
+        kept = model(tokens())
+        with ablate(model, monitor.dead_heads):
+            assert model(tokens()).item() == pytest.approx(kept.item(), abs=1e-4)
+
+
+@pytest.mark.parametrize(("dead", "expected"), [(0.01, 0), (0.1, 1), (0.0, 0), (0.99, None)])
+def test_the_threshold_is_a_share_of_the_layers_mean(dead: float, expected: int | None) -> None:
+    model = made()
+    quieten(model.layers[0].attention, 3, 0.05)
+    monitor = Monitor(model, dead=dead)
+    train(monitor, 1)
+    share = monitor.latest["heads/0/3/output"]
+    assert 0.02 < share < 0.1
+    if expected is not None:
+        assert monitor.summary["dead"] == expected
+    else:
+        assert 1 < monitor.summary["dead"] < LAYERS * H  # about half of all heads are below the mean
+
+
+def test_a_head_that_rests_on_a_key_without_value_is_dead() -> None:
+    """An attention sink; with a value there, the head repeats it: alive, and to be seen in `first`."""
+    mha = MultiHeadAttention(E, H, bias=False).double()
+    with torch.no_grad():
+        mha.q_proj.weight[:6], mha.k_proj.weight[:6] = 0.0, 0.0
+        mha.q_proj.weight[0, 0], mha.k_proj.weight[0, 1] = 100.0, 100.0
+    x = torch.randn(B, T, E, dtype=torch.float64)
+    x[..., 0], x[..., 1], x[:, 0, 1] = 1.0, 0.0, 10.0  # every query asks for the first key
+    monitor = Monitor(mha, every=1)
+    with monitor.step():
+        mha(x)
+    assert monitor.latest["heads/0/0/first"] > 0.999 and monitor.dead_heads == []
+    with torch.no_grad():
+        mha.v_proj.weight[:6, :2] = 0.0
+    x[:, 0, 2:] = 0.0  # the first key has nothing to say
+    with monitor.step():
+        mha(x)
+    assert monitor.latest["heads/0/0/first"] > 0.999 and monitor.dead_heads == [(0, 0)]
+
+
+def test_where_a_whole_layer_says_nothing_all_its_heads_are_dead() -> None:
+    model = made()
+    for head in range(H):
+        quieten(model.layers[1].attention, head, 0.0)
+    monitor = Monitor(model)
+    train(monitor, 1)
+    assert monitor.summary["dead"] == H and monitor.latest["layers/0/dead"] == 0
+
+
+# When
+
+
+def test_the_first_step_is_measured_and_one_in_every_so_many_after_it() -> None:
+    monitor = Monitor(made(), every=3)
+    assert monitor.latest == {} and monitor.history == [] and not monitor.measured
+    assert train(monitor, 8) == [0, 3, 6]
+    assert [step for step, _ in monitor.history] == [0, 3, 6]
+    assert monitor.history[-1][1] == monitor.latest and monitor.number == 8
+
+
+def test_training_that_resumes_or_begins_again_is_measured_at_once() -> None:
+    monitor = Monitor(made(), every=100)
+    monitor.number = 250
+    assert train(monitor, 2) == [250]
+    monitor.number = 299
+    assert train(monitor, 3) == [300]
+    monitor.number = 0
+    assert train(monitor, 2) == [0]
+
+
+def test_the_history_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = Monitor(made(), every=1)
+    train(monitor, 1)
+    found = {"layers.0.attention": [{"entropy": 1.0}]}
+    for number in range(1, HISTORY + 3):
+        monitor._take(number, copy.deepcopy(found))
+    assert len(monitor.history) == HISTORY and monitor.history[0][0] == 3
+    assert monitor._history[-1].names is monitor._history[-2].names  # one tuple of names for all steps
+
+
+def test_no_step_in_between_has_anything_attached() -> None:
+    model = made()
+    monitor = Monitor(model, every=2)
+    for measured in (True, False, True):
+        with monitor.step():
+            assert bool(traces(model)) == measured
+            model(tokens())
+        assert monitor.measured == measured and traces(model) == []
+
+
+def test_nothing_is_reported_as_measured_before_the_step_ends() -> None:
+    monitor = Monitor(made(), every=1)
+    train(monitor, 1)
+    with monitor.step() as inside:
+        monitor.model(tokens())
+        assert inside is monitor and not monitor.measured
+
+
+# Training goes on as it was
+
+
+def gradients(model: nn.Module, text: Tensor, monitor: Monitor | None) -> dict[str, Tensor]:
+    model.zero_grad()
+    if monitor is None:
+        loss = model(text)
+    else:
+        with monitor.step():
+            loss = model(text)
+        assert monitor.measured
+    loss.backward()
+    return {"loss": loss.detach()} | {
+        n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
+    }
+
+
+@pytest.mark.parametrize("kind", [Model, Plain, Encoder])
+def test_loss_and_gradients_of_a_measured_step_are_the_same(kind: Any) -> None:
+    model, text = made(kind), tokens()
+    expected, found = gradients(model, text, None), gradients(model, text, Monitor(model))
+    assert found.keys() == expected.keys() and len(found) > 3
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, atol=EXACT, rtol=0)
+
+
+def test_loss_and_gradients_of_gpt2_are_the_same() -> None:
+    model = gpt2().double()
+    inputs = {"input_ids": tokens(), "labels": tokens()}
+    monitor = Monitor(model)
+    results = []
+    for measured in (False, True):
+        model.zero_grad()
+        if measured:
+            with monitor.step():
+                loss = model(**inputs).loss
+        else:
+            loss = model(**inputs).loss
+        loss.backward()
+        results.append({"loss": loss.detach()} | {n: p.grad.clone() for n, p in model.named_parameters()})
+    assert monitor.measured and len(monitor.latest) == 2 * H * 4 + 2 + 6
+    for name, value in results[0].items():
+        torch.testing.assert_close(results[1][name], value, atol=EXACT, rtol=0)
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.filterwarnings("ignore:.*None of the inputs have requires_grad:UserWarning")
+def test_what_a_checkpoint_runs_again_is_not_counted(reentrant: bool) -> None:
+    model, text = made(checkpoint=reentrant), tokens()
+    listening = Measuring(("entropy",), True)
+    with attach(model, listening):
+        model(text).backward()
+    counts = {two[1].unique().item() for layer in listening.layers.values() for two in layer.values()}
+    assert counts == {B * T}
+    checkpointed, plain = Monitor(model), Monitor(made())
+    assert train(checkpointed, 2, text) == [0]
+    train(plain, 1, text)
+    assert checkpointed.latest == pytest.approx(plain.latest, abs=EXACT)
+    assert traces(model) == []
+
+
+def test_a_compiled_model_runs_the_measured_step_uncompiled() -> None:
+    compiled, ran = [], []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        compiled.append(graph)
+
+        def run(*args: Any) -> Any:
+            ran.append(graph)
+            return graph(*args)
+
+        return run
+
+    torch._dynamo.reset()
+    model = made(Plain)
+    fast = torch.compile(model, backend=backend)
+    monitor, text = Monitor(fast, every=2), tokens()
+    counts = []
+    for _ in range(4):
+        before = len(ran)
+        with monitor.step():
+            fast(text).backward()
+        counts.append(len(ran) - before)
+    assert counts[0] == counts[2] == 0 and counts[1] == counts[3] > 0
+    assert len(compiled) == counts[1]  # and nothing was compiled again
+    assert monitor.latest["heads/0/0/entropy"] > 0 and len(monitor.history) == 2
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("measures", ["the whole", "what is inside"])
+def test_with_distributed_data_parallel_a_rank_measures_its_part(measures: str, tmp_path: Path) -> None:
+    from torch import distributed
+
+    if not distributed.is_available():
+        pytest.skip("by design: torch was built without torch.distributed")
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        inner = made()
+        model = nn.parallel.DistributedDataParallel(inner)
+        monitor, alone = Monitor(model if measures == "the whole" else inner), Monitor(made())
+        with monitor.step():
+            model(tokens()).backward()
+        train(alone, 1)
+        assert monitor.latest == pytest.approx(alone.latest, abs=EXACT)
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_a_watch_inside_a_measured_step_hears_the_same() -> None:
+    model = made()
+    monitor = Monitor(model)
+    with monitor.step(), watch(model) as heads:
+        model(tokens())
+    assert monitor.latest["heads/1/2/entropy"] == pytest.approx(heads[1].entropy[2].item(), abs=EXACT)
+    assert traces(model) == []
+
+
+# What goes wrong
+
+
+def test_an_exception_leaves_the_model_clean_and_the_next_step_is_measured() -> None:
+    model = made()
+    monitor = Monitor(model, every=10)
+    model.head.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError), monitor.step():
+        model(tokens())
+    model.head._forward_hooks.clear()
+    assert traces(model) == [] and not monitor.measured and monitor.history == []
+    assert train(monitor, 2) == [1]
+
+
+def test_a_step_in_which_the_model_does_not_run_is_not_measured() -> None:
+    monitor = Monitor(made(), every=2)
+    assert train(monitor, 2) == [0]
+    with monitor.step():
+        pass
+    assert not monitor.measured and train(monitor, 1) == [3]
+
+
+def test_a_model_that_never_runs_inside_a_step_is_an_error() -> None:
+    monitor = Monitor(made())
+    with (
+        pytest.raises(ArgumentError, match="step must have the model run in it: Model ran 0 times"),
+        monitor.step(),
+    ):
+        pass
+
+
+def test_a_model_without_attention_is_an_error() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    with pytest.raises(AttentionBypassed, match="Sequential ran 1 times and none was"), Monitor(model).step():
+        model(torch.randn(2, 3))
+
+
+class OwnAttention(nn.Module):
+    """Computes its weights itself."""
+
+    num_heads = H
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(E, E)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.proj(x).unflatten(-1, (H, E // H)).transpose(1, 2)
+        return (torch.softmax(q @ q.mT, dim=-1) @ q).transpose(1, 2).flatten(2)
+
+
+def test_layers_that_compute_their_own_weights_raise_or_are_read_or_left_out() -> None:
+    model, x = OwnAttention(), torch.randn(B, T, E)
+    with pytest.raises(AttentionBypassed, match="1 layers of OwnAttention"), Monitor(model).step():
+        model(x)
+    read, skipped = Monitor(model, fallback="eager"), Monitor(model, fallback="skip")
+    for monitor in (read, skipped):
+        with monitor.step():
+            model(x)
+        assert monitor.measured
+    assert sorted(read.summary) == ["entropy/mean", "entropy/min", "first/mean"]
+    assert skipped.latest == {}
+
+
+@pytest.mark.parametrize("every", [0, -3, 2.5, True, "often"])
+def test_every_must_be_a_number_of_steps(every: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"every must be a whole number of steps.*got {every!r}"):
+        Monitor(made(), every)
+    pytest.importorskip("transformers")
+    with pytest.raises(ArgumentError, match=f"got {every!r}"):
+        trainer_callback(every)
+
+
+@pytest.mark.parametrize("name", ["entropi", "received", "dead"])
+def test_statistics_must_be_known(name: str) -> None:
+    with pytest.raises(ArgumentError, match=f"statistics must be row statistics: got '{name}'"):
+        Monitor(made(), statistics=("first", name))
+
+
+@pytest.mark.parametrize("dead", [-0.1, 1.0, math.nan, True])
+def test_dead_must_be_a_share(dead: float) -> None:
+    with pytest.raises(ArgumentError, match=f"dead must be a share.*got {dead!r}"):
+        Monitor(made(), dead=dead)
+
+
+def test_model_and_fallback_are_checked_at_once() -> None:
+    with pytest.raises(ArgumentError, match=r"model must be a torch.nn.Module: got dict"):
+        Monitor({})  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"fallback must be .* got 'loud'"):
+        Monitor(made(), fallback="loud")
+
+
+# Tables
+
+
+def test_a_table_has_a_row_a_head_and_measured_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pandas")
+    monitor = Monitor(made(), every=2)
+    with pytest.raises(ArgumentError, match="must have measured a step: 0 were"):
+        monitor.to_pandas()
+    train(monitor, 3)
+    table = monitor.to_pandas()
+    assert list(table) == ["step", "layer", "head", "entropy", "max_logit", "first", "output"]
+    assert len(table) == 2 * LAYERS * H and set(table["step"]) == {0, 2} and set(table["layer"]) == {0, 1}
+    row = table[(table["step"] == 2) & (table["layer"] == 1) & (table["head"] == 3)].iloc[0]
+    assert row["entropy"] == monitor.latest["heads/1/3/entropy"]
+    assert repr(monitor) == "Monitor(Model, every=2, 2 steps measured)"
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        monitor.to_pandas()
+
+
+# Hugging Face's Trainer
+
+
+def gpt2(**more: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_positions=16, n_embd=E, n_layer=2, n_head=H,
+        bos_token_id=0, eos_token_id=0, attn_implementation="sdpa", **(dropout | more),
+    )  # fmt: skip
+    torch.manual_seed(1)
+    return transformers.GPT2LMHeadModel(config)
+
+
+@contextmanager
+def trainer(where: Path, callback: Any, model: Any = None, **more: Any) -> Iterator[Any]:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    settings = {
+        "output_dir": str(where), "max_steps": 5, "per_device_train_batch_size": 2, "logging_steps": 1,
+        "report_to": [], "disable_tqdm": True, "save_strategy": "no", "use_cpu": True,
+    }  # fmt: skip
+    data = [{"input_ids": row, "labels": row} for row in tokens(40)]
+    yield transformers.Trainer(
+        gpt2() if model is None else model,
+        transformers.TrainingArguments(**(settings | more)),
+        train_dataset=data,
+        callbacks=[callback],
+    )
+
+
+IN_TRAINER = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
+]
+
+
+def in_trainer(test: Any) -> Any:
+    for mark in IN_TRAINER:
+        test = mark(test)
+    return test
+
+
+@in_trainer
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_in_a_trainer_measured_steps_reach_the_logs(checkpointing: bool, tmp_path: Path) -> None:
+    callback = trainer_callback(every=2)
+    more = {"gradient_accumulation_steps": 3, "gradient_checkpointing": checkpointing}
+    with trainer(tmp_path, callback, **more) as trained:
+        trained.train()
+    assert [step for step, _ in callback.monitor.history] == [0, 2, 4]
+    logged = [one["step"] for one in trained.state.log_history if "heads/entropy/min" in one]
+    assert logged == [1, 3, 5]  # Trainer counts a step when it is done
+    last = [one for one in trained.state.log_history if one["step"] == 5 and "loss" in one][-1]
+    assert last["heads/dead"] == callback.monitor.summary["dead"]
+    assert len(callback.monitor.latest) == 2 * H * 4 + 2 + 6
+    assert traces(trained.model.transformer.h) == [] and trained.model.config._attn_implementation == "sdpa"
+
+
+@in_trainer
+def test_a_callback_that_joins_comes_before_the_reporters(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    seen: list[dict[str, Any]] = []
+
+    class Reporter(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            seen.append(dict(logs))
+
+    with trainer(tmp_path, Reporter()) as trained:
+        monitor = Monitor(trained.model, every=4, statistics="entropy")
+        callback = trainer_callback(monitor)
+        trained.add_callback(callback)
+        assert callback.join(trained) is callback
+        assert trained.callback_handler.callbacks.count(callback) == 1
+        trained.train()
+    assert callback.monitor is monitor and repr(callback) == "MonitorCallback(every=4)"
+    assert [i for i, logs in enumerate(seen) if "heads/entropy/mean" in logs] == [0, 4]
+
+
+@in_trainer
+def test_after_an_exception_in_a_trainer_the_callback_can_be_closed(tmp_path: Path) -> None:
+    model = gpt2()
+    callback = trainer_callback(every=1)
+    with trainer(tmp_path, callback, model) as trained:
+        trained.compute_loss = lambda *args, **kwargs: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            trained.train()
+        assert traces(model) != []
+        callback.close()
+        assert traces(model) == [] and model.config._attn_implementation == "sdpa"
+        callback.close()
+        del trained.compute_loss
+        trained.train()
+    assert [step for step, _ in callback.monitor.history] == [0, 1, 2, 3, 4] and traces(model) == []
+
+
+def test_a_monitor_has_its_own_options() -> None:
+    with pytest.raises(ArgumentError, match=r"options must be .*: got dead, fallback beside a monitor"):
+        trainer_callback(Monitor(made()), dead=0.1, fallback="skip")
+
+
+def test_without_transformers_the_callback_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headwise.watch.trainer_callback import _callback_class
+
+    _callback_class.cache_clear()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match="pip install transformers accelerate"):
+        trainer_callback()
