@@ -155,6 +155,30 @@ def text_with_image_inside(side: str) -> dict[str, Any]:
     return given | image(side)
 
 
+def text_with_queries_inside(side: str) -> dict[str, Any]:
+    """Four places of the text are what was asked of the image."""
+    given = text(side)
+    given["input_ids"][given["input_ids"] == 60] = 59
+    given["input_ids"][:, 3:7] = 60
+    return given | image(side)
+
+
+def text_with_patches_inside(side: str) -> dict[str, Any]:
+    """Four places of the text are the image, sixteen patches of which four and four are merged."""
+    given = text(side)
+    given["input_ids"].clamp_(max=56)
+    given["input_ids"][:, 3], given["input_ids"][:, 8] = 58, 57
+    given["input_ids"][:, 4:8] = 60
+    pixels = _numbers(BATCH * 16, 3 * 2 * 4 * 4)
+    kinds = (given["input_ids"] == 60).int()
+    return given | {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]] * BATCH),
+                    "mm_token_type_ids": kinds}  # fmt: skip
+
+
+def image_and_points(side: str) -> dict[str, Any]:
+    return {"pixel_values": _numbers(BATCH, 3, 32, 32), "input_points": _numbers(BATCH, 1, 2, 2).abs() * 8}
+
+
 FAMILIES = (
     # decoders
     Family("gpt2", "GPT2LMHeadModel", TOKENS | {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4,
@@ -258,6 +282,8 @@ FAMILIES = (
     Family("blenderbot", "BlenderbotModel", BART, text_and_answer),
     Family("led", "LEDModel", BART | {"max_encoder_position_embeddings": 40,
            "max_decoder_position_embeddings": 40, "attention_window": 4}, text_and_answer, route="refused"),
+    Family("big bird pegasus", "BigBirdPegasusModel", BART | {"attention_type": "original_full"},
+           text_and_answer, route="mixed"),  # its encoder's layers bypass the hook, its decoder's do not
     # vision
     Family("vit", "ViTModel", SEEING, image, sides=("none",), core=True),
     Family("deit", "DeiTModel", SEEING, image, sides=("none",)),
@@ -282,6 +308,25 @@ FAMILIES = (
     Family("llava", "LlavaModel", {"text_config": GROUPED | {"model_type": "llama"}, "vision_config": SEEING | {
            "model_type": "clip_vision_model"}, "image_token_id": 60, "vision_feature_layer": -1},
            text_with_image_inside),
+    Family("blip-2", "Blip2Model", {"text_config": {"model_type": "opt", "vocab_size": VOCABULARY,
+           "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 40,
+           "max_position_embeddings": 40, "word_embed_proj_dim": 32} | TOKENS, "vision_config": SEEING,
+           "qformer_config": PLAIN | {"encoder_hidden_size": 32, "cross_attention_frequency": 1},
+           "num_query_tokens": 4, "image_token_id": 60}, text_with_queries_inside, sides=("none", "right")),
+    Family("qwen2-vl", "Qwen2VLModel", {"text_config": GROUPED | {"rope_parameters": {"rope_type": "default",
+           "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}}, "vision_config": {"depth": 2, "embed_dim": 32,
+           "hidden_size": 32, "num_heads": 4, "mlp_ratio": 2, "patch_size": 4, "spatial_merge_size": 2},
+           "image_token_id": 60, "video_token_id": 59, "vision_start_token_id": 58, "vision_end_token_id": 57},
+           text_with_patches_inside),
+    Family("sam", "SamModel", {"vision_config": {"hidden_size": 16, "output_channels": 8, "num_hidden_layers": 2,
+           "num_attention_heads": 2, "image_size": 32, "patch_size": 4, "window_size": 3, "mlp_dim": 16,
+           "global_attn_indexes": [1], "num_pos_feats": 4}, "prompt_encoder_config": {"hidden_size": 8,
+           "image_size": 32, "patch_size": 4, "mask_input_channels": 4}, "mask_decoder_config": {"hidden_size": 8,
+           "num_attention_heads": 2, "num_hidden_layers": 2, "mlp_dim": 16, "iou_head_hidden_dim": 8}},
+           image_and_points, sides=("none",)),
+    Family("perceiver", "PerceiverModel", {"num_latents": 5, "d_latents": 16, "d_model": 32, "num_blocks": 1,
+           "num_self_attends_per_block": 2, "num_self_attention_heads": 4, "num_cross_attention_heads": 4},
+           lambda side: {"inputs": _numbers(BATCH, LENGTH, 32)}, sides=("none",), route="eager"),
     # sound
     Family("whisper", "WhisperModel", BART | {"num_mel_bins": 8, "max_source_positions": 12,
            "max_target_positions": 20}, speech_and_answer, sides=("none",)),

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headwise.errors import ArgumentError, ShapeError
+from headwise.errors import ArgumentError, AttentionBypassed, ShapeError
 from headwise.masks import Mask
 from headwise.nn import MultiHeadAttention
 from headwise.watch.ablate import ablate, head_means
-from headwise.watch.attachment import AttentionBypassed, attach
+from headwise.watch.attachment import attach
 from headwise.watch.patch import collect, patch
 from judge import error
 from small_models import albert, bert, gpt2, hooks_on, llama, numbers, ours, tokens, torch_encoder

@@ -37,6 +37,8 @@ ONLY_FOR = {"reference": {"check"}}
 # Imports downwards, each inside one function: (file, function, room).
 DOWNWARD = {
     ("map.py", "AttentionMap.plot", "show"),
+    ("heads/collection.py", "Heads.table", "show"),
+    ("heads/collection.py", "Heads.plot", "show"),
     ("watch/robustness.py", "Robustness.plot", "show"),
 }
 

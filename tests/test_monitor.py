@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, AttentionBypassed
 from headwise.nn import MultiHeadAttention
 from headwise.watch.ablate import ablate
-from headwise.watch.attachment import AttentionBypassed, attach
+from headwise.watch.attachment import attach
 from headwise.watch.capture import watch
 from headwise.watch.measuring import Measuring
 from headwise.watch.monitor import HISTORY, Monitor
@@ -70,7 +70,8 @@ class Plain(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.in_proj(self.embed(input_ids)).unflatten(-1, (3 * H, E // H)).transpose(1, 2)
-        y = scaled_dot_product_attention(*x.chunk(3, dim=1), is_causal=True).transpose(1, 2).flatten(2)
+        q, k, v = x.chunk(3, dim=1)
+        y = scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         return cross_entropy(self.head(y).flatten(0, 1), input_ids.flatten())
 
 
@@ -476,7 +477,7 @@ def test_a_compiled_model_runs_the_measured_step_uncompiled() -> None:
 
     torch._dynamo.reset()
     model = made(Plain)
-    fast = torch.compile(model, backend=backend)
+    fast: Any = torch.compile(model, backend=backend)
     monitor, text = Monitor(fast, every=2), tokens()
     counts = []
     for _ in range(4):
@@ -695,7 +696,7 @@ def test_a_callback_that_joins_comes_before_the_reporters(tmp_path: Path) -> Non
     transformers = pytest.importorskip("transformers")
     seen: list[dict[str, Any]] = []
 
-    class Reporter(transformers.TrainerCallback):  # type: ignore[misc]
+    class Reporter(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             seen.append(dict(logs))
 

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, AttentionBypassed
 from headwise.nn import MultiHeadAttention
 from headwise.watch.ablate import ablate
-from headwise.watch.attachment import AttentionBypassed
 from headwise.watch.places import likely_places
 from headwise.watch.prune import load_pruned, prune
 from judge import error

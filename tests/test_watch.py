@@ -253,7 +253,7 @@ def test_a_compiled_model_is_watched_uncompiled(model: Model, ids: Tensor) -> No
 
 def test_a_model_without_attention_is_an_error_not_an_empty_answer() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU())
-    with pytest.raises(hw.AttentionBypassed, match="Sequential ran 2 times and none was"), hw.watch(model):
+    with pytest.raises(hw.errors.AttentionBypassed, match="Sequential ran 2 times and none was"), hw.watch(model):
         model(torch.randn(2, 3))
         model(torch.randn(2, 3))
     with hw.watch(model) as heads:
@@ -456,3 +456,25 @@ def test_diversity_says_what_it_needs(model: Model, ids: Tensor) -> None:
         two(torch.randn(B, T, E), torch.randn(B, 5, E))
     with pytest.raises(ArgumentError, match="layers must have one length to be compared across"):
         hw.diversity(heads, across=True)
+
+
+# Placement
+
+
+def test_a_model_that_is_spread_over_devices_is_heard(ids: Tensor) -> None:
+    """accelerate replaces the forward of every module: its own is then the one inside."""
+    accelerate = pytest.importorskip("accelerate")
+    torch.manual_seed(0)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(E, 4, 32, batch_first=True), 2).eval()
+    x = torch.randn(B, T, E)
+    with torch.no_grad(), hw.watch(model) as expected:
+        before = model(x)
+    hook = accelerate.hooks.AlignDevicesHook(execution_device="cpu")
+    accelerate.hooks.add_hook_to_module(model, hook)
+    for layer in model.layers:
+        accelerate.hooks.add_hook_to_module(layer.self_attn, hook)
+    states = states_of(model)
+    with torch.no_grad(), hw.watch(model) as heads:
+        inside = model(x)
+    assert states_of(model) == states and torch.equal(inside, before)
+    assert torch.equal(heads[1].statistics.entropy, expected[1].statistics.entropy)

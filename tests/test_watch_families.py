@@ -15,15 +15,16 @@ from typing import Any
 
 import pytest
 import torch
-from judge import error
-from model_families import FAMILIES, LENGTH, Family, text
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from headwise import AttentionMap, Mask
-from headwise.watch.attachment import AttentionBypassed, attach
+from headwise.errors import AttentionBypassed
+from headwise.watch.attachment import attach
 from headwise.watch.calls import Call
-from headwise.watch.places import likely_places
+from headwise.watch.places import DISPATCHES, likely_places, names_in
+from judge import error
+from model_families import FAMILIES, LENGTH, Family, text
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 pytestmark = [
@@ -88,8 +89,8 @@ def eager_weights_kept(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
                 undo.callback(handle.remove)
 
             def note(module: nn.Module, args: Any, output: Any, path: str = path) -> None:
-                own = "eager_attention_forward" not in vars(sys.modules[type(module).__module__])
-                if own and path in places and isinstance(output, (tuple, list)):
+                own = path in places and DISPATCHES not in names_in(type(module))
+                if own and isinstance(output, (tuple, list)):
                     turned = type(module).__name__.startswith("XLNet")  # [T, S, B, H]
                     found = [x for x in output[1:] if isinstance(x, Tensor) and x.ndim == 4]
                     kept[path] += [x.permute(2, 3, 0, 1) if turned else x for x in found]
@@ -251,9 +252,9 @@ def check_padding(family: Family, side: str, call: Call) -> tuple[Tensor | None,
     return queries, keys
 
 
-@each("hook", "eager")
+@each("hook", "eager", "mixed")
 def test_listening_changes_nothing(family: Family) -> None:
-    fallback = "eager" if family.route == "eager" else None
+    fallback = None if family.route == "hook" else "eager"
     for side in family.sides:
         model, inputs = family.build(family.finest), family.feed(side, family.finest)
         outside, before = run(model, inputs), traces(model)
@@ -268,7 +269,7 @@ def test_listening_changes_nothing(family: Family) -> None:
             assert torch.equal(value, expected[name]), (name, side)
 
 
-@each("eager")
+@each("eager", "mixed")
 def test_weights_a_model_makes_itself_are_read_with_fallback_eager(family: Family) -> None:
     for side in family.sides:
         calls, truth = heard(family, side, family.finest, "eager"), eager_weights(family, side, family.finest)
@@ -284,7 +285,7 @@ def test_weights_a_model_makes_itself_are_read_with_fallback_eager(family: Famil
                 assert difference(value, expected) < EXACT, (name, path, side)
 
 
-@each("eager", "refused")
+@each("eager", "mixed", "refused")
 def test_layers_that_bypass_the_hook_are_named(family: Family) -> None:
     model, inputs, listener = family.build(), family.feed(), Heard()
     run(model, inputs)
@@ -294,10 +295,19 @@ def test_layers_that_bypass_the_hook_are_named(family: Family) -> None:
     assert traces(model) == before
     with attach(model, listener, "skip"):
         run(model, inputs)
-    assert not listener.calls
+    assert bool(listener.calls) == (family.route == "mixed")
     if family.route == "refused":
         with pytest.raises(AttentionBypassed, match="no weights"), attach(model, listener, "eager"):
             run(model, inputs)
+
+
+@each("none")
+def test_a_model_without_attention_says_nothing(family: Family) -> None:
+    """Whoever listens must notice: nothing was heard though a forward ran."""
+    model, listener = family.build(), Heard()
+    with attach(model, listener) as attachment:
+        run(model, family.feed())
+    assert not listener.calls and attachment.forward.number == 1
 
 
 @pytest.mark.slow
@@ -315,6 +325,54 @@ def test_a_layer_that_its_model_replaces_on_the_way_is_named() -> None:
 
 def by_name(name: str) -> Family:
     return next(family for family in FAMILIES if family.name == name)
+
+
+def test_a_layer_that_runs_several_times_is_numbered() -> None:
+    """ALBERT has one layer and runs it three times."""
+    path = "encoder.albert_layer_groups.0.albert_layers.0.attention"
+    assert list(heard(by_name("albert"), "none", SINGLE)) == [path, f"{path}#1", f"{path}#2"]
+
+
+def test_texts_packed_into_one_sequence() -> None:
+    """position_ids that start again, without an attention_mask."""
+    family = by_name("llama")
+    model, eager = family.build(DOUBLE), family.build(DOUBLE, "eager")
+    inputs = text("none") | {"position_ids": (torch.arange(LENGTH) % 4).expand(2, -1), "use_cache": False}
+    listener = Heard()
+    with attach(model, listener):
+        run(model, inputs)
+    with eager_weights_kept(eager) as kept:
+        run(eager, inputs)
+    for call in listener.calls:
+        assert call.weights.mask.allowed is None, "nothing quadratic"
+        assert error(call.weights.dense(), kept[call.path][0]) < EXACT
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_four_dimensional_masks_of_the_user(name: str) -> None:
+    family = by_name(name)
+    mask = torch.rand(2, 1, LENGTH, LENGTH, generator=torch.Generator().manual_seed(0)) > 0.4
+    mask |= torch.eye(LENGTH, dtype=torch.bool)
+    added = torch.zeros(mask.shape, dtype=DOUBLE).masked_fill(~mask, torch.finfo(DOUBLE).min)
+    model, eager, listener = family.build(DOUBLE), family.build(DOUBLE, "eager"), Heard()
+    with attach(model, listener):
+        run(model, text("none") | {"attention_mask": mask})
+        run(model, text("none") | {"attention_mask": added})
+    with eager_weights_kept(eager) as kept:
+        run(eager, text("none") | {"attention_mask": added})
+    assert len(listener.calls) == 4
+    for call in listener.calls:
+        assert error(call.weights.dense(), kept[call.path][0]) < EXACT
+
+
+def test_weights_asked_of_the_model_are_still_given() -> None:
+    family = by_name("bert")
+    model, eager = family.build(DOUBLE), family.build(DOUBLE, "eager")
+    with attach(model, Heard()):
+        found = run(model, text("none"), output_attentions=True).attentions
+    expected = run(eager, text("none"), output_attentions=True).attentions
+    for one, other in zip(found, expected, strict=True):
+        assert error(one, other) < EXACT
 
 
 # Generating

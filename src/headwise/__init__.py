@@ -25,7 +25,6 @@ from .map import AttentionMap
 from .masks import Mask
 from .nn import MultiHeadAttention, adopt, restore
 from .watch.ablate import ablate, head_means
-from .watch.attachment import AttentionBypassed
 from .watch.capture import watch  # likewise
 from .watch.importance import importance
 from .watch.monitor import Monitor
@@ -37,7 +36,6 @@ from .watch.robustness import robustness
 __version__ = "0.1.0"
 
 __all__ = [
-    "AttentionBypassed",
     "AttentionMap",
     "Heads",
     "Mask",

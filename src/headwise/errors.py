@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "ArgumentError",
+    "AttentionBypassed",
     "BackendUnavailable",
     "BudgetExceeded",
     "HeadwiseError",
@@ -37,6 +38,10 @@ class MaskError(HeadwiseError, ValueError):
 
 class BackendUnavailable(HeadwiseError, RuntimeError):
     """A backend asked for by name cannot run this call; nothing else was tried in its place."""
+
+
+class AttentionBypassed(HeadwiseError, RuntimeError):
+    """A model has attention that cannot be heard where it runs; the message names its layers."""
 
 
 class BudgetExceeded(HeadwiseError, MemoryError):

@@ -9,6 +9,8 @@ import typer
 
 SENTENCE = "The cat that I saw yesterday ran away"
 NARROW = ("entropy", "distance", "first", "previous", "itself", "next")  # for terminals of 80 columns
+LEAST = "previous"  # makes room for a column to sort by that is not among them
+SHOWN = ("label", "layer", "head", *NARROW)
 WIDE = 104  # columns that a table of everything needs
 
 
@@ -67,6 +69,7 @@ def look(
 
     import torch
 
+    from ..check.showing.letters import fitting
     from ..show.files import save
     from ..show.heads_pictures import layer_picture, model_picture
     from ..show.heads_table import heads_table
@@ -83,13 +86,13 @@ def look(
     heads.title, heads.tokens = trained.title, [reading.tokens]
 
     from rich.console import Console
+    from rich.text import Text
 
     console = Console(highlight=False)
     count = len(heads.all())
-    columns = None if console.width >= WIDE else NARROW
+    columns = None if console.width >= WIDE else [name for name in NARROW if name != LEAST or sort in SHOWN]
     upwards = ascending or sort in ("layer", "head")
-    title = plain(f"{trained.title} reads “{' '.join(words.split())}”", 76)
-    listed = heads_table(heads, sort=sort, descending=not upwards, top=top, columns=columns, title=title)
+    listed = heads_table(heads, sort=sort, descending=not upwards, top=top, columns=columns, title="")
     layers = layers_table(heads, title="")
     with sign_of_life("Drawing"):
         figure = (
@@ -99,6 +102,8 @@ def look(
         )
         save(figure, out)
 
+    title = f'{trained.title} reads "{" ".join(words.split())}"'
+    console.print(Text(fitting(plain(title, console.width), console.encoding), style="bold"))
     if reading.cut:
         typer.echo(
             f"The text has {reading.found:,} tokens; these are the first {len(reading.tokens):,}, "

@@ -65,9 +65,9 @@ def load(name_or_path: str | os.PathLike[str] | None = None) -> Pretrained:
         return _from_folder(built_in(), TITLE)
     name = os.fspath(name_or_path)
     folder = Path(os.path.expanduser(name))
-    if folder.is_dir():
+    if name and folder.is_dir():
         return _from_folder(folder, folder.resolve().name)
-    if folder.exists():
+    if name and folder.exists():
         raise ArgumentError(f"model must be a folder or a name: {name!r} is a file; name the folder it is in")
     if isinstance(name_or_path, os.PathLike) or LIKE_A_PATH.fullmatch(name):
         raise ArgumentError(f"model must be a folder that exists: there is no {name!r}; check the name")

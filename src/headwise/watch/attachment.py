@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError, HeadwiseError
+from ..errors import ArgumentError, AttentionBypassed
 from ..map import AttentionMap
 from .calls import Call, Forward, Listener
 from .structure import structure_of
@@ -25,7 +25,6 @@ from .structure import structure_of
 __all__ = [
     "FALLBACKS",
     "Attachment",
-    "AttentionBypassed",
     "Undo",
     "announce",
     "attach",
@@ -44,10 +43,6 @@ Undo = Callable[[], None]  # what an adapter leaves behind: how to take itself o
 
 _active: list[Attachment] = []  # in the order in which they were attached
 _now = threading.local()
-
-
-class AttentionBypassed(HeadwiseError, RuntimeError):
-    """A model has attention that cannot be heard where it runs."""
 
 
 class _Entered:

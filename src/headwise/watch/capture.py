@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ..engines.statistics import ROW_STATISTICS, STATISTICS
-from ..errors import ArgumentError, nearest
+from ..errors import ArgumentError, AttentionBypassed, nearest
 from ..heads.collection import Heads
 from ..heads.record import Marks, reduce, settle
-from .attachment import Attachment, AttentionBypassed, attach
+from .attachment import Attachment, attach
 from .calls import Call, in_backward
 from .tokens import Tokens
 

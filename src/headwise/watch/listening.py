@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attachment import Attachment, AttentionBypassed, attach
+from ..errors import AttentionBypassed
+from .attachment import Attachment, attach
 from .calls import Call
 from .chosen_heads import ChosenHeads
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ... import budget
+from ...errors import AttentionBypassed
 from ...foreign_masks import from_huggingface
 from ...masks import Mask
-from ..attachment import AttentionBypassed
 from .attending import with_padding
 
 __all__ = ["CompactMask", "compact_mask", "rules_of"]
