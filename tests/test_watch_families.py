@@ -91,9 +91,7 @@ def eager_weights_kept(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
             def note(module: nn.Module, args: Any, output: Any, path: str = path) -> None:
                 own = path in places and DISPATCHES not in names_in(type(module))
                 if own and isinstance(output, (tuple, list)):
-                    turned = type(module).__name__.startswith("XLNet")  # [T, S, B, H]
-                    found = [x for x in output[1:] if isinstance(x, Tensor) and x.ndim == 4]
-                    kept[path] += [x.permute(2, 3, 0, 1) if turned else x for x in found]
+                    kept[path] += [by_head(module, x) for x in output[1:] if isinstance(x, Tensor)]
 
             undo.callback(module.register_forward_hook(note).remove)
 
@@ -111,6 +109,15 @@ def eager_weights_kept(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
                     undo.callback(setattr, sys.modules[file], name, own)
                     setattr(sys.modules[file], name, keeping(own))
         yield kept
+
+
+def by_head(module: nn.Module, weights: Tensor) -> Tensor:
+    """[B, H, T, S] of the order a layer has them in."""
+    if type(module).__name__ == "XLNetRelativeAttention":  # [T, S, B, H]
+        return weights.permute(2, 3, 0, 1)
+    if type(module).__name__ == "SamVisionAttention":  # [B * H, T, S]
+        return weights.unflatten(0, (-1, module.num_attention_heads))  # type: ignore[arg-type]
+    return weights
 
 
 def run(model: nn.Module, inputs: dict[str, Any], **more: Any) -> Any:
@@ -133,7 +140,7 @@ def eager_weights(family: Family, side: str, dtype: torch.dtype) -> dict[str, Te
     given = [x for name, part in output.items() if name.endswith("attentions") and part for x in part]
     ours = [weights for found in kept.values() for weights in found]
     for weights in given:
-        assert any(weights.shape == one.shape and torch.equal(weights, one) for one in ours)
+        assert any(torch.equal(weights.flatten(), one.flatten()) for one in ours)
     return numbered(kept)
 
 
@@ -142,7 +149,7 @@ def real(model: nn.Module, inputs: dict[str, Any], path: str, length: int, of_ke
     decoding = "decoder" in path and "decoder_input_ids" in inputs
     from_encoder = of_keys and any(word in path for word in ("encoder_attn", "EncDec"))
     mask = inputs.get("decoder_attention_mask" if decoding and not from_encoder else "attention_mask")
-    if mask is None or "vision" in path:
+    if mask is None or any(word in path for word in ("vision", "visual", "qformer")):
         return None
     if mask.shape[1] != length:
         mask = model._get_feature_vector_attention_mask(length, mask)

@@ -57,9 +57,9 @@ class Monitor:
     `output`) are those before it. A compiled model runs that one step uncompiled. Several forwards in a step,
     as in gradient accumulation, count together: means are over all their queries, padding left out. What a
     checkpointed forward repeats in backward is not counted; with checkpointing, keep backward inside the
-    block, or torch may refuse it for repeating something else. Numbers stay where the model is until the block
-    ends, and are then read at once. In distributed training every rank has a monitor, which measures that
-    rank's part of the batch; `nn.DataParallel` is not supported.
+    block, or torch may refuse it for repeating something else. Numbers stay where the model is until the
+    block ends, and are then read at once. In distributed training every rank has a monitor, which measures
+    that rank's part of the batch; `nn.DataParallel` is not supported.
 
     A head is dead when its output, before W_O, has on average at most `dead` times the norm that the heads
     of its layer have on average. That is the average head output norm, layer-normalised, of Sandoval-Segura
