@@ -27,16 +27,23 @@ SEEING = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "
           "image_size": 16, "patch_size": 4}  # fmt: skip
 BART = TOKENS | {"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
                  "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 40,
-                 "decoder_ffn_dim": 40, "max_position_embeddings": 40, "decoder_start_token_id": 1}  # fmt: skip
+                 "decoder_ffn_dim": 40, "max_position_embeddings": 40,
+                 "decoder_start_token_id": 1}  # fmt: skip
+GPT = TOKENS | {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 40}
 HEARING = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40,
            "conv_dim": (16, 16), "conv_kernel": (4, 4), "conv_stride": (2, 2), "num_feat_extract_layers": 2,
            "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "vocab_size": 20,
            "feat_extract_norm": "layer"}  # fmt: skip
-EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "experts_implementation": "eager"}
+EXPERTS = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "experts_implementation": "eager",
+}
 LATENT = GROUPED | {"num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 8,
                     "qk_nope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2,
-                    "n_shared_experts": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 1, "n_group": 1,
-                    "topk_group": 1, "experts_implementation": "eager"}  # fmt: skip
+                    "n_shared_experts": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 1,
+                    "n_group": 1, "topk_group": 1, "experts_implementation": "eager"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,9 @@ class Family:
         import transformers
 
         config = getattr(transformers, self.config or self.model.removesuffix("Model") + "Config")
-        settings = {name: dict(part) if isinstance(part, dict) else part for name, part in self.settings.items()}
+        settings = {
+            name: dict(part) if isinstance(part, dict) else part for name, part in self.settings.items()
+        }
         if implementation is not None:
             settings["attn_implementation"] = implementation
         model: nn.Module = getattr(transformers, self.model)(config(**settings))
@@ -72,7 +81,9 @@ class Family:
     def feed(self, side: str = "none", dtype: torch.dtype = torch.float32) -> dict[str, Any]:
         """What to call it with."""
         given = (self.inputs or text)(side)
-        return {n: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for n, x in given.items()}
+        return {
+            n: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for n, x in given.items()
+        }
 
 
 def _draw_wide(model: nn.Module) -> None:
@@ -181,8 +192,7 @@ def image_and_points(side: str) -> dict[str, Any]:
 
 FAMILIES = (
     # decoders
-    Family("gpt2", "GPT2LMHeadModel", TOKENS | {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4,
-           "n_positions": 40}, config="GPT2Config", core=True),
+    Family("gpt2", "GPT2LMHeadModel", GPT, config="GPT2Config", core=True),
     Family("llama", "LlamaModel", GROUPED, core=True),
     Family("mistral", "MistralModel", GROUPED | {"sliding_window": 4}),
     Family("qwen2", "Qwen2Model", GROUPED),
@@ -217,29 +227,27 @@ FAMILIES = (
     Family("deepseek v3", "DeepseekV3Model", LATENT),
     Family("gpt-neox", "GPTNeoXModel", PLAIN),
     Family("opt", "OPTModel", TOKENS | {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2,
-           "num_attention_heads": 4, "ffn_dim": 40, "max_position_embeddings": 40, "word_embed_proj_dim": 32}),
+           "num_attention_heads": 4, "ffn_dim": 40, "max_position_embeddings": 40,
+           "word_embed_proj_dim": 32}),
     Family("persimmon", "PersimmonModel", PLAIN),
-    Family("xglm", "XGLMModel", route="eager", finest=torch.float32, settings=TOKENS | {"vocab_size": VOCABULARY, "d_model": 32, "num_layers": 2,
-           "attention_heads": 4, "ffn_dim": 40, "max_position_embeddings": 40}),
+    Family("xglm", "XGLMModel", TOKENS | {"vocab_size": VOCABULARY, "d_model": 32, "num_layers": 2,
+           "attention_heads": 4, "ffn_dim": 40, "max_position_embeddings": 40}, route="eager",
+           finest=torch.float32),
     Family("biogpt", "BioGptModel", PLAIN),
     Family("bloom", "BloomModel", TOKENS | {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2,
            "n_head": 4}, core=True, route="eager"),
     Family("falcon", "FalconModel", PLAIN | TOKENS),
     Family("falcon with alibi", "FalconModel", PLAIN | TOKENS | {"alibi": True}, judged=False),
     Family("falcon eager", "FalconModel", PLAIN | TOKENS | {"attn_implementation": "eager"}, route="eager"),
-    Family("gptj", "GPTJModel", TOKENS | {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4,
-           "n_positions": 40, "rotary_dim": 4}, route="eager"),
-    Family("codegen", "CodeGenModel", TOKENS | {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4,
-           "n_positions": 40, "rotary_dim": 4}, route="eager"),
+    Family("gptj", "GPTJModel", GPT | {"rotary_dim": 4}, route="eager"),
+    Family("codegen", "CodeGenModel", GPT | {"rotary_dim": 4}, route="eager"),
     Family("gpt-neo", "GPTNeoModel", TOKENS | {"vocab_size": VOCABULARY, "hidden_size": 32, "num_layers": 2,
            "num_heads": 4, "max_position_embeddings": 40, "window_size": 4,
            "attention_types": [[["global", "local"], 1]]}, route="eager"),
     Family("mpt", "MptModel", {"vocab_size": VOCABULARY, "d_model": 32, "n_layers": 2, "n_heads": 4,
            "max_seq_len": 40}, route="eager", sides=("none", "right")),  # left: NaN, by its own doing
-    Family("ctrl", "CTRLModel", {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4,
-           "dff": 40, "n_positions": 40}),
-    Family("openai-gpt", "OpenAIGPTModel", {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4,
-           "n_positions": 40}, route="eager"),
+    Family("ctrl", "CTRLModel", GPT | {"dff": 40}),
+    Family("openai-gpt", "OpenAIGPTModel", GPT, route="eager"),
     Family("xlnet", "XLNetModel", {"vocab_size": VOCABULARY, "d_model": 32, "n_layer": 2, "n_head": 4,
            "d_inner": 40}, route="eager"),
     Family("mamba", "MambaModel", {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2},
@@ -257,7 +265,7 @@ FAMILIES = (
            "cls_token_id": 1, "num_hidden_layers": 4}),
     Family("ernie", "ErnieModel", PLAIN),
     Family("layoutlm", "LayoutLMModel", PLAIN | {"max_2d_position_embeddings": 20}, text_with_boxes),
-    Family("nomic", "EuroBertModel", GROUPED),
+    Family("eurobert", "EuroBertModel", GROUPED),
     Family("mpnet", "MPNetModel", PLAIN, route="eager"),
     Family("deberta", "DebertaModel", PLAIN | {"relative_attention": True, "pos_att_type": "c2p|p2c"},
            route="eager"),
@@ -299,14 +307,15 @@ FAMILIES = (
     Family("convnext", "ConvNextModel", {"hidden_sizes": [8, 8], "depths": [1, 1], "num_stages": 2}, image,
            sides=("none",), route="none"),
     # several at once
-    Family("clip", "CLIPModel", {"text_config": PLAIN | TOKENS, "vision_config": SEEING, "projection_dim": 16},
-           image_and_text, sides=("none", "right")),
+    Family("clip", "CLIPModel", {"text_config": PLAIN | TOKENS, "vision_config": SEEING,
+           "projection_dim": 16}, image_and_text, sides=("none", "right")),
     Family("siglip", "SiglipModel", {"text_config": PLAIN | TOKENS | {"projection_size": 32},
            "vision_config": SEEING}, image_and_text, sides=("none", "right")),
-    Family("blip", "BlipModel", {"text_config": PLAIN | TOKENS, "vision_config": SEEING, "projection_dim": 16},
-           image_and_text, sides=("none", "right"), route="eager"),
-    Family("llava", "LlavaModel", {"text_config": GROUPED | {"model_type": "llama"}, "vision_config": SEEING | {
-           "model_type": "clip_vision_model"}, "image_token_id": 60, "vision_feature_layer": -1},
+    Family("blip", "BlipModel", {"text_config": PLAIN | TOKENS, "vision_config": SEEING,
+           "projection_dim": 16}, image_and_text, sides=("none", "right"), route="eager"),
+    Family("llava", "LlavaModel", {"text_config": GROUPED | {"model_type": "llama"},
+           "vision_config": SEEING | {"model_type": "clip_vision_model"}, "image_token_id": 60,
+           "vision_feature_layer": -1},
            text_with_image_inside),
     Family("blip-2", "Blip2Model", {"text_config": {"model_type": "opt", "vocab_size": VOCABULARY,
            "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 40,
@@ -316,13 +325,15 @@ FAMILIES = (
     Family("qwen2-vl", "Qwen2VLModel", {"text_config": GROUPED | {"rope_parameters": {"rope_type": "default",
            "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}}, "vision_config": {"depth": 2, "embed_dim": 32,
            "hidden_size": 32, "num_heads": 4, "mlp_ratio": 2, "patch_size": 4, "spatial_merge_size": 2},
-           "image_token_id": 60, "video_token_id": 59, "vision_start_token_id": 58, "vision_end_token_id": 57},
-           text_with_patches_inside),
-    Family("sam", "SamModel", {"vision_config": {"hidden_size": 16, "output_channels": 8, "num_hidden_layers": 2,
-           "num_attention_heads": 2, "image_size": 32, "patch_size": 4, "window_size": 3, "mlp_dim": 16,
-           "global_attn_indexes": [1], "num_pos_feats": 4}, "prompt_encoder_config": {"hidden_size": 8,
-           "image_size": 32, "patch_size": 4, "mask_input_channels": 4}, "mask_decoder_config": {"hidden_size": 8,
-           "num_attention_heads": 2, "num_hidden_layers": 2, "mlp_dim": 16, "iou_head_hidden_dim": 8}},
+           "image_token_id": 60, "video_token_id": 59, "vision_start_token_id": 58,
+           "vision_end_token_id": 57}, text_with_patches_inside),
+    Family("sam", "SamModel", {"vision_config": {"hidden_size": 16, "output_channels": 8,
+           "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 4,
+           "window_size": 3, "mlp_dim": 16, "global_attn_indexes": [1], "num_pos_feats": 4},
+           "prompt_encoder_config": {"hidden_size": 8,
+           "image_size": 32, "patch_size": 4, "mask_input_channels": 4},
+           "mask_decoder_config": {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2,
+           "mlp_dim": 16, "iou_head_hidden_dim": 8}},
            image_and_points, sides=("none",)),
     Family("perceiver", "PerceiverModel", {"num_latents": 5, "d_latents": 16, "d_model": 32, "num_blocks": 1,
            "num_self_attends_per_block": 2, "num_self_attention_heads": 4, "num_cross_attention_heads": 4},

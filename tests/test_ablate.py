@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import headwise as hw
 from headwise.errors import ArgumentError, AttentionBypassed, ShapeError
 from headwise.masks import Mask
 from headwise.nn import MultiHeadAttention
@@ -398,3 +399,17 @@ def test_others_hear_what_is_left() -> None:
     with ablate(model, [(0, 3)]), attach(model, Ear()):
         model(numbers(2, 7, 13))
     assert not heard[0][:, 3].any() and heard[1][:, 3].any()
+
+
+def test_heads_that_were_found_can_be_ablated() -> None:
+    """What `heads.find` gives goes straight into `ablate`."""
+    torch.manual_seed(0)
+    mha, x = hw.MultiHeadAttention(24, 3).double(), torch.randn(2, 5, 24).double()
+    with hw.watch(mha) as heads:
+        mha(x)
+    found = heads.find("entropy", top=1)
+    with hw.ablate(mha, found):
+        without = mha(x)[0]
+    with hw.ablate(mha, [(0, found[0].head)]):
+        assert torch.equal(mha(x)[0], without)
+    assert not torch.equal(mha(x)[0], without)

@@ -16,10 +16,9 @@ pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 pytest.importorskip("transformers")
 
-from trained import minilm
-
 from headwise.cli import main
 from headwise.cli.text import text_or_file
+from trained import minilm
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +47,9 @@ def program(*arguments: str, encoding: str = "utf-8") -> subprocess.CompletedPro
     command = [sys.executable, "-W", "error::UserWarning", "-m", "headwise"]
     root = str(Path(headwise.__file__).parents[1])
     env = {**os.environ, "PYTHONPATH": root, "PYTHONIOENCODING": encoding}
-    return subprocess.run([*command, *arguments], env=env, capture_output=True, encoding=encoding, check=False)
+    return subprocess.run(
+        [*command, *arguments], env=env, capture_output=True, encoding=encoding, check=False
+    )
 
 
 def test_the_command_is_a_true_program() -> None:

@@ -12,18 +12,20 @@ pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 pytest.importorskip("transformers")
 
-from trained import a_folder, minilm
 from typer.testing import CliRunner
 
 from headwise.cli import application, main
 from headwise.cli.look import SENTENCE
 from headwise.models.pretrained import load
+from trained import a_folder, minilm
 
 
 @pytest.fixture(autouse=True)
 def _the_model_at_hand_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("headwise.models.pretrained.load", lambda name=None: minilm() if name is None else load(name))
+    monkeypatch.setattr(
+        "headwise.models.pretrained.load", lambda name=None: minilm() if name is None else load(name)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +84,9 @@ def test_every_layer_has_a_line_and_every_label_its_meaning(usual: str) -> None:
     lines = re.findall(r"^ +(\d) +12 +\d\.\d\d +\d\.\d +0\.\d\d +0\.\d\d +(\d.*)", usual, re.MULTILINE)
     assert [layer for layer, _ in lines] == list("012345")
     assert "special-token" in lines[2][1]
-    counts = [int(count) for count in re.findall(r"^ *(\d+) (?:[a-z-]+) +(?:looks|rests|does)", usual, re.MULTILINE)]
+    counts = [
+        int(count) for count in re.findall(r"^ *(\d+) (?:[a-z-]+) +(?:looks|rests|does)", usual, re.MULTILINE)
+    ]
     assert sum(counts) == 72
     assert "looks at the token before" in usual
 
@@ -166,7 +170,9 @@ def test_another_model_is_watched(small: str) -> None:
 def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "layer must be one of 0 to 5: got 9; " in mistake(capsys, "--layer", "9")
     assert "layer must be a place of attention: got 'x'; " in mistake(capsys, "--layer", "x")
-    assert "sort must be a column: got 'entrop'; did you mean 'entropy'?" in mistake(capsys, "--sort", "entrop")
+    assert "sort must be a column: got 'entrop'; did you mean 'entropy'?" in mistake(
+        capsys, "--sort", "entrop"
+    )
     assert "--top" in mistake(capsys, "--top", "0")
     assert "there is no './no\\x1b[31m'; " in mistake(capsys, "--model", "./no\x1b[31m")
     assert "at least one word: found 0" in mistake(capsys, "\x01")

@@ -6,6 +6,7 @@ They need a model of 100 MB, so they are not part of the gate; what they show is
 from __future__ import annotations
 
 import importlib.metadata
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -55,7 +56,11 @@ def loss_of_second_half(model: Any, ids: Tensor) -> float:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_induction_heads_are_found_and_are_what_copies(model: Any, seed: int, capsys: Any) -> None:
-    """The ten best induction heads are switched off, then ten others at random, five times."""
+    """The ten best induction heads are switched off, then ten others at random, nine times.
+
+    Now and then ten at random hold one that everything rests on (a previous-token head below the induction
+    heads, or one of the first layer), so it is their median that is compared.
+    """
     ids = repeated(seed)
     with torch.no_grad(), hw.watch(model, pooled=None) as heads:
         model(ids)
@@ -68,7 +73,7 @@ def test_induction_heads_are_found_and_are_what_copies(model: Any, seed: int, ca
         without = loss_of_second_half(model, ids)
     order = torch.Generator().manual_seed(seed)
     random = []
-    for _ in range(5):
+    for _ in range(9):
         chosen = [others[i] for i in torch.randperm(len(others), generator=order)[:10].tolist()]
         with hw.ablate(model, chosen):
             random.append(loss_of_second_half(model, ids))
@@ -76,7 +81,9 @@ def test_induction_heads_are_found_and_are_what_copies(model: Any, seed: int, ca
         names = ", ".join(f"{h.layer}.{h.head} {h.score:.2f}" for h in best)
         print(f"\nseed {seed}: {names}")  # noqa: T201, the numbers are what this test is for
         print(f"loss {whole:.2f}, without them {without:.2f}, random {[round(x, 2) for x in random]}")  # noqa: T201
-    assert without - whole > 5 * (max(random) - whole) and without > whole + 3
+    usual = statistics.median(random)
+    assert without > whole + 5 * max(usual - whole, 0) and without > whole + 5
+    assert without > max(random)
 
 
 def test_all_seeds_agree_on_the_best_heads(model: Any) -> None:

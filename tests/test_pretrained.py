@@ -164,7 +164,9 @@ def changed(place: Path, **settings: object) -> None:
 )
 def test_damaged_files_are_one_line(copy: Path, spoil, reason: str) -> None:
     spoil(copy)
-    with pytest.raises(ArgumentError, match=r"model must load with transformers: 'copy' does not \(") as caught:
+    with pytest.raises(
+        ArgumentError, match=r"model must load with transformers: 'copy' does not \("
+    ) as caught:
         load(copy)
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -173,7 +175,9 @@ def test_damaged_files_are_one_line(copy: Path, spoil, reason: str) -> None:
 def test_weights_that_are_not_there_are_never_drawn_at_random(copy: Path) -> None:
     """transformers only warns of them; the picture would show heads that nobody trained."""
     changed(copy, num_hidden_layers=3)
-    with pytest.raises(ArgumentError, match=r"all its weights: 16 of 55 are not in 'copy', such as 'encoder.layer.2"):
+    with pytest.raises(
+        ArgumentError, match=r"all its weights: 16 of 55 are not in 'copy', such as 'encoder.layer.2"
+    ):
         load(copy)
 
 
@@ -225,7 +229,10 @@ def test_what_the_hub_does_not_give_is_one_line(monkeypatch: pytest.MonkeyPatch)
         (failing(errors.RepositoryNotFoundError), "there is no 'some/model', or it is private; "),
         (failing(errors.GatedRepoError), "'some/model' is gated; "),
         (failing(errors.HFValidationError), "a name that the hub can have: got 'some/model'; "),
-        (offline, r"asking the hub failed \(ConnectionError: no route to it\); check the name and the network"),
+        (
+            offline,
+            r"asking the hub failed \(ConnectionError: no route to it\); check the name and the network",
+        ),
         (failing(RuntimeError), r"asking the hub failed \(RuntimeError: "),
     ):
         monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
@@ -240,7 +247,20 @@ def test_what_the_hub_does_not_give_is_one_line(monkeypatch: pytest.MonkeyPatch)
 def test_a_text_becomes_tokens_with_names() -> None:
     model, tokenizer, _ = minilm()
     reading = read("The cat ran incomprehensibly.", model, tokenizer)
-    assert reading.tokens == ["[CLS]", "the", "cat", "ran", "inc", "##omp", "##re", "##hen", "##si", "##bly", ".", "[SEP]"]
+    assert reading.tokens == [
+        "[CLS]",
+        "the",
+        "cat",
+        "ran",
+        "inc",
+        "##omp",
+        "##re",
+        "##hen",
+        "##si",
+        "##bly",
+        ".",
+        "[SEP]",
+    ]
     assert reading.inputs["input_ids"].shape == (1, 12)
     assert (reading.found, reading.limit, reading.cut) == (12, 512, False)
 
@@ -268,7 +288,9 @@ def test_a_text_of_nothing_is_refused() -> None:
 
 
 def test_a_tokenizer_of_another_model_is_refused(folder: Path) -> None:
-    with pytest.raises(ArgumentError, match="tokenizer must fit the model: token 4937 for a vocabulary of 258"):
+    with pytest.raises(
+        ArgumentError, match="tokenizer must fit the model: token 4937 for a vocabulary of 258"
+    ):
         read("cat", load(folder).model, minilm().tokenizer)
 
 

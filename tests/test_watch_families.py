@@ -1,4 +1,4 @@
-"""Families of models through `attach`: the weights heard are those of the eager route, and nothing else changes.
+"""Families of models through `attach`: the weights heard are the eager route's, and nothing else changes.
 
 The judge is transformers itself: the same model with eager attention, its weights taken where they are made.
 """
@@ -73,8 +73,8 @@ class Precisely(TorchFunctionMode):
 def eager_weights_kept(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
     """The weights that layers compute inside the block, by module path.
 
-    Where layers hand over to transformers' eager attention functions, they are taken from those; elsewhere from
-    what a layer returns beside its output.
+    Where layers hand over to transformers' eager attention functions, they are taken from those; elsewhere
+    from what a layer returns beside its output.
     """
     paths = {module: path for path, module in model.named_modules()}
     places = set(likely_places(model))
@@ -91,7 +91,7 @@ def eager_weights_kept(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
             def note(module: nn.Module, args: Any, output: Any, path: str = path) -> None:
                 own = path in places and DISPATCHES not in names_in(type(module))
                 if own and isinstance(output, (tuple, list)):
-                    kept[path] += [by_head(module, x) for x in output[1:] if isinstance(x, Tensor)]
+                    kept[path] += [by_head(module, x) for x in output[1:] if is_weights(module, x)]
 
             undo.callback(module.register_forward_hook(note).remove)
 
@@ -109,6 +109,10 @@ def eager_weights_kept(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
                     undo.callback(setattr, sys.modules[file], name, own)
                     setattr(sys.modules[file], name, keeping(own))
         yield kept
+
+
+def is_weights(module: nn.Module, x: Any) -> bool:
+    return isinstance(x, Tensor) and (x.ndim == 4 or type(module).__name__ == "SamVisionAttention")
 
 
 def by_head(module: nn.Module, weights: Tensor) -> Tensor:
@@ -129,7 +133,9 @@ def run(model: nn.Module, inputs: dict[str, Any], **more: Any) -> Any:
 def numbered(kept: dict[str, list[Tensor]]) -> dict[str, Tensor]:
     """By the names under which calls are heard: a layer that runs again is path#1, path#2, ..."""
     return {
-        path if not n else f"{path}#{n}": weights for path, found in kept.items() for n, weights in enumerate(found)
+        path if not n else f"{path}#{n}": weights
+        for path, found in kept.items()
+        for n, weights in enumerate(found)
     }
 
 
@@ -139,12 +145,16 @@ def eager_weights(family: Family, side: str, dtype: torch.dtype) -> dict[str, Te
         output = run(model, family.feed(side, dtype), output_attentions=True)
     given = [x for name, part in output.items() if name.endswith("attentions") and part for x in part]
     ours = [weights for found in kept.values() for weights in found]
+    if family.name == "sam":  # what its decoder calls attentions are something else
+        given = list(output.vision_attentions)
     for weights in given:
         assert any(torch.equal(weights.flatten(), one.flatten()) for one in ours)
     return numbered(kept)
 
 
-def real(model: nn.Module, inputs: dict[str, Any], path: str, length: int, of_keys: bool = False) -> Tensor | None:
+def real(
+    family: Family, inputs: dict[str, Any], path: str, length: int, of_keys: bool = False
+) -> Tensor | None:
     """Which queries or keys of a layer are not padding, as the inputs say: bool [B, length]; None: all."""
     decoding = "decoder" in path and "decoder_input_ids" in inputs
     from_encoder = of_keys and any(word in path for word in ("encoder_attn", "EncDec"))
@@ -152,7 +162,7 @@ def real(model: nn.Module, inputs: dict[str, Any], path: str, length: int, of_ke
     if mask is None or any(word in path for word in ("vision", "visual", "qformer")):
         return None
     if mask.shape[1] != length:
-        mask = model._get_feature_vector_attention_mask(length, mask)
+        mask = family.build()._get_feature_vector_attention_mask(length, mask)  # type: ignore[operator]
     return mask.bool()
 
 
@@ -174,7 +184,12 @@ def traces(model: nn.Module) -> Any:
 
     configs = {id(m.config): m.config._attn_implementation for m in model.modules() if hasattr(m, "config")}
     hooks = [
-        (len(m._forward_pre_hooks), len(m._forward_hooks), len(m._forward_hooks_always_called), sorted(m.__dict__))
+        (
+            len(m._forward_pre_hooks),
+            len(m._forward_hooks),
+            len(m._forward_hooks_always_called),
+            sorted(m.__dict__),
+        )
         for m in model.modules()
     ]
     registries = [dict(r._global_mapping) for r in (AttentionInterface, AttentionMaskInterface)]
@@ -251,11 +266,13 @@ def heard(family: Family, side: str, dtype: torch.dtype, fallback: str | None = 
 def check_padding(family: Family, side: str, call: Call) -> tuple[Tensor | None, Tensor | None]:
     """Which queries and keys are real; those and only those are counted."""
     B, _, T, S = call.weights.shape
-    model, inputs = family.build(), family.feed(side)
-    queries = real(model, inputs, call.path, T)
-    keys = real(model, inputs, call.path, S, of_keys=True)
+    inputs = family.feed(side)
+    queries = real(family, inputs, call.path, T)
+    keys = real(family, inputs, call.path, S, of_keys=True)
     counted, everyone = call.weights.mask.counted(T), torch.ones(B, T, dtype=torch.bool)
-    assert torch.equal(everyone if counted is None else counted, everyone if queries is None else queries), call.path
+    assert torch.equal(everyone if counted is None else counted, everyone if queries is None else queries), (
+        call.path
+    )
     return queries, keys
 
 

@@ -61,7 +61,13 @@ PREDICATES: dict[str, Any] = {
 
 def both(T: int, S: int, predicate: Any, mask: Tensor | None, **offsets: int) -> tuple[Tensor, CompactMask]:
     """(what transformers makes, what we keep) of one call."""
-    call = {"batch_size": BATCH, "q_length": T, "kv_length": S, "mask_function": predicate, "attention_mask": mask}
+    call = {
+        "batch_size": BATCH,
+        "q_length": T,
+        "kv_length": S,
+        "mask_function": predicate,
+        "attention_mask": mask,
+    }
     never = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     return utils.sdpa_mask(**call, **offsets, **never), compact_mask(**call, **offsets)
 

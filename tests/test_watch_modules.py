@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from judge import error
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -16,6 +15,7 @@ import headwise as hw
 from headwise.errors import ArgumentError
 from headwise.watch.attachment import AttentionBypassed, attach
 from headwise.watch.calls import Call, in_backward
+from judge import error
 
 DOUBLE = torch.float64
 EXACT = 1e-10
@@ -42,7 +42,12 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 def hooks(model: nn.Module) -> Any:
     return [
-        (len(m._forward_pre_hooks), len(m._forward_hooks), len(m._forward_hooks_always_called), sorted(m.__dict__))
+        (
+            len(m._forward_pre_hooks),
+            len(m._forward_hooks),
+            len(m._forward_hooks_always_called),
+            sorted(m.__dict__),
+        )
         for m in model.modules()
     ]
 
@@ -54,8 +59,10 @@ def _nothing_is_left_behind() -> Any:
     assert torch._C._len_torch_function_stack() == before
 
 
-def listen(model: nn.Module, *args: Any, fallback: str | None = None, **kwargs: Any) -> tuple[Any, list[Call]]:
-    """(output, calls); the output is that without listening, before and after, and nothing stays on the model."""
+def listen(
+    model: nn.Module, *args: Any, fallback: str | None = None, **kwargs: Any
+) -> tuple[Any, list[Call]]:
+    """(output, calls); the output is that without listening, and nothing stays on the model."""
     outside, marks, listener = model(*args, **kwargs), hooks(model), Heard()
     with attach(model, listener, fallback):
         inside = model(*args, **kwargs)
@@ -78,14 +85,21 @@ def leaves(output: Any) -> list[Tensor]:
 class Fused(nn.Module):
     """Someone's own attention."""
 
-    def __init__(self, num_kv_heads: int = H, lead: tuple[int, ...] = (B,), heads: int = H, **options: Any) -> None:
+    def __init__(
+        self, num_kv_heads: int = H, lead: tuple[int, ...] = (B,), heads: int = H, **options: Any
+    ) -> None:
         super().__init__()
-        self.q, self.k, self.v = (nn.Linear(E, n * 8, dtype=DOUBLE) for n in (heads, num_kv_heads, num_kv_heads))
+        self.q, self.k, self.v = (
+            nn.Linear(E, n * 8, dtype=DOUBLE) for n in (heads, num_kv_heads, num_kv_heads)
+        )
         self.counts, self.lead, self.options = (heads, num_kv_heads, num_kv_heads), lead, options
         self.fused_attn = True
 
     def qkv(self, x: Tensor) -> list[Tensor]:
-        parts = (layer(x).unflatten(-1, (n, 8)) for layer, n in zip((self.q, self.k, self.v), self.counts, strict=True))
+        parts = (
+            layer(x).unflatten(-1, (n, 8))
+            for layer, n in zip((self.q, self.k, self.v), self.counts, strict=True)
+        )
         return [part.transpose(-2, -3) for part in parts]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -115,7 +129,9 @@ CASES: dict[str, dict[str, Any]] = {
     "padded": {"attn_mask": PAD},
     "bool mask": {"attn_mask": torch.ones(T, T).tril(2).bool()},
     "float mask": {"attn_mask": numbers(B, H, T, T, seed=3)},
-    "float mask that hides": {"attn_mask": numbers(T, T).masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf)},
+    "float mask that hides": {
+        "attn_mask": numbers(T, T).masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf)
+    },
     "grouped": {"num_kv_heads": 2, "enable_gqa": True, "is_causal": True},
 }
 
@@ -239,7 +255,10 @@ MHA: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "causal in floats": ({}, {"attn_mask": torch.zeros(T, T, dtype=DOUBLE).masked_fill(TRIU, -torch.inf)}),
     "any mask": ({}, {"attn_mask": numbers(B * H, T, T)}),
     "padding": ({}, {"key_padding_mask": HIDDEN}),
-    "padding in floats": ({}, {"key_padding_mask": torch.zeros(B, T, dtype=DOUBLE).masked_fill(HIDDEN, -torch.inf)}),
+    "padding in floats": (
+        {},
+        {"key_padding_mask": torch.zeros(B, T, dtype=DOUBLE).masked_fill(HIDDEN, -torch.inf)},
+    ),
     "padding that adds": ({}, {"key_padding_mask": numbers(B, T)}),
 }
 
@@ -455,7 +474,9 @@ def test_checkpointing_runs_forward_again_in_backward() -> None:
 def test_training_with_dropout_runs_and_gradients_flow() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(E, H, 24, dropout=0.5, batch_first=True)
-    model = nn.Sequential(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), Fused(dropout_p=0.5).float())
+    model = nn.Sequential(
+        nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), Fused(dropout_p=0.5).float()
+    )
     listener = Heard()
     with attach(model.train(), listener):
         model(numbers(B, T, E).float()).sum().backward()
@@ -466,7 +487,10 @@ def test_training_with_dropout_runs_and_gradients_flow() -> None:
 
 
 def test_gradients_are_those_without_listening() -> None:
-    for model in (encoder(norm_first=True), nn.Sequential(Fused(num_kv_heads=2, enable_gqa=True, is_causal=True))):
+    for model in (
+        encoder(norm_first=True),
+        nn.Sequential(Fused(num_kv_heads=2, enable_gqa=True, is_causal=True)),
+    ):
         x = numbers(B, T, E).requires_grad_()
         (plain,) = torch.autograd.grad(model(x).square().sum(), x)
         with attach(model, Heard()):

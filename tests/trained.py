@@ -39,7 +39,9 @@ def a_folder(place: Path, model: Any = None, *, special: bool = True) -> Path:
     from transformers import BertConfig, BertModel
 
     tokenizer = a_tokenizer(special=special)
-    model = BertModel(BertConfig(vocab_size=258, max_position_embeddings=40, **SIZES)) if model is None else model
+    model = (
+        BertModel(BertConfig(vocab_size=258, max_position_embeddings=40, **SIZES)) if model is None else model
+    )
     model.save_pretrained(place)
     tokenizer.save_pretrained(place)
     return place

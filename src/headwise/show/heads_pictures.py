@@ -30,8 +30,8 @@ SMALL_CELLS = 128  # a side, in the grid
 MOST_NAMED = 18  # tokens that can be read beside a small heat map
 TITLED = 0.7  # inches: the smallest heat map with words above it
 HOW = (
-    "Each square is one head. A row is a token that attends (query), a column one that is attended to (key); the "
-    "darker, the more weight. Labels are measured: the number is the score that earned them."
+    "Each square is one head. A row is a token that attends (query), a column one that is attended to (key); "
+    "the darker, the more weight. Labels are measured: the number is the score that earned them."
 )
 PALE = "#c9ced6"
 OF_LABEL = {  # blue: by position; green: by what was said before; brown and grey: resting; teal: by reach
@@ -68,8 +68,8 @@ def layer_picture(heads: Heads, layer: Layer, *, batch: int = 0) -> Figure:
 def model_picture(heads: Heads, *, batch: int = 0, text: str | None = None) -> Figure:
     """Every head of every layer as a small heat map: layers downwards, heads to the right.
 
-    In each, queries run down and keys to the right, on one scale from 0 to 1. A head with a label has it above,
-    with its score, and a frame in the label's colour; below stands what the labels mean.
+    In each, queries run down and keys to the right, on one scale from 0 to 1. Above a head that earned one
+    stands its label with the score, in the colour of its frame; below all, what the labels mean.
 
     Args:
         heads: of `headwise.watch`; `heads.title` goes into the title.
@@ -100,7 +100,9 @@ def model_picture(heads: Heads, *, batch: int = 0, text: str | None = None) -> F
     ax = figure.add_axes((0, 0, 1, 1))  # one unit is one inch, y grows downwards
     ax.set_axis_off()
     grid: list[tuple[tuple[float, float], tuple[float, float]]] = []
-    for row, (layer, (picture, lengths), known) in enumerate(zip(heads.values(), pictures, names, strict=True)):
+    for row, (layer, (picture, lengths), known) in enumerate(
+        zip(heads.values(), pictures, names, strict=True)
+    ):
         for head in layer:
             x, y = sheet.at(row, head.head)
             ax.imshow(
@@ -148,8 +150,8 @@ def _cells(
             counted = None if call.map is None else call.map.mask.counted(T)
             return shares(made[batch], T, None if counted is None else counted[batch]), (T, S)
     raise ArgumentError(
-        f"heads must have maps or pictures: {layer.path} was called with {list(layer.calls[-1].shape)} and kept "
-        "neither; use watch(model, pooled=128)"
+        f"heads must have maps or pictures: {layer.path} was called with {list(layer.calls[-1].shape)} and "
+        "kept neither; use watch(model, pooled=128)"
     )
 
 
@@ -214,7 +216,9 @@ class Sheet:
 
     def at(self, row: int, column: int) -> tuple[float, float]:
         """The upper left corner of a heat map."""
-        return self.left + column * (self.side + self.gap), self.top + self.over + row * (self.side + self.over)
+        return self.left + column * (self.side + self.gap), self.top + self.over + row * (
+            self.side + self.over
+        )
 
 
 def _lines(
@@ -251,7 +255,9 @@ def _frame(ax: Axes, sheet: Sheet, head: Head, x: float, y: float) -> None:
         )
     )
     if known and sheet.side >= TITLED:
-        ax.text(x, y - 0.035, label(_label(head), 40), size=6.4, weight="bold", va="baseline", **words(colour))
+        ax.text(
+            x, y - 0.035, label(_label(head), 40), size=6.4, weight="bold", va="baseline", **words(colour)
+        )
 
 
 def _name_rows(
@@ -260,10 +266,23 @@ def _name_rows(
     x, y = sheet.at(row, 0)
     T = lengths[0]
     name = f"layer {layer.layer}" if isinstance(layer.layer, int) else label(str(layer.layer), 34)
-    ax.text(0.12, y + sheet.side / 2, name, size=9 if isinstance(layer.layer, int) else 6.5, va="center", **words(INK))
+    ax.text(
+        0.12,
+        y + sheet.side / 2,
+        name,
+        size=9 if isinstance(layer.layer, int) else 6.5,
+        va="center",
+        **words(INK),
+    )
     for at, token in _marks(T, known):
         ax.text(
-            x - 0.05, y + sheet.side * (at + 0.5) / T, token, size=5.6, ha="right", va="center", **words(FAINT)
+            x - 0.05,
+            y + sheet.side * (at + 0.5) / T,
+            token,
+            size=5.6,
+            ha="right",
+            va="center",
+            **words(FAINT),
         )
 
 

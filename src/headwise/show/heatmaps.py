@@ -142,9 +142,7 @@ def cells(weights: AttentionMap, most: int = CELLS) -> numpy.ma.MaskedArray[Any,
     return shares(weights.pooled(most)[0], T, None if counted is None else counted[0])
 
 
-def shares(
-    mass: Tensor, query_len: int, counted: Tensor | None = None
-) -> numpy.ma.MaskedArray[Any, Any]:
+def shares(mass: Tensor, query_len: int, counted: Tensor | None = None) -> numpy.ma.MaskedArray[Any, Any]:
     """The same from pooled mass [H, rows, columns]; counted: bool [T], which queries it is the mass of."""
     rows = mass.shape[1]
     queries = torch.ones(query_len) if counted is None else counted.cpu().float()

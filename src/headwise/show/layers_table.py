@@ -23,9 +23,9 @@ QUERIES = 256  # to compare heads on: their mean hardly moves beyond
 def layers_table(heads: Heads, *, title: str | None = None) -> HeadsTable:
     """One row a layer: means over its heads, how much they differ, and how many have which label.
 
-    Diversity is the mean Jensen-Shannon divergence between two heads, in nats: 0 where all look alike, log 2 = 0.69
-    where no two look at the same keys. A layer whose maps were not kept has a dash, unless it was watched with
-    `diversity=True`.
+    Diversity is the mean Jensen-Shannon divergence between two heads, in nats: 0 where all look alike, log 2 =
+    0.69 where no two look at the same keys. A layer whose maps were not kept has a dash, unless it was watched
+    with `diversity=True`.
 
     Raises:
         ArgumentError: nothing was watched.
@@ -42,16 +42,15 @@ def layers_table(heads: Heads, *, title: str | None = None) -> HeadsTable:
     for layer in heads.values():
         measured = layer.statistics
         said = ", ".join(f"{count} {name}" for name, count, _ in census(layer))
-        row = [
-            _number(name, float(measured[name].nanmean()) if name in measured else math.nan) for name in NUMBERS
-        ]
-        numbers = [*row, _number("entropy", diversity_of(layer))]  # in nats, as entropy is
+        means = {name: float(measured[name].nanmean()) for name in NUMBERS if name in measured}
+        numbers = [_number(name, means.get(name, math.nan)) for name in NUMBERS]
+        numbers.append(_number("entropy", diversity_of(layer)))  # in nats, as entropy is
         table.add_row(_text(str(layer.layer)), str(len(layer)), *numbers, _text(said))
     return HeadsTable(table)
 
 
 def diversity_of(layer: LayerHeads) -> float:
-    """How much the heads of a layer differ, in nats: the mean over pairs, sequences and calls; NaN: not known."""
+    """How much the heads of a layer differ, in nats: the mean over pairs, sequences and calls, or NaN."""
     found: list[Tensor] = []
     for call in layer.calls:
         pairs = call.pairs.get("attention")

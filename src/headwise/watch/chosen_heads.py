@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import ArgumentError
+from ..heads.layer import Head
 from ..heads.naming import Layer, resolve
 from .structure import structure_of
 
@@ -108,6 +109,8 @@ def _pairs(heads: Any) -> Iterable[tuple[Layer, int | None]]:
     if isinstance(heads, str) or not isinstance(heads, Iterable):
         raise ArgumentError(f"heads must be (layer, head) pairs: got {heads!r}; for example [(5, 3), (6, 9)]")
     for pair in heads:
+        if isinstance(pair, Head):  # as `Heads.find` gives them
+            pair = tuple(pair)
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise ArgumentError(
                 f"heads must be (layer, head) pairs: got {pair!r} among them; for example [(5, 3), (6, 9)]"

@@ -52,7 +52,7 @@ def _is_likely(module: nn.Module) -> bool:
 
 
 @cache
-def names_in(kind: type[nn.Module]) -> frozenset[str]:
+def names_in(kind: type) -> frozenset[str]:
     """The global names and attributes that the methods of a class mention."""
     found: set[str] = set()
     for base in kind.__mro__:

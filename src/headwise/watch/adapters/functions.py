@@ -179,7 +179,7 @@ def _fused(
         return None
     lead = query.shape[:-2]
     q, k, v = (_four(x) for x in (query, key, value))
-    B, H, T, S = *q.shape[:3], k.shape[2]
+    B, T, S = q.shape[0], q.shape[2], k.shape[2]
     mask, bias = Mask(right=T - S) if is_causal else Mask(), None
     if attn_mask is not None:
         spread = attn_mask.expand(*lead, T, S) if attn_mask.ndim > 4 else attn_mask
@@ -191,9 +191,7 @@ def _fused(
     if mask.queries is None and T == S:
         mask = replace(mask, queries=padding_now("attention_mask", B, T))
     kind = "self" if T == S or is_causal else "cross"
-    output, _ = attended(
-        None, kind, q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout_p
-    )
+    output, _ = attended(None, kind, q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout_p)
     return output.reshape(*lead, T, value.shape[-1])
 
 

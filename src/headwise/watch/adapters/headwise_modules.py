@@ -16,7 +16,9 @@ __all__ = ["install"]
 
 def install(attachment: Attachment) -> Undo:
     """Let every module of ours tell of its calls."""
-    return override((module for module in attachment.paths if isinstance(module, MultiHeadAttention)), forward)
+    return override(
+        (module for module in attachment.paths if isinstance(module, MultiHeadAttention)), forward
+    )
 
 
 def forward(

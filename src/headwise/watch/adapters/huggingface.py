@@ -1,8 +1,8 @@
 """Hugging Face Transformers: the attention function and the mask function are registered, then selected.
 
 Models that dispatch through `ALL_ATTENTION_FUNCTIONS` hand over q, k and v after positions and cache, with
-every rule of their softmax: scale, soft cap, sinks, position bias. The names are global to the process, so one
-function serves all models and knows a layer by its module.
+every rule of their softmax: scale, soft cap, sinks, position bias. The names are global to the process, so
+one function serves all models and knows a layer by its module.
 """
 
 from __future__ import annotations
@@ -148,5 +148,7 @@ def _is_cross(module: nn.Module, T: int, S: int, mask: Any, is_causal: bool | No
     path = (path_of(module) or "").lower()
     if any(word in path for word in CROSS):
         return True
-    causal = mask.is_causal if isinstance(mask, CompactMask) else is_causal or getattr(module, "is_causal", False)
+    causal = (
+        mask.is_causal if isinstance(mask, CompactMask) else is_causal or getattr(module, "is_causal", False)
+    )
     return T not in (1, S) and not causal

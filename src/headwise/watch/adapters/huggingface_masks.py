@@ -155,10 +155,11 @@ def compact_mask(
     def make_dense() -> Tensor:
         skip = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         make = masking_utils.eager_mask if added else masking_utils.sdpa_mask
-        return make(
+        found: Tensor = make(
             batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
             kv_offset=kv_offset, mask_function=predicate, attention_mask=attention_mask, **(others | skip),
         )  # fmt: skip
+        return found
 
     return CompactMask(
         batch_size, q_length, kv_length, q_offset, kv_offset, predicate, attention_mask, make_dense
@@ -233,8 +234,8 @@ def rules_of(mask: Any, query_len: int, key_len: int, itself: bool) -> tuple[Mas
             return _compact_rules(mask, itself)
         if mask.key_len < key_len:
             raise AttentionBypassed(
-                f"attention_mask must say who sees every key: it has {mask.key_len} of {key_len}; this layer adds "
-                "keys of its own in a way headwise cannot follow, leave the model to output_attentions=True"
+                f"attention_mask must say who sees every key: it has {mask.key_len} of {key_len}, for this "
+                "layer adds keys of its own that headwise knows nothing of; use output_attentions=True"
             )
         mask = mask.dense[..., :key_len]
     rules, bias = from_huggingface(mask, query_len=query_len)

@@ -15,7 +15,7 @@ _held: dict[nn.Module, int] = {}  # how many attachments want it overridden
 
 
 def override(modules: Iterable[nn.Module], forward: Callable[..., Any]) -> Undo:
-    """Let `forward(module, ...)` run in place of each module's own; a module with one of its own is left alone.
+    """Let `forward(module, ...)` run in place of each module's; one with a forward of its own is left alone.
 
     Where a placement library has wrapped the forward of a module (device_map), what it wrapped is replaced.
     """

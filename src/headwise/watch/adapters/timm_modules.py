@@ -1,4 +1,4 @@
-"""timm's attention layers, which have two ways through one forward: the fused one is taken, and heard there."""
+"""timm's attention layers: of the two ways through their forward, the fused one is taken, and heard there."""
 
 from __future__ import annotations
 

@@ -34,7 +34,9 @@ KNOWN = (nn.MultiheadAttention, MultiheadAttention)  # not their subclasses, whi
 def install(attachment: Attachment) -> Undo:
     """Let every module of torch's class tell of its calls."""
     modules = list(attachment.paths)
-    nesting = [m for m in modules if isinstance(m, nn.TransformerEncoder) and getattr(m, "use_nested_tensor", 0)]
+    nesting = [
+        m for m in modules if isinstance(m, nn.TransformerEncoder) and getattr(m, "use_nested_tensor", False)
+    ]
     for encoder in nesting:
         encoder.use_nested_tensor = False
     give_back = override((module for module in modules if type(module) in KNOWN), forward)
