@@ -1,4 +1,4 @@
-"""`headwise look`: a trained model's heads, drawn and listed; texts that are long, models that are not there."""
+"""`headwise look`: a trained model's heads, drawn and listed; long texts, and models that are not there."""
 
 from __future__ import annotations
 
@@ -32,6 +32,13 @@ def _the_model_at_hand_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytes
 def small(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model of 8 heads that takes 40 tokens, for what every model has in common."""
     return str(a_folder(tmp_path_factory.mktemp("models") / "small [red]"))
+
+
+@pytest.fixture
+def _unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what is printed: drawing takes longest."""
+    monkeypatch.setattr("headwise.show.heads_pictures.model_picture", lambda heads, text: None)
+    monkeypatch.setattr("headwise.show.files.save", lambda figure, out: None)
 
 
 def look(*arguments: str, columns: int = 80) -> str:
@@ -96,6 +103,7 @@ def test_all_fits_80_columns(usual: str) -> None:
     assert max(map(len, usual.splitlines())) <= 80
 
 
+@pytest.mark.usefixtures("_unwritten")
 def test_a_wide_terminal_gets_all_columns() -> None:
     output = look("--top", "72", columns=120)
     assert "…" not in output
@@ -104,6 +112,7 @@ def test_a_wide_terminal_gets_all_columns() -> None:
     assert "of 72 heads" not in output
 
 
+@pytest.mark.usefixtures("_unwritten")
 def test_heads_are_sorted_by_what_is_asked() -> None:
     output = look("--sort", "special", "--top", "5")
     assert "special" in output.splitlines()[3]
@@ -121,6 +130,7 @@ def test_text_and_place_are_taken_as_they_are(small: str) -> None:
     assert said.endswith("Wrote to be [b].svg\n")
 
 
+@pytest.mark.usefixtures("_unwritten")
 def test_what_a_terminal_would_obey_is_shown_instead(small: str) -> None:
     said = look("red \x1b[31m and \u202e back", "--model", small)
     assert "\x1b" not in said and "\u202e" not in said
@@ -149,6 +159,7 @@ def test_one_layer_is_drawn_large_with_names(monkeypatch: pytest.MonkeyPatch) ->
     assert [text.get_text() for text in figures[0].axes[0].get_yticklabels()] == ["[CLS]", "a", "b", "[SEP]"]
 
 
+@pytest.mark.usefixtures("_unwritten")
 def test_a_long_text_is_cut_and_that_is_said(small: str) -> None:
     lines = look("the cat ran away " * 50, "--model", small).splitlines()
     assert lines[0].startswith('small [red] reads "the cat ran away the cat') and lines[0].endswith("…")
@@ -161,6 +172,7 @@ def test_the_longest_text_of_the_built_in_model_is_drawn() -> None:
     assert "The text has 602 tokens; these are the first 512, as many as the model reads." in output
 
 
+@pytest.mark.usefixtures("_unwritten")
 def test_another_model_is_watched(small: str) -> None:
     output = look("to be or not", "--model", small)
     assert len(rows(output)) == 8

@@ -56,3 +56,14 @@ def test_gradients_of_every_input_are_as_exact_as_plain_torch(
         mine, theirs = ours.leaves()[name].grad, plain.leaves()[name].grad
         assert mine is not None and theirs is not None
         assert_judged(mine, theirs, leaf.grad, dtype=dtype, size=size[name], times=3, what=name)
+
+
+def test_a_bias_that_lies_head_by_head_is_taken_as_it_is() -> None:
+    """T5 looks its bias up as [T, S, H] and turns it round: fused kernels on a GPU want rows."""
+    q, k, v = torch.randn(3, 2, 4, 7, 8, dtype=torch.float64).unbind(0)
+    bias = torch.randn(7, 7, 4, dtype=torch.float64).permute(2, 0, 1)[None]
+    assert bias.stride(-1) != 1
+    padding = hw.Mask.padding([7, 5])
+    for mask in (None, padding):
+        turned = hw.attention(q, k, v, mask=mask, bias=bias)[0]
+        assert torch.equal(turned, hw.attention(q, k, v, mask=mask, bias=bias.contiguous())[0])

@@ -1,4 +1,4 @@
-"""Real trained models: SmolLM2-135M, whose induction heads are known to be there. `make test-models` runs these.
+"""A real trained model: SmolLM2-135M, whose induction heads must be there. `make test-models` runs these.
 
 They need a model of 100 MB, so they are not part of the gate; what they show is measured here anew each time.
 """
@@ -9,7 +9,6 @@ import importlib.metadata
 import statistics
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ def gguf_file() -> Path:
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[Any]:
+def model() -> Any:
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -41,7 +40,7 @@ def model() -> Iterator[Any]:
     loaded = transformers.AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True
     )
-    yield loaded.eval().requires_grad_(False)
+    return loaded.eval().requires_grad_(False)
 
 
 def repeated(seed: int, batch: int = 4) -> Tensor:

@@ -16,10 +16,10 @@ from headwise.errors import ArgumentError
 from headwise.models import pretrained
 from headwise.models.pretrained import Pretrained, built_in, load
 from headwise.models.reading import SPACE, most_tokens, read
+from trained import SIZES, a_folder, a_tokenizer, minilm
 
 transformers = pytest.importorskip("transformers")
 
-from trained import SIZES, a_folder, a_tokenizer, minilm
 
 PUBLISHED = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # all-MiniLM-L6-v2's own file
 
@@ -142,7 +142,7 @@ def test_what_is_no_folder_with_a_model_is_refused(copy: Path, tmp_path: Path) -
     with pytest.raises(ArgumentError, match=r"a folder with config.json: there is none in '"):
         load(tmp_path)
     (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
-    with pytest.raises(ArgumentError, match="saved as safetensors: there are none in '.*copy'; "):
+    with pytest.raises(ArgumentError, match=r"saved as safetensors: there are none in '.*copy'; "):
         load(copy)
 
 

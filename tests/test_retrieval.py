@@ -65,11 +65,11 @@ def test_scores_are_those_counted_by_hand(model: Any, seed: int) -> None:
 
 def test_some_seed_has_a_head_that_retrieves(model: Any) -> None:
     """Else the test above would compare zeros."""
-    tops = [
-        hw.retrieval_scores(model, torch.randint(0, 13, (1, 29), generator=torch.Generator().manual_seed(s)), (5, 12))
-        for s in range(4)
-    ]
-    assert max(top.ranking()[0][2] for top in tops) > 0
+    best = 0.0
+    for seed in range(4):
+        ids = torch.randint(0, 13, (1, 29), generator=torch.Generator().manual_seed(seed))
+        best = max(best, hw.retrieval_scores(model, ids, (5, 12)).ranking()[0][2])
+    assert best > 0
 
 
 def test_what_cannot_be_is_refused(model: Any) -> None:

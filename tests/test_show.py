@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy
 import pytest
@@ -146,7 +147,7 @@ def test_long_titles_are_set_small_enough_to_stand_side_by_side() -> None:
     figure = heatmaps(a_map(8), titles=[f"head {h}: previous-token 1.00" for h in range(8)])
     png(figure)
     boxes = [ax._left_title.get_window_extent() for ax in figure.axes[:4]]
-    assert all(one.x1 < two.x0 for one, two in zip(boxes[:3], boxes[1:4], strict=True))
+    assert all(one.x1 < two.x0 for one, two in pairwise(boxes))
 
 
 def test_any_character_can_be_drawn_without_a_warning() -> None:

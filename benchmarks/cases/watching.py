@@ -25,10 +25,10 @@ def llama(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Any:
     import transformers
 
     transformers.logging.set_verbosity_error()
-    H, Hk, D, N, I, V = (sizes[letter] for letter in ("H", "Hk", "D", "N", "I", "V"))
+    H, Hk, D, N, V = (sizes[letter] for letter in ("H", "Hk", "D", "N", "V"))
     config = transformers.LlamaConfig(
         hidden_size=H * D,
-        intermediate_size=I,
+        intermediate_size=sizes["I"],
         num_hidden_layers=N,
         num_attention_heads=H,
         num_key_value_heads=Hk,
@@ -113,8 +113,8 @@ for tokens, target, most in ((2048, 1.4, None), (131072, 1.7, 6)):
             memory=True,
             most_repeats=most,
             notes=(
-                f"the eager route would hold {tokens**2 * 2 * LARGE['H'] / 2**30:,.0f} GiB of weights a layer "
-                "in bfloat16 on a GPU",
+                f"the eager route would hold {tokens**2 * 2 * LARGE['H'] / 2**30:,.2f} GiB of weights a "
+                "layer, in bfloat16 on a GPU",
             ),
         )
     )

@@ -32,9 +32,7 @@ def look(
         str | None,
         typer.Option(metavar="LAYER", help="Draw this layer alone, large.", show_default=False),
     ] = None,
-    sort: Annotated[
-        str, typer.Option(help="By label, layer or a column: entropy, first.")
-    ] = "label",
+    sort: Annotated[str, typer.Option(help="By label, layer or a column: entropy, first.")] = "label",
     ascending: Annotated[bool, typer.Option("--ascending", help="Smallest first.")] = False,
     top: Annotated[int, typer.Option(min=1, help="How many heads to list.")] = 20,
 ) -> None:

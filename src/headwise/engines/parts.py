@@ -56,7 +56,10 @@ class Part:
             return None
         if self.band != FULL:  # the kernel draws the band itself
             scores = replace(scores, mask=replace(scores.mask, left=None, right=None))
-        return scores.additive(self.rows, self.columns, dtype)
+        added = scores.additive(self.rows, self.columns, dtype)
+        if added is None or added.shape[-1] == 1 or added.stride(-1) == 1:
+            return added
+        return added.contiguous()  # kernels on a GPU read rows; T5's bias, for one, lies head by head
 
 
 def adds(scores: Scores) -> bool:

@@ -49,6 +49,9 @@ class Heads(Mapping[Layer, LayerHeads]):
             layer = self._layers[path] = LayerHeads(path)
             for known, name in names_of(list(self._layers)).items():
                 self._layers[known].layer = name
+            first = self._layers.get(path.partition("#")[0])
+            if first is not None and first is not layer:
+                first.runs_again = True
         layer.calls.append(record)
 
     @property
@@ -132,7 +135,8 @@ class Heads(Mapping[Layer, LayerHeads]):
                     "and for long texts watch(model, patterns=True)"
                 )
             raise ArgumentError(
-                f"what must be a label or something measured: got {what!r}; {nearest(what, [*known, *measured])}"
+                f"what must be a label or something measured: got {what!r}; "
+                f"{nearest(what, [*known, *measured])}"
             )
         found = [
             Head(head.layer, head.head, head.path, head.label, head.values, head.values[score])
@@ -167,7 +171,7 @@ class Heads(Mapping[Layer, LayerHeads]):
         return heads_table(self, sort=sort, descending=descending, top=top, columns=columns)
 
     def plot(self, layer: Layer = -1, *, batch: int = 0) -> Figure:
-        """A picture of the heads of one layer, as a matplotlib figure: its map, or else its pooled picture."""
+        """The heads of one layer as a matplotlib figure: its map or, if none was kept, its picture."""
         from ..show.heads_pictures import layer_picture
 
         return layer_picture(self, layer, batch=batch)

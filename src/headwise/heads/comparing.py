@@ -112,7 +112,9 @@ def diversity(
     """
     if isinstance(what, Tensor):
         if what.ndim != 4:
-            raise ShapeError(f"weights must be [B, H, T, S]: got {list(what.shape)}; one sequence is weights[None]")
+            raise ShapeError(
+                f"weights must be [B, H, T, S]: got {list(what.shape)}; one sequence is weights[None]"
+            )
         what = AttentionMap.from_weights(what)
     if isinstance(what, AttentionMap):
         found = _over_sequences(jensen_shannon(what, smooth=smooth, queries=queries))
@@ -122,11 +124,16 @@ def diversity(
     elif isinstance(what, Heads):
         layers = list(what.values())
     else:
-        raise ArgumentError(f"what must be heads, a map or weights: got {type(what).__name__}; watch a model first")
+        raise ArgumentError(
+            f"what must be heads, a map or weights: got {type(what).__name__}; watch a model first"
+        )
     if not layers:
         raise ArgumentError("heads must not be empty: 0 layers; run the model inside the watch block")
     attention = {layer.layer: _attention(layer, smooth, queries) for layer in layers}
-    outputs, values = ({x.layer: m for x in layers if (m := _measured(x, n)) is not None} for n in ("outputs", "values"))
+    outputs, values = (
+        {layer.layer: pairs for layer in layers if (pairs := _measured(layer, name)) is not None}
+        for name in ("outputs", "values")
+    )
     if len(layers) == 1:
         return _one(attention, outputs, values)
     heads = tuple((layer.layer, head) for layer in layers for head in range(layer.num_heads))
@@ -134,7 +141,9 @@ def diversity(
     return Diversity(attention, outputs, values, heads, distances)
 
 
-def _one(attention: dict[Layer, Tensor], outputs: dict[Layer, Tensor], values: dict[Layer, Tensor]) -> Diversity:
+def _one(
+    attention: dict[Layer, Tensor], outputs: dict[Layer, Tensor], values: dict[Layer, Tensor]
+) -> Diversity:
     ((layer, matrix),) = attention.items()
     heads = tuple((layer, head) for head in range(len(matrix)))
     return Diversity(attention, outputs, values, heads, matrix.clamp(min=0).sqrt())
@@ -150,9 +159,8 @@ def _attention(layer: LayerHeads, smooth: float, queries: int | None) -> Tensor:
         measured = _measured(layer, "attention")
         if measured is not None:
             return measured
-    found = [
-        jensen_shannon(call.map, smooth=smooth, queries=queries) for call in layer.calls if call.map is not None
-    ]
+    kept = [call.map for call in layer.calls if call.map is not None]
+    found = [jensen_shannon(map, smooth=smooth, queries=queries) for map in kept]
     if not found:
         raise ArgumentError(
             f"maps must have been kept, or diversity measured: {layer.path} was called with "

@@ -50,11 +50,17 @@ class LayerHeads:
         self.path = path
         self.layer: Layer = path if layer is None else layer
         self.calls: list[Record] = []
+        self.runs_again = False  # in one forward, as layers with shared weights do
 
     @property
     def kind(self) -> str:
         """Of attention: "self" or "cross"."""
         return self.calls[-1].kind if self.calls else "self"
+
+    @property
+    def place(self) -> str:
+        """The path by which this layer alone can be told: of a layer that runs again, "path#0" is the first."""
+        return f"{self.path}#0" if self.runs_again and "#" not in self.path else self.path
 
     @property
     def num_heads(self) -> int:
@@ -134,7 +140,7 @@ class LayerHeads:
         for number in range(self.num_heads):
             row = {name: each[number] for name, each in values.items()}
             scores = row if self.kind == "self" else {n: x for n, x in row.items() if n not in POSITIONS}
-            yield Head(self.layer, number, self.path, label(scores), row)
+            yield Head(self.layer, number, self.place, label(scores), row)
 
     def __repr__(self) -> str:
         calls = f"{len(self.calls)} call{'' if len(self.calls) == 1 else 's'}"

@@ -1,7 +1,8 @@
 """How layers are named: by module path, and by number where that can mean only one.
 
-A layer is known by its module's path ("encoder.layer.3.attention.self"). Paths that differ only in numbers form
-a stack; where a model has one stack, its layers go by number alone.
+A layer is known by its module's path ("encoder.layer.3.attention.self"). Paths that differ only in numbers
+form a stack; where a model has one stack, its layers go by number alone. A layer that runs several times in
+one forward is "path", "path#1", "path#2"; where it is the only one, these are the layers of its stack.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ __all__ = ["Layer", "names_of", "resolve", "stack_of", "stacks"]
 
 Layer = int | str  # how users name a layer
 
-NUMBER = re.compile(r"(?<![^.])\d+(?![^.#])")  # a part of a path that is a number
+NUMBER = re.compile(r"(?:(?<![^.])|(?<=_))\d+(?![^.#])")  # in "layers.3.attn" and in "layers.layer_3.attn"
 
 
 def stack_of(path: str) -> str:
@@ -34,7 +35,13 @@ def stacks(paths: Iterable[str]) -> dict[str, dict[int, str]]:
     Example:
         >>> stacks(["layers.4.attn", "layers.12.attn", "head"])
         {'layers.*.attn': {4: 'layers.4.attn', 12: 'layers.12.attn'}, 'head': {0: 'head'}}
+        >>> stacks(["shared.attn", "shared.attn#1", "shared.attn#2"])
+        {'shared.attn': {0: 'shared.attn', 1: 'shared.attn#1', 2: 'shared.attn#2'}}
     """
+    paths = list(paths)
+    once = {path.partition("#")[0] for path in paths}
+    if len(once) == 1 and len(paths) > 1:  # one layer, visited again and again
+        return {once.pop(): {int(path.partition("#")[2] or 0): path for path in paths}}
     grouped: dict[str, list[str]] = {}
     for path in paths:
         grouped.setdefault(stack_of(path), []).append(path)

@@ -35,7 +35,7 @@ def save(heads: Heads, path: str | os.PathLike[str]) -> None:
     tensors: dict[str, Tensor] = {}
     layers: list[dict[str, Any]] = []
     for layer in heads.values():
-        calls = []
+        calls: list[dict[str, Any]] = []
         for call in layer.calls:
             call.measure_patterns()
             key = f"{len(layers)}.{len(calls)}."

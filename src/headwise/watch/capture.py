@@ -35,16 +35,16 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
 
     Inside the block attention runs on headwise's engines, fused and without the T x S matrix; results are the
     same up to rounding. Compiled models run uncompiled inside it. Every forward is measured as it happens and
-    reduced at once: what stays is a number a head, a picture, and for texts of up to 2,048 keys the map itself
-    (q and k). After the block, also after an exception, the model is exactly as it
-    was. Prefill and generation, any number of forwards, may follow each other; means are over all queries of
-    all of them, padding left out. What a checkpointed forward repeats in backward is not counted twice.
+    reduced at once: what stays is a number a head, a picture, and for texts of up to 2,048 keys the map
+    itself (q and k). After the block, also after an exception, the model is exactly as it was. Prefill and
+    generation, any number of forwards, may follow each other; means are over all queries of all of them,
+    padding left out. What a checkpointed forward repeats in backward is not counted twice.
 
     Args:
         model: watched with everything inside it.
         keep: keep maps: True, False, or "auto", those of at most 2,048 keys and more than one query.
-        statistics: which (`headwise.AttentionMap.statistics`); None: all row statistics; (): none. "received",
-            what each key gets, takes a walk of its own: name it, or ask a map that was kept.
+        statistics: which (`headwise.AttentionMap.statistics`); None: all row statistics; (): none. What each
+            key gets, "received", takes a walk of its own: name it, or ask a map that was kept.
         pooled: cells a side of the pooled picture of every head; None: no pictures.
         patterns: measure patterns (induction, duplicate tokens, special tokens, punctuation, how evenly and
             how near a head looks) inside the forward. None: later, where they are asked for, from maps kept.
@@ -145,8 +145,8 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         ran = attachment.forward.number - self._before
         if error[0] is None and ran and not self.heads and self.fallback != "skip":
             raise AttentionBypassed(
-                f"model must have attention that can be heard: {type(self.model).__name__} ran {ran} times and "
-                "none was; is there softmax attention in it?"
+                f"model must have attention that can be heard: {type(self.model).__name__} ran {ran} times "
+                "and none was; is there softmax attention in it?"
             )
 
     # Listening

@@ -110,7 +110,7 @@ def _pairs(heads: Any) -> Iterable[tuple[Layer, int | None]]:
         raise ArgumentError(f"heads must be (layer, head) pairs: got {heads!r}; for example [(5, 3), (6, 9)]")
     for pair in heads:
         if isinstance(pair, Head):  # as `Heads.find` gives them
-            pair = tuple(pair)
+            pair = (pair.path, pair.head)
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise ArgumentError(
                 f"heads must be (layer, head) pairs: got {pair!r} among them; for example [(5, 3), (6, 9)]"

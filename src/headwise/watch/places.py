@@ -51,9 +51,13 @@ def _is_likely(module: nn.Module) -> bool:
     return bool(named) and (any(True for _ in module.children()) or any(True for _ in module.parameters()))
 
 
-@cache
-def names_in(kind: type) -> frozenset[str]:
+def names_in(kind: Any) -> frozenset[str]:
     """The global names and attributes that the methods of a class mention."""
+    return _names_in(kind)
+
+
+@cache
+def _names_in(kind: Any) -> frozenset[str]:
     found: set[str] = set()
     for base in kind.__mro__:
         if base is nn.Module or base.__module__ == "transformers.modeling_utils":  # which knows the dispatch

@@ -45,7 +45,11 @@ class Retrieval:
 
     def ranking(self) -> list[tuple[Layer, int, float]]:
         """(layer, head, score), the best first."""
-        every = [(layer, head, score) for layer, x in self.scores.items() for head, score in enumerate(x.tolist())]
+        every = [
+            (layer, head, score)
+            for layer, scores in self.scores.items()
+            for head, score in enumerate(scores.tolist())
+        ]
         return sorted(every, key=lambda each: -each[2])
 
 
@@ -86,11 +90,15 @@ def retrieval_scores(
     Wu 2024, "Retrieval Head Mechanistically Explains Long-Context Factuality".
     """
     if input_ids.ndim != 2 or input_ids.shape[0] != 1:
-        raise ShapeError(f"input_ids must be one sequence, [1, S]: got {list(input_ids.shape)}; run them one by one")
+        raise ShapeError(
+            f"input_ids must be one sequence, [1, S]: got {list(input_ids.shape)}; run them one by one"
+        )
     start, stop = needle
     S = input_ids.shape[1]
     if not 0 <= start < stop <= S:
-        raise ArgumentError(f"needle must lie in the text: got ({start}, {stop}) of {S} tokens; it is (first, last + 1)")
+        raise ArgumentError(
+            f"needle must lie in the text: got ({start}, {stop}) of {S} tokens; it is (first, last + 1)"
+        )
     steps = stop - start if steps is None else steps
     if steps < 1:
         raise ArgumentError(f"steps must be at least 1: got {steps}; the needle has {stop - start} tokens")
@@ -107,6 +115,8 @@ def retrieval_scores(
                 top.setdefault(path, []).append(keys.cpu())
     generated, tokens = torch.stack(said), input_ids[0].cpu()
     names = names_of(list(top))
-    scores = {names[path]: retrieval(torch.stack(keys), tokens, generated, needle) for path, keys in top.items()}
+    scores = {
+        names[path]: retrieval(torch.stack(keys), tokens, generated, needle) for path, keys in top.items()
+    }
     wanted = set(tokens[start:stop].tolist())
     return Retrieval(scores, generated, len(wanted & set(generated.tolist())) / len(wanted))

@@ -1,7 +1,7 @@
 """What a model is made of, worked out once: paths, places of attention, which modules need a hook.
 
-Watching begins and ends around single forwards, so what does not change between them is kept beside the model,
-for as long as it has the same modules, of the same classes, with the same configs.
+Watching begins and ends around single forwards, so what does not change between them is kept beside the
+model, for as long as it has the same modules, of the same classes, with the same configs.
 """
 
 from __future__ import annotations

@@ -143,8 +143,9 @@ def compact_mask(
     """What is registered in `AttentionMaskInterface`: keeps the description, makes nothing."""
     from transformers import masking_utils
 
-    if isinstance(attention_mask, CompactMask):  # a model that prepared the masks of a model inside it
-        return attention_mask
+    given: Any = attention_mask
+    if isinstance(given, CompactMask):  # a model that prepared the masks of a model inside it
+        return given
     if isinstance(q_length, Tensor):  # an older form of the call: positions instead of a length
         q_offset, q_length = int(q_length[0]), len(q_length)
     q_offset, kv_offset = int(q_offset), int(kv_offset)
@@ -154,7 +155,7 @@ def compact_mask(
 
     def make_dense() -> Tensor:
         skip = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        make = masking_utils.eager_mask if added else masking_utils.sdpa_mask
+        make: Any = masking_utils.eager_mask if added else masking_utils.sdpa_mask
         found: Tensor = make(
             batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
             kv_offset=kv_offset, mask_function=predicate, attention_mask=attention_mask, **(others | skip),
