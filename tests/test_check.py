@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,12 @@ def singles(style: str) -> list[planted.Planted]:
     return [one for one in planted.PLANTED if one.style == style]
 
 
-@pytest.mark.parametrize("one", singles("separate"), ids=lambda one: one.fault)
+def halved(cases: list[planted.Planted]) -> list[Any]:
+    """Every other one for the longer run."""
+    return [pytest.param(one, marks=pytest.mark.slow) if n % 2 else one for n, one in enumerate(cases)]
+
+
+@pytest.mark.parametrize("one", halved(singles("separate")), ids=lambda one: one.fault)
 def test_a_planted_fault_is_named_as_itself(one: planted.Planted) -> None:
     verdict = judge_single(one)
     assert verdict.ok, verdict.said

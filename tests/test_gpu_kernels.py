@@ -249,7 +249,11 @@ def selection() -> Iterator[tuple[str, Judged]]:
 
 
 CASES = dict(selection())
-every_case = pytest.mark.parametrize("judged", CASES.values(), ids=CASES)
+every_case = pytest.mark.parametrize(  # every other one for the longer run
+    "judged",
+    [pytest.param(one, marks=pytest.mark.slow) if n % 2 else one for n, one in enumerate(CASES.values())],
+    ids=CASES,
+)
 
 
 def laid_out(case: Case, layout: str, monkeypatch: pytest.MonkeyPatch) -> Case:

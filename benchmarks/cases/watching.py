@@ -112,6 +112,7 @@ for tokens, target, most in ((2048, 1.4, None), (131072, 1.7, 6)):
             target=target,
             memory=True,
             most_repeats=most,
+            headline=True,
             notes=(
                 f"the eager route would hold {tokens**2 * 2 * LARGE['H'] / 2**30:,.2f} GiB of weights a "
                 "layer, in bfloat16 on a GPU",

@@ -77,7 +77,7 @@ LABELS: tuple[Entry, ...] = (
         "special-token",
         "special",
         0.6,
-        "looks at special tokens such as [SEP], most of its weight",
+        "looks at special tokens such as [CLS] and [SEP], most of its weight",
         "Clark 2019, section 3.2; 0.6 is its threshold",
     ),
     Entry(

@@ -59,7 +59,7 @@ class LayerHeads:
 
     @property
     def place(self) -> str:
-        """The path by which this layer alone can be told: of a layer that runs again, "path#0" is the first."""
+        """The path that means this layer alone: of one that runs again, "path#0" is the first visit."""
         return f"{self.path}#0" if self.runs_again and "#" not in self.path else self.path
 
     @property
