@@ -160,6 +160,11 @@ def test_nothing_quadratic_is_made(ids: Tensor) -> None:
     with hw.budget.limit("24 MiB"), torch.no_grad(), hw.watch(model, patterns=True) as heads:
         model(long)
     assert heads[0].pooled.shape == (1, H, 128, 128)
+    weights = model.layers[0](model.embed(long))[1].select(queries=[3000])
+    kept = torch.zeros(4096, dtype=torch.bool)
+    kept[:128] = kept[3000 - 255 :] = True
+    assert 0.05 < heads[0].statistics.streaming.min() < 0.5  # nearly even heads: 384 keys of up to 4,096
+    assert weights.dense()[..., kept].sum(-1).max() < 0.5
     torch.testing.assert_close(heads[0].pooled.sum((-1, -2)), torch.full((1, H), 4096.0), rtol=1e-4, atol=0)
     with hw.budget.limit("24 MiB"), pytest.raises(BudgetExceeded):
         model.layers[0](model.embed(long))[1].dense()

@@ -30,6 +30,8 @@ EXTRAS = {  # library -> what it is for, and how to get it
     "typer": ("the headwise command", 'pip install "headwise[cli]"'),
     "rich": ("tables in the terminal", 'pip install "headwise[cli]"'),
     "matplotlib": ("pictures", 'pip install "headwise[viz]"'),
+    "transformers": ("models to watch", 'pip install "headwise[watch]"'),
+    "safetensors": ("files of heads", 'pip install "headwise[watch]"'),
     "numpy": ("maps as arrays", "pip install numpy"),
     "triton": ("kernels on NVIDIA GPUs", "it comes with torch for CUDA on Linux"),
 }

@@ -17,7 +17,11 @@ from . import diversity, patterns
 
 __all__ = ["PATTERNS", "Marks", "Record", "reduce", "settle"]
 
-PATTERNS = ("induction", "duplicate_token", "special", "punctuation", "spread", "locality")
+PATTERNS = ("induction", "duplicate_token", "special", "punctuation", "spread", "locality", "streaming")
+SINK, RECENT = (
+    128,
+    256,
+)  # keys whose mass is `streaming`: DuoAttention's; in a shorter text they are all there are
 EVERYONE = "entropy"  # its mean is over all queries that count
 OFFSETS = {None: "entropy", -1: "previous", 0: "itself", 1: "next"}  # a statistic for each way of counting
 
@@ -184,6 +188,8 @@ def measure_patterns(
     if kind != "self":
         return found
     found["locality"] = patterns.locality(weights, local=local)
+    if weights.shape[3] > SINK + RECENT:
+        found["streaming"] = patterns.streaming_mass(weights, SINK, RECENT)
     if marks is None:
         return found
     marks = marks.to(weights.device)

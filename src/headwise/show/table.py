@@ -32,7 +32,7 @@ HEADERS = {  # name -> what stands above its column: the name, and what the numb
 }
 WEIGHTS = {  # shares of 1
     "confidence", "first", "previous", "itself", "next", "local", "induction", "duplicate_token", "special",
-    "punctuation", "spread", "locality",
+    "punctuation", "spread", "locality", "streaming",
 }  # fmt: skip
 STRONG = 0.5  # a share worth the eye's attention
 

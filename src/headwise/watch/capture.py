@@ -47,7 +47,8 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
             key gets, "received", takes a walk of its own: name it, or ask a map that was kept.
         pooled: cells a side of the pooled picture of every head; None: no pictures.
         patterns: measure patterns (induction, duplicate tokens, special tokens, punctuation, how evenly and
-            how near a head looks) inside the forward. None: later, where they are asked for, from maps kept.
+            how near a head looks, how much the first 128 and last 256 keys get) inside the forward. None:
+            later, where they are asked for, from maps kept.
         diversity: also compare heads with each other, on at most 256 queries: see `headwise.diversity`.
         tokenizer: tells special tokens and punctuation, and gives tokens their names in pictures.
         reach: how near counts as `local`.
