@@ -26,6 +26,7 @@ class Tokens:
         self.special = _special_ids(model, tokenizer)
         self._named = lru_cache(maxsize=2**16)(self._name)
         self._last: tuple[Tensor, Marks] | None = None
+        self._there: dict[torch.device, Tensor] = {}
 
     def of(self, call: Call) -> Tensor | None:
         """The ids of a call's keys, int [B, S], if its queries and keys are one text of this forward."""
@@ -42,7 +43,7 @@ class Tokens:
         """What is known of these ids; asked once a forward."""
         if self._last is not None and self._last[0] is ids:
             return self._last[1]
-        special = torch.isin(ids, torch.tensor(self.special, device=ids.device)) if self.special else None
+        special = torch.isin(ids, self._special_on(ids.device)) if self.special else None
         punctuation = None
         if self.tokenizer is not None:
             flags = [[_is_punctuation(self._named(token)) for token in row] for row in ids.tolist()]
@@ -52,6 +53,12 @@ class Tokens:
         marks = Marks(ids, special, punctuation)
         self._last = (ids, marks)
         return marks
+
+    def _special_on(self, device: torch.device) -> Tensor:
+        """The special ids where they are needed; bringing them there stops a GPU, so it is done once."""
+        if device not in self._there:
+            self._there[device] = torch.tensor(self.special, device=device)
+        return self._there[device]
 
     def names(self, ids: Tensor) -> list[list[str]] | None:
         """Tokens as text, where a tokenizer was given."""
