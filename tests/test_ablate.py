@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 import headwise as hw
 from headwise.errors import ArgumentError, AttentionBypassed, ShapeError
@@ -16,7 +19,9 @@ from headwise.masks import Mask
 from headwise.nn import MultiHeadAttention
 from headwise.watch.ablate import ablate, head_means
 from headwise.watch.attachment import attach
+from headwise.watch.importance import importance
 from headwise.watch.patch import collect, patch
+from headwise.watch.prune import prune
 from judge import error
 from small_models import albert, bert, gpt2, hooks_on, llama, numbers, ours, tokens, torch_encoder
 
@@ -136,9 +141,74 @@ def test_an_exception_leaves_the_model_as_it_was() -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_heads_that_never_run_may_be_ablated() -> None:
+def test_a_block_in_which_the_model_does_not_run_is_fine() -> None:
     with ablate(gpt2(), [(0, 99)]):
         pass
+
+
+def test_a_layer_that_does_not_run_is_not_passed_over() -> None:
+    """`ablate(model, [("layers.1#99", 0)])` did nothing, and the output was taken for that of an ablation."""
+    model, x = ours(), numbers(2, 7, 13)
+    never = r"heads must be in layers that run: the model ran 1 times and layers.1#99 never attended"
+    with pytest.raises(ArgumentError, match=never), ablate(model, [(0, 1), ("layers.1#99", 0)]):
+        model(x)
+    with pytest.raises(ArgumentError, match=r"and layers.1 never attended"), ablate(model, [(1, 0)]):
+        model.layers[0](x)
+    with pytest.raises(ArgumentError, match=r"and layers.1 never attended"), collect(model, [(1, 0)]):
+        model.layers[0](x)
+    with pytest.raises(KeyError), ablate(model, [("layers.1#99", 0)]):  # which is told of instead
+        {}[model(x)]
+    with pytest.raises(ArgumentError, match=r"the model itself never attended"), ablate(model, [("", 0)]):
+        model(x)
+    with ablate(model, [("layers.1#0", 0)]):
+        model(x)
+    assert hooks_on(model) == 0
+
+
+def helped(q: Tensor) -> Tensor:
+    return scaled_dot_product_attention(q, q, q)
+
+
+class Helped(nn.Module):
+    """Attends through a helper: nothing about the class tells."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return helped(x.unflatten(-1, (3, 4)).transpose(1, 2)).transpose(1, 2).flatten(2)
+
+
+def test_what_is_heard_can_be_ablated_though_it_looks_like_no_attention() -> None:
+    """`watch` heard it, `ablate` said "no attention was found in this model", and `collect` gave {}."""
+    model, x = nn.Sequential(nn.Identity(), Helped()), numbers(2, 5, 12)
+    with hw.watch(model) as heads:
+        plain = model(x)
+    assert heads.paths == ["1"]
+    expected = plain.clone()
+    expected[..., 4:8] = 0
+    for chosen in ([("1", 1)], [heads["1", 1]], {"1": [1]}):
+        with ablate(model, chosen):
+            assert error(model(x), expected) < EXACT
+    with collect(model) as outputs:
+        model(x)
+    assert list(outputs) == ["1"] and outputs["1"].shape == (2, 3, 5, 4)
+    with pytest.raises(ArgumentError, match="layer must be a place of attention: got '7'"):
+        ablate(model, [("7", 1)])
+
+
+def test_a_model_without_attention_has_no_means_and_nothing_to_collect() -> None:
+    """Both gave {}, as if all was well."""
+    model, x = nn.Sequential(nn.Linear(3, 3)), torch.randn(2, 3)
+    with pytest.raises(AttentionBypassed, match="Sequential ran 2 times and none was"):
+        head_means(model, [x, x])
+    with pytest.raises(AttentionBypassed, match="Sequential ran 1 times and none was"), collect(model):
+        model(x)
+    assert head_means(model, [x], fallback="skip") == {}
+
+
+def test_none_means_all_heads_for_collect_alone() -> None:
+    for what in (ablate, prune):
+        refused(
+            ArgumentError, r"heads must be \(layer, head\) pairs: got None", lambda w=what: w(ours(), None)
+        )
 
 
 def test_gradients_are_those_of_the_model_without_the_head() -> None:
@@ -218,6 +288,17 @@ def test_uniform_in_a_language_model_is_the_mean_so_far() -> None:
         value = first.attn.c_attn(x)[..., 66:].unflatten(-1, (3, 11))[:, :, 1]
     sofar = value.cumsum(1) / torch.arange(1, 8)[:, None]
     assert error(outputs["transformer.h.0.attn"][:, 1], sofar) < EXACT
+
+
+def test_uniform_does_not_need_to_know_whether_a_bias_hides_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU every ablated layer waited for the answer; there, a mask that hides nothing is used."""
+    mha, x, bias = MultiHeadAttention(12, 4).double(), numbers(2, 7, 12), numbers(1, 4, 1, 7, seed=6)
+    ablating, found = import_module("headwise.watch.ablate"), []
+    for nothing in (None, torch.zeros(1, 2, 1, 7, dtype=torch.bool)):
+        monkeypatch.setattr(ablating, "_hidden_by_bias", lambda *_, hidden=nothing: hidden)
+        with torch.no_grad(), ablate(mha, [(0, 1), (0, 2)], "uniform"):
+            found.append(mha(x, bias=bias, mask=Mask.causal())[0])
+    assert error(found[1], found[0]) < EXACT
 
 
 # A layer that runs several times
@@ -413,3 +494,18 @@ def test_heads_that_were_found_can_be_ablated() -> None:
     with hw.ablate(mha, [(0, found[0].head)]):
         assert torch.equal(mha(x)[0], without)
     assert not torch.equal(mha(x)[0], without)
+
+
+def test_heads_that_were_ranked_can_be_ablated() -> None:
+    """`Ranked` unpacks to three and was refused. What has a layer and a head is taken, by its path if any."""
+    model, x = ours(), numbers(2, 7, 13)
+    ranked = importance(model, [x], lambda m, x: m(x).square().mean()).ranking()[:3]
+    with torch.no_grad():
+        with ablate(model, ranked):
+            found = model(x)
+        with ablate(model, [(one.layer, one.head) for one in ranked]):
+            assert torch.equal(model(x), found)
+        with ablate(model, [SimpleNamespace(layer=0, head=2, path="layers.1")]):
+            found = model(x)
+        with ablate(model, [(1, 2)]):
+            assert torch.equal(model(x), found)

@@ -182,6 +182,7 @@ def test_another_model_is_watched(small: str) -> None:
 def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "layer must be one of 0 to 5: got 9; " in mistake(capsys, "--layer", "9")
     assert "layer must be a place of attention: got 'x'; " in mistake(capsys, "--layer", "x")
+    assert "layer must be a place of attention: got '1111" in mistake(capsys, "--layer", "1" * 5000)
     assert "sort must be a column: got 'entrop'; did you mean 'entropy'?" in mistake(
         capsys, "--sort", "entrop"
     )
@@ -193,11 +194,14 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_mistakes_are_found_before_a_model_is_loaded(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`--layer=--5` passed for a number, and ended in a traceback once all was computed."""
+
     def refuse(name: object = None) -> None:
         raise AssertionError("loaded")
 
     monkeypatch.setattr("headwise.models.pretrained.load", refuse)
-    for arguments in (["--sort", "x"], ["--out", "a.gif"], [" "], ["./nothing.txt"]):
+    assert "layer must be a number or a module path: got '--5'" in mistake(capsys, "--layer=--5")
+    for arguments in (["--layer=-x"], ["--sort", "x"], ["--out", "a.gif"], [" "], ["./nothing.txt"]):
         mistake(capsys, *arguments)
 
 

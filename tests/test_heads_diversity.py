@@ -20,7 +20,7 @@ from torch import Tensor
 import headwise as hw
 from headwise import Mask, heads, reference
 from headwise.errors import ArgumentError, BudgetExceeded, ShapeError
-from headwise.heads import patterns
+from headwise.heads import queries
 from judge import error
 
 B, H, HK, T, S, D = 2, 6, 3, 13, 17, 7
@@ -137,7 +137,7 @@ def test_rows_are_read_in_blocks(measure: Callable[..., Tensor], monkeypatch: py
     whole = measure(w)
     with hw.budget.limit(2 * H * S * 8):  # two rows of every head
         assert error(measure(w), whole) < 1e-13
-    monkeypatch.setattr(patterns, "BLOCK", 1)
+    monkeypatch.setattr(queries, "BLOCK", 1)
     assert error(measure(w), whole) < 1e-13
     with hw.budget.limit(H * S * 8 - 1), pytest.raises(BudgetExceeded, match="dense weights"):
         measure(hw.AttentionMap(Q, K))
@@ -169,28 +169,28 @@ def test_comparing_carries_no_gradient(measure: Callable[..., Tensor]) -> None:
 # What heads say
 
 
-def test_disagreement_is_the_mean_cosine_over_positions() -> None:
+def test_similarity_is_the_mean_cosine_over_positions() -> None:
     x = normal(5, B, HK, T, D)
     truth = torch.empty(B, HK, HK, dtype=torch.float64)
     counted = torch.empty_like(truth)
     for b, a, c in itertools.product(range(B), range(HK), range(HK)):
         cosines = torch.cosine_similarity(x[b, a], x[b, c], dim=-1)
         truth[b, a, c], counted[b, a, c] = cosines.mean(), cosines[REAL[b]].mean()
-    assert error(heads.disagreement(x), truth) < 1e-13
-    assert error(heads.disagreement(x, REAL), counted) < 1e-13
-    low = heads.disagreement(x.bfloat16())
+    assert error(heads.similarity(x), truth) < 1e-13
+    assert error(heads.similarity(x, REAL), counted) < 1e-13
+    low = heads.similarity(x.bfloat16())
     assert low.dtype == torch.float32
-    assert error(low, heads.disagreement(x.bfloat16().double())) < 1e-6
+    assert error(low, heads.similarity(x.bfloat16().double())) < 1e-6
 
 
-def test_disagreement_may_be_trained() -> None:
+def test_similarity_may_be_trained() -> None:
     x = normal(5, 1, 3, 5, 2)
     x[:, 0, 0] = 0  # no direction, no NaN
     others = x[:, 1:].clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda y: heads.disagreement(torch.cat([x[:, :1], y], 1)), (others,))
-    assert heads.disagreement(x)[0, 0, 0] == pytest.approx(4 / 5)
+    assert torch.autograd.gradcheck(lambda y: heads.similarity(torch.cat([x[:, :1], y], 1)), (others,))
+    assert heads.similarity(x)[0, 0, 0] == pytest.approx(4 / 5)
     y = x.clone().requires_grad_()
-    heads.one_number(heads.disagreement(y)).sum().backward()
+    heads.one_number(heads.similarity(y)).sum().backward()
     assert y.grad is not None and y.grad.isfinite().all()
 
 
@@ -223,10 +223,10 @@ def test_one_number_is_the_mean_over_pairs_of_different_heads() -> None:
             "jensen_shannon must see whole ro",
         ),
         (lambda w: heads.attention_overlap(w.select(keys=[2])), ArgumentError, "holds 1 chosen of 17"),
-        (lambda w: heads.disagreement(Q[0]), ShapeError, "4 dimensions [B, H, T, D]: got 3, [6, 13, 7]"),
-        (lambda w: heads.disagreement(Q.long()), ArgumentError, "x must be floating point: got torch.int64"),
-        (lambda w: heads.disagreement(Q, REAL[:1]), ShapeError, "a position: [1, 13] for [B, T] = [2, 13]"),
-        (lambda w: heads.disagreement(Q, REAL.int()), ArgumentError, "counted must be bool: got torch.int32"),
+        (lambda w: heads.similarity(Q[0]), ShapeError, "4 dimensions [B, H, T, D]: got 3, [6, 13, 7]"),
+        (lambda w: heads.similarity(Q.long()), ArgumentError, "x must be floating point: got torch.int64"),
+        (lambda w: heads.similarity(Q, REAL[:1]), ShapeError, "a position: [1, 13] for [B, T] = [2, 13]"),
+        (lambda w: heads.similarity(Q, REAL.int()), ArgumentError, "counted must be bool: got torch.int32"),
         (lambda w: heads.one_number(Q), ShapeError, "matrix must be square [B, H, H]: got [2, 6, 13, 7]"),
     ],
 )

@@ -25,7 +25,7 @@ import headwise as hw
 from headwise import Mask, heads, reference
 from headwise.engines.mass import visible
 from headwise.errors import ArgumentError, MaskError, ShapeError
-from headwise.heads import patterns
+from headwise.heads import queries
 from judge import error, masks
 
 B, H, HK, L, D = 2, 6, 3, 23, 11
@@ -556,7 +556,7 @@ def test_grid_distance_of_chosen_queries_is_theirs() -> None:
 def test_grid_distance_goes_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     w = CASES["bidirectional"]().map
     whole = heads.grid_distance(w, 2, 11)
-    monkeypatch.setattr(patterns, "BLOCK", 3 * B * H * L * 8)  # three rows
+    monkeypatch.setattr(queries, "BLOCK", 3 * B * H * L * 8)  # three rows
     assert error(heads.grid_distance(w, 2, 11), whole) < 1e-12
     with hw.budget.limit(2 * B * H * L * 8):
         assert error(heads.grid_distance(w, 2, 11), whole) < 1e-12

@@ -220,6 +220,51 @@ def test_importance_can_be_read() -> None:
     )
     assert "layer 1        0.9        0.3" in words
     assert words.endswith("Most important: layer 1 head 0 (0.9), layer 0 head 0 (0.5), layer 1 head 1 (0.3)")
+    assert repr(scores(l0=[0.5, 0.1], l1=[0.9, 0.3])) == words
+
+
+def test_numbers_of_layers_are_the_models_whatever_ran_first() -> None:
+    """-1 was the layer heard last: where a model runs its layers from the end, the first one."""
+    model = ours()
+    model.layers = nn.ModuleList(reversed(model.layers))
+    x = numbers(2, 5, 13)
+
+    def backwards(m: Any, x: Tensor) -> Tensor:
+        return m.layers[0](m.layers[1](x)[0])[0].square().mean()
+
+    found = importance(model, [x], backwards)
+    assert list(found) == ["layers.1", "layers.0"]
+    assert found[-1] is found[1] is found["layers.1"]
+    partly = importance(model, [x], lambda m, x: m.layers[1](x)[0].square().mean())
+    with pytest.raises(ArgumentError, match=r"layer must be one that ran: got 0, layers.0, which did not"):
+        partly[0]
+
+
+@pytest.mark.parametrize("count", [-1, True, 1.5])
+def test_a_count_of_heads_is_not_below_zero(count: Any) -> None:
+    """least(-1) gave all heads but one, as a slice does."""
+    found = scores(l0=[0.5, 0.1])
+    for asked in (found.least, found.most):
+        with pytest.raises(ArgumentError, match=f"count must be .* at least 0: got {count!r}"):
+            asked(count)
+    assert found.least(0) == found.most(0) == []
+
+
+@pytest.mark.parametrize("method", ["gradient", "leave_one_out"])
+def test_scores_that_are_no_numbers_are_refused(method: str) -> None:
+    """They were ranked without a word, wherever the sort left them."""
+    model, x = ours(), numbers(2, 5, 13)
+    match = r"losses of all batches sum to nan, and in layer 0 the scores of heads 0, 1, 2, 3 are nan"
+    with pytest.raises(ArgumentError, match=match):
+        importance(model, [x, x * torch.nan], squares, method=method)
+
+
+def test_a_loss_whose_gradient_is_no_number_is_told_apart() -> None:
+    def rooted(m: Any, x: Tensor) -> Tensor:
+        return (m(x).sum() * 0).abs().sqrt() + 2
+
+    with pytest.raises(ArgumentError, match=r"sum to 2, and in layer 0 .* are nan"):
+        importance(ours(), [numbers(2, 5, 13)], rooted)
 
 
 def test_with_several_stacks_layers_go_by_their_paths() -> None:

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from headwise.watch.attachment import attach
 from headwise.watch.capture import watch
 from headwise.watch.measuring import Measuring
 from headwise.watch.monitor import HISTORY, Monitor
+from headwise.watch.prune import prune
 from headwise.watch.trainer_callback import trainer_callback
 
 B, T, H, E, LAYERS, VOCABULARY = 3, 7, 5, 30, 2, 11
@@ -352,6 +354,80 @@ def test_where_a_whole_layer_says_nothing_all_its_heads_are_dead() -> None:
     assert monitor.summary["dead"] == H and monitor.latest["layers/0/dead"] == 0
 
 
+class Reversed(nn.Module):
+    """Two stages of two layers, the last first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(nn.ModuleList(Block() for _ in range(2)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stage in reversed(self.stages):
+            for layer in reversed(stage):
+                x = layer(x)
+        return x
+
+
+def test_dead_heads_are_those_that_prune_takes_out() -> None:
+    """Layers were numbered here as they were heard, in `prune` as the model has them.
+
+    Where a model runs its last layer first, the dead head of layer 1 was called one of layer 2 and cut there.
+    """
+    model = made(Reversed)
+    quieten(model.stages[0][1].attention, 3, 0.0)
+    monitor = Monitor(model)
+    with monitor.step():
+        model(torch.randn(B, T, E, dtype=torch.float64))
+    assert monitor.dead_heads == [(1, 3)]
+    assert prune(model, monitor.dead_heads).heads == {"stages.0.1.attention": [3]}
+
+
+class Twice(nn.Module):
+    """One layer, run twice, on two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = MultiHeadAttention(E, H, bias=False)
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return self.attention(first)[0] + self.attention(second)[0]
+
+
+def test_a_head_of_a_shared_layer_is_dead_if_it_is_so_in_every_visit() -> None:
+    """Each visit was a layer of its own: `prune` took out heads that say much in the other visit, or
+    refused "attention#1"."""
+    model = made(Twice)
+    quieten(model.attention, 4, 0.0)
+    with torch.no_grad():
+        model.attention.v_proj.weight[6:12] = 0.0
+        model.attention.v_proj.weight[6:12, 0] = 1.0  # the second head repeats the first channel
+    first, second = torch.randn(2, B, T, E, dtype=torch.float64)
+    second[..., 0] = 0.0
+    monitor = Monitor(model)
+    with monitor.step():
+        model(first, second)
+    assert monitor.latest["heads/attention#1/1/output"] == 0.0 < monitor.latest["heads/0/1/output"]
+    assert monitor.latest["layers/0/dead"] == 1 and monitor.latest["layers/attention#1/dead"] == 2
+    assert monitor.dead_heads == [(0, 4)] and monitor.summary["dead"] == 1
+    assert prune(model, monitor.dead_heads).heads == {"attention": [4]}
+
+
+def test_a_path_that_is_a_number_stays_a_path() -> None:
+    """Layers were read back out of "heads/0/1/output": the path "0" became layer 0, which `prune` refuses in
+    a model of several stacks."""
+    first, second = MultiHeadAttention(E, H, bias=False), MultiHeadAttention(E, H, bias=False)
+    model = nn.Sequential()
+    model.add_module("0", first)
+    model.add_module("last", second)
+    quieten(first, 1, 0.0)
+    monitor = Monitor(model.float())
+    with monitor.step():
+        second(first(torch.randn(B, T, E))[0])
+    assert monitor.dead_heads == [("0", 1)]
+    assert set(monitor.to_pandas()["layer"]) == {"0", "last"}
+    assert prune(model, monitor.dead_heads).heads == {"0": [1]}
+
+
 # When
 
 
@@ -378,9 +454,9 @@ def test_the_history_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     train(monitor, 1)
     found = {"layers.0.attention": [{"entropy": 1.0}]}
     for number in range(1, HISTORY + 3):
-        monitor._take(number, copy.deepcopy(found))
+        monitor._take(number, copy.deepcopy(found), lambda path: 0)
     assert len(monitor.history) == HISTORY and monitor.history[0][0] == 3
-    assert monitor._history[-1].names is monitor._history[-2].names  # one tuple of names for all steps
+    assert monitor._history[-1].keys is monitor._history[-2].keys  # one tuple of keys for all steps
 
 
 def test_no_step_in_between_has_anything_attached() -> None:
@@ -539,6 +615,22 @@ def test_a_step_in_which_the_model_does_not_run_is_not_measured() -> None:
     with monitor.step():
         pass
     assert not monitor.measured and train(monitor, 1) == [3]
+
+
+def test_a_model_that_no_longer_runs_inside_its_steps_is_told_of_once() -> None:
+    """As after `model = torch.compile(copy.deepcopy(model))`: the monitor stayed quiet for ever."""
+    monitor = Monitor(made(), every=5)
+    assert train(monitor, 5) == [0]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(7):
+            with monitor.step():
+                pass
+    assert [str(one.message).partition(";")[0] for one in told] == [
+        "monitor must have its model run in its steps: Model ran 0 times in 3 to be measured since step 0"
+    ]
+    assert told[0].filename == __file__
+    assert train(monitor, 1) == [12]
 
 
 def test_a_model_that_never_runs_inside_a_step_is_an_error() -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import headwise as hw
-from headwise.errors import ArgumentError, ShapeError
+from headwise.errors import ArgumentError, AttentionBypassed, ShapeError
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +24,19 @@ def model() -> Any:
         num_key_value_heads=3, initializer_range=0.5,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def sliding() -> Any:
+    """Every layer sees the last 8 tokens, and its cache holds no more."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.MistralConfig(
+        vocab_size=5, hidden_size=24, intermediate_size=32, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=3, sliding_window=8, initializer_range=0.5,
+    )  # fmt: skip
+    return transformers.MistralForCausalLM(config).eval()
 
 
 def by_hand(model: Any, ids: Tensor, needle: tuple[int, int], steps: int) -> tuple[dict[int, Tensor], Tensor]:
@@ -63,6 +77,45 @@ def test_scores_are_those_counted_by_hand(model: Any, seed: int) -> None:
     assert found.found == (found.recall > 0.5)
 
 
+def without_a_cache(
+    model: Any, ids: Tensor, needle: tuple[int, int], steps: int
+) -> tuple[dict[int, Tensor], list[int]]:
+    """The whole text again at every step: a key's index is its position."""
+    start, stop = needle
+    model.set_attn_implementation("eager")
+    scores = {layer: torch.zeros(6) for layer in range(2)}
+    text = ids
+    with torch.no_grad():
+        for _ in range(steps):
+            out = model(text, use_cache=False, output_attentions=True)
+            token = int(out.logits[0, -1].argmax())
+            for layer, weights in enumerate(out.attentions):
+                for head, key in enumerate(weights[0, :, -1].argmax(-1).tolist()):
+                    if start <= key < stop and int(ids[0, key]) == token:
+                        scores[layer][head] += 1 / (stop - start)
+            text = torch.cat([text, torch.tensor([[token]])], 1)
+    model.set_attn_implementation("sdpa")
+    return scores, text[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("needle", [(0, 8), (33, 40)])
+@pytest.mark.parametrize("seed", range(3))
+def test_with_a_sliding_window_keys_are_counted_from_the_beginning_of_the_text(
+    sliding: Any, seed: int, needle: tuple[int, int]
+) -> None:
+    """Key 3 of a cache that holds the last 8 tokens was taken for the text's fourth token.
+
+    With a needle at the beginning of 40 tokens a head scored 0.875, though no step can see any of it.
+    """
+    ids = torch.randint(0, 5, (1, 40), generator=torch.Generator().manual_seed(seed))
+    expected, said = without_a_cache(sliding, ids, needle, 7)
+    found = hw.retrieval_scores(sliding, ids, needle, steps=7)
+    assert found.generated.tolist() == said
+    for layer, scores in expected.items():
+        torch.testing.assert_close(found.scores[layer], scores)
+    assert (found.ranking()[0][2] == 0) == (needle == (0, 8))
+
+
 def test_some_seed_has_a_head_that_retrieves(model: Any) -> None:
     """Else the test above would compare zeros."""
     best = 0.0
@@ -80,3 +133,66 @@ def test_what_cannot_be_is_refused(model: Any) -> None:
         hw.retrieval_scores(model, ids, (7, 12))
     with pytest.raises(ArgumentError, match="steps must be at least 1: got 0"):
         hw.retrieval_scores(model, ids, (1, 3), steps=0)
+
+
+def test_a_model_without_a_cache_is_refused(model: Any) -> None:
+    """Gradient checkpointing takes the cache away: every later step saw its own token alone, and scores were
+    those of one step."""
+    ids = torch.randint(0, 13, (1, 9), generator=torch.Generator().manual_seed(1))
+    model.gradient_checkpointing_enable()
+    model.train()
+    try:
+        match = (
+            r"must give a cache: LlamaForCausalLM gave past_key_values=None in step 1 of 2; use model.eval"
+        )
+        with pytest.raises(ArgumentError, match=match):
+            hw.retrieval_scores(model, ids, (1, 3))
+        assert len(hw.retrieval_scores(model, ids, (1, 3), steps=1).generated) == 1  # which needs none
+    finally:
+        model.gradient_checkpointing_disable()
+        model.eval()
+
+
+class Answering(nn.Module):
+    """Says token 1 again and again; its layers run from the last to the first, the first only once."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(
+            nn.ModuleList(hw.MultiHeadAttention(8, 2) for _ in range(2)) for _ in range(num_layers)
+        )
+
+    def forward(self, input_ids: Tensor, past_key_values: Any, use_cache: bool) -> Any:
+        x = torch.zeros(1, input_ids.shape[1], 8)
+        for stage in reversed(self.stages):
+            for layer in reversed(stage):
+                if past_key_values is None or layer is not self.stages[0][0]:
+                    layer(x)
+        return SimpleNamespace(logits=torch.eye(3)[torch.ones_like(input_ids)], past_key_values=())
+
+
+def test_layers_go_by_their_numbers_in_the_model_and_count_in_the_steps_in_which_they_run() -> None:
+    """Numbers were those of the order in which layers were heard; and of a layer that did not run, the keys
+    of the step before were counted again."""
+    found = hw.retrieval_scores(Answering(2), torch.tensor([[1, 1, 1, 1]]), (0, 4), steps=2)
+    assert found.generated.tolist() == [1, 1]
+    assert list(found.scores) == [3, 2, 1, 0]
+    assert all(scores.tolist() == [0.25, 0.25] for scores in found.scores.values())  # of the first step
+
+
+def test_a_run_can_be_read() -> None:
+    found = hw.retrieval_scores(Answering(1), torch.tensor([[1, 1, 1]]), (0, 3), steps=1)
+    assert str(found) == (
+        "1 token was said, with 100% of the needle's among them. Copied most by: layer 1 head 0 (0.33), "
+        "layer 1 head 1 (0.33), layer 0 head 0 (0.33), layer 0 head 1 (0.33)."
+    )
+    missed = hw.retrieval_scores(Answering(1), torch.tensor([[1, 0, 2]]), (1, 3))
+    assert str(missed) == (
+        "2 tokens were said, with 0% of the needle's among them: not above 50%, so that the scores tell "
+        "little. Copied most by: no head."
+    )
+
+
+def test_a_model_without_attention_is_refused() -> None:
+    with pytest.raises(AttentionBypassed, match="Answering ran 2 times and none was"):
+        hw.retrieval_scores(Answering(0), torch.tensor([[1, 0, 2]]), (0, 2))

@@ -526,3 +526,162 @@ def test_a_layer_that_runs_again_is_several_layers() -> None:
         with hw.ablate(model, chosen):
             without.append(model(x))
     assert not torch.allclose(without[0], without[1]) and not torch.allclose(without[0], without[2])
+
+
+# Found in review
+
+
+class TwoLevels(nn.Module):
+    """Stages of blocks, run from the last to the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(
+            nn.ModuleList(hw.MultiHeadAttention(E, H) for _ in range(2)) for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stage in reversed(self.stages):
+            for block in stage:
+                x = x + block(x)[0]
+        return x
+
+
+def test_layer_numbers_are_the_models_whatever_ran_first() -> None:
+    """Numbered in the order heard, layer 0 was another one for `watch` than for `ablate`."""
+    torch.manual_seed(0)
+    model, x = TwoLevels(), torch.randn(B, T, E)
+    with hw.watch(model) as heads:
+        model(x)
+    assert heads.paths[0] == "stages.1.0" and heads[0].path == "stages.0.0" and heads[2].path == "stages.1.0"
+    with hw.ablate(model, [heads[2, 1]]):
+        found = model(x)
+    with hw.ablate(model, [("stages.1.0", 1)]):
+        assert torch.equal(model(x), found)
+
+
+def test_watches_may_end_in_any_order(model: Model, ids: Tensor) -> None:
+    """The first to end took the compiler's stance with it, the last put back what was not there before."""
+    from torch._dynamo.eval_frame import _stance
+
+    before = _stance.stance
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(E, 4, 32, batch_first=True), 1)
+    nested, states = encoder.use_nested_tensor, states_of(encoder)
+    first, second = hw.watch(encoder), hw.watch(encoder.layers[0])
+    third = hw.watch(model)
+    first.start(), second.start(), third.start()
+    first.stop()
+    with torch.no_grad():
+        encoder.eval()(torch.randn(B, T, E))
+    model(ids)
+    second.stop(), third.stop()
+    from torch._dynamo import eval_frame
+
+    assert eval_frame._stance.stance == before and encoder.use_nested_tensor is nested
+    assert len(second.heads) == 1 and len(third.heads) == 2 and not len(first.heads)
+    assert states_of(encoder) == states and hooks_of(encoder) == hooks_of(model) == 0
+
+
+def test_a_copy_made_inside_a_block_works_afterwards(model: Model, ids: Tensor) -> None:
+    """Its forward was the original's, and its hooks complained for ever."""
+    import copy
+
+    with hw.watch(model):
+        model(ids)
+        inside = copy.deepcopy(model)
+    with torch.no_grad():
+        for one in inside.parameters():
+            one.mul_(2.0)
+        expected = copy.deepcopy(model)
+        expected.load_state_dict(inside.state_dict())
+    torch.testing.assert_close(inside(ids), expected(ids))
+
+
+def test_tokens_written_over_later_do_not_change_what_was_seen(model: Model, ids: Tensor) -> None:
+    with hw.watch(model) as heads:
+        model(ids)
+    with hw.watch(model, patterns=True) as at_once:
+        model(ids)
+    ids.random_(0, 53)
+    assert torch.equal(heads[0].statistics.induction, at_once[0].statistics.induction)
+
+
+def test_two_threads_do_not_hear_each_other(ids: Tensor) -> None:
+    """While one model was inside its forward, another's call became a layer of it."""
+    import threading
+
+    class Waits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside, self.go_on = threading.Event(), threading.Event()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.inside.set()
+            assert self.go_on.wait(20)
+            return x
+
+    one, other, waits = Model(), Model(), Waits()
+    one.add_module("waits", waits)
+
+    def wait(*_: Any) -> None:
+        waits(torch.zeros(1))
+
+    one.embed.register_forward_hook(wait)
+    with hw.watch(one) as first, hw.watch(other) as second:
+        thread = threading.Thread(target=one, args=(ids,))
+        thread.start()
+        assert waits.inside.wait(20)
+        other(ids)
+        waits.go_on.set()
+        thread.join()
+    assert first.paths == second.paths == ["layers.0", "layers.1"]
+    assert len(first[0].calls) == len(second[0].calls) == 1
+
+
+class Folded(nn.Module):
+    """Heads folded into the batch, as bmm-minded code has them; or a cache that grows by one query."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.qkv = H, nn.Linear(E, 3 * E)
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        whole = x if past is None else torch.cat([past, x], 1)
+        q, k, v = (
+            part.unflatten(-1, (H, -1)).transpose(1, 2).flatten(0, 1) for part in self.qkv(whole).chunk(3, -1)
+        )
+        q = q[:, -x.shape[1] :]
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=past is None)
+        return y.unflatten(0, (-1, H)).transpose(1, 2).flatten(2), whole
+
+
+def test_heads_folded_into_the_batch_are_heads() -> None:
+    model, x = Folded(), torch.randn(B, T, E)
+    before, _ = model(x)
+    with hw.watch(model) as heads:
+        inside, _ = model(x)
+    torch.testing.assert_close(inside, before)
+    assert heads[0].map.shape == (B, H, T, T)
+
+
+def test_one_new_query_goes_on_with_self_attention() -> None:
+    """A step with a cache made a whole layer cross-attention, and its labels vanished."""
+    model, x = Folded(), torch.randn(B, T, E)
+    with hw.watch(model) as heads:
+        _, past = model(x)
+        model(torch.randn(B, 1, E), past)
+    assert [call.kind for call in heads[0].calls] == ["self", "self"]
+    assert [call.shape[2:] for call in heads[0].calls] == [(T, T), (1, T + 1)]
+
+
+def test_what_is_not_there_is_said_plainly(model: Model, ids: Tensor) -> None:
+    with hw.watch(model, keep=False) as heads:
+        model(ids)
+    assert heads.get(99) is None and -1 in heads and 7 not in heads
+    with pytest.raises(AttributeError, match=r"induction was not measured in layers\.0; use .*patterns=True"):
+        _ = heads[0].induction
+    with pytest.raises(ArgumentError, match="top must be at least 1: got -1"):
+        heads.find("entropy", top=-1)
+    with pytest.raises(ArgumentError, match="keep must be True, False or 'auto': got 1"):
+        hw.watch(model, keep=1)
+    assert len({heads[0, 1], heads[0, 1], heads[1, 1]}) == 2

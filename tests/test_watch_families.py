@@ -192,7 +192,10 @@ def traces(model: nn.Module) -> Any:
         )
         for m in model.modules()
     ]
-    registries = [dict(r._global_mapping) for r in (AttentionInterface, AttentionMaskInterface)]
+    registries = [  # ours stays on the list, for copies of a model that were made meanwhile
+        {name: function for name, function in registry._global_mapping.items() if name != "headwise"}
+        for registry in (AttentionInterface, AttentionMaskInterface)
+    ]
     return configs, hooks, registries, torch._C._len_torch_function_stack()
 
 

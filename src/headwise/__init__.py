@@ -32,6 +32,7 @@ from .watch.patch import collect, patch
 from .watch.prune import load_pruned, prune
 from .watch.retrieval import retrieval_scores
 from .watch.robustness import robustness
+from .watch.trainer_callback import trainer_callback
 
 __version__ = "0.1.0"
 
@@ -63,6 +64,7 @@ __all__ = [
     "robustness",
     "scoring",
     "testing",
+    "trainer_callback",
     "watch",
     "why",
 ]

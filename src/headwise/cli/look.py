@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -53,6 +54,7 @@ def look(
 
     check_path(out)
     check_sort(sort)
+    place = None if layer is None else _layer(layer)
     words = SENTENCE if text is None else text_or_file(text)
     if not words.strip():
         raise ArgumentError("text must hold at least one word: found 0; try a sentence")
@@ -99,11 +101,7 @@ def look(
     listed = heads_table(heads, sort=sort, descending=not upwards, top=top, columns=columns, title="")
     layers = layers_table(heads, title="")
     with sign_of_life("Drawing"):
-        figure = (
-            model_picture(heads, text=words)
-            if layer is None
-            else layer_picture(heads, int(layer) if layer.lstrip("-").isdecimal() else layer)
-        )
+        figure = model_picture(heads, text=words) if place is None else layer_picture(heads, place)
         save(figure, out)
 
     title = f'{trained.title} reads "{" ".join(words.split())}"'
@@ -123,3 +121,20 @@ def look(
     console.print(layers)
     console.print(meanings(heads.all()))
     typer.echo(f"Wrote {out}")
+
+
+def _layer(given: str) -> int | str:
+    """A layer's number or path.
+
+    Raises:
+        ArgumentError: neither.
+    """
+    from ..errors import ArgumentError
+
+    if re.fullmatch(r"-?[0-9]{1,9}", given):
+        return int(given)
+    if given.startswith("-"):
+        raise ArgumentError(
+            f"layer must be a number or a module path: got {given!r}; 0 is the first, -1 the last"
+        )
+    return given

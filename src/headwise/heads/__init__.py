@@ -1,25 +1,37 @@
 """Heads: what the numbers of a head mean. Maps or plain tensors in, a number a head out; knows no model.
 
-patterns.py    how much of the weight goes where a known kind of head would put it
-diversity.py   how much the heads of a layer differ
-layout.py      heads as points and in groups
-labels.py      a name for what a head does, from scores above stated thresholds
+One map:
+    patterns.py    how much of the weight goes where a known kind of head would put it
+    evenness.py    a head against one that weighs all it sees alike
+    patches.py     how far a head of a vision Transformer looks
+    needle.py      how much of a passage a head copies out of a long context
+    diversity.py   how much the heads of a layer differ
+    layout.py      heads as points and in groups
+    labels.py      a name for what a head does, from scores above stated thresholds
+    queries.py     what these ask of a map: which queries count, which keys are real
+All that was watched:
+    naming.py      what a layer goes by
+    record.py      what is kept of one call
+    layer.py       all calls of a layer
+    collection.py  `Heads`, all layers
+    comparing.py   how much the heads of a model differ
+    saving.py      heads in a file
+    packing.py     a map as named tensors and numbers, for a file
 """
 
-from .diversity import attention_overlap, disagreement, jensen_shannon, one_number
+from .diversity import attention_overlap, jensen_shannon, one_number, similarity
+from .evenness import locality, spread
 from .labels import LABELS, Label, label
 from .layout import clusters, layout  # the function takes the place of the room, which stays importable
+from .needle import retrieval
+from .patches import grid_distance
 from .patterns import (
     duplicate_token,
-    grid_distance,
     induction,
     induction_stripe,
-    locality,
     previous_token,
-    retrieval,
     sink,
     sink_rate,
-    spread,
     streaming_mass,
     token_mass,
 )
@@ -29,7 +41,6 @@ __all__ = [
     "Label",
     "attention_overlap",
     "clusters",
-    "disagreement",
     "duplicate_token",
     "grid_distance",
     "induction",
@@ -41,6 +52,7 @@ __all__ = [
     "one_number",
     "previous_token",
     "retrieval",
+    "similarity",
     "sink",
     "sink_rate",
     "spread",

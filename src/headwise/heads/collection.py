@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, nearest
 from .labels import LABELS
-from .layer import Head, LayerHeads
+from .layer import POSITIONS, Head, LayerHeads
 from .naming import Layer, names_of, resolve, stacks
 from .record import Record
 
@@ -42,17 +43,22 @@ class Heads(Mapping[Layer, LayerHeads]):
 
     # What is in it
 
-    def add(self, path: str, record: Record) -> None:
-        """Take note of one call of a layer."""
-        layer = self._layers.get(path)
-        if layer is None:
-            layer = self._layers[path] = LayerHeads(path)
-            for known, name in names_of(list(self._layers)).items():
-                self._layers[known].layer = name
-            first = self._layers.get(path.partition("#")[0])
-            if first is not None and first is not layer:
-                first.runs_again = True
-        layer.calls.append(record)
+    def add(self, path: str, record: Record, layer: Layer | None = None) -> None:
+        """Take note of one call of a layer.
+
+        Args:
+            layer: what it goes by; by default its number among the paths added, where they are one stack.
+        """
+        known = self._layers.get(path)
+        if known is None:
+            known = self._layers[path] = LayerHeads(path, layer)
+            base, again, _ = path.partition("#")
+            if again and base in self._layers:
+                self._layers[base].runs_again = True
+            if layer is None or again:
+                for each, name in names_of(list(self._layers)).items():
+                    self._layers[each].layer = name
+        known.calls.append(record)
 
     @property
     def paths(self) -> list[str]:
@@ -73,7 +79,18 @@ class Heads(Mapping[Layer, LayerHeads]):
         """
         if isinstance(layer, tuple) and len(layer) == 2:
             return self[layer[0]][layer[1]]
+        if not isinstance(layer, str) and not isinstance(layer, bool):
+            for each in self._layers.values():
+                if each.layer == layer:
+                    return each
         return self._layers[resolve(layer, self.paths)]
+
+    def get(self, layer: Layer, default: Any = None) -> Any:
+        """heads[layer], or the default where there is no such layer."""
+        try:
+            return self[layer]
+        except (ArgumentError, IndexError):
+            return default
 
     def __iter__(self) -> Iterator[Layer]:
         return (layer.layer for layer in self._layers.values())
@@ -82,7 +99,11 @@ class Heads(Mapping[Layer, LayerHeads]):
         return len(self._layers)
 
     def __contains__(self, layer: object) -> bool:
-        return layer in self._layers or layer in list(self)
+        try:
+            self[layer]
+        except (ArgumentError, IndexError):
+            return False
+        return True
 
     def __repr__(self) -> str:
         layers, heads = len(self), sum(len(layer) for layer in self.values())
@@ -138,13 +159,20 @@ class Heads(Mapping[Layer, LayerHeads]):
                 f"what must be a label or something measured: got {what!r}; "
                 f"{nearest(what, [*known, *measured])}"
             )
+        if top is not None and top < 1:
+            raise ArgumentError(f"top must be at least 1: got {top}; None gives all")
         found = [
             Head(head.layer, head.head, head.path, head.label, head.values, head.values[score])
             for head in everyone
-            if score in head.values and (least is None or head.values[score] >= least)
+            if self._has(head, score) and (least is None or head.values[score] >= least)
         ]
         found.sort(key=lambda head: -(head.score or 0.0))
         return found if top is None else found[:top]
+
+    def _has(self, head: Head, score: str) -> bool:
+        """Whether a head has a score that says something: one that is a number, and not of another text."""
+        other_text = score in POSITIONS and self[head.path].kind == "cross"
+        return not math.isnan(head.values.get(score, math.nan)) and not other_text
 
     def table(
         self,
@@ -170,11 +198,11 @@ class Heads(Mapping[Layer, LayerHeads]):
 
         return heads_table(self, sort=sort, descending=descending, top=top, columns=columns)
 
-    def plot(self, layer: Layer = -1, *, batch: int = 0) -> Figure:
-        """The heads of one layer as a matplotlib figure: its map or, if none was kept, its picture."""
+    def plot(self, layer: Layer | None = None, *, batch: int = 0) -> Figure:
+        """The heads of one layer, by default the last, as a figure: its map, or its pooled picture."""
         from ..show.heads_pictures import layer_picture
 
-        return layer_picture(self, layer, batch=batch)
+        return layer_picture(self, self.paths[-1] if layer is None and self else layer or 0, batch=batch)
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row a head: layer, head, path, label, and every number measured.
@@ -202,8 +230,11 @@ class Heads(Mapping[Layer, LayerHeads]):
             ]
         )
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, maps: bool = True) -> None:
         """Write all of it into one safetensors file; `headwise.load_heads` reads it back.
+
+        Args:
+            maps: with the maps that were kept: their q and k.
 
         Raises:
             ArgumentError: nothing was watched; a place that cannot be written to.
@@ -211,4 +242,4 @@ class Heads(Mapping[Layer, LayerHeads]):
         """
         from .saving import save
 
-        save(self, path)
+        save(self, path, maps=maps)

@@ -11,17 +11,20 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .. import budget
 from ..engines.scores import tile_dtype
 from ..errors import ArgumentError, ShapeError
 from ..map import AttentionMap
 from ..masks import Mask
 from .collection import Heads
-from .diversity import jensen_shannon, one_number
+from .diversity import QUERIES, jensen_shannon, one_number
 from .layer import LayerHeads
 from .layout import clusters, layout
 from .naming import Layer
+from .queries import counted_queries, real_keys
+from .record import EVERYONE, Record
 
-__all__ = ["Diversity", "diversity"]
+__all__ = ["Diversity", "attention_between", "diversity"]
 
 ACROSS = 64  # queries at most that heads of different layers are compared by
 
@@ -32,8 +35,9 @@ class Diversity:
 
     Attributes:
         attention: by layer, [H, H]: Jensen-Shannon divergence, in nats, from 0, the same, to log 2 = 0.69.
-        outputs, values: by layer, [H, H]: cosine of what the heads say, and of the values they read, where
-            `watch(model, diversity=True)` measured them. The disagreement of Li 2018 is minus their mean.
+        outputs: by layer, [H, H]: cosine of what the heads say, where `watch(model, diversity=True)` measured
+            it. The disagreement of Li 2018 is minus its mean.
+        values: by layer, [Hk, Hk]: cosine of the values they read, likewise; grouped heads read the same.
         heads: all (layer, head), in the order of `distances`.
         distances: [N, N] between all of them, the square root of the divergence; None unless across=True
             (heads of one layer alone: that layer's).
@@ -86,9 +90,11 @@ def diversity(
     *,
     across: bool = False,
     smooth: float = 0.0,
-    queries: int | None = 256,
+    queries: int | None = QUERIES,
 ) -> Diversity:
     """How much heads differ: by what they look at and, where it was measured, by what they say.
+
+    Means are over queries: a longer sequence counts for more.
 
     Args:
         what: heads that were watched, of a model or of a layer; or a map, or dense weights [B, H, T, S].
@@ -97,8 +103,10 @@ def diversity(
         queries: at most this many of each sequence, evenly spaced; None: all.
 
     Raises:
-        ArgumentError: nothing was watched; no map was kept nor diversity=True used; layers of different
-            lengths cannot be compared across.
+        ArgumentError: nothing was watched; no map was kept nor diversity=True used (which measures with
+            smooth and queries as they are here by default); layers of different lengths cannot be compared
+            across.
+        BudgetExceeded: the rows of all heads to be compared across would not fit.
         ShapeError: weights that are not [B, H, T, S].
 
     Example:
@@ -117,7 +125,8 @@ def diversity(
             )
         what = AttentionMap.from_weights(what)
     if isinstance(what, AttentionMap):
-        found = _over_sequences(jensen_shannon(what, smooth=smooth, queries=queries))
+        counts = counted_queries(what).sum(-1)
+        found = _over_sequences([(jensen_shannon(what, smooth=smooth, queries=queries), counts)])
         return _one({0: found}, {}, {})
     if isinstance(what, LayerHeads):
         layers = [what]
@@ -136,7 +145,7 @@ def diversity(
     )
     if len(layers) == 1:
         return _one(attention, outputs, values)
-    heads = tuple((layer.layer, head) for layer in layers for head in range(layer.num_heads))
+    heads = tuple((layer.name, head) for layer in layers for head in range(layer.num_heads))
     distances = _across(layers, smooth) if across else None
     return Diversity(attention, outputs, values, heads, distances)
 
@@ -149,29 +158,65 @@ def _one(
     return Diversity(attention, outputs, values, heads, matrix.clamp(min=0).sqrt())
 
 
-def _over_sequences(matrix: Tensor) -> Tensor:
-    """[H, H], the mean of [B, H, H] over the sequences that have any."""
-    return matrix.nanmean(0).cpu()
+def _over_sequences(found: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """[H, H], the mean over queries, from the means of sequences [B, H, H] and their counts [B, H].
+
+    A pair counts the queries of the head that has fewer; sequences in which it was not measured, none.
+    """
+    matrix = torch.cat([each.cpu().double() for each, _ in found])
+    counts = torch.cat([each.cpu().double() for _, each in found])
+    both = torch.minimum(counts[:, :, None], counts[:, None, :]).masked_fill(matrix.isnan(), 0)
+    return ((matrix.nan_to_num() * both).sum(0) / both.sum(0)).to(found[0][0].dtype)
+
+
+def attention_between(
+    layer: LayerHeads, *, smooth: float = 0.0, queries: int | None = QUERIES
+) -> Tensor | None:
+    """How differently the heads of a layer look, [H, H] in nats, over all calls; None: it cannot be told.
+
+    As measured while watching where that is what is asked for, else from maps. Calls of which neither was
+    kept, as steps of generation, are left out.
+    """
+    found = []
+    for call in layer.calls:
+        if "attention" in call.pairs and not smooth and _same(queries, call):
+            found.append((call.pairs["attention"], call.counts[EVERYONE]))
+        elif call.map is not None:
+            pairs = jensen_shannon(call.map, smooth=smooth, queries=queries)
+            found.append((pairs, call.counts[EVERYONE]))
+        elif "attention" in call.pairs:
+            return None  # measured, but not so
+    return _over_sequences(found) if found else None
+
+
+def _same(queries: int | None, call: Record) -> bool:
+    """Whether so many queries are those that were compared while watching."""
+    T = call.shape[2]
+    return min(T, T if queries is None else queries) == min(T, QUERIES)
 
 
 def _attention(layer: LayerHeads, smooth: float, queries: int | None) -> Tensor:
-    if not smooth:
-        measured = _measured(layer, "attention")
-        if measured is not None:
-            return measured
-    kept = [call.map for call in layer.calls if call.map is not None]
-    found = [jensen_shannon(map, smooth=smooth, queries=queries) for map in kept]
-    if not found:
+    found = attention_between(layer, smooth=smooth, queries=queries)
+    if found is not None:
+        return found
+    if any("attention" in call.pairs for call in layer.calls):
         raise ArgumentError(
-            f"maps must have been kept, or diversity measured: {layer.path} was called with "
-            f"{list(layer.calls[-1].shape)}; use watch(model, diversity=True) or keep=True"
+            f"maps must have been kept for smooth={smooth}, queries={queries}: {layer.path} was measured "
+            f"with smooth=0.0, queries={QUERIES}; use watch(model, keep=True), or leave these out"
         )
-    return _over_sequences(torch.cat(found))
+    raise ArgumentError(
+        f"maps must have been kept, or diversity measured: {layer.path} was called with "
+        f"{list(layer.calls[-1].shape)}; use watch(model, diversity=True) or keep=True"
+    )
 
 
 def _measured(layer: LayerHeads, name: str) -> Tensor | None:
-    found = [call.pairs[name] for call in layer.calls if name in call.pairs]
-    return _over_sequences(torch.cat(found)) if found else None
+    found = [
+        (call.pairs[name], call.counts.get(name, call.counts[EVERYONE]))
+        for call in layer.calls
+        if name in call.pairs
+    ]
+    return _over_sequences(found) if found else None
 
 
 def _across(layers: list[LayerHeads], smooth: float) -> Tensor:
@@ -182,12 +227,31 @@ def _across(layers: list[LayerHeads], smooth: float) -> Tensor:
             f"layers must have one length to be compared across: got [B, T, S] of {sorted(sizes)}; "
             "compare the layers of one stack"
         )
-    T = maps[0].shape[2]
+    B, _, T, S = maps[0].shape
     chosen = torch.linspace(0, T - 1, min(T, ACROSS)).long().unique()
-    parts = [map.select(queries=chosen) for map in maps]
     dtype = tile_dtype(maps[0].dtype)
-    together = torch.cat([part.dense().to("cpu", dtype) for part in parts], dim=1)  # [B, all heads, t, S]
+    shape = [B, sum(map.shape[1] for map in maps), len(chosen), S + 1]
+    budget.check(
+        2 * torch.Size(shape).numel() * dtype.itemsize,  # each layer's, and all of them joined
+        torch.device("cpu"),
+        f"weights of all heads {shape}",
+        "compare the heads of one layer: diversity(heads[layer])",
+    )
+    together = torch.cat([_with_sinks(map.select(queries=chosen)).to("cpu", dtype) for map in maps], dim=1)
     counted = maps[0].mask.counted(T)
-    mask = None if counted is None else Mask(queries=counted[:, chosen].cpu())
-    divergence = jensen_shannon(AttentionMap.from_weights(together, mask), smooth=smooth)
-    return _over_sequences(divergence).clamp(min=0).sqrt()
+    # a sink is no key that something could be spread over
+    keys = torch.cat([real_keys(maps[0]).cpu(), torch.zeros(B, 1, dtype=torch.bool)], dim=1)
+    mask = Mask(keys=keys, queries=None if counted is None else counted[:, chosen].cpu())
+    joined = AttentionMap.from_weights(together, mask)
+    found = jensen_shannon(joined, smooth=smooth), counted_queries(joined).sum(-1)
+    return _over_sequences([found]).clamp(min=0).sqrt()
+
+
+def _with_sinks(map: AttentionMap) -> Tensor:
+    """Weights [B, H, T, S + 1]: the last key is the learned sink, without weight where there is none."""
+    map = map.detach()
+    p, sinks, lse = map.dense(), map._scores.sinks, map.lse[..., None]
+    if sinks is None:
+        return torch.nn.functional.pad(p, (0, 1))
+    left = (sinks.to(lse.dtype)[:, None, None] - lse).exp().masked_fill(torch.isneginf(lse), 0)
+    return torch.cat([p.to(lse.dtype), left], dim=-1)

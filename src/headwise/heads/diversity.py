@@ -16,9 +16,11 @@ from torch import Tensor
 from ..engines.scores import own_precision, tile_dtype
 from ..errors import ArgumentError, ShapeError
 from ..map import AttentionMap
-from .patterns import counted_queries, real_keys, weights_in_blocks
+from .queries import counted_queries, real_keys, weights_in_blocks
 
-__all__ = ["attention_overlap", "disagreement", "jensen_shannon", "one_number"]
+__all__ = ["QUERIES", "attention_overlap", "jensen_shannon", "one_number", "similarity"]
+
+QUERIES = 256  # of a sequence that heads are compared by, unless told: their mean hardly moves beyond
 
 
 @torch.no_grad()
@@ -103,7 +105,7 @@ def attention_overlap(map: AttentionMap, *, queries: int | None = None) -> Tenso
     return total / number
 
 
-def disagreement(x: Tensor, counted: Tensor | None = None) -> Tensor:
+def similarity(x: Tensor, counted: Tensor | None = None) -> Tensor:
     """How alike two heads' outputs or values point: the mean over positions of cos(x_t^a, x_t^b).
 
     1: the same direction everywhere; 0: nothing in common. Li 2018: the disagreement of a layer is minus the
@@ -111,18 +113,19 @@ def disagreement(x: Tensor, counted: Tensor | None = None) -> Tensor:
     zeros has cosine 0. Gradients flow: a training loss may use it.
 
     Args:
-        x: [B, H, T, D], outputs of heads before they are joined, or values, [B, Hk, S, D].
+        x: [B, H, T, D], outputs of heads before they are joined; or values, [B, Hk, S, D]: query heads of a
+            group read the same ones, and are one here.
         counted: bool [B, T], the positions that are no padding; None: all.
 
     Returns:
-        [B, H, H]; NaN in a sequence of padding alone.
+        [B, H, H], of values [B, Hk, Hk]; NaN in a sequence of padding alone.
 
     Raises:
         ShapeError: x without four dimensions; counted that does not fit.
         ArgumentError: x that is not floating point; counted that is not bool.
 
     Example:
-        >>> disagreement(torch.tensor([[[[1.0, 0.0]], [[0.0, 2.0]], [[3.0, 3.0]]]]))         # three heads
+        >>> similarity(torch.tensor([[[[1.0, 0.0]], [[0.0, 2.0]], [[3.0, 3.0]]]]))         # three heads
         tensor([[[1.0000, 0.0000, 0.7071],
                  [0.0000, 1.0000, 0.7071],
                  [0.7071, 0.7071, 1.0000]]])

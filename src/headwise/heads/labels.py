@@ -99,7 +99,7 @@ LABELS: tuple[Entry, ...] = (
         "local",
         "locality",
         0.8,
-        "looks near by: four fifths of what an even head has farther than 8 tokens away is missing",
+        "looks near by: four fifths of what an even head has beyond its reach (8 tokens) is missing",
         "Sukhbaatar 2019 on how short most heads' reach is; the threshold is ours",
         general=True,
     ),

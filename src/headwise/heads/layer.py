@@ -15,20 +15,23 @@ from .labels import Label, label
 from .naming import Layer
 from .record import PATTERNS, Record
 
-__all__ = ["Head", "LayerHeads"]
+__all__ = ["POSITIONS", "Head", "LayerHeads"]
 
 POSITIONS = ("distance", "previous", "itself", "next", "local")  # say nothing where keys are of another text
 
 
 @dataclass(frozen=True)
 class Head:
-    """One head: where it is, its numbers, its label. Unpacks to (layer, head), as `hw.ablate` takes it."""
+    """One head: where it is, its numbers, its label. Unpacks to (layer, head), as `hw.ablate` takes it.
+
+    layer: its number, numbered from the model, or its path; of a layer that runs again, "path#visit".
+    """
 
     layer: Layer
     head: int
     path: str
     label: Label
-    values: dict[str, float] = field(repr=False)
+    values: dict[str, float] = field(repr=False, hash=False)
     score: float | None = None  # what it was found by
 
     def __iter__(self) -> Iterator[Layer | int]:
@@ -54,13 +57,18 @@ class LayerHeads:
 
     @property
     def kind(self) -> str:
-        """Of attention: "self" or "cross"."""
-        return self.calls[-1].kind if self.calls else "self"
+        """Of attention, "self" or "cross": that of its largest call."""
+        return max(self.calls, key=lambda call: call.shape[2]).kind if self.calls else "self"
 
     @property
     def place(self) -> str:
         """The path that means this layer alone: of one that runs again, "path#0" is the first visit."""
         return f"{self.path}#0" if self.runs_again and "#" not in self.path else self.path
+
+    @property
+    def name(self) -> Layer:
+        """What `headwise.ablate` and the like take: its number or path; of one that runs again, its place."""
+        return self.place if "#" in self.place else self.layer
 
     @property
     def num_heads(self) -> int:
@@ -76,7 +84,11 @@ class LayerHeads:
 
     def __getattr__(self, name: str) -> Tensor:
         if name in ROW_STATISTICS or name in PATTERNS:
-            return self.statistics[name] if name in self.statistics else getattr(self.statistics, name)
+            measured = self.statistics
+            if name in measured:
+                return measured[name]
+            how = "patterns=True" if name in PATTERNS else f"statistics=[{name!r}]"
+            raise AttributeError(f"{name} was not measured in {self.path}; use watch(model, {how})")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _over_calls(self, name: str) -> Tensor:
@@ -86,7 +98,7 @@ class LayerHeads:
             return values.amax(0)
         counts = torch.cat([call.counts[name].cpu().double() for call in measured])
         counts = counts.masked_fill(values.isnan(), 0)  # nothing there to take the mean of
-        return (values.nan_to_num() * counts).sum(0) / counts.sum(0)
+        return torch.where(counts > 0, values * counts, 0.0).sum(0) / counts.sum(0)
 
     @property
     def map(self) -> AttentionMap:
@@ -140,7 +152,7 @@ class LayerHeads:
         for number in range(self.num_heads):
             row = {name: each[number] for name, each in values.items()}
             scores = row if self.kind == "self" else {n: x for n, x in row.items() if n not in POSITIONS}
-            yield Head(self.layer, number, self.place, label(scores), row)
+            yield Head(self.name, number, self.place, label(scores), row)
 
     def __repr__(self) -> str:
         calls = f"{len(self.calls)} call{'' if len(self.calls) == 1 else 's'}"

@@ -68,6 +68,8 @@ def resolve(layer: Layer, paths: Sequence[str]) -> str:
     if isinstance(layer, str):
         if layer in paths:
             return layer
+        if layer.endswith("#0") and layer[:-2] in paths:  # the first visit of a layer that runs again
+            return layer[:-2]
         ending = [path for path in paths if path.endswith(f".{layer}")]
         if len(ending) == 1:
             return ending[0]

@@ -11,40 +11,28 @@ Letters: B batch, H num_heads, T query_len, S key_len.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from .. import budget
 from ..engines.mass import visible
-from ..engines.scores import tile_dtype
-from ..engines.statistics import counted
 from ..errors import ArgumentError, ShapeError
 from ..map import AttentionMap
 from ..masks import Mask
+from .queries import counted_queries, first_keys, mean_over, positions, real_keys
 
 __all__ = [
-    "counted_queries",
     "duplicate_token",
-    "grid_distance",
     "induction",
     "induction_stripe",
-    "locality",
     "previous_token",
-    "real_keys",
-    "retrieval",
     "sink",
     "sink_rate",
-    "spread",
     "streaming_mass",
     "token_mass",
-    "weights_in_blocks",
 ]
 
 MEASURES = ("mul", "abs")
 NO_TOKEN = torch.iinfo(torch.int64).min  # the label of a key that matches no query
-BLOCK = 32 * 2**20  # bytes of weights in memory at a time, where whole rows are needed
 
 
 # Where a head of a kind would look: D_ij is 1 there, else 0.
@@ -80,7 +68,7 @@ def previous_token(
     """
     keys = real_keys(map)
     if exclude_bos:
-        keys = keys & ~_first_keys(keys, 1)
+        keys = keys & ~first_keys(keys, 1)
     before = Mask(left=1, right=-1)
     if exclude_bos or map.mask.keys is not None:
         before = before & Mask.padding(keys)
@@ -156,7 +144,7 @@ def _token_pattern(
     """The score of the pattern "a key up to `right` ahead of the query that carries its label"."""
     real = real_keys(map)
     if exclude_bos:
-        real = real & ~_first_keys(real, 1)
+        real = real & ~first_keys(real, 1)
     keys = keys.masked_fill(~real, NO_TOKEN)
     pattern = Mask.documents(keys, queries) & Mask(right=right)
     return _similarity(map, pattern, measure, exclude_bos, exclude_current)
@@ -172,13 +160,13 @@ def _similarity(
     total = _total(map, exclude_bos, exclude_current)
     if measure == "mul":
         return on / total
-    matches = _mean(visible(map._scores, pattern).to(on.dtype), counted_queries(map))
+    matches = mean_over(visible(map._scores, pattern).to(on.dtype), counted_queries(map))
     return 1 - (total + matches - 2 * on)
 
 
 def _total(map: AttentionMap, exclude_bos: bool, exclude_current: bool) -> Tensor:
     """The mean of what a row sums to without the excluded keys, [B, H]."""
-    rest = Mask.padding(~_first_keys(real_keys(map), 1)) if exclude_bos else Mask()
+    rest = Mask.padding(~first_keys(real_keys(map), 1)) if exclude_bos else Mask()
     if not exclude_current:
         return map.mass(rest)
     # the two sides of the diagonal, added: one minus the diagonal would lose the digits of a small rest
@@ -196,7 +184,7 @@ def _labels(map: AttentionMap, tokens: Tensor) -> tuple[Tensor, Tensor]:
             f"tokens must have one id a key: {list(tokens.shape)} for [B, S] = {[B, S]}; "
             "a query's token is that of its position"
         )
-    at = _positions(map)
+    at = positions(map)
     first, last = map._scores.ends(slice(0, T))
     if first < 0 or last >= S:
         raise ShapeError(
@@ -241,9 +229,9 @@ def induction_stripe(map: AttentionMap, period: int) -> Tensor:
         )
     back = period - 1
     found = map.mass(Mask(left=back, right=-back), per="query")  # one key a query
-    key = _positions(map) - back
+    key = positions(map) - back
     there = real_keys(map)[:, key.clamp(0, S - 1)] & (key >= 0) & (key < S)  # [B, T]
-    return _mean(found, counted_queries(map) & there[:, None])
+    return mean_over(found, counted_queries(map) & there[:, None])
 
 
 def token_mass(map: AttentionMap, which: Tensor) -> Tensor:
@@ -302,11 +290,11 @@ def sink(map: AttentionMap, key: int = 0) -> Tensor:
     if not 0 <= key < S:
         raise ArgumentError(f"key must lie inside the sequence: got {key} of {S}; 0 is the first real key")
     real = real_keys(map)
-    chosen = _first_keys(real, key + 1) & ~_first_keys(real, key)  # [B, S], one True a sequence at most
+    chosen = first_keys(real, key + 1) & ~first_keys(real, key)  # [B, S], one True a sequence at most
     found = map.mass(Mask.padding(chosen), per="query")
     place = torch.where(chosen.any(-1), chosen.int().argmax(-1), S)  # [B]
-    from_there = _positions(map) >= place[:, None]  # [B, T]
-    return _mean(found, counted_queries(map) & from_there[:, None])
+    from_there = positions(map) >= place[:, None]  # [B, T]
+    return mean_over(found, counted_queries(map) & from_there[:, None])
 
 
 def sink_rate(alpha: Tensor, epsilon: float = 0.3) -> float:
@@ -357,201 +345,5 @@ def streaming_mass(map: AttentionMap, sink: int = 128, recent: int = 256) -> Ten
     near = Mask(left=recent - 1)
     if sink == 0:
         return map.mass(near)
-    early = _first_keys(real_keys(map), sink)
+    early = first_keys(real_keys(map), sink)
     return map.mass(Mask.padding(early)) + map.mass(near & Mask.padding(~early))
-
-
-# Against a head that weighs all it sees alike.
-
-
-def spread(map: AttentionMap, entropy: Tensor | None = None) -> Tensor:
-    """How evenly the head looks at all it may see: mean_i H_i / mean_i log n_i, n_i the keys query i may see.
-
-    1: all alike. Entropy itself grows with the length (Clark 2019, section 3.3, calls 3.8 nats of 128 tokens
-    broad), this does not. A learned sink counts as one more key, as in entropy.
-
-    Args:
-        map: [B, H, T, S].
-        entropy: [B, H], where `map.statistics("entropy")` was measured already.
-
-    Returns:
-        [B, H]; NaN where no query has a choice.
-
-    Example:
-        >>> w = AttentionMap(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8), causal=True)
-        >>> spread(w)
-        tensor([[1.]])
-    """
-    found = map.detach().statistics("entropy").entropy if entropy is None else entropy
-    choices = visible(map._scores) + (map._scores.sinks is not None)
-    return found / _mean(choices.clamp(min=1).to(found.dtype).log(), counted_queries(map))
-
-
-def locality(map: AttentionMap, reach: int = 8, local: Tensor | None = None) -> Tensor:
-    """How much more the head looks near by than evenly: (m - u) / (1 - u).
-
-    m is the mean weight on keys at most `reach` away, u what m would be if each query weighed all it sees
-    alike. 1: never farther; 0: no nearer than evenly. In a short text all is near, and m alone says nothing.
-
-    Args:
-        map: [B, H, T, S].
-        reach: how near counts.
-        local: [B, H], where `map.statistics("local", reach=reach)` was measured already.
-
-    Returns:
-        [B, H]; NaN where there is nothing farther away to see.
-
-    Raises:
-        ArgumentError: reach below 0; a map of chosen keys.
-
-    Example:
-        >>> itself = AttentionMap.from_weights(torch.eye(4)[None, None], Mask.causal())
-        >>> locality(itself, reach=1)
-        tensor([[1.]])
-    """
-    if reach < 0:
-        raise ArgumentError(f"reach must not be negative: got {reach}; 0 is the query's own position")
-    near = Mask.window(left_right=(reach, reach))
-    found = map.mass(near) if local is None else local
-    seen = visible(map._scores)  # [B, 1 or H, T]
-    beyond = (seen - visible(map._scores, map.mask & near)).to(found.dtype) / seen.clamp(min=1)
-    evenly = _mean(beyond, counted_queries(map))
-    return torch.where(evenly > 0, 1 - (1 - found) / evenly, torch.nan)
-
-
-# Whole rows.
-
-
-def grid_distance(map: AttentionMap, height: int, width: int, patch: float = 1.0, prefix: int = 1) -> Tensor:
-    """The mean attention distance of a vision Transformer's head: mean_i sum_j p_ij |x_i - x_j|.
-
-    x is where a patch lies on the grid, times its size (in pixels, say). The tokens before the patches
-    (class, registers) are left out, as queries and as keys, and what remains is not scaled up.
-    Dosovitskiy 2021, appendix D.7; Raghu 2021; the left-out class token as in Keras' "probing ViTs".
-
-    Args:
-        map: [B, H, T, S], S = prefix + height * width; a block of rows is made at a time.
-        height, width: patches down and across.
-        patch: the side of a patch.
-        prefix: how many tokens stand before the patches.
-
-    Returns:
-        [B, H], in units of `patch`.
-
-    Raises:
-        ArgumentError: a size below 1, prefix below 0, a patch not above 0; a map of chosen keys.
-        ShapeError: the grid does not cover the keys.
-
-    Example:
-        >>> w = AttentionMap(torch.zeros(1, 1, 5, 8), torch.zeros(1, 1, 5, 8))
-        >>> grid_distance(w, 2, 2, patch=16)         # 16 (0 + 1 + 1 + sqrt 2) / 5
-        tensor([[10.9255]])
-    """
-    if height < 1 or width < 1 or prefix < 0 or not patch > 0:
-        raise ArgumentError(
-            f"height and width must be at least 1, prefix at least 0, patch above 0: got {height}, {width}, "
-            f"{prefix}, {patch}; e.g. 14, 14, 1, 16"
-        )
-    map._whole_rows("grid_distance")
-    B, H, T, S = map.shape
-    if S != prefix + height * width:
-        raise ShapeError(
-            f"grid must cover the keys: {prefix} + {height} * {width} = {prefix + height * width} for {S}; "
-            "prefix is the number of tokens before the patches"
-        )
-    at, dtype = _positions(map), tile_dtype(map.dtype)
-    place = torch.arange(height * width, device=map.device)
-    place = torch.stack([place // width, place % width], -1).to(dtype) * patch  # [S - prefix, 2]
-    counts = counted_queries(map) & (at >= prefix) & (at < S)
-    found = torch.zeros(B, H, T, dtype=dtype, device=map.device)
-    for rows, p in weights_in_blocks(map, torch.arange(T)):  # [B, H, t, S]
-        mine = place[(at[rows] - prefix).clamp(0, len(place) - 1)]
-        away = (mine[:, None] - place).square().sum(-1).sqrt()  # [t, S - prefix]
-        found[:, :, rows] = (p[..., prefix:] * away).sum(-1)
-    return _mean(found, counts)
-
-
-def retrieval(top_keys: Tensor, key_tokens: Tensor, generated: Tensor, needle: tuple[int, int]) -> Tensor:
-    """How much of a needle the head copies out of the context while the model says it.
-
-    1 / (stop - start) for each step at which the head's heaviest key lies in the needle and carries the token
-    that is generated. Wu 2024, `retrieval_head_detection.py`; there a score is the mean over runs in which
-    the model finds the needle (ROUGE-1 recall above 50), and heads of at least 0.1 are retrieval heads.
-
-    Args:
-        top_keys: int [steps, H], the heaviest key of the last query at each step (`map.top(1).indices[0, :,
-            -1, 0]`), -1 where there is none.
-        key_tokens: int [S], the tokens of the context.
-        generated: int [steps], the token each step gave.
-        needle: (start, stop), where the needle lies in the context.
-
-    Returns:
-        [H]
-
-    Raises:
-        ShapeError: sizes that disagree.
-        ArgumentError: a needle that is empty or outside the context.
-
-    Example:
-        >>> top = torch.tensor([[2, 0], [3, 3]])            # two steps, two heads
-        >>> retrieval(top, torch.tensor([4, 5, 6, 7]), torch.tensor([6, 7]), needle=(2, 4))
-        tensor([1.0000, 0.5000])
-    """
-    if top_keys.ndim != 2 or generated.shape != top_keys.shape[:1] or key_tokens.ndim != 1:
-        raise ShapeError(
-            f"top_keys [steps, H], key_tokens [S] and generated [steps] must fit together: got "
-            f"{list(top_keys.shape)}, {list(key_tokens.shape)} and {list(generated.shape)}; "
-            "give one step a generated token"
-        )
-    (start, stop), S = needle, len(key_tokens)
-    if not 0 <= start < stop <= S:
-        raise ArgumentError(
-            f"needle must lie in the context: got ({start}, {stop}) of {S} tokens; it is (first, last + 1)"
-        )
-    inside = (top_keys >= start) & (top_keys < stop)
-    copied = key_tokens[top_keys.clamp(0, S - 1)] == generated[:, None]  # [steps, H]
-    return (inside & copied).sum(0) / (stop - start)
-
-
-# What the measures ask of a map.
-
-
-def counted_queries(map: AttentionMap) -> Tensor:
-    """Which queries count in means, bool [B, H, T]: real ones that see something."""
-    return counted("local", map._scores, map.lse)  # as `local` does: wherever they stand
-
-
-def weights_in_blocks(map: AttentionMap, queries: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Whole rows of chosen queries, a block at a time: (queries int [t], weights [B, H, t, S]).
-
-    Weights are in float32 at least; a block stays within `BLOCK` bytes and the memory budget, or is one row.
-    """
-    B, H, _, S = map.shape
-    map, dtype = map.detach(), tile_dtype(map.dtype)
-    room = min(BLOCK, budget.bytes_allowed(map.device))
-    for some in queries.split(max(1, room // (B * H * S * dtype.itemsize))):
-        yield some.to(map.device), map.select(queries=some).dense().to(dtype)
-
-
-def _mean(values: Tensor, counts: Tensor) -> Tensor:
-    """[B, H], the mean of [B, 1 or H, T] over the queries that count."""
-    return torch.where(counts, values, 0).sum(-1) / counts.sum(-1)
-
-
-def _positions(map: AttentionMap) -> Tensor:
-    """Where the queries stand among the keys, int [T]."""
-    return map._scores.at(slice(0, map.shape[2]))
-
-
-def real_keys(map: AttentionMap) -> Tensor:
-    """Which keys are no padding, bool [B, S]."""
-    B, _, _, S = map.shape
-    keys = map.mask.keys
-    if keys is None:
-        return torch.ones(B, S, dtype=torch.bool, device=map.device)
-    return keys if keys.ndim == 2 else torch.arange(S, device=keys.device) < keys[:, None]
-
-
-def _first_keys(real: Tensor, count: int) -> Tensor:
-    """The first `count` real keys of each sequence, bool [B, S]."""
-    return real & (real.cumsum(-1) <= count)

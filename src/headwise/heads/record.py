@@ -14,15 +14,15 @@ from torch import Tensor
 from ..engines.statistics import PICTURE, RECEIVED, ROW_STATISTICS, Statistics, counted
 from ..map import AttentionMap
 from . import diversity, patterns
+from .evenness import locality, spread
+from .queries import real_keys
 
-__all__ = ["PATTERNS", "Marks", "Record", "reduce", "settle"]
+__all__ = ["EVERYONE", "PATTERNS", "Marks", "Record", "reduce", "settle"]
 
 PATTERNS = ("induction", "duplicate_token", "special", "punctuation", "spread", "locality", "streaming")
-SINK, RECENT = (
-    128,
-    256,
-)  # keys whose mass is `streaming`: DuoAttention's; in a shorter text they are all there are
+SINK, RECENT = 128, 256  # keys whose mass is `streaming`: DuoAttention's; a shorter text has no others
 EVERYONE = "entropy"  # its mean is over all queries that count
+IN_ROWS = "pooled_queries"
 OFFSETS = {None: "entropy", -1: "previous", 0: "itself", 1: "next"}  # a statistic for each way of counting
 
 
@@ -49,10 +49,11 @@ class Record:
     forward: int = 0  # which run of the model it belongs to, from 1
     rows: dict[str, Tensor] = field(default_factory=dict)  # row statistics and patterns: [B, H]
     counts: dict[str, Tensor] = field(default_factory=dict)  # how many queries each is the mean of: [B, H]
-    large: dict[str, Tensor] = field(default_factory=dict)  # `received` and `pooled`, where they were made
-    pairs: dict[str, Tensor] = field(default_factory=dict)  # between heads: [B, H, H]
+    large: dict[str, Tensor] = field(default_factory=dict)  # `received`, `pooled`: where they were made
+    pairs: dict[str, Tensor] = field(default_factory=dict)  # between heads: [B, H, H], "values" [B, Hk, Hk]
     map: AttentionMap | None = None
     marks: Marks | None = None
+    reach: int = 8  # how near counted as `local`
     _has_patterns: bool = False
 
     @property
@@ -66,6 +67,11 @@ class Record:
     def pooled(self) -> Tensor | None:
         """The picture, [B, H, rows, columns]: true mass; None: none was made."""
         return self._in_main_memory(PICTURE)
+
+    @property
+    def pooled_queries(self) -> Tensor | None:
+        """How many queries each row of the picture is the mass of, [B, rows]; None: all that fall into it."""
+        return self._in_main_memory(IN_ROWS)
 
     def _in_main_memory(self, name: str) -> Tensor | None:
         """Large numbers are brought over when they are first looked at."""
@@ -83,7 +89,7 @@ class Record:
         """Add the patterns, once, from the map; nothing where none was kept."""
         if self.map is not None and not self._has_patterns:
             self._has_patterns = True
-            self._add(measure_patterns(self.map, self.kind, self.marks, self.rows))
+            self._add(measure_patterns(self.map, self.kind, self.marks, self.rows, self.reach))
 
     def _add(self, found: dict[str, Tensor]) -> None:
         self.rows |= found
@@ -130,13 +136,14 @@ def reduce(
     Args:
         names: statistics, as of `AttentionMap.statistics`; none of them: none.
         pooled: the picture's cells a side; None: no picture.
+        reach: how near counts as `local`, and in `locality`.
         with_patterns: measure what the tokens tell at once; else it is done later, if the map is kept.
         between: what to compare heads by: "attention", "outputs", "values".
         keep: keep the map, which holds q and k.
     """
     weights = weights.detach()
     B, H, T, S = weights.shape
-    record = Record((B, H, T, S), kind, forward, marks=marks)
+    record = Record((B, H, T, S), kind, forward, marks=marks, reach=reach)
     names = tuple(names)
     if names:
         found = weights.statistics(*names, reach=reach, pooled=pooled)
@@ -144,16 +151,21 @@ def reduce(
         record.large = {name: found[name] for name in (RECEIVED, PICTURE) if name in found}
     elif pooled is not None:
         record.large[PICTURE] = weights.pooled(pooled)
+    padding = weights.mask.counted(T)
+    if PICTURE in record.large and padding is not None:
+        record.large[IN_ROWS] = _queries_in_rows(padding, record.large[PICTURE].shape[2])
     counts = _counts(weights)
     record.counts = {name: counts[ROW_STATISTICS[name].offset] for name in record.rows}
     record.counts.setdefault(EVERYONE, counts[None])
     if with_patterns:
         record._has_patterns = True
-        record._add(measure_patterns(weights, kind, marks, record.rows))
+        record._add(measure_patterns(weights, kind, marks, record.rows, reach))
     for name in between:
         found_pairs = _pairs(name, weights, outputs, values)
         if found_pairs is not None:
             record.pairs[name] = found_pairs
+            if name == "values":  # a mean over keys
+                record.counts[name] = real_keys(weights).sum(-1)[:, None].expand(found_pairs.shape[:2])
     if keep:
         record.map = weights
     return record
@@ -164,30 +176,44 @@ def _counts(weights: AttentionMap) -> dict[int | None, Tensor]:
     scores = weights._scores
     B, H, T, S = weights.shape
     if scores.mask.queries is None and not getattr(scores, "may_see_nothing", True):
-        # a count that needs no tensor: query i stands at i + S - T, and every one sees something
-        spots = range(S - T, S)
-        return {
-            offset: torch.full(
-                (B, H), sum(0 <= at + (offset or 0) < S for at in (spots[0], spots[-1])) - 2 + T
-            )
-            if T > 1
-            else torch.full((B, H), int(0 <= S - 1 + (offset or 0) < S))
-            for offset in OFFSETS
-        }
+        return {offset: torch.full((B, H), _with_a_key(T, S, offset)) for offset in OFFSETS}
     return {offset: counted(name, scores, weights.lse).sum(-1) for offset, name in OFFSETS.items()}
 
 
+def _with_a_key(query_len: int, key_len: int, offset: int | None) -> int:
+    """How many queries have a key `offset` ahead, where every one sees something; None: all queries.
+
+    Query i stands at p = i + S - T, so p runs from S - T to S - 1; a key is there where 0 <= p + offset < S.
+    """
+    if offset is None:
+        return query_len
+    first = max(key_len - query_len, -offset)
+    last = min(key_len - 1, key_len - 1 - offset)
+    return max(0, last - first + 1)
+
+
+def _queries_in_rows(counted: Tensor, rows: int) -> Tensor:
+    """How many queries that count fall into each row of a picture, [B, rows]; nothing is waited for."""
+    B, T = counted.shape
+    row = torch.arange(T, device=counted.device) * rows // T
+    found = torch.zeros(B, rows, device=counted.device)
+    return found.index_add_(1, row, counted.to(found.dtype))
+
+
 def measure_patterns(
-    weights: AttentionMap, kind: str, marks: Marks | None, known: Mapping[str, Tensor]
+    weights: AttentionMap, kind: str, marks: Marks | None, known: Mapping[str, Tensor], reach: int
 ) -> dict[str, Tensor]:
-    """Every pattern that can be told here: [B, H] each. What needs tokens is told where they are known."""
+    """Every pattern that can be told here: [B, H] each. What needs tokens is told where they are known.
+
+    known: what was measured already; its `local` is that of `reach`.
+    """
     entropy, local = (
         None if x is None else x.to(weights.device) for x in (known.get("entropy"), known.get("local"))
     )
-    found = {"spread": patterns.spread(weights, entropy)}
+    found = {"spread": spread(weights, entropy)}
     if kind != "self":
         return found
-    found["locality"] = patterns.locality(weights, local=local)
+    found["locality"] = locality(weights, reach, local)
     if weights.shape[3] > SINK + RECENT:
         found["streaming"] = patterns.streaming_mass(weights, SINK, RECENT)
     if marks is None:
@@ -202,11 +228,10 @@ def measure_patterns(
 
 
 def _pairs(name: str, weights: AttentionMap, outputs: Tensor | None, values: Tensor | None) -> Tensor | None:
-    counted_queries = weights.mask.counted(weights.shape[2])
     if name == "attention":
-        return diversity.jensen_shannon(weights, queries=256)
+        return diversity.jensen_shannon(weights, queries=diversity.QUERIES)
     if name == "outputs" and outputs is not None:
-        return diversity.disagreement(outputs.detach(), counted_queries)
+        return diversity.similarity(outputs.detach(), weights.mask.counted(weights.shape[2]))
     if name == "values" and values is not None:
-        return diversity.disagreement(values.detach())
+        return diversity.similarity(values.detach(), real_keys(weights))
     return None

@@ -7,32 +7,44 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .. import budget
 from ..errors import ArgumentError
 from ..map import AttentionMap
-from ..masks import Mask
 from .collection import Heads
+from .packing import Layout, dense_bytes, layout_of, pack, packed, unpack, unpacked
 from .record import Marks, Record
 
 __all__ = ["load", "save"]
 
-FORMAT = "headwise-heads-1"
+FORMAT = "headwise-heads-2"
+MARKS = ("ids", "special", "punctuation")
 
 
-def save(heads: Heads, path: str | os.PathLike[str]) -> None:
-    """Write heads: all of it or, where anything goes wrong, nothing. Maps are saved as their weights.
+def save(heads: Heads, path: str | os.PathLike[str], *, maps: bool = True) -> None:
+    """Write heads: all of it or, where anything goes wrong, nothing.
+
+    Maps are saved as q, k and their rules, which grow with the length alone; what layers share, once. Only
+    maps of weights that someone else computed are saved as weights.
+
+    Args:
+        maps: also the maps that were kept; without them numbers and pictures remain.
 
     Raises:
         ArgumentError: nothing was watched; a place that cannot be written to.
+        BudgetExceeded: maps of given weights that would not fit.
         ImportError: safetensors is not installed.
     """
     to_bytes = _library("save")
     if not heads:
         raise ArgumentError("heads must not be empty: 0 layers; run the model inside the watch block")
     place = Path(path)
+    if maps:
+        _check_budget(heads)
     tensors: dict[str, Tensor] = {}
+    shelf = Shelf(tensors)
     layers: list[dict[str, Any]] = []
     for layer in heads.values():
         calls: list[dict[str, Any]] = []
@@ -42,8 +54,12 @@ def save(heads: Heads, path: str | os.PathLike[str]) -> None:
             tensors |= {
                 key + name: value.cpu().contiguous().clone() for name, value in _tensors(call).items()
             }
-            calls.append({"shape": list(call.shape), "kind": call.kind, "forward": call.forward})
-        layers.append({"path": layer.path, "calls": calls})
+            told: dict[str, Any] = {"shape": list(call.shape), "kind": call.kind, "forward": call.forward}
+            told["reach"] = call.reach
+            if maps and call.map is not None:
+                told["map"] = shelf.put(key + "map.", call.map)
+            calls.append(told)
+        layers.append({"path": layer.path, "layer": layer.layer, "calls": calls})
     header = {"format": FORMAT, "layers": layers, "tokens": heads.tokens, "title": heads.title}
     half = place.with_name(f".{place.name}.{os.getpid()}.part")
     try:
@@ -58,7 +74,7 @@ def save(heads: Heads, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> Heads:
-    """Heads as they were saved; maps come back as maps of their weights.
+    """Heads as they were saved, in main memory.
 
     Raises:
         ArgumentError: no such file, or not one of ours.
@@ -88,12 +104,17 @@ def load(path: str | os.PathLike[str]) -> Heads:
                 )
             heads = Heads()
             heads.tokens, heads.title = header["tokens"], header["title"]
-            names = list(file.keys())
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            mine: dict[str, dict[str, Tensor]] = {}
+            for name, value in tensors.items():
+                layer_at, call_at, rest = name.split(".", 2)
+                mine.setdefault(f"{layer_at}.{call_at}", {})[rest] = value
             for at, layer in enumerate(header["layers"]):
                 for number, call in enumerate(layer["calls"]):
-                    key = f"{at}.{number}."
-                    mine = {n.removeprefix(key): file.get_tensor(n) for n in names if n.startswith(key)}
-                    heads.add(layer["path"], _record(call, mine))
+                    record = _record(call, mine.get(f"{at}.{number}", {}))
+                    if "map" in call:
+                        record.map = Shelf(tensors).take(call["map"])
+                    heads.add(layer["path"], record, layer=layer["layer"])
     except ArgumentError:
         raise
     except Exception as error:
@@ -103,34 +124,64 @@ def load(path: str | os.PathLike[str]) -> Heads:
     return heads
 
 
+class Shelf:
+    """The tensors of maps by name. What several maps share, as layers do a mask, is there once."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
+        self._known: dict[tuple[Any, ...], tuple[str, Tensor]] = {}  # kept: memory given back may come again
+
+    def put(self, key: str, map: AttentionMap) -> dict[str, Any]:
+        """What to write down to find a map again: its numbers, and where each tensor is and how it lies."""
+        tensors, numbers = pack(map)
+        places: dict[str, tuple[str, Layout]] = {}
+        for name, value in tensors.items():
+            same = (value.data_ptr(), value.dtype, value.device, value.shape, value.stride())
+            if same not in self._known:
+                self._known[same] = key + name, value
+                self.tensors[key + name] = packed(value)
+            places[name] = self._known[same][0], layout_of(value)
+        return {"numbers": numbers, "tensors": places}
+
+    def take(self, told: dict[str, Any]) -> AttentionMap:
+        """The map that was put there."""
+        found = {name: unpacked(self.tensors[at], layout) for name, (at, layout) in told["tensors"].items()}
+        return unpack(found, told["numbers"])
+
+
+def _check_budget(heads: Heads) -> None:
+    """Maps of given weights are dense: all of them together must fit."""
+    given = [call for layer in heads.values() for call in layer.calls if dense_bytes(call.map)]
+    if given:
+        budget.check(
+            sum(dense_bytes(call.map) for call in given),
+            torch.device("cpu"),
+            f"weights of {len(given)} maps, the last {list(given[-1].shape)},",
+            "save without maps: heads.save(path, maps=False)",
+        )
+
+
 def _tensors(call: Record) -> dict[str, Tensor]:
     found = {f"rows.{name}": value for name, value in call.rows.items()}
     found |= {f"counts.{name}": value for name, value in call.counts.items()}
     found |= {f"pairs.{name}": value for name, value in call.pairs.items()}
     found |= {f"large.{name}": value for name, value in call.large.items()}
     if call.marks is not None:
-        found["ids"] = call.marks.ids
-    if call.map is not None and budget.surely_fits(call.map.numel() * call.map.dtype.itemsize):
-        found["weights"] = call.map.dense()
-        counted = call.map.mask.counted(call.shape[2])
-        if counted is not None:
-            found["counted"] = counted
+        marks = ((name, getattr(call.marks, name)) for name in MARKS)
+        found |= {name: value for name, value in marks if value is not None}
     return found
 
 
 def _record(call: dict[str, Any], tensors: dict[str, Tensor]) -> Record:
     B, H, T, S = call["shape"]
-    record = Record((B, H, T, S), call["kind"], call["forward"], _has_patterns=True)
+    record = Record((B, H, T, S), call["kind"], call["forward"], reach=call["reach"])
+    record._has_patterns = True  # they were measured before it was saved
     for name, value in tensors.items():
         kind, _, rest = name.partition(".")
-        if rest:
+        if rest and kind != "map":
             getattr(record, kind)[rest] = value
     if "ids" in tensors:
-        record.marks = Marks(tensors["ids"])
-    if "weights" in tensors:
-        counted = tensors.get("counted")
-        mask = None if counted is None else Mask(queries=counted)
-        record.map = AttentionMap.from_weights(tensors["weights"], mask)
+        record.marks = Marks(*(tensors.get(name) for name in MARKS))  # type: ignore[arg-type]
     return record
 
 

@@ -147,8 +147,10 @@ def _cells(
         if call.map is not None and (made is None or max(T, S) <= most or max(made.shape[-2:]) != most):
             return cells(call.map.select(batch=batch), most), (T, S)
         if made is not None:
-            counted = None if call.map is None else call.map.mask.counted(T)
-            return shares(made[batch], T, None if counted is None else counted[batch]), (T, S)
+            queries, rows = call.pooled_queries, made.shape[2]
+            if queries is None:
+                return shares(made[batch], T), (T, S)
+            return shares(made[batch], rows, queries[batch]), (T, S)  # counted a row already
     raise ArgumentError(
         f"heads must have maps or pictures: {layer.path} was called with {list(layer.calls[-1].shape)} and "
         "kept neither; use watch(model, pooled=128)"

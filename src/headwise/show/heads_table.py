@@ -82,7 +82,7 @@ def heads_table(
         row = [_number(name, head.values.get(name, math.nan)) for name in shown]
         label = _text(str(head.label))
         label.stylize("dim" if head.label.name == MIXED else "bold")
-        table.add_row(_text(str(head.layer)), str(head.head), label, *row)
+        table.add_row(_text(str(heads[head.path].layer)), str(head.head), label, *row)
     return HeadsTable(table)
 
 
@@ -97,7 +97,10 @@ def _key(sort: str, heads: Heads, measured: list[str], descending: bool) -> Any:
     if sort == "label":
         return lambda head: (head.label.name != MIXED, head.label.score or 0.0)
     if sort == "layer":
-        order = {path: number for number, path in enumerate(heads.paths)}
+        # by path and by place: of a layer that runs again, the first visit is "path" and "path#0"
+        order = {
+            name: number for number, layer in enumerate(heads.values()) for name in (layer.path, layer.place)
+        }
         return lambda head: order[head.path]
     if sort == "head":
         return lambda head: head.head

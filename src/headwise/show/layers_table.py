@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor
-
 from ..heads.collection import Heads
-from ..heads.diversity import jensen_shannon, one_number
+from ..heads.comparing import attention_between
+from ..heads.diversity import one_number
 from ..heads.layer import LayerHeads
 from .heads_table import HeadsTable
 from .legend import census
@@ -17,7 +15,6 @@ from .table import HEADERS, _number, _text, empty_table
 __all__ = ["diversity_of", "layers_table"]
 
 NUMBERS = ("entropy", "distance", "first")
-QUERIES = 256  # to compare heads on: their mean hardly moves beyond
 
 
 def layers_table(heads: Heads, *, title: str | None = None) -> HeadsTable:
@@ -50,12 +47,6 @@ def layers_table(heads: Heads, *, title: str | None = None) -> HeadsTable:
 
 
 def diversity_of(layer: LayerHeads) -> float:
-    """How much the heads of a layer differ, in nats: the mean over pairs, sequences and calls, or NaN."""
-    found: list[Tensor] = []
-    for call in layer.calls:
-        pairs = call.pairs.get("attention")
-        if pairs is None and call.map is not None:
-            pairs = jensen_shannon(call.map, queries=QUERIES)
-        if pairs is not None:
-            found.append(one_number(pairs).cpu().double())
-    return float(torch.cat(found).nanmean()) if found else math.nan
+    """How much the heads of a layer differ, in nats: the mean over pairs and queries, or NaN."""
+    found = attention_between(layer)
+    return math.nan if found is None else float(one_number(found))

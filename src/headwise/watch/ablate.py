@@ -25,7 +25,7 @@ from .attachment import attach
 from .batches import as_batches, run
 from .calls import Call
 from .chosen_heads import ChosenHeads, Heads, base_of
-from .listening import ChosenListening, outputs_of
+from .listening import ChosenListening, check_any, outputs_of
 
 __all__ = ["HOW", "ablate", "head_means"]
 
@@ -48,7 +48,8 @@ def ablate(
     Args:
         heads: (layer, head) pairs. A layer is a number, where the model has one stack of layers, or a module
             path; a head of None means all of the layer. A layer that runs several times in a forward is meant
-            each time, "path#1" only the second time.
+            each time, "path#1" only the second time. Heads as `Heads.find` and `Importance.ranking` give
+            them are taken as they are.
         how: what takes the place of a head's output before concatenation and W_O: "zero"; "mean", its mean
             over the real positions of the batch at hand; "uniform", what it would say if it attended evenly
             to every key it may see.
@@ -58,7 +59,8 @@ def ablate(
 
     Raises:
         ArgumentError: an unknown layer, how or fallback; means that are missing, or given without need. In
-            the model's forward: a head that the layer does not have.
+            the model's forward: a head that the layer does not have. At the end of a block in which the
+            model ran: a layer that did not.
         ShapeError: in the model's forward: means that do not fit the layer.
         AttentionBypassed: a layer whose outputs are not in hand.
 
@@ -105,7 +107,7 @@ def head_means(model: nn.Module, batches: Iterable[Any], *, fallback: str | None
 
     Raises:
         ArgumentError: no batches.
-        AttentionBypassed: a layer whose outputs are not in hand.
+        AttentionBypassed: a layer whose outputs are not in hand; nothing heard at all.
 
     Example:
         >>> from headwise.nn import MultiHeadAttention
@@ -115,9 +117,11 @@ def head_means(model: nn.Module, batches: Iterable[Any], *, fallback: str | None
         True
     """
     totals = _Totals()
+    count = 0
     with torch.no_grad(), attach(model, totals, fallback):
-        for batch in as_batches(batches):
+        for count, batch in enumerate(as_batches(batches), 1):  # noqa: B007, counted to the end
             run(model, batch)
+    check_any(model, count, totals.sums, fallback)
     return {path: _mean(total, totals.counts[path]) for path, total in totals.sums.items()}
 
 
@@ -192,4 +196,5 @@ def _hidden_by_bias(call: Call, index: Tensor) -> Tensor | None:
         return None
     floor = torch.finfo(torch.float16).min / 2 if bias.dtype == torch.float16 else HIDDEN
     hidden = take(bias, (None, index)) <= floor
-    return hidden if bool(hidden.any()) else None
+    free = hidden.device.type == "cpu"  # elsewhere, asking would wait for all that was launched
+    return None if free and not hidden.any() else hidden

@@ -9,27 +9,30 @@ makes the second pass possible. Nothing else in the model changes, and all of it
 
 from __future__ import annotations
 
+import inspect
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, AttentionBypassed
+from ..heads.naming import Layer, names_of
 from ..map import AttentionMap
-from .calls import Call, Forward, Listener
+from .calls import Call, Forward, Listener, in_backward
+from .holding import Undo, hold
 from .structure import structure_of
 
 __all__ = [
     "FALLBACKS",
     "Attachment",
-    "Undo",
     "announce",
     "attach",
-    "eager_is_wanted",
+    "beside",
     "is_quiet",
+    "nothing_to_hear",
     "padding_now",
     "path_of",
     "quietly",
@@ -38,8 +41,6 @@ __all__ = [
 FALLBACKS = (None, "eager", "skip")
 TOKENS = ("decoder_input_ids", "input_ids", "input", "tokens", "idx", "x")
 PADDING = ("decoder_attention_mask", "attention_mask")
-
-Undo = Callable[[], None]  # what an adapter leaves behind: how to take itself out again
 
 _active: list[Attachment] = []  # in the order in which they were attached
 _now = threading.local()
@@ -61,8 +62,11 @@ class Attachment:
         self.model = model
         self.structure = structure_of(model)
         self.paths, self.places = self.structure.paths, self.structure.places
+        self.names = names_of(self.places)
         self.listeners: dict[Listener, str | None] = {}  # and what each wants of layers that bypass
-        self.entered: list[_Entered] = []
+        self._running = threading.local()
+        self.two_texts = _has_two_texts(model, self.places)
+        self.beside: dict[str, Tensor | None] = {}  # parent -> which queries of its self-attention are real
         self.told: dict[str, int] = {}  # how many calls of a path were told of in this forward
         self.bypassed: dict[str, tuple[int, ...]] = {}
         self.forward = Forward()
@@ -74,8 +78,7 @@ class Attachment:
         from .adapters import ADAPTERS
 
         try:
-            # Compiled code would run past the hooks, or be compiled with them in it.
-            self._undo.enter_context(torch.compiler.set_stance("force_eager"))
+            self._undo.callback(hold("stance", _uncompiled))
             self._hook()
             for adapter in ADAPTERS:
                 self._undo.callback(adapter(self))
@@ -96,7 +99,29 @@ class Attachment:
         wishes = list(self.listeners.values())
         return None if None in wishes or not wishes else "eager" if "eager" in wishes else "skip"
 
+    @property
+    def is_active(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self in _active
+
+    @property
+    def reads_eager(self) -> bool:
+        """Whether somebody reads weights that layers compute themselves."""
+        return "eager" in self.listeners.values()
+
+    def name_of(self, path: str) -> Layer:
+        """What the layer of a call goes by: numbered from the model, whatever ran; or its path."""
+        return self.names.get(path, path)
+
     # Who runs now
+
+    @property
+    def entered(self) -> list[_Entered]:
+        """The modules that run now, in this thread, the innermost last."""
+        running: list[_Entered] | None = getattr(self._running, "modules", None)
+        if running is None:
+            running = self._running.modules = []
+        return running
 
     def _hook(self) -> None:
         for module, (path, is_place) in self.structure.hooked.items():
@@ -104,11 +129,19 @@ class Attachment:
 
     def _hook_one(self, module: nn.Module, path: str, is_place: bool) -> None:
         def before(_: nn.Module, args: Any, kwargs: Any) -> None:
+            if not self.is_active:
+                return  # a copy that was made of the model: it took the hooks along
+            if self.entered and self.entered[0].path == path:
+                self.entered.clear()  # an interrupt, which no hook is told of, ended the last forward
             if not self.entered:
-                self._begin_forward(module, args, kwargs)
+                self._begin_forward()
+            if not is_place:
+                self._note(module, args, kwargs)
             self.entered.append(_Entered(path))
 
         def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if not self.is_active:
+                return
             if is_place and self.entered and self.entered[-1].path == path and not self.entered[-1].heard:
                 self.bypassed.setdefault(path, _sizes(args, kwargs))
             if len(self.entered) == 1:
@@ -131,23 +164,33 @@ class Attachment:
     def _find_replaced(self) -> None:
         """A layer that its model has put in another's place carries no hooks."""
         for path in self.places:
-            if self.model.get_submodule(path) not in self.paths:
+            try:
+                now = self.model.get_submodule(path)
+            except AttributeError:  # taken out, which is its owner's right
+                continue
+            if now not in self.paths:
                 self.bypassed.setdefault(path, ())
 
-    def _begin_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin_forward(self) -> None:
         self.told.clear()
+        self.beside.clear()
+        if in_backward():  # a part of an earlier forward, run again for its gradients
+            return
         self.forward = Forward(self.forward.number + 1)
-        named = dict(kwargs)
-        if args and isinstance(args[0], Tensor) and "input_ids" not in named:
-            named["input_ids"] = args[0]
+
+    def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Tokens and padding among the arguments of a module; the outermost that has them is believed."""
+        named = dict(zip(_parameters(type(module)), args, strict=False)) | kwargs
+        if args and isinstance(args[0], Tensor):
+            named.setdefault("input_ids", args[0])
         for name in TOKENS:
             value = named.get(name)
             if isinstance(value, Tensor) and value.ndim == 2 and not _is_real(value):
-                self.forward.tokens[name] = value
+                self.forward.tokens.setdefault(name, value)
         for name in PADDING:
             value = named.get(name)
             if isinstance(value, Tensor) and value.ndim == 2:
-                self.forward.padding[name] = value.bool()
+                self.forward.padding.setdefault(name, value.bool())
 
     @property
     def here(self) -> str | None:
@@ -188,7 +231,9 @@ class Attachment:
             return
         paths, self.bypassed = dict(self.bypassed), {}
         kinds = sorted({type(module).__name__ for module, path in self.paths.items() if path in paths})
-        shown = ", ".join(list(paths)[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
+        shown = ", ".join(path or "the model itself" for path in list(paths)[:4]) + (
+            f" and {len(paths) - 4} more" if len(paths) > 4 else ""
+        )
         if self.fallback == "eager":
             raise AttentionBypassed(
                 f"model must have attention that can be heard: no weights [B, H, T, S] were seen in "
@@ -200,6 +245,13 @@ class Attachment:
             f"({shown}) compute their own weights; read those with fallback='eager' ({_memory(sizes)}), or "
             "leave these layers out with fallback='skip'"
         )
+
+
+def _uncompiled() -> Undo:
+    """Compiled code would run past the hooks, or be compiled with them in it."""
+    stance = torch.compiler.set_stance("force_eager")
+    stance.__enter__()
+    return lambda: stance.__exit__(None, None, None)
 
 
 def _is_real(value: Tensor) -> bool:
@@ -238,6 +290,11 @@ def attach(
     if not isinstance(model, nn.Module):
         raise ArgumentError(
             f"model must be a torch.nn.Module: got {type(model).__name__}; pass the model itself"
+        )
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise ArgumentError(
+            f"model must not be scripted or traced: {type(model).__name__} holds a ScriptModule, which takes "
+            "no hooks; watch the model it was made from"
         )
     if fallback not in FALLBACKS:
         raise ArgumentError(
@@ -286,7 +343,7 @@ def announce(
     """
     with quietly():
         for attachment in tuple(_active):
-            if module is None or module in attachment.paths or attachment.entered:
+            if attachment.entered or (module is not None and module in attachment.paths):
                 output = attachment.tell(module, kind, weights, value, output)
     return output
 
@@ -305,20 +362,65 @@ def is_quiet() -> bool:
     return getattr(_now, "depth", 0) > 0
 
 
-def eager_is_wanted() -> bool:
-    """Whether some listener reads weights that a model computes itself."""
-    return any("eager" in attachment.listeners.values() for attachment in _active)
-
-
 def path_of(module: nn.Module) -> str | None:
     """Where a module is in a model that is listened to."""
     return next((each.paths[module] for each in _active if module in each.paths), None)
 
 
-def padding_now(name: str, batch: int, length: int) -> Tensor | None:
-    """Which positions are real, bool [B, length], as an argument of the forward that runs now says."""
+def padding_now(path: str | None, batch: int, length: int) -> Tensor | None:
+    """Which queries of a layer are real, bool [B, length], as the arguments of this forward say."""
     for attachment in _active:
-        found = attachment.forward.padding.get(name) if attachment.entered else None
-        if found is not None and tuple(found.shape) == (batch, length):
-            return found
+        if attachment.entered:
+            decodes = attachment.two_texts and "decoder" in (path or "").split(".")
+            found = attachment.forward.padding.get("decoder_attention_mask" if decodes else "attention_mask")
+            if found is not None and tuple(found.shape) == (batch, length):
+                return found
     return None
+
+
+def beside(module: nn.Module, queries: Tensor | None, sizes: tuple[int, ...] | None = None) -> Tensor | None:
+    """Which queries are real, from self-attention to the cross-attention beside it in the same layer.
+
+    Args:
+        queries: what self-attention knows; noted if no sizes are given.
+        sizes: [B, T] of the cross-attention that asks.
+    """
+    for attachment in _active:
+        path = attachment.paths.get(module)
+        if path is not None:
+            parent = path.rpartition(".")[0]
+            if sizes is None:
+                attachment.beside[parent] = queries
+            else:
+                found = attachment.beside.get(parent)
+                if found is not None and tuple(found.shape) == sizes:
+                    return found
+    return None
+
+
+def nothing_to_hear() -> None:
+    """A layer ran on nothing: there is no attention to tell of, and none was missed."""
+    for attachment in _active:
+        for each in attachment.entered:
+            each.heard = True
+
+
+def _parameters(kind: Any) -> tuple[str, ...]:
+    return _parameters_of(kind)
+
+
+@cache
+def _parameters_of(kind: Any) -> tuple[str, ...]:
+    """The names of what a module's forward takes, in order."""
+    try:
+        return tuple(inspect.signature(kind.forward).parameters)[1:]
+    except (TypeError, ValueError):
+        return ()
+
+
+def _has_two_texts(model: nn.Module, places: list[str]) -> bool:
+    """Whether decoder and encoder each have a text of their own."""
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) is True:
+        return True
+    parts = [set(path.split(".")) for path in places]
+    return any("encoder" in each for each in parts) and any("decoder" in each for each in parts)

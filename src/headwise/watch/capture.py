@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..engines.statistics import ROW_STATISTICS, STATISTICS
 from ..errors import ArgumentError, AttentionBypassed, nearest
@@ -38,7 +38,8 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
     reduced at once: what stays is a number a head, a picture, and for texts of up to 2,048 keys the map
     itself (q and k). After the block, also after an exception, the model is exactly as it was. Prefill and
     generation, any number of forwards, may follow each other; means are over all queries of all of them,
-    padding left out. What a checkpointed forward repeats in backward is not counted twice.
+    padding left out. What a checkpointed forward repeats in backward is not counted twice; the backward must
+    then be inside the block, too. A query that sees nothing, as padding may, has output 0 inside the block.
 
     Args:
         model: watched with everything inside it.
@@ -82,7 +83,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         reach: int = 8,
         fallback: str | None = None,
     ) -> None:
-        if keep not in (True, False, "auto"):
+        if not isinstance(keep, bool) and keep != "auto":
             raise ArgumentError(f"keep must be True, False or 'auto': got {keep!r}; 'auto' keeps short maps")
         if pooled is not None and (not isinstance(pooled, int) or isinstance(pooled, bool) or pooled < 1):
             raise ArgumentError(
@@ -179,10 +180,10 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
                 values=call.value,
                 keep=keep,
             )
-        self.heads.add(call.path, record)
+        assert self._attachment is not None, "who is not attached hears nothing"
+        self.heads.add(call.path, record, self._attachment.name_of(call.path))
         if marks is not None and marks is not self._named:
             self._named, self.heads.tokens = marks, self.tokens.names(marks.ids)
 
     def _marks(self, call: Call) -> Marks | None:
-        ids: Tensor | None = self.tokens.of(call)
-        return None if ids is None else self.tokens.marks(ids)
+        return self.tokens.marks(call)

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Protocol
 
 from torch import nn
 
 from ..errors import ArgumentError
-from ..heads.layer import Head
 from ..heads.naming import Layer, resolve
 from .structure import structure_of
 
 __all__ = ["ChosenHeads", "Heads", "base_of", "check_head"]
 
+
+class Named(Protocol):
+    """A head that was found: by `Heads.find`, `Importance.ranking`, ... It may have a `path`, too."""
+
+    @property
+    def layer(self) -> Layer: ...
+
+    @property
+    def head(self) -> int: ...
+
+
 # (layer, head) pairs, or layer -> heads; a head of None means all heads of that layer.
-Heads = Iterable[tuple[Layer, int | None]] | Mapping[Layer, Iterable[int] | None]
+Heads = Iterable[tuple[Layer, int | None] | Named] | Mapping[Layer, Iterable[int] | None]
 
 
 def base_of(path: str) -> str:
@@ -37,7 +47,9 @@ class ChosenHeads:
 
     Args:
         heads: (layer, head) pairs; a layer is a number, where the model has one stack of layers, or a module
-            path; a head of None means all of the layer. Or a mapping from layers to heads.
+            path; a head of None means all of the layer. Or a mapping from layers to heads; or whatever
+            has a layer and a head.
+        everything: all heads of all layers are meant, whichever they turn out to be.
 
     Raises:
         ArgumentError: not pairs; an unknown layer, with those there are; a head that is no whole number.
@@ -50,15 +62,17 @@ class ChosenHeads:
         ([1, 3], [0, 1, 2, 3])
     """
 
-    def __init__(self, model: nn.Module, heads: Heads) -> None:
+    def __init__(self, model: nn.Module, heads: Heads, everything: bool = False) -> None:
         if not isinstance(model, nn.Module):
             raise ArgumentError(
                 f"model must be a torch.nn.Module: got {type(model).__name__}; pass the model itself"
             )
-        places = structure_of(model).places
+        structure = structure_of(model)
+        modules = set(structure.paths.values())
+        self.everything = everything
         self._chosen: dict[tuple[str, int | None], set[int] | None] = {}  # (place, visit) -> heads, None: all
         for layer, head in _pairs(heads):
-            place = _place_and_visit(layer, places)
+            place = _place_and_visit(layer, structure.places, modules)
             known = self._chosen.setdefault(place, set())
             if head is None:
                 self._chosen[place] = None
@@ -75,21 +89,37 @@ class ChosenHeads:
         """Those named by a single visit."""
         return [f"{path}#{visit}" for path, visit in self._chosen if visit is not None]
 
+    def absent(self, heard: Collection[str]) -> list[str]:
+        """Those of which no call was heard, given the paths, with visits, of the calls that were."""
+        places = {base_of(path) for path in heard}
+        visits = {_visit_of(path) for path in heard}
+        return [
+            path if visit is None else f"{path}#{visit}"
+            for path, visit in self._chosen
+            if (path not in places if visit is None else (path, visit) not in visits)
+        ]
+
     def at(self, path: str, num_heads: int) -> list[int]:
         """The heads chosen in a layer, sorted, as `Call.path` names it.
 
         Raises:
             ArgumentError: a head that this layer does not have.
         """
-        base, _, visit = path.partition("#")
-        found: set[int] = set()
-        for key in ((base, None), (base, int(visit or 0))):
+        base, visit = _visit_of(path)
+        found: set[int] = set(range(num_heads)) if self.everything else set()
+        for key in ((base, None), (base, visit)):
             if key in self._chosen:
                 heads = self._chosen[key]
                 found |= set(range(num_heads)) if heads is None else heads
         for head in found:
             check_head(head, num_heads, path)
         return sorted(found)
+
+
+def _visit_of(path: str) -> tuple[str, int]:
+    """A call's place, and which visit of it this is."""
+    base, _, visit = path.partition("#")
+    return base, int(visit or 0)
 
 
 def check_head(head: int, num_heads: int, path: str) -> None:
@@ -109,8 +139,9 @@ def _pairs(heads: Any) -> Iterable[tuple[Layer, int | None]]:
     if isinstance(heads, str) or not isinstance(heads, Iterable):
         raise ArgumentError(f"heads must be (layer, head) pairs: got {heads!r}; for example [(5, 3), (6, 9)]")
     for pair in heads:
-        if isinstance(pair, Head):  # as `Heads.find` gives them
-            pair = (pair.path, pair.head)
+        if hasattr(pair, "layer") and hasattr(pair, "head"):
+            path = getattr(pair, "path", None)  # which cannot mean another layer
+            pair = (pair.layer if path is None else path, pair.head)
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise ArgumentError(
                 f"heads must be (layer, head) pairs: got {pair!r} among them; for example [(5, 3), (6, 9)]"
@@ -130,14 +161,22 @@ def _head(head: Any) -> int | None:
     return number
 
 
-def _place_and_visit(layer: Any, places: list[str]) -> tuple[str, int | None]:
+def _place_and_visit(layer: Any, places: list[str], modules: Collection[str]) -> tuple[str, int | None]:
     if isinstance(layer, str) and "#" in layer:
         base, _, visit = layer.rpartition("#")
         if not visit.isdigit():
             raise ArgumentError(
                 f"layer must end in #<visit>, counted from 0: got {layer!r}; for example '{base}#1'"
             )
-        return resolve(base, places), int(visit)
+        return _place(base, places, modules), int(visit)
     if not isinstance(layer, str) and hasattr(layer, "__index__") and not isinstance(layer, bool):
         layer = operator.index(layer)  # also numpy's and torch's whole numbers
-    return resolve(layer, places), None
+    return _place(layer, places, modules), None
+
+
+def _place(layer: Layer, places: list[str], modules: Collection[str]) -> str:
+    """The path of a layer, as `resolve` tells it, or that of any module of the model, in full.
+
+    A module that calls torch's function through a helper is no likely place of attention, yet it is heard.
+    """
+    return layer if isinstance(layer, str) and layer in modules else resolve(layer, places)

@@ -34,7 +34,7 @@ REDUCTIONS = ("mean", "sum")
 
 
 class Ranked(NamedTuple):
-    """A head and its score."""
+    """A head and its score: unpacks to three, and goes into `headwise.ablate` and `prune` as it is."""
 
     layer: Layer  # its number, where the model has one stack of layers; else its path
     head: int
@@ -59,8 +59,17 @@ class Importance(Mapping[Layer, Tensor]):
     def __getitem__(self, layer: Layer) -> Tensor:
         if layer in self._scores:
             return self._scores[layer]
-        numbered = {self.name_of(path): path for path in self._scores}
-        return self._scores[numbered[layer] if layer in numbered else resolve(layer, list(self._scores))]
+        if isinstance(layer, str):
+            return self._scores[resolve(layer, list(self._scores))]
+        path = resolve(
+            layer, list(self._names or self._scores)
+        )  # numbered from the model, whatever ran first
+        if path not in self._scores:
+            raise ArgumentError(
+                f"layer must be one that ran: got {layer}, {path}, which did not; there are scores of "
+                f"{', '.join(self._scores)}"
+            )
+        return self._scores[path]
 
     def __iter__(self) -> Iterator[Layer]:
         return iter(self._scores)
@@ -85,18 +94,29 @@ class Importance(Mapping[Layer, Tensor]):
         return sorted(found, key=lambda ranked: -ranked.score)
 
     def least(self, count: int) -> list[tuple[Layer, int]]:
-        """The least important heads, the very least first, as `headwise.ablate` takes them."""
-        return [(layer, head) for layer, head, _ in reversed(self.ranking())][:count]
+        """The least important heads, the very least first, as `headwise.ablate` takes them.
+
+        Raises:
+            ArgumentError: a count below 0.
+        """
+        return [(layer, head) for layer, head, _ in reversed(self.ranking())][: _checked(count)]
 
     def most(self, count: int) -> list[tuple[Layer, int]]:
-        """The most important heads, the first first."""
-        return [(layer, head) for layer, head, _ in self.ranking()[:count]]
+        """The most important heads, the first first.
+
+        Raises:
+            ArgumentError: a count below 0.
+        """
+        return [(layer, head) for layer, head, _ in self.ranking()[: _checked(count)]]
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         how = {"gradient": "by gradients", "leave_one_out": "by the loss without each"}[self.method]
         scaled = ", each layer's scores of length 1" if self.normalised else ""
         lines = [f"Importance of {sum(map(len, self._scores.values()))} heads, {how}, "
-                 f"over {self.examples} sequences{scaled}."]  # fmt: skip
+                 f"over {self.examples} sequence{'' if self.examples == 1 else 's'}{scaled}."]  # fmt: skip
         names = {path: str(self.name_of(path)) for path in self._scores}
         wide = max(map(len, names.values()), default=0)
         for path, scores in self._scores.items():
@@ -107,6 +127,12 @@ class Importance(Mapping[Layer, Tensor]):
             "Most important: " + ", ".join(f"layer {r.layer} head {r.head} ({r.score:.3g})" for r in best)
         )
         return "\n".join(lines)
+
+
+def _checked(count: int) -> int:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise ArgumentError(f"count must be a whole number of at least 0: got {count!r}; it counts heads")
+    return count
 
 
 def importance(
@@ -144,7 +170,7 @@ def importance(
 
     Raises:
         ArgumentError: an unknown method or reduction; no batches, no labels, no loss; no attention heard;
-            attention that runs without gradients.
+            attention that runs without gradients; a score that is no number.
         ShapeError: a layer that sees batches of different sizes in one loss.
         AttentionBypassed: a layer whose outputs are not in hand.
 
@@ -164,12 +190,26 @@ def importance(
             f"reduction must be 'mean' or 'sum': got {reduction!r}; torch's losses take the mean"
         )
     measure = _by_gradient if method == "gradient" else _by_leaving_out
-    scores, examples = measure(model, batches, loss_fn, reduction, progress, fallback)
+    scores, examples, loss = measure(model, batches, loss_fn, reduction, progress, fallback)
+    names = names_of(structure_of(model).places)
+    _check_numbers(scores, loss, names)
     scaled = method == "gradient" if normalise is None else normalise
     if scaled:
         tiny = torch.finfo(torch.float32).tiny  # a layer of zeros stays one
         scores = {path: each / each.norm().clamp(min=tiny) for path, each in scores.items()}
-    return Importance(scores, method, scaled, examples, names_of(structure_of(model).places))
+    return Importance(scores, method, scaled, examples, names)
+
+
+def _check_numbers(scores: Mapping[str, Tensor], loss: float, names: Mapping[str, Layer]) -> None:
+    """Scores that are no numbers would be ranked anywhere."""
+    for path, each in scores.items():
+        heads = (~each.isfinite()).nonzero().flatten().tolist()
+        if heads:
+            raise ArgumentError(
+                f"loss_fn must give finite losses and gradients: the losses of all batches sum to {loss:g}, "
+                f"and in layer {names.get(path, path)} the scores of heads {', '.join(map(str, heads))} are "
+                f"{each[heads[0]]:g}; look for NaN in the weights, the inputs or the loss"
+            )
 
 
 class _Outputs:
@@ -194,9 +234,10 @@ class _Outputs:
 
 def _by_gradient(
     model: nn.Module, batches: Any, loss_fn: Loss | None, reduction: str, progress: bool, fallback: str | None
-) -> tuple[dict[str, Tensor], int]:
-    """({path: [H]}, how many sequences)"""
+) -> tuple[dict[str, Tensor], int, float]:
+    """({path: [H]}, how many sequences, the sum of the losses)"""
     totals: dict[str, Tensor] = {}
+    losses: list[Tensor] = []  # read at the end: a GPU need not be waited for at every batch
     examples = 0
     outputs = _Outputs()
     with torch.inference_mode(False), torch.enable_grad(), attach(model, outputs, fallback):
@@ -209,6 +250,7 @@ def _by_gradient(
                     f"loss_fn must keep the gradient: its loss {loss.item():g} depends on no head; "
                     "leave out detach, item and no_grad"
                 )
+            losses.append(loss.detach())
             grads = torch.autograd.grad(loss, [each for _, each in outputs.heard], allow_unused=True)
             found = _per_example(outputs.heard, grads)
             B = len(next(iter(found.values())))
@@ -217,7 +259,8 @@ def _by_gradient(
                 score = signed.abs().sum(0) * (len(signed) if reduction == "mean" else 1)  # [H]
                 totals[path] = totals[path] + score if path in totals else score
             outputs.heard.clear()
-    return {path: total / examples for path, total in totals.items()}, examples
+    scores = {path: total / examples for path, total in totals.items()}
+    return scores, examples, sum(loss.item() for loss in losses)
 
 
 def _per_example(heard: list[tuple[str, Tensor]], grads: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
@@ -240,33 +283,34 @@ def _per_example(heard: list[tuple[str, Tensor]], grads: tuple[Tensor | None, ..
 
 def _by_leaving_out(
     model: nn.Module, batches: Any, loss_fn: Loss | None, reduction: str, progress: bool, fallback: str | None
-) -> tuple[dict[str, Tensor], int]:
-    """({path: [H]}, how many sequences)"""
-    switches, examples = Switches(), 0
+) -> tuple[dict[str, Tensor], int, float]:
+    """({path: [H]}, how many sequences, the sum of the losses with all heads)"""
+    switches, examples, losses = Switches(), 0, 0.0
     total: dict[tuple[str, int], float] = {}
     with attach(model, switches, fallback):
         trials = _trials(model, batches, loss_fn, switches)
         for path, head, change, count in tracked(trials, "importance, head by head", progress):
             if path is None:
-                examples += count
+                examples, losses = examples + count, losses + change
             else:
                 share = change * (count if reduction == "mean" else 1)
                 total[path, head] = total.get((path, head), 0.0) + share
-    return {
+    scores = {
         path: torch.tensor([total[path, head] / examples for head in range(count)], dtype=torch.float64)
         for path, count in switches.num_heads.items()
-    }, examples
+    }
+    return scores, examples, losses
 
 
 def _trials(
     model: nn.Module, batches: Any, loss_fn: Loss | None, switches: Switches
 ) -> Iterator[tuple[str | None, int, float, int]]:
-    """(path, head, loss without it minus loss, sequences) one by one; each batch begins with path None."""
+    """(path, head, loss without it minus loss, sequences); a batch begins with path None and its loss."""
     for batch in as_batches(batches):
         whole = switches.loss(model, loss_fn, batch, ())
         check_heard(model, switches.num_heads)
         count = switches.examples
-        yield None, 0, 0.0, count
+        yield None, 0, whole, count
         for path, head in switches.every_head():
             yield path, head, switches.loss(model, loss_fn, batch, [(path, head)]) - whole, count
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import AttentionBypassed
+from ..errors import ArgumentError, AttentionBypassed
 from .attachment import Attachment, attach
 from .calls import Call
 from .chosen_heads import ChosenHeads
 
-__all__ = ["Change", "ChosenListening", "outputs_of"]
+__all__ = ["Change", "ChosenListening", "check_any", "outputs_of"]
 
 # What is done at a call, given the heads chosen there, int [n], and their output [B, H, T, Dv]
 Change = Callable[[Call, Tensor, Tensor], Tensor | None]
@@ -34,6 +34,23 @@ def outputs_of(call: Call) -> Tensor:
     return call.output
 
 
+def check_any(model: nn.Module, ran: int, heard: Collection[Any], fallback: str | None) -> None:
+    """Raise where a model ran and nothing was heard, unless that was allowed.
+
+    Args:
+        ran: how many times.
+        heard: the layers.
+
+    Raises:
+        AttentionBypassed: nothing was.
+    """
+    if ran and not heard and fallback != "skip":
+        raise AttentionBypassed(
+            f"model must have attention that can be heard: {type(model).__name__} ran {ran} times "
+            "and none was; is there softmax attention in it?"
+        )
+
+
 class ChosenListening(AbstractContextManager[Any]):
     """Lets `change` act on the chosen heads for as long as a block lasts.
 
@@ -43,7 +60,7 @@ class ChosenListening(AbstractContextManager[Any]):
     def __init__(self, model: nn.Module, chosen: ChosenHeads, change: Change, fallback: str | None) -> None:
         self.model, self.chosen, self.change, self.fallback = model, chosen, change, fallback
         attach(model, _Listener(chosen, change), fallback)  # says at once what is wrong with the arguments
-        self._entered: list[tuple[AbstractContextManager[Attachment], Attachment]] = []
+        self._entered: list[_Block] = []
 
     def begin(self) -> tuple[Change, Any]:
         """What is done in a block, and what the block is given."""
@@ -51,26 +68,51 @@ class ChosenListening(AbstractContextManager[Any]):
 
     def __enter__(self) -> Any:
         change, given = self.begin()
-        attached = attach(self.model, _Listener(self.chosen, change), self.fallback)
-        self._entered.append((attached, attached.__enter__()))
+        listener = _Listener(self.chosen, change)
+        attached = attach(self.model, listener, self.fallback)
+        attachment = attached.__enter__()
+        self._entered.append(_Block(attached, attachment, listener, attachment.forward.number))
         return given
 
     def __exit__(self, kind: Any, *rest: Any) -> None:
-        attached, attachment = self._entered.pop()
-        missed = [path for path in self.chosen.paths if path in attachment.bypassed]
-        attached.__exit__(kind, *rest)
-        if kind is None and missed:
+        block = self._entered.pop()
+        missed = [path for path in self.chosen.paths if path in block.attachment.bypassed]
+        ran = block.attachment.forward.number - block.before
+        block.attached.__exit__(kind, *rest)
+        if kind is not None:
+            return
+        if missed:
             raise AttentionBypassed(
                 f"heads must be in layers that can be heard: {', '.join(missed)} compute their own weights "
                 "and were left out (fallback='skip'); nothing was done to them"
             )
+        if self.chosen.everything:
+            check_any(self.model, ran, block.listener.heard, self.fallback)
+        silent = self.chosen.absent(block.listener.heard) if ran else []
+        absent = [path or "the model itself" for path in silent]
+        if absent:
+            raise ArgumentError(
+                f"heads must be in layers that run: the model ran {ran} times and {', '.join(absent)} never "
+                "attended; nothing was done to them, leave them out"
+            )
+
+
+class _Block(NamedTuple):
+    """One time that a block was entered."""
+
+    attached: AbstractContextManager[Attachment]
+    attachment: Attachment
+    listener: _Listener
+    before: int  # how many times the model had run
 
 
 class _Listener:
     def __init__(self, chosen: ChosenHeads, change: Change) -> None:
         self.chosen, self.change = chosen, change
+        self.heard: set[str] = set()  # paths, with visits
 
     def hear(self, call: Call) -> Tensor | None:
+        self.heard.add(call.path)
         heads = self.chosen.at(call.path, call.num_heads)
         if not heads:
             return None

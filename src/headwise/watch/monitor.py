@@ -16,18 +16,21 @@ What is watched for, and who saw it go wrong first:
 from __future__ import annotations
 
 import math
+import warnings
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
 from ..engines.statistics import ROW_STATISTICS
-from ..errors import ArgumentError, AttentionBypassed, nearest
-from ..heads.naming import Layer, names_of
+from ..errors import ArgumentError, nearest
+from ..heads.naming import Layer
 from .attachment import attach
+from .chosen_heads import base_of
+from .listening import check_any
 from .measuring import OUTPUT, Measuring, Values
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Monitor"]
 
 HISTORY = 1000  # measured steps that are kept
+PATIENCE = 3  # steps to be measured in a row in which the model may do without running
 SUMMARIES = {"entropy": ("min", "mean"), "max_logit": ("max",)}  # of all heads; others: their mean
 
 
@@ -82,8 +86,9 @@ class Monitor:
         latest: the numbers of the last measured step, by name: "heads/<layer>/<head>/<statistic>" for every
             head; "layers/<layer>/dead", how many are; and over all heads "entropy/min", "entropy/mean",
             "max_logit/max", "output/min", "<statistic>/mean" of others, and "dead". A head's `output` is its
-            mean output norm, divided by its layer's mean. A layer goes by its number, or by its path where
-            there are several stacks.
+            mean output norm, divided by its layer's mean. A layer goes by its number in the model, or by its
+            path where there are several stacks; one that runs several times in a forward also as "<path>#1",
+            "<path>#2", with numbers for each visit, and "dead" counts a head where it is dead in all.
 
     Raises:
         ArgumentError: not a module; `every` below 1; an unknown statistic or fallback; `dead` not in [0, 1).
@@ -132,7 +137,9 @@ class Monitor:
         self.measured = False
         self.latest: dict[str, float] = {}
         self._last: int | None = None  # the last step that was measured
-        self._paths: dict[str, None] = {}  # all that were ever heard, so that a layer keeps its name
+        self._missed = 0  # steps in a row that were to be measured, and in which the model did not run
+        self._warned = False
+        self._dead_heads: list[tuple[Layer, int]] = []
         self._history: deque[_Row] = deque(maxlen=HISTORY)
         attach(model, Measuring((), False), fallback)  # says at once what is wrong with these
 
@@ -141,6 +148,7 @@ class Monitor:
         """One step of training: its forward; its backward, too, where layers are checkpointed.
 
         A step that raises, or in which the model does not run, is not measured; the next one is in its place.
+        Three of the latter in a row give a warning, once.
 
         Raises:
             AttentionBypassed: in a measured step: a layer that cannot be heard, or nothing heard at all.
@@ -170,36 +178,45 @@ class Monitor:
             before = attachment.forward.number
             yield self
             ran = attachment.forward.number - before
-        self._check(measuring, ran)
-        if ran:
-            self._take(number, measuring.read())
+        if not ran:
+            self._miss()
+            return
+        self._missed = 0
+        check_any(self.model, ran, measuring.layers, self.fallback)
+        self._take(number, measuring.read(), attachment.name_of)
 
     def _is_due(self, number: int) -> bool:
         """Whether none was measured since the last multiple of `every`, or since training began again."""
         last = self._last
         return last is None or number <= last or number // self.every > last // self.every
 
-    def _check(self, measuring: Measuring, ran: int) -> None:
-        if not ran and self._last is None:
+    def _miss(self) -> None:
+        if self._last is None:
             raise ArgumentError(
                 f"step must have the model run in it: {type(self.model).__name__} ran 0 times; put its "
                 "forward inside `with monitor.step()`"
             )
-        if ran and not measuring.layers and self.fallback != "skip":
-            raise AttentionBypassed(
-                f"model must have attention that can be heard: {type(self.model).__name__} ran {ran} times "
-                "and none was; is there softmax attention in it?"
+        self._missed += 1
+        if self._missed >= PATIENCE and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"monitor must have its model run in its steps: {type(self.model).__name__} ran 0 times in "
+                f"{PATIENCE} to be measured since step {self._last}; put its forward inside `with "
+                "monitor.step()`, or make a new monitor where another model took its place",
+                stacklevel=4,  # past contextlib, where the block ends
             )
 
-    def _take(self, number: int, found: dict[str, list[Values]]) -> None:
-        self._paths |= dict.fromkeys(found)
-        names = names_of(list(self._paths))
-        self.latest = _flat({names[path]: heads for path, heads in found.items()}, self.statistics, self.dead)
-        before = self._history[-1].names if self._history else ()
-        kept = tuple(self.latest)
-        self._history.append(
-            _Row(number, before if before == kept else kept, array("d", self.latest.values()))
-        )
+    def _take(self, number: int, found: dict[str, list[Values]], name_of: Callable[[str], Layer]) -> None:
+        for heads in found.values():
+            _share(heads)
+        self._dead_heads = [] if self.dead is None else _dead(found, self.dead, name_of)
+        layers = {name_of(path): heads for path, heads in found.items()}
+        numbers = _flat(layers, self.statistics, self.dead, len(self._dead_heads))
+        before = self._history[-1].keys if self._history else ()
+        kept = tuple(numbers)
+        row = _Row(number, before if before == kept else kept, array("d", numbers.values()))
+        self._history.append(row)
+        self.latest = row.written()
         self._last, self.measured = number, True
 
     @property
@@ -212,11 +229,13 @@ class Monitor:
     @property
     def history(self) -> list[tuple[int, dict[str, float]]]:
         """(step, its numbers) of the last 1,000 measured steps."""
-        return [(row.step, dict(zip(row.names, row.values, strict=True))) for row in self._history]
+        return [(row.step, row.written()) for row in self._history]
 
     @property
     def dead_heads(self) -> list[tuple[Layer, int]]:
         """The heads that were dead in the last measured step, as `headwise.prune` takes them.
+
+        In a layer that runs several times in a forward, those that were dead each time.
 
         Example:
             >>> import torch
@@ -229,12 +248,7 @@ class Monitor:
             >>> monitor.dead_heads
             [(0, 1)]
         """
-        at = ((_place(name), value) for name, value in self.latest.items() if name.startswith("heads/"))
-        return [
-            (layer, head)
-            for (layer, head, name), value in at
-            if name == OUTPUT and self.dead is not None and value <= self.dead
-        ]
+        return list(self._dead_heads)
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row a head and measured step: step, layer, head, and its numbers.
@@ -254,11 +268,10 @@ class Monitor:
                 "to_pandas needs pandas; install with: pip install pandas", name="pandas"
             ) from error
         rows: dict[tuple[int, Layer, int], dict[str, float]] = {}
-        for step, numbers in self.history:
-            for key, value in numbers.items():
-                if key.startswith("heads/"):
-                    layer, head, name = _place(key)
-                    rows.setdefault((step, layer, head), {})[name] = value
+        for row in self._history:
+            for (layer, head, name), value in zip(row.keys, row.values, strict=True):
+                if layer is not None and head is not None:
+                    rows.setdefault((row.step, layer, head), {})[name] = value
         return pandas.DataFrame(
             [{"step": step, "layer": layer, "head": head, **row} for (step, layer, head), row in rows.items()]
         )
@@ -269,32 +282,65 @@ class Monitor:
         )
 
 
+class _Key(NamedTuple):
+    """What a number is of: a head, a layer, or neither, where it is over all heads."""
+
+    layer: Layer | None
+    head: int | None
+    name: str
+
+    def written(self) -> str:
+        if self.layer is None:
+            return self.name
+        return (
+            f"layers/{self.layer}/{self.name}"
+            if self.head is None
+            else f"heads/{self.layer}/{self.head}/{self.name}"
+        )
+
+
 class _Row(NamedTuple):
-    """One measured step, small: names are shared from step to step."""
+    """One measured step, small: keys are shared from step to step."""
 
     step: int
-    names: tuple[str, ...]
+    keys: tuple[_Key, ...]
     values: array[float]
 
+    def written(self) -> dict[str, float]:
+        return {key.written(): value for key, value in zip(self.keys, self.values, strict=True)}
 
-def _flat(layers: dict[Layer, list[Values]], names: Sequence[str], dead: float | None) -> dict[str, float]:
+
+def _dead(
+    found: Mapping[str, list[Values]], dead: float, name_of: Callable[[str], Layer]
+) -> list[tuple[Layer, int]]:
+    """The heads whose share is at most `dead` in every visit of their layer."""
+    alive: dict[tuple[Layer, int], bool] = {}
+    for path, heads in found.items():
+        layer = name_of(base_of(path))
+        for number, head in enumerate(heads):
+            if OUTPUT in head:
+                alive[layer, number] = alive.get((layer, number), False) or not head[OUTPUT] <= dead
+    return [at for at, lives in alive.items() if not lives]
+
+
+def _flat(
+    layers: Mapping[Layer, list[Values]], names: Sequence[str], dead: float | None, dead_heads: int
+) -> dict[_Key, float]:
     """What is logged: over all heads, layer by layer, head by head."""
-    for heads in layers.values():
-        _share(heads)
-    flat: dict[str, float] = {}
+    flat: dict[_Key, float] = {}
     for name in (*names, OUTPUT):
         values = [head[name] for heads in layers.values() for head in heads if name in head]
         for how in ("min",) if name == OUTPUT else SUMMARIES.get(name, ("mean",)):
             if values:
-                flat[f"{name}/{how}"] = _reduced(how, values)
+                flat[_Key(None, None, f"{name}/{how}")] = _reduced(how, values)
     said = {layer: [head[OUTPUT] for head in heads if OUTPUT in head] for layer, heads in layers.items()}
     if dead is not None and any(said.values()):
         count = {layer: sum(share <= dead for share in shares) for layer, shares in said.items() if shares}
-        flat["dead"] = float(sum(count.values()))
-        flat |= {f"layers/{layer}/dead": float(number) for layer, number in count.items()}
+        flat[_Key(None, None, "dead")] = float(dead_heads)
+        flat |= {_Key(layer, None, "dead"): float(number) for layer, number in count.items()}
     for layer, heads in layers.items():
         for number, head in enumerate(heads):
-            flat |= {f"heads/{layer}/{number}/{name}": value for name, value in head.items()}
+            flat |= {_Key(layer, number, name): value for name, value in head.items()}
     return flat
 
 
@@ -313,9 +359,3 @@ def _reduced(how: str, values: list[float]) -> float:
     if how == "mean":
         return math.fsum(values) / len(values)
     return min(values) if how == "min" else max(values)
-
-
-def _place(key: str) -> tuple[Layer, int, str]:
-    """(layer, head, statistic) of a key "heads/<layer>/<head>/<statistic>"."""
-    layer, head, name = key.removeprefix("heads/").rsplit("/", 2)
-    return int(layer) if layer.isdigit() else layer, int(head), name

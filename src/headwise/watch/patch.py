@@ -15,7 +15,6 @@ from ..indexing import as_index, positions_of
 from .calls import Call, in_backward
 from .chosen_heads import ChosenHeads, Heads, base_of
 from .listening import Change, ChosenListening
-from .structure import structure_of
 
 __all__ = ["collect", "patch"]
 
@@ -28,7 +27,7 @@ def collect(model: nn.Module, heads: Heads | None = None, *, fallback: str | Non
     A layer is kept whole, whichever of its heads were chosen; a second run takes the place of the first.
 
     Args:
-        heads: as in `headwise.ablate`; None: all.
+        heads: as in `headwise.ablate`; None: all of every layer that is heard.
         fallback: as in `headwise.ablate`.
 
     Raises:
@@ -42,9 +41,8 @@ def collect(model: nn.Module, heads: Heads | None = None, *, fallback: str | Non
         >>> outputs[""].shape
         torch.Size([1, 4, 3, 2])
     """
-    if heads is None and isinstance(model, nn.Module):
-        heads = [(path, None) for path in structure_of(model).places]
-    return _Collecting(model, ChosenHeads(model, heads or ()), lambda *_: None, fallback)
+    chosen = ChosenHeads(model, () if heads is None else heads, everything=heads is None)
+    return _Collecting(model, chosen, lambda *_: None, fallback)
 
 
 class _Collecting(ChosenListening):

@@ -12,10 +12,13 @@ from torch import nn
 from ..heads.naming import Layer, resolve, stacks
 from ..nn import MultiHeadAttention
 
-__all__ = ["Layer", "likely_places", "names_in", "resolve", "stacks"]
+__all__ = ["Layer", "likely_places", "names_in", "resolve", "sounds_cross", "stacks"]
 
 SOUNDS_LIKE = re.compile(r"(Attention|Attn)\d*$|Attention(?=[A-Z0-9])")
-IS_NOT = re.compile(r"Output|Pool|Adapter|Mask|Bias|Gate|Norm|Dropout|Embed|Linear|Intermediate")
+IS_NOT = re.compile(
+    r"(Attention|Attn)\w*(Output|Pool|Adapter|Mask|Bias|Gate|Norm|Dropout|Embed|Intermediate)"
+)
+CROSS = ("cross", "encoder_attn", "encdec", "encoder_decoder")
 DISPATCHES, FUSED = "ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"
 
 
@@ -49,6 +52,19 @@ def _is_likely(module: nn.Module) -> bool:
         return True
     named = SOUNDS_LIKE.search(kind.__name__) and not IS_NOT.search(kind.__name__)
     return bool(named) and (any(True for _ in module.children()) or any(True for _ in module.parameters()))
+
+
+def sounds_cross(path: str | None) -> bool:
+    """Whether a place is named as one whose keys come from another text; its own name, not its model's.
+
+    Example:
+        >>> sounds_cross("decoder.layers.0.encoder_attn"), sounds_cross("cross_encoder.layer.0.attention")
+        (True, False)
+    """
+    parts = (path or "").lower().split(".")
+    numbered = [at for at, part in enumerate(parts) if part.isdigit()]
+    own = parts[numbered[-1] + 1 :] if numbered else parts[-2:]
+    return any(word in part for part in own for word in CROSS)
 
 
 def names_in(kind: Any) -> frozenset[str]:

@@ -13,14 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, ShapeError
-from ..heads.naming import Layer, names_of
-from ..heads.patterns import retrieval
+from ..heads.naming import Layer
+from ..heads.needle import retrieval
 from .attachment import attach
 from .calls import Call
+from .listening import check_any
 
 __all__ = ["Retrieval", "retrieval_scores"]
 
 ENOUGH = 0.5  # of the needle's tokens must come back, or a run tells nothing
+SHOWN = 5  # heads in a summary
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,17 +54,29 @@ class Retrieval:
         ]
         return sorted(every, key=lambda each: -each[2])
 
+    def __str__(self) -> str:
+        count = len(self.generated)
+        said = f"{count} token{' was' if count == 1 else 's were'} said"
+        said += f", with {self.recall:.0%} of the needle's among them"
+        verdict = "" if self.found else f": not above {ENOUGH:.0%}, so that the scores tell little"
+        copied = [each for each in self.ranking()[:SHOWN] if each[2] > 0]
+        best = ", ".join(f"layer {layer} head {head} ({score:.2f})" for layer, head, score in copied)
+        return f"{said}{verdict}. Copied most by: {best or 'no head'}."
+
 
 class _TopKeys:
-    """The heaviest key of the last query, by layer."""
+    """The heaviest key of the last query, by layer, as a position in the text."""
 
     def __init__(self) -> None:
         self.found: dict[str, Tensor] = {}
+        self.tokens = 0  # in the text so far
 
     def hear(self, call: Call) -> None:
         if call.kind == "self":
-            last = call.weights.detach().select(batch=0, queries=call.weights.shape[2] - 1)
-            self.found[call.path] = last.top(1).indices[0, :, 0, 0]  # [H]
+            _, _, T, S = call.weights.shape
+            last = call.weights.detach().select(batch=0, queries=T - 1)
+            gone = max(0, self.tokens - S)  # a cache of a sliding window holds the last S keys alone
+            self.found[call.path] = last.top(1).indices[0, :, 0, 0] + gone  # [H]
 
 
 @torch.no_grad()
@@ -77,15 +91,16 @@ def retrieval_scores(
     """Let a causal language model answer greedily, and see which heads fetch the needle.
 
     Args:
-        model: a Hugging Face causal language model with a cache.
+        model: a Hugging Face causal language model with a cache: in training mode, gradient checkpointing
+            takes that away.
         input_ids: int [1, S]: text, needle and question.
         needle: (start, stop), where the needle lies among them.
         steps: tokens to generate; by default as many as the needle has.
 
     Raises:
         ShapeError: more than one sequence.
-        ArgumentError: a needle that is empty or outside the text; steps below 1.
-        AttentionBypassed: layers that cannot be heard.
+        ArgumentError: a needle that is empty or outside the text; steps below 1; a model that gives no cache.
+        AttentionBypassed: layers that cannot be heard, or nothing heard at all.
 
     Wu 2024, "Retrieval Head Mechanistically Explains Long-Context Factuality".
     """
@@ -103,20 +118,28 @@ def retrieval_scores(
     if steps < 1:
         raise ArgumentError(f"steps must be at least 1: got {steps}; the needle has {stop - start} tokens")
     listener = _TopKeys()
-    top: dict[str, list[Tensor]] = {}
+    top: list[dict[str, Tensor]] = []  # a step: path -> [H]
     said: list[Tensor] = []
     given, cache = input_ids, None
-    with attach(model, listener, fallback):
-        for _ in range(steps):
+    with attach(model, listener, fallback) as attachment:
+        for step in range(steps):
+            listener.found, listener.tokens = {}, S + step
             answer: Any = model(input_ids=given, past_key_values=cache, use_cache=True)
-            given, cache = answer.logits[:, -1:].argmax(-1), answer.past_key_values
+            given, cache = answer.logits[:, -1:].argmax(-1), getattr(answer, "past_key_values", None)
+            if cache is None and step + 1 < steps:
+                raise ArgumentError(
+                    f"model must give a cache: {type(model).__name__} gave past_key_values=None in step "
+                    f"{step + 1} of {steps}; use model.eval(), and a causal language model"
+                )
             said.append(given[0, 0].cpu())
-            for path, keys in listener.found.items():
-                top.setdefault(path, []).append(keys.cpu())
+            top.append({path: keys.cpu() for path, keys in listener.found.items()})
+    paths = {path: keys for found in top for path, keys in found.items()}
+    check_any(model, steps, paths, fallback)
     generated, tokens = torch.stack(said), input_ids[0].cpu()
-    names = names_of(list(top))
-    scores = {
-        names[path]: retrieval(torch.stack(keys), tokens, generated, needle) for path, keys in top.items()
-    }
+    scores = {}
+    for path, like in paths.items():
+        nowhere = torch.full_like(like, -1)  # where a layer did not run in a step
+        keys = torch.stack([found.get(path, nowhere) for found in top])  # [steps, H]
+        scores[attachment.name_of(path)] = retrieval(keys, tokens, generated, needle)
     wanted = set(tokens[start:stop].tolist())
     return Retrieval(scores, generated, len(wanted & set(generated.tolist())) / len(wanted))

@@ -25,7 +25,7 @@ class Tokens:
         self.two_texts = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
         self.special = _special_ids(model, tokenizer)
         self._named = lru_cache(maxsize=2**16)(self._name)
-        self._last: tuple[Tensor, Marks] | None = None
+        self._last: tuple[int, int, Marks] | None = None  # of which forward and tensor
         self._there: dict[torch.device, Tensor] = {}
 
     def of(self, call: Call) -> Tensor | None:
@@ -39,10 +39,13 @@ class Tokens:
                 return ids
         return None
 
-    def marks(self, ids: Tensor) -> Marks:
-        """What is known of these ids; asked once a forward."""
-        if self._last is not None and self._last[0] is ids:
-            return self._last[1]
+    def marks(self, call: Call) -> Marks | None:
+        """What is known of the tokens of a call's keys, if they are known; the ids copied, once a forward."""
+        ids = self.of(call)
+        if ids is None:
+            return None
+        if self._last is not None and self._last[:2] == (call.forward.number, id(ids)):
+            return self._last[2]
         special = torch.isin(ids, self._special_on(ids.device)) if self.special else None
         punctuation = None
         if self.tokenizer is not None:
@@ -50,8 +53,10 @@ class Tokens:
             punctuation = torch.tensor(flags, device=ids.device)
             if special is not None:
                 punctuation &= ~special
-        marks = Marks(ids, special, punctuation)
-        self._last = (ids, marks)
+        marks = Marks(
+            ids.clone(), special, punctuation
+        )  # what is measured later is of the tokens as they were
+        self._last = (call.forward.number, id(ids), marks)
         return marks
 
     def _special_on(self, device: torch.device) -> Tensor:

@@ -19,7 +19,7 @@ PREFIX = "heads/"  # of our numbers among those of others
 def trainer_callback(every: int | Monitor = 100, **options: Any) -> Any:
     """A `transformers.TrainerCallback` that measures a step in `every` and adds its numbers to the logs.
 
-        callback = trainer_callback(every=100)
+        callback = hw.trainer_callback(every=100)
         trainer = Trainer(model, args, train_dataset=data, callbacks=[callback])
         callback.join(trainer)
         trainer.train()
@@ -46,8 +46,6 @@ def trainer_callback(every: int | Monitor = 100, **options: Any) -> Any:
         ImportError: transformers is not installed.
 
     Example:
-        >>> import pytest
-        >>> _ = pytest.importorskip("transformers")
         >>> trainer_callback(every=50, statistics="entropy")
         MonitorCallback(every=50)
     """
@@ -72,7 +70,7 @@ def _callback_class() -> type[Any]:
         ) from error
 
     class MonitorCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
-        """Made by `headwise.watch.trainer_callback`, which describes it."""
+        """Made by `headwise.trainer_callback`, which describes it."""
 
         def __init__(self, every: int | Monitor, options: dict[str, Any]) -> None:
             self.monitor = every if isinstance(every, Monitor) else None

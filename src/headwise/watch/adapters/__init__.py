@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..attachment import Attachment, Undo
+from ..attachment import Attachment
+from ..holding import Undo
 from . import functions, headwise_modules, huggingface, timm_modules, torch_modules
 
 __all__ = ["ADAPTERS"]

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from ... import budget
 from ...arguments import under_autocast
 from ...functional import attention
 from ...map import AttentionMap
 from ...masks import Mask
 from ..attachment import announce, quietly
+from .remembering import remembered
 
-__all__ = ["attended", "with_padding"]
+__all__ = ["attended", "for_each", "with_padding"]
 
 
 def attended(
@@ -55,6 +57,9 @@ def _dropped(
         return scaled_dot_product_attention(
             q, k, v, None, dropout, is_causal=True, scale=scale, enable_gqa=grouped
         )
+    if not mask.hides_nothing:
+        what, instead = f"dense mask [{B}, 1, {T}, {S}] beside dropout", "use a shorter text, or model.eval()"
+        budget.check(B * T * S, q.device, what, instead)
     added: Tensor | None = None if mask.hides_nothing else mask.full(T, S, B, H)
     if added is not None:
         added = added | ~added.any(-1, keepdim=True)  # a query that sees nothing would be NaN
@@ -63,7 +68,7 @@ def _dropped(
     return scaled_dot_product_attention(q, k, v, added, dropout, scale=scale, enable_gqa=grouped)
 
 
-def with_padding(mask: Mask) -> Mask:
+def with_padding(mask: Mask, batch: int) -> Mask:
     """In self-attention, a key that no query may see is padding, and so is the query in its place."""
     if mask.queries is not None:
         return mask
@@ -71,5 +76,19 @@ def with_padding(mask: Mask) -> Mask:
         return replace(mask, queries=mask.keys)
     if mask.allowed is None or mask.allowed.shape[2] == 1:
         return mask
-    seen = mask.allowed.any(2).any(1)  # [B or 1, S]
-    return mask if bool(seen.all()) else replace(mask, keys=seen, queries=seen)
+    seen = remembered(mask.allowed, "seen by some", _seen_by_some)
+    if seen is None:
+        return mask
+    seen = for_each(seen, batch)
+    return replace(mask, keys=seen, queries=seen)
+
+
+def for_each(real: Tensor, batch: int) -> Tensor:
+    """Which positions are real, [B, S], from one row for all or one a sequence."""
+    return real.expand(batch, -1) if real.shape[0] == 1 else real
+
+
+def _seen_by_some(allowed: Tensor) -> Tensor | None:
+    """Which keys some query may see, bool [B or 1, S]; None: all."""
+    seen = allowed.any(2).any(1)
+    return None if bool(seen.all()) else seen

@@ -17,13 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import TorchFunctionMode
 
 from ...map import AttentionMap
 from ...masks import Mask
-from ..attachment import Attachment, Undo, announce, eager_is_wanted, is_quiet, padding_now
-from ..places import DISPATCHES, names_in
+from ..attachment import Attachment, announce, is_quiet, nothing_to_hear, padding_now
+from ..holding import Undo
+from ..places import DISPATCHES, names_in, sounds_cross
 from .attending import attended, with_padding
+from .remembering import remembered
 
 __all__ = ["install"]
 
@@ -35,10 +38,19 @@ def install(attachment: Attachment) -> Undo:
     """Listen to torch's functions while a module runs that none of the other adapters serves."""
     mode = _Functions(attachment)
     handles = []
+
+    # Functions of their own: a copy of the model takes its hooks along, but not what is behind them.
+    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if attachment.is_active:
+            mode.enter(args, kwargs)
+
+    def leave(*_: Any) -> None:
+        mode.leave()
+
     for module, path in attachment.paths.items():
         if mode.may_call(module, path):
-            handles.append(module.register_forward_pre_hook(mode.enter, with_kwargs=True))
-            handles.append(module.register_forward_hook(mode.leave, always_call=True))
+            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+            handles.append(module.register_forward_hook(leave, always_call=True))
 
     def undo() -> None:
         for handle in handles:
@@ -70,6 +82,7 @@ class _Functions(TorchFunctionMode):
         self.attachment = attachment
         self.places = set(attachment.places)
         self.running: list[_Running] = []
+        self.were_self: set[str] = set()  # paths of layers that attended to their own text
 
     def may_call(self, module: nn.Module, path: str) -> bool:
         """Whether this module may attend by itself: a place of attention of which no adapter knows more."""
@@ -80,16 +93,20 @@ class _Functions(TorchFunctionMode):
             return DISPATCHES not in names_in(kind)
         return not kind.__module__.startswith("transformers.")
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = [x.shape for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim > 2]
         self.running.append(_Running(given))
         if len(self.running) == 1:
             self.__enter__()
 
-    def leave(self, *_: Any) -> None:
+    def leave(self) -> None:
         if len(self.running) == 1:
             self.__exit__(None, None, None)
         del self.running[-1:]
+
+    def forget(self) -> None:
+        """An interrupt ran past the hooks: what was running is not any more."""
+        self.running.clear()
 
     def leave_all(self) -> None:
         """After an exception that ran past the hooks."""
@@ -102,29 +119,38 @@ class _Functions(TorchFunctionMode):
         if is_quiet():
             return func(*args, **kwargs)
         if func is functional.scaled_dot_product_attention:
-            found = _fused(*args, **kwargs)
+            found = self._fused(*args, **kwargs)
             return func(*args, **kwargs) if found is None else found
-        if self.attachment.here not in self.places or not eager_is_wanted():
-            return func(*args, **kwargs)
-        if func is functional.multi_head_attention_forward:
+        eager, place = self.attachment.reads_eager, self.attachment.here in self.places
+        if func is functional.multi_head_attention_forward and eager and place:
             return self._multi_head(*args, **kwargs)
         result = func(*args, **kwargs)
-        if func in SOFTMAX and result.ndim > 2:
+        if func in SOFTMAX and result.ndim > 2 and self.attachment.entered:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-            if dim in (-1, result.ndim - 1):
-                self._look(result)
+            looks_like_weights = result.ndim == 4 or result.shape[-1] == result.shape[-2]
+            if dim in (-1, result.ndim - 1) and (place or looks_like_weights):
+                if eager:
+                    self._look(result)
+                elif not place:  # attention in a module of another name: it is not to be missed
+                    self._bypassed()
         return result
 
     def _look(self, weights: Tensor) -> None:
         running = self.running[-1]
         running.softmaxes += 1
         if running.softmaxes > 1:  # one part of the attention among several: none of them is the weights
-            self.attachment.bypassed.setdefault(self.attachment.entered[-1].path, ())
+            self._bypassed()
             return
         found = _by_head(weights, self._num_heads())
         if found is not None and running.was_given_rows_of(found):
             B, _, T, S = found.shape
-            self._tell(found, padding_now("attention_mask", B, T) if T == S else None)
+            cross = sounds_cross(self.attachment.here)
+            self._tell(found, None if cross or T != S else padding_now(self.attachment.here, B, T), cross)
+        elif self.attachment.here not in self.places:
+            self._bypassed()
+
+    def _bypassed(self) -> None:
+        self.attachment.bypassed.setdefault(self.attachment.entered[-1].path, ())
 
     def _multi_head(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """torch's function behind its module, called by a layer that is not its module."""
@@ -136,15 +162,67 @@ class _Functions(TorchFunctionMode):
         hidden = asked.arguments["key_padding_mask"]
         real = None if hidden is None or hidden.dtype != torch.bool else ~hidden
         if weights.ndim == 4:
-            self._tell(weights, real)
+            self._tell(weights, real, cross=asked.arguments["query"] is not asked.arguments["key"])
         if not asked.arguments["need_weights"]:
             return output, None
         return output, weights.mean(-3) if asked.arguments["average_attn_weights"] else weights
 
-    def _tell(self, weights: Tensor, real: Tensor | None) -> None:
-        queries = real if weights.shape[2] == weights.shape[3] else None
+    def _tell(self, weights: Tensor, real: Tensor | None, cross: bool) -> None:
+        B, _, T, S = weights.shape
+        queries = padding_now(self.attachment.here, B, T) if cross else real if T == S else None
         given = AttentionMap.from_weights(weights.detach(), Mask(keys=real, queries=queries))
-        announce(None, "self", given, None, None)
+        announce(None, "cross" if cross else "self", given, None, None)
+
+    def _fused(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor | None:
+        """torch's fused function by ours; None: not a call for ours."""
+        if query.is_nested or query.ndim < 3:
+            return None
+        if not query.numel() or not key.numel():
+            nothing_to_hear()
+            return None
+        lead, H = query.shape[:-2], self._num_heads() if query.ndim == 3 else None
+        q, k, v = (_four(x, H) for x in (query, key, value))
+        B, T, S = q.shape[0], q.shape[2], k.shape[2]
+        mask, bias = Mask(right=T - S) if is_causal else Mask(), None
+        if isinstance(attn_mask, CausalBias):  # a mask without its numbers
+            upper_left = attn_mask.variant == CausalVariant.UPPER_LEFT
+            mask, attn_mask = Mask(right=T - S if upper_left else 0), None
+        elif attn_mask is not None and type(attn_mask) not in (Tensor, nn.Parameter):
+            return None  # of another kind, whose numbers may not be what it means
+        if attn_mask is not None:
+            spread = attn_mask.expand(*lead, T, S) if attn_mask.ndim > 4 else attn_mask
+            spread = _four(spread, H) if spread.ndim > 2 else spread[None, None]
+            allowed, bias = (spread, None) if attn_mask.dtype == torch.bool else _parted(attn_mask, spread)
+            mask = mask & _rules(attn_mask, allowed, B, T, S)
+        kind = self._kind(T, S, is_causal)
+        if kind == "self" and T == S:
+            mask = with_padding(mask, B)
+            if mask.queries is None:
+                mask = replace(mask, queries=padding_now(self.attachment.here, B, T))
+        elif kind == "cross":
+            mask = replace(mask, queries=padding_now(self.attachment.here, B, T))
+        output, _ = attended(None, kind, q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout_p)
+        return output.reshape(*lead, T, value.shape[-1])
+
+    def _kind(self, T: int, S: int, is_causal: bool) -> str:
+        """Self- or cross-attention, as far as sizes and names tell; one new query goes on with what was."""
+        here = self.attachment.here or ""
+        if sounds_cross(here):
+            return "cross"
+        if T == S or is_causal:
+            self.were_self.add(here)
+            return "self"
+        return "self" if T == 1 and here in self.were_self else "cross"
 
     def _num_heads(self) -> int | None:
         here = self.attachment.here
@@ -164,55 +242,33 @@ def _by_head(weights: Tensor, H: int | None) -> Tensor | None:
     return None
 
 
-def _fused(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor | None:
-    """torch's fused function by ours; None: not a call for ours."""
-    if query.is_nested or query.ndim < 3 or not query.numel() or not key.numel():
-        return None
-    lead = query.shape[:-2]
-    q, k, v = (_four(x) for x in (query, key, value))
-    B, T, S = q.shape[0], q.shape[2], k.shape[2]
-    mask, bias = Mask(right=T - S) if is_causal else Mask(), None
-    if attn_mask is not None:
-        spread = attn_mask.expand(*lead, T, S) if attn_mask.ndim > 4 else attn_mask
-        spread = _four(spread) if spread.ndim > 2 else spread[None, None]
-        allowed, bias = (spread, None) if attn_mask.dtype == torch.bool else _parted(spread)
-        mask = mask & _rules(allowed, B, T, S)
-    if T == S:
-        mask = with_padding(mask)
-    if mask.queries is None and T == S:
-        mask = replace(mask, queries=padding_now("attention_mask", B, T))
-    kind = "self" if T == S or is_causal else "cross"
-    output, _ = attended(None, kind, q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout_p)
-    return output.reshape(*lead, T, value.shape[-1])
-
-
-def _parted(added: Tensor) -> tuple[Tensor, Tensor | None]:
+def _parted(given: Tensor, spread: Tensor) -> tuple[Tensor, Tensor | None]:
     """What a float mask hides, and what else it adds."""
-    hidden = added <= torch.finfo(added.dtype).min / 2
-    bias = added.masked_fill(hidden, 0.0)
-    return ~hidden, bias if bias.requires_grad or bool(bias.any()) else None
+    hidden = spread <= torch.finfo(spread.dtype).min / 2
+    adds = spread.requires_grad or remembered(given, "adds", _adds)
+    return ~hidden, spread.masked_fill(hidden, 0.0) if adds else None
 
 
-def _rules(allowed: Tensor, B: int, T: int, S: int) -> Mask:
+def _adds(mask: Tensor) -> bool:
+    """Whether there is more in a float mask than 0 and what hides."""
+    return bool(((mask != 0) & (mask > torch.finfo(mask.dtype).min / 2)).any())
+
+
+def _rules(given: Tensor, allowed: Tensor, B: int, T: int, S: int) -> Mask:
     """A bool mask; one that is the same for all heads and queries is padding."""
-    if bool(allowed.all()):
+    if not remembered(given, "hides", lambda _: not bool(allowed.all())):
         return Mask()
     if allowed.shape[1:3] == (1, 1) and allowed.shape[3] == S:
         return Mask.padding(allowed[:, 0, 0].expand(B, S))
     return Mask.dense(allowed)
 
 
-def _four(x: Tensor) -> Tensor:
-    """[..., H, T, D] with as many leading dimensions as there are, as [B, H, T, D]."""
+def _four(x: Tensor, H: int | None) -> Tensor:
+    """[..., H, T, D] with as many leading dimensions as there are, as [B, H, T, D].
+
+    H: heads that may lie folded into the batch of a tensor of three dimensions.
+    """
     if x.ndim == 3:
-        return x[:, None]
+        folded = H is not None and H > 0 and x.shape[0] % H == 0
+        return x.unflatten(0, (-1, H)) if folded and H is not None else x[:, None]
     return x.flatten(0, -4) if x.ndim > 4 else x

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ...map import AttentionMap
 from ...nn import MultiHeadAttention
-from ..attachment import Attachment, Undo, announce
+from ..attachment import Attachment, announce
+from ..holding import Undo
 from .overriding import override
 
 __all__ = ["install"]

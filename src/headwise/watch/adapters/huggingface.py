@@ -9,43 +9,36 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from ...masks import Mask
-from ..attachment import Attachment, Undo, padding_now, path_of
-from ..places import DISPATCHES, names_in
+from ..attachment import Attachment, padding_now, path_of
+from ..holding import Undo, hold, undo_all
+from ..places import DISPATCHES, names_in, sounds_cross
 from .attending import attended
 from .huggingface_masks import CompactMask, compact_mask, own_implementation, rules_of
 
 __all__ = ["install"]
 
 NAME = "headwise"
-CROSS = ("cross", "encoder_attn", "encdec", "encoder_decoder")
-
-_held: dict[int, list[Any]] = {}  # id of a config -> [config, how many hold it]
 
 
 def install(attachment: Attachment) -> Undo:
     """Select our functions in every config that a dispatching layer reads."""
     configs = attachment.structure.once(NAME, lambda: _configs(attachment.model))
-    if configs:
-        _register()
-    for config in configs:
-        own_implementation.setdefault(id(config), config._attn_implementation)
-        _held.setdefault(id(config), [config, 0])[1] += 1
-        config._attn_implementation_internal = NAME
+    return undo_all([hold((NAME, id(config)), partial(_select, config)) for config in configs])
+
+
+def _select(config: Any) -> Undo:
+    _register()
+    own_implementation[id(config)] = config._attn_implementation
+    config._attn_implementation_internal = NAME
 
     def undo() -> None:
-        for config in configs:
-            entry = _held[id(config)]
-            entry[1] -= 1
-            if not entry[1]:
-                config._attn_implementation_internal = own_implementation.pop(id(config))
-                del _held[id(config)]
-        if configs and not _held:
-            _unregister()
+        config._attn_implementation_internal = own_implementation.pop(id(config))
 
     return undo
 
@@ -71,17 +64,11 @@ def _below_a_model(module: nn.Module) -> list[nn.Module]:
 
 
 def _register() -> None:
+    """For good: a copy made of a model while it is watched has our name in its config, and must go on."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, attention_function)
     AttentionMaskInterface.register(NAME, compact_mask)
-
-
-def _unregister() -> None:
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface._global_mapping.pop(NAME, None)
-    AttentionMaskInterface._global_mapping.pop(NAME, None)
 
 
 def attention_function(
@@ -111,14 +98,16 @@ def attention_function(
     cross = _is_cross(module, T, S, attention_mask, is_causal)
     if attention_mask is None:
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+        if own_implementation.get(id(getattr(module, "config", None))) == "eager":
+            causal = False  # there, no mask hides nothing; elsewhere it leaves the matter to the layer
         rules, bias, used = Mask(right=T - S) if causal and T > 1 else Mask(), None, S
     else:
-        rules, bias, used = rules_of(attention_mask, T, S, itself=not cross)
+        rules, bias, used = rules_of(attention_mask, T, S, not cross, query.shape[0])
     if used < S or _is_written_to(key):  # what is filled of a cache; a copy, for the cache goes on changing
         key, value = key[:, :, :used].clone(), value[:, :, :used].clone()
         position_bias = None if position_bias is None else position_bias[..., :used]
     if cross and rules.queries is None:
-        rules = replace(rules, queries=padding_now("decoder_attention_mask", query.shape[0], T))
+        rules = replace(rules, queries=padding_now(path_of(module), query.shape[0], T))
     if position_bias is not None:
         bias = position_bias if bias is None else bias + position_bias
     output, weights = attended(
@@ -145,8 +134,7 @@ def _is_cross(module: nn.Module, T: int, S: int, mask: Any, is_causal: bool | No
     """Whether keys come from elsewhere, as far as a layer lets one know."""
     if getattr(module, "is_cross_attention", False) is True:
         return True
-    path = (path_of(module) or "").lower()
-    if any(word in path for word in CROSS):
+    if sounds_cross(path_of(module)):
         return True
     causal = (
         mask.is_causal if isinstance(mask, CompactMask) else is_causal or getattr(module, "is_causal", False)

@@ -19,11 +19,12 @@ from ... import budget
 from ...errors import AttentionBypassed
 from ...foreign_masks import from_huggingface
 from ...masks import Mask
-from .attending import with_padding
+from .attending import for_each, with_padding
 
 __all__ = ["CompactMask", "compact_mask", "rules_of"]
 
 Predicate = Callable[..., Any]
+AS_GOOD_AS_HIDDEN = -9000.0
 
 own_implementation: dict[int, str] = {}  # id of a config that is listened to -> what it says otherwise
 
@@ -220,7 +221,9 @@ def _chunks(size: int, left_padding: Tensor, of: CompactMask) -> Mask:
     return Mask.documents((keys - first) // size, (queries - first) // size)
 
 
-def rules_of(mask: Any, query_len: int, key_len: int, itself: bool) -> tuple[Mask, Tensor | None, int]:
+def rules_of(
+    mask: Any, query_len: int, key_len: int, itself: bool, batch: int = 1
+) -> tuple[Mask, Tensor | None, int]:
     """(rules, bias, keys in use) of what an attention function was handed.
 
     Args:
@@ -239,11 +242,13 @@ def rules_of(mask: Any, query_len: int, key_len: int, itself: bool) -> tuple[Mas
                 "layer adds keys of its own that headwise knows nothing of; use output_attentions=True"
             )
         mask = mask.dense[..., :key_len]
+    if mask.is_floating_point():  # -10000 hides as well as the lowest number does: its weight is 0
+        mask = mask.masked_fill(mask <= AS_GOOD_AS_HIDDEN, torch.finfo(mask.dtype).min)
     rules, bias = from_huggingface(mask, query_len=query_len)
     if rules.allowed is not None and rules.allowed.shape[1:3] == (1, 1) and rules.allowed.shape[3] == key_len:
-        rules = replace(rules, allowed=None, keys=rules.allowed[:, 0, 0])  # it is padding
+        rules = replace(rules, allowed=None, keys=for_each(rules.allowed[:, 0, 0], batch))  # it is padding
     if itself and query_len == key_len:
-        rules = with_padding(rules)
+        rules = with_padding(rules, batch)
     return rules, bias, key_len
 
 

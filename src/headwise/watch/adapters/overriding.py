@@ -3,52 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
+from types import MethodType
 from typing import Any
 
 from torch import nn
 
-from ..attachment import Undo
+from ..holding import Undo, hold, undo_all
 
 __all__ = ["override"]
 
-_held: dict[nn.Module, int] = {}  # how many attachments want it overridden
+OWN, WRAPPED = "forward", "_old_forward"
 
 
 def override(modules: Iterable[nn.Module], forward: Callable[..., Any]) -> Undo:
-    """Let `forward(module, ...)` run in place of each module's; one with a forward of its own is left alone.
+    """Let `forward(module, ...)` run in place of each module's own; one with its own forward is left alone.
 
-    Where a placement library has wrapped the forward of a module (device_map), what it wrapped is replaced.
+    Where a placement library has wrapped the forward of a module (device_map), what it wrapped is replaced. A
+    copy made meanwhile has a forward that is its own and goes on working.
     """
-    taken: list[nn.Module] = []
+    undos = []
     for module in modules:
-        if module in _held:
-            _held[module] += 1
-            taken.append(module)
-        elif "forward" not in module.__dict__:
-            _take(module, "forward", forward)
-            taken.append(module)
-        elif "_old_forward" in module.__dict__:
-            _take(module, "_old_forward", forward)
-            taken.append(module)
+        key = ("forward", module)
+        name = WRAPPED if WRAPPED in module.__dict__ else OWN
+        if name == WRAPPED or OWN not in module.__dict__ or _is_ours(module):
+            undos.append(hold(key, partial(_take, module, name, forward)))
+    return undo_all(undos)
+
+
+def _is_ours(module: nn.Module) -> bool:
+    return getattr(module.__dict__[OWN], "__module__", "").startswith(__name__.rpartition(".")[0])
+
+
+def _take(module: nn.Module, name: str, forward: Callable[..., Any]) -> Undo:
+    before = module.__dict__.get(name)
+    module.__dict__[name] = MethodType(forward, module)
 
     def undo() -> None:
-        for module in taken:
-            _held[module] -= 1
-            if not _held[module]:
-                del _held[module]
-                name, original = module.__dict__.pop(MARK)
-                if original is None:
-                    del module.__dict__[name]
-                else:
-                    module.__dict__[name] = original
+        if before is None:
+            del module.__dict__[name]
+        else:
+            module.__dict__[name] = before
 
     return undo
-
-
-MARK = "_headwise_own_forward"
-
-
-def _take(module: nn.Module, name: str, forward: Callable[..., Any]) -> None:
-    module.__dict__[MARK] = (name, module.__dict__.get(name))
-    module.__dict__[name] = lambda *args, **kwargs: forward(module, *args, **kwargs)
-    _held[module] = 1

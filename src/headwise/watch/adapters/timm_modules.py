@@ -1,29 +1,26 @@
-"""timm's attention layers: of the two ways through their forward, the fused one is taken, and heard there."""
+"""timm's attention layers, which have two ways through one forward: the fused one is taken and heard."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import nn
 
-from ..attachment import Attachment, Undo
+from ..attachment import Attachment
+from ..holding import Undo, hold, undo_all
 
 __all__ = ["install"]
 
 FLAG = "fused_attn"
-_held: dict[nn.Module, int] = {}  # whose flag was off -> how many attachments hold it on
 
 
 def install(attachment: Attachment) -> Undo:
-    """Turn the flag on wherever it is off."""
-    taken = [m for m in attachment.paths if m in _held or m.__dict__.get(FLAG) is False]
-    for module in taken:
-        _held[module] = _held.get(module, 0) + 1
-        setattr(module, FLAG, True)
+    """Turn the flag on wherever there is one."""
+    modules = [module for module in attachment.paths if FLAG in module.__dict__]
+    return undo_all([hold((FLAG, module), partial(_turn_on, module)) for module in modules])
 
-    def undo() -> None:
-        for module in taken:
-            _held[module] -= 1
-            if not _held[module]:
-                del _held[module]
-                setattr(module, FLAG, False)
 
-    return undo
+def _turn_on(module: nn.Module) -> Undo:
+    before = getattr(module, FLAG)
+    setattr(module, FLAG, True)
+    return lambda: setattr(module, FLAG, before)

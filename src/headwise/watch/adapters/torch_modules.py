@@ -10,6 +10,7 @@ Letters: B batch, T query_len, S key_len, E embed_dim.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +23,11 @@ from ...nn.as_torch.module import MultiheadAttention
 from ...nn.as_torch.projecting import heads_of, with_more_keys
 from ...nn.as_torch.reading import content_of
 from ...nn.one_step import joined
-from ..attachment import Attachment, Undo
+from ..attachment import Attachment, beside, nothing_to_hear
+from ..holding import Undo, hold, undo_all
 from .attending import attended
 from .overriding import override
+from .remembering import remembered
 
 __all__ = ["install"]
 
@@ -34,19 +37,18 @@ KNOWN = (nn.MultiheadAttention, MultiheadAttention)  # not their subclasses, whi
 def install(attachment: Attachment) -> Undo:
     """Let every module of torch's class tell of its calls."""
     modules = list(attachment.paths)
-    nesting = [
-        m for m in modules if isinstance(m, nn.TransformerEncoder) and getattr(m, "use_nested_tensor", False)
-    ]
-    for encoder in nesting:
-        encoder.use_nested_tensor = False
-    give_back = override((module for module in modules if type(module) in KNOWN), forward)
+    nesting = [module for module in modules if isinstance(module, nn.TransformerEncoder)]
+    undos = [hold(("nested", module), partial(_unnest, module)) for module in nesting]
+    return undo_all([*undos, override((module for module in modules if type(module) in KNOWN), forward)])
 
-    def undo() -> None:
-        give_back()
-        for encoder in nesting:
-            encoder.use_nested_tensor = True
 
-    return undo
+def _unnest(encoder: nn.TransformerEncoder) -> Undo:
+    """Nested tensors are for torch's native path alone."""
+    before = getattr(encoder, "use_nested_tensor", None)
+    if before is None:
+        return lambda: None
+    encoder.use_nested_tensor = False
+    return lambda: setattr(encoder, "use_nested_tensor", before)
 
 
 def forward(
@@ -61,6 +63,19 @@ def forward(
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """As torch's, with the heads' output announced on its way."""
+    if not query.numel() or not key.numel():
+        nothing_to_hear()
+        return type(module).forward(
+            module,
+            query,
+            key,
+            value,
+            key_padding_mask,
+            need_weights,
+            attn_mask,
+            average_attn_weights,
+            is_causal,
+        )
     check_inputs(module, query, key, value, key_padding_mask, attn_mask, is_causal)  # type: ignore[arg-type]
     batched, itself = query.dim() == 3, query is key
     if not batched:
@@ -74,6 +89,10 @@ def forward(
     mask, bias = _rules(module, q, k, key_padding_mask, attn_mask, is_causal)
     if itself and mask.keys is not None:
         mask = replace(mask, queries=mask.keys[:, : q.shape[2]])
+    if itself:
+        beside(module, mask.queries)
+    else:
+        mask = replace(mask, queries=beside(module, None, tuple(query.shape[first :: 1 - 2 * first][:2])))
     if _appended(module):
         k, v = with_more_keys(module, k, v)  # type: ignore[arg-type]
     dropout = module.dropout if module.training else 0.0
@@ -104,9 +123,7 @@ def _rules(
     B, H, T, _ = q.shape
     S, more = k.shape[2], _appended(module)
     if padding is not None and padding.is_floating_point():
-        hidden = padding == -torch.inf  # torch's encoder makes this of a bool mask
-        if not bool(padding.masked_fill(hidden, 0).any()):
-            padding = hidden
+        padding = remembered(padding, "as bool", _as_bool)
     content = None if attn_mask is None or attn_mask.dim() != 2 else content_of(attn_mask)
     causal = T == S and content is not None and content.causal
     if more:  # everyone sees what the module adds
@@ -120,3 +137,9 @@ def _rules(
         num_heads=H, query_len=T, key_len=S + more, batch=B,
     )  # fmt: skip
     return (mask & Mask.causal() if causal and not more else mask), bias
+
+
+def _as_bool(padding: Tensor) -> Tensor:
+    """torch's encoder makes 0 and -inf of a bool mask; the bool mask again, if that is all there is in it."""
+    hidden = padding == -torch.inf
+    return padding if bool(padding.masked_fill(hidden, 0).any()) else hidden

@@ -35,12 +35,16 @@ class Pruned:
         gone = sum(map(len, self.heads.values()))
         before, after = self.parameters
         saved = f"{before:,} -> {after:,} parameters ({(after - before) / max(1, before):+.1%})"
-        lines = [f"{gone} heads pruned in {len(self.heads)} layers: {saved}."]
+        lines = [f"{_counted(gone, 'head')} pruned in {_counted(len(self.heads), 'layer')}: {saved}."]
         for path, heads in self.heads.items():
             was, left = self.num_heads[path]
             named = ", ".join(map(str, heads))
-            lines.append(f"  {path or '(the model)'}: {was} -> {left} heads, without {named}")
+            lines.append(f"  {path or '(the model)'}: {was} -> {_counted(left, 'head')}, without {named}")
         return "\n".join(lines)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def prune(model: nn.Module, heads: Heads) -> Pruned:
@@ -73,7 +77,7 @@ def prune(model: nn.Module, heads: Heads) -> Pruned:
         >>> from headwise.nn import MultiHeadAttention
         >>> mha = MultiHeadAttention(d_model=8, num_heads=4)
         >>> print(prune(mha, [(0, 1), (0, 2)]))
-        2 heads pruned in 1 layers: 288 -> 148 parameters (-48.6%).
+        2 heads pruned in 1 layer: 288 -> 148 parameters (-48.6%).
           (the model): 4 -> 2 heads, without 1, 2
         >>> mha(torch.randn(1, 3, 8))[0].shape
         torch.Size([1, 3, 8])

@@ -65,6 +65,7 @@ def load_pruned(cls_or_model: Any, folder: str | os.PathLike[str], **changes: An
     Raises:
         ArgumentError: no such folder or files; a config without pruned heads; weights that do not fit;
             changes for a model that is already built.
+        ImportError: safetensors is not installed.
 
     Example:
         >>> folder = "smaller-gpt2"
@@ -97,8 +98,37 @@ def load_pruned(cls_or_model: Any, folder: str | os.PathLike[str], **changes: An
             "use from_pretrained"
         )
     prune(model, written)
-    _load(model, state, folder)
+    try:
+        _load(model, state, folder)
+    except ArgumentError:
+        # some families save under other names than their own, which their own loader translates back
+        built = isinstance(cls_or_model, nn.Module)
+        model = None if built else _by_its_own_loader(model, place, written)
+        if model is None:
+            raise
     return model.eval()
+
+
+def _by_its_own_loader(model: Any, place: Path, written: Any) -> Any:
+    """The model by `from_pretrained` of a class that is born pruned; None: something is missing still."""
+    from .pruning import prune
+
+    kind = type(model)
+
+    class BornPruned(kind):  # type: ignore[misc, valid-type]
+        def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+            super().__init__(config, *args, **kwargs)
+            prune(self, written)
+
+    BornPruned.__name__ = kind.__name__
+    BornPruned.__module__ = kind.__module__  # where the loader looks for the family's names
+    loaded, report = BornPruned.from_pretrained(
+        place, config=model.config, dtype="auto", local_files_only=True, output_loading_info=True
+    )
+    if any(report.get(name) for name in ("missing_keys", "unexpected_keys", "mismatched_keys")):
+        return None
+    loaded.__class__ = kind
+    return loaded
 
 
 def _config_class(cls: Any) -> Any:
@@ -111,8 +141,11 @@ def _config_class(cls: Any) -> Any:
 
 
 def _weights(place: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
+    try:
+        from safetensors.torch import load_file
+    except ModuleNotFoundError as error:
+        hint = 'load_pruned needs safetensors; install with: pip install "headwise[watch]"'
+        raise ImportError(hint, name="safetensors") from error
     files = [place / WEIGHTS]
     if (place / INDEX).is_file():
         index = json.loads((place / INDEX).read_text("utf-8"))["weight_map"]

@@ -1,0 +1,439 @@
+"""What is kept of calls: counted right, compared right, and the same after a file.
+
+Letters: B batch, H num_heads, Hk num_kv_heads, T query_len, S key_len, D head_dim.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import headwise as hw
+from headwise import AttentionMap, Heads, Mask
+from headwise.engines.statistics import ROW_STATISTICS, counted
+from headwise.errors import ArgumentError, BudgetExceeded
+from headwise.heads import jensen_shannon, locality, one_number, similarity, spread
+from headwise.heads.comparing import attention_between
+from headwise.heads.record import OFFSETS, _counts, _with_a_key, reduce
+from headwise.heads.saving import load, save
+from headwise.scoring import alibi
+
+B, H, HK, T, D = 2, 4, 2, 11, 8
+REAL = torch.arange(T) < torch.tensor([[T], [5]])
+ROWS = tuple(ROW_STATISTICS)
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def a_map(seed: int = 0, **options: Any) -> AttentionMap:
+    return AttentionMap(2 * normal(seed, B, H, T, D), normal(seed + 1, B, HK, T, D), **options)
+
+
+def one_layer(*records: Any) -> Heads:
+    heads = Heads()
+    for record in records:
+        heads.add("layers.0.attn", record)
+    return heads
+
+
+# Numbers of one call
+
+
+@pytest.mark.parametrize("reach", [0, 2, 30])
+@pytest.mark.parametrize("keep", [True, False])
+def test_locality_is_measured_with_the_reach_that_was_asked_for(reach: int, keep: bool) -> None:
+    """`local` was measured with the user's reach and held against an even head's with 8, whatever it was."""
+    weights = a_map(causal=True)
+    record = reduce(weights, names=ROWS, reach=reach, keep=keep, with_patterns=not keep)
+    record.measure_patterns()
+    torch.testing.assert_close(record.rows["locality"], locality(weights, reach), equal_nan=True)
+    assert record.reach == reach
+
+
+@pytest.mark.parametrize("query_len", [1, 2, 3, 4, 5, 10])
+@pytest.mark.parametrize("key_len", [1, 2, 4, 5, 9])
+def test_queries_are_counted_without_a_tensor_as_with_one(query_len: int, key_len: int) -> None:
+    """With more queries than keys, 10 over 4, each end was taken for one query: `itself` counted 9, not 4."""
+    weights = AttentionMap(normal(0, 1, 2, query_len, D), normal(1, 1, 2, key_len, D))
+    assert not weights._scores.may_see_nothing  # so that the way without a tensor is taken
+    found = _counts(weights)
+    for offset, name in OFFSETS.items():
+        expected = counted(name, weights._scores, weights.lse).sum(-1)
+        assert torch.equal(found[offset], expected), (offset, found[offset], expected)
+    for offset in range(-11, 12):
+        at = torch.arange(key_len - query_len, key_len) + offset
+        assert _with_a_key(query_len, key_len, offset) == int(((at >= 0) & (at < key_len)).sum())
+
+
+def test_ten_queries_over_four_keys() -> None:
+    """The numbers of the case in which it was found."""
+    assert [_with_a_key(10, 4, offset) for offset in (None, -1, 0, 1)] == [10, 3, 4, 4]
+
+
+def test_a_head_without_a_choice_has_no_spread() -> None:
+    """Entropy that is rounding, say -1e-8, over log 1 = 0 was infinite; the docstring promised NaN."""
+    weights = a_map(mask=Mask.window(1))
+    assert spread(weights).isnan().all()
+    assert spread(weights, torch.full((B, H), -1e-8)).isnan().all()
+    assert spread(a_map()).isfinite().all()
+
+
+def test_values_of_padding_are_not_compared() -> None:
+    """The mean cosine of values was over all keys: much padding, all alike, made any heads look the same."""
+    weights, values = a_map(mask=Mask.padding(REAL, REAL)), normal(2, B, HK, T, D)
+    values = torch.where(REAL[:, None, :, None], values, 1.0)
+    record = reduce(weights, between=("values", "outputs"), values=values, outputs=normal(3, B, H, T, D))
+    expected = torch.cat([similarity(values[:1]), similarity(values[1:, :, :5])])
+    torch.testing.assert_close(record.pairs["values"], expected)
+    assert record.pairs["values"].shape == (B, HK, HK) and record.pairs["outputs"].shape == (B, H, H)
+    assert record.counts["values"].tolist() == [[T] * HK, [5] * HK]
+    found = hw.diversity(one_layer(reduce_more(weights, record))).values[0]
+    torch.testing.assert_close(found, (expected * torch.tensor([T, 5])[:, None, None]).sum(0) / (T + 5))
+
+
+def reduce_more(weights: AttentionMap, record: Any) -> Any:
+    record.map = weights
+    return record
+
+
+# Comparing
+
+
+def test_how_many_queries_are_compared_is_obeyed_after_measuring() -> None:
+    """After watch(diversity=True), `queries=` was ignored: any number gave what was measured."""
+    q, k = normal(0, 1, 3, 300, D), normal(1, 1, 3, 300, D)
+    weights = AttentionMap(3 * q, k)
+    heads = one_layer(reduce(weights, names=ROWS, between=("attention",), keep=True))
+    for queries in (7, 256, None):
+        expected = jensen_shannon(weights, queries=queries)[0]
+        torch.testing.assert_close(hw.diversity(heads, queries=queries).attention[0], expected)
+    smooth = jensen_shannon(weights, smooth=0.1, queries=256)[0]
+    torch.testing.assert_close(hw.diversity(heads, smooth=0.1).attention[0], smooth)
+    heads[0].calls[0].map = None
+    hw.diversity(heads)
+    for options, said in (
+        ({"queries": 7}, "smooth=0.0, queries=7: layers.0.attn was measured with smooth=0.0, queries=256"),
+        ({"queries": None}, "smooth=0.0, queries=None: layers.0.attn was measured"),
+        ({"smooth": 0.1}, "smooth=0.1, queries=256: layers.0.attn was measured"),
+    ):
+        with pytest.raises(ArgumentError, match=re.escape(f"maps must have been kept for {said}")):
+            hw.diversity(heads, **options)
+
+
+def test_no_call_is_left_out_of_a_comparison_unsaid() -> None:
+    """Of a short text with its map and a long one without, another number of queries can be had of one."""
+    long = AttentionMap(normal(0, 1, H, 300, D), normal(1, 1, H, 300, D))
+    heads = one_layer(
+        reduce(a_map(), names=ROWS, between=("attention",), keep=True),
+        reduce(long, names=ROWS, between=("attention",)),
+    )
+    assert hw.diversity(heads).number > 0
+    with pytest.raises(ArgumentError, match=r"maps must have been kept for smooth=.*, queries=7: "):
+        hw.diversity(heads, queries=7)
+
+
+def test_all_queries_of_a_short_text_were_compared_already() -> None:
+    """What was measured on all of 11 queries is what any larger number, or None, asks for."""
+    weights = a_map()
+    heads = one_layer(reduce(weights, names=ROWS, between=("attention",)))
+    expected = hw.diversity(heads).attention[0]
+    for queries in (None, T, 1000):
+        assert torch.equal(hw.diversity(heads, queries=queries).attention[0], expected)
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_heads_are_compared_by_queries_not_by_sequences(measured: bool) -> None:
+    """A sequence of 5 tokens counted as much as one of 11, though all other means are over queries."""
+    weights = a_map(mask=Mask.padding(REAL, REAL))
+    pairs = jensen_shannon(weights)
+    expected = (pairs[0] * T + pairs[1] * 5) / (T + 5)
+    record = reduce(weights, names=ROWS, keep=not measured, between=("attention",) * measured)
+    heads = one_layer(record)
+    torch.testing.assert_close(hw.diversity(heads).attention[0], expected)
+    torch.testing.assert_close(hw.diversity(weights).attention[0], expected)
+    again = a_map(5)
+    heads.add("layers.0.attn", reduce(again, names=ROWS, keep=True))
+    both = (expected * (T + 5) + jensen_shannon(again).sum(0) * T) / (3 * T + 5)
+    torch.testing.assert_close(hw.diversity(heads).attention[0], both)
+
+
+def test_a_sequence_of_padding_alone_does_not_count() -> None:
+    """Its divergence is NaN, and its number of queries is 0."""
+    real = torch.stack([torch.ones(T, dtype=torch.bool), torch.zeros(T, dtype=torch.bool)])
+    weights = a_map(mask=Mask.padding(real, real))
+    torch.testing.assert_close(hw.diversity(weights).attention[0], jensen_shannon(weights)[0])
+
+
+@pytest.mark.parametrize("smooth", [0.0, 0.2])
+def test_learned_sinks_count_across_layers(smooth: float) -> None:
+    """The sink's share was dropped when layers were joined, and with it how much heads leave to it.
+
+    It is one more key, which nothing is spread over; a layer without sinks has none of it.
+    """
+    sinks = torch.tensor([-2.0, 0.0, 2.0, 5.0])
+    maps = [a_map(causal=True, sinks=sinks), a_map(3, causal=True)]
+    heads = Heads()
+    for number, weights in enumerate(maps):
+        heads.add(f"layers.{number}.attn", reduce(weights, names=ROWS, keep=True))
+    found = hw.diversity(heads, across=True, smooth=smooth).distances
+    assert found is not None
+    for number, weights in enumerate(maps):
+        mine = slice(number * H, (number + 1) * H)
+        within = jensen_shannon(weights, smooth=smooth).mean(0).sqrt()
+        torch.testing.assert_close(found[mine, mine], within, rtol=1e-4, atol=1e-4)
+    p = torch.cat([torch.nn.functional.pad(maps[1].dense(), (0, 1))[:, :1], with_rest(maps[0])[:, 3:]], 1)
+    p[..., :-1] = p[..., :-1] * (1 - smooth) + smooth / T
+    p[..., -1] *= 1 - smooth
+    expected = jensen_shannon(AttentionMap.from_weights(p.clamp(min=0)))[:, 0, 1].mean().sqrt()
+    assert float(found[H, 3]) == pytest.approx(float(expected), rel=1e-4)
+
+
+def with_rest(weights: AttentionMap) -> Tensor:
+    p = weights.dense()
+    return torch.cat([p, 1 - p.sum(-1, keepdim=True)], -1)
+
+
+def test_rows_of_all_heads_stay_within_the_budget() -> None:
+    """All layers' rows were joined whatever their size; now it is asked first, and says what else to do."""
+    heads = Heads()
+    for number in range(2):
+        heads.add(f"layers.{number}.attn", reduce(a_map(number), names=ROWS, keep=True))
+    said = r"weights of all heads \[2, 8, 11, 12\] must fit the memory budget: 16.5 KiB > 10 KiB; compare the"
+    with hw.budget.limit("10 KiB"), pytest.raises(BudgetExceeded, match=said):
+        hw.diversity(heads, across=True)
+
+
+def test_a_layer_that_nothing_was_kept_of_cannot_be_compared() -> None:
+    heads = one_layer(reduce(a_map(), names=ROWS))
+    assert attention_between(heads[0]) is None
+    with pytest.raises(ArgumentError, match=r"layers.0.attn was called with \[2, 4, 11, 11\]; use watch"):
+        hw.diversity(heads)
+
+
+def test_the_table_of_layers_and_diversity_say_the_same() -> None:
+    """They were two computations of one number, with means of their own."""
+    layers_table = pytest.importorskip("headwise.show.layers_table")
+    heads = one_layer(
+        reduce(a_map(mask=Mask.padding(REAL, REAL)), names=ROWS, keep=True),
+        reduce(a_map(7), names=ROWS, between=("attention",)),
+    )
+    assert layers_table.diversity_of(heads[0]) == pytest.approx(hw.diversity(heads).number, rel=1e-6)
+    assert float(one_number(hw.diversity(heads).attention[0])) == pytest.approx(hw.diversity(heads).number)
+
+
+# In a file
+
+
+def in_heads_first(x: Tensor) -> Tensor:
+    """As models make q and k: heads are split from the channels, so that memory runs over them last."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+MAPS: dict[str, Any] = {
+    "plain": lambda: a_map(),
+    "causal": lambda: a_map(causal=True),
+    "window": lambda: a_map(window=(3, 2)),
+    "lengths": lambda: a_map(mask=Mask.padding(torch.tensor([T, 5]), torch.tensor([T, 5]))),
+    "padding": lambda: a_map(mask=Mask.causal() & Mask.padding(REAL, REAL)),
+    "documents": lambda: a_map(mask=Mask.documents(torch.arange(T) // 4)),
+    "dense mask": lambda: a_map(mask=Mask.dense(normal(9, 1, H, T, T) > 0)),
+    "expanded mask": lambda: a_map(mask=(normal(9, B, 1, T, T) > 0).expand(B, H, T, T)),
+    "bias": lambda: a_map(bias=normal(8, 1, H, T, T), scale=0.3),
+    "slopes": lambda: a_map(bias=alibi(H), causal=True),
+    "sinks and cap": lambda: a_map(sinks=normal(7, H), softcap=3.0, causal=True),
+    "chosen queries": lambda: a_map(causal=True).select(queries=[1, 3, 9], heads=[0, 3]),
+    "bfloat16": lambda: AttentionMap(*(normal(i, B, H, T, D).bfloat16() for i in (0, 1)), causal=True),
+    "split from channels": lambda: AttentionMap(*(in_heads_first(normal(i, B, H, T, D)) for i in (0, 1))),
+    "given": lambda: AttentionMap.from_weights(a_map().dense(), Mask.padding(REAL, REAL)),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_map_in_a_file_is_the_same_map(name: str, tmp_path: Path) -> None:
+    """Maps were written as dense weights and came back without their mask: the spread of a causal head that
+    weighs 11 keys alike, 1, became 0.66. They are saved as what they are made of, and nothing is lost.
+    """
+    weights = MAPS[name]()
+    names = [each for each in ROWS if name != "given" or each != "max_logit"]
+    heads = one_layer(reduce(weights, names=names, keep=True, reach=3))
+    save(heads, tmp_path / "heads")
+    (call,) = load(tmp_path / "heads")[0].calls
+    again, before = call.map, heads[0].calls[0].map
+    assert again is not None and before is not None and repr(again) == repr(before)
+    assert repr(again.mask) == repr(before.mask) and call.reach == 3
+    assert torch.equal(again.lse, before.lse)
+    assert torch.equal(again.dense(), before.dense())
+    for found, expected in (
+        (spread(again), spread(before)),
+        *((again.statistics(each)[each], before.statistics(each)[each]) for each in (*names, "received")),
+    ):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert call.rows.keys() == heads[0].calls[0].rows.keys()
+
+
+def test_chosen_keys_of_a_map_stay_chosen(tmp_path: Path) -> None:
+    record = reduce(a_map().select(keys=slice(2, 9, 3)))
+    record.map, record._has_patterns = a_map().select(keys=slice(2, 9, 3)), True
+    save(one_layer(record), tmp_path / "heads")
+    (call,) = load(tmp_path / "heads")[0].calls
+    assert call.map is not None and torch.equal(call.map.dense(), record.map.dense())
+
+
+def test_a_file_grows_with_the_length_not_with_its_square(tmp_path: Path) -> None:
+    sizes = []
+    for length in (200, 400):
+        q, k = normal(0, 2, 1, H, length, D)
+        save(one_layer(reduce(AttentionMap(q, k, causal=True), keep=True)), tmp_path / "heads")
+        sizes.append((tmp_path / "heads").stat().st_size)
+    assert sizes[1] < 2.1 * sizes[0]
+
+
+@pytest.mark.parametrize("limit", ["1 KiB", None])
+def test_maps_are_never_left_out_unsaid(limit: str | None, tmp_path: Path) -> None:
+    """Over 64 MiB, or whenever a limit was set, maps were dropped and nothing was said."""
+    heads = one_layer(reduce(a_map(causal=True), names=ROWS, keep=True))
+    with hw.budget.limit(limit or "1 GiB"):
+        save(heads, tmp_path / "heads")
+    assert load(tmp_path / "heads")[0].calls[0].map is not None
+    save(heads, tmp_path / "small", maps=False)
+    without = load(tmp_path / "small")
+    assert without[0].calls[0].map is None
+    torch.testing.assert_close(without[0].statistics.entropy, heads[0].statistics.entropy, rtol=0, atol=0)
+
+
+def test_given_weights_are_asked_about(tmp_path: Path) -> None:
+    """They alone are a matrix: all of them together must fit, or they are left out on purpose."""
+    given = AttentionMap.from_weights(a_map().dense())
+    record = reduce(given, names=("entropy",), keep=True, with_patterns=True)
+    heads = one_layer(record, record)
+    said = (
+        r"weights of 2 maps, the last \[2, 4, 11, 11\], must fit the memory budget: 7.6 KiB > 7 KiB; save w"
+    )
+    with hw.budget.limit("7 KiB"):
+        with pytest.raises(BudgetExceeded, match=said):
+            save(heads, tmp_path / "heads")
+        save(heads, tmp_path / "heads", maps=False)
+    assert load(tmp_path / "heads")[0].calls[1].map is None
+
+
+def test_what_layers_share_is_saved_once(tmp_path: Path) -> None:
+    """A dense mask, or a bias as T5's, is one tensor for all layers: not one copy each in the file."""
+    shared, heads = Mask.dense(normal(9, 1, H, 100, 100) > 0), Heads()
+    for number in range(6):
+        q, k = normal(number, 2, 1, H, 100, D)
+        heads.add(f"layers.{number}.attn", reduce(AttentionMap(q, k, mask=shared), keep=True))
+    save(heads, tmp_path / "heads")
+    every = 6 * 2 * H * 100 * D * 4
+    assert (tmp_path / "heads").stat().st_size < every + 2 * shared.tensors["allowed"].nbytes
+    again = load(tmp_path / "heads")
+    for layer in range(6):
+        assert torch.equal(again[layer].map.dense(), heads[layer].map.dense())
+
+
+def test_log_sum_exps_not_made_yet_are_told_apart(tmp_path: Path) -> None:
+    """Tensors are known by where they lie, and memory that is given back is handed out again."""
+    heads = Heads()
+    for number in range(8):
+        heads.add(f"layers.{number}.attn", reduce(a_map(), keep=True))
+        record = heads[number].calls[0]
+        record.map, record._has_patterns = a_map(number, causal=True), True  # its lse is made when asked for
+    save(heads, tmp_path / "heads")
+    again = load(tmp_path / "heads")
+    for number in range(8):
+        assert torch.equal(again[number].map.lse, a_map(number, causal=True).lse)
+
+
+def test_a_map_whose_keys_were_overwritten_is_not_saved(tmp_path: Path) -> None:
+    q, k = normal(0, 2, 1, H, T, D)
+    heads = one_layer(reduce(AttentionMap(q, k), names=ROWS, keep=True, with_patterns=True))
+    k.zero_()
+    with pytest.raises(ArgumentError, match="must not change while their map is in use: one was written to"):
+        save(heads, tmp_path / "heads")
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_of_before_are_refused(tmp_path: Path) -> None:
+    """Their maps have lost their masks: numbers made from them would be wrong."""
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.zeros(2)}, tmp_path / "old", {"headwise": '{"format": "headwise-heads-1"}'})
+    with pytest.raises(ArgumentError, match="old' is 'headwise-heads-1', not 'headwise-heads-2'; save it"):
+        load(tmp_path / "old")
+
+
+def test_layers_keep_their_names_marks_and_tokens_in_a_file(tmp_path: Path) -> None:
+    """What a layer goes by is the model's to say: from these two paths alone, 7 would be a path as well."""
+    ids = torch.randint(3, (B, T))
+    marks = hw.heads.record.Marks(ids, ids == 0, ids == 1)
+    heads = Heads()
+    heads.tokens, heads.title = [["a"] * T] * B, "Toy"
+    for layer, path in ((7, "encoder.7.attn"), ("decoder.attn", "decoder.attn")):
+        heads.add(path, reduce(a_map(causal=True), names=ROWS, marks=marks, keep=True), layer=layer)
+    save(heads, tmp_path / "heads")
+    again = load(tmp_path / "heads")
+    assert [layer.layer for layer in again.values()] == [7, "decoder.attn"] and again.paths == heads.paths
+    assert (again.tokens, again.title) == (heads.tokens, heads.title)
+    found = again["encoder.7.attn"].calls[0].marks
+    assert found is not None
+    for name in ("ids", "special", "punctuation"):
+        assert torch.equal(getattr(found, name), getattr(marks, name))
+
+
+def test_a_watched_model_comes_back_whole(tmp_path: Path) -> None:
+    """q and k of models are views of one projection; masks are shared by layers."""
+    layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    with torch.no_grad(), hw.watch(model, diversity=True) as heads:
+        model(torch.randn(B, T, 16), src_key_padding_mask=~REAL)
+    save(heads, tmp_path / "heads")
+    again = load(tmp_path / "heads")
+    assert list(again) == list(heads)
+    for one, other in zip(again.values(), heads.values(), strict=True):
+        assert repr(one.map) == repr(other.map) and torch.equal(spread(one.map), spread(other.map))
+        assert torch.equal(one.map.statistics("entropy").entropy, other.map.statistics("entropy").entropy)
+    assert str(again.table()) == str(heads.table())
+    assert hw.diversity(again).number == hw.diversity(heads).number
+
+
+# Pictures
+
+
+def test_a_picture_without_its_map_leaves_padded_queries_out() -> None:
+    """Mass was divided by all queries of a cell: where two of three are padding, a row summed to 0.33."""
+    numpy, pictures = pytest.importorskip("numpy"), pytest.importorskip("headwise.show.heads_pictures")
+    pytest.importorskip("matplotlib")
+    lengths = torch.tensor([140, 301])
+    q, k = normal(0, 2, 2, 1, 301, 4)
+    weights = AttentionMap(q, k, mask=Mask.padding(lengths, query_lengths=lengths))
+    drawn = []
+    for keep in (True, False):
+        heads = one_layer(reduce(weights, names=ROWS, pooled=100, keep=keep))
+        drawn.append([pictures._cells(heads[0], b, 100)[0].filled(0) for b in (0, 1)])
+    for kept, pooled in zip(*drawn, strict=True):
+        numpy.testing.assert_allclose(pooled, kept, rtol=1e-5, atol=1e-8)
+        sums = pooled.sum(-1)
+        assert numpy.all(numpy.isclose(sums, 1, rtol=1e-4) | (sums == 0))
+    made = reduce(weights, pooled=100).pooled_queries
+    assert made is not None and made.sum(-1).tolist() == [140, 301]
+    assert reduce(a_map(), pooled=4).pooled_queries is None
+
+
+def test_layers_that_run_again_are_sorted_in_their_order() -> None:
+    """The first visit goes by "attn#0" where its path is "attn": sorting by layer raised KeyError."""
+    heads_table = pytest.importorskip("headwise.show.heads_table")
+    pytest.importorskip("rich")
+    heads = Heads()
+    for path in ("attn", "attn#1", "attn#2"):
+        heads.add(path, reduce(a_map(), names=ROWS, keep=True))
+    first = [heads_table.heads_table(heads, sort="layer", descending=each, top=1) for each in (False, True)]
+    said = [next(iter(table.table.columns[0].cells)) for table in first]
+    assert [str(each) for each in said] == ["0", "2"]
+    assert math.isfinite(heads[0].statistics.entropy.sum())

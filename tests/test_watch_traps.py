@@ -1,0 +1,304 @@
+"""What once went wrong without a word while a model was watched; each docstring tells the story."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.functional import scaled_dot_product_attention
+
+import headwise as hw
+from model_families import BART, PLAIN, SEEING, _draw_wide
+
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
+
+LENGTH = 12
+
+
+@pytest.fixture(autouse=True)
+def _silent() -> Iterator[None]:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return torch.randint(3, 60, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def padding() -> Tensor:
+    mask = torch.ones(2, LENGTH, dtype=torch.long)
+    mask[0, 9:] = 0
+    return mask
+
+
+def wide(model: nn.Module) -> Any:
+    _draw_wide(model)
+    return model.eval()
+
+
+def entropy(weights: Tensor, real: Tensor | None = None) -> Tensor:
+    """[H], in float64, the mean over real queries."""
+    p = weights.double()
+    rows = -torch.xlogy(p, p).sum(-1)  # [B, H, T]
+    real = torch.ones_like(rows[:, 0]) if real is None else real.double()
+    return (rows * real[:, None]).sum((0, 2)) / real.sum()
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-5)
+
+
+class Fused(nn.Module):
+    """Attention by torch's function, called as a test likes."""
+
+    def __init__(self, attend: Callable[..., Tensor] = scaled_dot_product_attention) -> None:
+        super().__init__()
+        self.qkv, self.num_heads, self.attend = nn.Linear(16, 48), 2, attend
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return self.attend(q, k, v).transpose(1, 2).flatten(2)
+
+
+def test_no_mask_hides_nothing_in_a_model_that_runs_eagerly(ids: Tensor) -> None:
+    """Other implementations take a missing mask for causal where the layer says so; eager never does."""
+    import transformers
+
+    config = transformers.Kosmos2Config(
+        text_config={
+            "vocab_size": 61, "max_position_embeddings": 64, "embed_dim": 32, "layers": 2, "ffn_dim": 40,
+            "attention_heads": 4,
+        },
+        vision_config=SEEING,
+        latent_query_num=4,
+    )  # fmt: skip
+    model = wide(transformers.Kosmos2Model(config))
+    model.set_attn_implementation("eager")
+    where = torch.tensor([[0, 1, 1, 1, 1] + [0] * 7] * 2)
+    inputs = {
+        "input_ids": ids,
+        "pixel_values": torch.randn(2, 3, 16, 16),
+        "image_embeds_position_mask": where,
+    }
+    before = model(**inputs)[0]
+    with hw.watch(model):
+        inside = model(**inputs)[0]
+    torch.testing.assert_close(inside, before, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bias", [causal_lower_right, causal_upper_left])
+def test_a_causal_bias_is_a_tensor_without_its_numbers(bias: Callable[[int, int], Tensor]) -> None:
+    """Read as an ordinary mask it hid nothing."""
+    model, x = Fused(lambda q, k, v: scaled_dot_product_attention(q, k, v, bias(5, 5))), torch.randn(2, 5, 16)
+    before = model(x)
+    with hw.watch(model) as heads:
+        inside = model(x)
+    torch.testing.assert_close(inside, before)
+    assert not heads[0].map.dense().triu(1).any()
+
+
+class MaskedSelfAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.num_heads = nn.Linear(16, 48), 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class Block(MaskedSelfAttention):
+    """The same, in a module nobody would take for attention."""
+
+
+@pytest.mark.parametrize("kind", [MaskedSelfAttention, Block])
+def test_attention_beside_attention_that_is_heard_is_not_left_out(kind: type[nn.Module]) -> None:
+    """A name with Mask in it, or no Attention in it, was passed over in silence."""
+    model, x = nn.Sequential(kind(), Fused()), torch.randn(2, 5, 16)
+
+    def watched() -> None:
+        with hw.watch(model):
+            model(x)
+
+    with pytest.raises(hw.errors.AttentionBypassed, match=rf"1 layers of {kind.__name__} \(0\)"):
+        watched()
+    with hw.watch(model, fallback="eager") as heads:
+        model(x)
+    assert heads.paths == ["0", "1"] and heads["0"].num_heads == 2
+
+
+class Ranker(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.cross_encoder = model
+
+    def forward(self, batch: dict[str, Tensor]) -> Any:
+        return self.cross_encoder(**batch)
+
+
+def test_a_models_name_does_not_make_its_attention_cross(ids: Tensor, padding: Tensor) -> None:
+    """A `cross_encoder` was read as cross-attention, and its padded queries counted."""
+    import transformers
+
+    model = wide(transformers.BertModel(transformers.BertConfig(**PLAIN)))
+    inputs = {"input_ids": ids, "attention_mask": padding}
+    with hw.watch(model) as alone:
+        model(**inputs)
+    ranker = Ranker(model)
+    with hw.watch(ranker) as inside:
+        ranker(inputs)
+    assert inside[0].kind == "self"
+    assert torch.equal(inside[0].statistics.entropy, alone[0].statistics.entropy)
+
+
+def test_padding_is_known_however_it_was_given(ids: Tensor, padding: Tensor) -> None:
+    """By position, or inside a batch that a wrapper takes apart, it went unnoticed."""
+    import transformers
+
+    model = wide(transformers.MPNetModel(transformers.MPNetConfig(**PLAIN)))
+    with hw.watch(model, fallback="eager") as named:
+        model(input_ids=ids, attention_mask=padding)
+    with hw.watch(model, fallback="eager") as placed:
+        model(ids, padding)
+    assert torch.equal(named[0].statistics.entropy, placed[0].statistics.entropy)
+    bart = wide(transformers.BartModel(transformers.BartConfig(**BART)))
+    answer = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    batch = {
+        "input_ids": ids, "attention_mask": padding, "decoder_input_ids": ids[:, :5],
+        "decoder_attention_mask": answer,
+    }  # fmt: skip
+    with hw.watch(bart) as alone:
+        bart(**batch)
+    wrapped = Ranker(bart)
+    with hw.watch(wrapped) as inside:
+        wrapped(batch)
+    for one, other in zip(alone.values(), inside.values(), strict=True):
+        assert one.kind == other.kind and torch.equal(one.statistics.entropy, other.statistics.entropy)
+
+
+@pytest.mark.parametrize("answer", [5, LENGTH])
+def test_one_texts_padding_is_not_the_others(ids: Tensor, padding: Tensor, answer: int) -> None:
+    """Where question and answer were equally long, the question's padding fell on the answer."""
+    import transformers
+
+    model = wide(transformers.MvpModel(transformers.MvpConfig(**BART)))
+    inputs = {"input_ids": ids, "attention_mask": padding, "decoder_input_ids": ids[:, :answer]}
+    with hw.watch(model, fallback="eager") as heads:
+        model(**inputs)
+    exact = model(**inputs, output_attentions=True)
+    close(heads["decoder.layers.0.self_attn"].statistics.entropy, entropy(exact.decoder_attentions[0]))
+    cross = heads["decoder.layers.0.encoder_attn"]
+    assert cross.kind == "cross"
+    close(cross.statistics.entropy, entropy(exact.cross_attentions[0]))
+
+
+def test_minus_ten_thousand_is_padding_too(ids: Tensor, padding: Tensor) -> None:
+    """Taken for a bias, it hid the keys and left their queries among the counted."""
+    import transformers
+
+    model = wide(transformers.MarkupLMModel(transformers.MarkupLMConfig(**PLAIN)))
+    eager = copy.deepcopy(model)
+    eager.set_attn_implementation("eager")
+    inputs = {"input_ids": ids, "attention_mask": padding}
+    with hw.watch(model) as heads:
+        model(**inputs)
+    weights = eager(**inputs, output_attentions=True).attentions[0]
+    close(heads[0].statistics.entropy, entropy(weights, padding))
+
+
+def test_cross_attention_knows_which_of_its_queries_are_padding() -> None:
+    """Only the self-attention beside it is told."""
+    model = wide(nn.Transformer(16, 2, 1, 1, 32, batch_first=True))
+    padded = torch.zeros(2, 5, dtype=torch.bool)
+    padded[1, 3:] = True
+    with hw.watch(model) as heads:
+        model(torch.randn(2, 7, 16), torch.randn(2, 5, 16), tgt_key_padding_mask=padded)
+    cross = heads["decoder.layers.0.multihead_attn"]
+    close(cross.statistics.entropy, entropy(cross.map.dense(), ~padded))
+
+
+def test_an_interrupt_inside_a_forward_leaves_nothing_running(ids: Tensor) -> None:
+    """torch tells no hook of it: the next forward went on inside the last, its layers named anew."""
+    import transformers
+
+    class Interrupts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyboardInterrupt
+
+    model = wide(transformers.LlamaModel(transformers.LlamaConfig(**PLAIN)))
+    watching, own = hw.watch(model), model.layers[1].mlp
+    heads = watching.start()
+    model.layers[1].mlp = Interrupts()
+    with pytest.raises(KeyboardInterrupt):
+        model(ids)
+    model.layers[1].mlp = own
+    model(ids)
+    watching.stop()
+    assert [len(layer.calls) for layer in heads.values()] == [2, 2] and len(heads) == 2
+
+
+def test_a_mask_for_all_that_hides_a_key_from_everybody(ids: Tensor) -> None:
+    """One row for all sequences was refused as padding of one."""
+    import transformers
+
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    mask[:, 4] = False
+    model = Fused(lambda q, k, v: scaled_dot_product_attention(q, k, v, mask))
+    with hw.watch(model) as heads:
+        model(torch.randn(2, 5, 16))
+    assert heads[0].map.mask.queries is not None and not heads[0].map.dense()[..., 4].any()
+    llama = wide(transformers.LlamaModel(transformers.LlamaConfig(**PLAIN)))
+    with hw.watch(llama) as heads:
+        llama(ids[:, :5], attention_mask=mask[None, None])
+    assert len(heads) == 2
+
+
+def test_threads_that_begin_and_end_together_leave_nothing_behind() -> None:
+    """Counting who holds what was no single step: once, compiled code stayed off for good."""
+    from torch._dynamo import eval_frame
+
+    models, wrong = [Fused() for _ in range(4)], []
+    x = torch.randn(1, 3, 16)
+
+    def work(model: nn.Module) -> None:
+        for _ in range(15):
+            try:
+                with torch.no_grad(), hw.watch(model, pooled=None, statistics="entropy") as heads:
+                    model(x)
+                assert len(heads) == 1 and len(heads[0].calls) == 1
+            except Exception as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and eval_frame._stance.stance == "default"
+    assert not any(model._forward_hooks or model._forward_pre_hooks for model in models)
+
+
+def test_scripted_models_and_layers_taken_out() -> None:
+    scripted = torch.jit.script(nn.Linear(3, 3))
+    with pytest.raises(hw.errors.ArgumentError, match="model must not be scripted or traced: Sequential"):
+        hw.watch(nn.Sequential(scripted))
+    model, x = nn.Sequential(Fused(), Fused()), torch.randn(2, 5, 16)
+    with hw.watch(model) as heads:
+        model(x)
+        del model[1]
+        model(x)
+    assert [len(layer.calls) for layer in heads.values()] == [2, 1]
