@@ -5,6 +5,7 @@ All layers of a model get one mask, and reading its values stops a GPU: it is do
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 from weakref import ref
@@ -27,5 +28,11 @@ def remembered(tensor: Tensor, question: str, find: Callable[[Tensor], Found]) -
         answer: Found = kept[2]
         return answer
     answer = find(tensor)
-    _known[key] = (ref(tensor, lambda _: _known.pop(key, None)), version, answer)
+    forget = functools.partial(_forget, _known, key)
+    _known[key] = (ref(tensor, forget), version, answer)
     return answer
+
+
+def _forget(known: dict[Any, Any], key: Any, _: Any) -> None:
+    """Its own arguments: at the end of a program the module's names may be gone first."""
+    known.pop(key, None)
