@@ -12,8 +12,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import headwise as hw
-from headwise.errors import ArgumentError
-from headwise.watch.attachment import AttentionBypassed, attach
+from headwise.errors import ArgumentError, AttentionBypassed
+from headwise.watch.attachment import attach
 from headwise.watch.calls import Call, in_backward
 from judge import error
 

@@ -295,7 +295,7 @@ def test_threads_that_begin_and_end_together_leave_nothing_behind() -> None:
 def test_scripted_models_and_layers_taken_out() -> None:
     scripted = torch.jit.script(nn.Linear(3, 3))
     with pytest.raises(hw.errors.ArgumentError, match="model must not be scripted or traced: Sequential"):
-        hw.watch(nn.Sequential(scripted))
+        hw.watch(nn.Sequential(scripted)).start()
     model, x = nn.Sequential(Fused(), Fused()), torch.randn(2, 5, 16)
     with hw.watch(model) as heads:
         model(x)

@@ -23,27 +23,14 @@ from ..heads.naming import Layer, names_of
 from ..map import AttentionMap
 from .calls import Call, Forward, Listener, in_backward
 from .holding import Undo, hold
+from .now import active
 from .structure import structure_of
 
-__all__ = [
-    "FALLBACKS",
-    "Attachment",
-    "announce",
-    "attach",
-    "beside",
-    "is_quiet",
-    "nothing_to_hear",
-    "padding_now",
-    "path_of",
-    "quietly",
-]
+__all__ = ["FALLBACKS", "Attachment", "attach"]
 
 FALLBACKS = (None, "eager", "skip")
 TOKENS = ("decoder_input_ids", "input_ids", "input", "tokens", "idx", "x")
 PADDING = ("decoder_attention_mask", "attention_mask")
-
-_active: list[Attachment] = []  # in the order in which they were attached
-_now = threading.local()
 
 
 class _Entered:
@@ -85,11 +72,11 @@ class Attachment:
         except BaseException:
             self._undo.close()
             raise
-        _active.append(self)
+        active.append(self)
 
     def end(self) -> None:
-        if self in _active:
-            _active.remove(self)
+        if self in active:
+            active.remove(self)
         self.entered.clear()
         self._undo.close()
 
@@ -102,7 +89,7 @@ class Attachment:
     @property
     def is_active(self) -> bool:
         """Whether it has begun and not ended."""
-        return self in _active
+        return self in active
 
     @property
     def reads_eager(self) -> bool:
@@ -291,11 +278,6 @@ def attach(
         raise ArgumentError(
             f"model must be a torch.nn.Module: got {type(model).__name__}; pass the model itself"
         )
-    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        raise ArgumentError(
-            f"model must not be scripted or traced: {type(model).__name__} holds a ScriptModule, which takes "
-            "no hooks; watch the model it was made from"
-        )
     if fallback not in FALLBACKS:
         raise ArgumentError(
             f"fallback must be None, 'eager' or 'skip': got {fallback!r}; None names the layers"
@@ -308,7 +290,7 @@ class _Attached(AbstractContextManager[Attachment]):
         self.model, self.listener, self.fallback = model, listener, fallback
 
     def __enter__(self) -> Attachment:
-        found = next((each for each in _active if each.model is self.model), None)
+        found = next((each for each in active if each.model is self.model), None)
         self.attachment = Attachment(self.model) if found is None else found
         self.attachment.listeners[self.listener] = self.fallback
         if found is None:
@@ -324,85 +306,6 @@ class _Attached(AbstractContextManager[Attachment]):
             attachment.listeners.pop(self.listener, None)
             if not attachment.listeners:
                 attachment.end()
-
-
-def announce(
-    module: nn.Module | None,
-    kind: str,
-    weights: AttentionMap,
-    value: Tensor | None,
-    output: Tensor | None,
-) -> Tensor | None:
-    """An attention layer ran: tell whoever listens to a model it is part of.
-
-    Args:
-        module: the layer; None: whichever module runs now.
-
-    Returns:
-        The heads' output, [B, H, T, Dv], as the listeners leave it.
-    """
-    with quietly():
-        for attachment in tuple(_active):
-            if attachment.entered or (module is not None and module in attachment.paths):
-                output = attachment.tell(module, kind, weights, value, output)
-    return output
-
-
-class quietly(AbstractContextManager[None]):  # noqa: N801, reads as a verb
-    """Our own work, in which no attention is to be heard."""
-
-    def __enter__(self) -> None:
-        _now.depth = getattr(_now, "depth", 0) + 1
-
-    def __exit__(self, *_: Any) -> None:
-        _now.depth -= 1
-
-
-def is_quiet() -> bool:
-    return getattr(_now, "depth", 0) > 0
-
-
-def path_of(module: nn.Module) -> str | None:
-    """Where a module is in a model that is listened to."""
-    return next((each.paths[module] for each in _active if module in each.paths), None)
-
-
-def padding_now(path: str | None, batch: int, length: int) -> Tensor | None:
-    """Which queries of a layer are real, bool [B, length], as the arguments of this forward say."""
-    for attachment in _active:
-        if attachment.entered:
-            decodes = attachment.two_texts and "decoder" in (path or "").split(".")
-            found = attachment.forward.padding.get("decoder_attention_mask" if decodes else "attention_mask")
-            if found is not None and tuple(found.shape) == (batch, length):
-                return found
-    return None
-
-
-def beside(module: nn.Module, queries: Tensor | None, sizes: tuple[int, ...] | None = None) -> Tensor | None:
-    """Which queries are real, from self-attention to the cross-attention beside it in the same layer.
-
-    Args:
-        queries: what self-attention knows; noted if no sizes are given.
-        sizes: [B, T] of the cross-attention that asks.
-    """
-    for attachment in _active:
-        path = attachment.paths.get(module)
-        if path is not None:
-            parent = path.rpartition(".")[0]
-            if sizes is None:
-                attachment.beside[parent] = queries
-            else:
-                found = attachment.beside.get(parent)
-                if found is not None and tuple(found.shape) == sizes:
-                    return found
-    return None
-
-
-def nothing_to_hear() -> None:
-    """A layer ran on nothing: there is no attention to tell of, and none was missed."""
-    for attachment in _active:
-        for each in attachment.entered:
-            each.heard = True
 
 
 def _parameters(kind: Any) -> tuple[str, ...]:

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
+from ..errors import ArgumentError
 from .places import likely_places
 
 __all__ = ["Structure", "structure_of"]
@@ -23,6 +25,11 @@ class Structure:
     """The parts of one model."""
 
     def __init__(self, model: nn.Module) -> None:
+        if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+            raise ArgumentError(
+                f"model must not be scripted or traced: {type(model).__name__} holds a ScriptModule, which "
+                "takes no hooks; watch the model it was made from"
+            )
         # Weakly: what is kept beside a model must not keep the model.
         self.paths = WeakKeyDictionary({module: path for path, module in model.named_modules()})
         self.places = likely_places(model)
@@ -56,7 +63,11 @@ _known: WeakKeyDictionary[nn.Module, tuple[Any, Structure]] = WeakKeyDictionary(
 
 
 def structure_of(model: nn.Module) -> Structure:
-    """The model's structure, as it is now."""
+    """The model's structure, as it is now.
+
+    Raises:
+        ArgumentError: a scripted or traced module in it.
+    """
     now = [(id(module), type(module), id(module.__dict__.get("config"))) for module in model.modules()]
     kept = _known.get(model)
     if kept is not None and kept[0] == now:

@@ -13,7 +13,7 @@ from ...arguments import under_autocast
 from ...functional import attention
 from ...map import AttentionMap
 from ...masks import Mask
-from ..attachment import announce, quietly
+from ..now import announce, quietly
 from .remembering import remembered
 
 __all__ = ["attended", "for_each", "with_padding"]

@@ -22,8 +22,9 @@ from torch.overrides import TorchFunctionMode
 
 from ...map import AttentionMap
 from ...masks import Mask
-from ..attachment import Attachment, announce, is_quiet, nothing_to_hear, padding_now
+from ..attachment import Attachment
 from ..holding import Undo
+from ..now import announce, is_quiet, nothing_to_hear, padding_now
 from ..places import DISPATCHES, names_in, sounds_cross
 from .attending import attended, with_padding
 from .remembering import remembered

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from ...map import AttentionMap
 from ...nn import MultiHeadAttention
-from ..attachment import Attachment, announce
+from ..attachment import Attachment
 from ..holding import Undo
+from ..now import announce
 from .overriding import override
 
 __all__ = ["install"]

@@ -15,8 +15,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...masks import Mask
-from ..attachment import Attachment, padding_now, path_of
+from ..attachment import Attachment
 from ..holding import Undo, hold, undo_all
+from ..now import padding_now, path_of
 from ..places import DISPATCHES, names_in, sounds_cross
 from .attending import attended
 from .huggingface_masks import CompactMask, compact_mask, own_implementation, rules_of

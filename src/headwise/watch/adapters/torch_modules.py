@@ -23,8 +23,9 @@ from ...nn.as_torch.module import MultiheadAttention
 from ...nn.as_torch.projecting import heads_of, with_more_keys
 from ...nn.as_torch.reading import content_of
 from ...nn.one_step import joined
-from ..attachment import Attachment, beside, nothing_to_hear
+from ..attachment import Attachment
 from ..holding import Undo, hold, undo_all
+from ..now import beside, nothing_to_hear
 from .attending import attended
 from .overriding import override
 from .remembering import remembered

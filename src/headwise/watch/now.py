@@ -1,0 +1,98 @@
+"""What runs now: who is attached, what they must not hear, what the forward at work knows of padding."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from ..map import AttentionMap
+
+if TYPE_CHECKING:
+    from .attachment import Attachment
+
+__all__ = ["active", "announce", "beside", "is_quiet", "nothing_to_hear", "padding_now", "path_of", "quietly"]
+
+active: list[Attachment] = []  # in the order in which they were attached
+_here = threading.local()
+
+
+def announce(
+    module: nn.Module | None,
+    kind: str,
+    weights: AttentionMap,
+    value: Tensor | None,
+    output: Tensor | None,
+) -> Tensor | None:
+    """An attention layer ran: tell whoever listens to a model it is part of.
+
+    Args:
+        module: the layer; None: whichever module runs now.
+
+    Returns:
+        The heads' output, [B, H, T, Dv], as the listeners leave it.
+    """
+    with quietly():
+        for attachment in tuple(active):
+            if attachment.entered or (module is not None and module in attachment.paths):
+                output = attachment.tell(module, kind, weights, value, output)
+    return output
+
+
+class quietly(AbstractContextManager[None]):  # noqa: N801, reads as a verb
+    """Our own work, in which no attention is to be heard."""
+
+    def __enter__(self) -> None:
+        _here.depth = getattr(_here, "depth", 0) + 1
+
+    def __exit__(self, *_: Any) -> None:
+        _here.depth -= 1
+
+
+def is_quiet() -> bool:
+    return getattr(_here, "depth", 0) > 0
+
+
+def path_of(module: nn.Module) -> str | None:
+    """Where a module is in a model that is listened to."""
+    return next((each.paths[module] for each in active if module in each.paths), None)
+
+
+def padding_now(path: str | None, batch: int, length: int) -> Tensor | None:
+    """Which queries of a layer are real, bool [B, length], as the arguments of this forward say."""
+    for attachment in active:
+        if attachment.entered:
+            decodes = attachment.two_texts and "decoder" in (path or "").split(".")
+            found = attachment.forward.padding.get("decoder_attention_mask" if decodes else "attention_mask")
+            if found is not None and tuple(found.shape) == (batch, length):
+                return found
+    return None
+
+
+def beside(module: nn.Module, queries: Tensor | None, sizes: tuple[int, ...] | None = None) -> Tensor | None:
+    """Which queries are real, from self-attention to the cross-attention beside it in the same layer.
+
+    Args:
+        queries: what self-attention knows; noted if no sizes are given.
+        sizes: [B, T] of the cross-attention that asks.
+    """
+    for attachment in active:
+        path = attachment.paths.get(module)
+        if path is not None:
+            parent = path.rpartition(".")[0]
+            if sizes is None:
+                attachment.beside[parent] = queries
+            else:
+                found = attachment.beside.get(parent)
+                if found is not None and tuple(found.shape) == sizes:
+                    return found
+    return None
+
+
+def nothing_to_hear() -> None:
+    """A layer ran on nothing: there is no attention to tell of, and none was missed."""
+    for attachment in active:
+        for each in attachment.entered:
+            each.heard = True
