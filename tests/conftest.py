@@ -37,6 +37,18 @@ def _one_thread_for_small_tensors(request: pytest.FixtureRequest) -> Iterator[No
     torch.set_num_threads(before)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the cases of a test marked "thinned", every other one is for the longer run."""
+    seen: dict[str, int] = {}
+    for item in items:
+        if item.get_closest_marker("thinned"):
+            name = item.nodeid.partition("[")[0]
+            seen[name] = seen.get(name, -1) + 1
+            if seen[name] % 2:
+                item.add_marker(pytest.mark.slow)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if os.environ.get("CI", "").lower() not in ("", "0", "false"):
         config.pluginmanager.register(NoSilentSkips(), "no-silent-skips")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,12 +23,8 @@ def singles(style: str) -> list[planted.Planted]:
     return [one for one in planted.PLANTED if one.style == style]
 
 
-def halved(cases: list[planted.Planted]) -> list[Any]:
-    """Every other one for the longer run."""
-    return [pytest.param(one, marks=pytest.mark.slow) if n % 2 else one for n, one in enumerate(cases)]
-
-
-@pytest.mark.parametrize("one", halved(singles("separate")), ids=lambda one: one.fault)
+@pytest.mark.thinned
+@pytest.mark.parametrize("one", singles("separate"), ids=lambda one: one.fault)
 def test_a_planted_fault_is_named_as_itself(one: planted.Planted) -> None:
     verdict = judge_single(one)
     assert verdict.ok, verdict.said
@@ -51,6 +46,7 @@ def test_two_planted_faults_are_named_as_the_pair_or_one_of_them(one: pairs.Pair
     assert verdict.ok, verdict.said
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("one", right.RIGHT, ids=lambda one: one.style)
 def test_a_right_module_passes(one: right.Right) -> None:
     verdict = judge_right(one)

@@ -249,11 +249,7 @@ def selection() -> Iterator[tuple[str, Judged]]:
 
 
 CASES = dict(selection())
-every_case = pytest.mark.parametrize(  # every other one for the longer run
-    "judged",
-    [pytest.param(one, marks=pytest.mark.slow) if n % 2 else one for n, one in enumerate(CASES.values())],
-    ids=CASES,
-)
+every_case = pytest.mark.parametrize("judged", CASES.values(), ids=CASES)
 
 
 def laid_out(case: Case, layout: str, monkeypatch: pytest.MonkeyPatch) -> Case:
@@ -268,6 +264,7 @@ def test_every_option_is_among_the_cases() -> None:
     assert {look for judged in CASES.values() for look in judged.looks} == set(LOOKS)
 
 
+@pytest.mark.thinned
 @every_case
 def test_everything_is_as_exact_as_plain_torch(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     w = map_of(laid_out(judged.case, judged.layout, monkeypatch))
@@ -275,6 +272,7 @@ def test_everything_is_as_exact_as_plain_torch(judged: Judged, monkeypatch: pyte
     assert values(judged.case, w, plain, [judged.picture], judged.parts, fused=False) == []
 
 
+@pytest.mark.thinned
 @every_case
 def test_gradients_are_as_exact_as_plain_torch(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     def arms(low: Case) -> tuple[Case, Case]:

@@ -282,6 +282,7 @@ BY_LENGTH: dict[str, Function] = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", BY_LENGTH)
 def test_compiled_for_any_length_equals_eager_at_two(name: str) -> None:

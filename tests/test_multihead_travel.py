@@ -152,6 +152,7 @@ def test_compiled_without_gradients_equals_eager(name: str) -> None:
         assert_same([found], [kind.output(mha, *kind.inputs())])
 
 
+@pytest.mark.thinned
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", ["self", "causal", "cross", "padding", "grouped"])
 def test_one_graph_serves_all_lengths(name: str) -> None:

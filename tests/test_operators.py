@@ -188,6 +188,7 @@ def assert_same(found: list[Tensor], wanted: list[Tensor]) -> None:
         assert error(mine.nan_to_num(), theirs.nan_to_num()) < 1e-12
 
 
+@pytest.mark.thinned
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
 def test_every_way_of_looking_compiles_in_one_graph(look: Looks) -> None:
