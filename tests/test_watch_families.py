@@ -23,6 +23,7 @@ from headwise.errors import AttentionBypassed
 from headwise.watch.attachment import attach
 from headwise.watch.calls import Call
 from headwise.watch.places import DISPATCHES, likely_places, names_in
+from heard import Heard
 from judge import error
 from model_families import FAMILIES, LENGTH, Family, text
 
@@ -43,20 +44,6 @@ def _silent() -> None:
     transformers = pytest.importorskip("transformers")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)  # the slow ones are small, too
-
-
-class Heard:
-    """A listener that keeps every call."""
-
-    def __init__(self) -> None:
-        self.calls: list[Call] = []
-
-    def hear(self, call: Call) -> None:
-        self.calls.append(call)
-
-    @property
-    def paths(self) -> list[str]:
-        return [call.path for call in self.calls]
 
 
 class Precisely(TorchFunctionMode):

@@ -15,25 +15,12 @@ import headwise as hw
 from headwise.errors import ArgumentError, AttentionBypassed
 from headwise.watch.attachment import attach
 from headwise.watch.calls import Call, in_backward
+from heard import Heard
 from judge import error
 
 DOUBLE = torch.float64
 EXACT = 1e-10
 B, T, E, H = 2, 7, 16, 4
-
-
-class Heard:
-    """A listener that keeps every call."""
-
-    def __init__(self) -> None:
-        self.calls: list[Call] = []
-
-    def hear(self, call: Call) -> None:
-        self.calls.append(call)
-
-    @property
-    def paths(self) -> list[str]:
-        return [call.path for call in self.calls]
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:

@@ -19,7 +19,7 @@ from ..masks import Mask
 from .attend import lse_of
 from .given import GivenWeights
 from .scores import Scores, Tiled, blocks
-from .statistics import _of_head
+from .statistics import of_head
 
 __all__ = ["mass", "visible"]
 
@@ -44,7 +44,7 @@ def mass(scores: Scores | GivenWeights, lse: Tensor, on: Mask, per_query: bool =
     if per_query:
         return values
     # counted as `local` is: every query that is real and sees something, wherever it stands
-    return _of_head("local", values, replace(scores, mask=joined), lse)
+    return of_head("local", values, replace(scores, mask=joined), lse)
 
 
 def _bound(on: Mask, scores: Tiled) -> Mask:

@@ -35,6 +35,7 @@ __all__ = [
     "Statistics",
     "counted",
     "measured",
+    "of_head",
     "statistics",
     "without_kernel",
 ]
@@ -308,7 +309,7 @@ def _with_gradient(
     if not per_query:
         for name in ROW_STATISTICS:
             if name in found:
-                found[name] = _of_head(name, found[name], scores, lse)
+                found[name] = of_head(name, found[name], scores, lse)
     return {name: found[name] for name in (*names, *([] if cells is None else [PICTURE]))}
 
 
@@ -392,7 +393,7 @@ def _in_tiles(
             for name, values in rows.items():
                 values[block.where] = ROW_STATISTICS[name].of(block, sums)
     if not per_query:
-        rows = {name: _of_head(name, values, scores, lse) for name, values in rows.items()}
+        rows = {name: of_head(name, values, scores, lse) for name, values in rows.items()}
     return rows if received is None else {**rows, RECEIVED: received}
 
 
@@ -440,7 +441,7 @@ def _first_key(scores: Tiled) -> Any:
     return keys[0].int().argmax(keepdim=True)
 
 
-def _of_head(name: str, values: Tensor, scores: Tiled, lse: Tensor) -> Tensor:
+def of_head(name: str, values: Tensor, scores: Tiled, lse: Tensor) -> Tensor:
     """[B, H] from [B, H, T]."""
     counts = counted(name, scores, lse)
     if ROW_STATISTICS[name].largest:

@@ -16,6 +16,7 @@ All that was watched:
     collection.py  `Heads`, all layers
     comparing.py   how much the heads of a model differ
     saving.py      heads in a file
+    fetching.py    numbers to main memory, all at once
     packing.py     a map as named tensors and numbers, for a file
 """
 

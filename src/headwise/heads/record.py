@@ -15,6 +15,7 @@ from ..engines.statistics import PICTURE, RECEIVED, ROW_STATISTICS, Statistics, 
 from ..map import AttentionMap
 from . import diversity, patterns
 from .evenness import locality, spread
+from .fetching import fetched
 from .queries import real_keys
 
 __all__ = ["EVERYONE", "PATTERNS", "Marks", "Record", "reduce", "settle"]
@@ -102,17 +103,10 @@ class Record:
 
 
 def settle(records: Iterable[Record]) -> None:
-    """Bring small numbers to main memory in one go: what a GPU has not finished yet is waited for once."""
-    away: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Tensor], str, Tensor]]] = {}
-    for record in records:
-        for slot in record._slots():
-            if not slot[2].is_cpu:
-                away.setdefault((slot[2].device, slot[2].dtype), []).append(slot)
-    for slots in away.values():
-        together = torch.cat([value.flatten() for _, _, value in slots]).cpu()
-        parts = together.split([value.numel() for _, _, value in slots])
-        for (numbers, name, value), part in zip(slots, parts, strict=True):
-            numbers[name] = part.view(value.shape)
+    """Bring small numbers to main memory in one go."""
+    slots = [slot for record in records for slot in record._slots()]
+    for (numbers, name, _), value in zip(slots, fetched([value for _, _, value in slots]), strict=True):
+        numbers[name] = value
 
 
 @torch.no_grad()

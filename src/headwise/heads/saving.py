@@ -13,6 +13,7 @@ from torch import Tensor
 from .. import budget
 from ..errors import ArgumentError
 from ..map import AttentionMap
+from ..whole_files import whole_file
 from .collection import Heads
 from .packing import Layout, dense_bytes, layout_of, pack, packed, unpack, unpacked
 from .record import Marks, Record
@@ -61,16 +62,8 @@ def save(heads: Heads, path: str | os.PathLike[str], *, maps: bool = True) -> No
             calls.append(told)
         layers.append({"path": layer.path, "layer": layer.layer, "calls": calls})
     header = {"format": FORMAT, "layers": layers, "tokens": heads.tokens, "title": heads.title}
-    half = place.with_name(f".{place.name}.{os.getpid()}.part")
-    try:
+    with whole_file(place, "path") as half:
         half.write_bytes(to_bytes(tensors, metadata={"headwise": json.dumps(header)}))
-        half.replace(place)
-    except OSError as error:
-        raise ArgumentError(
-            f"path must be writable: {place}: {error.strerror}; choose another place"
-        ) from error
-    finally:
-        half.unlink(missing_ok=True)
 
 
 def load(path: str | os.PathLike[str]) -> Heads:

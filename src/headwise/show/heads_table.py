@@ -13,7 +13,7 @@ from ..heads.collection import Heads
 from ..heads.labels import MIXED
 from ..heads.layer import Head
 from ..heads.record import PATTERNS
-from .table import HEADERS, _number, _text, empty_table
+from .table import HEADERS, as_number, as_text, empty_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -79,10 +79,10 @@ def heads_table(
     for name in shown:
         table.add_column(HEADERS.get(name, name.replace("_", "\n")), justify="right", no_wrap=True)
     for head in everyone[:top]:
-        row = [_number(name, head.values.get(name, math.nan)) for name in shown]
-        label = _text(str(head.label))
+        row = [as_number(name, head.values.get(name, math.nan)) for name in shown]
+        label = as_text(str(head.label))
         label.stylize("dim" if head.label.name == MIXED else "bold")
-        table.add_row(_text(str(heads[head.path].layer)), str(head.head), label, *row)
+        table.add_row(as_text(str(heads[head.path].layer)), str(head.head), label, *row)
     return HeadsTable(table)
 
 

@@ -10,7 +10,7 @@ from ..heads.diversity import one_number
 from ..heads.layer import LayerHeads
 from .heads_table import HeadsTable
 from .legend import census
-from .table import HEADERS, _number, _text, empty_table
+from .table import HEADERS, as_number, as_text, empty_table
 
 __all__ = ["diversity_of", "layers_table"]
 
@@ -40,9 +40,9 @@ def layers_table(heads: Heads, *, title: str | None = None) -> HeadsTable:
         measured = layer.statistics
         said = ", ".join(f"{count} {name}" for name, count, _ in census(layer))
         means = {name: float(measured[name].nanmean()) for name in NUMBERS if name in measured}
-        numbers = [_number(name, means.get(name, math.nan)) for name in NUMBERS]
-        numbers.append(_number("entropy", diversity_of(layer)))  # in nats, as entropy is
-        table.add_row(_text(str(layer.layer)), str(len(layer)), *numbers, _text(said))
+        numbers = [as_number(name, means.get(name, math.nan)) for name in NUMBERS]
+        numbers.append(as_number("entropy", diversity_of(layer)))  # in nats, as entropy is
+        table.add_row(as_text(str(layer.layer)), str(len(layer)), *numbers, as_text(said))
     return HeadsTable(table)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..heads.labels import LABELS, MIXED
 from ..heads.layer import Head
-from .table import _text
+from .table import as_text, table_class
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,15 +32,10 @@ def meanings(heads: Iterable[Head]) -> Table:
     Raises:
         ImportError: rich is not installed.
     """
-    try:
-        from rich.table import Table
-    except ModuleNotFoundError as error:
-        hint = 'headwise tables need rich; install with: pip install "headwise[cli]"'
-        raise ImportError(hint, name="rich") from error
-    table = Table.grid(padding=(0, 1))
+    table = table_class().grid(padding=(0, 1))
     table.add_column(justify="right")
     table.add_column(no_wrap=True)
     table.add_column(style="dim")
     for name, count, meaning in census(heads):
-        table.add_row(str(count), _text(name), meaning)
+        table.add_row(str(count), as_text(name), meaning)
     return table

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["empty_table", "statistics_table"]
+__all__ = ["as_number", "as_text", "empty_table", "statistics_table", "table_class"]
 
 HEADERS = {  # name -> what stands above its column: the name, and what the numbers are
     "entropy": "entropy\nnats",
@@ -43,14 +43,25 @@ def empty_table(title: str | None = None) -> Table:
     Raises:
         ImportError: rich is not installed.
     """
+    table = table_class()
+    from rich.box import SIMPLE_HEAD
+
+    shown = None if title is None else as_text(title)
+    return table(box=SIMPLE_HEAD, pad_edge=False, padding=0, title=shown, title_justify="left")
+
+
+def table_class() -> type[Table]:
+    """rich's tables.
+
+    Raises:
+        ImportError: rich is not installed.
+    """
     try:
-        from rich.box import SIMPLE_HEAD
         from rich.table import Table
     except ModuleNotFoundError as error:
         hint = 'headwise tables need rich; install with: pip install "headwise[cli]"'
         raise ImportError(hint, name="rich") from error
-    shown = None if title is None else _text(title)
-    return Table(box=SIMPLE_HEAD, pad_edge=False, padding=0, title=shown, title_justify="left")
+    return Table
 
 
 def statistics_table(
@@ -90,18 +101,18 @@ def statistics_table(
         table.add_column(HEADERS.get(name, name), justify="right", no_wrap=True)
     rows = zip(*(values[batch].tolist() for values in columns.values()), strict=True)
     for head, row in zip(names, rows, strict=True):
-        table.add_row(_text(head), *map(_number, columns, row))
+        table.add_row(as_text(head), *map(as_number, columns, row))
     return table
 
 
-def _text(text: str) -> Text:
+def as_text(text: str) -> Text:
     """Names are data: no markup, no escape codes."""
     from rich.text import Text
 
     return Text(plain(text))
 
 
-def _number(name: str, value: float) -> Text:
+def as_number(name: str, value: float) -> Text:
     from rich.text import Text
 
     if math.isnan(value):  # no query had such a key

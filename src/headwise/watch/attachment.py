@@ -167,7 +167,8 @@ class Attachment:
 
     def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tokens and padding among the arguments of a module; the outermost that has them is believed."""
-        named = dict(zip(_parameters(type(module)), args, strict=False)) | kwargs
+        kind: Any = type(module)
+        named = dict(zip(_parameters(kind), args, strict=False)) | kwargs
         if args and isinstance(args[0], Tensor):
             named.setdefault("input_ids", args[0])
         for name in TOKENS:
@@ -308,12 +309,8 @@ class _Attached(AbstractContextManager[Attachment]):
                 attachment.end()
 
 
-def _parameters(kind: Any) -> tuple[str, ...]:
-    return _parameters_of(kind)
-
-
 @cache
-def _parameters_of(kind: Any) -> tuple[str, ...]:
+def _parameters(kind: Any) -> tuple[str, ...]:
     """The names of what a module's forward takes, in order."""
     try:
         return tuple(inspect.signature(kind.forward).parameters)[1:]

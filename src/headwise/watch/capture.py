@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..engines.statistics import ROW_STATISTICS, STATISTICS
-from ..errors import ArgumentError, AttentionBypassed, nearest
+from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
 from ..heads.record import Marks, reduce, settle
 from .attachment import Attachment, attach
 from .calls import Call, in_backward
+from .listening import check_any
 from .tokens import Tokens
 
 __all__ = ["watch"]
@@ -144,12 +144,8 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
             self._attached.__exit__(*error)
         finally:
             settle(call for layer in self.heads.values() for call in layer.calls)
-        ran = attachment.forward.number - self._before
-        if error[0] is None and ran and not self.heads and self.fallback != "skip":
-            raise AttentionBypassed(
-                f"model must have attention that can be heard: {type(self.model).__name__} ran {ran} times "
-                "and none was; is there softmax attention in it?"
-            )
+        if error[0] is None:
+            check_any(self.model, attachment.forward.number - self._before, self.heads, self.fallback)
 
     # Listening
 
@@ -160,30 +156,25 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         _, _, T, S = call.weights.shape
         weighed = call.value is not None  # else only weights are to be had, without the scores behind them
         names = tuple(name for name in self.names if weighed or name != "max_logit")
-        decoding = (
-            T == 1 and S > 1
-        )  # a step of generation: numbers alone, or memory would grow with its square
+        # A step of generation: numbers alone, or memory would grow with the square of its length.
+        decoding = T == 1 and S > 1
         keep = self.keep is True or (self.keep == "auto" and S <= SHORT and not decoding)
-        marks = None if decoding else self._marks(call)
-        with torch.no_grad():
-            record = reduce(
-                call.weights,
-                kind=call.kind,
-                forward=call.forward.number,
-                names=(name for name in names if name in ROW_STATISTICS) if decoding and not keep else names,
-                pooled=None if decoding and not keep else self.pooled,
-                reach=self.reach,
-                marks=marks,
-                with_patterns=bool(self.patterns),
-                between=() if decoding else self.between,
-                outputs=call.output,
-                values=call.value,
-                keep=keep,
-            )
+        marks = None if decoding else self.tokens.marks(call)
+        record = reduce(
+            call.weights,
+            kind=call.kind,
+            forward=call.forward.number,
+            names=(name for name in names if name in ROW_STATISTICS) if decoding and not keep else names,
+            pooled=None if decoding and not keep else self.pooled,
+            reach=self.reach,
+            marks=marks,
+            with_patterns=bool(self.patterns),
+            between=() if decoding else self.between,
+            outputs=call.output,
+            values=call.value,
+            keep=keep,
+        )
         assert self._attachment is not None, "who is not attached hears nothing"
         self.heads.add(call.path, record, self._attachment.name_of(call.path))
         if marks is not None and marks is not self._named:
             self._named, self.heads.tokens = marks, self.tokens.names(marks.ids)
-
-    def _marks(self, call: Call) -> Marks | None:
-        return self.tokens.marks(call)

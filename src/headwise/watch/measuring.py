@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..engines.statistics import ROW_STATISTICS, counted
+from ..heads.fetching import fetched
 from ..map import AttentionMap
 from .calls import Call, in_backward
 
@@ -65,10 +66,10 @@ class Measuring:
         """path -> head -> statistic -> value; what had no query to be measured at is left out."""
         sums = [(path, name, two) for path, layer in self.layers.items() for name, two in layer.items()]
         found: dict[str, list[Values]] = {path: [] for path in self.layers}
-        for (path, name, two), numbers in zip(sums, _read([two for _, _, two in sums]), strict=True):
-            heads, H = found[path], two.shape[1]
-            heads += [{} for _ in range(H - len(heads))]
-            for head, value, count in zip(heads, numbers[:H], numbers[H:], strict=True):
+        for (path, name, _), (values, counts) in zip(sums, fetched([two for _, _, two in sums]), strict=True):
+            heads = found[path]
+            heads += [{} for _ in range(len(values) - len(heads))]
+            for head, value, count in zip(heads, values.tolist(), counts.tolist(), strict=True):
                 if count:
                     largest = name != OUTPUT and ROW_STATISTICS[name].largest
                     head[name] = value if largest else value / count
@@ -86,14 +87,3 @@ def _joined(known: Tensor | None, new: Tensor, largest: bool = False) -> Tensor:
     if known is None:
         return new
     return torch.stack([torch.maximum(known[0], new[0]), known[1] + new[1]]) if largest else known + new
-
-
-def _read(tensors: Sequence[Tensor]) -> list[list[float]]:
-    """The numbers of each, flat; a GPU is waited for once, not once a tensor."""
-    found: list[list[float]] = [[]] * len(tensors)
-    for device in dict.fromkeys(x.device for x in tensors):
-        here = [i for i, x in enumerate(tensors) if x.device == device]
-        together = torch.cat([tensors[i].flatten() for i in here]).cpu()
-        for i, part in zip(here, together.split([tensors[i].numel() for i in here]), strict=True):
-            found[i] = part.tolist()
-    return found

@@ -10,8 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import ArgumentError
 from ...show.labels import plain
+from ...whole_files import place_for, whole_file
 from .page_data import page_json
 
 if TYPE_CHECKING:
@@ -66,28 +66,11 @@ def save(text: str, out: str | os.PathLike[str]) -> Path:
         ArgumentError: not an .html; no such folder; a folder that cannot be written to.
     """
     place = check_path(out)
-    half = place.with_name(f".{place.name}.{os.getpid()}.part")
-    try:
+    with whole_file(place) as half:
         half.write_text(text, "utf-8", newline="\n")
-        half.replace(place)
-    except OSError as error:
-        raise ArgumentError(
-            f"out must be writable: {place}: {error.strerror}; choose another place"
-        ) from error
-    finally:
-        half.unlink(missing_ok=True)
     return place
 
 
 def check_path(out: str | os.PathLike[str]) -> Path:
     """Where a page may be written, links followed; raises `ArgumentError` as `save` does."""
-    place = Path(out).resolve()
-    if place.suffix.lower() not in (".html", ".htm"):
-        raise ArgumentError(f"out must end in .html: got {str(out)!r}; try explain.html")
-    if not place.parent.is_dir():
-        raise ArgumentError(
-            f"out must go into an existing folder: there is no {str(place.parent)!r}; make it first"
-        )
-    if place.is_dir():
-        raise ArgumentError(f"out must be a file: {str(out)!r} is a folder; choose another name")
-    return place
+    return place_for(out, (".html", ".htm"), ".html", "explain.html")

@@ -105,10 +105,6 @@ class _Functions(TorchFunctionMode):
             self.__exit__(None, None, None)
         del self.running[-1:]
 
-    def forget(self) -> None:
-        """An interrupt ran past the hooks: what was running is not any more."""
-        self.running.clear()
-
     def leave_all(self) -> None:
         """After an exception that ran past the hooks."""
         del self.running[1:]

@@ -1,0 +1,53 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import ArgumentError
+
+__all__ = ["place_for", "whole_file"]
+
+
+def place_for(out: str | os.PathLike[str], endings: tuple[str, ...], said: str, example: str) -> Path:
+    """Where a file may be written, links followed.
+
+    Args:
+        endings: that its name may have, in lower case; said: the same in words.
+        example: a name to try.
+
+    Raises:
+        ArgumentError: another ending; no such folder; a folder of that name.
+    """
+    place = Path(out).resolve()
+    if place.suffix.lower() not in endings:
+        raise ArgumentError(f"out must end in {said}: got {str(out)!r}; try {example}")
+    if not place.parent.is_dir():
+        raise ArgumentError(
+            f"out must go into an existing folder: there is no {str(place.parent)!r}; make it first"
+        )
+    if place.is_dir():
+        raise ArgumentError(f"out must be a file: {str(out)!r} is a folder; choose another name")
+    return place
+
+
+@contextmanager
+def whole_file(place: Path, argument: str = "out") -> Iterator[Path]:
+    """A file beside `place` to write to, which takes its name at the end; gone where anything goes wrong.
+
+    Raises:
+        ArgumentError: it cannot be written, naming the argument.
+    """
+    half = place.with_name(f".{place.name}.{os.getpid()}.part")
+    try:
+        yield half
+        half.replace(place)
+    except OSError as error:
+        raise ArgumentError(
+            f"{argument} must be writable: {place}: {error.strerror}; choose another place"
+        ) from error
+    finally:
+        half.unlink(missing_ok=True)
