@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 import headwise as hw
 from headwise import Mask
+from headwise.engines.rounding import SOME
 from headwise.engines.scores import Scores
 from headwise.engines.statistics import STATISTICS, Statistics
 from headwise.errors import ArgumentError, BudgetExceeded, MaskError, ShapeError
@@ -74,7 +75,7 @@ every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
 
 class Touched:
-    """The shapes of all tiles of scores that were computed."""
+    """The shapes of all scores that were computed, in tiles or whole."""
 
     def __init__(self) -> None:
         self.shapes: list[tuple[int, ...]] = []
@@ -87,14 +88,21 @@ class Touched:
 @pytest.fixture
 def touched(monkeypatch: pytest.MonkeyPatch) -> Touched:
     seen = Touched()
-    of_scores = Scores.tile
+    of_scores, all_scores = Scores.tile, Scores.whole
 
     def tile(self: Scores, rows: slice, columns: Any) -> Tensor:
         found = of_scores(self, rows, columns)
         seen.shapes.append(tuple(found.shape))
         return found
 
+    def whole(self: Scores) -> Tensor:
+        before = len(seen.shapes)
+        found = all_scores(self)
+        seen.shapes[before:] = [tuple(found.shape)]
+        return found
+
     monkeypatch.setattr(Scores, "tile", tile)
+    monkeypatch.setattr(Scores, "whole", whole)
     return seen
 
 
@@ -325,9 +333,16 @@ def test_a_causal_row_reads_only_the_keys_before_it(touched: Touched) -> None:
     assert w[1, 2, 0].shape == (S,) and touched.shapes == [(1, 1, 1, S - T + 1)]
 
 
-def test_one_weight_of_a_known_row_is_one_score_of_work(touched: Touched) -> None:
+def test_one_weight_of_a_known_row_is_its_row_of_work(touched: Touched) -> None:
+    """The weight is one score; the rest of its row tells that q and k are still what they were."""
     w = a_map()
-    assert w[0, 3, 4, 2].shape == () and touched.elements == 1
+    assert w[0, 3, 4, 2].shape == () and touched.elements == S + 1
+
+
+def test_a_key_of_every_query_is_not_every_key_of_every_query(touched: Touched) -> None:
+    q, k = normal(1, 1, 2, 401, 3), normal(2, 1, 2, 401, 3)
+    w = hw.attention(q, k, k)[1]
+    assert w[0, :, :, 7].shape == (2, 401) and touched.elements == 2 * 401 * (1 + SOME)
 
 
 def test_a_head_of_every_sequence_leaves_the_others_alone(touched: Touched) -> None:

@@ -256,7 +256,7 @@ class AttentionMap:
             return self._scores.weights if self._columns is None else self._scores.weights[..., self._columns]
         self._check_unchanged()
         if self._columns is None and limit is None:
-            found = few_weights_on_cpu(self._scores)
+            found = few_weights_on_cpu(self._scores, self._lse)
             if found is not None:
                 return found
         shape = self.shape

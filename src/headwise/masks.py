@@ -37,7 +37,7 @@ from .mask_rules import (
     whole_number,
 )
 
-__all__ = ["CAUSAL", "NOTHING_HIDDEN", "Mask", "as_mask"]
+__all__ = ["CAUSAL", "NOTHING_HIDDEN", "BoundMask", "Mask", "as_mask"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -164,7 +164,8 @@ class Mask:
         if not isinstance(other, Mask):
             return NotImplemented
         key_ids, query_ids = join_ids((self.key_ids, self.query_ids), (other.key_ids, other.query_ids))
-        return Mask(
+        bound = isinstance(self, BoundMask) and isinstance(other, BoundMask)
+        return (BoundMask if bound else Mask)(
             left=smaller(self.left, other.left),
             right=smaller(self.right, other.right),
             keys=join_padding(self.keys, other.keys, "lengths"),
@@ -182,7 +183,7 @@ class Mask:
         return f"Mask({', '.join(parts)})"
 
     def __reduce__(self) -> tuple[type[Mask], tuple[Any, ...]]:
-        return Mask, tuple(getattr(self, name) for name in FIELDS)
+        return type(self), tuple(getattr(self, name) for name in FIELDS)
 
     def _items(self) -> list[tuple[str, Any]]:
         pairs = ((name, getattr(self, name)) for name in FIELDS)
@@ -239,18 +240,26 @@ class Mask:
     def bind(self, batch: int, num_heads: int, query_len: int, key_len: int) -> Mask:
         """The same rules, checked against [B, H, T, S], with all that is kept per query spelled out.
 
+        Lengths, padding and labels are copied: the rules of a call stay what they were in it, whatever is
+        written to the tensors they came from. A dense mask, as large as the weights, is not.
+
         Raises:
             MaskError: a rule whose sizes do not fit.
         """
         if self.is_positional:
             return self
         self._check(batch, num_heads, query_len, key_len)
-        spelled: dict[str, Any] = {}
+        if isinstance(self, BoundMask):
+            return self
+        rules: dict[str, Any] = dict(self._items())
+        for name in SMALL:
+            if name in rules:
+                rules[name] = rules[name].clone()
         if self.key_ids is not None and self.query_ids is None:
-            spelled["query_ids"] = self.key_ids[:, key_len - query_len :]
+            rules["query_ids"] = rules["key_ids"][:, key_len - query_len :]
         if self.queries is not None and self.queries.ndim == 1:
-            spelled["queries"] = self.counted(query_len)
-        return replace(self, **spelled) if spelled else self
+            rules["queries"] = self.counted(query_len)
+        return BoundMask(**rules)
 
     def _check(self, batch: int, num_heads: int, query_len: int, key_len: int) -> None:
         for value, length, name in (
@@ -333,7 +342,7 @@ class Mask:
             start, stop = _within(seen.nonzero().squeeze(-1), start, stop)
         return (start, stop) if start < stop else (0, 0)
 
-    @cached_property
+    @property
     def _real_keys(self) -> Tensor:
         """The keys that are real in some sequence, in order."""
         assert self.keys is not None
@@ -341,7 +350,7 @@ class Mask:
             return torch.arange(int(self.keys.max()), device="cpu")
         return self.keys.any(0).nonzero().squeeze(-1)
 
-    @cached_property
+    @property
     def _document_ends(self) -> tuple[Tensor, Tensor]:
         """For each query, the first key of its document and the one beyond the last, in any sequence: [T].
 
@@ -398,7 +407,20 @@ class Mask:
         return seen[(None,) * (4 - seen.ndim)]
 
 
+class BoundMask(Mask):
+    """The rules of one call. Its small tensors are its own, so what was found out about them stays true."""
+
+    @cached_property
+    def _real_keys(self) -> Tensor:
+        return super()._real_keys
+
+    @cached_property
+    def _document_ends(self) -> tuple[Tensor, Tensor]:
+        return super()._document_ends
+
+
 FIELDS = tuple(field.name for field in fields(Mask))  # asked in every call
+SMALL = ("keys", "queries", "key_ids", "query_ids")
 NOTHING_HIDDEN, CAUSAL = Mask(), Mask.causal()  # the two that nearly every call has, made once
 
 

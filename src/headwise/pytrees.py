@@ -14,7 +14,7 @@ from .engines.scores import Scores
 from .engines.second_pass import Top
 from .engines.statistics import Statistics
 from .map import AttentionMap, make
-from .masks import Mask
+from .masks import BoundMask, Mask
 from .scoring import Alibi, Scoring
 
 # What a map may hold, in order; the context tells which of it is there.
@@ -53,7 +53,7 @@ def _unflatten(values: Any, context: Any) -> AttentionMap:
     if chosen is not None:
         kind, plain = chosen
         columns = slice(*plain) if kind == "slice" else torch.tensor(plain, dtype=torch.int64, device="cpu")
-    mask = Mask(*band, *(held.get(name) for name in OF_MASK))
+    mask = BoundMask(*band, *(held.get(name) for name in OF_MASK))
     positions, lse = held.get("positions"), held.get("lse")
     if numbers is None:
         return make(GivenWeights(held["weights"], mask, positions), lse, columns)
@@ -69,5 +69,5 @@ pytree.register_pytree_node(
     serialized_type_name="headwise.Statistics",
 )
 torch.serialization.add_safe_globals(
-    [AttentionMap, Alibi, Mask, Scoring, Scores, GivenWeights, Statistics, Top, make]
+    [AttentionMap, Alibi, BoundMask, Mask, Scoring, Scores, GivenWeights, Statistics, Top, make]
 )

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..mask_rules import can_read
 from . import fused, plain, table, tiles
 from .flat import DIFFERENTIABLE, FLAT, flatten, restore, save, saved, where_needed
 from .gpu.cannot import cannot
 from .gradients import ScoreGradients
 from .kernels import CAUSAL, CUDNN, FULL, Band
 from .parts import adds
+from .rounding import FAR, is_rough
 from .scores import Scores, own_precision, tile_dtype
 from .table import Backend, Call
 
@@ -184,7 +186,7 @@ def _gradients(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tens
     chosen = _chosen(scores, v, bias_gradient, backend)  # any backend's forward goes with any backward
     found: ScoreGradients
     with own_precision(v.device):
-        if chosen.kernels:
+        if chosen.kernels and not (can_read(lse) and is_rough(lse, FAR)):
             kernel = chosen.kernel_for(v.device)
             found, dv, sinks = fused.backward(kernel, scores, v, out, lse, grad)
         else:

@@ -20,7 +20,9 @@ from ..masks import NOTHING_HIDDEN, Mask
 from ..scoring import Scoring
 from . import kernels, plain, table
 from .kernels import CPU_FLASH, Band, Kernel
-from .scores import Scores, settle_exponentials
+from .rounding import check_rows
+from .scores import Scores
+from .weights import softmax
 
 __all__ = ["few_weights_on_cpu", "plainest", "straight"]
 
@@ -118,8 +120,12 @@ class _Straight(torch.autograd.Function):
         return *found, None, None, None
 
 
-def few_weights_on_cpu(scores: Scores) -> Tensor | None:
-    """All weights of a call in which nothing is hidden, [B, H, T, S]; None: not as plain or not as few."""
+def few_weights_on_cpu(scores: Scores, lse: Tensor | None) -> Tensor | None:
+    """All weights of a call in which nothing is hidden, [B, H, T, S]; None: not as plain or not as few.
+
+    Raises:
+        ArgumentError: a row is not the one whose lse is given.
+    """
     q, scoring = scores.q, scores.scoring
     if scores.mask is not NOTHING_HIDDEN or torch.is_grad_enabled() or type(q) is not Tensor or not q.is_cpu:
         return None
@@ -133,6 +139,7 @@ def few_weights_on_cpu(scores: Scores) -> Tensor | None:
         return None
     if plain.transforms_are_active():
         return None
-    settle_exponentials()
-    s = scores.whole()
-    return torch.softmax(s, -1, out=s)
+    found, now = softmax(scores.whole(), None, False, lse is not None)
+    if lse is not None and now is not None:
+        check_rows(scores, slice(0, T), lse, now)
+    return found

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..masks import Mask
+from ..masks import BoundMask
 from ..scoring import Scoring
 from .scores import Scores
 
@@ -59,7 +59,7 @@ def restore(
     softcap: float | None,
 ) -> Scores:
     """The scores those arguments came from."""
-    mask = Mask(left, right, keys, queries, key_ids, query_ids, allowed)
+    mask = BoundMask(left, right, keys, queries, key_ids, query_ids, allowed)
     return Scores(q, k, mask, Scoring(scale, softcap, bias, slopes, sinks), positions)
 
 

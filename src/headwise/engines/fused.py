@@ -122,13 +122,13 @@ def _empty_rows(scores: Scores, part: Part, added: Tensor | None, lse: Tensor) -
     if mask.key_ids is None and mask.allowed is None and scores.scoring.bias is None:
         return ~mask.sees_any(scores.at(part.rows), columns.start, columns.stop)[:, None]
     if part.band == FULL:  # then everything hidden is in what was added
-        return ~(added > HIDDEN).any(-1)  # [B or 1, H or 1, t or 1]
+        return (added <= HIDDEN).all(-1)  # [B or 1, H or 1, t or 1]; a NaN hides nothing
     found = []
     for rows in blocks(part.rows.start, part.rows.stop, 1024):
         whole = scores.additive(rows, columns, scores.dtype)
         assert whole is not None
-        found.append((whole > HIDDEN).any(-1))  # the band in it makes it [.., .., t]
-    return ~torch.cat(found, dim=-1)
+        found.append((whole <= HIDDEN).all(-1))  # the band in it makes it [.., .., t]
+    return torch.cat(found, dim=-1)
 
 
 def with_sinks(sinks: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ from .attend import lse_of
 from .given import GivenWeights
 from .scores import Scores, Tiled, blocks
 from .statistics import of_head
+from .walk import check_some
 
 __all__ = ["mass", "visible"]
 
@@ -66,6 +67,7 @@ def _of_scores(scores: Scores, lse: Tensor, on: Mask, joined: Mask) -> Tensor:
     sees_nothing = torch.isneginf(lse)
     if on.hides_nothing and scores.sinks is None:
         return torch.ones_like(lse).masked_fill(sees_nothing, 0)  # a row's weights sum to 1: no pass needed
+    check_some(scores, lse)
     bare = replace(scores.scoring, sinks=None)
     there = lse_of(replace(scores.detach(), mask=joined, scoring=bare))
     # a row that sees nothing has -inf on both sides; rounding may take a whole row past 1

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..scoring import HIDDEN
 from .flat import flatten
 from .gpu.cannot import cannot, prepared
+from .rounding import check_mass
 from .scores import Scores, Tiled, own_precision
 from .walk import Block, walk
 
@@ -59,11 +60,14 @@ def _pool(scores: Tiled, lse: Tensor, picture: Tensor) -> None:
         cells = _cells(block.rows, T, row_cells)
         counted = block.counted()
         room = picture[block.piece.batch, block.piece.heads, cells]
+        mass = torch.zeros_like(block.lse)
         for tile in block.tiles():
             p = tile.p if counted is None else tile.p * counted[..., None]
             by_column = _indicator(tile.columns, S, column_cells, picture)  # [s, cells]
             here = _cells(tile.columns, S, column_cells)
             room[..., here] += by_row.transpose(0, 1) @ (p @ by_column)
+            mass += tile.p.sum(-1)
+        check_mass(block.scores, block.rows, block.lse, block.with_sink(mass))
 
 
 def _cells(index: slice, length: int, cells: int) -> slice:
@@ -101,8 +105,11 @@ def _top_of(block: Block, count: int) -> tuple[Tensor, Tensor]:
     B, H, t = block.lse.shape
     best = torch.full((B, H, t, count), HIDDEN, dtype=block.scores.dtype, device=block.lse.device)
     keys = torch.full((B, H, t, count), -1, dtype=torch.int64, device=block.lse.device)
+    mass = torch.zeros_like(block.lse)
     for tile in block.tiles():
         found, at = tile.log_p.topk(min(count, tile.log_p.shape[-1]), dim=-1)
         best, order = torch.cat([best, found], -1).topk(count, dim=-1)
         keys = torch.cat([keys, at + tile.columns.start], -1).gather(-1, order)
+        mass += tile.p.sum(-1)
+    check_mass(block.scores, block.rows, block.lse, block.with_sink(mass))
     return best.exp(), keys.masked_fill(best <= HIDDEN / 2, -1)

@@ -23,9 +23,10 @@ from ..scoring import HIDDEN
 from .flat import flatten, wants_gradient
 from .given import GivenWeights
 from .gpu.cannot import cannot, prepared
+from .rounding import FAR, ROUGH, check_mass
 from .scores import Scores, Tiled, own_precision
 from .second_pass import pooled
-from .walk import Block, Tile, walk
+from .walk import Block, Tile, check_some, walk
 
 __all__ = [
     "PICTURE",
@@ -113,12 +114,10 @@ class Statistic:
 
 def _mass(block: Block, sums: Sums) -> Tensor:
     """What a row's weights sum to, its sink included: 1 but for the rounding of lse, which this takes out."""
-    mass = sums["mass"]
-    if isinstance(block.scores, GivenWeights):
-        return torch.ones_like(mass)  # whatever they sum to, they are what they are
-    if block.scores.sinks is not None:
-        mass = mass + (block.scores.sinks.to(mass.dtype)[:, None] - block.finite_lse).exp()
-    return torch.where(torch.isneginf(block.lse), 1.0, mass)
+    mass = sums.get("mass")
+    if mass is None or isinstance(block.scores, GivenWeights):
+        return torch.ones_like(block.lse)  # not measured; or given, and then they are what they are
+    return torch.where(torch.isneginf(block.lse), 1.0, block.with_sink(mass))
 
 
 def entropy(block: Block, sums: Sums) -> Tensor:
@@ -127,8 +126,9 @@ def entropy(block: Block, sums: Sums) -> Tensor:
     Clark 2019, section 3.3.
     """
     surprise, mass = sums["surprise"], _mass(block, sums)
-    if block.scores.sinks is not None:
-        p = (block.scores.sinks.to(mass.dtype)[:, None] - block.finite_lse).exp()
+    log_sunk = block.log_of_sinks()
+    if log_sunk is not None:
+        p = log_sunk.exp()
         surprise = surprise - torch.xlogy(p, p)
     return (surprise / mass + mass.log()).masked_fill(torch.isneginf(block.lse), 0)
 
@@ -153,27 +153,27 @@ def distance(block: Block, sums: Sums) -> Tensor:
 
 def first(block: Block, sums: Sums) -> Tensor:
     """p_i0: the weight of the first real key, where attention sinks sit. Xiao 2024; Gu 2024."""
-    return sums["first"]
+    return sums["first"] / _mass(block, sums)
 
 
 def previous(block: Block, sums: Sums) -> Tensor:
     """p_(i, i-1): the weight of the key before the query. Clark 2019, section 3.1."""
-    return sums["previous"]
+    return sums["previous"] / _mass(block, sums)
 
 
 def itself(block: Block, sums: Sums) -> Tensor:
     """p_ii: the weight of the query's own position. Clark 2019, section 3.1."""
-    return sums["itself"]
+    return sums["itself"] / _mass(block, sums)
 
 
 def next(block: Block, sums: Sums) -> Tensor:
     """p_(i, i+1): the weight of the key after the query; 0 under a causal mask. Clark 2019, section 3.1."""
-    return sums["next"]
+    return sums["next"] / _mass(block, sums)
 
 
 def local(block: Block, sums: Sums) -> Tensor:
     """sum of p_ij over |p_i - j| <= reach: the weight near the query (reach: 8 unless told)."""
-    return sums["local"]
+    return sums["local"] / _mass(block, sums)
 
 
 def max_logit(block: Block, sums: Sums) -> Tensor:
@@ -385,11 +385,19 @@ def _in_tiles(
         received = torch.zeros(B, H, S, dtype=scores.dtype, device=scores.device)
     needed = {part for name in rows for part in ROW_STATISTICS[name].needs}
     everywhere = received is not None or any(ACCUMULATORS[part].where == "all" for part in needed)
+    if everywhere:
+        needed.add("mass")  # always measured where whole rows are walked: a row's mass tells whose it is
+    elif names:
+        check_some(scores, lse)
+    # what is divided by a row's mass need not be exact before; sums over queries must be
+    rough = FAR if everywhere and received is None else ROUGH
     ragged = "first" in needed and scores.mask.keys is not None and scores.mask.keys.ndim == 2
     if names:
-        for block in walk(scores, lse, ragged, None if everywhere else NEAR_ROWS):
+        for block in walk(scores, lse, ragged, None if everywhere else NEAR_ROWS, rough):
             room = None if received is None else received[block.piece.batch, block.piece.heads]
             sums = _collect(block, needed, reach, everywhere, room)
+            if everywhere:
+                check_mass(block.scores, block.rows, block.lse, block.with_sink(sums["mass"]))
             for name, values in rows.items():
                 values[block.where] = ROW_STATISTICS[name].of(block, sums)
     if not per_query:

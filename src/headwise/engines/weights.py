@@ -23,10 +23,11 @@ from .attend import lse_of
 from .flat import flatten, leaves, wants_gradient
 from .gpu.cannot import cannot, prepared
 from .gradients import ScoreGradients
+from .rounding import check_mass, check_rows
 from .scores import CPU_TILE, Scores, blocks, own_precision, settle_exponentials
-from .walk import Block, Tile, walk
+from .walk import Block, Tile, check_some, walk
 
-__all__ = ["Rest", "dense", "gradients", "score_gradients", "weights"]
+__all__ = ["Rest", "dense", "gradients", "score_gradients", "softmax", "weights"]
 
 FEW = 2**22  # weights that a GPU makes in one product
 
@@ -63,8 +64,10 @@ def _plainly(scores: Scores, columns: Any, mean: bool) -> Tensor:
 
 def dense(scores: Scores, lse: Tensor | None, columns: Any, mean: bool) -> Tensor:
     """The numbers, without a way back."""
+    if isinstance(columns, slice) and columns.indices(scores.shape[3]) == (0, scores.shape[3], 1):
+        columns = None
     if lse is None and _few_on_gpu(scores):
-        p = _softmax(scores.tile(slice(0, scores.shape[2]), slice(0, scores.shape[3])), scores.sinks, True)
+        p, _ = softmax(scores.tile(slice(0, scores.shape[2]), slice(0, scores.shape[3])), scores.sinks, True)
         p = p if columns is None else p[..., columns]
         return (p.mean(1) if mean else p).to(scores.given_dtype)
     if cannot(scores) is None:
@@ -72,9 +75,12 @@ def dense(scores: Scores, lse: Tensor | None, columns: Any, mean: bool) -> Tenso
 
         ready = prepared(scores, lse_of(scores) if lse is None else lse)
         return on_gpu.mean(ready, columns) if mean else on_gpu.dense(ready, columns)
-    if columns is None and not mean and _at_once(scores):
-        return _softmax(scores.whole(), scores.sinks, scores.may_see_nothing)
     B, H, T, S = scores.shape
+    if columns is None and not mean and _at_once(scores):
+        p, now = softmax(scores.whole(), scores.sinks, scores.may_see_nothing, lse is not None)
+        if lse is not None and now is not None:
+            check_rows(scores, slice(0, T), lse, now)
+        return p
     keys: Sequence[int] = range(S)
     if columns is not None:
         keys = keys[columns] if isinstance(columns, slice) else columns.tolist()
@@ -82,8 +88,10 @@ def dense(scores: Scores, lse: Tensor | None, columns: Any, mean: bool) -> Tenso
     dtype = scores.dtype if mean else scores.given_dtype
     out = huge_pages.empty(shape, dtype, scores.device).zero_()
     if lse is None or (columns is None and not mean):
-        found = _whole_rows(scores, columns)
+        found = _whole_rows(scores, lse, columns)
     else:
+        if columns is not None:
+            check_some(scores, lse)
         found = _tiles(scores, lse, keys)
     for where, here, p in found:
         if mean:
@@ -96,7 +104,7 @@ def dense(scores: Scores, lse: Tensor | None, columns: Any, mean: bool) -> Tenso
 Places = tuple[slice, slice, slice]
 
 
-def _whole_rows(scores: Scores, columns: Any) -> Iterator[tuple[Places, slice, Tensor]]:
+def _whole_rows(scores: Scores, lse: Tensor | None, columns: Any) -> Iterator[tuple[Places, slice, Tensor]]:
     """Softmax of whole rows, a block of queries at a time: (where, which of the chosen keys, weights)."""
     S = scores.shape[3]
     everything = slice(None)
@@ -107,7 +115,10 @@ def _whole_rows(scores: Scores, columns: Any) -> Iterator[tuple[Places, slice, T
             start, stop = mine.span(block)
             if start == stop:
                 continue  # these queries see nothing
-            p = _softmax(mine.tile(block, slice(start, stop)), mine.sinks, mine.may_see_nothing)
+            s = mine.tile(block, slice(start, stop))
+            p, now = softmax(s, mine.sinks, mine.may_see_nothing, lse is not None)
+            if lse is not None and now is not None:
+                check_rows(mine, block, lse[piece.batch, piece.heads, block], now)
             here = slice(start, stop)
             if columns is not None:
                 p = torch.nn.functional.pad(p, (start, S - stop))[..., columns]
@@ -130,36 +141,54 @@ def _at_once(scores: Scores) -> bool:
     q, mask = scores.q, scores.mask
     if not q.is_cpu or scores.dtype is not q.dtype or torch.compiler.is_compiling():
         return False
+    if scores.positions is not None and not mask.hides_nothing:
+        return False  # chosen queries, which may see far fewer keys than there are
     if mask.left is None and mask.right is None and mask.key_ids is None:
         return True
     return q.shape[2] * scores.k.shape[2] <= CPU_TILE
 
 
-def _softmax(s: Tensor, sinks: Tensor | None, may_see_nothing: bool) -> Tensor:
-    """Weights from whole rows of scores, in their place; rows that see nothing give 0."""
+def softmax(
+    s: Tensor, sinks: Tensor | None, may_see_nothing: bool, with_lse: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """(weights from whole rows of scores, in their place; their lse, if wanted). Empty rows: 0 and -inf."""
     if sinks is None and s.is_cpu and not torch.compiler.is_compiling():
         settle_exponentials()
-        empty = s.amax(-1, keepdim=True) <= HIDDEN / 2 if may_see_nothing else None
+        top = s.amax(-1, keepdim=True) if may_see_nothing or with_lse else None
         p = torch.softmax(s, -1, out=s)
-        return p.masked_fill_(empty, 0.0) if empty is not None and bool(empty.any()) else p
+        # the heaviest weight is exp(largest score - lse), and never too small to tell
+        now = top - p.amax(-1, keepdim=True).log() if top is not None and with_lse else None
+        if may_see_nothing and top is not None:
+            empty = top <= HIDDEN / 2
+            if bool(empty.any()):
+                p = p.masked_fill_(empty, 0.0)
+                now = None if now is None else now.masked_fill(empty, -torch.inf)
+        return p, None if now is None else now.squeeze(-1)
     top = s.amax(-1, keepdim=True)
     hidden = top <= HIDDEN / 2
     p = s.sub_(top).exp_()
     total = p.sum(-1, keepdim=True)
     if sinks is not None:
         total = total + (sinks.to(s.dtype)[:, None, None] - top).exp()
-    return p.mul_(torch.where(hidden, 0.0, 1 / total))
+    now = (top + total.log()).masked_fill(hidden, -torch.inf).squeeze(-1) if with_lse else None
+    return p.mul_(torch.where(hidden, 0.0, 1 / total)), now
 
 
 def _tiles(scores: Scores, lse: Tensor, keys: Any) -> Iterator[tuple[Places, slice, Tensor]]:
     """exp(s - lse) of the keys asked for alone, a tile at a time."""
+    everything = isinstance(keys, range) and keys == range(scores.shape[3])
     for block in walk(scores, lse):
         size = block.piece.columns
         if isinstance(keys, range) and keys.step == 1:
             start, stop = block.scores.span(block.rows)
+            mass = torch.zeros_like(block.lse)
             for run in blocks(max(start, keys.start), min(stop, keys.stop), size):
                 here = slice(run.start - keys.start, run.stop - keys.start)
-                yield block.where, here, block.tile(run).p
+                p = block.tile(run).p
+                mass += p.sum(-1)
+                yield block.where, here, p
+            if everything:
+                check_mass(block.scores, block.rows, block.lse, block.with_sink(mass))
         else:
             numbers = torch.as_tensor(keys, device=scores.device)
             for here in blocks(0, len(numbers), size):
@@ -268,15 +297,16 @@ def score_gradients(
         if isinstance(delta, float):
             continue  # these queries see nothing
         d_sink: Any = 0.0
-        if sinks is not None:
-            log_sunk = sinks[block.piece.heads].to(scores.dtype)[:, None] - block.finite_lse
+        log_sunk = block.log_of_sinks()
+        if log_sunk is not None:
             sunk = torch.where(torch.isneginf(block.lse), 0.0, log_sunk.exp())
             mass = mass + sunk
             if of_sink is not None:
                 d_sink = of_sink(block, log_sunk)
                 delta = delta + sunk * d_sink
+        check_mass(mine, block.rows, block.lse, mass)
         # exp(s - lse) sums to 1 only as well as lse is rounded, and P (dP - delta) is a difference
-        right = torch.where(mass > 0, 1 / mass, 0.0)
+        right = torch.where(mass == 0, 0.0, 1 / mass)
         delta = delta * right
         for here in blocks(*mine.span(block.rows), block.piece.columns):
             s, bend = mine.tile_and_bend(block.rows, here)

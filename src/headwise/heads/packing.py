@@ -15,7 +15,7 @@ from ..engines.flat import FLAT, flatten, restore
 from ..engines.given import GivenWeights
 from ..indexing import positions_of
 from ..map import AttentionMap, make
-from ..masks import Mask
+from ..masks import BoundMask
 
 __all__ = ["Layout", "dense_bytes", "layout_of", "pack", "packed", "unpack", "unpacked"]
 
@@ -58,7 +58,7 @@ def unpack(tensors: dict[str, Tensor], numbers: dict[str, Any]) -> AttentionMap:
     parts = {**tensors, **numbers}
     lse, columns = parts["lse"], parts.get("columns")
     if "weights" in parts:
-        mask = Mask(*(parts.get(name) for name in RULES))
+        mask = BoundMask(*(parts.get(name) for name in RULES))
         return make(GivenWeights(parts["weights"], mask, parts.get("positions")), lse, columns)
     return make(restore(*(parts.get(name) for name in NAMES)), lse, columns)  # type: ignore[arg-type]
 

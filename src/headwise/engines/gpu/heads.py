@@ -36,7 +36,7 @@ def of_heads_kernel(
     for start in range(0, T, SIZE):
         rows = start + tl.arange(0, SIZE)
         here = rows < T
-        counts = tl.load(LSE + base + rows, mask=here, other=-float("inf")) > -float("inf")
+        counts = tl.load(LSE + base + rows, mask=here, other=-float("inf")) != -float("inf")
         if rules.counted is not None:
             counts = counts & (tl.load(rules.counted + long(b) * T + rows, mask=here, other=0) != 0)
         at = rows + shift
@@ -48,7 +48,9 @@ def of_heads_kernel(
         total += value
         count += tl.where(counts, 1.0, 0.0)
         largest = tl.maximum(largest, tl.where(counts, value, -float("inf")))
-    found = tl.where(kind >= 4, tl.max(largest, 0), tl.sum(total, 0) / tl.sum(count, 0))
+    summed = tl.sum(total, 0)
+    highest = tl.where(summed == summed, tl.max(largest, 0), summed)  # a NaN is the largest of all
+    found = tl.where(kind >= 4, highest, summed / tl.sum(count, 0))
     tl.store(OUT + n * programs + bh, found)
 
 

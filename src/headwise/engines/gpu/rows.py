@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -38,6 +39,8 @@ from .tile import (
 __all__ = ["NAMES", "Picture", "added_up", "cell_of", "mass_of", "rows", "wide"]
 
 NAMES = ("entropy", "effective_keys", "confidence", "distance", "max_logit", "mass")
+# A float32 forward may have been told to multiply in TF32, three digits.
+SLACK = {torch.float32: 2.0**-3, torch.float16: 2.0**-5, torch.bfloat16: 2.0**-5}
 
 
 class Wants(NamedTuple):
@@ -58,6 +61,7 @@ class Wants(NamedTuple):
     one_cell: bool  # no row of cells ends inside a block of queries
     counted_only: bool  # queries that do not count need no values
     shares: int  # parts a cell's mass is written in
+    slack: float  # how far from 0 the logarithm of a row's mass may be
 
 
 class Picture(NamedTuple):
@@ -225,7 +229,10 @@ def rows_kernel(
     if rules.sinks is not None:
         sunk = tl.load(rules.sinks + h) * LOG2E - lse
         sums += tl.exp2(sunk)
-    sums = tl.where(empty, 1.0, sums)
+    # Not this row's lse: q, k or the mask were overwritten since. Nothing here can raise, and nothing may be
+    # divided away: NaN says it.
+    strange = tl.abs(tl.log(sums)) > wants.slack * (1 + tl.abs(lse) / 64)
+    sums = tl.where(empty, 1.0, tl.where(strange, float("nan"), sums))
     if wants.mass >= 0:
         tl.store(OUT + wants.mass * long(total_rows), sums, mask=here)
     if wants.surprise:
@@ -323,6 +330,7 @@ def rows(
         one_cell=whole,
         counted_only=counted_only and prepared.counted is not None,
         shares=shares,
+        slack=SLACK[prepared.q.dtype],
     )
     if out is None:
         out = prepared.empty(len(names), B, H, T)

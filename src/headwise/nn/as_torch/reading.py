@@ -1,31 +1,23 @@
-"""What a mask of torch's says, read once for as long as the tensor lives unchanged.
+"""What a mask of torch's says, where it may be read: on a CPU, by proof in every call (`facts.py`).
 
-Reading values on a GPU stops it for a moment, so it is done once a tensor: what was found is kept beside a
-weak reference and the version of what was read. A part of a larger tensor (`mask[:L, :L]`, new in every call)
-is known by the larger one and its place in it. Where values must not be looked at (while compiling or
-exporting, while a graph is captured, in tensors without versions) nothing is read, and the mask is taken as
-it is; so are masks on a GPU that come new in every call, once that has been noticed.
-
-What counts no version (writing through `.data`, or to memory shared with numpy) goes unnoticed, as it does in
-autograd.
+On a GPU, while compiling or exporting, and in tensors that learn, nothing is read: the mask is taken as it
+is, on a GPU also as `is_causal` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-from weakref import ref
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ...engines.plain import transforms_are_active
+from ...facts import fact
+from ...mask_rules import can_read
 
-__all__ = ["LOW", "LOWEST", "Content", "content_of", "has_low_rows", "known", "read"]
+__all__ = ["LOW", "LOWEST", "Content", "content_of", "has_low_rows", "read"]
 
 LOWEST = -1e29  # finite numbers below this hide a key as well as this one, and no kernel takes it for -inf
 LOW = -32.0  # a row that has nothing above this has a log-sum-exp that is too rough to get weights from
-PATIENCE = 8  # masks on a GPU read for a single call, one after another, until new ones are no longer read
 
 
 class Content(NamedTuple):
@@ -37,68 +29,17 @@ class Content(NamedTuple):
     low_rows: bool  # a query for which there is nothing else
 
 
-class _Known:
-    """A tensor that was seen, and what was read of it and its parts, by their places in it."""
-
-    __slots__ = ("contents", "tensor", "unused", "version")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor, self.version = ref(tensor, _forget(id(tensor))), tensor._version
-        self.contents: dict[Any, Content | None] = {}  # None: seen, not read
-        self.unused = tensor.is_cuda  # only a GPU is kept waiting by what is read in vain
-
-
-known: dict[int, _Known] = {}
-_wasted = 0  # masks on a GPU that served a single call, since one came again
-
-
-def _forget(there: int) -> Callable[[Any], None]:
-    def died(_: Any) -> None:
-        _count(known.pop(there, None))
-
-    return died
-
-
-def _count(gone: _Known | None) -> None:
-    global _wasted
-    _wasted += gone is not None and gone.unused
-
-
 def content_of(mask: Tensor) -> Content | None:
     """What it holds; None where it must not be read."""
-    global _wasted
-    if not _may_read(mask):
-        return None
-    owner = mask if mask._base is None else mask._base
-    place = (mask.dtype, mask.shape, mask.stride(), mask.data_ptr())
-    found = known.get(id(owner))
-    if found is None or found.tensor() is not owner or found.version != owner._version:
-        _count(found)
-        found = known[id(owner)] = _Known(owner)
-    elif place in found.contents:
-        if found.unused:
-            found.unused, _wasted = False, 0
-        content = found.contents[place]
-        if content is not None:
-            return content
-    if mask.is_cuda:
-        tired = _wasted >= PATIENCE and place not in found.contents
-        if tired or torch.cuda.is_current_stream_capturing():
-            found.contents[place] = None  # read if it comes again
-            return None
-    content = found.contents[place] = read(mask)
-    return content
+    return fact(mask, "content", read) if _may_read(mask) else None
 
 
 def _may_read(mask: Tensor) -> bool:
     return (
         type(mask) in (Tensor, nn.Parameter)
-        and not torch.compiler.is_compiling()
         and not mask.requires_grad
-        and not mask.is_inference()
-        and mask.device.type in ("cpu", "cuda")
+        and can_read(mask)
         and torch._C._get_tracing_state() is None
-        and not transforms_are_active()
     )
 
 

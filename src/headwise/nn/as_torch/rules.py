@@ -86,8 +86,8 @@ def rules_of(
 ) -> Rules:
     """Masks whose shapes are right, [N, S] and [L, S] or [N * H, L, S], as rules.
 
-    `is_causal` is torch's hint: it counts where the mask itself must not be read. `appended` keys are among
-    the `key_len`.
+    `is_causal` is torch's hint: it counts where masks are never read, on a GPU. `appended` keys are among the
+    `key_len`.
     """
     if key_padding_mask is None and attn_mask is None:
         return NO_RULES
@@ -96,7 +96,9 @@ def rules_of(
         if tuple(attn_mask.shape[-2:]) != (query_len, key_len - appended):
             return CAUSAL  # torch looks at no mask beside the hint alone, and this one cannot be meant
         content, learned = _content(attn_mask)
-        causal = not appended and (content.causal if content is not None else is_causal and not learned)
+        # on a CPU the mask decides, read or not, compiled or not; elsewhere it is never read
+        hinted = is_causal and not learned and not attn_mask.is_cpu
+        causal = not appended and (hinted if content is None else content.causal)
         if not causal and not (content is not None and content.nothing):
             flat = attn_mask.dim() == 2
             spread = attn_mask[None, None] if flat else attn_mask.unflatten(0, (-1, num_heads))

@@ -10,11 +10,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ... import budget
 from ...arguments import under_autocast
+from ...facts import fact
 from ...functional import attention
 from ...map import AttentionMap
+from ...mask_rules import can_read
 from ...masks import Mask
 from ..now import announce, quietly
-from .remembering import remembered
 
 __all__ = ["attended", "for_each", "with_padding"]
 
@@ -76,7 +77,10 @@ def with_padding(mask: Mask, batch: int) -> Mask:
         return replace(mask, queries=mask.keys)
     if mask.allowed is None or mask.allowed.shape[2] == 1:
         return mask
-    seen = remembered(mask.allowed, "seen by some", _seen_by_some)
+    if not can_read(mask.allowed):
+        seen: Tensor | None = _seen_by_some(mask.allowed)
+    else:
+        seen = fact(mask.allowed, "seen by some", _unless_all)
     if seen is None:
         return mask
     seen = for_each(seen, batch)
@@ -88,7 +92,12 @@ def for_each(real: Tensor, batch: int) -> Tensor:
     return real.expand(batch, -1) if real.shape[0] == 1 else real
 
 
-def _seen_by_some(allowed: Tensor) -> Tensor | None:
-    """Which keys some query may see, bool [B or 1, S]; None: all."""
-    seen = allowed.any(2).any(1)
+def _seen_by_some(allowed: Tensor) -> Tensor:
+    """Which keys some query may see, bool [B or 1, S]."""
+    return allowed.any(2).any(1)
+
+
+def _unless_all(allowed: Tensor) -> Tensor | None:
+    """The same; None: all of them."""
+    seen = _seen_by_some(allowed)
     return None if bool(seen.all()) else seen

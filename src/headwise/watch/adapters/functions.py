@@ -20,14 +20,15 @@ from torch.nn import functional
 from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import TorchFunctionMode
 
+from ...facts import fact
 from ...map import AttentionMap
+from ...mask_rules import can_read
 from ...masks import Mask
 from ..attachment import Attachment
 from ..holding import Undo
 from ..now import announce, is_quiet, nothing_to_hear, padding_now
 from ..places import DISPATCHES, names_in, sounds_cross
 from .attending import attended, with_padding
-from .remembering import remembered
 
 __all__ = ["install"]
 
@@ -242,7 +243,7 @@ def _by_head(weights: Tensor, H: int | None) -> Tensor | None:
 def _parted(given: Tensor, spread: Tensor) -> tuple[Tensor, Tensor | None]:
     """What a float mask hides, and what else it adds."""
     hidden = spread <= torch.finfo(spread.dtype).min / 2
-    adds = spread.requires_grad or remembered(given, "adds", _adds)
+    adds = spread.requires_grad or not can_read(given) or fact(given, "adds", _adds)
     return ~hidden, spread.masked_fill(hidden, 0.0) if adds else None
 
 
@@ -251,9 +252,15 @@ def _adds(mask: Tensor) -> bool:
     return bool(((mask != 0) & (mask > torch.finfo(mask.dtype).min / 2)).any())
 
 
+def _hides(mask: Tensor) -> bool:
+    """Whether a mask, bool or float, hides anything."""
+    hidden = ~mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min / 2
+    return bool(hidden.any())
+
+
 def _rules(given: Tensor, allowed: Tensor, B: int, T: int, S: int) -> Mask:
     """A bool mask; one that is the same for all heads and queries is padding."""
-    if not remembered(given, "hides", lambda _: not bool(allowed.all())):
+    if can_read(given) and not fact(given, "hides", _hides):
         return Mask()
     if allowed.shape[1:3] == (1, 1) and allowed.shape[3] == S:
         return Mask.padding(allowed[:, 0, 0].expand(B, S))

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from ...facts import fact
 from ...foreign_masks import from_torch
+from ...mask_rules import can_read
 from ...masks import Mask
 from ...nn.as_torch.contract import check_inputs
 from ...nn.as_torch.module import MultiheadAttention
@@ -28,7 +30,6 @@ from ..holding import Undo, hold, undo_all
 from ..now import beside, nothing_to_hear
 from .attending import attended
 from .overriding import override
-from .remembering import remembered
 
 __all__ = ["install"]
 
@@ -124,7 +125,9 @@ def _rules(
     B, H, T, _ = q.shape
     S, more = k.shape[2], _appended(module)
     if padding is not None and padding.is_floating_point():
-        padding = remembered(padding, "as bool", _as_bool)
+        # on a GPU it is read in every call: whether padding counts in means is worth the wait
+        hidden = fact(padding, "as bool", _as_bool) if can_read(padding) else _as_bool(padding)
+        padding = padding if hidden is None else hidden
     content = None if attn_mask is None or attn_mask.dim() != 2 else content_of(attn_mask)
     causal = T == S and content is not None and content.causal
     if more:  # everyone sees what the module adds
@@ -140,7 +143,7 @@ def _rules(
     return (mask & Mask.causal() if causal and not more else mask), bias
 
 
-def _as_bool(padding: Tensor) -> Tensor:
+def _as_bool(padding: Tensor) -> Tensor | None:
     """torch's encoder makes 0 and -inf of a bool mask; the bool mask again, if that is all there is in it."""
     hidden = padding == -torch.inf
-    return padding if bool(padding.masked_fill(hidden, 0).any()) else hidden
+    return None if bool(padding.masked_fill(hidden, 0).any()) else hidden
