@@ -421,6 +421,11 @@ def _collect(
                 combine = torch.maximum if accumulator.largest else torch.add
                 sums[name] = combine(sums[name], share)
 
+    wanted = {ACCUMULATORS[name].where for name in needed}
+    near = _around(block, reach if "local" in needed else 1)
+    first = _first_key(block.scores)
+    # Of rough rows, everything is taken from one and the same product: the tiles of the walk.
+    apart = not block.is_rough
     if everywhere:
         counted = block.counted()
         for tile in block.tiles():
@@ -428,17 +433,35 @@ def _collect(
             if received is not None:
                 p = tile.p if counted is None else tile.p * counted[..., None]
                 received[..., tile.columns] += p.sum(-2)
-    wanted = {ACCUMULATORS[name].where for name in needed}
-    if "near" in wanted:
-        first_at, last_at = block.scores.ends(block.rows)
-        around = max(1, reach if "local" in needed else 1)
-        S = block.scores.shape[3]
-        columns = slice(max(0, first_at - around), min(S, last_at + around + 1))
-        if columns.start < columns.stop:
-            gather(block.tile(columns), "near")
-    if "first" in wanted:
-        gather(block.tile(_first_key(block.scores)), "first")
+            if not apart:
+                _gather_inside(tile, near, first, wanted, gather)
+    elif not apart:
+        for tile in block.tiles():
+            _gather_inside(tile, near, first, wanted, gather)
+    if "near" in wanted and apart and near.start < near.stop:
+        gather(block.tile(near), "near")
+    if "first" in wanted and apart:
+        gather(block.tile(first), "first")
     return sums
+
+
+def _gather_inside(
+    tile: Tile, near: slice, first: Any, wanted: set[str], gather: Callable[[Tile, str], None]
+) -> None:
+    """What a tile of the walk holds of the keys near the queries, and of the first one."""
+    columns = tile.columns
+    if "near" in wanted and columns.start < near.stop and near.start < columns.stop:
+        gather(tile, "near")
+    key = first.start if isinstance(first, slice) else int(first)
+    if "first" in wanted and columns.start <= key < columns.stop:
+        gather(tile.part(key - columns.start), "first")
+
+
+def _around(block: Block, reach: int) -> slice:
+    """The keys at most `reach`, and at least one, away from any of the queries."""
+    first_at, last_at = block.scores.ends(block.rows)
+    around = max(1, reach)
+    return slice(max(0, first_at - around), min(block.scores.shape[3], last_at + around + 1))
 
 
 def _first_key(scores: Tiled) -> Any:

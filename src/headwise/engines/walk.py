@@ -29,6 +29,14 @@ class Tile:
         self.log_p = block.log_of(s)  # [B, H, t, s]
         self._p: Tensor | None = None
 
+    def part(self, key: int) -> Tile:
+        """One of its keys."""
+        new = Tile.__new__(Tile)
+        at = self.columns.start + key
+        new.block, new.columns = self.block, slice(at, at + 1)
+        new.log_p, new._p = self.log_p[..., key : key + 1], None
+        return new
+
     @property
     def p(self) -> Tensor:
         """The weights; made when first asked for."""
@@ -47,7 +55,9 @@ class Block:
         self._high = torch.where(torch.isneginf(lse), 0.0, lse)
         self._low: Tensor | None = None  # what is left of lse, where it is kept in two parts
         self.at = scores.at(rows)  # the positions of the queries, int [t]
-        if isinstance(scores, Scores) and is_rough(lse, rough):
+        # Then scores of one product may not be set against an lse of another: a rounding apart is too far.
+        self.is_rough = isinstance(scores, Scores) and is_rough(lse)
+        if self.is_rough and (rough == ROUGH or is_rough(lse, rough)):
             self._anchor()
 
     def _anchor(self) -> None:

@@ -23,7 +23,7 @@ from .attend import lse_of
 from .flat import flatten, leaves, wants_gradient
 from .gpu.cannot import cannot, prepared
 from .gradients import ScoreGradients
-from .rounding import check_mass, check_rows
+from .rounding import check_mass, check_rows, is_rough
 from .scores import CPU_TILE, Scores, blocks, own_precision, settle_exponentials
 from .walk import Block, Tile, check_some, walk
 
@@ -87,7 +87,7 @@ def dense(scores: Scores, lse: Tensor | None, columns: Any, mean: bool) -> Tenso
     shape = (B, T, len(keys)) if mean else (B, H, T, len(keys))
     dtype = scores.dtype if mean else scores.given_dtype
     out = huge_pages.empty(shape, dtype, scores.device).zero_()
-    if lse is None or (columns is None and not mean):
+    if lse is None or (columns is None and not mean) or (columns is not None and is_rough(lse)):
         found = _whole_rows(scores, lse, columns)
     else:
         if columns is not None:
