@@ -7,7 +7,6 @@ everything is float64 unless the test is about something else.
 from __future__ import annotations
 
 import copy
-import gc
 import inspect
 import itertools
 import math
@@ -1217,20 +1216,6 @@ def test_a_mask_that_was_given_other_memory_is_read_again() -> None:
     ours(*given, attn_mask=mask)
     mask.data = hidden(L, L)
     assert_same(ours(*given, attn_mask=mask), slow(theirs, *given, attn_mask=mask))
-
-
-def test_masks_that_died_are_forgotten() -> None:
-    ours, _ = twins()
-    given = inputs(ours, L, L)
-    gc.collect()
-    before = len(reading.known)
-    for number in range(20):
-        mask = causal() if number % 2 else as_float(causal())
-        ours(*given, attn_mask=mask)
-        assert len(reading.known) <= before + 2
-    del mask
-    gc.collect()
-    assert len(reading.known) == before
 
 
 def test_a_new_mask_in_an_old_ones_place_is_read() -> None:
