@@ -50,8 +50,10 @@ def measure(
     """
     walked = tuple(name for name in kinds if name in by_row.NAMES)
     glanced = tuple(name for name in kinds if name in around.NAMES)
-    request = Request(prepared, "rows")
     picture = None if cells is None else Picture(*cells)
+    if glanced or keys or picture is not None:  # what is walked divides by a row's mass itself
+        prepared = by_row.settled(prepared)
+    request = Request(prepared, "rows")
     fits = picture is not None and by_row.wide(request, picture)
     out = prepared.empty(len(walked) + len(glanced), *prepared.shape[:3])
     found = None

@@ -7,6 +7,7 @@ share, which `add_up` then adds in order.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -36,7 +37,7 @@ from .tile import (
     tile_of,
 )  # fmt: skip
 
-__all__ = ["NAMES", "Picture", "added_up", "cell_of", "mass_of", "rows", "wide"]
+__all__ = ["NAMES", "Picture", "added_up", "cell_of", "mass_of", "rows", "settled", "wide"]
 
 NAMES = ("entropy", "effective_keys", "confidence", "distance", "max_logit", "mass")
 # A float32 forward may have been told to multiply in TF32, three digits.
@@ -359,3 +360,10 @@ def added_up(request: Request, parts: Tensor, picture: Picture) -> Tensor:
 def mass_of(prepared: Prepared) -> Tensor:
     """What each query's weights and sink sum to, [B, H, T]: 1 but for the rounding of lse."""
     return rows(Request(prepared, "rows"), ("mass",))[0][0]
+
+
+def settled(prepared: Prepared) -> Prepared:
+    """With an lse that fits these products, where float32 is asked for and the forward's would be seen."""
+    if prepared.q.dtype != torch.float32:
+        return prepared
+    return replace(prepared, given_lse=prepared.lse + mass_of(prepared).log())

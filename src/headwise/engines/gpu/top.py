@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .request import NOT_SPECIAL, Prepared, Request
+from .rows import settled
 from .tile import (
     BIG,
     HIDDEN,
@@ -95,13 +96,15 @@ def top_kernel(
         slot = tl.min(tl.where((best == found[:, None]) & (keys == key[:, None]), slots[None, :], K), 1)
         seen = found > 0.5 * HIDDEN
         there = (base + rows) * count + n
-        tl.store(VALUES + there, tl.where(seen, tl.exp2(found), 0.0), mask=here)
+        value = tl.where(seen, tl.exp2(found), 0.0)
+        tl.store(VALUES + there, tl.where(lse == lse, value, lse), mask=here)  # no maximum knows a NaN
         tl.store(INDICES + there, long(tl.where(seen, key, -1)), mask=here)
         best = tl.where(slots[None, :] == slot[:, None], 2 * HIDDEN, best)
 
 
 def top(prepared: Prepared, count: int) -> tuple[Tensor, Tensor]:
     """(weights, keys), each [B, H, T, count], heaviest first; of equal weights the first key."""
+    prepared = settled(prepared)
     request = Request(prepared, "top")
     shape = (request.B, request.H, request.T, count)
     values = prepared.empty(*shape)
