@@ -124,7 +124,7 @@ class TransformerEncoder(nn.TransformerEncoder):
         """Whether torch would go on with a nested tensor here, in evaluation, and nobody could notice."""
         if not getattr(self, "use_nested_tensor", False) or not torch.backends.mha.get_fastpath_enabled():
             return False
-        if src.dim() != 3 or padding.dtype != torch.bool or not src.numel() or not unseen(src):
+        if not unseen(src) or src.dim() != 3 or not src.numel() or padding.dtype != torch.bool:
             return False
         N, L, E = src.shape
         if tuple(padding.shape) != (N, L):
@@ -197,7 +197,7 @@ def _natively(layer: Any, src: Tensor, padding: Tensor | None) -> Tensor | None:
 
     None where it is not, where it differs from torch's own steps, or where somebody could notice.
     """
-    if layer.training or src.dim() != 3 or not src.numel() or not unseen(src):
+    if layer.training or not unseen(src) or src.dim() != 3 or not src.numel():
         return None
     N, L, E = src.shape
     if not torch.backends.mha.get_fastpath_enabled() or not _goes_without_padding(layer, E):
