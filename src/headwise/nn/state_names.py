@@ -18,7 +18,7 @@ every shape would fit and every number be wrong. Refused, with what to do about 
 
 from __future__ import annotations
 
-from collections.abc import Container, MutableMapping, Sequence
+from collections.abc import Collection, MutableMapping, Sequence
 
 from torch import Tensor
 
@@ -49,7 +49,7 @@ OUT = (
 
 
 def to_own_names(
-    state: State, prefix: str, sizes: Sizes, children: Container[str] = (), *, copy: bool = False
+    state: State, prefix: str, sizes: Sizes, children: Collection[str] = (), *, copy: bool = False
 ) -> list[str]:
     """Rename, split and transpose what lies under `prefix`, in place; strangers stay.
 
@@ -79,13 +79,15 @@ def to_own_names(
             found = f"{prefix}{name}.{end}"
             if found in state and f"{prefix}out_proj.{end}" not in state and _top(name) not in children:
                 state[f"{prefix}out_proj.{end}"] = state.pop(found)
+    if f"{prefix}{OWN[0]}.weight" in state:
+        return []  # there was another
     return [_what_to_do(state, prefix, name, sizes) for name in refused]
 
 
 def _is_decided(state: State, prefix: str, name: str, sizes: Sizes, rows: int) -> bool:
     """Whether the rows of a packed layer, if there is one that fits, are q's, then k's, then v's for sure."""
     weight = state.get(f"{prefix}{name}.weight")
-    if weight is None or weight.ndim != 2 or rows not in weight.shape or f"{prefix}{OWN[0]}.weight" in state:
+    if weight is None or weight.ndim != 2 or rows not in weight.shape:
         return True  # there is nothing to decide
     if name == "c_attn":
         if weight.shape[0] != rows:
@@ -108,7 +110,7 @@ def _what_to_do(state: State, prefix: str, name: str, sizes: Sizes) -> str:
 
 
 def _take_out(
-    state: State, prefix: str, end: str, rows: list[int], children: Container[str]
+    state: State, prefix: str, end: str, rows: list[int], children: Collection[str]
 ) -> Sequence[Tensor]:
     """The weights or biases of q, k and v under the first naming that is there; none if none is."""
     separate = [
