@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules import module as torch_module
+from torch.nn.utils import parametrize, prune
+from torch.overrides import TorchFunctionMode
 
 import headwise as hw
+from as_torch_cases import always_in_one_step, as_if_large
+from headwise.errors import ArgumentError
 from headwise.nn.as_torch import transformer
 from headwise.nn.as_torch.ragged import Ragged
-from judge import error, largest
+from judge import assert_judged, error, largest
 
 N, L, E, H = 3, 17, 24, 4
 PADDING = torch.arange(L) >= torch.tensor([[17], [9], [4]])
@@ -269,3 +278,501 @@ def test_nothing_ragged_is_lost_on_the_way() -> None:
     x = sequences.real(X)
     assert x.shape == (30, E) and sequences.lengths.tolist() == [17, 9, 4]
     assert torch.equal(sequences.padded(x), X * REAL)
+
+
+# What somebody could notice: torch's slow path, each part called as the module it is, is the oracle
+
+
+class Wider(nn.Module):
+    """A low-rank addition beside a linear layer, as peft writes it: the weight it shows is not all of it."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.down, self.up = (
+            base,
+            *(nn.Linear(E, E, bias=False, dtype=torch.float64) for _ in "du"),
+        )
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base.weight
+
+    @property
+    def bias(self) -> Tensor:
+        return self.base.bias
+
+    def merged(self) -> nn.Linear:
+        new = copy.deepcopy(self.base)
+        new.weight.data += self.up.weight.data @ self.down.weight.data
+        return new
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))  # type: ignore[no-any-return]
+
+
+class Doubling(nn.MultiheadAttention):
+    """Somebody's subclass, with a forward."""
+
+    def forward(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+        assert options["key_padding_mask"] is None or options["key_padding_mask"].is_floating_point()
+        output, weights = super().forward(*args, **options)
+        return 2 * output, weights
+
+
+class DoublingNorm(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class DoublingLayer(nn.TransformerEncoderLayer):
+    def forward(self, *args: Any, **options: Any) -> Tensor:  # type: ignore[override]
+        return 2 * super().forward(*args, **options)
+
+
+class Quantised(nn.Module):
+    """A linear layer whose weight is a method, as in torch.ao's."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+
+    def weight(self) -> Tensor:
+        return self.base.weight.round(decimals=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight(), self.base.bias)
+
+
+class Tripling(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 3 * x
+
+
+class Half(nn.Module):
+    """A parametrisation."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight / 2
+
+
+def in_double(norm: nn.Module | None = None) -> nn.TransformerEncoder:
+    """Two layers, no two parameters alike."""
+    options: dict[str, Any] = {"batch_first": True, "dropout": 0.0, "dtype": torch.float64}
+    norm = nn.LayerNorm(E, dtype=torch.float64) if norm is None else norm
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(E, H, 2 * E, **options), 2, norm)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) / 3)
+    return model
+
+
+def put(path: str, make: Callable[[Any], Any]) -> Callable[[nn.Module], None]:
+    """A change: something made of what is there takes its place."""
+
+    def change(model: nn.Module) -> None:
+        owner, _, name = path.rpartition(".")
+        where = model.get_submodule(owner)
+        setattr(where, name, make(getattr(where, name)))
+
+    return change
+
+
+def doubled(path: str) -> Callable[[nn.Module], None]:
+    """A change: a forward of its own."""
+
+    def change(model: nn.Module) -> None:
+        module: Any = model.get_submodule(path)
+        before = module.forward
+
+        def forward(*args: Any, **options: Any) -> Any:
+            found = before(*args, **options)
+            return 2 * found if isinstance(found, Tensor) else (2 * found[0], found[1])
+
+        module.forward = forward
+
+    return change
+
+
+def hooked(path: str) -> Callable[[nn.Module], None]:
+    def change(model: nn.Module) -> None:
+        model.get_submodule(path).register_forward_hook(lambda _, __, found: 3 * found)
+
+    return change
+
+
+def tripled(linear: nn.Linear) -> nn.Linear:
+    new = copy.deepcopy(linear)
+    new.weight.data *= 3
+    new.bias.data *= 3
+    return new
+
+
+def dropping(layer: Any) -> Any:
+    """Dropout goes on in evaluation, as those do who want to see how sure a model is."""
+    layer.dropout1.p = 1.0
+    layer.dropout1.train()
+    return layer
+
+
+def with_attention(layer: Any, **options: Any) -> Any:
+    for name, value in options.items():
+        setattr(layer.self_attn, name, value)
+    return layer
+
+
+def theirs(kind: type[nn.Module]) -> Callable[[Any], nn.Module]:
+    """Another class's layer, or attention, with the same parameters."""
+
+    def make(before: nn.Module) -> nn.Module:
+        new = copy.deepcopy(before)
+        new.__class__ = kind
+        new.__dict__.pop("_adopted_by_headwise", None)
+        return new
+
+    return make
+
+
+ATTENTION, LINEAR, NORM = "layers.1.self_attn", "layers.0.linear1", "layers.1.norm1"
+OUT = f"{ATTENTION}.out_proj"
+F64 = {"dtype": torch.float64}
+Change = Callable[[Any], Any]
+CHANGES: dict[str, Change] = {
+    "forward of a layer": doubled("layers.1"),
+    "forward of self_attn": doubled(ATTENTION),
+    "forward of a linear layer": doubled(LINEAR),
+    "forward of a norm": doubled(NORM),
+    "forward of a dropout": doubled("layers.0.dropout"),
+    "hook on a linear layer": hooked(LINEAR),
+    "hook on the last norm": hooked("norm"),
+    "another class's self_attn": put(ATTENTION, theirs(Doubling)),
+    "another class's layer": put("layers.1", theirs(DoublingLayer)),
+    "another class's first layer": put("layers.0", theirs(DoublingLayer)),
+    "torch's own layer among ours": put("layers.1", theirs(nn.TransformerEncoderLayer)),
+    "one layer twice": lambda model: model.layers.__setitem__(1, model.layers[0]),
+    "linear2 and one more": put("layers.0.linear2", lambda old: nn.Sequential(old, Tripling())),
+    "quantised": put(LINEAR, Quantised),
+    "a norm's subclass": put(NORM, lambda _: DoublingNorm(E, **F64)),
+    "a norm without weights": put(NORM, lambda _: nn.LayerNorm(E, elementwise_affine=False, **F64)),
+    "no norm": put(NORM, lambda _: nn.Identity()),
+    "another last norm": put("norm", lambda _: DoublingNorm(E, **F64)),
+    "a last norm over all tokens": put("norm", lambda _: nn.LayerNorm((L, E), **F64)),
+    "another activation": put("layers.0.activation", lambda _: torch.tanh),
+    "gelu for relu": put("layers.0.activation", lambda _: functional.gelu),
+    "a gelu that is not quite": lambda model: model.layers[0].__dict__.update(
+        activation=nn.GELU("tanh"), activation_relu_or_gelu=2
+    ),
+    "an activation's own block": put("layers.0._ff_block", lambda _: lambda x: 3 * x),
+    "norm first in one layer": put("layers.1.norm_first", lambda _: True),
+    "dropout in evaluation": put("layers.0", dropping),
+    "a zero key": put("layers.1", lambda layer: with_attention(layer, add_zero_attn=True)),
+    "in_proj_weight parametrised": lambda model: parametrize.register_parametrization(
+        model.layers[1].self_attn, "in_proj_weight", Half()
+    ),
+    "in_proj_weight in weight norm": lambda model: nn.utils.parametrizations.weight_norm(
+        model.layers[1].self_attn, "in_proj_weight"
+    ),
+    "a linear layer parametrised": lambda model: parametrize.register_parametrization(
+        model.layers[0].linear1, "weight", Half()
+    ),
+    "out_proj parametrised": lambda model: parametrize.register_parametrization(
+        model.layers[1].self_attn.out_proj, "weight", Half()
+    ),
+    "in_proj_weight pruned": lambda model: prune.l1_unstructured(
+        model.layers[1].self_attn, "in_proj_weight", 0.5
+    ),
+    "out_proj pruned": lambda model: prune.l1_unstructured(model.layers[1].self_attn.out_proj, "weight", 0.5),
+    "a linear layer pruned": lambda model: prune.l1_unstructured(model.layers[0].linear1, "weight", 0.5),
+}  # fmt: skip
+IN_TORCH: dict[str, tuple[Change, Change]] = {  # torch never calls out_proj: (ours, the same where it looks)
+    "low rank beside out_proj": (put(OUT, Wider), put(OUT, lambda old: Wider(old).merged())),
+    "out_proj and one more": (
+        put(OUT, lambda old: nn.Sequential(old, Tripling())), put(OUT, tripled)
+    ),
+    "hook on out_proj": (hooked(OUT), put(OUT, tripled)),
+    "a plain out_proj": (put(OUT, lambda _: nn.Linear(E, E, **F64)),) * 2,
+}  # fmt: skip
+
+
+def asked() -> Iterator[tuple[dict[str, Any], Tensor]]:
+    """(masks, which outputs count)"""
+    yield {}, torch.ones(N, L, 1, dtype=torch.bool)
+    yield {"src_key_padding_mask": PADDING}, REAL
+    yield {"mask": HIDDEN, "is_causal": False}, torch.ones(N, L, 1, dtype=torch.bool)
+
+
+@contextmanager
+def slowly() -> Iterator[None]:
+    """torch's slow path, in evaluation, too."""
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+def assert_as_torchs_slow_path(
+    model: nn.Module, plain: nn.Module, masks: dict[str, Any], counts: Tensor, x: Tensor | None = None
+) -> None:
+    x = X.double() if x is None else x
+    with slowly():
+        expected = plain(x, **masks) * counts
+    assert_judged(model(x, **masks) * counts, expected, expected, dtype=x.dtype, what=str(list(masks)))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", [*CHANGES, *IN_TORCH])
+def test_whatever_was_changed_counts_in_evaluation_as_in_training(name: str) -> None:
+    """Shortcuts of evaluation looked at weights and called no module: a low-rank out_proj was ignored (0.6
+    off) or, as an `nn.Sequential`, crashed; a patched forward, a replaced norm or activation were passed
+    over; a self_attn that `adopt` had left made padded evaluation crash."""
+    ours, in_torch = IN_TORCH[name] if name in IN_TORCH else (CHANGES[name],) * 2
+    for first in (True, False):  # adopted before or after
+        model, plain = in_double().eval(), in_double()
+        plain.load_state_dict(model.state_dict())
+        if name == "dropout in evaluation":
+            plain.eval()
+        if first:
+            hw.adopt(model)
+        for one, change in ((model, ours), (plain, in_torch)):
+            torch.manual_seed(1)
+            change(one)
+        if not first:
+            hw.adopt(model)
+        with as_if_large(first), torch.no_grad():
+            for masks, counts in asked():
+                assert_as_torchs_slow_path(model, plain, masks, counts)
+                named = {"src_mask" if key == "mask" else key: mask for key, mask in masks.items()}
+                assert_as_torchs_slow_path(model.layers[1], plain.layers[1], named, counts)
+
+
+def test_a_layer_that_nobody_changed_is_torchs_native_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reasons to be slow are reasons, not excuses."""
+    layer, seen = in_double().layers[0].eval(), []
+    hw.adopt(layer)
+    native = torch._transformer_encoder_layer_fwd
+    monkeypatch.setattr(
+        torch, "_transformer_encoder_layer_fwd", lambda *a: seen.append("native") or native(*a)
+    )
+    for activation in (functional.relu, nn.ReLU(), nn.ReLU(inplace=True)):
+        layer.activation = activation  # type: ignore[assignment]
+        for padding in (None, PADDING):
+            with torch.no_grad():
+                layer(X.double(), src_key_padding_mask=padding)
+    assert seen == ["native"] * 6
+    with (
+        pytest.raises(RuntimeError, match="Need attn_mask if specifying the is_causal hint"),
+        torch.no_grad(),
+    ):
+        layer(X.double(), is_causal=True)
+
+
+EVERYWHERE = {
+    "forward hook": torch_module.register_module_forward_hook,
+    "forward pre-hook": torch_module.register_module_forward_pre_hook,
+}
+
+
+@pytest.mark.parametrize("register", EVERYWHERE.values(), ids=EVERYWHERE)
+def test_hooks_of_all_modules_see_every_part(register: Callable[..., Any]) -> None:
+    """Hooks for every module there is were not looked for, and padded evaluation called no layer."""
+    model, plain = in_double().eval(), in_double()
+    hw.adopt(model)
+    seen: dict[int, list[str]] = {}
+    for one in (model, plain):
+        names = {module: name for name, module in one.named_modules()}
+        heard = seen.setdefault(id(one), [])
+        handle = register(lambda module, *_, heard=heard, names=names: heard.append(names[module]))
+        try:
+            with torch.no_grad():
+                for masks, _ in asked():
+                    one(X.double(), **masks)
+        finally:
+            handle.remove()
+    ours = [name for name in seen[id(model)] if not name.endswith("out_proj")]  # torch never calls it
+    assert ours == seen[id(plain)] and len(seen[id(model)]) == len(ours) + 3 * 2
+
+
+@pytest.mark.parametrize(
+    "register",
+    [torch_module.register_module_full_backward_hook, torch_module.register_module_full_backward_pre_hook],
+    ids=["hook", "pre-hook"],
+)
+def test_backward_hooks_of_all_modules_are_a_reason_to_be_slow(
+    register: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ragged, "of", lambda *_: pytest.fail("packed"))
+    monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", lambda *_: pytest.fail("native"))
+    model = in_double().eval()
+    hw.adopt(model)
+    handle = register(lambda *_: None)
+    try:
+        with torch.no_grad():
+            model(X.double(), src_key_padding_mask=PADDING)
+            model(X.double())
+    finally:
+        handle.remove()
+
+
+def test_whoever_listens_to_operations_hears_each() -> None:
+    """A torch-function mode hears the products of all layers, as it does in training."""
+
+    class Listening(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is functional.linear:
+                heard.append(args[0].shape)
+            return func(*args, **(kwargs or {}))
+
+    heard: list[Any] = []
+    model = in_double().eval()
+    hw.adopt(model)
+    for padding in (None, PADDING):
+        with torch.no_grad(), Listening():
+            model(X.double(), src_key_padding_mask=padding)
+    assert [shape[:2] for shape in heard] == [(N, L)] * 16
+
+
+def test_autocast_and_function_transforms_take_the_slow_path() -> None:
+    model, plain = in_double(), in_double()
+    plain.load_state_dict(model.state_dict())
+    hw.adopt(model.eval())
+    x, narrow = torch.stack([X.double(), -X.double()]), X.double()
+    with torch.no_grad(), slowly():
+        expected = torch.stack([plain(one, src_key_padding_mask=PADDING) for one in x])
+    with torch.no_grad():
+        found = torch.vmap(lambda one: model(one, src_key_padding_mask=PADDING))(x)
+        assert_judged(found * REAL, expected * REAL, expected * REAL, dtype=torch.float64, what="vmap")
+        model.float(), plain.float()
+        with torch.autocast("cpu", torch.float16):
+            for masks, counts in asked():
+                truth = plain.double()(narrow, **masks) * counts
+                theirs = plain.float()(narrow.float(), **masks) * counts
+                found = model(narrow.float(), **masks) * counts
+                assert found.dtype == theirs.dtype
+                assert_judged(found, theirs, truth, dtype=torch.float16, what=f"autocast {list(masks)}")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+def test_another_out_proj_counts_where_torchs_own_forward_answers() -> None:
+    """Nested tensors and traced calls are torch's to answer, and torch takes out_proj's weight: the rest of a
+    low-rank one was left out, without a word."""
+    model, plain = in_double(), in_double()
+    plain.load_state_dict(model.state_dict())
+    ours, in_torch = IN_TORCH["low rank beside out_proj"]
+    hw.adopt(model.eval())
+    for one, change in ((model, ours), (plain, in_torch)):
+        torch.manual_seed(1)
+        change(one)
+    x = X.double()
+    with torch.no_grad():
+        traced = torch.jit.trace(model, (x,))
+        assert_as_torchs_slow_path(traced, plain, {}, torch.tensor(True))
+        lengths = (~PADDING).sum(1).tolist()
+        nested = torch.nested.nested_tensor([one[:length] for one, length in zip(x, lengths, strict=True)])
+        expected = plain(x, src_key_padding_mask=PADDING) * REAL
+        found = model(nested).to_padded_tensor(0.0)
+        assert_judged(found, expected, expected, dtype=torch.float64, what="nested")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_another_out_proj_is_not_scripted_away() -> None:
+    attend = hw.nn.MultiheadAttention(E, H)
+    attend.out_proj = Wider(attend.out_proj)  # type: ignore[assignment]
+    with pytest.raises(ArgumentError, match=r"out_proj must be torch's own.*: got Wider; .*merge"):
+        torch.jit.script(attend)
+
+
+@pytest.mark.parametrize("change", ["in_proj_weight pruned", "in_proj_weight parametrised"])
+def test_an_in_proj_weight_that_is_no_parameter_goes_in_one_step(change: str) -> None:
+    """On a GPU, where one step is taken, it was looked for among the parameters: a KeyError."""
+    model, plain = in_double(), in_double()
+    plain.load_state_dict(model.state_dict())
+    hw.adopt(model)
+    for one in (model, plain):
+        CHANGES[change](one)
+    with always_in_one_step(), torch.no_grad():
+        for masks, counts in asked():
+            assert_as_torchs_slow_path(model, plain, masks, counts)
+
+
+# Classes that others put over ours
+
+
+def test_what_was_parametrised_after_adoption_is_restored_underneath() -> None:
+    """`register_parametrization` puts a class of its own over a module's: restore raised KeyError after half
+    of the model, and the rest could never be restored."""
+    model = in_double()
+    kinds = [type(module) for module in model.modules()]
+    expected = model(X.double())
+    hw.adopt(model)
+    first, second = (layer.self_attn for layer in model.layers)
+    parametrize.register_parametrization(first, "in_proj_weight", Half())
+    parametrize.register_parametrization(first, "in_proj_bias", Half())
+    assert not hw.adopt(model).left  # it is ours underneath
+    halved = model(X.double())
+    assert hw.restore(model) == 5 and hw.restore(model) == 0
+    assert isinstance(first, nn.MultiheadAttention) and not isinstance(first, hw.nn.MultiheadAttention)
+    assert type(first).__name__ == "ParametrizedMultiheadAttention" and type(second) is nn.MultiheadAttention
+    assert_judged(model(X.double()), halved, halved, dtype=torch.float64, what="parametrised")
+    for name in ("in_proj_weight", "in_proj_bias"):
+        parametrize.remove_parametrizations(first, name, leave_parametrized=False)
+    assert [type(module) for module in model.modules()] == kinds
+    assert torch.equal(model(X.double()), expected)
+
+
+def test_what_is_parametrised_already_is_left_and_said_so() -> None:
+    model = in_double()
+    parametrize.register_parametrization(model.layers[0].self_attn, "in_proj_weight", Half())
+    report = hw.adopt(model)
+    assert report.left == {
+        "layers.0.self_attn": "its in_proj_weight is parametrised; adopt first, parametrise then"
+    }
+    assert hw.restore(model) == 4
+
+
+def test_a_class_that_cannot_do_without_ours_leaves_the_model_as_it_was() -> None:
+    class Other(hw.nn.MultiheadAttention):
+        def forward(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+            return super().forward(*args, **options)
+
+    model = in_double()
+    hw.adopt(model)
+    model.layers[1].self_attn.__class__ = Other
+    kinds = [type(module) for module in model.modules()]
+    with pytest.raises(ArgumentError, match=r"layers\.1\.self_attn is a .*Other now; give it its class back"):
+        hw.restore(model)
+    assert [type(module) for module in model.modules()] == kinds
+    model.layers[1].self_attn.__class__ = nn.MultiheadAttention  # or torch's at once
+    assert hw.restore(model) == 5
+    assert not any(isinstance(module, hw.nn.MultiheadAttention) for module in model.modules())
+
+
+def test_what_is_sharded_is_restored_underneath_and_left_before(tmp_path: Path) -> None:
+    """`fully_shard` puts its own class over a module's, too."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    model, sharded = in_double().eval(), in_double()
+    sharded.load_state_dict(model.state_dict())
+    hw.adopt(model)
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for one in (model, sharded):
+            for layer in one.layers:
+                fully_shard(layer, mesh=mesh)
+            fully_shard(one, mesh=mesh)
+        report = hw.adopt(sharded)
+        assert report.left[""] == "it is sharded, a FSDPTransformerEncoder; adopt first, shard then"
+        assert list(report.changed) == ["layers.0.self_attn", "layers.1.self_attn"]
+        with torch.no_grad():
+            for masks, counts in asked():
+                assert_as_torchs_slow_path(model, sharded, masks, counts)
+            assert hw.restore(model) == 5
+            assert not any(type(module).__module__.startswith("headwise") for module in model.modules())
+            assert all(isinstance(module, FSDPModule) for module in (model, *model.layers))
+            for masks, counts in asked():
+                assert_as_torchs_slow_path(model, sharded, masks, counts)
+    finally:
+        torch.distributed.destroy_process_group()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -521,7 +522,6 @@ PACKED = {
     "vision": ("qkv", "proj"),
     "ModernBERT": ("Wqkv", "Wo"),
     "in_proj": ("in_proj", "out_proj"),
-    "small GPT-2": ("c_attn", "c_proj"),
 }
 
 
@@ -645,7 +645,6 @@ def test_the_state_of_torchs_own_class_loads(widths: dict[str, int], bias: bool)
 @pytest.mark.parametrize(
     ("state", "named"),
     [
-        (lambda mha: in_one(mha, ("query_key_value", "dense")), "query_key_value.weight"),
         (lambda mha: in_one(module(), ("qkv", "proj")), "qkv.weight"),  # 3 * 30 rows are not 30 + 15 + 15
         (lambda mha: in_one(module(), ("c_attn", "c_proj")), "c_attn.weight"),
         (lambda mha: separate(mha, SEPARATE["lessons"]) | {"W_x.weight": normal(1, 2)}, "W_x.weight"),
@@ -653,7 +652,7 @@ def test_the_state_of_torchs_own_class_loads(widths: dict[str, int], bias: bool)
         (lambda mha: mha.state_dict() | {"proj.weight": normal(1, E, E)}, "proj.weight"),
         (lambda mha: in_torchs(mha) | {"bias_k": normal(1, 1, 1, E)}, "bias_k"),
     ],
-    ids=["head by head", "rows", "GPT-2 rows", "stranger", "incomplete", "twice", "bias_k"],
+    ids=["rows", "GPT-2 rows", "stranger", "incomplete", "twice", "bias_k"],
 )
 def test_what_is_not_understood_is_named_and_not_guessed_at(state: Theirs, named: str) -> None:
     mha = module(E, 6, num_kv_heads=3)
@@ -662,6 +661,164 @@ def test_what_is_not_understood_is_named_and_not_guessed_at(state: Theirs, named
         MultiHeadAttention(E, 6, num_kv_heads=3, dtype=torch.float64).load_state_dict(given)
     told = MultiHeadAttention(E, 6, num_kv_heads=3, dtype=torch.float64).load_state_dict(given, strict=False)
     assert named in told.unexpected_keys
+
+
+# Models as they are: either the same numbers, or refused
+
+
+def layer_of(model: str, path: str, **settings: Any) -> nn.Module:
+    """One attention layer of a tiny model of transformers', with random weights and no dropout."""
+    transformers = pytest.importorskip("transformers", reason="transformers is among the test tools")
+    config = getattr(transformers, model.replace("Encoder", "").removesuffix("Model") + "Config")
+    made = getattr(transformers, model)(config(**settings, attn_implementation="eager")).double().eval()
+    layer: nn.Module = made.get_submodule(path)
+    with torch.no_grad():
+        for i, parameter in enumerate(layer.parameters()):
+            parameter.copy_(normal(60 + i, *parameter.shape) / 3)
+    return layer
+
+
+PLAIN = {"hidden_size": E, "num_hidden_layers": 1, "num_attention_heads": H, "intermediate_size": 7,
+         "vocab_size": 11, "max_position_embeddings": 13, "pad_token_id": 0}  # fmt: skip
+GPT = {"n_embd": E, "n_layer": 1, "n_head": H, "vocab_size": 11, "n_positions": 13}
+VISION = {name: PLAIN[name] for name in list(PLAIN)[:4]} | {"image_size": 8, "patch_size": 4}
+FALCON: dict[str, Any] = {**PLAIN, "num_attention_heads": 15}
+ROTARY: dict[str, Any] = {
+    "position_embeddings": (torch.ones(1, T, 1), torch.zeros(1, T, 1)), "attention_mask": None
+}  # fmt: skip
+IN_FALCON = {**ROTARY, "alibi": None, "attention_mask": torch.zeros(B, 1, T, T)}
+BLOOM = {"residual": torch.zeros(B, T, E), "alibi": torch.zeros(B * H, 1, T),
+         "attention_mask": torch.zeros(B, 1, T, T)}  # fmt: skip
+Layer = tuple[tuple[str, str, dict[str, Any]], dict[str, Any], dict[str, Any]]  # which; a call; our options
+LOADED: dict[str, Layer] = {
+    "GPT-2": (("GPT2Model", "h.0.attn", GPT), {}, {}),
+    "the first GPT": (("OpenAIGPTModel", "h.0.attn", GPT), {}, {"causal": True}),
+    "ImageGPT": (("ImageGPTModel", "h.0.attn", GPT), {}, {"causal": True}),
+    "GPT-BigCode, multi-query": (("GPTBigCodeModel", "h.0.attn", GPT), {}, {"num_kv_heads": 1}),
+    "Llama": (("LlamaModel", "layers.0.self_attn", PLAIN | {"num_key_value_heads": 1}), ROTARY,
+              {"num_kv_heads": 1, "bias": False}),
+    "BERT": (("BertModel", "encoder.layer.0.attention.self", PLAIN), {}, {}),
+    "OPT": (("OPTModel", "decoder.layers.0.self_attn",
+             PLAIN | {"ffn_dim": 7, "word_embed_proj_dim": E}), {}, {}),
+    "ViT": (("ViTModel", "layers.0.attention", VISION), {}, {}),
+    "BLIP": (("BlipVisionModel", "encoder.layers.0.self_attn", VISION), {}, {}),
+    "DistilBERT": (("DistilBertModel", "transformer.layer.0.attention",
+                    {"dim": E, "n_layers": 1, "n_heads": H, "hidden_dim": 7, "vocab_size": 11}), {}, {}),
+    "MPT": (("MptModel", "blocks.0.attn", {"d_model": E, "n_heads": H, "n_layers": 1, "vocab_size": 11}),
+            {"position_bias": torch.zeros(H, 1, T)}, {"bias": False}),
+    "ModernBERT": (("ModernBertModel", "layers.0.attn", PLAIN), ROTARY, {"bias": False}),
+    "T5": (("T5EncoderModel", "encoder.block.0.layer.0.SelfAttention",
+            {"d_model": E, "d_kv": 6, "num_layers": 1, "num_heads": H, "d_ff": 7, "vocab_size": 11}),
+           {"position_bias": torch.zeros(1, H, T, T)}, {"bias": False, "scale": 1.0}),
+}  # fmt: skip
+HEAD_BY_HEAD: dict[str, Layer] = {
+    "GPT-BigCode": (("GPTBigCodeModel", "h.0.attn", GPT | {"multi_query": False}), {}, {}),
+    "GPT-NeoX": (("GPTNeoXModel", "layers.0.attention", PLAIN), ROTARY, {}),
+    "BLOOM": (("BloomModel", "h.0.self_attention",
+               {"hidden_size": E, "n_layer": 1, "n_head": H, "vocab_size": 11}), BLOOM, {}),
+    "Falcon": (("FalconModel", "h.0.self_attention", FALCON | {"multi_query": False}), IN_FALCON,
+               {"num_heads": 15, "bias": False}),
+    "Falcon, multi-query": (("FalconModel", "h.0.self_attention", FALCON), IN_FALCON,
+                            {"num_heads": 15, "num_kv_heads": 1, "bias": False}),
+    "Falcon, grouped": (("FalconModel", "h.0.self_attention",
+                         FALCON | {"new_decoder_architecture": True, "num_kv_heads": 5}), IN_FALCON,
+                        {"num_heads": 15, "num_kv_heads": 5, "bias": False}),
+    "DeBERTa": (("DebertaModel", "encoder.layer.0.attention.self",
+                 PLAIN | {"relative_attention": False, "pos_att_type": None}),
+                {"attention_mask": torch.ones(B, 1, T, T)}, {"bias": False}),
+}  # fmt: skip
+OTHERWISE: dict[str, Layer] = {
+    "Phi-3": (("Phi3Model", "layers.0.self_attn", PLAIN | {"num_key_value_heads": 1}), ROTARY,
+              {"num_kv_heads": 1, "bias": False}),
+    "CodeGen": (("CodeGenModel", "h.0.attn", GPT | {"n_embd": 32, "n_head": 4, "rotary_dim": 2}), {},
+                {"d_model": 32, "num_heads": 4, "bias": False}),
+}  # fmt: skip
+
+
+def assert_as_said(mha: MultiHeadAttention, layer: nn.Module, call: dict[str, Any]) -> None:
+    """Many of them take their softmax in float32, whatever they are given."""
+    x = normal(1, B, T, E)
+    call = {name: value.double() if isinstance(value, Tensor) else value for name, value in call.items()}
+    with torch.no_grad():
+        found = layer(x, **call)
+        truth, plain = mha(x)[0], copy.deepcopy(mha).float()(x.float())[0]
+    said: Tensor = found if isinstance(found, Tensor) else found[0]
+    assert_judged(said, plain, truth, dtype=torch.float32, what="what the model says")
+
+
+def ours_for(options: dict[str, Any], layer: nn.Module) -> tuple[MultiHeadAttention, dict[str, Tensor]]:
+    """A new module, and the layer's state; a layer without an output projection gets one."""
+    new = MultiHeadAttention(**{"d_model": E, "num_heads": H, "dtype": torch.float64, **options})
+    state = {name: x for name, x in layer.state_dict().items() if "relative_attention" not in name}
+    state = {name.replace("projection.", "proj."): x for name, x in state.items()}
+    if not any(name.startswith(("o", "proj", "dense", "c_proj", "Wo")) for name in state):
+        state |= {"out_proj.weight": torch.eye(E, dtype=torch.float64), "out_proj.bias": torch.zeros(E)}
+    return new, state
+
+
+of_real_models = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+
+
+@of_real_models
+@pytest.mark.parametrize("name", LOADED)
+def test_real_layers_load_and_say_the_same(name: str) -> None:
+    which, call, options = LOADED[name]
+    layer = layer_of(which[0], which[1], **which[2])
+    mha, state = ours_for(options, layer)
+    mha.load_state_dict(state)
+    assert_as_said(mha, layer, call)
+
+
+@of_real_models
+@pytest.mark.parametrize("name", [*HEAD_BY_HEAD, *OTHERWISE])
+def test_rows_that_may_go_otherwise_are_refused_and_what_is_told_puts_them_right(name: str) -> None:
+    """GPT-BigCode's c_attn, head by head, was taken for nanoGPT's, all of q first: 0.56 off, nothing missing,
+    nothing unexpected."""
+    which, call, options = (HEAD_BY_HEAD | OTHERWISE)[name]
+    layer = layer_of(which[0], which[1], **which[2])
+    mha, state = ours_for(options, layer)
+    before = {key: value.clone() for key, value in mha.state_dict().items()}
+    for strict in (True, False):
+        with pytest.raises(RuntimeError, match=r"must be known to hold all of q, .*: \[\d+, \d+\]") as told:
+            mha.load_state_dict(state, strict=strict)
+    assert all(torch.equal(x, before[key]) for key, x in mha.state_dict().items() if "out_proj" not in key)
+    if name in OTHERWISE:
+        return
+    advice = re.search(r"torch\.cat\(.*?\]\)(?=;)", str(told.value)).group()  # type: ignore[union-attr]
+    packed_names = [key for key in state if any(one in key for one in ("c_attn", "query_key", "in_proj"))]
+    for key in packed_names:
+        state[f"in_proj_{key.rpartition('.')[2]}"] = eval(advice, {"torch": torch, "weight": state.pop(key)})
+    state = {key.replace("c_proj", "out_proj"): value for key, value in state.items()}
+    if name == "DeBERTa":  # it has biases of its own, of queries and values
+        mha = MultiHeadAttention(E, H, dtype=torch.float64)
+        state["in_proj_bias"] = torch.cat([state.pop("q_bias"), torch.zeros(E), state.pop("v_bias")])
+    mha.load_state_dict(state)
+    assert_as_said(mha, layer, call)
+
+
+@pytest.mark.parametrize("options", SIZES.values(), ids=SIZES)
+def test_a_small_gpt_loads_where_it_can_be_no_other(options: dict[str, Any]) -> None:
+    """nanoGPT's c_attn is [out, in] and in order; with a bias it might be GPT-BigCode's, which is not."""
+    mha = module(**options)
+    new = MultiHeadAttention(**{"d_model": E, "num_heads": H, "dtype": torch.float64, **options})
+    state = in_one(mha, ("c_attn", "c_proj"))
+    if mha.q_proj.bias is None or mha.num_kv_heads == 1:
+        new.load_state_dict(state)
+        return assert_loaded(new, mha.state_dict())
+    rows = mha.sizes.query_width + mha.sizes.key_width + mha.sizes.value_width
+    with pytest.raises(RuntimeError, match=rf"c_attn.weight must be known .*: \[{rows}, 30\] may"):
+        new.load_state_dict(state)
+    for theirs, own in (("c_attn.", "in_proj_"), ("c_proj.", "out_proj.")):
+        state = {name.replace(theirs, own): x for name, x in state.items()}
+    new.load_state_dict(state)
+    assert_loaded(new, mha.state_dict())
+
+
+def test_a_square_c_attn_has_no_side_to_tell_it_by() -> None:
+    """[in, out] or [out, in]: 3 heads of 6 over 1 make 30 rows of 30 columns."""
+    mha = module(E, 3, num_kv_heads=1, head_dim=6)
+    with pytest.raises(RuntimeError, match=r"c_attn.weight must be known .*: \[30, 30\] may"):
+        module(E, 3, num_kv_heads=1, head_dim=6).load_state_dict(turned(mha))
 
 
 def test_what_is_missing_is_named_as_it_is_called_here() -> None:
@@ -776,6 +933,13 @@ def test_what_is_frozen_here_is_frozen_in_torchs(widths: dict[str, int]) -> None
     assert all(x.requires_grad for x in module(**widths).to_torch().parameters())
 
 
+def with_another_out_proj() -> nn.MultiheadAttention:
+    """Its weights say less than its forward does; they were copied as if they said it all."""
+    theirs = nn.MultiheadAttention(E, H)
+    theirs.out_proj = nn.Sequential(theirs.out_proj, nn.Tanh())  # type: ignore[assignment]
+    return theirs
+
+
 @pytest.mark.parametrize(
     ("module", "told"),
     [
@@ -783,8 +947,9 @@ def test_what_is_frozen_here_is_frozen_in_torchs(widths: dict[str, int]) -> None
         (None, "module must be a torch.nn.MultiheadAttention: got NoneType"),
         (nn.MultiheadAttention(E, H, add_bias_kv=True), "it has add_bias_kv=True"),
         (nn.MultiheadAttention(E, H, add_zero_attn=True), "it has add_zero_attn=True"),
+        (with_another_out_proj(), "out_proj must be linear: got Sequential with a forward of its own"),
     ],
-    ids=["another class", "nothing", "add_bias_kv", "add_zero_attn"],
+    ids=["another class", "nothing", "add_bias_kv", "add_zero_attn", "out_proj"],
 )
 def test_what_cannot_come_from_torchs_is_refused(module: Any, told: str) -> None:
     with pytest.raises(ArgumentError, match=told):
@@ -809,6 +974,16 @@ def test_what_cannot_come_from_torchs_is_refused(module: Any, told: str) -> None
 def test_what_torchs_cannot_be_is_refused(options: dict[str, Any], told: str) -> None:
     mha = module(**options)
     with pytest.raises((ShapeError, ArgumentError), match=told):
+        mha.to_torch()
+
+
+@every_projection
+def test_a_forward_of_its_own_is_not_merged_into_torchs(name: str) -> None:
+    mha = module()
+    getattr(mha, name).forward = lambda x: x
+    with pytest.raises(
+        ArgumentError, match=r"projections must be nn\.Linear: got Linear with a forward of its"
+    ):
         mha.to_torch()
 
 

@@ -320,8 +320,10 @@ class MultiHeadAttention(nn.Module):
         if self._packed is not None:
             self._packed.loosen()
         assigned = bool(args[0].get("assign_to_params_buffers")) if args else False
-        state_names.to_own_names(state_dict, prefix, self.sizes, self._modules, copy=assigned)
+        refused = state_names.to_own_names(state_dict, prefix, self.sizes, self._modules, copy=assigned)
         super()._load_from_state_dict(state_dict, prefix, *args)
+        if refused:
+            args[-1].extend(refused)  # torch raises with all that is said there, strict or not
 
 
 def _pack_again(module: MultiHeadAttention, _: Any) -> None:

@@ -26,34 +26,58 @@ from torch.nn.modules import module as torch_module
 from ..arguments import autocasting
 from ..engines.plain import transforms_are_active
 
-__all__ = ["Packed", "is_untouched", "nothing_hooked", "ordinary", "pack", "project"]
+__all__ = [
+    "OUT_PROJ",
+    "PLAIN",
+    "Packed",
+    "is_untouched",
+    "ordinary",
+    "pack",
+    "parameters_of",
+    "project",
+    "unseen",
+]
 
+PLAIN = (Tensor, nn.Parameter)
 LINEAR_FORWARD = nn.Linear.forward
+OUT_PROJ: Any = nn.modules.linear.NonDynamicallyQuantizableLinear  # torch's class has one
 
 
-def is_untouched(layer: nn.Module) -> bool:
-    """Whether this is `nn.Linear` as torch made it: no hook, no other forward."""
-    return type(layer) is nn.Linear and nothing_hooked(layer)
+def is_untouched(layer: Any, kind: type[nn.Module] = nn.Linear, forward: Any = LINEAR_FORWARD) -> bool:
+    """Whether nobody could notice that a module was not called: every shortcut past a module asks this.
+
+    It is of this very class (not parametrised, sharded, quantised, wrapped or replaced), and no hook, local
+    or global, and no other forward, its own or its class's, hears of a call.
+    """
+    return (
+        type(layer) is kind and kind.forward is forward and _no_global_hooks() and _nothing_on(layer.__dict__)
+    )
 
 
-def nothing_hooked(layer: nn.Module) -> bool:
-    """Whether a linear layer, of whatever class, has no hook and no other forward."""
-    return _nothing_for_all() and _nothing_on(layer.__dict__)
+def parameters_of(layer: nn.Module, *names: str) -> list[Any] | None:
+    """Parameters as they lie in a module; None if one is not there or not plain: pruned, sharded, quantised.
+
+    A parameter that the module does without is None in the list.
+    """
+    held: dict[str, Any] = layer.__dict__["_parameters"]
+    found = [held.get(name, held) for name in names]
+    return found if all(one is None or type(one) in PLAIN for one in found) else None
 
 
-def _nothing_for_all() -> bool:
-    """No hook that every module has, no other forward for all of them."""
-    return nn.Linear.forward is LINEAR_FORWARD and not (
+def _no_global_hooks() -> bool:
+    """No hook that every module has."""
+    return not (
         torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
         or torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks
     )  # fmt: skip
 
 
 def _nothing_on(held: dict[str, Any]) -> bool:
-    """No hook on the module of this __dict__, no forward of its own."""
+    """No hook on the module of this __dict__, no forward of its own, not even a compiled one."""
     return not (
         held["_forward_hooks"] or held["_forward_pre_hooks"]
         or held["_backward_hooks"] or held["_backward_pre_hooks"] or "forward" in held
+        or held.get("_compiled_call_impl") is not None
     )  # fmt: skip
 
 
@@ -116,7 +140,7 @@ class Packed:
         Once a parameter is gone or has been moved, the block is of no use any more and is let go.
         """
         places = self._places[-len(layers) :]
-        if len(places) != len(layers) or not _nothing_for_all():
+        if len(places) != len(layers) or nn.Linear.forward is not LINEAR_FORWARD or not _no_global_hooks():
             return False
         for layer, place in zip(layers, places, strict=True):
             if not place.fits(layer) or not _nothing_on(layer.__dict__):
@@ -212,12 +236,17 @@ def project(layers: Sequence[nn.Module], packed: Packed | None, x: Tensor) -> Se
 def ordinary(x: Tensor) -> bool:
     """Whether torch's plain operations are all that is at work: no compiler, no transform, no autocast."""
     return (
-        (type(x) is Tensor or type(x) is nn.Parameter)
+        type(x) in PLAIN
         and not torch.compiler.is_compiling()
         and torch._C._get_tracing_state() is None  # torch.jit.trace would keep the block as a constant
         and not autocasting(x)
         and not transforms_are_active()
     )
+
+
+def unseen(x: Tensor) -> bool:
+    """Whether it is `ordinary` and nobody listens to torch's operations: no function or dispatch mode."""
+    return ordinary(x) and not (torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
 
 
 class _Join(torch.autograd.Function):

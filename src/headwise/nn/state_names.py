@@ -2,17 +2,23 @@
 
     lessons      W_q W_k W_v W_o;  q_linear k_linear v_linear out_linear
     torch        in_proj_weight in_proj_bias, or q_proj_weight k_proj_weight v_proj_weight; out_proj
-    one layer    qkv, Wqkv, in_proj, GPT-2's c_attn: rows for q, then k, then v
+    one layer    qkv (timm), Wqkv (MPT, ModernBERT), in_proj, GPT-2's c_attn [in, out]: q, then k, then v
     others       query key value, self.query .. output.dense (BERT); q_lin .. (DistilBERT); wq .. (Llama);
                  q_proj .. o_proj; to_q .. to_out
 
-Packed layers whose rows go otherwise (GPT-NeoX's query_key_value, head by head; CodeGen's qkv_proj) are not
-guessed at: the shapes would fit and the numbers would be wrong.
+A state dict has names and shapes, no more. Rows of a packed layer are taken for all of q, then k, then v only
+where these leave no other reading: with the rows head by head (q, k, v of the first head, of the second, ..)
+every shape would fit and every number be wrong. Refused, with what to do about it, are
+
+    c_attn [out, in] with a bias    in order in nanoGPT, head by head in GPT-BigCode without multi-query
+    in_proj beside q_bias, v_bias   head by head in DeBERTa
+    query_key_value                 head by head in GPT-NeoX and BLOOM, by groups in Falcon, in order in GLM
+    qkv_proj wqkv W_pack att_proj   in order in Phi-3, by groups in InternLM2, in four parts in CodeGen
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, MutableMapping, Sequence
+from collections.abc import Collection, MutableMapping, Sequence
 
 from torch import Tensor
 
@@ -35,6 +41,7 @@ SEPARATE = (
     ("q", "k", "v"),
 )
 PACKED = ("qkv", "Wqkv", "in_proj")
+UNDECIDED = ("query_key_value", "qkv_proj", "wqkv", "W_pack", "att_proj")
 OUT = (
     "W_o", "w_o", "wo", "Wo", "o_proj", "out_linear", "out_lin", "to_out", "to_out.0", "proj", "dense",
     "output.dense", "o", "fc_out",
@@ -42,8 +49,8 @@ OUT = (
 
 
 def to_own_names(
-    state: State, prefix: str, sizes: Sizes, children: Container[str] = (), *, copy: bool = False
-) -> None:
+    state: State, prefix: str, sizes: Sizes, children: Collection[str] = (), *, copy: bool = False
+) -> list[str]:
     """Rename, split and transpose what lies under `prefix`, in place; strangers stay.
 
     Nothing is renamed beside own names that are there already, nor a name that a child of the module has.
@@ -51,22 +58,59 @@ def to_own_names(
 
     Args:
         copy: whether the parts of a packed weight get memory of their own.
+
+    Returns:
+        What to do about packed layers that would fit if their rows were known to.
     """
     rows = [sizes.query_width, sizes.key_width, sizes.value_width]
-    _turn_gpt2(state, prefix, sum(rows))
+    refused = [
+        name
+        for name in (*UNDECIDED, "c_attn", "in_proj")
+        if name not in children and not _is_decided(state, prefix, name, sizes, sum(rows))
+    ]
+    if "c_attn" not in refused:
+        _turn_gpt2(state, prefix, sum(rows))
     for end in ("weight", "bias"):
         if not any(f"{prefix}{name}.{end}" in state for name in OWN):
-            parts = _take_out(state, prefix, end, rows, children)
+            parts = _take_out(state, prefix, end, rows, {*refused}.union(children))
             for name, value in zip(OWN, parts, strict=False):
                 state[f"{prefix}{name}.{end}"] = value.clone() if copy else value
         for name in OUT:
             found = f"{prefix}{name}.{end}"
             if found in state and f"{prefix}out_proj.{end}" not in state and _top(name) not in children:
                 state[f"{prefix}out_proj.{end}"] = state.pop(found)
+    if f"{prefix}{OWN[0]}.weight" in state:
+        return []  # there was another
+    return [_what_to_do(state, prefix, name, sizes) for name in refused]
+
+
+def _is_decided(state: State, prefix: str, name: str, sizes: Sizes, rows: int) -> bool:
+    """Whether the rows of a packed layer, if there is one that fits, are q's, then k's, then v's for sure."""
+    weight = state.get(f"{prefix}{name}.weight")
+    if weight is None or weight.ndim != 2 or rows not in weight.shape:
+        return True  # there is nothing to decide
+    if name == "c_attn":
+        if weight.shape[0] != rows:
+            return True  # GPT-2's own, [in, out]
+        square = weight.shape[1] == rows  # then even that is not known
+        return not square and (sizes.num_kv_heads == 1 or f"{prefix}c_attn.bias" not in state)
+    return name == "in_proj" and not any(f"{prefix}{x}_bias" in state for x in "qv")
+
+
+def _what_to_do(state: State, prefix: str, name: str, sizes: Sizes) -> str:
+    shape, D = list(state[f"{prefix}{name}.weight"].shape), sizes.head_dim
+    parts = [D * sizes.num_heads // sizes.num_kv_heads, D, sizes.value_dim]
+    return (
+        f"{prefix}{name}.weight must be known to hold all of q, then k, then v: {shape} may as well be q, k "
+        "and v head by head, names and shapes do not tell; name it in_proj_weight if its model's code has "
+        "them in order, or, if head by head, torch.cat([x.flatten(0, 1) for x in "
+        f"weight.unflatten(0, ({sizes.num_kv_heads}, -1)).split({parts}, 1)]); its bias likewise, and the "
+        "last projection is out_proj"
+    )
 
 
 def _take_out(
-    state: State, prefix: str, end: str, rows: list[int], children: Container[str]
+    state: State, prefix: str, end: str, rows: list[int], children: Collection[str]
 ) -> Sequence[Tensor]:
     """The weights or biases of q, k and v under the first naming that is there; none if none is."""
     separate = [

@@ -24,7 +24,7 @@ def arguments_of(theirs: nn.MultiheadAttention) -> dict[str, Any]:
     """What makes a `MultiHeadAttention` of the same shape.
 
     Raises:
-        ArgumentError: not torch's class; keys appended by add_bias_kv or add_zero_attn.
+        ArgumentError: not torch's class; keys appended by add_bias_kv or add_zero_attn; another `out_proj`.
     """
     if not isinstance(theirs, nn.MultiheadAttention):
         raise ArgumentError(
@@ -37,6 +37,12 @@ def arguments_of(theirs: nn.MultiheadAttention) -> dict[str, Any]:
                 f"module must not append keys: it has {name}=True, for which there is no place here; "
                 "keep torch's class"
             )
+    last = theirs.out_proj
+    if type(last).forward is not nn.Linear.forward or "forward" in last.__dict__:
+        raise ArgumentError(
+            f"out_proj must be linear: got {type(last).__name__} with a forward of its own, which its weight "
+            "does not tell; merge it into one first"
+        )
     return {
         "d_model": theirs.embed_dim, "num_heads": theirs.num_heads, "kdim": theirs.kdim, "vdim": theirs.vdim,
         "bias": theirs.in_proj_bias is not None, "out_bias": theirs.out_proj.bias is not None,
@@ -94,9 +100,10 @@ def torchs_twin(ours: MultiHeadAttention, batch_first: bool) -> nn.MultiheadAtte
             )
     layers = [getattr(ours, name) for name in (*PROJECTIONS, "out_proj")]
     for layer in layers:
-        if type(layer) is not nn.Linear:
+        if type(layer) is not nn.Linear or "forward" in layer.__dict__:
+            own = " with a forward of its own" if "forward" in layer.__dict__ else ""
             raise ArgumentError(
-                f"projections must be nn.Linear: got {type(layer).__name__}; merge it into one first"
+                f"projections must be nn.Linear: got {type(layer).__name__}{own}; merge it into one first"
             )
     weight = ours.out_proj.weight
     biased = any(layer.bias is not None for layer in layers)

@@ -1,14 +1,19 @@
 """`adopt` and `restore`: torch's attention in a model becomes ours, in place, and back again.
 
 Only the class of a module changes: parameters, hooks, training state and all that refers to the module stay.
+Other tools change classes, too: `torch.nn.utils.parametrize` and `fully_shard` put a class of their own, made
+on the spot, over the one they find. What they found is restored underneath theirs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
+from ...errors import ArgumentError
 from .module import MultiheadAttention
 from .transformer import TransformerEncoder, TransformerEncoderLayer
 
@@ -45,9 +50,9 @@ def adopt(model: nn.Module) -> Adopted:
     """Make every `torch.nn.MultiheadAttention` in a model ours, in place: the same results, faster.
 
     `torch.nn.TransformerEncoder` and its layers are taken along, as they would not ask their attention
-    otherwise. Subclasses somebody else wrote are left alone. In training nothing but the speed changes (and
-    which numbers a seed drops, where there is dropout); in evaluation results are those of training, where
-    torch's native path has others.
+    otherwise. Subclasses somebody else wrote are left alone, and so is what is parametrised or sharded
+    already: adopt first. In training nothing but the speed changes (and which numbers a seed drops, where
+    there is dropout); in evaluation results are those of training, where torch's native path has others.
 
     Returns:
         What was changed, what was left, and why.
@@ -74,19 +79,63 @@ def adopt(model: nn.Module) -> Adopted:
             module.__class__ = OURS[kind]
             module.__dict__[MARK] = True
             report.changed[name] = kind.__name__
-        elif kind not in THEIRS and isinstance(module, tuple(OURS)):
-            report.left[name] = f"{kind.__module__}.{kind.__qualname__} is a class of its own"
+        elif isinstance(module, tuple(OURS)) and not isinstance(module, tuple(THEIRS)):
+            report.left[name] = _why_not(module)
     return report
 
 
+def _why_not(module: Any) -> str:
+    kind = type(module)
+    if is_parametrized(module):
+        names = ", ".join(module.parametrizations)
+        return f"its {names} is parametrised; adopt first, parametrise then"
+    if kind.__bases__[0].__module__.startswith("torch.distributed."):
+        return f"it is sharded, a {kind.__qualname__}; adopt first, shard then"
+    return f"{kind.__module__}.{kind.__qualname__} is a class of its own"
+
+
 def restore(model: nn.Module) -> int:
-    """Give every adopted module its own class back; how many there were."""
-    count = 0
-    for module in model.modules():
-        if module.__dict__.pop(MARK, False):
-            module.__class__ = THEIRS[type(module)]
-            count += 1
-    return count
+    """Give every adopted module its own class back; how many there were.
+
+    What was parametrised or sharded meanwhile stays so, over torch's class instead of ours.
+
+    Raises:
+        ArgumentError: a module's class was changed for one that cannot do without ours; none is restored.
+    """
+    made: dict[type, type] = {**THEIRS, **{kind: kind for kind in OURS}}
+    found = []
+    for name, module in model.named_modules():
+        if MARK in module.__dict__:
+            found.append((module, _over_torchs(type(module), made, name)))
+    for module, kind in found:
+        module.__class__ = kind
+        del module.__dict__[MARK]
+    return len(found)
+
+
+def _over_torchs(kind: Any, made: dict[type, type], name: str) -> type:
+    """The same class over torch's in place of ours; `made`: those that are known."""
+    if kind not in made:
+        if not issubclass(kind, tuple(THEIRS)) or any(map(_knows_its_class, vars(kind).values())):
+            raise ArgumentError(
+                f"model must have the classes that adopt gave it: {name or 'the model itself'} is a "
+                f"{kind.__module__}.{kind.__qualname__} now; give it its class back first"
+            )
+        bases = tuple(
+            _over_torchs(base, made, name) if issubclass(base, tuple(THEIRS)) else base
+            for base in kind.__bases__
+        )
+        held = {key: value for key, value in vars(kind).items() if key not in ("__dict__", "__weakref__")}
+        made[kind] = type(kind)(kind.__name__, bases, held)
+    return made[kind]
+
+
+def _knows_its_class(value: Any) -> bool:
+    """Whether this is a method that says `super()` or `__class__`: it belongs to one class for good."""
+    for one in (value, getattr(value, "__func__", None), getattr(value, "fget", None)):
+        if "__class__" in getattr(getattr(one, "__code__", None), "co_freevars", ()):
+            return True
+    return False
 
 
 def _count(number: int, thing: str) -> str:

@@ -9,13 +9,10 @@ from torch import Tensor, nn
 
 from ... import budget
 from ..one_step import Parameters, Step, chosen, run
-from ..packing import nothing_hooked, ordinary
-from .native import OUT_PROJ
+from ..packing import OUT_PROJ, PLAIN, is_untouched, ordinary, parameters_of
 from .rules import Rules
 
-__all__ = ["PLAIN", "fits", "in_one_step"]
-
-PLAIN = (Tensor, nn.Parameter)
+__all__ = ["fits", "in_one_step"]
 
 
 def fits(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -56,14 +53,14 @@ def in_one_step(
         return None
     if not _is_worth_it(x) or not ordinary(x):
         return None
-    mine, out_proj = held["_parameters"], held["_modules"]["out_proj"]
     if _is_limited(need_weights):
         return None
-    theirs = {"weight": None, "bias": None}
-    apart = type(out_proj) is not OUT_PROJ or not nothing_hooked(out_proj)
-    if not apart:
-        theirs = out_proj._parameters
-    parameters = Parameters(mine["in_proj_weight"], mine["in_proj_bias"], theirs["weight"], theirs["bias"])
+    out_proj = held["_modules"]["out_proj"]
+    theirs = parameters_of(out_proj, "weight", "bias") if is_untouched(out_proj, OUT_PROJ) else None
+    theirs = theirs or [None, None]
+    apart = theirs[0] is None
+    weight: Any = module.in_proj_weight  # not always a parameter: it may be pruned, parametrised, a replica's
+    parameters = Parameters(weight, module.in_proj_bias, *theirs)
     for one in parameters:
         if one is not None and (type(one) not in PLAIN or one.dtype is not x.dtype or one.device != x.device):
             return None

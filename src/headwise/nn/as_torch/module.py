@@ -14,14 +14,15 @@ from ...errors import ArgumentError
 from ...functional import attention
 from ...masks import Mask
 from ..one_step import joined
+from ..packing import OUT_PROJ, PLAIN, is_untouched
 from .answering import answer
 from .contract import check_inputs, check_masks
-from .in_one_step import PLAIN, fits, in_one_step
+from .in_one_step import fits, in_one_step
 from .native import native
 from .projecting import heads_of, linear, thirds, with_more_keys
 from .ragged import Ragged
 from .rules import rules_of
-from .scripting import scriptable
+from .scripting import changing_nothing, scriptable
 
 __all__ = ["MultiheadAttention"]
 
@@ -104,9 +105,16 @@ class MultiheadAttention(nn.MultiheadAttention):
                 looked at; else the mask itself decides.
         """
         if not _is_ours(self, query, key, value, key_padding_mask, attn_mask):
-            return super().forward(
-                query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
-            )
+            if is_untouched(self.out_proj, OUT_PROJ):
+                return super().forward(
+                    query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights,
+                    is_causal,
+                )  # fmt: skip
+            joint, weights = TORCHS.forward(
+                changing_nothing(self), query, key, value, key_padding_mask, need_weights, attn_mask,
+                average_attn_weights, is_causal,
+            )  # fmt: skip
+            return self.out_proj(joint), weights  # torch would take its weight and not call it
         if query is key and key is value and attn_mask is None and not is_causal:
             found = native(self, query, key_padding_mask, need_weights, average_attn_weights)
             if found is not None:
@@ -156,6 +164,12 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def __prepare_scriptable__(self) -> nn.MultiheadAttention:
         """What `torch.jit.script` compiles: torch's own class, on the same parameters."""
+        if not is_untouched(self.out_proj, OUT_PROJ):
+            raise ArgumentError(
+                "out_proj must be torch's own, and not hooked, to be scripted: got "
+                f"{type(self.out_proj).__name__}; torch's class takes its weight and does not call it, merge "
+                "it into that first"
+            )
         return scriptable(self, TORCHS)
 
 

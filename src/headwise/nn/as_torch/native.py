@@ -2,7 +2,8 @@
 
 At a few tokens the products take less time than the steps between them, and the operator takes all of them in
 C++; on a GPU it goes to the same kernels as we do. Of what it is known to get wrong nothing is let through:
-rows that see nothing, odd numbers of heads, odd widths of heads in half precision.
+rows that see nothing, odd numbers of heads, odd widths of heads in half precision. It takes the weight of
+`out_proj` and does not call it, so it is used only where nobody could notice.
 """
 
 from __future__ import annotations
@@ -10,17 +11,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..packing import nothing_hooked, ordinary
+from ..packing import OUT_PROJ, is_untouched, parameters_of, unseen
 from .answering import FEW
 
 if TYPE_CHECKING:
     from .module import MultiheadAttention
 
 __all__ = ["leaves_some", "native"]
-
-OUT_PROJ: Any = nn.modules.linear.NonDynamicallyQuantizableLinear
 
 
 def native(
@@ -33,7 +32,7 @@ def native(
     if x.dim() != 3 or held["num_heads"] % 2 or (held["training"] and held["dropout"]):
         return None
     N, L, E = x.shape
-    if E != held["embed_dim"] or not x.numel() or not ordinary(x):
+    if E != held["embed_dim"] or not x.numel() or not unseen(x):
         return None
     if not torch.backends.mha.get_fastpath_enabled():
         return None
@@ -42,24 +41,26 @@ def native(
             return None
     elif not x.is_cuda or need_weights or key_padding_mask is not None or held["head_dim"] % 8:
         return None
-    mine, out_proj = held["_parameters"], held["_modules"]["out_proj"]
-    weight, bias = mine.get("in_proj_weight"), mine.get("in_proj_bias")
-    if weight is None or bias is None or module.bias_k is not None or module.bias_v is not None:
+    out_proj = held["_modules"]["out_proj"]
+    if module.bias_k is not None or module.bias_v is not None or not is_untouched(out_proj, OUT_PROJ):
         return None
-    if type(out_proj) is not OUT_PROJ or not nothing_hooked(out_proj):
+    mine = parameters_of(module, "in_proj_weight", "in_proj_bias")
+    theirs = parameters_of(out_proj, "weight", "bias")
+    if mine is None or theirs is None:
         return None
-    theirs = out_proj._parameters
-    tensors = (x, weight, bias, theirs.get("weight"), theirs.get("bias"))
+    tensors: Any = (x, *mine, *theirs)
     if any(t is None or t.dtype is not x.dtype or t.device != x.device for t in tensors):
+        return None
+    if tuple(theirs[0].shape) != (E, E):
         return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return None
     if key_padding_mask is not None and not leaves_some(key_padding_mask, N, L):
         return None
+    rest: Any = key_padding_mask, need_weights, average, None if key_padding_mask is None else 1
     found: tuple[Tensor, Tensor | None] = torch._native_multi_head_attention(
-        x, x, x, E, held["num_heads"], *tensors[1:], key_padding_mask, need_weights, average,
-        None if key_padding_mask is None else 1,
-    )  # fmt: skip
+        x, x, x, E, held["num_heads"], *tensors[1:], *rest
+    )
     return found
 
 

@@ -4,6 +4,10 @@ torch's layer turns every mask into a fresh float tensor, so that nobody down th
 in evaluation it skips `self_attn` for a native operator that builds all weights as soon as there is a mask.
 These two classes change nothing else: they stand in for torch's while a model is adopted.
 
+There are two shortcuts past the parts of a layer, torch's native layer and the way without padding. Both are
+taken only where nobody could notice (`is_as_made`); else each part is called as the module it is, and what is
+not ours is asked as torch asks it in training.
+
 Letters: N batch, L length, E width.
 """
 
@@ -14,16 +18,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules import transformer as torchs
 
-from ..packing import ordinary
+from ..packing import OUT_PROJ, PLAIN, is_untouched, parameters_of, unseen
 from .answering import FEW
 from .contract import check_kinds
+from .module import MultiheadAttention
 from .native import leaves_some
 from .ragged import Ragged
 from .reading import content_of
 from .scripting import scriptable
 
-__all__ = ["TransformerEncoder", "TransformerEncoderLayer"]
+__all__ = ["TransformerEncoder", "TransformerEncoderLayer", "is_as_made"]
 
 TORCHS_LAYER, TORCHS_ENCODER = nn.TransformerEncoderLayer, nn.TransformerEncoder
 
@@ -39,9 +46,16 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         is_causal: bool = False,
     ) -> Tensor:
         """As in torch."""
-        if _best_left_to_torch(self, src, src_mask, src_key_padding_mask):
-            return super().forward(src, src_mask, src_key_padding_mask, is_causal)
+        if type(src) not in PLAIN or src.is_nested:
+            if is_as_made(self):
+                return super().forward(src, src_mask, src_key_padding_mask, is_causal)
+        elif src_mask is None and not is_causal:
+            found = _natively(self, src, src_key_padding_mask)
+            if found is not None:
+                return found
         check_kinds({"src_key_padding_mask": src_key_padding_mask, "src_mask": src_mask})
+        if not isinstance(self.self_attn, MultiheadAttention):
+            src_mask, src_key_padding_mask = (_added(one, src) for one in (src_mask, src_key_padding_mask))
         return self._through(
             src, lambda x: self._sa_block(x, src_mask, src_key_padding_mask, is_causal=is_causal)
         )
@@ -75,38 +89,50 @@ class TransformerEncoder(nn.TransformerEncoder):
         is_causal: bool | None = None,
     ) -> Tensor:
         """As in torch."""
-        if type(src) is not Tensor or src.is_nested or not self._has_our_layers():
+        ours = [isinstance(layer, TransformerEncoderLayer) for layer in self.layers]
+        if type(src) not in PLAIN or src.is_nested or not any(ours):
             return super().forward(src, mask, src_key_padding_mask, is_causal)
         check_kinds({"src_key_padding_mask": src_key_padding_mask, "mask": mask})
-        x = src
-        if src_key_padding_mask is not None and mask is None and self._would_pack(src, src_key_padding_mask):
+        x, plain = src, mask is None and not is_causal
+        if src_key_padding_mask is not None and plain and self._would_pack(src, src_key_padding_mask):
             sequences = Ragged.of(~src_key_padding_mask)
             x = sequences.real(src)
             for layer in self.layers:
                 x = layer.ragged(x, sequences)
             x = sequences.padded(x)
         else:
+            asked = {"src_mask": mask, "src_key_padding_mask": src_key_padding_mask, "is_causal": is_causal}
             if is_causal is None:
                 content = None if mask is None else content_of(mask)
-                is_causal = content is not None and content.causal
-            for layer in self.layers:
-                x = layer(x, src_mask=mask, is_causal=is_causal, src_key_padding_mask=src_key_padding_mask)
+                asked["is_causal"] = content is not None and content.causal
+            theirs = asked if all(ours) else self._as_torch_asks(src, mask, src_key_padding_mask, is_causal)
+            for layer, own in zip(self.layers, ours, strict=True):
+                x = layer(x, **(asked if own else theirs))
         return x if self.norm is None else self.norm(x)
 
-    def _has_our_layers(self) -> bool:
-        return all(type(layer) is TransformerEncoderLayer for layer in self.layers)
+    def _as_torch_asks(
+        self, src: Tensor, mask: Tensor | None, padding: Tensor | None, is_causal: bool | None
+    ) -> dict[str, Any]:
+        """What torch's encoder gives its layers."""
+        mask, padding = _added(mask, src), _added(padding, src)
+        first: Any = next(layer for layer in self.layers if isinstance(layer, TransformerEncoderLayer))
+        length = torchs._get_seq_len(src, first.self_attn.batch_first)
+        causal = torchs._detect_is_causal_mask(mask, is_causal, length)
+        return {"src_mask": mask, "src_key_padding_mask": padding, "is_causal": causal}
 
     def _would_pack(self, src: Tensor, padding: Tensor) -> bool:
-        """Whether torch would go on with a nested tensor here; like it, only in evaluation."""
-        first: Any = self.layers[0]
+        """Whether torch would go on with a nested tensor here, in evaluation, and nobody could notice."""
         if not getattr(self, "use_nested_tensor", False) or not torch.backends.mha.get_fastpath_enabled():
             return False
-        if first.training or src.dim() != 3 or padding.dtype != torch.bool or not ordinary(src):
+        if not unseen(src) or src.dim() != 3 or not src.numel() or padding.dtype != torch.bool:
             return False
         N, L, E = src.shape
-        if tuple(padding.shape) != (N, L) or not src.numel() or E != first.self_attn.embed_dim:
+        if tuple(padding.shape) != (N, L):
             return False
-        if any(_is_hooked(module) for module in self.layers.modules()):
+        if not all(_goes_without_padding(layer, E) for layer in self.layers):
+            return False
+        norm: Any = self.norm
+        if norm is not None and not (is_untouched(norm, *LAYER_NORM) and norm.normalized_shape == (E,)):
             return False
         if torch.is_grad_enabled() and (src.requires_grad or any(p.requires_grad for p in self.parameters())):
             return False
@@ -118,18 +144,108 @@ class TransformerEncoder(nn.TransformerEncoder):
         return scriptable(self, TORCHS_ENCODER)
 
 
-def _best_left_to_torch(
-    layer: TransformerEncoderLayer, src: Tensor, mask: Tensor | None, padding: Tensor | None
-) -> bool:
-    """Without a mask, and for a few tokens on a CPU, torch's native layer is the best there is."""
-    if (mask is None and padding is None) or type(src) is not Tensor or src.is_nested:
-        return True
-    if mask is not None or layer.training or not src.is_cpu or src.dim() != 3 or not src.numel():
+def is_as_made(layer: nn.Module) -> bool:
+    """Whether a layer of ours has torch's own parts, and nobody could notice if none of them were called."""
+    if not is_untouched(layer, *LAYER) or not layer.__dict__.keys().isdisjoint(BLOCKS):
         return False
-    assert padding is not None
-    N, L, _ = src.shape
-    return N * L * L * layer.self_attn.num_heads <= FEW and ordinary(src) and leaves_some(padding, N, L)
+    if any(getattr(TORCHS_LAYER, name) is not made for name, made in BLOCKS.items()):
+        return False
+    parts: dict[str, Any] = layer.__dict__["_modules"]
+    if not all(is_untouched(parts.get(name), *made) for name, made in PARTS.items()):
+        return False
+    attend = parts["self_attn"]
+    return is_untouched(attend.__dict__["_modules"].get("out_proj"), OUT_PROJ) and bool(_activation(layer))
 
 
-def _is_hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+def _activation(layer: Any) -> int:
+    """What torch calls it, 1 (ReLU) or 2 (GELU); 0: another one, or not the one torch has taken note of."""
+    act, kind = layer.activation, 0
+    if act is functional.relu or is_untouched(act, *RELU):
+        kind = 1
+    elif act is functional.gelu or (is_untouched(act, *GELU) and act.approximate == "none"):
+        kind = 2
+    return kind if getattr(layer, "activation_relu_or_gelu", 0) == kind else 0
+
+
+def _is_at_rest(layer: Any) -> bool:
+    """Whether nothing would be dropped: parts may be in training by themselves."""
+    attend = layer.self_attn
+    return not (layer.training or (attend.training and attend.dropout)) and not any(
+        part.training and part.p for part in (layer.dropout, layer.dropout1, layer.dropout2)
+    )
+
+
+def _goes_without_padding(layer: Any, E: int) -> bool:
+    """Whether nobody could notice that a layer was given real tokens alone."""
+    if not is_as_made(layer) or not _is_at_rest(layer):
+        return False
+    attend, norms = layer.self_attn, (layer.norm1, layer.norm2)
+    return (
+        attend.batch_first
+        and attend._qkv_same_embed_dim
+        and attend.embed_dim == E
+        and not attend.add_zero_attn
+        and attend.bias_k is None
+        and attend.bias_v is None
+        and parameters_of(attend, "in_proj_weight", "in_proj_bias") is not None
+        and all(norm.normalized_shape == (E,) for norm in norms)
+    )
+
+
+def _natively(layer: Any, src: Tensor, padding: Tensor | None) -> Tensor | None:
+    """What torch's native layer says: the best there is without a mask, and for a few tokens on a CPU.
+
+    None where it is not, where it differs from torch's own steps, or where somebody could notice.
+    """
+    if layer.training or not unseen(src) or src.dim() != 3 or not src.numel():
+        return None
+    N, L, E = src.shape
+    if not torch.backends.mha.get_fastpath_enabled() or not _goes_without_padding(layer, E):
+        return None
+    attend, H = layer.self_attn, layer.self_attn.num_heads
+    if H % 2 or layer.norm1.eps != layer.norm2.eps:
+        return None
+    if padding is not None and not (src.is_cpu and N * L * L * H <= FEW and leaves_some(padding, N, L)):
+        return None
+    if not src.is_cpu and attend.head_dim % 8:
+        return None
+    tensors: Any = []
+    for part, names in (
+        (attend, ("in_proj_weight", "in_proj_bias")),
+        *((part, ("weight", "bias")) for part in (attend.out_proj, layer.norm1, layer.norm2)),
+        *((part, ("weight", "bias")) for part in (layer.linear1, layer.linear2)),
+    ):
+        tensors += parameters_of(part, *names) or (None,)
+    if any(t is None or t.dtype is not src.dtype or t.device != src.device for t in tensors):
+        return None
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (src, *tensors)):
+        return None
+    inner = layer.linear1.weight.shape[0]
+    shapes = [tuple(t.shape) for t in tensors[::2]]
+    if shapes != [(3 * E, E), (E, E), (E,), (E,), (inner, E), (E, inner)]:
+        return None
+    how = _activation(layer) == 2, layer.norm_first, layer.norm1.eps
+    rest: Any = *tensors[:4], *how, *tensors[4:], padding, None if padding is None else 1
+    found: Tensor = torch._transformer_encoder_layer_fwd(src, E, H, *rest)
+    return found
+
+
+def _added(mask: Tensor | None, src: Tensor) -> Tensor | None:
+    """A mask as torch hands it on, as numbers to be added."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=src.dtype).masked_fill_(mask, -torch.inf)
+
+
+def _made(kind: type[nn.Module]) -> tuple[type[nn.Module], Any]:
+    return kind, kind.forward
+
+
+LAYER, LAYER_NORM, RELU, GELU = map(_made, (TransformerEncoderLayer, nn.LayerNorm, nn.ReLU, nn.GELU))
+PARTS = {
+    "self_attn": _made(MultiheadAttention),
+    **dict.fromkeys(("linear1", "linear2"), _made(nn.Linear)),
+    **dict.fromkeys(("norm1", "norm2"), LAYER_NORM),
+    **dict.fromkeys(("dropout", "dropout1", "dropout2"), _made(nn.Dropout)),
+}
+BLOCKS = {name: getattr(TORCHS_LAYER, name) for name in ("_sa_block", "_ff_block")}
