@@ -287,10 +287,10 @@ def _once(undo: Undo) -> Undo:
 def unseen(function: Callable[..., Any], like: Any = None) -> Callable[..., Any]:
     """A function into which no compiler looks, nor into what it calls; to be called as another one is."""
 
-    @functools.wraps(function if like is None else like)
     def alone(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
+    functools.update_wrapper(alone, function if like is None else like)
     if _FrameAction is None:
         return torch.compiler.disable(alone, reason=WHY)
     skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
