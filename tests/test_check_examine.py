@@ -796,6 +796,19 @@ def test_every_generator_that_was_drawn_from_is_put_back() -> None:
     assert drawn() == expected and len(torch.cuda._queued_calls) == waiting
 
 
+def test_a_warning_that_is_made_an_error_is_no_fault_of_half_precision() -> None:
+    """Some processors warn of bfloat16; warnings are not held back, and tests often make errors of them."""
+
+    class Warns(Four):
+        def forward(self, q, k, v):
+            if q.dtype == torch.bfloat16:
+                warnings.warn("slow here", stacklevel=2)
+            return super().forward(q, k, v)
+
+    found = {one.name: one for one in examine(Warns).findings}["bfloat16"]
+    assert found.verdict == "unknown" and "UserWarning" in found.detail
+
+
 def test_the_default_dtype_of_one_thread() -> None:
     """As `torch.set_default_dtype(torch.float64)`, which is everybody's."""
     whole, yes = torch.arange(1, 4), torch.tensor([True, False])

@@ -115,7 +115,7 @@ def test_threads_that_run_one_watched_model_each_have_a_forward_of_their_own(kin
     model, rounds, count = MODELS[kind]().eval(), 4, 3
     with hw.watch(model) as alone:
         model(x)
-    barrier = threading.Barrier(count)
+    barrier = threading.Barrier(count, timeout=20)
 
     def work(_: int) -> None:
         for _ in range(rounds):
@@ -141,7 +141,7 @@ def test_tokens_are_those_of_the_forward_in_this_thread() -> None:
     model = llama().model
     texts = [torch.randint(0, E, (1, T), generator=torch.Generator().manual_seed(i)) for i in range(3)]
     watching = hw.watch(model, patterns=True)
-    barrier = threading.Barrier(len(texts))
+    barrier = threading.Barrier(len(texts), timeout=20)
 
     def work(text: Tensor) -> None:
         barrier.wait()
@@ -163,7 +163,7 @@ def test_a_bypassed_layer_is_told_of_in_the_thread_where_it_ran(x: Tensor) -> No
             q, k, v = self.qkv(x).chunk(3, -1)
             return (q @ k.mT).softmax(-1) @ v
 
-    model, barrier = nn.Sequential(SelfAttention()), threading.Barrier(2)
+    model, barrier = nn.Sequential(SelfAttention()), threading.Barrier(2, timeout=20)
 
     def work(_: int) -> str:
         barrier.wait()
