@@ -514,6 +514,19 @@ class Counting:
         return run
 
 
+@pytest.mark.slow
+def test_watching_does_not_bring_in_the_compiler() -> None:
+    """Setting the compiler's stance imported it: seconds, in the first block of every process."""
+    code = (
+        "import sys, torch, headwise as hw\n"
+        "model = torch.nn.Sequential(hw.MultiHeadAttention(6, 2))\n"
+        "model.__class__.forward = lambda self, x: self[0](x)[0]\n"
+        "with torch.no_grad(), hw.watch(model): model(torch.randn(1, 3, 6))\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 @pytest.fixture
 def counting() -> Iterator[Counting]:
     torch._dynamo.reset()

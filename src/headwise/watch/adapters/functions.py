@@ -11,6 +11,7 @@ Letters: B batch, T query_len, S key_len, H num_heads, D head_dim.
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import TorchFunctionMode
 
 from ...map import AttentionMap
@@ -183,8 +183,9 @@ class _Functions(TorchFunctionMode):
         q, k, v = (_four(x, H) for x in (query, key, value))
         B, T, S = q.shape[0], q.shape[2], k.shape[2]
         mask, bias = Mask(right=T - S) if is_causal else Mask(), None
-        if isinstance(attn_mask, CausalBias):  # a mask without its numbers
-            upper_left = attn_mask.variant == CausalVariant.UPPER_LEFT
+        biases = sys.modules.get("torch.nn.attention.bias")  # importing it imports the compiler: seconds
+        if biases is not None and isinstance(attn_mask, biases.CausalBias):  # a mask without its numbers
+            upper_left = attn_mask.variant == biases.CausalVariant.UPPER_LEFT
             mask, attn_mask = Mask(right=T - S if upper_left else 0), None
         elif attn_mask is not None and type(attn_mask) not in (Tensor, nn.Parameter):
             return None  # of another kind, whose numbers may not be what it means
