@@ -36,8 +36,10 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
     layer that does none of this raises `AttentionBypassed` with its name.
 
     Inside the block attention runs on headwise's engines, fused and without the T x S matrix; results are the
-    same up to rounding. Compiled models run uncompiled inside it. Every forward is measured as it happens and
-    reduced at once: what stays is a number a head, a picture, and for texts of up to 2,048 keys the map
+    same up to rounding. A compiled model runs uncompiled inside it, and everything else as it is: a compiled
+    function that calls the model lets it run by itself, or raises if it was compiled with fullgraph=True.
+    Forwards may run in several threads. What is copied or saved inside the block is the model without all
+    this. Every forward is measured as it happens and reduced at once: what stays is a number a head, a picture, and for texts of up to 2,048 keys the map
     itself (q and k). After the block, also after an exception, the model is exactly as it was. Prefill and
     generation, any number of forwards, may follow each other; means are over all queries of all of them,
     padding left out. What a checkpointed forward repeats in backward is not counted twice; the backward must
