@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
+import random
+import sys
+import threading
 import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +21,7 @@ from torch import Tensor, nn
 from headwise.check import recipe
 from headwise.check.evidence import Evidence, Finding
 from headwise.check.examine import examine
+from headwise.check.examine.surroundings import by_default, seed, surroundings
 
 EXACT = 1e-10
 
@@ -564,7 +570,7 @@ class CannotBuild(nn.Module):
     ids=lambda one: name_of(one) if callable(one) else "",
 )
 def test_errors_become_problems_at_the_learners_line(
-    obj: Any, stage: str, kind: str, said: str | None, capsys: pytest.CaptureFixture[str]
+    obj: Any, stage: str, kind: str, said: str | None
 ) -> None:
     evidence = examine(obj)
     problem = evidence.problems[0]
@@ -574,7 +580,6 @@ def test_errors_become_problems_at_the_learners_line(
     else:
         with open(__file__, encoding="utf-8") as file:
             assert file.read().splitlines()[problem.line - 1].strip() == said
-    assert capsys.readouterr().out == ""
 
 
 class DropsInEval(nn.Module):
@@ -723,6 +728,117 @@ def test_nothing_is_left_behind() -> None:
     assert torch.equal(torch.rand(3), expected)
     assert torch.get_default_dtype() == torch.float32 and module.training
     assert all(torch.equal(one, before[name]) for name, one in module.state_dict().items())
+
+
+def test_the_process_is_left_alone_meanwhile(capsys: pytest.CaptureFixture[str]) -> None:
+    """Another thread's tensors became float64, and what it printed was lost, for as long as code was examined
+    here: torch's default dtype, stdout and the filters of warnings are the process's."""
+    seen: set[Any] = set()
+    began, done = threading.Event(), threading.Event()
+    mine = (sys.stdout, sys.stderr, list(warnings.filters))
+
+    def watch() -> None:
+        began.wait()
+        while not done.is_set():
+            seen.add((torch.zeros(1).dtype, (torch.arange(2) / 2).dtype))
+            seen.add((sys.stdout, sys.stderr, list(warnings.filters)) == mine)
+
+    class Speaks(Four):
+        def forward(self, q, k, v):
+            if not began.is_set():
+                print("here I am")  # noqa: T201
+            began.set()
+            return super().forward(q, k, v)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        evidence = examine(Speaks)
+    finally:
+        began.set()
+        done.set()
+        thread.join()
+    assert seen == {(torch.float32, torch.float32), True} and evidence.weights is not None
+    assert capsys.readouterr().out == "here I am\n"
+
+
+def test_checks_in_several_threads_leave_the_process_as_it_was() -> None:
+    """The first to end put float32 back for all, the last put back the float64 that the first had set."""
+    before = list(warnings.filters)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(examine, [Four, ReturnsWeights, Four]))
+    assert torch.get_default_dtype() == torch.float32 and warnings.filters == before
+    for evidence in found:
+        errors = {name: error for name, error in off(evidence).items() if not name.startswith("scores")}
+        assert max(errors.values()) < EXACT
+
+
+def test_every_generator_that_was_drawn_from_is_put_back() -> None:
+    """Python's and NumPy's were not, and seeds were left waiting for GPUs that nobody had used yet."""
+
+    class Draws(Four):
+        def forward(self, q, k, v):
+            _ = random.random(), np.random.rand(), torch.rand(1)
+            return super().forward(q, k, v)
+
+    def drawn() -> tuple[float, float, float]:
+        return random.random(), np.random.rand(), float(torch.rand(1))
+
+    def sow() -> None:
+        random.seed(5)
+        np.random.seed(5)
+        torch.default_generator.manual_seed(5)
+
+    sow()
+    expected, waiting = drawn(), len(torch.cuda._queued_calls)
+    sow()
+    assert examine(Draws).weights is not None
+    assert drawn() == expected and len(torch.cuda._queued_calls) == waiting
+
+
+def test_a_warning_that_is_made_an_error_is_no_fault_of_half_precision() -> None:
+    """Some processors warn of bfloat16; warnings are not held back, and tests often make errors of them."""
+
+    class Warns(Four):
+        def forward(self, q, k, v):
+            if q.dtype == torch.bfloat16:
+                warnings.warn("slow here", stacklevel=2)
+            return super().forward(q, k, v)
+
+    found = {one.name: one for one in examine(Warns).findings}["bfloat16"]
+    assert found.verdict == "unknown" and "UserWarning" in found.detail
+
+
+def test_the_default_dtype_of_one_thread() -> None:
+    """As `torch.set_default_dtype(torch.float64)`, which is everybody's."""
+    whole, yes = torch.arange(1, 4), torch.tensor([True, False])
+    makes = [
+        lambda: torch.zeros(2), lambda: torch.tensor([0.1, 2]), lambda: torch.full((2,), 0.1),
+        lambda: torch.arange(0, 1, 0.1), lambda: torch.linspace(0, 1, 7), lambda: whole / 3,
+        lambda: whole * 0.1, lambda: whole.sqrt(), lambda: 0.1**whole, lambda: yes * -1e9,
+        lambda: torch.where(yes, 0.1, 0.0), lambda: torch.tensor(3), lambda: whole // 2, lambda: yes & yes,
+        lambda: whole.float(), lambda: torch.zeros(2, dtype=torch.float32), lambda: whole.to(torch.float32),
+        lambda: torch.tensor(np.float32(0.1)), lambda: torch.as_tensor(np.ones(2, np.float32)),
+        lambda: nn.Linear(2, 3).weight, lambda: nn.init.normal_(torch.empty(2)), lambda: torch.eye(2),
+        lambda: torch.softmax(torch.zeros(2), 0), lambda: torch.stack([whole, whole]).div(3),
+        lambda: torch.zeros(2, dtype=torch.float16) + 0.1, lambda: torch.exp(-whole), lambda: 1 / whole,
+    ]  # fmt: skip
+
+    def made() -> list[Any]:
+        seed(3)
+        return [make() for make in makes]
+
+    for dtype in (torch.float64, torch.float32):
+        with surroundings(), by_default(dtype):
+            found = made()
+        before = torch.get_default_dtype()
+        try:
+            torch.set_default_dtype(dtype)
+            expected = made()
+        finally:
+            torch.set_default_dtype(before)
+        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+            assert one.dtype is other.dtype and torch.equal(one, other), number
 
 
 def test_evidence_travels(tmp_path: Any) -> None:

@@ -26,7 +26,8 @@ def check(
     """Whether a class, a module or a function is multi-head attention, and if not, which mistake it makes.
 
     The code runs here, in this process, with all its rights: for files of others there is `check_file`, and
-    `headwise check FILE`.
+    `headwise check FILE`. It is called some hundred times, and what it prints is printed each time: that
+    cannot be held back for one thread alone. Generators of random numbers are put back.
 
     Args:
         obj: a class, an `nn.Module`, or a function of q, k, v.

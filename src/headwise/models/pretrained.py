@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,9 @@ HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 LIKE_A_PATH = re.compile(r"[.~/].*|.*/|[A-Za-z]:.*|.*\\.*")
 WANTED = ("*.json", "model*.safetensors", "*.txt", "*.model")  # of a model on the hub: not ten formats of it
 NOT_NEEDED = "pooler"  # on top of many encoders, absent from many files; no head looks through it
+
+
+_loading = threading.RLock()
 
 
 class Pretrained(NamedTuple):
@@ -170,7 +174,10 @@ def _from_hub(name: str) -> Path:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """No progress bars and no advice from the libraries meanwhile; afterwards as before."""
+    """No progress bars and no advice from the libraries meanwhile; afterwards as before.
+
+    Both are the process's: models are loaded one after another, or one would put back what another had set.
+    """
     from huggingface_hub.utils import logging as hub
     from huggingface_hub.utils.tqdm import (
         are_progress_bars_disabled,
@@ -179,6 +186,7 @@ def _quietly() -> Iterator[None]:
     )
     from transformers.utils import logging
 
+    _loading.acquire()
     levels, bars = (logging.get_verbosity(), hub.get_verbosity()), logging.is_progress_bar_enabled()
     hub_bars = not are_progress_bars_disabled()
     logging.set_verbosity_error()
@@ -195,3 +203,4 @@ def _quietly() -> Iterator[None]:
             logging.enable_progress_bar()
         if hub_bars:
             enable_progress_bars()
+        _loading.release()

@@ -1,19 +1,25 @@
 """Attaching listeners to a model: the hooks that tell where a call comes from, and the adapters that hear it.
 
-    model ── hooks: which module runs now ──┐
+    model ── posts: which module runs now ──┐
           └─ adapters: q, k, v, mask ───────┴─> announce(module, ...) ──> every listener's hear(call)
 
 While somebody listens, attention runs on headwise's engines: that is where the log-sum-exp comes from that
-makes the second pass possible. Nothing else in the model changes, and all of it is undone at the end.
+makes the second pass possible. Nothing else in the model changes, nothing outside of it does, and all of it
+is undone at the end. A forward belongs to the thread it runs in; listeners are told of one call at a time.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
+import sys
 import threading
+import warnings
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -22,150 +28,42 @@ from ..errors import ArgumentError, AttentionBypassed
 from ..heads.naming import Layer, names_of
 from ..map import AttentionMap
 from .calls import Call, Forward, Listener, in_backward
-from .holding import Undo, hold
-from .now import active
+from .holding import turns
+from .now import active, innermost
 from .structure import structure_of
 
-__all__ = ["FALLBACKS", "Attachment", "attach"]
+__all__ = ["FALLBACKS", "Attachment", "Run", "attach"]
 
 FALLBACKS = (None, "eager", "skip")
 TOKENS = ("decoder_input_ids", "input_ids", "input", "tokens", "idx", "x")
 PADDING = ("decoder_attention_mask", "attention_mask")
 
+_order = itertools.count()
+
 
 class _Entered:
     """A module that is running now."""
 
-    __slots__ = ("heard", "path")
+    __slots__ = ("heard", "module", "order", "path")
 
-    def __init__(self, path: str) -> None:
-        self.path, self.heard = path, False
+    def __init__(self, path: str, module: nn.Module) -> None:
+        self.path, self.module, self.heard = path, module, False
+        self.order = next(_order)  # among the modules of all models
 
 
-class Attachment:
-    """A model and those who listen to it. Made by `attach`; ends with the last listener."""
+class Run:
+    """One forward at work, in one thread: from the first of its model's modules to that module's return."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.structure = structure_of(model)
-        self.paths, self.places = self.structure.paths, self.structure.places
-        self.names = names_of(self.places)
-        self.listeners: dict[Listener, str | None] = {}  # and what each wants of layers that bypass
-        self._running = threading.local()
-        self.two_texts = _has_two_texts(model, self.places)
+    __slots__ = ("beside", "bypassed", "entered", "forward", "told")
+
+    def __init__(self, forward: Forward) -> None:
+        self.forward = forward
+        self.entered: list[_Entered] = []  # the modules that run now, the innermost last
         self.beside: dict[str, Tensor | None] = {}  # parent -> which queries of its self-attention are real
-        self.told: dict[str, int] = {}  # how many calls of a path were told of in this forward
+        self.told: dict[str, int] = {}  # how many calls of a path were told of
         self.bypassed: dict[str, tuple[int, ...]] = {}
-        self.forward = Forward()
-        self._undo = ExitStack()
 
-    # Coming and going
-
-    def begin(self) -> None:
-        from .adapters import ADAPTERS
-
-        try:
-            self._undo.callback(hold("stance", _uncompiled))
-            self._hook()
-            for adapter in ADAPTERS:
-                self._undo.callback(adapter(self))
-        except BaseException:
-            self._undo.close()
-            raise
-        active.append(self)
-
-    def end(self) -> None:
-        if self in active:
-            active.remove(self)
-        self.entered.clear()
-        self._undo.close()
-
-    @property
-    def fallback(self) -> str | None:
-        """What is to be done with layers that bypass every hook: the strictest listener's wish."""
-        wishes = list(self.listeners.values())
-        return None if None in wishes or not wishes else "eager" if "eager" in wishes else "skip"
-
-    @property
-    def is_active(self) -> bool:
-        """Whether it has begun and not ended."""
-        return self in active
-
-    @property
-    def reads_eager(self) -> bool:
-        """Whether somebody reads weights that layers compute themselves."""
-        return "eager" in self.listeners.values()
-
-    def name_of(self, path: str) -> Layer:
-        """What the layer of a call goes by: numbered from the model, whatever ran; or its path."""
-        return self.names.get(path, path)
-
-    # Who runs now
-
-    @property
-    def entered(self) -> list[_Entered]:
-        """The modules that run now, in this thread, the innermost last."""
-        running: list[_Entered] | None = getattr(self._running, "modules", None)
-        if running is None:
-            running = self._running.modules = []
-        return running
-
-    def _hook(self) -> None:
-        for module, (path, is_place) in self.structure.hooked.items():
-            self._hook_one(module, path, is_place)
-
-    def _hook_one(self, module: nn.Module, path: str, is_place: bool) -> None:
-        def before(_: nn.Module, args: Any, kwargs: Any) -> None:
-            if not self.is_active:
-                return  # a copy that was made of the model: it took the hooks along
-            if self.entered and self.entered[0].path == path:
-                self.entered.clear()  # an interrupt, which no hook is told of, ended the last forward
-            if not self.entered:
-                self._begin_forward()
-            if not is_place:
-                self._note(module, args, kwargs)
-            self.entered.append(_Entered(path))
-
-        def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if not self.is_active:
-                return
-            if is_place and self.entered and self.entered[-1].path == path and not self.entered[-1].heard:
-                self.bypassed.setdefault(path, _sizes(args, kwargs))
-            if len(self.entered) == 1:
-                self._find_replaced()
-                if self.bypassed:
-                    self.entered.clear()
-                    self.check()
-
-        def left(*_: Any) -> None:
-            if self.entered and self.entered[-1].path == path:
-                self.entered.pop()
-
-        for handle in (
-            module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
-            module.register_forward_hook(after, with_kwargs=True),
-            module.register_forward_hook(left, always_call=True),
-        ):
-            self._undo.callback(handle.remove)
-
-    def _find_replaced(self) -> None:
-        """A layer that its model has put in another's place carries no hooks."""
-        for path in self.places:
-            try:
-                now = self.model.get_submodule(path)
-            except AttributeError:  # taken out, which is its owner's right
-                continue
-            if now not in self.paths:
-                self.bypassed.setdefault(path, ())
-
-    def _begin_forward(self) -> None:
-        self.told.clear()
-        self.beside.clear()
-        if in_backward():  # a part of an earlier forward, run again for its gradients
-            return
-        self.forward = Forward(self.forward.number + 1)
-
-    def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tokens and padding among the arguments of a module; the outermost that has them is believed."""
         kind: Any = type(module)
         named = dict(zip(_parameters(kind), args, strict=False)) | kwargs
@@ -180,44 +78,250 @@ class Attachment:
             if isinstance(value, Tensor) and value.ndim == 2:
                 self.forward.padding.setdefault(name, value.bool())
 
+
+class _Post:
+    """One attachment at one module."""
+
+    __slots__ = ("attachment", "is_place", "mode", "path")
+
+    def __init__(self, attachment: Attachment, path: str, is_place: bool) -> None:
+        self.attachment, self.path, self.is_place = attachment, path, is_place
+        self.mode: Any = None  # which listens to torch's functions while this module runs
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        run = self.attachment.run_or_new()
+        if not self.is_place:
+            run.note(module, args, kwargs)
+        run.entered.append(_Entered(self.path, module))
+        if self.mode is not None:
+            self.mode.enter(args, kwargs)
+
+    def after(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        run = self.attachment.run
+        assert run is not None, "somebody entered"
+        if self.is_place and not run.entered[-1].heard:
+            run.bypassed.setdefault(self.path, _sizes(args, kwargs))
+        if len(run.entered) == 1:
+            self.attachment.came_back(run)
+
+    def leave(self) -> None:
+        if self.mode is not None:
+            self.mode.leave()
+        self.attachment.leave()
+
+
+class _Running(threading.local):
+    run: Run | None = None
+    forward: Forward | None = None  # the last, which a part of it may be run again of
+
+
+class Attachment:
+    """A model and those who listen to it. Made by `attach`; ends with the last listener."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.structure = structure_of(model)
+        self.paths, self.places = self.structure.paths, self.structure.places
+        self.names = names_of(self.places)
+        self.listeners: dict[ref[Listener], str | None] = {}  # and what each wants of layers that bypass
+        self.two_texts = _has_two_texts(model, self.places)
+        self.forward = Forward()  # the last that began, in any thread
+        self.bypassed: dict[str, tuple[int, ...]] = {}  # in forwards that are over; nobody was told of these
+        self.elsewhere = False  # whether another model's attention was heard inside this one's forward
+        self.posts: dict[nn.Module, _Post] = {}
+        self._running = _Running()
+        self._telling = threading.RLock()
+        self._undo = ExitStack()
+
+    # Coming and going
+
+    def begin(self) -> None:
+        from .adapters import ADAPTERS
+        from .adapters.overriding import station, uncompile
+
+        try:
+            for module, (path, is_place) in self.structure.hooked.items():
+                post = self.posts[module] = _Post(self, path, is_place)
+                self._undo.callback(station(module, post))
+            self._undo.callback(uncompile(self.paths))
+            for adapter in ADAPTERS:
+                self._undo.callback(adapter(self))
+        except BaseException:
+            self._undo.close()
+            raise
+        active.append(self)
+
+    def end(self) -> None:
+        if self in active:
+            active.remove(self)
+        self._undo.close()
+        self.posts.clear()
+
+    def add(self, listener: Listener, fallback: str | None) -> ref[Listener]:
+        """Someone who is told for as long as they live, and are not taken away."""
+        found = ref(listener, lambda gone: turns.later(partial(self._drop, gone)))
+        self.listeners[found] = fallback
+        return found
+
+    def remove(self, listener: ref[Listener]) -> None:
+        self.listeners.pop(listener, None)
+        if not self.listeners:
+            self.end()
+
+    def _drop(self, listener: ref[Listener]) -> None:
+        """A listener that nobody can ask any more: nobody could have ended this, either."""
+        if listener not in self.listeners:
+            return
+        self.remove(listener)
+        if not sys.is_finalizing():
+            warnings.warn(
+                f"watching must be ended: what watched {type(self.model).__name__} was dropped, and hears it "
+                "no more; keep what `start()` was called on and call its `stop()`, or use a `with` block",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def heard_by(self) -> Iterator[tuple[Listener, str | None]]:
+        """The listeners, and what each wants of layers that bypass."""
+        for found, fallback in list(self.listeners.items()):
+            listener = found()
+            if listener is not None:
+                yield listener, fallback
+
+    @property
+    def fallback(self) -> str | None:
+        """What is to be done with layers that bypass every hook: the strictest listener's wish."""
+        wishes = [fallback for _, fallback in self.heard_by()]
+        return None if None in wishes or not wishes else "eager" if "eager" in wishes else "skip"
+
+    @property
+    def reads_eager(self) -> bool:
+        """Whether somebody reads weights that layers compute themselves."""
+        return any(fallback == "eager" for _, fallback in self.heard_by())
+
+    def name_of(self, path: str) -> Layer:
+        """What the layer of a call goes by: numbered from the model, whatever ran; or its path."""
+        return self.names.get(path, path)
+
+    # Who runs now, in this thread
+
+    @property
+    def run(self) -> Run | None:
+        """The forward at work."""
+        return self._running.run
+
+    def run_or_new(self) -> Run:
+        running = self._running
+        if running.run is None:
+            running.run = Run(self._new_forward())
+        return running.run
+
+    def _new_forward(self) -> Forward:
+        if in_backward():  # a part of an earlier forward, run again for its gradients
+            return self._running.forward or self.forward
+        with self._telling:
+            self.forward = self._running.forward = Forward(self.forward.number + 1)
+            return self.forward
+
+    def leave(self) -> None:
+        run = self._running.run
+        assert run is not None, "somebody entered"
+        run.entered.pop()
+        if not run.entered:
+            self._running.run = None
+            if run.bypassed:  # it raised before anybody was told
+                with self._telling:
+                    self.bypassed |= run.bypassed
+
+    def came_back(self, run: Run) -> None:
+        """The outermost module did.
+
+        Raises:
+            AttentionBypassed: attention ran that nobody could hear, unless that was allowed.
+        """
+        for path in self.places:  # a layer that its model has put in another's place has no post
+            try:
+                now = self.model.get_submodule(path)
+            except AttributeError:  # taken out, which is its owner's right
+                continue
+            if now not in self.paths:
+                run.bypassed.setdefault(path, ())
+        if run.bypassed and self.fallback != "skip":
+            bypassed, run.bypassed = run.bypassed, {}
+            self._refuse(bypassed)
+
+    @property
+    def entered(self) -> list[_Entered]:
+        """The modules that run now, the innermost last."""
+        return [] if self.run is None else self.run.entered
+
     @property
     def here(self) -> str | None:
         """The path of the innermost module that runs now."""
-        return self.entered[-1].path if self.entered else None
+        return self.run.entered[-1].path if self.run is not None else None
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether what runs now is of another model, which a module of this one has called.
+
+        What an attention layer calls is that layer's, whatever it is.
+        """
+        run = self.run
+        if run is None or run.entered[-1].path in self.places:
+            return False
+        module = innermost()
+        return module is not None and self.path_of(module) is None
+
+    def path_of(self, module: nn.Module) -> str | None:
+        """Where a module is in the model. A replica is where the module is that it was made of."""
+        found = self.paths.get(module)
+        run = self.run
+        if found is None and run is not None and run.entered[-1].module is module:
+            return run.entered[-1].path
+        return found
+
+    def bypass(self) -> None:
+        """The innermost module attends in a way that nobody can hear."""
+        if self.run is not None:
+            self.run.bypassed.setdefault(self.run.entered[-1].path, ())
 
     # What they say
 
     def tell(
-        self,
-        module: nn.Module | None,
-        kind: str,
-        weights: AttentionMap,
-        value: Tensor | None,
-        output: Tensor | None,
+        self, module: nn.Module, kind: str, weights: AttentionMap, value: Tensor | None, output: Tensor | None
     ) -> Tensor | None:
-        """Tell every listener of a call; the heads' output as they leave it."""
-        path = self.here if module is None else self.paths.get(module, self.here)
+        """Tell every listener of a call, if it is one of this model's; the heads' output as they leave it."""
+        run, path = self.run, self.path_of(module)
         if path is None:
-            return output
-        for each in self.entered:
+            if run is None:
+                return output
+            if run.entered[-1].path not in self.places:
+                self.elsewhere = True
+                return output
+            path = run.entered[-1].path
+        run = Run(self._new_forward()) if run is None else run  # of a layer whose forward is called directly
+        for each in run.entered:
             each.heard = True
-        before = self.told.get(path, 0)
-        self.told[path] = before + 1
+        before = run.told.get(path, 0)
+        run.told[path] = before + 1
         named = path if not before else f"{path}#{before}"
-        for listener in list(self.listeners):
-            changed = listener.hear(Call(named, kind, weights, value, output, self.forward))
-            output = output if changed is None else changed
+        with self._telling:
+            for listener, _ in self.heard_by():
+                changed = listener.hear(Call(named, kind, weights, value, output, run.forward))
+                output = output if changed is None else changed
         return output
 
     def check(self) -> None:
-        """Raise if attention ran that nobody could hear, unless that was allowed.
+        """At the end: raise if attention ran that nobody could hear, unless that was allowed.
 
         Raises:
             AttentionBypassed: with the layers and what they would need.
         """
-        if not self.bypassed or self.fallback == "skip":
-            return
-        paths, self.bypassed = dict(self.bypassed), {}
+        if self.bypassed and self.fallback != "skip":
+            bypassed, self.bypassed = self.bypassed, {}
+            self._refuse(bypassed)
+
+    def _refuse(self, paths: dict[str, tuple[int, ...]]) -> None:
         kinds = sorted({type(module).__name__ for module, path in self.paths.items() if path in paths})
         shown = ", ".join(path or "the model itself" for path in list(paths)[:4]) + (
             f" and {len(paths) - 4} more" if len(paths) > 4 else ""
@@ -233,13 +337,6 @@ class Attachment:
             f"({shown}) compute their own weights; read those with fallback='eager' ({_memory(sizes)}), or "
             "leave these layers out with fallback='skip'"
         )
-
-
-def _uncompiled() -> Undo:
-    """Compiled code would run past the hooks, or be compiled with them in it."""
-    stance = torch.compiler.set_stance("force_eager")
-    stance.__enter__()
-    return lambda: stance.__exit__(None, None, None)
 
 
 def _is_real(value: Tensor) -> bool:
@@ -286,27 +383,36 @@ def attach(
     return _Attached(model, listener, fallback)
 
 
+class _Block(NamedTuple):
+    """One time that an attachment was entered."""
+
+    attachment: Attachment
+    place: ref[Listener]
+
+
 class _Attached(AbstractContextManager[Attachment]):
+    """Keeps the listener: an attachment itself does not."""
+
     def __init__(self, model: nn.Module, listener: Listener, fallback: str | None) -> None:
         self.model, self.listener, self.fallback = model, listener, fallback
 
     def __enter__(self) -> Attachment:
-        found = next((each for each in active if each.model is self.model), None)
-        self.attachment = Attachment(self.model) if found is None else found
-        self.attachment.listeners[self.listener] = self.fallback
-        if found is None:
-            self.attachment.begin()
-        return self.attachment
+        with turns:
+            found = next((each for each in active if each.model is self.model), None)
+            attachment = Attachment(self.model) if found is None else found
+            self._block = _Block(attachment, attachment.add(self.listener, self.fallback))
+            if found is None:
+                attachment.begin()
+        return attachment
 
     def __exit__(self, kind: Any, *rest: Any) -> None:
-        attachment = self.attachment
+        attachment, place = self._block
         try:
-            if kind is None and not attachment.entered:
+            if kind is None and attachment.run is None:
                 attachment.check()
         finally:
-            attachment.listeners.pop(self.listener, None)
-            if not attachment.listeners:
-                attachment.end()
+            with turns:
+                attachment.remove(place)
 
 
 @cache

@@ -13,9 +13,9 @@ from ..map import AttentionMap
 __all__ = ["Call", "Forward", "Listener", "in_backward"]
 
 
-@dataclass
+@dataclass(eq=False)
 class Forward:
-    """One run of a model, from its first hooked module to that module's return."""
+    """One run of a model, from its first hooked module to that module's return; in one thread."""
 
     number: int = 0
     tokens: dict[str, Tensor] = field(default_factory=dict)  # by argument name: int [B, T]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from ..engines.statistics import ROW_STATISTICS, STATISTICS
 from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
+from ..heads.naming import Layer
 from ..heads.record import Marks, reduce, settle
 from .attachment import Attachment, attach
 from .calls import Call, in_backward
@@ -34,12 +36,15 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
     layer that does none of this raises `AttentionBypassed` with its name.
 
     Inside the block attention runs on headwise's engines, fused and without the T x S matrix; results are the
-    same up to rounding. Compiled models run uncompiled inside it. Every forward is measured as it happens and
-    reduced at once: what stays is a number a head, a picture, and for texts of up to 2,048 keys the map
-    itself (q and k). After the block, also after an exception, the model is exactly as it was. Prefill and
-    generation, any number of forwards, may follow each other; means are over all queries of all of them,
-    padding left out. What a checkpointed forward repeats in backward is not counted twice; the backward must
-    then be inside the block, too. A query that sees nothing, as padding may, has output 0 inside the block.
+    same up to rounding. A compiled model runs uncompiled inside it, and everything else as it is: a compiled
+    function that calls the model lets it run by itself, or raises if it was compiled with fullgraph=True.
+    Forwards may run in several threads. What is copied or saved inside the block is the model without all
+    this. Every forward is measured as it happens and reduced at once: what stays is a number a head, a
+    picture, and for texts of up to 2,048 keys the map itself (q and k). After the block, also after an
+    exception, the model is exactly as it was. Prefill and generation, any number of forwards, may follow each
+    other; means are over all queries of all of them, padding left out. What a checkpointed forward repeats in
+    backward is not counted twice; the backward must then be inside the block, too. A query that sees nothing,
+    as padding may, has output 0 inside the block.
 
     Args:
         model: watched with everything inside it.
@@ -98,25 +103,37 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
                 raise ArgumentError(
                     f"statistics must be known names: got {name!r}; {nearest(name, STATISTICS)}"
                 )
-        self.model, self.keep, self.pooled, self.patterns = model, keep, pooled, patterns
-        self.between = ("attention", "outputs", "values") if diversity else ()
-        self.reach, self.fallback = reach, fallback
-        self.tokens = Tokens(model, tokenizer)
-        self.heads = Heads()
+        self.model, self.fallback = model, fallback
+        self._ear = _Ear(
+            keep=keep, names=self.names, pooled=pooled, patterns=bool(patterns), reach=reach,
+            between=("attention", "outputs", "values") if diversity else (),
+            tokens=Tokens(model, tokenizer),
+        )  # fmt: skip
+        self.heads = self._ear.heads
         self._attached = ExitStack()
         self._attachment: Attachment | None = None
         self._depth = self._before = 0
-        self._named: Marks | None = None  # the last whose tokens were put into words
-        attach(model, self, fallback)  # says at once what is wrong with these
+        self._lock = threading.Lock()
+        attach(model, self._ear, fallback)  # says at once what is wrong with these
 
     # Beginning and ending
 
     def start(self) -> Heads:
-        """Begin to watch; without a `with` block, `stop` ends it."""
-        self._depth += 1
-        if self._depth == 1:
-            self._attachment = self._attached.enter_context(attach(self.model, self, self.fallback))
-            self._before = self._attachment.forward.number
+        """Begin to watch; without a `with` block, `stop` ends it.
+
+        Keep the object this is called on: when nobody has it any more watching ends, with a warning.
+        """
+        with self._lock:
+            self._depth += 1
+            if self._depth == 1:
+                try:
+                    attached = attach(self.model, self._ear, self.fallback)
+                    self._attachment = self._attached.enter_context(attached)
+                except BaseException:
+                    self._depth = 0
+                    raise
+                self._before = self._attachment.forward.number
+                self._ear.name_of = self._attachment.name_of
         return self.heads
 
     def stop(self) -> Heads:
@@ -135,19 +152,40 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         self._stop(*error)
 
     def _stop(self, *error: Any) -> None:
-        self._depth = max(0, self._depth - 1)
-        attachment = self._attachment
-        if self._depth or attachment is None:
-            return
-        self._attachment = None
-        try:
-            self._attached.__exit__(*error)
-        finally:
-            settle(call for layer in self.heads.values() for call in layer.calls)
+        with self._lock:
+            self._depth = max(0, self._depth - 1)
+            attachment = self._attachment
+            if self._depth or attachment is None:
+                return
+            self._attachment = None
+            try:
+                self._attached.__exit__(*error)
+            finally:
+                settle(call for layer in self.heads.values() for call in layer.calls)
         if error[0] is None:
-            check_any(self.model, attachment.forward.number - self._before, self.heads, self.fallback)
+            ran = attachment.forward.number - self._before
+            check_any(self.model, ran, self.heads, self.fallback, attachment.elsewhere)
 
-    # Listening
+
+class _Ear:
+    """What listens: apart from `watch`, which ends it when nobody has it any more."""
+
+    def __init__(
+        self,
+        *,
+        keep: bool | str,
+        names: tuple[str, ...],
+        pooled: int | None,
+        patterns: bool,
+        reach: int,
+        between: tuple[str, ...],
+        tokens: Tokens,
+    ) -> None:
+        self.keep, self.names, self.pooled, self.patterns = keep, names, pooled, patterns
+        self.reach, self.between, self.tokens = reach, between, tokens
+        self.heads = Heads()
+        self.name_of: Callable[[str], Layer] = str
+        self._named: Marks | None = None  # the last whose tokens were put into words
 
     def hear(self, call: Call) -> None:
         """Measure one call and keep what does not grow with T x S."""
@@ -168,13 +206,12 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
             pooled=None if decoding and not keep else self.pooled,
             reach=self.reach,
             marks=marks,
-            with_patterns=bool(self.patterns),
+            with_patterns=self.patterns,
             between=() if decoding else self.between,
             outputs=call.output,
             values=call.value,
             keep=keep,
         )
-        assert self._attachment is not None, "who is not attached hears nothing"
-        self.heads.add(call.path, record, self._attachment.name_of(call.path))
+        self.heads.add(call.path, record, self.name_of(call.path))
         if marks is not None and marks is not self._named:
             self._named, self.heads.tokens = marks, self.tokens.names(marks.ids)

@@ -34,17 +34,20 @@ def outputs_of(call: Call) -> Tensor:
     return call.output
 
 
-def check_any(model: nn.Module, ran: int, heard: Collection[Any], fallback: str | None) -> None:
+def check_any(
+    model: nn.Module, ran: int, heard: Collection[Any], fallback: str | None, elsewhere: bool = False
+) -> None:
     """Raise where a model ran and nothing was heard, unless that was allowed.
 
     Args:
         ran: how many times.
         heard: the layers.
+        elsewhere: whether it called another model, to which somebody listens as well.
 
     Raises:
         AttentionBypassed: nothing was.
     """
-    if ran and not heard and fallback != "skip":
+    if ran and not heard and not elsewhere and fallback != "skip":
         raise AttentionBypassed(
             f"model must have attention that can be heard: {type(model).__name__} ran {ran} times "
             "and none was; is there softmax attention in it?"
@@ -87,7 +90,7 @@ class ChosenListening(AbstractContextManager[Any]):
                 "and were left out (fallback='skip'); nothing was done to them"
             )
         if self.chosen.everything:
-            check_any(self.model, ran, block.listener.heard, self.fallback)
+            check_any(self.model, ran, block.listener.heard, self.fallback, block.attachment.elsewhere)
         silent = self.chosen.absent(block.listener.heard) if ran else []
         absent = [path or "the model itself" for path in silent]
         if absent:

@@ -182,7 +182,7 @@ class Monitor:
             self._miss()
             return
         self._missed = 0
-        check_any(self.model, ran, measuring.layers, self.fallback)
+        check_any(self.model, ran, measuring.layers, self.fallback, attachment.elsewhere)
         self._take(number, measuring.read(), attachment.name_of)
 
     def _is_due(self, number: int) -> bool:

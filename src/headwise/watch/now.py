@@ -1,4 +1,7 @@
-"""What runs now: who is attached, what they must not hear, what the forward at work knows of padding."""
+"""What runs now: who is attached, what they must not hear, what the forward at work knows of padding.
+
+Who is attached is known to all threads; what runs is each thread's own.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,27 @@ from torch import Tensor, nn
 from ..map import AttentionMap
 
 if TYPE_CHECKING:
-    from .attachment import Attachment
+    from .attachment import Attachment, Run
 
-__all__ = ["active", "announce", "beside", "is_quiet", "nothing_to_hear", "padding_now", "path_of", "quietly"]
+__all__ = [
+    "active", "announce", "beside", "innermost", "is_quiet", "nothing_to_hear", "padding_now", "path_of",
+    "quietly",
+]  # fmt: skip
 
 active: list[Attachment] = []  # in the order in which they were attached
 _here = threading.local()
+
+
+def running() -> list[tuple[Attachment, Run]]:
+    """The models that run in this thread, the one whose module was entered last first."""
+    found = [(each, run) for each in tuple(active) if (run := each.run) is not None]
+    return found if len(found) < 2 else sorted(found, key=lambda pair: -pair[1].entered[-1].order)
+
+
+def innermost() -> nn.Module | None:
+    """The module that runs now in this thread, of all that are listened to."""
+    found = running()
+    return found[0][1].entered[-1].module if found else None
 
 
 def announce(
@@ -34,9 +52,10 @@ def announce(
     Returns:
         The heads' output, [B, H, T, Dv], as the listeners leave it.
     """
-    with quietly():
-        for attachment in tuple(active):
-            if attachment.entered or (module is not None and module in attachment.paths):
+    module = innermost() if module is None else module
+    if module is not None:
+        with quietly():
+            for attachment in tuple(active):
                 output = attachment.tell(module, kind, weights, value, output)
     return output
 
@@ -57,17 +76,17 @@ def is_quiet() -> bool:
 
 def path_of(module: nn.Module) -> str | None:
     """Where a module is in a model that is listened to."""
-    return next((each.paths[module] for each in active if module in each.paths), None)
+    found = (each.path_of(module) for each in tuple(active))
+    return next((path for path in found if path is not None), None)
 
 
 def padding_now(path: str | None, batch: int, length: int) -> Tensor | None:
     """Which queries of a layer are real, bool [B, length], as the arguments of this forward say."""
-    for attachment in active:
-        if attachment.entered:
-            decodes = attachment.two_texts and "decoder" in (path or "").split(".")
-            found = attachment.forward.padding.get("decoder_attention_mask" if decodes else "attention_mask")
-            if found is not None and tuple(found.shape) == (batch, length):
-                return found
+    for attachment, run in running():
+        decodes = attachment.two_texts and "decoder" in (path or "").split(".")
+        found = run.forward.padding.get("decoder_attention_mask" if decodes else "attention_mask")
+        if found is not None and tuple(found.shape) == (batch, length):
+            return found
     return None
 
 
@@ -78,14 +97,14 @@ def beside(module: nn.Module, queries: Tensor | None, sizes: tuple[int, ...] | N
         queries: what self-attention knows; noted if no sizes are given.
         sizes: [B, T] of the cross-attention that asks.
     """
-    for attachment in active:
-        path = attachment.paths.get(module)
+    for attachment, run in running():
+        path = attachment.path_of(module)
         if path is not None:
             parent = path.rpartition(".")[0]
             if sizes is None:
-                attachment.beside[parent] = queries
+                run.beside[parent] = queries
             else:
-                found = attachment.beside.get(parent)
+                found = run.beside.get(parent)
                 if found is not None and tuple(found.shape) == sizes:
                     return found
     return None
@@ -93,6 +112,6 @@ def beside(module: nn.Module, queries: Tensor | None, sizes: tuple[int, ...] | N
 
 def nothing_to_hear() -> None:
     """A layer ran on nothing: there is no attention to tell of, and none was missed."""
-    for attachment in active:
-        for each in attachment.entered:
+    for _, run in running():
+        for each in run.entered:
             each.heard = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
@@ -59,7 +59,33 @@ def _is_bystander(module: nn.Module) -> bool:
     return home.startswith("torch.nn.")
 
 
-_known: WeakKeyDictionary[nn.Module, tuple[Any, Structure]] = WeakKeyDictionary()
+class _Seen:
+    """The modules of a model as they were looked at, without keeping them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = [(_weak(module), type(module), _weak(_config(module))) for module in model.modules()]
+
+    def is_still(self, model: nn.Module) -> bool:
+        """Whether the model has these very modules: never by id, which a new one may have of a dead one."""
+        modules = list(model.modules())
+        return len(modules) == len(self.modules) and all(
+            seen() is module and kind is type(module) and config() is _config(module)
+            for module, (seen, kind, config) in zip(modules, self.modules, strict=True)
+        )
+
+
+def _config(module: nn.Module) -> Any:
+    return module.__dict__.get("config")
+
+
+def _weak(thing: Any) -> Callable[[], Any]:
+    try:
+        return ref(thing)
+    except TypeError:  # None, a dict: kept, so that nothing else can come to be in its place
+        return lambda: thing
+
+
+_known: WeakKeyDictionary[nn.Module, tuple[_Seen, Structure]] = WeakKeyDictionary()
 
 
 def structure_of(model: nn.Module) -> Structure:
@@ -68,10 +94,9 @@ def structure_of(model: nn.Module) -> Structure:
     Raises:
         ArgumentError: a scripted or traced module in it.
     """
-    now = [(id(module), type(module), id(module.__dict__.get("config"))) for module in model.modules()]
     kept = _known.get(model)
-    if kept is not None and kept[0] == now:
+    if kept is not None and kept[0].is_still(model):
         return kept[1]
     found = Structure(model)
-    _known[model] = (now, found)
+    _known[model] = (_Seen(model), found)
     return found

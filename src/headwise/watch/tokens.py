@@ -5,12 +5,13 @@ from __future__ import annotations
 import unicodedata
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from ..heads.record import Marks
-from .calls import Call
+from .calls import Call, Forward
 
 __all__ = ["Tokens"]
 
@@ -25,27 +26,30 @@ class Tokens:
         self.two_texts = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
         self.special = _special_ids(model, tokenizer)
         self._named = lru_cache(maxsize=2**16)(self._name)
-        self._last: tuple[int, int, Marks] | None = None  # of which forward and tensor
+        self._marks: WeakKeyDictionary[Forward, dict[str, tuple[Tensor, Marks]]] = WeakKeyDictionary()
         self._there: dict[torch.device, Tensor] = {}
 
-    def of(self, call: Call) -> Tensor | None:
-        """The ids of a call's keys, int [B, S], if its queries and keys are one text of this forward."""
+    def of(self, call: Call) -> tuple[str, Tensor] | None:
+        """The ids of a call's keys, int [B, S], and the argument they came by, if its queries and keys are
+        one text of this forward."""
         B, _, T, S = call.weights.shape
         if call.kind != "self" or T != S:
             return None
         decodes = self.two_texts and "decoder" in call.path.split(".")
         for name, ids in call.forward.tokens.items():
             if tuple(ids.shape) == (B, S) and (name == "decoder_input_ids") == decodes:
-                return ids
+                return name, ids
         return None
 
     def marks(self, call: Call) -> Marks | None:
         """What is known of the tokens of a call's keys, if they are known; the ids copied, once a forward."""
-        ids = self.of(call)
-        if ids is None:
+        found = self.of(call)
+        if found is None:
             return None
-        if self._last is not None and self._last[:2] == (call.forward.number, id(ids)):
-            return self._last[2]
+        name, ids = found
+        made = self._marks.setdefault(call.forward, {})
+        if name in made and made[name][0] is ids:
+            return made[name][1]
         special = torch.isin(ids, self._special_on(ids.device)) if self.special else None
         punctuation = None
         if self.tokenizer is not None:
@@ -56,7 +60,7 @@ class Tokens:
         marks = Marks(
             ids.clone(), special, punctuation
         )  # what is measured later is of the tokens as they were
-        self._last = (call.forward.number, id(ids), marks)
+        made[name] = ids, marks
         return marks
 
     def _special_on(self, device: torch.device) -> Tensor:

@@ -20,6 +20,7 @@ from .precision import dtype_kept, half
 from .roles import Found
 from .structure import alone, apart, biases, projections
 from .subject import Subject, settle
+from .surroundings import seed
 
 __all__ = ["findings"]
 
@@ -232,7 +233,7 @@ def _state(caller: Caller) -> Iterator[Finding]:
         yield Finding(name, "right", "every weight found is in state_dict()")
         return
     try:
-        torch.manual_seed(4)  # another than the first was made with
+        seed(4)  # another than the first was made with
         other = subject.make()
         fresh = replace(subject, body=other)
         with torch.no_grad():

@@ -16,7 +16,7 @@ from .behaviour import findings
 from .building import Recipe
 from .calling import Caller
 from .describing import asks_for_weights, conventions
-from .failing import CAUGHT, files_of, problem_of, quietly
+from .failing import CAUGHT, files_of, problem_of
 from .finding import find_layout
 from .making import as_given, by_class
 from .mask_words import meant_causal, texts_of
@@ -24,6 +24,7 @@ from .masks import find_ways, is_causal
 from .probing import LOUD_PROBE, causal_mask, probe
 from .reacting import inputs_for
 from .roles import error_of, find_roles
+from .surroundings import surroundings
 from .wording import size_word
 
 __all__ = ["examine", "understand"]
@@ -70,7 +71,7 @@ def understand(
     evidence = Evidence(name, "function" if is_function else "class", path, source)
     evidence.first_line = _first_line(obj, name, source)
     caller = None
-    with quietly():
+    with surroundings():
         try:
             caller = _examine(evidence, obj, roles, embed_dim, num_heads, is_class, is_function)
         except CAUGHT as error:  # ours or theirs, the report says what there is

@@ -1,55 +1,20 @@
-"""The learner's exceptions become problems, at the learner's own line; nothing they print is shown."""
+"""The learner's exceptions become problems, at the learner's own line."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import traceback
 import types
-import warnings
-from collections.abc import Iterator
 from typing import Any
-
-import torch
 
 from ..evidence import Problem
 
-__all__ = ["Unreadable", "files_of", "problem_of", "quietly"]
+__all__ = ["Unreadable", "files_of", "problem_of"]
 
 CAUGHT = (Exception, SystemExit)
 
 
 class Unreadable(Exception):
     """What came back is not an attention's answer: no tensor, or none of the right shape."""
-
-
-class _Sink(io.TextIOBase):
-    """Takes what is printed and keeps none of it."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Float64 by default, no prints, no warnings, gradients on; everything as it was afterwards."""
-    before = torch.get_default_dtype()
-    sink = _Sink()
-    with (
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(sink),
-        contextlib.redirect_stderr(sink),
-        torch.random.fork_rng(devices=[]),
-        torch.enable_grad(),
-    ):
-        warnings.simplefilter("ignore")
-        torch.set_default_dtype(
-            torch.float64
-        )  # what the code makes along the way is as exact as what it is given
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(before)
 
 
 def files_of(obj: Any) -> frozenset[str]:

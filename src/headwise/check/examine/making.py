@@ -16,6 +16,7 @@ from .failing import CAUGHT, files_of, problem_of
 from .finding import find_caller
 from .sizes import Sizes
 from .subject import Subject, head_count, settle, signature_of, widths_of
+from .surroundings import seed
 from .wording import bare, input_word, role_word, size_word
 
 __all__ = ["Made", "as_given", "by_class"]
@@ -31,7 +32,7 @@ def by_class(cls: type, embed_dim: int | None, num_heads: int | None) -> Made:
     failures = 0
     for recipe in recipes(cls, embed_dim, num_heads):
         try:
-            torch.manual_seed(0)
+            seed(0)
             body = recipe.make()
         except CAUGHT as error:
             building = building or problem_of(error, "build", files)

@@ -13,6 +13,7 @@ from ..evidence import Finding
 from .calling import Caller
 from .comparing import cast, plain, share_off, some_mask
 from .failing import CAUGHT, problem_of
+from .surroundings import by_default
 
 __all__ = ["dtype_kept", "half"]
 
@@ -30,12 +31,13 @@ def half(caller: Caller, right: bool) -> Iterator[Finding]:
         other = copy.deepcopy(body).to(dtype) if isinstance(body, nn.Module) else body
         weights = {k: p.detach().to(dtype) for k, p in caller.subject.parameters.items()}
         small = replace(caller, subject=replace(caller.subject, body=other, parameters=weights, calm=False))
-        before = torch.get_default_dtype()
         query, key, value = cast(inputs, dtype)
         try:
-            torch.set_default_dtype(torch.float32)
-            with torch.no_grad():
+            with torch.no_grad(), by_default(torch.float32):
                 output = small.call(query, key, value, mask).output.detach()
+        except Warning as error:  # a filter makes errors of them: nothing is known of the code itself
+            yield Finding(name, "unknown", f"a warning was raised as an error: {type(error).__name__}")
+            continue
         except CAUGHT as error:
             problem = problem_of(error, "call", caller.subject.files)
             overflow = "overflow" in problem.message
@@ -43,8 +45,6 @@ def half(caller: Caller, right: bool) -> Iterator[Finding]:
             fault = "overflow in half" if overflow else "wrong in half precision"
             yield Finding(name, "wrong", detail, fault, problem.line)
             continue
-        finally:
-            torch.set_default_dtype(before)
         if not right:
             continue
         off = share_off(output, exact)
@@ -66,17 +66,13 @@ def dtype_kept(caller: Caller) -> Iterator[Finding]:
     other = copy.deepcopy(body).float()
     small = replace(caller, subject=replace(caller.subject, body=other, calm=False))
     query, key, value = cast(plain(caller), torch.float32)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), by_default(torch.float32):
             output = small.call(query, key, value).output
     except CAUGHT as error:
         problem = problem_of(error, "call", caller.subject.files)
         yield Finding("output dtype", "wrong", f"in float32 it raises {problem.message}", None, problem.line)
         return
-    finally:
-        torch.set_default_dtype(before)
     if output.dtype == torch.float32:
         yield Finding("output dtype", "right", "float32 in, float32 out")
     else:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .sizes import Sizes
+from .surroundings import seed as sow
 from .wording import role_word, size_word
 
 __all__ = ["Subject", "attributes_of", "head_count", "settle", "signature_of", "widths_of"]
@@ -57,7 +58,7 @@ class Subject:
 
     def invoke(self, args: list[Any], kwargs: dict[str, Any], seed: int = 0) -> Any:
         """Call it. The same seed every time: what is random in it is at least the same."""
-        torch.manual_seed(seed)
+        sow(seed)
         if not self.calm:
             return self.body(*args, **kwargs)
         with _Calm():

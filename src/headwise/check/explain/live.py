@@ -12,8 +12,9 @@ from ..diagnose import diagnose
 from ..evidence import Evidence
 from ..examine.calling import Caller
 from ..examine.examining import understand
-from ..examine.failing import CAUGHT, quietly
+from ..examine.failing import CAUGHT
 from ..examine.own import as_it_is, own_weights
+from ..examine.surroundings import surroundings
 from ..judging import judge
 from ..recipe import Given, Weights
 from ..report import Named
@@ -52,7 +53,7 @@ class Understood:
             )
         caller = as_it_is(self._caller, self.module)
         mask = None if self.evidence.conventions.always_causal else given.mask
-        with quietly(), torch.no_grad():
+        with surroundings(), torch.no_grad():
             try:
                 yours["output"] = caller.call(given.query, given.key, given.value, mask).output
             except CAUGHT as error:

@@ -59,6 +59,7 @@ def _examine(request: dict[str, Any], result: Path, confine: ModuleType, tell: A
 
     _package("headwise", HERE.parents[1])
     from headwise.check.examine import examine
+    from headwise.check.examine.surroundings import silently
     from headwise.check.sandbox.learner import choose, load
     from headwise.check.sandbox.stand_ins import load_all_the_same
     from headwise.check.sandbox.verdicts import of_exception
@@ -95,7 +96,8 @@ def _examine(request: dict[str, Any], result: Path, confine: ModuleType, tell: A
         if os.getpid() != own:
             end(1)
         stage = "call"
-        evidence = examine(obj, source=source, path=str(path), **request["options"])
+        with silently():  # this process is ours, and what is printed now has been printed before
+            evidence = examine(obj, source=source, path=str(path), **request["options"])
         if os.getpid() != own:
             end(1)
         if lacking is not None:

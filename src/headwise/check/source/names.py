@@ -11,12 +11,21 @@ import builtins
 import re
 import symtable
 import sys
-import warnings
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from .order import catches_names, may_not_run, used_too_early
-from .parsed import DEFINITIONS, Definition, Function, dotted, inner_nodes, readable, text_of, tree_of
+from .parsed import (
+    DEFINITIONS,
+    Definition,
+    Function,
+    dotted,
+    inner_nodes,
+    readable,
+    text_of,
+    tree_of,
+    unwarned,
+)
 from .suggestions import suggestion_for
 
 __all__ = ["Undefined", "undefined_names"]
@@ -73,8 +82,7 @@ def undefined_names(source: str, known: Collection[str] = ()) -> list[Undefined]
         return []
     given = GIVEN | set(known)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with unwarned():
             unbound = _unbound(symtable.symtable(text, "<source>", "exec"), given)
         uses = list(_Uses(tree, unbound).found)
         early = list(used_too_early(tree, given))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import textwrap
+import threading
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
     "readable",
     "text_of",
     "tree_of",
+    "unwarned",
 ]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -25,13 +28,26 @@ Definition = Function | ast.ClassDef
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
+_parsing = threading.Lock()
+
+
+@contextmanager
+def unwarned() -> Iterator[None]:
+    """No warnings while a source is parsed: "\\d" in a learner's string is their business.
+
+    The filters are the process's, and Python puts them back right only if one comes after the other.
+    """
+    with _parsing, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 @lru_cache(maxsize=8)
 def readable(source: str) -> str | None:
     """The source as Python takes it, an indented class moved to the left; None if it does not parse."""
     for text in (source, textwrap.dedent(source)):
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # "\d" in a learner's string is their business
+            with unwarned():
                 ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
@@ -45,8 +61,7 @@ def tree_of(source: str) -> ast.Module | None:
     text = readable(source)
     if text is None:
         return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with unwarned():
         return ast.parse(text)
 
 

@@ -11,13 +11,14 @@ Letters: B batch, T query_len, S key_len, H num_heads, D head_dim.
 from __future__ import annotations
 
 import inspect
+import sys
+import threading
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import TorchFunctionMode
 
 from ...facts import fact
@@ -29,37 +30,24 @@ from ..holding import Undo
 from ..now import announce, is_quiet, nothing_to_hear, padding_now
 from ..places import DISPATCHES, names_in, sounds_cross
 from .attending import attended, with_padding
+from .overriding import unseen
 
 __all__ = ["install"]
 
 SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
+HEARD = frozenset(
+    (functional.scaled_dot_product_attention, functional.multi_head_attention_forward, *SOFTMAX)
+)
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "num_head", "heads", "nb_heads")
 
 
 def install(attachment: Attachment) -> Undo:
     """Listen to torch's functions while a module runs that none of the other adapters serves."""
     mode = _Functions(attachment)
-    handles = []
-
-    # Functions of their own: a copy of the model takes its hooks along, but not what is behind them.
-    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if attachment.is_active:
-            mode.enter(args, kwargs)
-
-    def leave(*_: Any) -> None:
-        mode.leave()
-
-    for module, path in attachment.paths.items():
-        if mode.may_call(module, path):
-            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-            handles.append(module.register_forward_hook(leave, always_call=True))
-
-    def undo() -> None:
-        for handle in handles:
-            handle.remove()
-        mode.leave_all()
-
-    return undo
+    for module, post in attachment.posts.items():
+        if mode.may_call(module, post.path):
+            post.mode = mode
+    return lambda: None
 
 
 @dataclass
@@ -83,7 +71,7 @@ class _Functions(TorchFunctionMode):
         super().__init__()
         self.attachment = attachment
         self.places = set(attachment.places)
-        self.running: list[_Running] = []
+        self._here = threading.local()
         self.were_self: set[str] = set()  # paths of layers that attended to their own text
 
     def may_call(self, module: nn.Module, path: str) -> bool:
@@ -95,6 +83,14 @@ class _Functions(TorchFunctionMode):
             return DISPATCHES not in names_in(kind)
         return not kind.__module__.startswith("transformers.")
 
+    @property
+    def running(self) -> list[_Running]:
+        """The modules that run in this thread, the innermost last."""
+        found: list[_Running] | None = getattr(self._here, "running", None)
+        if found is None:
+            found = self._here.running = []
+        return found
+
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = [x.shape for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim > 2]
         self.running.append(_Running(given))
@@ -102,42 +98,41 @@ class _Functions(TorchFunctionMode):
             self.__enter__()
 
     def leave(self) -> None:
-        if len(self.running) == 1:
+        self.running.pop()
+        if not self.running:
             self.__exit__(None, None, None)
-        del self.running[-1:]
-
-    def leave_all(self) -> None:
-        """After an exception that ran past the hooks."""
-        del self.running[1:]
-        if self.running:
-            self.leave()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        if func not in HEARD:  # nothing else before this: a compiler reads it for every function of its own
+            return func(*args, **(kwargs or {}))
+        return self._hear(func, args, kwargs or {})
+
+    @unseen
+    def _hear(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if is_quiet():
             return func(*args, **kwargs)
         if func is functional.scaled_dot_product_attention:
             found = self._fused(*args, **kwargs)
             return func(*args, **kwargs) if found is None else found
         eager, place = self.attachment.reads_eager, self.attachment.here in self.places
-        if func is functional.multi_head_attention_forward and eager and place:
-            return self._multi_head(*args, **kwargs)
+        if func is functional.multi_head_attention_forward:
+            return self._multi_head(*args, **kwargs) if eager and place else func(*args, **kwargs)
         result = func(*args, **kwargs)
-        if func in SOFTMAX and result.ndim > 2 and self.attachment.entered:
+        if result.ndim > 2 and self.attachment.entered and not self.attachment.is_outside:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
             looks_like_weights = result.ndim == 4 or result.shape[-1] == result.shape[-2]
             if dim in (-1, result.ndim - 1) and (place or looks_like_weights):
                 if eager:
                     self._look(result)
                 elif not place:  # attention in a module of another name: it is not to be missed
-                    self._bypassed()
+                    self.attachment.bypass()
         return result
 
     def _look(self, weights: Tensor) -> None:
         running = self.running[-1]
         running.softmaxes += 1
         if running.softmaxes > 1:  # one part of the attention among several: none of them is the weights
-            self._bypassed()
+            self.attachment.bypass()
             return
         found = _by_head(weights, self._num_heads())
         if found is not None and running.was_given_rows_of(found):
@@ -145,10 +140,7 @@ class _Functions(TorchFunctionMode):
             cross = sounds_cross(self.attachment.here)
             self._tell(found, None if cross or T != S else padding_now(self.attachment.here, B, T), cross)
         elif self.attachment.here not in self.places:
-            self._bypassed()
-
-    def _bypassed(self) -> None:
-        self.attachment.bypassed.setdefault(self.attachment.entered[-1].path, ())
+            self.attachment.bypass()
 
     def _multi_head(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """torch's function behind its module, called by a layer that is not its module."""
@@ -192,8 +184,9 @@ class _Functions(TorchFunctionMode):
         q, k, v = (_four(x, H) for x in (query, key, value))
         B, T, S = q.shape[0], q.shape[2], k.shape[2]
         mask, bias = Mask(right=T - S) if is_causal else Mask(), None
-        if isinstance(attn_mask, CausalBias):  # a mask without its numbers
-            upper_left = attn_mask.variant == CausalVariant.UPPER_LEFT
+        biases = sys.modules.get("torch.nn.attention.bias")  # importing it imports the compiler: seconds
+        if biases is not None and isinstance(attn_mask, biases.CausalBias):  # a mask without its numbers
+            upper_left = attn_mask.variant == biases.CausalVariant.UPPER_LEFT
             mask, attn_mask = Mask(right=T - S if upper_left else 0), None
         elif attn_mask is not None and type(attn_mask) not in (Tensor, nn.Parameter):
             return None  # of another kind, whose numbers may not be what it means

@@ -33,10 +33,21 @@ def install(attachment: Attachment) -> Undo:
     return undo_all([hold((NAME, id(config)), partial(_select, config)) for config in configs])
 
 
+class _Selected(str):
+    """Our name in a config. A copy or a file of the config has in its place what it says otherwise."""
+
+    own: str | None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(None), ()) if self.own is None else (str, (self.own,))
+
+
 def _select(config: Any) -> Undo:
     _register()
     own_implementation[id(config)] = config._attn_implementation
-    config._attn_implementation_internal = NAME
+    selected = _Selected(NAME)
+    selected.own = config._attn_implementation
+    config._attn_implementation_internal = selected
 
     def undo() -> None:
         config._attn_implementation_internal = own_implementation.pop(id(config))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from torch import nn
-
 from ..attachment import Attachment
-from ..holding import Undo, hold, undo_all
+from ..holding import Undo, undo_all
+from .overriding import lend
 
 __all__ = ["install"]
 
@@ -17,10 +14,4 @@ FLAG = "fused_attn"
 def install(attachment: Attachment) -> Undo:
     """Turn the flag on wherever there is one."""
     modules = [module for module in attachment.paths if FLAG in module.__dict__]
-    return undo_all([hold((FLAG, module), partial(_turn_on, module)) for module in modules])
-
-
-def _turn_on(module: nn.Module) -> Undo:
-    before = getattr(module, FLAG)
-    setattr(module, FLAG, True)
-    return lambda: setattr(module, FLAG, before)
+    return undo_all([lend(module, FLAG, True) for module in modules])

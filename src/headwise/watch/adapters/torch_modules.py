@@ -10,7 +10,6 @@ Letters: B batch, T query_len, S key_len, E embed_dim.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -26,31 +25,23 @@ from ...nn.as_torch.projecting import heads_of, with_more_keys
 from ...nn.as_torch.reading import content_of
 from ...nn.one_step import joined
 from ..attachment import Attachment
-from ..holding import Undo, hold, undo_all
+from ..holding import Undo, undo_all
 from ..now import beside, nothing_to_hear
 from .attending import attended
-from .overriding import override
+from .overriding import lend, override
 
 __all__ = ["install"]
 
 KNOWN = (nn.MultiheadAttention, MultiheadAttention)  # not their subclasses, which may do otherwise
+NESTS = "use_nested_tensor"  # for torch's native path alone
 
 
 def install(attachment: Attachment) -> Undo:
     """Let every module of torch's class tell of its calls."""
     modules = list(attachment.paths)
     nesting = [module for module in modules if isinstance(module, nn.TransformerEncoder)]
-    undos = [hold(("nested", module), partial(_unnest, module)) for module in nesting]
+    undos = [lend(module, NESTS, False) for module in nesting if NESTS in module.__dict__]
     return undo_all([*undos, override((module for module in modules if type(module) in KNOWN), forward)])
-
-
-def _unnest(encoder: nn.TransformerEncoder) -> Undo:
-    """Nested tensors are for torch's native path alone."""
-    before = getattr(encoder, "use_nested_tensor", None)
-    if before is None:
-        return lambda: None
-    encoder.use_nested_tensor = False
-    return lambda: setattr(encoder, "use_nested_tensor", before)
 
 
 def forward(
