@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,9 @@ from headwise.errors import ArgumentError
 from headwise.nn.as_torch import transformer
 from headwise.nn.as_torch.ragged import Ragged
 from judge import assert_judged, error, largest
+
+# torch's own encoder, restored or beside ours, says so once a process: whichever test is first.
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 
 N, L, E, H = 3, 17, 24, 4
 PADDING = torch.arange(L) >= torch.tensor([[17], [9], [4]])
@@ -747,12 +749,14 @@ def test_a_class_that_cannot_do_without_ours_leaves_the_model_as_it_was() -> Non
     assert not any(isinstance(module, hw.nn.MultiheadAttention) for module in model.modules())
 
 
-def test_what_is_sharded_is_restored_underneath_and_left_before(tmp_path: Path) -> None:
+def test_what_is_sharded_is_restored_underneath_and_left_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`fully_shard` puts its own class over a module's, too."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     model, sharded = in_double().eval(), in_double()
     sharded.load_state_dict(model.state_dict())
     hw.adopt(model)

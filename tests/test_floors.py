@@ -15,7 +15,17 @@ PACKAGE = Path(headwise.__file__).resolve().parent
 
 # The floors, from the top: a room imports from its own floor and from those before it.
 FLOORS = (
-    ("errors", "budget", "whole_files", "indexing", "facts", "mask_rules", "masks", "scoring", "foreign_masks"),
+    (
+        "errors",
+        "budget",
+        "whole_files",
+        "indexing",
+        "facts",
+        "mask_rules",
+        "masks",
+        "scoring",
+        "foreign_masks",
+    ),
     ("reference",),
     ("engines",),
     ("arguments", "map", "functional", "pytrees"),

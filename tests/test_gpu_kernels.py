@@ -646,7 +646,10 @@ def test_every_question_reaches_its_kernels(launched: list[str], monkeypatch: py
         (lambda: w.statistics("entropy", "distance"), ["rows_kernel"]),
         (lambda: w.statistics("first", "itself"), ["rows_kernel", "near_kernel"]),
         (lambda: w.statistics("received"), ["rows_kernel", "received_kernel"]),
-        (lambda: w.statistics("entropy", "local", pooled=(2, 1)), ["rows_kernel", "rows_kernel", "near_kernel"]),
+        (
+            lambda: w.statistics("entropy", "local", pooled=(2, 1)),
+            ["rows_kernel", "rows_kernel", "near_kernel"],
+        ),
         (lambda: w.pooled((2, 1)), ["rows_kernel", "rows_kernel"]),
         (lambda: w.pooled(5), ["rows_kernel", "picture_kernel"]),
         (lambda: w.dense(), ["rows_kernel", "dense_kernel"]),
