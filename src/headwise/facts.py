@@ -79,13 +79,15 @@ def _without_repeats(tensor: Tensor) -> Tensor:
 
 def _same(tensor: Tensor, copy: Tensor) -> bool:
     """Whether two tensors of one shape hold the same bytes, NaN and all, in little memory of its own."""
-    if tensor.is_contiguous() and tensor.data_ptr() % 8 == 0:
-        a, b = (x.reshape(-1).view(torch.uint8) for x in (tensor, copy))
-        whole = len(a) // 8 * 8
-        if a.storage_offset() % 8 == 0:
-            words = (x[:whole].view(torch.int64) for x in (a, b))
-            return torch.equal(*words) and torch.equal(a[whole:], b[whole:])
-        return torch.equal(a, b)
-    if tensor.stride(-1) == 1:
-        return torch.equal(tensor.view(torch.uint8), copy.view(torch.uint8))
-    return torch.equal(tensor, copy)  # where there is a NaN: read it again
+    if tensor.is_contiguous():
+        tensor, copy = (x.reshape(-1).view(torch.uint8) for x in (tensor, copy))
+        whole = len(tensor) // 8 * 8
+        if not torch.equal(tensor[whole:], copy[whole:]):
+            return False
+        tensor, copy = tensor[:whole], copy[:whole]
+    many = max(1, 8 // tensor.element_size())
+    in_words = tensor.shape[-1] % many == 0 and tensor.storage_offset() % many == 0
+    if tensor.stride(-1) != 1:
+        return torch.equal(tensor, copy)  # where there is a NaN: read it again
+    words = torch.int64 if in_words and all(n % many == 0 for n in tensor.stride()[:-1]) else torch.uint8
+    return torch.equal(tensor.view(words), copy.view(words))
