@@ -3,7 +3,8 @@
 On a GPU torch counts it. On a CPU a fresh process makes the inputs, runs the arm once at a tiny size (so that
 libraries and threads are there), gives free memory back to the system, and then makes the one call that
 counts, while the kernel keeps the high-water mark: VmHWM, reset through /proc/self/clear_refs. Where that
-cannot be reset, a thread looks at the resident size every millisecond.
+cannot be reset, ballast is taken on until what is resident is at the mark. Nothing here looks at a clock or
+needs a thread to be scheduled.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import mmap
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ import torch
 
 from .registry import Arm, around, choose
 
-__all__ = ["in_fresh_process", "main", "on_cuda", "peak_of"]
+__all__ = ["GIVES_BACK", "in_fresh_process", "main", "on_cuda", "peak_of"]
 
 HERE = Path(__file__).resolve().parent
+GIVES_BACK = {"MIMALLOC_PURGE_DELAY": "0"}  # torch's allocator on ARM keeps what is freed
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -46,7 +48,7 @@ def in_fresh_process(case: str, arm: str, tiny: bool = False, seconds: float = 9
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.memory"],
         input=json.dumps(request),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(place for place in places if place)},
+        env={**os.environ, **GIVES_BACK, "PYTHONPATH": os.pathsep.join(place for place in places if place)},
         cwd=HERE.parent,
         capture_output=True,
         text=True,
@@ -60,39 +62,52 @@ def in_fresh_process(case: str, arm: str, tiny: bool = False, seconds: float = 9
 
 
 def peak_of(arm: Arm) -> dict[str, Any]:
-    """Extra bytes of one call in this process, which should be fresh."""
+    """Extra bytes of one call in this process, which should be fresh and have `GIVES_BACK` around it."""
     _give_back()
-    if _reset_mark():
-        before = _kilobytes("VmRSS")
-        with around(arm):
-            kept = arm()
-        extra, how = _kilobytes("VmHWM") - before, "VmHWM"
-        del kept
-    else:
-        extra, how = _sampled(arm), "sampled"
+    if not _gives_back():
+        how = "this process keeps what it frees, and a call would hide in that; start it with "
+        return {"extra_bytes": None, "how": how + " ".join(f"{name}={x}" for name, x in GIVES_BACK.items())}
+    how, ballast = "VmHWM", None
+    if not _reset_mark():
+        how, ballast = "VmHWM over ballast", _ballast()
+        if _mark() > _kilobytes("VmRSS") * 1.02 + 1024:
+            return {
+                "extra_bytes": None,
+                "how": "the high-water mark does not follow what is resident",
+            }
+    before = _kilobytes("VmRSS")
+    with around(arm):
+        kept = arm()
+    extra = _mark() - before
+    del kept, ballast
     return {"extra_bytes": max(0, extra) * 1024, "how": how}
 
 
-def _sampled(arm: Arm) -> int:
-    before = highest = _kilobytes("VmRSS")
-    done = threading.Event()
-
-    def look() -> None:
-        nonlocal highest
-        while not done.wait(0.001):
-            highest = max(highest, _kilobytes("VmRSS"))
-
-    watcher = threading.Thread(target=look, daemon=True)
-    watcher.start()
+def _mark() -> int:
+    """The most that was resident, in kilobytes: of this program, or else of the process."""
     try:
-        with around(arm):
-            kept = arm()
-        highest = max(highest, _kilobytes("VmRSS"))
-        del kept
-    finally:
-        done.set()
-        watcher.join()
-    return highest - before
+        return _kilobytes("VmHWM")
+    except RuntimeError:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _ballast() -> mmap.mmap:
+    """As much as brings what is resident up to the mark: whatever is taken now moves it."""
+    size = max(0, _mark() - _kilobytes("VmRSS")) * 1024 + 2**20
+    ballast = mmap.mmap(-1, size)
+    ballast[:: mmap.PAGESIZE] = bytes([1]) * -(-size // mmap.PAGESIZE)
+    return ballast
+
+
+def _gives_back() -> bool:
+    """Whether what torch frees is given back to the system: tried with 32 MiB."""
+    block = torch.ones(32 * 2**20, dtype=torch.uint8)
+    held = _kilobytes("VmRSS")
+    del block
+    _give_back()
+    return held - _kilobytes("VmRSS") > 16 * 2**10
 
 
 def _reset_mark() -> bool:

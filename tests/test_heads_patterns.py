@@ -107,6 +107,12 @@ def rows(n: int) -> tuple[Tensor, Tensor]:
     return torch.arange(n)[:, None], torch.arange(n)
 
 
+def where_seen(p: Tensor, on: Tensor) -> Tensor:
+    """The mean weight on `on`, over the queries that may see a key of it: NaN where there is none."""
+    weight = (p * on).sum(-1)
+    return weight[((p > 0) & on.bool()).any(-1)].mean()
+
+
 # Mass
 
 
@@ -317,11 +323,47 @@ def test_detection_is_transformer_lens_to_the_letter(
     assert_close(found, case, truth, times=5)
 
 
+@pytest.mark.parametrize("exclude_current", [False, True], ids=["", "without current"])
+@pytest.mark.parametrize("exclude_bos", [False, True], ids=["", "without bos"])
+@pytest.mark.parametrize("name", ["previous_token", "duplicate_token", "induction"])
+def test_a_score_is_over_the_queries_that_have_something_to_look_at(
+    case: Self, name: str, exclude_bos: bool, exclude_current: bool
+) -> None:
+    """It was over all queries: where half of them have no earlier copy, no head could score over 0.5."""
+
+    def formula(p: Tensor, tokens: Tensor) -> Tensor:
+        pattern = detection_pattern(name, tokens)
+        if exclude_bos:
+            pattern[:, 0] = 0
+        if exclude_current:
+            pattern.fill_diagonal_(0)
+        return where_seen(p, pattern)
+
+    found = measured(case.map, name, case.tokens, "mean", exclude_bos, exclude_current)
+    assert_close(found, case, case.expected(formula), times=5)
+
+
+@pytest.mark.parametrize("name", ["duplicate_token", "induction"])
+def test_where_no_token_is_said_twice_there_is_nothing_to_score(name: str) -> None:
+    w = CASES["causal"]().map
+    assert measured(w, name, SPOTS).isnan().all()
+    twice = torch.stack([SPOTS, SPOTS % 7])
+    assert measured(w, name, twice).isnan().all(1).tolist() == [True, False]
+    near = hw.AttentionMap(*normal(0, 2, 1, 3, L, D), mask=Mask.window(5))
+    assert measured(near, name, SPOTS % 7).isnan().all()  # the copy is out of sight
+
+
 @pytest.mark.parametrize("name", ["previous_token", "duplicate_token", "induction"])
 def test_detection_in_given_weights_is_the_same(name: str) -> None:
     case = CASES["left padding"]()
     w = hw.AttentionMap.from_weights(case.p, Mask.padding(LEFT, LEFT))
-    for how in (("mul", True, True), ("abs", False, True), ("abs", True, False)):
+    for how in (
+        ("mean", True, True),
+        ("mean", False, False),
+        ("mul", True, True),
+        ("abs", False, True),
+        ("abs", True, False),
+    ):
         found = measured(w, name, case.tokens, *how)
         assert error(found, measured(case.map, name, case.tokens, *how)) < 1e-12
 
@@ -332,13 +374,15 @@ def test_tokens_are_those_of_the_queries_positions(name: str) -> None:
     case = CASES["causal"]()
     i, j = rows(L)
     chosen = torch.tensor([3, 9, 10, 22])
-    truth = case.expected(
-        lambda p, tokens: (p * detection_pattern(name, tokens))[chosen].sum() / p[chosen].sum()
-    )
-    assert error(measured(case.map.select(queries=chosen), name, case.tokens), truth) < 1e-12
-    late = hw.AttentionMap(case.q[:, :, -5:], case.k, causal=True)
-    truth = case.expected(lambda p, tokens: (p * detection_pattern(name, tokens))[-5:].sum() / p[-5:].sum())
-    assert error(measured(late, name, case.tokens), truth) < 1e-12
+    for measure, score in (("mean", where_seen), ("mul", lambda p, on: (p * on).sum() / p.sum())):
+
+        def of(rows: Any, score: Callable[[Tensor, Tensor], Tensor] = score) -> Tensor:
+            return case.expected(lambda p, tokens: score(p[rows], detection_pattern(name, tokens)[rows]))
+
+        truth = of(chosen)
+        assert error(measured(case.map.select(queries=chosen), name, case.tokens, measure), truth) < 1e-12
+        late = hw.AttentionMap(case.q[:, :, -5:], case.k, causal=True)
+        assert error(measured(late, name, case.tokens, measure), of(slice(-5, None))) < 1e-12
 
 
 def test_one_list_of_tokens_is_for_all_sequences() -> None:
@@ -358,7 +402,7 @@ def test_a_padding_token_matches_nobody() -> None:
 
 def test_without_weight_to_take_a_share_of_there_is_no_score() -> None:
     w = hw.AttentionMap.from_weights(torch.eye(5)[None, None])
-    assert heads.previous_token(w, exclude_current=True).isnan().all()
+    assert heads.previous_token(w, "mul", exclude_current=True).isnan().all()
 
 
 @settings(max_examples=20)
@@ -377,7 +421,7 @@ def test_any_tokens_are_detected_as_in_the_dense_formula(tokens: list[int], meas
         (
             lambda w: heads.previous_token(w, "sum"),
             ArgumentError,
-            'measure must be "mul" or "abs": got \'sum\'',
+            'measure must be "mean", "mul" or "abs": got \'sum\'',
         ),
         (lambda w: heads.induction(w, SPOTS, "max"), ArgumentError, "got 'max'"),
         (
@@ -445,14 +489,16 @@ def test_an_induction_head_fills_the_stripe() -> None:
     w = hw.AttentionMap.from_weights(p[None, None])
     tokens = torch.arange(period).repeat(2)
     assert heads.induction_stripe(w, period).item() == pytest.approx(1)  # from the token before the copy on
-    assert heads.induction(w, tokens).item() == pytest.approx(
+    assert heads.induction(w, tokens).item() == pytest.approx(1)
+    assert heads.induction(w, tokens, "mul").item() == pytest.approx(
         0.5
-    )  # half of the queries have something to copy
+    )  # half of all have something to copy
 
 
 def test_token_mass_is_the_mean_weight_of_chosen_tokens(case: Self) -> None:
-    truth = case.expected(lambda p, tokens: p[:, tokens == 2].sum(-1).mean())
+    truth = case.expected(lambda p, tokens: where_seen(p, (tokens == 2).expand(p.shape)))
     assert_close(heads.token_mass(case.map, case.tokens == 2), case, truth)
+    assert heads.token_mass(case.map, case.tokens == 9).isnan().all()  # a text without any
     if bool(case.real.all()):
         one = SPOTS % 3 == 0
         assert torch.equal(heads.token_mass(case.map, one), heads.token_mass(case.map, one.expand(B, L)))
@@ -480,7 +526,8 @@ def test_the_sink_rate_counts_heads_above_epsilon() -> None:
 def test_streaming_mass_is_on_first_or_recent_keys(case: Self, first: int, recent: int) -> None:
     def formula(p: Tensor, _: Tensor) -> Tensor:
         i, j = rows(len(p))
-        return (p * ((j < first) | (i - j < recent))).sum(-1).mean()
+        kept = (j < first) | (i - j < recent)
+        return (p * kept).sum(-1)[((p > 0) & ~kept).any(-1)].mean()  # queries with anything else to see
 
     assert_close(heads.streaming_mass(case.map, first, recent), case, case.expected(formula))
 
@@ -624,11 +671,12 @@ LONG = 4096
         lambda w, tokens: heads.induction_stripe(w, LONG // 2),
         lambda w, tokens: heads.token_mass(w, tokens == 3),
         lambda w, tokens: heads.sink(w),
+        lambda w, tokens: heads.induction(w, tokens, "mul"),
         lambda w, tokens: heads.streaming_mass(w),
         lambda w, tokens: heads.spread(w),
         lambda w, tokens: heads.locality(w),
     ],
-    ids="mass previous duplicate induction stripe token sink streaming spread locality".split(),
+    ids="mass previous duplicate induction stripe token sink share streaming spread locality".split(),
 )
 def test_long_inputs_are_measured_without_a_matrix(ask: Callable[[Any, Tensor], Tensor]) -> None:
     q, k = normal(0, 2, 1, 2, LONG, 8).float()

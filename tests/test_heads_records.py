@@ -20,7 +20,7 @@ from headwise.engines.statistics import ROW_STATISTICS, counted
 from headwise.errors import ArgumentError, BudgetExceeded
 from headwise.heads import jensen_shannon, locality, one_number, similarity, spread
 from headwise.heads.comparing import attention_between
-from headwise.heads.record import OFFSETS, _counts, _with_a_key, reduce
+from headwise.heads.record import OFFSETS, Marks, _counts, _with_a_key, reduce
 from headwise.heads.saving import load, save
 from headwise.scoring import alibi
 
@@ -76,6 +76,65 @@ def test_queries_are_counted_without_a_tensor_as_with_one(query_len: int, key_le
 def test_ten_queries_over_four_keys() -> None:
     """The numbers of the case in which it was found."""
     assert [_with_a_key(10, 4, offset) for offset in (None, -1, 0, 1)] == [10, 3, 4, 4]
+
+
+L = 17
+SAID_AGAIN = torch.arange(L)[None] % 7  # ten queries have an earlier copy
+
+
+def copying(after: int) -> AttentionMap:
+    """One head that looks at what is `after` the last copy of its token, as they are in SAID_AGAIN."""
+    i, j = torch.arange(L)[:, None], torch.arange(L)
+    wanted = torch.where(i < 7, j == 0, j == i - 7 + after)
+    return AttentionMap.from_weights(wanted.double()[None, None], Mask.causal())
+
+
+@pytest.mark.parametrize(("after", "name"), [(0, "duplicate_token"), (1, "induction")])
+def test_a_mean_is_of_the_queries_that_have_something_to_look_at(after: int, name: str) -> None:
+    """Two calls, in one of which ten queries have an earlier copy, in the other none: the first decides."""
+    never = torch.arange(L)[None]
+    heads = one_layer(*(reduce(copying(after), marks=Marks(ids), keep=True) for ids in (SAID_AGAIN, never)))
+    assert heads[0].statistics[name].item() == pytest.approx(1.0)
+    assert [call.counts[name].item() for call in heads[0].calls] == [10, 0]
+    assert heads[0].calls[1].rows[name].isnan().all()
+    assert heads[0][0].label.name == name.replace("_", "-")
+
+
+def test_one_word_said_twice_makes_no_induction_head() -> None:
+    """In "The cat sat on the mat" a head of MiniLM has 0.70 where induction looks: one query's weight."""
+    once = torch.arange(L)[None].clone()
+    once[0, 9] = 2  # one query has an earlier copy
+    heads = one_layer(reduce(copying(1), marks=Marks(once), keep=True))
+    assert heads[0].statistics.induction.item() == pytest.approx(1.0)  # the number is what it is
+    assert heads[0][0].label.name != "induction" and heads.find("induction") == []
+    assert len(heads.find("induction", threshold=0.4)) == 1
+    many = one_layer(*(reduce(copying(1), marks=Marks(once), keep=True) for _ in range(8)))
+    assert len(many.find("induction")) == 1 and many[0][0].label.name == "induction"
+
+
+def test_marks_that_a_text_does_not_have_are_not_measured() -> None:
+    """A text without special tokens or punctuation had heads with 0.00 of their weight there."""
+    none = torch.zeros(1, L, dtype=torch.bool)
+    heads = one_layer(reduce(copying(1), marks=Marks(SAID_AGAIN, none, none), keep=True))
+    assert heads[0].statistics.special.isnan().all() and heads[0].statistics.punctuation.isnan().all()
+    assert heads.find("special", threshold=0.0) == []
+
+
+def test_words_that_are_unknown_are_no_copies_of_each_other() -> None:
+    same = torch.zeros(1, L, dtype=torch.int64)
+    record = reduce(copying(1), marks=Marks(same, unknown=same == 0), with_patterns=True)
+    assert record.rows["induction"].isnan().all() and record.rows["duplicate_token"].isnan().all()
+    record = reduce(copying(1), marks=Marks(SAID_AGAIN, unknown=SAID_AGAIN == 3), with_patterns=True)
+    assert record.counts["induction"].item() == 9  # not the one whose token is 3
+
+
+def test_streaming_is_measured_where_there_is_something_else_to_see() -> None:
+    """The first 384 queries see the first and the recent keys alone: of 401, all but 17 had 1 in any case."""
+    zeros = torch.zeros(1, 1, 401, 1)
+    record = reduce(AttentionMap(zeros, zeros, causal=True), with_patterns=True)
+    assert record.counts["streaming"].item() == 17
+    expected = sum(384 / n for n in range(385, 402)) / 17
+    assert record.rows["streaming"].item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_head_without_a_choice_has_no_spread() -> None:
@@ -361,18 +420,18 @@ def test_a_map_whose_keys_were_overwritten_is_not_saved(tmp_path: Path) -> None:
 
 
 def test_files_of_before_are_refused(tmp_path: Path) -> None:
-    """Their maps have lost their masks: numbers made from them would be wrong."""
+    """Of the first, maps have lost their masks; of the second, scores were means over other queries."""
     from safetensors.torch import save_file
 
     save_file({"x": torch.zeros(2)}, tmp_path / "old", {"headwise": '{"format": "headwise-heads-1"}'})
-    with pytest.raises(ArgumentError, match="old' is 'headwise-heads-1', not 'headwise-heads-2'; save it"):
+    with pytest.raises(ArgumentError, match="old' is 'headwise-heads-1', not 'headwise-heads-3'; save it"):
         load(tmp_path / "old")
 
 
 def test_layers_keep_their_names_marks_and_tokens_in_a_file(tmp_path: Path) -> None:
     """What a layer goes by is the model's to say: from these two paths alone, 7 would be a path as well."""
     ids = torch.randint(3, (B, T))
-    marks = hw.heads.record.Marks(ids, ids == 0, ids == 1)
+    marks = Marks(ids, ids == 0, ids == 1, ids == 2)
     heads = Heads()
     heads.tokens, heads.title = [["a"] * T] * B, "Toy"
     for layer, path in ((7, "encoder.7.attn"), ("decoder.attn", "decoder.attn")):
@@ -383,7 +442,7 @@ def test_layers_keep_their_names_marks_and_tokens_in_a_file(tmp_path: Path) -> N
     assert (again.tokens, again.title) == (heads.tokens, heads.title)
     found = again["encoder.7.attn"].calls[0].marks
     assert found is not None
-    for name in ("ids", "special", "punctuation"):
+    for name in ("ids", "special", "punctuation", "unknown"):
         assert torch.equal(getattr(found, name), getattr(marks, name))
 
 

@@ -76,7 +76,7 @@ def test_the_core_works_with_torch_alone() -> None:
 
 
 IMPORT = """
-    from time import perf_counter as now
+    from time import process_time as now  # of this process alone, however busy the machine is
 
     start = now()
     import torch
@@ -147,7 +147,7 @@ def test_importing_headwise_brings_few_modules_and_none_that_are_heavy(imported:
 
 
 def test_importing_headwise_takes_little_beside_torch(imported: dict[str, Any]) -> None:
-    """A ratio within one process, the best of three: a busy machine can only make it worse."""
+    """A ratio of processor time within one process, the best of three: a cold disk can only make it worse."""
     share = imported["share"]
     for _ in range(2):
         if share > 0.2:

@@ -6,8 +6,8 @@ They need a model of 100 MB, so they are not part of the gate; what they show is
 from __future__ import annotations
 
 import importlib.metadata
+import resource
 import statistics
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -55,16 +55,24 @@ def loss_of_second_half(model: Any, ids: Tensor) -> float:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_induction_heads_are_found_and_are_what_copies(model: Any, seed: int, capsys: Any) -> None:
-    """The ten best induction heads are switched off, then ten others at random, nine times.
+    """The induction heads are switched off, then as many others at random, nine times.
 
-    Now and then ten at random hold one that everything rests on (a previous-token head below the induction
-    heads, or one of the first layer), so it is their median that is compared.
+    They are the heads whose stripe is above the threshold: a mean over all queries, of which half have
+    nothing to copy, gave two of eight. Now and then those at random hold one that everything rests on (a
+    previous-token head below the induction heads, or one of the first layer), so it is their median that is
+    compared.
     """
     ids = repeated(seed)
     with torch.no_grad(), hw.watch(model, pooled=None) as heads:
         model(ids)
-    best = heads.find("induction", threshold=0.0, top=10)
-    assert best[0].score > 0.4 and best[0].label.name == "induction"
+    best = heads.find("induction")
+    assert len(best) >= 7 and all(head.label.name == "induction" for head in best)
+    stripe = {
+        (layer, head): score
+        for layer in heads
+        for head, score in enumerate(hw.heads.induction_stripe(heads[layer].map, HALF).mean(0).tolist())
+    }
+    assert all(abs(head.values["induction"] - stripe[tuple(head)]) < 0.03 for head in heads.all())
     every = [(layer, head) for layer in heads for head in range(heads[layer].num_heads)]
     others = [place for place in every if place not in [tuple(head) for head in best]]
     whole = loss_of_second_half(model, ids)
@@ -73,7 +81,7 @@ def test_induction_heads_are_found_and_are_what_copies(model: Any, seed: int, ca
     order = torch.Generator().manual_seed(seed)
     random = []
     for _ in range(9):
-        chosen = [others[i] for i in torch.randperm(len(others), generator=order)[:10].tolist()]
+        chosen = [others[i] for i in torch.randperm(len(others), generator=order)[: len(best)].tolist()]
         with hw.ablate(model, chosen):
             random.append(loss_of_second_half(model, ids))
     with capsys.disabled():
@@ -94,41 +102,17 @@ def test_all_seeds_agree_on_the_best_heads(model: Any) -> None:
     assert len(found[0] & found[1] & found[2]) >= 4
 
 
-class Peak:
-    """The most memory this process took while a block ran, beyond what it had before."""
-
-    def __enter__(self) -> Peak:
-        self.before, self.most, self.over = resident(), 0, False
-        self.thread = threading.Thread(target=self.look, daemon=True)
-        self.thread.start()
-        return self
-
-    def look(self) -> None:
-        while not self.over:
-            self.most = max(self.most, resident())
-            time.sleep(0.01)
-
-    def __exit__(self, *_: Any) -> None:
-        self.over = True
-        self.thread.join()
-
-    @property
-    def gib(self) -> float:
-        return (self.most - self.before) / 2**30
-
-
-def resident() -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0]) * 1024
-
-
 def test_8192_tokens_are_watched_within_3_gib(model: Any, capsys: Any) -> None:
-    """One head's matrix alone is 256 MiB, all 270 of them 67 GiB."""
+    """One head's matrix alone is 256 MiB, all 270 of them 67 GiB.
+
+    The mark is the kernel's, of all that this process ever held: torch and the other tests are in it.
+    """
     ids = torch.randint(100, 20000, (1, 8192), generator=torch.Generator().manual_seed(0))
-    start = time.perf_counter()
-    with torch.no_grad(), Peak() as peak, hw.watch(model.model) as heads:
+    start, weights = time.perf_counter(), sum(p.nbytes for p in model.parameters())
+    with torch.no_grad(), hw.watch(model.model) as heads:
         model.model(ids, use_cache=False)
+    gib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - weights) / 2**30
     with capsys.disabled():
-        print(f"\n8,192 tokens: {peak.gib:.2f} GiB beyond the model, {time.perf_counter() - start:.0f} s")  # noqa: T201
+        print(f"\n8,192 tokens: {gib:.2f} GiB beyond the model, {time.perf_counter() - start:.0f} s")  # noqa: T201
     assert len(heads) == 30 and heads[29].pooled.shape == (1, 9, 128, 128)
-    assert peak.gib < 3
+    assert gib < 3

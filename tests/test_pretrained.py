@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import headwise as hw
 from headwise.errors import ArgumentError
 from headwise.models import pretrained
 from headwise.models.pretrained import Pretrained, built_in, load
@@ -322,3 +323,13 @@ def test_a_model_without_a_table_of_positions_has_no_limit() -> None:
 
 def test_what_is_loaded_is_a_tuple_of_three() -> None:
     assert Pretrained._fields == ("model", "tokenizer", "title")
+
+
+def test_the_previous_token_head_is_one_in_emoji_too() -> None:
+    model, tokenizer, _ = minilm()
+    with torch.no_grad(), hw.watch(model, tokenizer=tokenizer) as heads:
+        model(**tokenizer("😀 😃 😄 😁 😆 😅 🤣 😂 🙂 🙃 🫠 😉", return_tensors="pt"))
+    assert heads.tokens is not None and heads.tokens[0].count("[UNK]") == 12
+    assert heads[0, 2].label.name == "previous-token" and heads[0, 2].values["previous"] > 0.95
+    special = sum(head.label.name == "special-token" for head in heads.all())
+    assert 0 < special < len(heads.all()) / 1.5

@@ -129,8 +129,42 @@ def test_patterns_are_measured_in_the_forward_or_later_alike(model: Model, ids: 
         torch.testing.assert_close(later[0].statistics[name], at_once[0].statistics[name], equal_nan=True)
     same = ids[:, :, None] == ids[:, None, :]
     earlier = same & torch.ones(T, T, dtype=torch.bool).tril(-1)
-    share = (later[0].map.dense() * earlier[:, None]).sum((-1, -2)) / T
-    torch.testing.assert_close(later[0].statistics.duplicate_token, share.mean(0))
+    weight = (later[0].map.dense() * earlier[:, None]).sum(-1).transpose(0, 1)  # [H, B, T]
+    torch.testing.assert_close(later[0].statistics.duplicate_token, weight[:, earlier.any(-1)].mean(-1))
+
+
+class Words:
+    """As much of a tokenizer as is asked: 50 begins a text, 51 is a word it does not know."""
+
+    all_special_ids = (50, 51)
+    cls_token_id, unk_token_id = 50, 51
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return {50: "[CLS]", 51: "[UNK]"}.get(token, "word")
+
+
+def test_an_unknown_word_is_text(model: Model) -> None:
+    """[UNK] is among a tokenizer's special ids: of text in emoji every head was "special-token (1.00)"."""
+    ids = torch.full((1, T), 51)
+    ids[0, 0] = 50
+    with hw.watch(model, tokenizer=Words()) as heads:
+        model(ids)
+    torch.testing.assert_close(heads[0].statistics.special, heads[0].map.dense()[0, :, :, 0].mean(-1))
+    assert heads[0].statistics.induction.isnan().all() and heads[0].statistics.duplicate_token.isnan().all()
+    assert heads.tokens == [["[CLS]"] + ["[UNK]"] * (T - 1)]
+
+
+def test_an_unknown_word_that_is_also_the_end_of_text_is_special(model: Model) -> None:
+    """GPT-2 has one token for the start, the end and the unknown, and its bytes leave nothing unknown."""
+
+    class Bytes(Words):
+        bos_token_id = eos_token_id = 51
+
+    ids = torch.full((1, T), 51)
+    with hw.watch(model, tokenizer=Bytes()) as heads:
+        model(ids)
+    torch.testing.assert_close(heads[0].statistics.special, torch.ones(H, dtype=torch.float64))
+    assert not heads[0].statistics.induction.isnan().any()
 
 
 def test_long_maps_are_not_kept_unless_asked(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, nearest
@@ -126,7 +127,8 @@ class Heads(Mapping[Layer, LayerHeads]):
 
         Args:
             what: a label ("induction", "previous-token", ...) or any number measured ("entropy", ...).
-            threshold: the least score; by default the label's, and none for a number.
+            threshold: the least score; by default the label's, which also asks for enough queries to tell (as
+                `headwise.heads.LABELS` says), and none for a number.
             top: at most so many.
 
         Raises:
@@ -162,9 +164,11 @@ class Heads(Mapping[Layer, LayerHeads]):
         if top is not None and top < 1:
             raise ArgumentError(f"top must be at least 1: got {top}; None gives all")
         found = [
-            Head(head.layer, head.head, head.path, head.label, head.values, head.values[score])
+            replace(head, score=head.values[score])
             for head in everyone
-            if self._has(head, score) and (least is None or head.values[score] >= least)
+            if self._has(head, score)
+            and (least is None or head.values[score] >= least)
+            and not (what in known and threshold is None and score in head.few)
         ]
         found.sort(key=lambda head: -(head.score or 0.0))
         return found if top is None else found[:top]

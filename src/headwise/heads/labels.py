@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["LABELS", "MIXED", "Entry", "Label", "label"]
+__all__ = ["LABELS", "MIXED", "Entry", "Label", "label", "of_too_few"]
 
 MIXED = "mixed"
 
@@ -18,6 +18,8 @@ MIXED = "mixed"
 class Entry:
     """One label: which score earns it, from where on, what it means and who says so.
 
+    queries: of how many queries at least the score must be the mean. Where a text says one word twice, what
+    a head does there is an accident.
     general: asked only where no other label fits. What is true of a previous-token head, that its weight lies
     near by, is true of many heads and says less.
     """
@@ -27,6 +29,7 @@ class Entry:
     threshold: float
     meaning: str
     source: str
+    queries: int = 1
     general: bool = False
 
 
@@ -35,15 +38,20 @@ LABELS: tuple[Entry, ...] = (
         "induction",
         "induction",
         0.4,
-        "looks at what followed an earlier copy of its token; best measured on random tokens said twice",
-        "Olsson 2022; 0.4 for the stripe of repeated random tokens is the threshold of ARENA's exercises",
+        "looks at what followed an earlier copy of its token, where there is one; "
+        "best measured on random tokens said twice",
+        "Olsson 2022; 0.4 is the threshold of ARENA's exercises for the mean weight on the stripe of random "
+        "tokens said twice; this is that mean on any text, over the queries that have a copy to look for; "
+        "how many of them it takes is ours",
+        queries=8,
     ),
     Entry(
         "duplicate-token",
         "duplicate_token",
         0.4,
-        "looks at earlier copies of its token",
+        "looks at earlier copies of its token, where there are any",
         "Wang 2022; the threshold is that of induction, which is measured alike",
+        queries=8,
     ),
     Entry(
         "previous-token",
@@ -77,15 +85,15 @@ LABELS: tuple[Entry, ...] = (
         "special-token",
         "special",
         0.6,
-        "looks at special tokens such as [CLS] and [SEP], most of its weight",
-        "Clark 2019, section 3.2; 0.6 is its threshold",
+        "looks at special tokens such as [CLS] and [SEP], most of its weight; unknown words are none",
+        "Clark 2019, section 3.2; 0.6 is its threshold; over the queries that see one",
     ),
     Entry(
         "punctuation",
         "punctuation",
         0.5,
         "looks at full stops and commas: more than half of its weight",
-        "Clark 2019, section 3.2; 0.5 as for heads of position",
+        "Clark 2019, section 3.2; 0.5 as for heads of position; over the queries that see one",
     ),
     Entry(
         "broad",
@@ -124,7 +132,7 @@ def label(scores: Mapping[str, float]) -> Label:
     equals the first in `LABELS` wins.
 
     Args:
-        scores: a head's scores by the names in `LABELS`; other names are ignored.
+        scores: a head's scores by the names in `LABELS`, each of enough queries; other names are ignored.
 
     Example:
         >>> print(label({"previous": 0.93, "first": 0.04, "locality": 0.99}))
@@ -142,3 +150,12 @@ def label(scores: Mapping[str, float]) -> Label:
         if best is None or rank > best:
             best, found = rank, Label(entry.name, score)
     return found
+
+
+def of_too_few(queries: Mapping[str, float]) -> frozenset[str]:
+    """The scores that are the mean of fewer queries than a label takes.
+
+    Args:
+        queries: of how many queries each score is the mean; one that is not there is the mean of enough.
+    """
+    return frozenset(entry.score for entry in LABELS if queries.get(entry.score, math.inf) < entry.queries)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..engines.statistics import ROW_STATISTICS, Statistics
 from ..errors import ArgumentError
 from ..map import AttentionMap
-from .labels import Label, label
+from .labels import LABELS, Label, label, of_too_few
 from .naming import Layer
 from .record import PATTERNS, Record
 
@@ -33,6 +33,7 @@ class Head:
     label: Label
     values: dict[str, float] = field(repr=False, hash=False)
     score: float | None = None  # what it was found by
+    few: frozenset[str] = field(default=frozenset(), repr=False, hash=False)  # scores of too few queries
 
     def __iter__(self) -> Iterator[Layer | int]:
         return iter((self.layer, self.head))
@@ -92,13 +93,17 @@ class LayerHeads:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _over_calls(self, name: str) -> Tensor:
-        measured = [call for call in self.calls if name in call.rows]
-        values = torch.cat([call.rows[name].cpu().double() for call in measured])  # [all sequences, H]
+        values, counts = self._with_counts(name)
         if name in ROW_STATISTICS and ROW_STATISTICS[name].largest:
             return values.amax(0)
-        counts = torch.cat([call.counts[name].cpu().double() for call in measured])
-        counts = counts.masked_fill(values.isnan(), 0)  # nothing there to take the mean of
         return torch.where(counts > 0, values * counts, 0.0).sum(0) / counts.sum(0)
+
+    def _with_counts(self, name: str) -> tuple[Tensor, Tensor]:
+        """A number of all sequences, and of how many queries it is the mean in each: [sequences, H] each."""
+        measured = [call for call in self.calls if name in call.rows]
+        values = torch.cat([call.rows[name].cpu().double() for call in measured])
+        counts = torch.cat([call.counts[name].cpu().double() for call in measured])
+        return values, counts.masked_fill(values.isnan(), 0)  # nothing there to take the mean of
 
     @property
     def map(self) -> AttentionMap:
@@ -149,10 +154,14 @@ class LayerHeads:
 
     def __iter__(self) -> Iterator[Head]:
         values = {name: value.tolist() for name, value in self.statistics.items()}
+        asked = [entry.score for entry in LABELS if entry.queries > 1 and entry.score in values]
+        queries = {name: self._with_counts(name)[1].sum(0).tolist() for name in asked}
         for number in range(self.num_heads):
             row = {name: each[number] for name, each in values.items()}
-            scores = row if self.kind == "self" else {n: x for n, x in row.items() if n not in POSITIONS}
-            yield Head(self.name, number, self.place, label(scores), row)
+            few = of_too_few({name: each[number] for name, each in queries.items()})
+            out = few if self.kind == "self" else few.union(POSITIONS)
+            scores = {name: value for name, value in row.items() if name not in out}
+            yield Head(self.name, number, self.place, label(scores), row, few=few)
 
     def __repr__(self) -> str:
         calls = f"{len(self.calls)} call{'' if len(self.calls) == 1 else 's'}"

@@ -2,7 +2,9 @@
 
 Each function takes an `AttentionMap` and gives a number a head, [B, H], from the log-sum-exp of the keys
 concerned (`AttentionMap.mass`): no matrix is made. Padded queries and queries that see nothing are left out,
-as in `AttentionMap.statistics`; a head without any counted query has NaN. No gradient flows.
+as in `AttentionMap.statistics`, and so are those for which a score is not defined: a query that may see no
+earlier copy of its token, no special token, cannot look at one. A head without any counted query has NaN. No
+gradient flows. What others published keeps their formula, and says so.
 
 p_ij is the weight of key j for query i; query i stands at position i + S - T among the keys.
 
@@ -18,7 +20,7 @@ from ..engines.mass import visible
 from ..errors import ArgumentError, ShapeError
 from ..map import AttentionMap
 from ..masks import Mask
-from .queries import counted_queries, first_keys, mean_over, positions, real_keys
+from .queries import counted_queries, first_keys, mean_over, mean_where_seen, positions, real_keys
 
 __all__ = [
     "duplicate_token",
@@ -31,7 +33,7 @@ __all__ = [
     "token_mass",
 ]
 
-MEASURES = ("mul", "abs")
+MEASURES = ("mean", "mul", "abs")
 NO_TOKEN = torch.iinfo(torch.int64).min  # the label of a key that matches no query
 
 
@@ -39,31 +41,35 @@ NO_TOKEN = torch.iinfo(torch.int64).min  # the label of a key that matches no qu
 
 
 def previous_token(
-    map: AttentionMap, measure: str = "mul", exclude_bos: bool = False, exclude_current: bool = False
+    map: AttentionMap, measure: str = "mean", exclude_bos: bool = False, exclude_current: bool = False
 ) -> Tensor:
     """How much the head looks at the token before: D_ij = 1 where j = i - 1.
 
-        mul:  sum_ij p_ij D_ij / sum_ij p_ij            the share of the weight that lies on D
-        abs:  1 - L mean_ij |p_ij - D_ij|               1: the weights are D; -1: nothing in common
+        mean:  mean_i sum_j p_ij D_ij                   the weight on D, over queries that may see a key of it
+        mul:   sum_ij p_ij D_ij / sum_ij p_ij           the share of all weight that lies on D
+        abs:   1 - L mean_ij |p_ij - D_ij|              1: the weights are D; -1: nothing in common
 
-    with L queries. Both as in TransformerLens (`head_detector.py`), which rounds "abs" to three digits; this
+    with L queries. "mean" is what labels are given by. "mul" and "abs" are over all queries, those without a
+    key in D among them, as in TransformerLens (`head_detector.py`), which rounds "abs" to three digits; this
     does not. |p - D| needs no matrix: D is 0 or 1, so a row's sum is total + matches - 2 mass.
 
     Args:
         map: [B, H, T, S].
-        measure: "mul" or "abs".
+        measure: "mean", "mul" or "abs".
         exclude_bos: leave out the first real key, in weights and pattern, before anything is summed.
         exclude_current: leave out the query's own position likewise.
 
     Returns:
-        [B, H]; NaN where there is no weight to take a share of.
+        [B, H]; NaN where no query has a key in D, and where there is no weight to take a share of.
 
     Raises:
         ArgumentError: another measure; a map of chosen keys.
 
     Example:
         >>> w = AttentionMap(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8), causal=True)
-        >>> previous_token(w)               # (0 + 1/2 + 1/3 + 1/4) / 4
+        >>> previous_token(w)               # (1/2 + 1/3 + 1/4) / 3
+        tensor([[0.3611]])
+        >>> previous_token(w, "mul")        # (0 + 1/2 + 1/3 + 1/4) / 4
         tensor([[0.2708]])
     """
     keys = real_keys(map)
@@ -78,14 +84,14 @@ def previous_token(
 def duplicate_token(
     map: AttentionMap,
     tokens: Tensor,
-    measure: str = "mul",
+    measure: str = "mean",
     exclude_bos: bool = False,
     exclude_current: bool = False,
 ) -> Tensor:
     """How much the head looks at earlier copies of its token: D_ij = 1 where token_j = token_i and j < i.
 
     Measures and exclusions are those of `previous_token`. "abs" expects weight on all of D, also where a
-    window hides it. TransformerLens, `head_detector.py`; the name: Wang 2022.
+    window hides it. The pattern: TransformerLens, `head_detector.py`; the name: Wang 2022.
 
     Args:
         map: [B, H, T, S].
@@ -100,54 +106,50 @@ def duplicate_token(
 
     Example:
         >>> w = AttentionMap(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8), causal=True)
-        >>> duplicate_token(w, torch.tensor([7, 5, 7, 5]))         # (0 + 0 + 1/3 + 1/4) / 4
-        tensor([[0.1458]])
+        >>> duplicate_token(w, torch.tensor([7, 5, 7, 5]))         # (1/3 + 1/4) / 2: two have a copy
+        tensor([[0.2917]])
     """
-    keys, queries = _labels(map, tokens)
-    return _token_pattern(map, keys, queries, -1, measure, exclude_bos, exclude_current)
+    pattern = copies(map, tokens, 0, exclude_bos)
+    return _similarity(map, pattern, measure, exclude_bos, exclude_current)
 
 
 def induction(
     map: AttentionMap,
     tokens: Tensor,
-    measure: str = "mul",
+    measure: str = "mean",
     exclude_bos: bool = False,
     exclude_current: bool = False,
 ) -> Tensor:
     """How much the head looks at what followed earlier copies of its token.
 
     D_ij = 1 where token_(j-1) = token_i and j - 1 < i: the pattern of `duplicate_token` shifted by one key,
-    the first key never. TransformerLens, `head_detector.py`; the circuit: Olsson 2022.
+    the first key never. On a text said twice "mean" is `induction_stripe` without its first query, whose
+    token had not been said before. The pattern: TransformerLens, `head_detector.py`; the circuit: Olsson
+    2022.
 
     Args, Returns, Raises: as `duplicate_token`.
 
     Example:
         >>> w = AttentionMap(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8), causal=True)
-        >>> induction(w, torch.tensor([7, 5, 7, 5]))         # (0 + 0 + 1/3 + 1/4) / 4
-        tensor([[0.1458]])
+        >>> induction(w, torch.tensor([7, 5, 7, 5]))         # (1/3 + 1/4) / 2
+        tensor([[0.2917]])
     """
+    pattern = copies(map, tokens, 1, exclude_bos, exclude_current)
+    return _similarity(map, pattern, measure, exclude_bos, exclude_current)
+
+
+def copies(
+    map: AttentionMap, tokens: Tensor, after: int, exclude_bos: bool = False, exclude_current: bool = False
+) -> Mask:
+    """The pattern of earlier copies of a query's token (after = 0), or of what followed them (after = 1)."""
     keys, queries = _labels(map, tokens)
-    keys = torch.cat([torch.full_like(keys[:, :1], NO_TOKEN), keys[:, :-1]], dim=1)  # shifted right by one
-    right = -1 if exclude_current else 0
-    return _token_pattern(map, keys, queries, right, measure, exclude_bos, exclude_current)
-
-
-def _token_pattern(
-    map: AttentionMap,
-    keys: Tensor,
-    queries: Tensor,
-    right: int,
-    measure: str,
-    exclude_bos: bool,
-    exclude_current: bool,
-) -> Tensor:
-    """The score of the pattern "a key up to `right` ahead of the query that carries its label"."""
     real = real_keys(map)
     if exclude_bos:
         real = real & ~first_keys(real, 1)
+    if after:
+        keys = torch.cat([torch.full_like(keys[:, :1], NO_TOKEN), keys[:, :-1]], dim=1)  # to the right by one
     keys = keys.masked_fill(~real, NO_TOKEN)
-    pattern = Mask.documents(keys, queries) & Mask(right=right)
-    return _similarity(map, pattern, measure, exclude_bos, exclude_current)
+    return Mask.documents(keys, queries) & Mask(right=0 if after and not exclude_current else -1)
 
 
 def _similarity(
@@ -155,7 +157,11 @@ def _similarity(
 ) -> Tensor:
     """The score of a pattern; what is excluded must not be in it."""
     if measure not in MEASURES:
-        raise ArgumentError(f'measure must be "mul" or "abs": got {measure!r}; "mul" is the share of weight')
+        raise ArgumentError(
+            f'measure must be "mean", "mul" or "abs": got {measure!r}; "mean" is what labels are given by'
+        )
+    if measure == "mean":
+        return mean_where_seen(map, pattern)[0]
     on = map.mass(pattern)  # [B, H]
     total = _total(map, exclude_bos, exclude_current)
     if measure == "mul":
@@ -237,14 +243,15 @@ def induction_stripe(map: AttentionMap, period: int) -> Tensor:
 def token_mass(map: AttentionMap, which: Tensor) -> Tensor:
     """The mean weight on some tokens, e.g. special ones or punctuation: mean_i sum of p_ij over chosen j.
 
-    Clark 2019, section 3.2: heads of BERT that rest on [SEP].
+    The mean is over the queries that may see one of them. Clark 2019, section 3.2: heads of BERT that rest on
+    [SEP], which every query sees.
 
     Args:
         map: [B, H, T, S].
         which: bool [B, S] or [S], the keys to add up.
 
     Returns:
-        [B, H]
+        [B, H]; NaN in a sequence that has none of them.
 
     Raises:
         ArgumentError: `which` is not bool; a map of chosen keys.
@@ -263,7 +270,7 @@ def token_mass(map: AttentionMap, which: Tensor) -> Tensor:
         raise ShapeError(
             f"which must have one bool a key: {list(which.shape)} for [B, S] = {[B, S]}; True is added up"
         )
-    return map.mass(Mask.padding(which.expand(B, S)))
+    return mean_where_seen(map, Mask.padding(which.expand(B, S)))[0]
 
 
 def sink(map: AttentionMap, key: int = 0) -> Tensor:
@@ -319,8 +326,9 @@ def sink_rate(alpha: Tensor, epsilon: float = 0.3) -> float:
 def streaming_mass(map: AttentionMap, sink: int = 128, recent: int = 256) -> Tensor:
     """The weight on the first keys and the recent ones: mean_i sum of p_ij over j < sink or i - j < recent.
 
-    Near 1: the head works as well on a cache of the two. StreamingLLM, Xiao 2024; DuoAttention, Xiao 2025,
-    whose numbers the defaults are. For causal heads: keys after the query count as recent.
+    The mean is over the queries that may see others, too. Near 1: the head works as well on a cache of the
+    two. StreamingLLM, Xiao 2024; DuoAttention, Xiao 2025, whose numbers the defaults are. For causal heads:
+    keys after the query count as recent.
 
     Args:
         map: [B, H, T, S].
@@ -328,22 +336,29 @@ def streaming_mass(map: AttentionMap, sink: int = 128, recent: int = 256) -> Ten
         recent: how many keys up to the query, its own among them.
 
     Returns:
-        [B, H]
+        [B, H]; NaN where no query sees any other key.
 
     Raises:
         ArgumentError: sink below 0 or recent below 1; a map of chosen keys.
 
     Example:
         >>> w = AttentionMap(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8), causal=True)
-        >>> streaming_mass(w, sink=1, recent=2)         # (1 + 1 + 1 + 3/4) / 4
-        tensor([[0.9375]])
+        >>> streaming_mass(w, sink=1, recent=2)         # the last query alone has a key between the two
+        tensor([[0.7500]])
     """
     if sink < 0 or recent < 1:
         raise ArgumentError(
             f"sink must be at least 0 and recent at least 1: got {sink} and {recent}; they count keys"
         )
-    near = Mask(left=recent - 1)
-    if sink == 0:
-        return map.mass(near)
-    early = first_keys(real_keys(map), sink)
-    return map.mass(Mask.padding(early)) + map.mass(near & Mask.padding(~early))
+    return streaming(map, sink, recent)[0]
+
+
+def streaming(map: AttentionMap, sink: int, recent: int) -> tuple[Tensor, Tensor]:
+    """`streaming_mass`, and over how many queries it is the mean."""
+    near, early = Mask(left=recent - 1), first_keys(real_keys(map), sink)
+    found = map.mass(near & Mask.padding(~early), per="query")
+    if sink:
+        found = found + map.mass(Mask.padding(early), per="query")
+    others = map.mask & Mask(right=-recent) & Mask.padding(~early)  # neither first nor recent
+    counts = counted_queries(map) & (visible(map._scores, others) > 0)
+    return mean_over(found, counts), counts.sum(-1)

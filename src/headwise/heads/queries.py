@@ -11,11 +11,21 @@ import torch
 from torch import Tensor
 
 from .. import budget
+from ..engines.mass import visible
 from ..engines.scores import tile_dtype
 from ..engines.statistics import counted
 from ..map import AttentionMap
+from ..masks import Mask
 
-__all__ = ["counted_queries", "first_keys", "mean_over", "positions", "real_keys", "weights_in_blocks"]
+__all__ = [
+    "counted_queries",
+    "first_keys",
+    "mean_over",
+    "mean_where_seen",
+    "positions",
+    "real_keys",
+    "weights_in_blocks",
+]
 
 BLOCK = 32 * 2**20  # bytes of weights in memory at a time, where whole rows are needed
 
@@ -40,6 +50,15 @@ def weights_in_blocks(map: AttentionMap, queries: Tensor) -> Iterator[tuple[Tens
 def mean_over(values: Tensor, counts: Tensor) -> Tensor:
     """[B, H], the mean of [B, 1 or H, T] over the queries that count."""
     return torch.where(counts, values, 0).sum(-1) / counts.sum(-1)
+
+
+def mean_where_seen(map: AttentionMap, on: Mask) -> tuple[Tensor, Tensor]:
+    """The mean weight on the keys that `on` allows, [B, H], and over how many queries it is, [B, H].
+
+    It is over the queries that may see at least one of those keys; NaN where there is none.
+    """
+    counts = counted_queries(map) & (visible(map._scores, map.mask & on) > 0)
+    return mean_over(map.mass(on, per="query"), counts), counts.sum(-1)
 
 
 def positions(map: AttentionMap) -> Tensor:

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from ..engines.statistics import PICTURE, RECEIVED, ROW_STATISTICS, Statistics, counted
 from ..map import AttentionMap
+from ..masks import Mask
 from . import diversity, patterns
 from .evenness import locality, spread
 from .fetching import fetched
-from .queries import real_keys
+from .queries import mean_where_seen, real_keys
 
 __all__ = ["EVERYONE", "PATTERNS", "Marks", "Record", "reduce", "settle"]
 
@@ -34,11 +35,21 @@ class Marks:
     ids: Tensor  # int [B, S]
     special: Tensor | None = None  # bool [B, S]: [CLS], <s>, padding ...
     punctuation: Tensor | None = None  # bool [B, S]
+    unknown: Tensor | None = None  # bool [B, S]: [UNK], which stands for any word
 
     def to(self, device: torch.device) -> Marks:
         """The same, on another device."""
-        moved = (None if x is None else x.to(device) for x in (self.ids, self.special, self.punctuation))
+        each = (self.ids, self.special, self.punctuation, self.unknown)
+        moved = (None if x is None else x.to(device) for x in each)
         return Marks(*moved)  # type: ignore[arg-type]
+
+    @property
+    def words(self) -> Tensor:
+        """The ids, one of its own for each unknown token: two of them need not be copies. int64 [B, S]"""
+        ids = self.ids.long()
+        if self.unknown is None:
+            return ids
+        return torch.where(self.unknown, -1 - torch.arange(ids.shape[1], device=ids.device), ids)
 
 
 @dataclass(eq=False)
@@ -90,11 +101,11 @@ class Record:
         """Add the patterns, once, from the map; nothing where none was kept."""
         if self.map is not None and not self._has_patterns:
             self._has_patterns = True
-            self._add(measure_patterns(self.map, self.kind, self.marks, self.rows, self.reach))
+            self._add(*measure_patterns(self.map, self.kind, self.marks, self.rows, self.reach))
 
-    def _add(self, found: dict[str, Tensor]) -> None:
+    def _add(self, found: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
         self.rows |= found
-        self.counts |= dict.fromkeys(found, self.counts[EVERYONE])
+        self.counts |= dict.fromkeys(found, self.counts[EVERYONE]) | counts
 
     def _slots(self) -> list[tuple[dict[str, Tensor], str, Tensor]]:
         """Every small tensor of numbers in it and where it belongs."""
@@ -153,7 +164,7 @@ def reduce(
     record.counts.setdefault(EVERYONE, counts[None])
     if with_patterns:
         record._has_patterns = True
-        record._add(measure_patterns(weights, kind, marks, record.rows, reach))
+        record._add(*measure_patterns(weights, kind, marks, record.rows, reach))
     for name in between:
         found_pairs = _pairs(name, weights, outputs, values)
         if found_pairs is not None:
@@ -196,8 +207,10 @@ def _queries_in_rows(counted: Tensor, rows: int) -> Tensor:
 
 def measure_patterns(
     weights: AttentionMap, kind: str, marks: Marks | None, known: Mapping[str, Tensor], reach: int
-) -> dict[str, Tensor]:
-    """Every pattern that can be told here: [B, H] each. What needs tokens is told where they are known.
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Every pattern that can be told here, [B, H] each; of how many queries it is the mean, if not of all.
+
+    What needs tokens is told where they are known.
 
     known: what was measured already; its `local` is that of `reach`.
     """
@@ -205,20 +218,26 @@ def measure_patterns(
         None if x is None else x.to(weights.device) for x in (known.get("entropy"), known.get("local"))
     )
     found = {"spread": spread(weights, entropy)}
+    counts: dict[str, Tensor] = {}
     if kind != "self":
-        return found
+        return found, counts
     found["locality"] = locality(weights, reach, local)
     if weights.shape[3] > SINK + RECENT:
-        found["streaming"] = patterns.streaming_mass(weights, SINK, RECENT)
+        found["streaming"], counts["streaming"] = patterns.streaming(weights, SINK, RECENT)
     if marks is None:
-        return found
+        return found, counts
     marks = marks.to(weights.device)
-    found["induction"] = patterns.induction(weights, marks.ids)
-    found["duplicate_token"] = patterns.duplicate_token(weights, marks.ids)
+    words = marks.words
+    on = {
+        "induction": patterns.copies(weights, words, after=1),
+        "duplicate_token": patterns.copies(weights, words, after=0),
+    }
     for name, which in (("special", marks.special), ("punctuation", marks.punctuation)):
         if which is not None:
-            found[name] = patterns.token_mass(weights, which)
-    return found
+            on[name] = Mask.padding(which)
+    for name, mask in on.items():
+        found[name], counts[name] = mean_where_seen(weights, mask)
+    return found, counts
 
 
 def _pairs(name: str, weights: AttentionMap, outputs: Tensor | None, values: Tensor | None) -> Tensor | None:

@@ -20,8 +20,8 @@ from .record import Marks, Record
 
 __all__ = ["load", "save"]
 
-FORMAT = "headwise-heads-2"
-MARKS = ("ids", "special", "punctuation")
+FORMAT = "headwise-heads-3"  # 2: scores of patterns were means over all queries
+MARKS = ("ids", "special", "punctuation", "unknown")
 
 
 def save(heads: Heads, path: str | os.PathLike[str], *, maps: bool = True) -> None:

@@ -25,6 +25,7 @@ class Tokens:
         self.tokenizer = tokenizer
         self.two_texts = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
         self.special = _special_ids(model, tokenizer)
+        self.unknown = _unknown_id(tokenizer)
         self._named = lru_cache(maxsize=2**16)(self._name)
         self._marks: WeakKeyDictionary[Forward, dict[str, tuple[Tensor, Marks]]] = WeakKeyDictionary()
         self._there: dict[torch.device, Tensor] = {}
@@ -57,9 +58,8 @@ class Tokens:
             punctuation = torch.tensor(flags, device=ids.device)
             if special is not None:
                 punctuation &= ~special
-        marks = Marks(
-            ids.clone(), special, punctuation
-        )  # what is measured later is of the tokens as they were
+        unknown = None if self.unknown is None else ids == self.unknown
+        marks = Marks(ids.clone(), special, punctuation, unknown)  # of the tokens as they were, also later
         made[name] = ids, marks
         return marks
 
@@ -81,14 +81,28 @@ class Tokens:
 
 
 def _special_ids(model: nn.Module, tokenizer: Any) -> list[int]:
+    """Ids that stand for no text: the start, the end, padding ...; an unknown word is one of the text's."""
     if tokenizer is not None:
-        return sorted(set(tokenizer.all_special_ids))
-    config = getattr(model, "config", None)
+        return sorted(set(tokenizer.all_special_ids) - {_unknown_id(tokenizer)})
+    return sorted(_roles(getattr(model, "config", None)))
+
+
+def _unknown_id(tokenizer: Any) -> int | None:
+    """The id of a word that the tokenizer does not know; None where it has none, or where it means more.
+
+    GPT-2's is its end of text, too, and bytes leave nothing unknown.
+    """
+    found = getattr(tokenizer, "unk_token_id", None)
+    return None if found in _roles(tokenizer) else found
+
+
+def _roles(told: Any) -> set[int]:
+    """The ids that a tokenizer or config names for a role."""
     found: set[int] = set()
     for name in SPECIAL:
-        value = getattr(config, name, None)
+        value = getattr(told, name, None)
         found.update(x for x in (value if isinstance(value, list) else [value]) if isinstance(x, int))
-    return sorted(found)
+    return found
 
 
 def _is_punctuation(token: str) -> bool:

@@ -11,6 +11,7 @@ import faulthandler
 import importlib.util
 import json
 import os
+import signal
 import sys
 from contextlib import suppress
 from dataclasses import asdict
@@ -72,10 +73,11 @@ def _examine(request: dict[str, Any], result: Path, confine: ModuleType, tell: A
 
     where = open(result / "where.txt", "w")  # noqa: SIM115 - for as long as the process lives
     faulthandler.enable(where)
-    faulthandler.dump_traceback_later(max(0.1, request["seconds"] - 0.3), file=where)
+    # Whoever ends this process for its time or memory sends this first: it tells the line, and ends.
+    faulthandler.register(signal.SIGXCPU, where, chain=True)
     limits.limit_memory(request["memory"])
     limits.limit_time(request["seconds"])
-    tell({"ready": True})
+    tell({"ready": True, "memory": limits.memory_of("self"), "waited": limits.waited("self")})
     os.close(status)
 
     stage = "import"
@@ -111,7 +113,7 @@ def _examine(request: dict[str, Any], result: Path, confine: ModuleType, tell: A
     except BaseException as error:
         if os.getpid() != own:  # a copy the learner's file made of this process
             end(1)
-        facts["problem"] = asdict(of_exception(error, path, stage, confined=confined))
+        facts["problem"] = asdict(of_exception(error, path, stage, request["memory"], confined=confined))
         filename = getattr(error, "filename", None)
         facts["filename"] = filename if isinstance(filename, str) else ""
         part.mkdir(exist_ok=True)

@@ -175,7 +175,7 @@ def _take_result(result: Path, path: Path, watch: Watch, outcome: Outcome) -> No
         if status is None and "keeper" not in watch.facts:  # no keeper: the process was the learner's own
             code = watch.process.returncode
             status = code << 8 if code >= 0 else -code
-        outcome.problem = of_status(status, line)
+        outcome.problem = of_status(status, line, watch.memory, watch.output)
         return
     try:
         facts = json.loads(_read(done / "facts.json", 2**20))

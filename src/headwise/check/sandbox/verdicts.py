@@ -21,15 +21,27 @@ _FORBIDDEN_WORDS = (
     "it tried to touch something it may not ({}): a checked file reads its own folder and Python, and writes "
     "to its temporary folder"
 )
-_ALLOCATION = ("can't allocate memory", "not enough memory", "out of memory", "cannot allocate memory")
+# What torch, the C library, OpenBLAS, OpenMP and C++ say when they get no memory.
+_ALLOCATION = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "out of memory",
+    "memory allocation still failed",
+    "memory allocation failed",
+    "memory exhausted",
+    "bad_alloc",
+)
+LAST_WORDS = 1000
 _CRASHES = {"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT", "SIGTRAP", "SIGSYS"}
 
 
-def of_exception(error: BaseException, path: Path, stage: str, *, confined: bool) -> Problem:
+def of_exception(error: BaseException, path: Path, stage: str, memory: int, *, confined: bool) -> Problem:
     """What the learner's file raised.
 
     Args:
         stage: "import", or "call" once there was something to examine.
+        memory: the bytes it may take.
         confined: behind the fences, where being refused a file is their doing.
     """
     try:
@@ -38,6 +50,8 @@ def of_exception(error: BaseException, path: Path, stage: str, *, confined: bool
         said = ""
     said = said[:LONGEST_MESSAGE]
     line = _line(error, path)
+    if isinstance(error, MemoryError) or _about_memory(said):
+        return _out_of_memory(memory, line, said or "MemoryError")
     limit = _limit_behind(error, said) if confined else None
     if limit is not None:
         kind, message = limit
@@ -54,10 +68,18 @@ def of_exception(error: BaseException, path: Path, stage: str, *, confined: bool
 _WHILE = {"import": "imported", "call": "examined"}
 
 
+def _out_of_memory(memory: int, line: int | None, said: str = "") -> Problem:
+    message = f"it ran out of the memory that headwise allows, {memory / 2**30:.3g} GiB beyond torch's own"
+    said = f" ({said})" if said else ""
+    return Problem("limits", "memory", f"{message}{said}; memory= or --memory raises that", line)
+
+
+def _about_memory(said: str) -> bool:
+    return any(words in said.lower() for words in _ALLOCATION)
+
+
 def _limit_behind(error: BaseException, said: str) -> tuple[str, str] | None:
     """The limit the exception comes from, if from one: (kind, sentence)."""
-    if isinstance(error, MemoryError) or any(words in said.lower() for words in _ALLOCATION):
-        return "memory", f"it asked for more memory than it may have ({said or 'MemoryError'})"
     if isinstance(error, RuntimeError) and "can't start new thread" in said:
         return "processes", "it started more threads and processes than it may have"
     if not isinstance(error, OSError):
@@ -121,27 +143,33 @@ def hidden(problem: Problem, filename: str, reach: list[str]) -> Problem:
 
 def of_kill(reason: str, *, seconds: float, memory: int, line: int | None) -> Problem:
     """Why the watch ended it."""
+    if reason == "memory":
+        return _out_of_memory(memory, line)
     messages = {
         "timeout": f"it ran for more than {seconds:g} seconds and was ended; does a loop never end?",
-        "memory": f"it took more than {memory / 2**30:.3g} GiB of memory and was ended",
         "processes": "it started more processes than it may have and was ended",
         "files": "it wrote more to its temporary folder than it may and was ended",
     }
     return Problem("limits", reason, messages[reason], line)
 
 
-def of_status(status: int | None, line: int | None) -> Problem:
-    """An end of its own, without a result; `status` as os.wait gives it."""
+def of_status(status: int | None, line: int | None, memory: int, output: str) -> Problem:
+    """An end without a result; `status` as os.wait gives it.
+
+    A library that gets no memory may end the process by its own hand: its last words say so, and then it was
+    the limit's doing.
+    """
     if status is None:
         return Problem("limits", "killed", "its process was ended from outside", line)
     number, code = status & 0x7F, status >> 8
+    if (code or number == signal.SIGABRT) and _about_memory(output[-LAST_WORDS:]):
+        return _out_of_memory(memory, line, output[-LAST_WORDS:].strip().rpartition("\n")[2])
     if not number:
-        return Problem(
-            "limits",
-            "exit",
-            f"it ended the process itself, with status {code}, before it could be examined",
-            line,
+        message = (
+            f"its process ended with status {code} before it could be examined: "
+            "the file or a library it uses calls exit"
         )
+        return Problem("limits", "exit", message, line)
     try:
         name = signal.Signals(number).name
     except ValueError:

@@ -12,13 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .confine.limits import PROCESSES
+from .confine.limits import PROCESSES, memory_of, share_of, waited
 from .confine.sweep import descendants_of
 
 __all__ = ["Watch"]
 
 INTERVAL = 0.05
 START_SECONDS = 120.0  # importing torch from a cold disk
+PATIENCE = 3.0  # for a process that was asked where it is
+STARVED = 3.0  # times the seconds it has, at most: while it waits for a processor its time does not run
 OUTPUT_BYTES = 32 * 2**10  # kept of the beginning, and of the end
 FOLDER_BYTES = 1 * 2**30
 FOLDER_FILES = 10_000
@@ -72,8 +74,9 @@ class Watch:
                         if now - begun > START_SECONDS:
                             self.killed_for = "timeout"
                     elif now - self.started > self.seconds:
-                        crowd = len(descendants_of(self.process.pid)) > PROCESSES // 2
-                        self.killed_for = "processes" if crowd else "timeout"
+                        crowd = len(family := self._family()) > PROCESSES // 2
+                        if crowd or now - self.started > self.seconds + self._starved(family):
+                            self.killed_for = "processes" if crowd else "timeout"
                     elif now >= look_at:
                         self.killed_for = self._too_much()
                         cost = time.monotonic() - now  # a machine may have thousands of processes
@@ -81,6 +84,8 @@ class Watch:
             finally:
                 if self.started is not None:
                     self.took = time.monotonic() - self.started
+                if self.killed_for in ("timeout", "memory"):
+                    self._ask_where()
                 self._end()
             while ready := selector.get_map() and selector.select(1.0):  # what was still in the pipes
                 for key, _ in ready:
@@ -117,16 +122,46 @@ class Watch:
             self.started = time.monotonic()
         return bool(piece)
 
+    def _family(self) -> list[int]:
+        """The confined process and all it started, itself first."""
+        keeper = self.facts.get("keeper")
+        if isinstance(keeper, int):
+            return descendants_of(keeper)
+        return [self.process.pid, *descendants_of(self.process.pid)]
+
     def _too_much(self) -> str | None:
-        family = descendants_of(self.process.pid)
-        if len(family) > PROCESSES + 2:
+        family = self._family()
+        if len(family) > PROCESSES:
             return "processes"
-        used = sum(_memory_of(number) for number in family)
-        if used > self.memory and len(family) > 3:  # pages that copies of a process share count once
-            used = sum(_share_of(number) for number in family)
-        if used > self.memory + 2**29:  # torch itself takes some
+        if self._used(family) > self.memory:
             return "processes" if len(family) > PROCESSES // 2 else "memory"
         return "files" if _too_large(self.folder) else None
+
+    def _used(self, family: list[int]) -> int:
+        """Bytes beyond what torch and headwise took before the learner's file began."""
+        before = self.facts.get("memory", 0)
+        used = sum(map(memory_of, family)) - before
+        if used > self.memory and len(family) > 1:  # pages that copies of a process share count once
+            used = sum(map(share_of, family)) - before
+        return used
+
+    def _starved(self, family: list[int]) -> float:
+        """Seconds it waited for a processor since it began: a busy machine is not the learner's doing."""
+        lost = waited(family[0]) - self.facts.get("waited", 0.0) if family else 0.0
+        return min(max(lost, 0.0), STARVED * self.seconds)
+
+    def _ask_where(self) -> None:
+        """Ask the confined process for the line it is at; it ends with the answer, if it is not deaf."""
+        family = self._family()
+        if self.started is None or not family:
+            return
+        with suppress(OSError):
+            os.kill(family[0], signal.SIGXCPU)
+        until = time.monotonic() + PATIENCE
+        while self.process.poll() is None and time.monotonic() < until:
+            if self._used(self._family()) > 2 * self.memory + 2**29:  # it goes on and on
+                return
+            time.sleep(0.01)
 
     def _end(self) -> None:
         """End whatever is still there; in a process namespace, the keeper takes all others along."""
@@ -163,22 +198,6 @@ def _kill_marked(marker: str) -> None:
                 with suppress(OSError):
                     if marker.encode() in Path(f"/proc/{name}/environ").read_bytes():
                         _kill(int(name))
-
-
-def _memory_of(number: int) -> int:
-    """Bytes of its own, not of files."""
-    return _lines(f"/proc/{number}/status", ("RssAnon:", "RssShmem:"))
-
-
-def _share_of(number: int) -> int:
-    """The same, with pages shared by n processes counted as 1 / n each."""
-    return _lines(f"/proc/{number}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
-
-
-def _lines(path: str, starts: tuple[str, ...]) -> int:
-    with suppress(OSError), open(path) as file:
-        return sum(int(line.split()[1]) * 1024 for line in file if line.startswith(starts))
-    return 0
 
 
 def _too_large(folder: Path) -> bool:

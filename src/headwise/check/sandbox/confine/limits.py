@@ -15,12 +15,16 @@ __all__ = [
     "limit_memory",
     "limit_the_rest",
     "limit_time",
+    "memory_of",
+    "share_of",
+    "waited",
 ]
 
 FILE_BYTES = 256 * 2**20
 OPEN_FILES = 256
 PROCESSES = 64  # and threads
 NOBODY = 65534
+RESERVED = 8 * 2**30  # allocators and BLAS libraries reserve gigabytes that they never touch
 
 
 def limit_the_rest(*, own_users: bool) -> None:
@@ -55,12 +59,39 @@ def first_to_go() -> None:
 
 
 def limit_memory(most: int) -> None:
-    """So many bytes beyond those in use now: what torch's libraries take up differs from build to build."""
+    """What could never be used is refused at once; what is used is watched from outside.
+
+    The kernel counts what is reserved, and a library that finds no room for an arena at its first product
+    ends the process: so there is room for that, beyond what was reserved up to now.
+    """
     import resource
 
-    address_space, data = _in_use()
-    _lower(resource.RLIMIT_AS, address_space + most)
-    _lower(resource.RLIMIT_DATA, data + most)
+    address_space, data = _reserved()
+    _lower(resource.RLIMIT_AS, address_space + most + RESERVED)
+    _lower(resource.RLIMIT_DATA, data + most + RESERVED)
+
+
+def memory_of(process: int | str) -> int:
+    """Bytes in use, of its own, not of files; 0 where the system does not say."""
+    return _lines(f"/proc/{process}/status", ("RssAnon:", "RssShmem:"))
+
+
+def share_of(process: int | str) -> int:
+    """The same, with pages shared by n processes counted as 1 / n each."""
+    return _lines(f"/proc/{process}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
+
+
+def _lines(path: str, starts: tuple[str, ...]) -> int:
+    with suppress(OSError), open(path) as file:
+        return sum(int(line.split()[1]) * 1024 for line in file if line.startswith(starts))
+    return 0
+
+
+def waited(process: int | str) -> float:
+    """Seconds in which it could have run and others did; 0 where the system does not say."""
+    with suppress(OSError, ValueError, IndexError), open(f"/proc/{process}/schedstat") as file:
+        return int(file.read().split()[1]) / 1e9
+    return 0.0
 
 
 def limit_time(seconds: float) -> None:
@@ -68,20 +99,19 @@ def limit_time(seconds: float) -> None:
     import resource
 
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-    _lower(resource.RLIMIT_CPU, math.ceil(used + seconds) + 1)
+    _lower(resource.RLIMIT_CPU, math.ceil(used + seconds) + 1, grace=3)  # SIGXCPU first, SIGKILL at the end
 
 
-def _lower(what: int, most: int) -> None:
+def _lower(what: int, most: int, grace: int = 0) -> None:
     import resource
 
     hard = resource.getrlimit(what)[1]
-    if hard != resource.RLIM_INFINITY:
-        most = min(most, hard)
+    last = most + grace if hard == resource.RLIM_INFINITY else min(most + grace, hard)
     with suppress(OSError, ValueError):  # macOS knows some of these by name only
-        resource.setrlimit(what, (most, most))
+        resource.setrlimit(what, (min(most, last), last))
 
 
-def _in_use() -> tuple[int, int]:
+def _reserved() -> tuple[int, int]:
     """Bytes of address space, and of data."""
     try:
         with open("/proc/self/statm") as file:
