@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
@@ -59,7 +59,8 @@ def _is_bystander(module: nn.Module) -> bool:
     return home.startswith("torch.nn.")
 
 
-_known: WeakKeyDictionary[nn.Module, tuple[Any, Structure]] = WeakKeyDictionary()
+# The modules weakly: what is kept beside a model must not keep it, and a number may go to another object.
+_known: WeakKeyDictionary[nn.Module, tuple[list[tuple[Any, type, Any]], Structure]] = WeakKeyDictionary()
 
 
 def structure_of(model: nn.Module) -> Structure:
@@ -68,10 +69,14 @@ def structure_of(model: nn.Module) -> Structure:
     Raises:
         ArgumentError: a scripted or traced module in it.
     """
-    now = [(id(module), type(module), id(module.__dict__.get("config"))) for module in model.modules()]
-    kept = _known.get(model)
-    if kept is not None and kept[0] == now:
-        return kept[1]
+    modules, kept = list(model.modules()), _known.get(model)
+    if kept is not None and len(kept[0]) == len(modules):
+        pairs = zip(modules, kept[0], strict=True)
+        if all(
+            module is each() and type(module) is kind and module.__dict__.get("config") is config
+            for module, (each, kind, config) in pairs
+        ):
+            return kept[1]
     found = Structure(model)
-    _known[model] = (now, found)
+    _known[model] = [(ref(module), type(module), module.__dict__.get("config")) for module in modules], found
     return found

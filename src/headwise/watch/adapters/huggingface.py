@@ -37,8 +37,8 @@ __all__ = ["install"]
 NAME = "headwise"
 OWN = "_attn_implementation_internal"
 
-# The names in the code of functions that compute softmax(scale q k + bias + mask) v, with a soft cap or a sink
-# or without. One that mentions another name may compute something else.
+# The names in the code of functions that compute softmax(scale q k + bias + mask) v, with a soft cap or a
+# sink or without. One that mentions another name may compute something else.
 WORDS = frozenset(
     "torch nn F functional matmul transpose softmax dropout training contiguous dtype to type float float32 "
     "repeat_kv num_key_value_groups size shape head_dim tanh sinks reshape expand view unsqueeze cat max "
