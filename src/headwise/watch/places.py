@@ -64,17 +64,20 @@ def _is_likely(module: nn.Module) -> bool:
 
 def _may_attend(module: nn.Module) -> bool:
     """Whether there is a softmax, or what may be one, in the code of a module or of those inside it."""
-    return any(not SOFTMAX.isdisjoint(_reached(type(each))) for each in module.modules())
+    kinds: set[Any] = {type(each) for each in module.modules()}
+    return any(not SOFTMAX.isdisjoint(_reached(kind)) for kind in kinds)
 
 
 @cache
 def _reached(kind: Any) -> frozenset[str]:
     """The names that the methods of a class mention, and the functions beside it that they call."""
-    found, seen = set(names_in(kind)), set()
-    while beside := [name for name in found - seen if name in vars(sys.modules[kind.__module__])]:
+    home, found = vars(sys.modules[kind.__module__]), set(names_in(kind))
+    seen: set[str] = set()
+    while beside := [name for name in found - seen if name in home]:
         for name in beside:
             seen.add(name)
-            code = getattr(inspect.unwrap(vars(sys.modules[kind.__module__])[name]), "__code__", None)
+            value: Any = home[name]
+            code = getattr(inspect.unwrap(value) if callable(value) else None, "__code__", None)
             found.update(() if code is None else code.co_names)
     return frozenset(found) | {kind.__name__}
 

@@ -100,8 +100,8 @@ def _below_a_model(module: nn.Module) -> list[nn.Module]:
     return list(module.modules()) if isinstance(module, PreTrainedModel) else []
 
 
-def _is_listened_to(config: Any) -> bool:
-    return config is not None and any(config is each for one in active for each in _configs(one))
+def _listening_to(config: Any) -> list[Attachment]:
+    return [one for one in active if any(config is each for each in _configs(one))]
 
 
 # Kernels that say nothing of what they do: the model's other implementation takes their place
@@ -218,11 +218,10 @@ def _between_masks(own: Function) -> Function:
 
     @functools.wraps(own)
     def mask(*args: Any, **call: Any) -> Any:
-        return (
-            own(*args, **call)
-            if args or not _is_listened_to(call.get("config"))
-            else compact_mask(own, **call)
-        )
+        listening = [] if args else _listening_to(call.get("config"))
+        for each in listening:
+            each.forward.masked.append(call["config"])
+        return compact_mask(own, **call) if listening else own(*args, **call)
 
     mask.__headwise_own__ = own  # type: ignore[attr-defined]
     return mask
@@ -269,7 +268,7 @@ def _read_code(function: Function) -> _Own:
     parameters = inspect.signature(function).parameters
     names, words = _names_and_words(function.__code__)
     is_fused = function is sdpa_attention_forward
-    unknown = set() if is_fused else (names - WORDS) | set(function.__code__.co_freevars)
+    unknown = set() if is_fused else {*(names - WORDS), *function.__code__.co_freevars}
     if not is_fused and "softmax" not in names:
         unknown.add("a softmax that is not there")
     mentions = frozenset(parameters) | names | words
@@ -278,7 +277,7 @@ def _read_code(function: Function) -> _Own:
 
 def _names_and_words(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
     """The names in a function's code, and the strings, with the functions inside it."""
-    names, words = set(code.co_names), set()
+    names, words = set(code.co_names), set[str]()
     for value in code.co_consts:
         if isinstance(value, CodeType):
             inner = _names_and_words(value)
@@ -371,7 +370,10 @@ def attention_function(
     else:
         if isinstance(mask, Tensor) and mask.ndim < 4:
             mask = mask[(None,) * (4 - mask.ndim)]  # as torch spreads it over scores [B, H, T, S]
-        rules, bias, used = rules_of(mask, T, S, not cross, query.shape[0])
+        made = isinstance(mask, Tensor) and not cross and T == S and _is_masked(module)
+        rules, bias, used = rules_of(mask, T, S, not cross and not made, query.shape[0])
+        if made:
+            rules = _with_padding_given(rules, padding_now(path_of(module), query.shape[0], T))
     position_bias = given.get("position_bias") if "position_bias" in own.parameters else None
     if used < S or _is_written_to(key):  # what is filled of a cache; a copy, for the cache goes on changing
         key, value = key[:, :, :used].clone(), value[:, :, :used].clone()
@@ -402,6 +404,21 @@ def attention_function(
         return joined, dense()
     shape = torch.Size((*weights.shape[:3], S))
     return joined, None if own.is_fused else Standing.of(shape, query.dtype, query.device, dense)
+
+
+def _with_padding_given(rules: Mask, real: Tensor | None) -> Mask:
+    """Rules that a model made of its padding itself: a key that nobody sees may be one that nobody chose."""
+    if real is None or rules.queries is not None:
+        return rules
+    seen = rules.allowed
+    sees_padding = seen is not None and bool((seen & real[:, None, :, None] & ~real[:, None, None]).any())
+    return replace(rules, queries=real, keys=rules.keys if sees_padding else real)
+
+
+def _is_masked(module: nn.Module) -> bool:
+    """Whether the model around a layer has asked its own mask function in this forward."""
+    config = getattr(module, "config", None)
+    return any(config is each for one in active if module in one.paths for each in one.forward.masked)
 
 
 def _scale(own: _Own, module: nn.Module, query: Tensor, scaling: Any) -> float | None:

@@ -143,7 +143,9 @@ class Standing(Tensor):
         return func(*_made(args), **_made(kwargs))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return func(*_made(args), **_made(kwargs or {}))
 
 
