@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from headwise import AttentionMap, Mask, watch
+from headwise import AttentionMap, Mask, ablate, budget, watch
 from headwise.errors import AttentionBypassed
 from headwise.watch.attachment import attach
 from headwise.watch.calls import Call
@@ -413,13 +413,40 @@ def test_a_query_sees_as_many_keys_as_its_model_chose(implementation: str) -> No
     """
     model, inputs = by_name("deepseek v3.2").build(DOUBLE, implementation), text("none")
     outside, listener = run(model, inputs), Heard()
-    with attach(model, listener):
+    with attach(model, listener), ablate(model, []):
         inside = run(model, inputs)
     assert error(inside.last_hidden_state, outside.last_hidden_state) < EXACT
     for call in listener.calls:
         assert call.weights.mask.counted(LENGTH) is None
         seen = (call.weights.dense() > 0).sum(-1)
         assert torch.equal(seen, torch.arange(1, LENGTH + 1).clamp(max=4).expand_as(seen))
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_no_mask_is_made_of_a_padded_text(implementation: str) -> None:
+    """A long text has no room for one; 40 x 40 is too much here."""
+    model, listener = by_name("llama").build(DOUBLE, implementation), Heard()
+    with attach(model, listener), budget.limit("1 KiB"):
+        run(model, text("left", 37))
+    assert all(call.weights.mask.allowed is None for call in listener.calls)
+
+
+def test_a_bool_mask_is_to_a_model_what_its_function_makes_of_it() -> None:
+    """Eager attention adds a mask, whatever is in it: True is 1 there, and what is False is seen as well."""
+    model, listener = by_name("llama").build(DOUBLE, "eager"), Heard()
+    inputs = text("none") | {"attention_mask": torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.bool).tril()}
+    expected = run(model, inputs).last_hidden_state
+    with attach(model, listener):
+        assert error(run(model, inputs).last_hidden_state, expected) < EXACT
+    assert all(bool((call.weights.dense() > 0).all()) for call in listener.calls)
+
+
+def test_a_copy_made_inside_is_answered_by_its_own_function() -> None:
+    model, inputs = by_name("llama").build(DOUBLE), text("left")
+    expected = run(model, inputs).last_hidden_state
+    with attach(model, Heard()):
+        made = copy.deepcopy(model)
+    assert torch.equal(run(made, inputs).last_hidden_state, expected)
 
 
 def test_layers_without_a_softmax_are_left_out_and_the_others_keep_their_numbers() -> None:

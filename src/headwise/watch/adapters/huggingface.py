@@ -237,6 +237,7 @@ class _Own:
     function: str  # its name
     parameters: tuple[str, ...]
     mentions: frozenset[str]
+    uses: frozenset[str]  # of that, what we know nothing of if it is an argument
     is_fused: bool  # torch's function does the work: no mask leaves the matter to the layer
     unknown: tuple[str, ...]  # names in it that we know nothing of
     code: CodeType | None = None
@@ -264,7 +265,9 @@ def _read_code(function: Function) -> _Own:
     )
     name = ".".join(str(part) for part in parts if part)
     if not isinstance(function, FunctionType):
-        return _Own(name, (), frozenset(), False, (f"what a {type(function).__name__} may hold",))
+        return _Own(
+            name, (), frozenset(), frozenset(), False, (f"what a {type(function).__name__} may hold",)
+        )
     parameters = inspect.signature(function).parameters
     names, words = _names_and_words(function.__code__)
     is_fused = function is sdpa_attention_forward
@@ -272,7 +275,8 @@ def _read_code(function: Function) -> _Own:
     if not is_fused and "softmax" not in names:
         unknown.add("a softmax that is not there")
     mentions = frozenset(parameters) | names | words
-    return _Own(name, tuple(parameters), mentions, is_fused, tuple(sorted(unknown)), function.__code__)
+    uses = mentions - UNDERSTOOD - ({"is_causal"} if is_fused else set())
+    return _Own(name, tuple(parameters), mentions, uses, is_fused, tuple(sorted(unknown)), function.__code__)
 
 
 def _names_and_words(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
@@ -292,10 +296,9 @@ def _why_not(own: _Own, given: dict[str, Any]) -> str | None:
     """What keeps us from answering for a function, in words; None: nothing."""
     if own.unknown:
         return f"{own.function} uses {', '.join(own.unknown)}"
-    known = UNDERSTOOD | ({"is_causal"} if own.is_fused else set())
     for name, value in given.items():
         # What its own code does not mention, a function cannot use: there it comes to nothing, as here.
-        if value is not None and name in own.mentions - known:
+        if value is not None and name in own.uses:
             shape = f" {list(value.shape)}" if isinstance(value, Tensor) else ""
             return f"{own.function} is given {name}={type(value).__name__}{shape}"
     return None
@@ -359,7 +362,7 @@ def attention_function(
         [B, T, H, D], and the weights, made where they are looked at.
     """
     T, S = query.shape[2], key.shape[2]
-    mask = attention_mask.meaning if isinstance(attention_mask, Standing) else attention_mask
+    mask = _meaning(own, attention_mask)
     is_causal = given.get("is_causal")
     cross = _is_cross(module, T, S, mask, is_causal)
     if mask is None:
@@ -371,7 +374,10 @@ def attention_function(
         if isinstance(mask, Tensor) and mask.ndim < 4:
             mask = mask[(None,) * (4 - mask.ndim)]  # as torch spreads it over scores [B, H, T, S]
         made = isinstance(mask, Tensor) and not cross and T == S and _is_masked(module)
-        rules, bias, used = rules_of(mask, T, S, not cross and not made, query.shape[0])
+        if isinstance(mask, Tensor) and not own.is_fused and not mask.is_floating_point():
+            rules, bias, used = Mask(), mask.to(query.dtype), S  # True is added as 1, and hides nothing
+        else:
+            rules, bias, used = rules_of(mask, T, S, not cross and not made, query.shape[0])
         if made:
             rules = _with_padding_given(rules, padding_now(path_of(module), query.shape[0], T))
     position_bias = given.get("position_bias") if "position_bias" in own.parameters else None
@@ -398,12 +404,25 @@ def attention_function(
     joined = output.transpose(1, 2).contiguous()  # [B, T, H, D]
 
     def dense() -> Tensor:
-        return torch.nn.functional.pad(weights.dense(), (0, S - used))
+        found = torch.nn.functional.pad(weights.dense(), (0, S - used))
+        return (
+            found / found.sum(-1, keepdim=True) if "logsumexp" in own.mentions else found
+        )  # before the sink
 
     if given.get("output_attentions"):
         return joined, dense()
     shape = torch.Size((*weights.shape[:3], S))
     return joined, None if own.is_fused else Standing.of(shape, query.dtype, query.device, dense)
+
+
+def _meaning(own: _Own, mask: Tensor | None) -> CompactMask | Tensor | None:
+    """What a mask says to a model's own function: torch's hides where it is False, others add what it is."""
+    if mask is None:
+        return None
+    if not own.is_fused and not mask.is_floating_point():
+        numbers: Tensor = as_tensor(mask)
+        return numbers
+    return mask.meaning if isinstance(mask, Standing) else mask
 
 
 def _with_padding_given(rules: Mask, real: Tensor | None) -> Mask:
