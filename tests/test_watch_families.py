@@ -486,8 +486,10 @@ def test_a_kernel_without_words_has_its_model_run_as_it_else_would() -> None:
         model, inputs = by_name(name).build(DOUBLE), text("left")
         truth, expected = eager_weights(by_name(name), "left", DOUBLE), run(model, inputs).last_hidden_state
         model.config._attn_implementation_internal = "flash_attention_2"
-        listener = Heard()
+        listener, first = Heard(), ExitStack()
+        first.enter_context(attach(nn.Sequential(model), Heard()))  # which ends before the other does
         with attach(model, listener):
+            first.close()
             found = run(model, inputs).last_hidden_state
         assert model.config._attn_implementation == "flash_attention_2"
         rows = inputs["attention_mask"].bool()
