@@ -44,6 +44,10 @@ LATENT = GROUPED | {"num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 
                     "qk_nope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2,
                     "n_shared_experts": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 1,
                     "n_group": 1, "topk_group": 1, "experts_implementation": "eager"}  # fmt: skip
+SPARSE = {"index_topk": 4, "index_n_heads": 2, "index_head_dim": 16}  # a query sees its best four keys
+HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
+DELTAS = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+          "linear_value_head_dim": 8}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -225,6 +229,15 @@ FAMILIES = (
     Family("qwen3-moe", "Qwen3MoeModel", GROUPED | EXPERTS | {"moe_intermediate_size": 16, "head_dim": 8}),
     Family("deepseek v2", "DeepseekV2Model", LATENT),
     Family("deepseek v3", "DeepseekV3Model", LATENT),
+    Family("deepseek v3.2", "DeepseekV32Model", LATENT | SPARSE | {"mlp_layer_types": ["dense", "sparse"]},
+           core=True),
+    Family("glm-moe-dsa", "GlmMoeDsaModel", LATENT | SPARSE | {"mlp_layer_types": ["dense", "sparse"]}),
+    Family("hy v4", "HYV4Model", LATENT | SPARSE | {"num_hidden_layers": 3, "head_dim": 8}),
+    Family("minimax", "MiniMaxModel", GROUPED | EXPERTS | HYBRID | {"head_dim": 8, "block_size": 4},
+           core=True),
+    Family("olmo hybrid", "OlmoHybridModel", GROUPED | HYBRID | DELTAS),
+    Family("qwen3-next", "Qwen3NextModel", GROUPED | EXPERTS | HYBRID | DELTAS | {"head_dim": 8,
+           "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}),
     Family("gpt-neox", "GPTNeoXModel", PLAIN),
     Family("opt", "OPTModel", TOKENS | {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2,
            "num_attention_heads": 4, "ffn_dim": 40, "max_position_embeddings": 40,
@@ -317,6 +330,10 @@ FAMILIES = (
            "vision_config": SEEING | {"model_type": "clip_vision_model"}, "image_token_id": 60,
            "vision_feature_layer": -1},
            text_with_image_inside),
+    # without token types its two implementations disagree: one lets an image's prefix see ahead
+    Family("paligemma", "PaliGemmaModel", {"text_config": GROUPED | {"model_type": "gemma", "head_dim": 8},
+           "vision_config": SEEING | {"model_type": "siglip_vision_model", "projection_dim": 32},
+           "image_token_id": 60, "projection_dim": 32}, core=True, judged=False),
     Family("blip-2", "Blip2Model", {"text_config": {"model_type": "opt", "vocab_size": VOCABULARY,
            "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 40,
            "max_position_embeddings": 40, "word_embed_proj_dim": 32} | TOKENS, "vision_config": SEEING,

@@ -5,7 +5,9 @@ The judge is transformers itself: the same model with eager attention, its weigh
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from headwise import AttentionMap, Mask
+from headwise import AttentionMap, Mask, ablate, budget, watch
 from headwise.errors import AttentionBypassed
 from headwise.watch.attachment import attach
 from headwise.watch.calls import Call
@@ -134,6 +136,8 @@ def eager_weights(family: Family, side: str, dtype: torch.dtype) -> dict[str, Te
     ours = [weights for found in kept.values() for weights in found]
     if family.name == "sam":  # what its decoder calls attentions are something else
         given = list(output.vision_attentions)
+    if family.name == "minimax":  # and what its linear layers do
+        given = [weights for weights in given if weights.shape[2] == LENGTH]
     for weights in given:
         assert any(torch.equal(weights.flatten(), one.flatten()) for one in ours)
     return numbered(kept)
@@ -179,10 +183,8 @@ def traces(model: nn.Module) -> Any:
         )
         for m in model.modules()
     ]
-    registries = [  # ours stays on the list, for copies of a model that were made meanwhile
-        {name: function for name, function in registry._global_mapping.items() if name != "headwise"}
-        for registry in (AttentionInterface, AttentionMaskInterface)
-    ]
+    kinds = (AttentionInterface, AttentionMaskInterface)
+    registries = [(dict(kind._global_mapping), dict(vars(kind))) for kind in kinds]
     return configs, hooks, registries, torch._C._len_torch_function_stack()
 
 
@@ -387,6 +389,217 @@ def test_weights_asked_of_the_model_are_still_given() -> None:
     expected = run(eager, text("none"), output_attentions=True).attentions
     for one, other in zip(found, expected, strict=True):
         assert error(one, other) < EXACT
+
+
+# What is a model's own
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt-oss"])
+def test_names_stay_as_they_are(name: str) -> None:
+    """DeepSeek V3.2 and others branch on the name: under one of ours they dropped their top-k mask."""
+    model = by_name(name).build()
+    before = traces(model)[0]
+    with attach(model, Heard()):
+        run(model, text("none"))
+        assert traces(model)[0] == before
+        assert model.config._attn_implementation in ("sdpa", "eager")
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_a_query_sees_as_many_keys_as_its_model_chose(implementation: str) -> None:
+    """With its mask dropped, a query of DeepSeek V3.2 saw every key before it: logits were off by 3 to 5.
+
+    A key that no query had chosen was taken for padding, and its own query was not counted.
+    """
+    model, inputs = by_name("deepseek v3.2").build(DOUBLE, implementation), text("none")
+    outside, listener = run(model, inputs), Heard()
+    with attach(model, listener), ablate(model, []):
+        inside = run(model, inputs)
+    assert error(inside.last_hidden_state, outside.last_hidden_state) < EXACT
+    for call in listener.calls:
+        assert call.weights.mask.counted(LENGTH) is None
+        seen = (call.weights.dense() > 0).sum(-1)
+        assert torch.equal(seen, torch.arange(1, LENGTH + 1).clamp(max=4).expand_as(seen))
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_no_mask_is_made_of_a_padded_text(implementation: str) -> None:
+    """A long text has no room for one; 40 x 40 is too much here."""
+    model, listener = by_name("llama").build(DOUBLE, implementation), Heard()
+    with attach(model, listener), budget.limit("1 KiB"):
+        run(model, text("left", 37))
+    assert all(call.weights.mask.allowed is None for call in listener.calls)
+
+
+def test_a_bool_mask_is_to_a_model_what_its_function_makes_of_it() -> None:
+    """Eager attention adds a mask, whatever is in it: True is 1 there, and what is False is seen as well."""
+    model, listener = by_name("llama").build(DOUBLE, "eager"), Heard()
+    inputs = text("none") | {"attention_mask": torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.bool).tril()}
+    expected = run(model, inputs).last_hidden_state
+    with attach(model, listener):
+        assert error(run(model, inputs).last_hidden_state, expected) < EXACT
+    assert all(bool((call.weights.dense() > 0).all()) for call in listener.calls)
+
+
+def test_a_copy_made_inside_is_answered_by_its_own_function() -> None:
+    model, inputs = by_name("llama").build(DOUBLE), text("left")
+    expected = run(model, inputs).last_hidden_state
+    with attach(model, Heard()):
+        made = copy.deepcopy(model)
+    assert torch.equal(run(made, inputs).last_hidden_state, expected)
+
+
+def test_layers_without_a_softmax_are_left_out_and_the_others_keep_their_numbers() -> None:
+    """MiniMax: the first advice was fallback="eager", and it failed: there are no weights to read."""
+    for name in ("minimax", "olmo hybrid", "qwen3-next"):
+        model = by_name(name).build()
+        for fallback in (None, "eager", "skip"):
+            with watch(model, fallback=fallback) as heads:
+                run(model, text("none"))
+            assert list(heads) == [1], name
+
+
+def test_another_model_with_the_same_config_is_not_touched() -> None:
+    """Its config had our name in it, and so it was answered by us as well."""
+    model = by_name("llama").build(DOUBLE)
+    other = type(model)(model.config).to(DOUBLE).eval()
+    other.config = model.config
+    inputs, listener = text("left"), Heard()
+    expected = run(other, inputs).last_hidden_state
+    with attach(model, listener):
+        found = run(other, inputs).last_hidden_state
+    assert torch.equal(found, expected) and not listener.calls
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_the_config_of_a_copy_made_inside_is_its_own(copied: Any) -> None:
+    model = by_name("llama").build(DOUBLE)
+    model.config._attn_implementation_internal = "flash_attention_2"  # for which there is nothing here
+    with attach(model, Heard()):
+        made = copied(model.config)
+    assert made._attn_implementation == "flash_attention_2" and type(made._attn_implementation) is str
+
+
+def test_a_kernel_without_words_has_its_model_run_as_it_else_would() -> None:
+    """Flash attention: the model asked it for what no CPU has; inside a block it takes its other way."""
+    for name in ("llama", "gpt-oss"):
+        model, inputs = by_name(name).build(DOUBLE), text("left")
+        truth, expected = eager_weights(by_name(name), "left", DOUBLE), run(model, inputs).last_hidden_state
+        model.config._attn_implementation_internal = "flash_attention_2"
+        listener, first = Heard(), ExitStack()
+        first.enter_context(attach(nn.Sequential(model), Heard()))  # which ends before the other does
+        with attach(model, listener):
+            first.close()
+            found = run(model, inputs).last_hidden_state
+        assert model.config._attn_implementation == "flash_attention_2"
+        rows = inputs["attention_mask"].bool()
+        assert error(found[rows], expected[rows]) < EXACT
+        for call in listener.calls:
+            assert error(only(call.weights.dense(), rows), only(truth[call.path], rows)) < EXACT
+
+
+def test_an_implementation_chosen_inside_a_block_stays() -> None:
+    model, listener = by_name("llama").build(DOUBLE), Heard()
+    expected = run(model, text("none")).last_hidden_state
+    with attach(model, listener):
+        model.set_attn_implementation("eager")  # type: ignore[operator]
+        found = run(model, text("none"), output_attentions=True)
+    assert model.config._attn_implementation == "eager" and len(listener.calls) == 2
+    assert error(found.last_hidden_state, expected) < EXACT
+    for call, weights in zip(listener.calls, found.attentions, strict=True):
+        assert torch.equal(call.weights.dense(), weights)
+
+
+def test_attentions_that_a_config_asks_for_are_given() -> None:
+    """They were left out of the model's answer, for nobody had asked with an argument."""
+    model = by_name("llama").build(DOUBLE, "eager")
+    model.config.output_attentions = True
+    expected = run(model, text("none")).attentions
+    with attach(model, Heard()):
+        found = run(model, text("none")).attentions
+    for one, other in zip(found, expected, strict=True):
+        assert error(one, other) < EXACT
+
+
+def standard(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: Any = None,
+    indices: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """Eager attention, of repeated keys, that may be told which keys to take."""
+    groups = module.num_key_value_groups
+    key = key[:, :, None].expand(-1, -1, groups, -1, -1).reshape(*query.shape[:2], *key.shape[2:])
+    value = value[:, :, None].expand(-1, -1, groups, -1, -1).reshape(*query.shape[:2], *value.shape[2:])
+    weights = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if attention_mask is not None:
+        weights = weights + attention_mask
+    weights = nn.functional.softmax(weights, dim=-1)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+def sharpened(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+) -> Any:
+    output, weights = standard(module, 2 * query, key, value, attention_mask, **kwargs)
+    return output, weights
+
+
+@pytest.fixture
+def dispatch() -> Iterator[Any]:
+    """Registers a function, with transformers' eager masks, for a test."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
+
+    names: list[str] = []
+
+    def register(function: Any) -> nn.Module:
+        AttentionInterface.register(function.__name__, function)
+        AttentionMaskInterface.register(function.__name__, eager_mask)
+        names.append(function.__name__)
+        return by_name("llama").build(DOUBLE, function.__name__)
+
+    yield register
+    for name in names:
+        del AttentionInterface._global_mapping[name], AttentionMaskInterface._global_mapping[name]
+
+
+def test_a_function_of_known_parts_is_answered_as_it_would_be(dispatch: Any) -> None:
+    model, listener = dispatch(standard), Heard()
+    expected = run(model, text("none")).last_hidden_state
+    with attach(model, listener):
+        found = run(model, text("none"), unknown=torch.ones(2, 3)).last_hidden_state  # to nobody's use
+    assert error(found, expected) < EXACT and len(listener.calls) == 2
+
+
+def test_a_function_of_other_parts_is_refused_by_name(dispatch: Any) -> None:
+    """Whatever was registered, the softmax of q and k was heard, and what the model went on with."""
+    model, listener = dispatch(sharpened), Heard()
+    expected = run(model, text("none"))
+    with (
+        pytest.raises(AttentionBypassed, match=r"layers\.0\.self_attn.*sharpened uses .*standard.*'skip'"),
+        attach(model, Heard()),
+    ):
+        run(model, text("none"))
+    with attach(model, listener, "eager"):
+        found = run(model, text("none"), output_attentions=True)
+    assert torch.equal(found.last_hidden_state, expected.last_hidden_state)
+    for call, weights in zip(listener.calls, found.attentions, strict=True):
+        assert torch.equal(call.weights.dense(), weights)
+    with attach(model, Heard(), "skip"):
+        assert torch.equal(run(model, text("none")).last_hidden_state, expected.last_hidden_state)
+
+
+def test_an_argument_that_is_of_use_to_the_function_is_refused_by_name(dispatch: Any) -> None:
+    """`indices=` of sparse attention vanished among the arguments nobody knew."""
+    model, indices = dispatch(standard), torch.zeros(2, LENGTH, 4, dtype=torch.long)
+    message = r"layers\.0\.self_attn.*standard is given indices=Tensor \[2, 11, 4\]"
+    with pytest.raises(AttentionBypassed, match=message), attach(model, Heard()):
+        run(model, text("none"), indices=indices)
 
 
 # Generating

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 from typing import Any
 
 import pytest
@@ -69,7 +71,8 @@ def both(T: int, S: int, predicate: Any, mask: Tensor | None, **offsets: int) ->
         "attention_mask": mask,
     }
     never = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    return utils.sdpa_mask(**call, **offsets, **never), compact_mask(**call, **offsets)
+    standing = compact_mask(utils.sdpa_mask, **call, **offsets, **never)
+    return utils.sdpa_mask(**call, **offsets, **never), standing.compact
 
 
 def same(rules: Mask, bias: Tensor | None, used: int, dense: Tensor) -> None:
@@ -177,13 +180,51 @@ def test_what_users_add_besides_hiding_is_a_bias() -> None:
     assert not rules.full(5, 7, BATCH)[..., 6].any()
 
 
-def test_a_compact_mask_stands_in_for_the_dense_one() -> None:
-    dense, compact = both(5, 5, utils.causal_mask_function, padding("right", 5))
-    assert compact.shape == dense.shape and compact.ndim == 4 and compact.dtype == torch.bool
-    assert torch.equal(compact[:, :, 2], dense[:, :, 2])
-    assert torch.equal(torch.cat([compact, compact], -1), torch.cat([dense, dense], -1))
-    assert torch.equal(compact & dense, dense) and torch.equal(~compact, ~dense)
-    assert torch.equal(compact.to(torch.float32), dense.float())
+CALL: dict[str, Any] = {"batch_size": BATCH, "q_length": 5, "kv_length": 5, "allow_is_causal_skip": False}
+
+
+@pytest.mark.parametrize("own", [utils.sdpa_mask, utils.eager_mask], ids=["sdpa", "eager"])
+def test_a_mask_unread_is_a_tensor_to_a_model(own: Any) -> None:
+    """Models ask whether a mask is a tensor, and of which dtype; it was none, and they went another way."""
+    call = CALL | {"attention_mask": padding("right", 5), "dtype": torch.float64}
+    dense, mask = own(**call), compact_mask(own, **call)
+    assert isinstance(mask, Tensor) and mask.shape == dense.shape and mask.ndim == 4
+    assert (mask.dtype, mask.device) == (dense.dtype, dense.device)
+    assert mask.to("cpu") is mask and mask.to(device="cpu", dtype=dense.dtype) is mask
+    assert mask.contiguous() is mask and mask.numbers is None, "nothing was made so far"
+    assert torch.equal(mask[:, :, 2], dense[:, :, 2])
+    assert torch.equal(torch.cat([mask, mask], -1), torch.cat([dense, dense], -1))
+    assert torch.equal(mask == dense, dense == dense) and torch.equal(mask.to(torch.int64), dense.long())
+    assert type(copy.deepcopy(mask)) is type(pickle.loads(pickle.dumps(mask))) is Tensor
+    assert mask.meaning is mask.compact, "it was read, and is as it was"
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_mask_that_a_model_writes_to_means_what_it_says_now(inference: bool) -> None:
+    """What a model wrote into its mask was lost, for the rules it was made of had no part in that."""
+    with torch.inference_mode(inference):
+        dense, mask = utils.eager_mask(**CALL), compact_mask(utils.eager_mask, **CALL)
+        for each in (dense, mask):
+            each[:, :, :, 0] = torch.finfo(torch.float32).min
+        rules, _, _ = rules_of(mask.meaning, 5, 5, itself=False)
+    assert torch.equal(rules.full(5, 5, BATCH).expand(BATCH, 1, 5, 5), dense == 0)
+
+
+def test_no_mask_where_transformers_makes_none() -> None:
+    """What a model does without a mask is its own matter: PaliGemma then hides what is ahead, else not."""
+    plain = {**CALL, "mask_function": utils.causal_mask_function, "allow_is_causal_skip": True}
+    every = torch.ones(BATCH, 5, dtype=torch.bool)
+    for call in (plain, plain | {"attention_mask": every}, plain | {"attention_mask": padding("left", 5)}):
+        assert (compact_mask(utils.sdpa_mask, **call) is None) == (utils.sdpa_mask(**call) is None)
+    assert compact_mask(utils.sdpa_mask, **plain) is None
+    assert compact_mask(utils.eager_mask, **plain) is not None
+
+
+def test_a_mask_function_of_somebody_else_is_left_alone() -> None:
+    def own(**call: Any) -> Any:
+        return call
+
+    assert compact_mask(own, **CALL) == CALL
 
 
 @settings(max_examples=60)

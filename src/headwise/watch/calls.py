@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ class Forward:
     number: int = 0
     tokens: dict[str, Tensor] = field(default_factory=dict)  # by argument name: int [B, T]
     padding: dict[str, Tensor] = field(default_factory=dict)  # by argument name: bool [B, S], True = real
+    masked: list[Any] = field(default_factory=list)  # configs whose models made their masks of that padding
 
 
 @dataclass(frozen=True, eq=False)

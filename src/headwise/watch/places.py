@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from functools import cache
 from typing import Any
 
@@ -18,8 +19,13 @@ SOUNDS_LIKE = re.compile(r"(Attention|Attn)\d*$|Attention(?=[A-Z0-9])")
 IS_NOT = re.compile(
     r"(Attention|Attn)\w*(Output|Pool|Adapter|Mask|Bias|Gate|Norm|Dropout|Embed|Intermediate)"
 )
+LINEAR = re.compile(r"(Linear|Lightning|Delta)\w*?(Attention|Attn)")
 CROSS = ("cross", "encoder_attn", "encdec", "encoder_decoder")
 DISPATCHES, FUSED = "ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"
+SOFTMAX = {DISPATCHES, FUSED, *"softmax log_softmax Softmax logsumexp flex_attention".split()} | {
+    "multi_head_attention_forward",
+    "MultiheadAttention",
+}
 
 
 def likely_places(model: nn.Module) -> list[str]:
@@ -51,7 +57,29 @@ def _is_likely(module: nn.Module) -> bool:
     if _is_surely(module):
         return True
     named = SOUNDS_LIKE.search(kind.__name__) and not IS_NOT.search(kind.__name__)
+    if named and LINEAR.search(kind.__name__) and not _may_attend(module):
+        return False  # linear attention, as it says: sums without a softmax have no weights to look at
     return bool(named) and (any(True for _ in module.children()) or any(True for _ in module.parameters()))
+
+
+def _may_attend(module: nn.Module) -> bool:
+    """Whether there is a softmax, or what may be one, in the code of a module or of those inside it."""
+    kinds: set[Any] = {type(each) for each in module.modules()}
+    return any(not SOFTMAX.isdisjoint(_reached(kind)) for kind in kinds)
+
+
+@cache
+def _reached(kind: Any) -> frozenset[str]:
+    """The names that the methods of a class mention, and the functions beside it that they call."""
+    home, found = vars(sys.modules[kind.__module__]), set(names_in(kind))
+    seen: set[str] = set()
+    while beside := [name for name in found - seen if name in home]:
+        for name in beside:
+            seen.add(name)
+            value: Any = home[name]
+            code = getattr(inspect.unwrap(value) if callable(value) else None, "__code__", None)
+            found.update(() if code is None else code.co_names)
+    return frozenset(found) | {kind.__name__}
 
 
 def sounds_cross(path: str | None) -> bool:

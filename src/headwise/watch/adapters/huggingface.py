@@ -1,72 +1,78 @@
-"""Hugging Face Transformers: the attention function and the mask function are registered, then selected.
+"""Hugging Face Transformers: we stand between a model and its own functions for attention and for masks.
 
-Models that dispatch through `ALL_ATTENTION_FUNCTIONS` hand over q, k and v after positions and cache, with
-every rule of their softmax: scale, soft cap, sinks, position bias. The names are global to the process, so
-one function serves all models and knows a layer by its module.
+Models look both up by the name in their config, and branch on that name, on whether there is a mask, on what
+class it has. So names, configs and registries stay as they are: only the lookup answers, inside a block, with
+a function that asks who calls. A module that is listened to is answered by us as its own function would
+answer (huggingface_functions.py); every other module by its own function.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from ...masks import Mask
 from ..attachment import Attachment
 from ..holding import Undo, hold, undo_all
-from ..now import padding_now, path_of
-from ..places import DISPATCHES, names_in, sounds_cross
-from .attending import attended
-from .huggingface_masks import CompactMask, compact_mask, own_implementation, rules_of
+from ..now import active
+from ..places import DISPATCHES, names_in
+from .huggingface_functions import answered
+from .huggingface_masks import as_tensor, compact_mask
 
 __all__ = ["install"]
 
 NAME = "headwise"
+OWN = "_attn_implementation_internal"
+
+Function = Callable[..., Any]
 
 
 def install(attachment: Attachment) -> Undo:
-    """Select our functions in every config that a dispatching layer reads."""
-    configs = attachment.structure.once(NAME, lambda: _configs(attachment.model))
-    return undo_all([hold((NAME, id(config)), partial(_select, config)) for config in configs])
+    """Stand between the model and its own functions."""
+    configs = _configs(attachment)
+    if not configs:
+        return lambda: None
+    other = [config for config in configs if _is_a_kernel_of(config)]
+    undos = [hold(("lookup", NAME), _stand_between)]
+    return undo_all(undos + [hold(_Same(config), partial(_stand_in, attachment, config)) for config in other])
 
 
-class _Selected(str):
-    """Our name in a config. A copy or a file of the config has in its place what it says otherwise."""
+class _Same:
+    """A key that is this very object, and keeps it: a number of an object may go to another one."""
 
-    own: str | None
+    def __init__(self, this: Any) -> None:
+        self.this = this
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (type(None), ()) if self.own is None else (str, (self.own,))
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.this is other.this
 
-
-def _select(config: Any) -> Undo:
-    _register()
-    own_implementation[id(config)] = config._attn_implementation
-    selected = _Selected(NAME)
-    selected.own = config._attn_implementation
-    config._attn_implementation_internal = selected
-
-    def undo() -> None:
-        config._attn_implementation_internal = own_implementation.pop(id(config))
-
-    return undo
+    def __hash__(self) -> int:
+        return id(self.this)
 
 
-def _configs(model: nn.Module) -> list[Any]:
+# Whose masks and calls are ours
+
+
+def _configs(attachment: Attachment) -> list[Any]:
     """The configs that layers which dispatch, and the models around them, read the implementation from."""
+    return attachment.structure.once(NAME, lambda: _find_configs(attachment.model))
+
+
+def _find_configs(model: nn.Module) -> list[Any]:
     if "transformers" not in sys.modules:
         return []
-    found: dict[int, Any] = {}
+    found: list[Any] = []
     for module in model.modules():
         is_one = DISPATCHES in names_in(type(module))
         if is_one or any(DISPATCHES in names_in(type(inner)) for inner in _below_a_model(module)):
             config = getattr(module, "config", None)
-            if hasattr(config, "_attn_implementation_internal"):
-                found[id(config)] = config
-    return list(found.values())
+            if hasattr(config, OWN) and not any(config is each for each in found):
+                found.append(config)
+    return found
 
 
 def _below_a_model(module: nn.Module) -> list[nn.Module]:
@@ -75,80 +81,129 @@ def _below_a_model(module: nn.Module) -> list[nn.Module]:
     return list(module.modules()) if isinstance(module, PreTrainedModel) else []
 
 
-def _register() -> None:
-    """For good: a copy made of a model while it is watched has our name in its config, and must go on."""
+def _listening_to(config: Any) -> list[Attachment]:
+    return [one for one in active if any(config is each for each in _configs(one))]
+
+
+# Kernels that say nothing of what they do: the model's other implementation takes their place
+
+
+def _is_a_kernel_of(config: Any) -> bool:
+    name = getattr(config, OWN)
+    name = name.own if isinstance(name, _InPlaceOf) else name  # another block is at work
+    return isinstance(name, str) and ("flash" in name or name == "flex_attention") and "paged|" not in name
+
+
+class _InPlaceOf(str):
+    """The name of an implementation that stands in for another; a copy of it is that other's name."""
+
+    own: str
+
+    def __new__(cls, name: str, own: str) -> _InPlaceOf:
+        made = super().__new__(cls, name)
+        made.own = own
+        return made
+
+    def __deepcopy__(self, _: Any) -> str:
+        return self.own
+
+    def __reduce__(self) -> Any:
+        return str, (self.own,)
+
+
+def _stand_in(attachment: Attachment, config: Any) -> Undo:
+    """Flash and flex attention compute what "sdpa" does, or "eager" where a model has no "sdpa"."""
+    from transformers import PreTrainedModel
+
+    owners = [m for m in attachment.model.modules() if getattr(m, "config", None) is config]
+    models = [m for m in owners if isinstance(m, PreTrainedModel)]
+    name = "sdpa" if models and all(getattr(m, "_supports_sdpa", False) for m in models) else "eager"
+    own = getattr(config, OWN)
+    set_to = _InPlaceOf(name, own)
+    setattr(config, OWN, set_to)
+
+    def undo() -> None:
+        if getattr(config, OWN) is set_to:  # else somebody has chosen another one meanwhile
+            setattr(config, OWN, own)
+
+    return undo
+
+
+# The lookup
+
+
+def _stand_between() -> Undo:
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(NAME, attention_function)
-    AttentionMaskInterface.register(NAME, compact_mask)
+    found = AttentionInterface.get_interface
 
+    @functools.wraps(found)
+    def get_interface(self: Any, *args: Any, **kwargs: Any) -> Function:
+        return _between(found(self, *args, **kwargs))
 
-def attention_function(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    is_causal: bool | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
-    **others: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """What is registered in `AttentionInterface`.
-
-    Args:
-        query: [B, H, T, D]
-        key, value: [B, Hk, S, D], not repeated.
-
-    Returns:
-        [B, T, H, D], and the weights only where output_attentions asks for them.
-    """
-    T, S = query.shape[2], key.shape[2]
-    cross = _is_cross(module, T, S, attention_mask, is_causal)
-    if attention_mask is None:
-        causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-        if own_implementation.get(id(getattr(module, "config", None))) == "eager":
-            causal = False  # there, no mask hides nothing; elsewhere it leaves the matter to the layer
-        rules, bias, used = Mask(right=T - S) if causal and T > 1 else Mask(), None, S
-    else:
-        rules, bias, used = rules_of(attention_mask, T, S, not cross, query.shape[0])
-    if used < S or _is_written_to(key):  # what is filled of a cache; a copy, for the cache goes on changing
-        key, value = key[:, :, :used].clone(), value[:, :, :used].clone()
-        position_bias = None if position_bias is None else position_bias[..., :used]
-    if cross and rules.queries is None:
-        rules = replace(rules, queries=padding_now(path_of(module), query.shape[0], T))
-    if position_bias is not None:
-        bias = position_bias if bias is None else bias + position_bias
-    output, weights = attended(
-        module,
-        "cross" if cross else "self",
-        query, key.to(query.dtype), value.to(query.dtype),
-        mask=rules, bias=bias, scale=_number(scaling), softcap=softcap,
-        sinks=None if s_aux is None else s_aux.to(query.dtype).flatten(), dropout=dropout,
-    )  # fmt: skip
-    joined = output.transpose(1, 2).contiguous()  # [B, T, H, D]
-    return joined, weights.dense() if others.get("output_attentions") else None
-
-
-def _is_written_to(key: Tensor) -> bool:
-    """Whether keys lie in a buffer that is filled in place, as far as one can know."""
-    return key.is_inference() or key._version > 0
-
-
-def _number(scaling: Any) -> float | None:
-    return float(scaling) if isinstance(scaling, Tensor) and not scaling.requires_grad else scaling
-
-
-def _is_cross(module: nn.Module, T: int, S: int, mask: Any, is_causal: bool | None) -> bool:
-    """Whether keys come from elsewhere, as far as a layer lets one know."""
-    if getattr(module, "is_cross_attention", False) is True:
-        return True
-    if sounds_cross(path_of(module)):
-        return True
-    causal = (
-        mask.is_causal if isinstance(mask, CompactMask) else is_causal or getattr(module, "is_causal", False)
+    return undo_all(
+        [
+            _put(AttentionInterface, "get_interface", get_interface),
+            _put(AttentionInterface, "__getitem__", _answering(AttentionInterface.__getitem__, _between)),
+            _put(
+                AttentionMaskInterface,
+                "__getitem__",
+                _answering(AttentionMaskInterface.__getitem__, _between_masks),
+            ),
+        ]
     )
-    return T not in (1, S) and not causal
+
+
+def _answering(look_up: Function, between: Function) -> Function:
+    @functools.wraps(look_up)
+    def __getitem__(self: Any, name: Any) -> Function:  # noqa: N807
+        found: Function = between(look_up(self, name))
+        return found
+
+    return __getitem__
+
+
+def _put(kind: type, name: str, ours: Function) -> Undo:
+    before = vars(kind).get(name)
+    setattr(kind, name, ours)
+
+    def undo() -> None:
+        if vars(kind).get(name) is not ours:
+            return  # somebody stands before us now; alone, ours answers as theirs would
+        if before is None:
+            delattr(kind, name)
+        else:
+            setattr(kind, name, before)
+
+    return undo
+
+
+def _between(own: Function) -> Function:
+    """The function a model looked up, ours for those who are listened to."""
+    if hasattr(own, "__headwise_own__"):
+        return own
+
+    @functools.wraps(own)
+    def attend(module: Any, *args: Any, **kwargs: Any) -> Any:
+        listening = [each for each in active if module in each.paths]
+        if not listening:
+            return own(module, *map(as_tensor, args), **{n: as_tensor(x) for n, x in kwargs.items()})
+        return answered(listening, own, module, args, kwargs)
+
+    attend.__headwise_own__ = own  # type: ignore[attr-defined]
+    return attend
+
+
+def _between_masks(own: Function) -> Function:
+    if hasattr(own, "__headwise_own__"):
+        return own
+
+    @functools.wraps(own)
+    def mask(*args: Any, **call: Any) -> Any:
+        listening = [] if args else _listening_to(call.get("config"))
+        for each in listening:
+            each.forward.masked.append(call["config"])
+        return compact_mask(own, **call) if listening else own(*args, **call)
+
+    mask.__headwise_own__ = own  # type: ignore[attr-defined]
+    return mask

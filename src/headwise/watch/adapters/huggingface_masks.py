@@ -21,20 +21,15 @@ from ...foreign_masks import from_huggingface
 from ...masks import Mask
 from .attending import for_each, with_padding
 
-__all__ = ["CompactMask", "compact_mask", "rules_of"]
+__all__ = ["CompactMask", "Standing", "as_tensor", "compact_mask", "rules_of"]
 
 Predicate = Callable[..., Any]
 AS_GOOD_AS_HIDDEN = -9000.0
 
-own_implementation: dict[int, str] = {}  # id of a config that is listened to -> what it says otherwise
-
 
 @dataclass(eq=False)
 class CompactMask:
-    """A mask as Transformers' models hand it from their mask function to their attention function.
-
-    Models that do something to the mask on the way get the dense tensor they expect, made on the spot.
-    """
+    """What a mask says, as a model's mask function was asked for it."""
 
     batch: int
     query_len: int
@@ -44,6 +39,8 @@ class CompactMask:
     predicate: Predicate
     attention_mask: Tensor | None  # bool [B, positions]
     make_dense: Callable[[], Tensor]
+    dtype: torch.dtype  # of the dense tensor
+    device: torch.device
 
     @cached_property
     def rules(self) -> Mask | None:
@@ -87,85 +84,143 @@ class CompactMask:
         Raises:
             BudgetExceeded: it would not fit.
         """
-        device = torch.device("cpu") if self.attention_mask is None else self.attention_mask.device
-        budget.check(self.shape.numel(), device, f"dense mask {list(self.shape)}", "use a shorter text")
+        budget.check(self.shape.numel(), self.device, f"dense mask {list(self.shape)}", "use a shorter text")
         return self.make_dense()
-
-    # Standing in for the dense tensor
 
     @property
     def shape(self) -> torch.Size:
         return torch.Size((self.batch, 1, self.query_len, self.key_len))
 
+
+class Standing(Tensor):
+    """A tensor whose numbers are made where they are looked at: to a model it is what it stands for.
+
+    Class, shape, dtype and device are there at once. A mask goes unread from a model's mask function to its
+    attention function; a model that does something to it on the way gets the numbers, made on the spot.
+    """
+
+    make: Callable[[], Tensor]
+    compact: CompactMask | None
+    numbers: Tensor | None
+    version: int | None
+
+    @classmethod
+    def of(
+        cls,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        device: torch.device,
+        make: Callable[[], Tensor],
+        compact: CompactMask | None = None,
+    ) -> Standing:
+        new: Any = Tensor._make_wrapper_subclass
+        made: Standing = new(cls, shape, dtype=dtype, device=device)
+        made.make, made.compact, made.numbers, made.version = make, compact, None, None
+        return made
+
+    def made(self) -> Tensor:
+        """The tensor it stands for."""
+        if self.numbers is None:
+            self.numbers = self.make()
+            self.version = None if self.numbers.is_inference() else self.numbers._version
+        return self.numbers
+
     @property
-    def ndim(self) -> int:
-        return 4
-
-    def contiguous(self) -> CompactMask:
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or not hasattr(Tensor, name):
-            raise AttributeError(name)
-        return getattr(self.dense, name)
-
-    def __getitem__(self, index: Any) -> Tensor:
-        return self.dense[index]
+    def meaning(self) -> CompactMask | Tensor:
+        """What it says in few words; or the numbers, where somebody may have written to them."""
+        numbers = self.numbers
+        unwritten = numbers is None or (self.version is not None and self.version == numbers._version)
+        return self.compact if self.compact is not None and unwritten else self.made()
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from torch.utils import _pytree as pytree
+        kwargs = kwargs or {}
+        if func in ABOUT:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if func is Tensor.contiguous or (func is Tensor.to and _stays(*args, **kwargs)):
+            return args[0]
+        return func(*_made(args), **_made(kwargs))
 
-        args, kwargs = pytree.tree_map(
-            lambda x: x.dense if isinstance(x, CompactMask) else x, (args, kwargs or {})
-        )
-        return func(*args, **kwargs)
-
-
-def _operator(name: str) -> Any:
-    return lambda self, *others: getattr(self.dense, name)(*others)
-
-
-for _name in "add radd sub rsub mul rmul and rand or ror invert eq ne lt le gt ge".split():
-    setattr(CompactMask, f"__{_name}__", _operator(f"__{_name}__"))
-CompactMask.__hash__ = object.__hash__  # type: ignore[method-assign]
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return func(*_made(args), **_made(kwargs or {}))
 
 
-def compact_mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int = 0,
-    kv_offset: int = 0,
-    mask_function: Predicate | None = None,
-    attention_mask: Tensor | None = None,
-    **others: Any,
-) -> CompactMask:
-    """What is registered in `AttentionMaskInterface`: keeps the description, makes nothing."""
+# What is known of a tensor without its numbers
+ABOUT = {
+    getattr(Tensor, name).__get__
+    for name in "shape dtype device ndim layout requires_grad is_cuda is_nested grad_fn grad".split()
+} | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex, Tensor.__len__}
+
+
+def _made(given: Any) -> Any:
+    from torch.utils import _pytree as pytree
+
+    return pytree.tree_map(as_tensor, given)
+
+
+def _stays(mask: Tensor, *args: Any, **kwargs: Any) -> bool:
+    """Whether `mask.to(...)` is the mask itself."""
+    if kwargs.get("copy") or "memory_format" in kwargs:
+        return False
+    try:
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    except (TypeError, RuntimeError):  # like another tensor
+        return False
+    return device in (None, mask.device) and dtype in (None, mask.dtype)
+
+
+def as_tensor(value: Any) -> Any:
+    """An ordinary tensor in place of one that stands for it; anything else as it is."""
+    return value.made() if isinstance(value, Standing) else value
+
+
+class _Asked(Exception):
+    """A mask function asks who sees whom: it is going to make a mask."""
+
+
+def _ask(*_: Any) -> Any:
+    raise _Asked
+
+
+def compact_mask(own: Callable[..., Any], **call: Any) -> Any:
+    """What a model's own mask function gives, without the tensor: nothing, where it gives nothing.
+
+    Args:
+        own: the function.
+        call: all it is called with.
+    """
     from transformers import masking_utils
 
-    given: Any = attention_mask
-    if isinstance(given, CompactMask):  # a model that prepared the masks of a model inside it
-        return given
+    if own not in (masking_utils.sdpa_mask, masking_utils.eager_mask) or not call.keys() >= ASKED_WITH:
+        return own(**call)
+    try:
+        return own(**(call | {"mask_function": _ask}))  # all that it can say without making one
+    except _Asked:
+        pass
+    q_length, q_offset = call["q_length"], call.get("q_offset", 0)
     if isinstance(q_length, Tensor):  # an older form of the call: positions instead of a length
         q_offset, q_length = int(q_length[0]), len(q_length)
-    q_offset, kv_offset = int(q_offset), int(kv_offset)
-    predicate = masking_utils.causal_mask_function if mask_function is None else mask_function
-
-    added = own_implementation.get(id(others.get("config"))) == "eager"
-
-    def make_dense() -> Tensor:
-        skip = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        make: Any = masking_utils.eager_mask if added else masking_utils.sdpa_mask
-        found: Tensor = make(
-            batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
-            kv_offset=kv_offset, mask_function=predicate, attention_mask=attention_mask, **(others | skip),
-        )  # fmt: skip
-        return found
-
-    return CompactMask(
-        batch_size, q_length, kv_length, q_offset, kv_offset, predicate, attention_mask, make_dense
+    is_added = own is masking_utils.eager_mask
+    compact = CompactMask(
+        call["batch_size"],
+        q_length,
+        call["kv_length"],
+        int(q_offset),
+        int(call.get("kv_offset", 0)),
+        call.get("mask_function", masking_utils.causal_mask_function),
+        call.get("attention_mask"),
+        lambda: own(**call),
+        call.get("dtype", torch.float32) if is_added else torch.bool,
+        torch.device(call.get("device", "cpu")),
     )
+    return Standing.of(compact.shape, compact.dtype, compact.device, lambda: compact.dense, compact)
+
+
+ASKED_WITH = {"batch_size", "q_length", "kv_length"}
 
 
 def _read(predicate: Predicate, of: CompactMask) -> Mask | None:
