@@ -333,7 +333,7 @@ FAMILIES = (
     # without token types its two implementations disagree: one lets an image's prefix see ahead
     Family("paligemma", "PaliGemmaModel", {"text_config": GROUPED | {"model_type": "gemma", "head_dim": 8},
            "vision_config": SEEING | {"model_type": "siglip_vision_model", "projection_dim": 32},
-           "image_token_id": 60, "projection_dim": 32}, core=True, judged=False),
+           "image_token_id": 60, "projection_dim": 32}, text_with_image_inside, core=True, judged=False),
     Family("blip-2", "Blip2Model", {"text_config": {"model_type": "opt", "vocab_size": VOCABULARY,
            "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 40,
            "max_position_embeddings": 40, "word_embed_proj_dim": 32} | TOKENS, "vision_config": SEEING,
