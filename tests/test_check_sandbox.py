@@ -612,6 +612,15 @@ def test_time_spent_waiting_for_a_processor_is_not_the_learners(
         watch = Watch(process, -1, tmp_path, "", 2.0, 1)
     watch.facts["waited"] = 7.0
     assert [watch._starved([1]) for _ in range(4)] == [0.0, 2.5, 0.0, 6.0]  # three times its own, at most
+    monkeypatch.setattr(watch, "_family", lambda: [1])
+    monkeypatch.setattr(sandbox_watch, "waited", lambda number: 8.0)  # one second more than before it began
+    used = 0
+    monkeypatch.setattr(sandbox_watch, "memory_of", lambda number: used)
+    assert [watch._too_much(elapsed) for elapsed in (1.9, 2.9, 3.1)] == [None, None, "timeout"]
+    used = 5  # of one byte; in the time that is added, too
+    assert [watch._too_much(elapsed) for elapsed in (1.9, 2.9, 3.1)] == ["memory", "memory", "timeout"]
+    monkeypatch.setattr(watch, "_family", lambda: [1] * 33)
+    assert watch._too_much(2.1) == "processes"
     assert limits.waited("self") >= 0.0 and limits.waited("nobody") == 0.0
 
 

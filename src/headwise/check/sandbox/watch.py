@@ -73,12 +73,8 @@ class Watch:
                     if self.started is None:
                         if now - begun > START_SECONDS:
                             self.killed_for = "timeout"
-                    elif now - self.started > self.seconds:
-                        crowd = len(family := self._family()) > PROCESSES // 2
-                        if crowd or now - self.started > self.seconds + self._starved(family):
-                            self.killed_for = "processes" if crowd else "timeout"
                     elif now >= look_at:
-                        self.killed_for = self._too_much()
+                        self.killed_for = self._too_much(now - self.started)
                         cost = time.monotonic() - now  # a machine may have thousands of processes
                         look_at = now + max(INTERVAL, min(10 * cost, 0.5))
             finally:
@@ -129,12 +125,16 @@ class Watch:
             return descendants_of(keeper)
         return [self.process.pid, *descendants_of(self.process.pid)]
 
-    def _too_much(self) -> str | None:
+    def _too_much(self, elapsed: float) -> str | None:
+        """What it took too much of, after so many seconds."""
         family = self._family()
-        if len(family) > PROCESSES:
+        crowd = len(family) > PROCESSES // 2
+        if len(family) > PROCESSES or (crowd and elapsed > self.seconds):
             return "processes"
+        if elapsed > self.seconds and elapsed > self.seconds + self._starved(family):
+            return "timeout"
         if self._used(family) > self.memory:
-            return "processes" if len(family) > PROCESSES // 2 else "memory"
+            return "processes" if crowd else "memory"
         return "files" if _too_large(self.folder) else None
 
     def _used(self, family: list[int]) -> int:
