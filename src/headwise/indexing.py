@@ -38,7 +38,7 @@ def as_index(chosen: Any, size: int, name: str) -> slice | Tensor:
         return slice(place, place + 1, 1)
     if not hasattr(chosen, "__iter__"):
         raise IndexError(f"{name} must be a number, a slice or a list: got {chosen!r}; None takes all")
-    spots = chosen.tolist() if isinstance(chosen, Tensor) else list(chosen)
+    spots = chosen.tolist() if hasattr(chosen, "tolist") else list(chosen)  # a tensor's, or numpy's
     if spots and all(isinstance(spot, bool) for spot in spots):
         if len(spots) != size:
             raise IndexError(f"{name} must have one bool each: got {len(spots)} for {size}; use numbers")

@@ -87,6 +87,8 @@ class AttentionMap:
         self._lse = None
         self._columns = None
         self._versions = _versions(self._scores)
+        if self._versions is None and not torch.compiler.is_compiling():
+            self._lse = attend.lse_of(self._scores)  # nobody counts what is written: their rows' lse tells
 
     @classmethod
     def from_weights(cls, tensor: Tensor, mask: Mask | Tensor | None = None) -> AttentionMap:
@@ -178,8 +180,8 @@ class AttentionMap:
 
     @property
     def mask(self) -> Mask:
-        """Who may attend to whom."""
-        return self._scores.mask
+        """Who may attend to whom; a copy, but for a dense mask's tensor."""
+        return self._scores.mask.unbound()
 
     def __len__(self) -> int:
         return self._scores.shape[0]
@@ -252,9 +254,9 @@ class AttentionMap:
         Raises:
             BudgetExceeded: it would not fit.
         """
+        self._check_unchanged()
         if isinstance(self._scores, GivenWeights):
             return self._scores.weights if self._columns is None else self._scores.weights[..., self._columns]
-        self._check_unchanged()
         if self._columns is None and limit is None:
             found = few_weights_on_cpu(self._scores, self._lse)
             if found is not None:
@@ -424,10 +426,20 @@ class AttentionMap:
 
     def detach(self) -> AttentionMap:
         """The same map, cut from the graph."""
+        self._check_unchanged()
         return make(self._scores.detach(), self._lse, self._columns)
 
     def to(self, device: torch.device | str) -> AttentionMap:
-        """The same map on another device."""
+        """The same map on another device.
+
+        Raises:
+            ArgumentError: not a device.
+        """
+        if not isinstance(device, (str, torch.device, int)):
+            raise ArgumentError(
+                f"device must be a device: got {device!r}; weights of another dtype are w.dense().to(dtype)"
+            )
+        self._check_unchanged()
         where = torch.device(device)
         lse = None if self._lse is None else self._lse.to(where)
         return make(self._scores.to(where), lse, self._columns)
@@ -441,6 +453,7 @@ class AttentionMap:
         return self.to("cuda")
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        self._check_unchanged()
         columns = self._columns
         if isinstance(columns, slice):
             columns = (columns.start, columns.stop, columns.step)
@@ -517,8 +530,11 @@ def make(scores: Scores | GivenWeights, lse: Tensor | None, columns: Any = None)
 
 def _versions(scores: Scores | GivenWeights) -> tuple[int, ...] | None:
     """How often q, k and what stands between them were written to; None where that is not counted."""
-    if torch.compiler.is_compiling() or isinstance(scores, GivenWeights):
+    if torch.compiler.is_compiling():
         return None
+    if isinstance(scores, GivenWeights):
+        plain = isinstance(scores.weights, Tensor) and not scores.weights.is_inference()
+        return (scores.weights._version,) if plain else None
     if scores.mask.is_positional and not scores.scoring.has_tensors:
         plain = isinstance(scores.q, Tensor) and isinstance(scores.k, Tensor)
         if not plain or scores.q.is_inference() or scores.k.is_inference():

@@ -12,6 +12,8 @@ from torch._subclasses import FakeTensor
 
 from .errors import MaskError
 
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch knows them, but finds no smallest among them
+
 
 def can_read(tensor: Tensor) -> bool:
     """Whether looking at this tensor's values is free: in CPU memory, and real."""
@@ -60,6 +62,8 @@ def as_padding(value: Tensor | Sequence[int], name: str) -> Tensor:
     lengths = torch.as_tensor(value)
     if lengths.dtype == torch.bool and lengths.ndim == 2:
         return lengths
+    if lengths.dtype in UNSIGNED:
+        lengths = lengths.long()
     if not (_is_integer(lengths) and lengths.ndim == 1):
         raise MaskError(
             f"{name} must be integers [B] or bool [B, length]: got {kind(lengths)}{list(lengths.shape)}; "

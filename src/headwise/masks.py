@@ -261,6 +261,10 @@ class Mask:
             rules["queries"] = self.counted(query_len)
         return BoundMask(**rules)
 
+    def unbound(self) -> Mask:
+        """The same rules with small tensors of their own, to do with as one likes."""
+        return Mask(**{name: x.clone() if name in SMALL else x for name, x in self._items()})
+
     def _check(self, batch: int, num_heads: int, query_len: int, key_len: int) -> None:
         for value, length, name in (
             (self.keys, key_len, "lengths"),

@@ -20,7 +20,7 @@ from .gpu.cannot import cannot
 from .gradients import ScoreGradients
 from .kernels import CAUSAL, CUDNN, FULL, Band
 from .parts import adds
-from .rounding import FAR, is_rough
+from .rounding import REACH, is_rough
 from .scores import Scores, own_precision, tile_dtype
 from .table import Backend, Call
 
@@ -103,7 +103,11 @@ def _run(chosen: Backend, scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
         table.cudnn_churn.note(Call(scores, v).shape_key)
     with own_precision(v.device):
         if chosen.kernels:
-            return fused.forward(chosen.kernel_for(v.device), scores, v)
+            out, lse = fused.forward(chosen.kernel_for(v.device), scores, v)
+            if not (
+                fused.merges(scores, chosen.kernel_for(v.device)) and can_read(lse) and is_rough(lse, REACH)
+            ):
+                return out, lse
         return tiles.forward(scores, v)
 
 
@@ -186,7 +190,7 @@ def _gradients(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tens
     chosen = _chosen(scores, v, bias_gradient, backend)  # any backend's forward goes with any backward
     found: ScoreGradients
     with own_precision(v.device):
-        if chosen.kernels and not (can_read(lse) and is_rough(lse, FAR)):
+        if chosen.kernels and not (can_read(lse) and is_rough(lse, REACH)):
             kernel = chosen.kernel_for(v.device)
             found, dv, sinks = fused.backward(kernel, scores, v, out, lse, grad)
         else:

@@ -18,9 +18,9 @@ from torch import Tensor
 from .. import budget, masks
 from ..masks import NOTHING_HIDDEN, Mask
 from ..scoring import Scoring
-from . import kernels, plain, table
+from . import kernels, plain, table, tiles
 from .kernels import CPU_FLASH, Band, Kernel
-from .rounding import check_rows
+from .rounding import REACH, check_rows
 from .scores import Scores
 from .weights import softmax
 
@@ -66,7 +66,7 @@ def straight(
     """(output, lse, scores) of tensors that have been found plain; None where a kernel would need help."""
     _, H, T, _ = q.shape
     _, Hk, S, _ = k.shape
-    if (causal and S != T) or (T == 1 and H != Hk):
+    if (causal and S != T) or (T == 1 and H != Hk) or not scale > 0:
         return None
     scores = Scores(q, k, masks.CAUSAL if causal else NOTHING_HIDDEN, Scoring(scale))
     kernel = CPU_FLASH
@@ -116,8 +116,23 @@ class _Straight(torch.autograd.Function):
             found = plain.gradients(forward, (q, k, v), ctx.needs_input_grad[:3], grad)
         else:
             grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+            if lse.is_cpu and float(lse.abs().max()) > REACH:
+                return (
+                    *_in_tiles(Scores(q, k, Mask(*band), Scoring(scale)), v, out, lse, grad),
+                    None,
+                    None,
+                    None,
+                )
             found = kernel.backward(grad, q, k, v, out, lse, None, band, scale)
         return *found, None, None, None
+
+
+def _in_tiles(
+    scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same gradients where the kernel's would be too rough."""
+    found, dv, _ = tiles.backward(scores, v, out, lse, grad, bias=False)
+    return found.q.to(v.dtype), found.k.to(v.dtype), dv.to(v.dtype)
 
 
 def few_weights_on_cpu(scores: Scores, lse: Tensor | None) -> Tensor | None:

@@ -9,6 +9,8 @@ Empty rows. Kernels answer them with lse 0, -inf or NaN, each its own way; here 
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,7 @@ from .kernels import FULL, Kernel
 from .parts import Part, cut
 from .scores import Scores, blocks, tile_dtype
 
-__all__ = ["backward", "forward"]
+__all__ = ["backward", "forward", "merges"]
 
 
 def forward(kernel: Kernel, scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,6 +34,14 @@ def forward(kernel: Kernel, scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
     if scores.scoring.sinks is not None:
         out, lse = with_sinks(scores.scoring.sinks, out, lse)
     return _channels(out, v.shape[-1]), lse
+
+
+def merges(scores: Scores, kernel: Kernel) -> bool:
+    """Whether what comes of a call is put together by lse: from parts of a row, or with a sink."""
+    if scores.scoring.sinks is not None:
+        return True
+    rows = [part.rows for part in cut(scores, kernel.takes_bands)]
+    return any(a == b for a, b in pairwise(rows))
 
 
 def backward(

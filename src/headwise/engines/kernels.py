@@ -23,6 +23,7 @@ __all__ = ["CAUSAL", "CPU_FLASH", "CUDA_EFFICIENT", "CUDA_FLASH", "CUDNN", "FULL
 aten = torch.ops.aten
 
 HALF = (torch.float16, torch.bfloat16)
+FEWEST = 32  # keys; no CPU of today takes more of its narrowest numbers at a time
 FLOATS = (torch.float32, torch.float64, *HALF)
 
 Band = tuple[int | None, int | None]  # keys seen before and after the query; None: all of them
@@ -66,7 +67,18 @@ def _cpu_forward(
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu.default(
         q, k, v, 0.0, band == CAUSAL, attn_mask=added, scale=scale
     )
+    if k.shape[2] < FEWEST and type(lse) is Tensor and not torch.compiler.is_compiling():
+        return _with_nan(q, k, out, lse)
     return out, lse
+
+
+def _with_nan(q: Tensor, k: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Over a few keys, fewer than the CPU takes at a time, a row of NaN is answered like one without keys."""
+    if not bool((lse == 0).any()):
+        return out, lse
+    rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])  # [B, Hk, G * T, D]
+    nan = (rows @ k.transpose(-2, -1)).isnan().all(-1).view(lse.shape) & (lse == 0)  # [B, H, T]
+    return out.masked_fill(nan[..., None], torch.nan), lse.masked_fill(nan, torch.nan)
 
 
 def _cpu_backward(

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from ..errors import MaskError
+from ..mask_rules import can_read
 from ..masks import Mask
 from .attend import lse_of
 from .given import GivenWeights
-from .scores import Scores, Tiled, blocks
+from .rounding import check_mass, is_rough
+from .scores import Scores, Tiled, blocks, own_precision
 from .statistics import of_head
-from .walk import check_some
+from .walk import check_some, walk
 
 __all__ = ["mass", "visible"]
 
@@ -38,10 +40,13 @@ def mass(scores: Scores | GivenWeights, lse: Tensor, on: Mask, per_query: bool =
     """
     on = _bound(on, scores)
     joined = scores.mask & on
-    if isinstance(scores, GivenWeights):
-        values = _of_given(scores, on)
-    else:
-        values = _of_scores(scores, lse, on, joined)
+    with own_precision(scores.device):
+        if isinstance(scores, GivenWeights):
+            values = _of_given(scores, on)
+        elif can_read(lse) and is_rough(lse):
+            values = _walked(scores, lse, on)
+        else:
+            values = _of_scores(scores, lse, on, joined)
     if per_query:
         return values
     # counted as `local` is: every query that is real and sees something, wherever it stands
@@ -72,6 +77,20 @@ def _of_scores(scores: Scores, lse: Tensor, on: Mask, joined: Mask) -> Tensor:
     there = lse_of(replace(scores.detach(), mask=joined, scoring=bare))
     # a row that sees nothing has -inf on both sides; rounding may take a whole row past 1
     return (there - lse).exp().masked_fill(sees_nothing, 0).clamp(max=1)
+
+
+def _walked(scores: Scores, lse: Tensor, on: Mask) -> Tensor:
+    """The same by the weights themselves, where a difference of two lse would be too rough."""
+    values = torch.zeros_like(lse)
+    for block in walk(scores, lse):
+        mine = on.select(block.piece.batch, block.piece.heads, slice(None))
+        mass = torch.zeros_like(block.lse)
+        for tile in block.tiles():
+            allowed = mine.tile(block.at, block.rows, tile.columns, scores.shape[3])
+            values[block.where] += (tile.p if allowed is None else tile.p * allowed).sum(-1)
+            mass += tile.p.sum(-1)
+        check_mass(block.scores, block.rows, block.lse, block.with_sink(mass))
+    return values
 
 
 def _of_given(scores: GivenWeights, on: Mask) -> Tensor:

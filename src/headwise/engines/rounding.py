@@ -19,11 +19,12 @@ from ..errors import ArgumentError
 from ..mask_rules import can_read
 from .scores import Scores, Tiled
 
-__all__ = ["FAR", "ROUGH", "SOME", "check_mass", "check_rows", "evenly", "is_rough"]
+__all__ = ["FAR", "REACH", "ROUGH", "SOME", "check_mass", "check_rows", "evenly", "is_rough"]
 
 ROUGH = 16.0  # from here on half a unit in the last place of a float32 is as much as softmax is off by
+REACH = 2.0**8  # from here on, kernels' own ways of merging parts and of going back are too rough as well
 FAR = 2.0**20  # from here on exp(s - lse) may be out of all range: dividing it by its sum comes too late
-SLACK = 2.0**-10  # what is not worth a closer look
+SLACK = 2.0**-14  # what is not worth a closer look
 SOME = 8  # queries that stand for all where only a few keys of each are looked at
 
 
@@ -65,10 +66,10 @@ def evenly(size: int) -> Tensor:
 
 def _check(scores: Scores, rows: slice, lse: Tensor, off: Tensor) -> None:
     """`off` [B, H, t]: by how much the logarithm of a row's mass is off."""
-    strange = ~(off.abs() <= SLACK) & ~(torch.isnan(off) & torch.isnan(lse))
+    strange = off.abs() > SLACK  # a NaN speaks for itself
     if not bool(strange.any()):
         return
-    strange &= ~(off.abs() <= _bound(scores, rows, lse)) & ~(torch.isposinf(lse))
+    strange &= (off.abs() > _bound(scores, rows, lse)) & ~torch.isposinf(lse)
     if not bool(strange.any()):
         return
     b, h, i = (int(n) for n in strange.nonzero()[0])
@@ -92,4 +93,4 @@ def _bound(scores: Scores, rows: slice, lse: Tensor) -> Tensor:
         finite = torch.nan_to_num(finite, nan=0.0, posinf=0.0).abs().max()
         added = added + finite * (scores.shape[3] if value is scores.scoring.slopes else 1)
     of_lse = torch.nan_to_num(lse, neginf=0.0).abs()
-    return 4 * unit * (products + added + of_lse) + (2.0**-5 if half else 0.0)
+    return 4 * unit * (products + added + of_lse) + (2.0**-8 if half else 0.0)

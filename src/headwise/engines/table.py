@@ -87,6 +87,8 @@ def _cannot(kernel: Kernel, call: Call) -> str | None:
         return reason
     if scoring.softcap is not None:
         return f"it has no soft cap (softcap={scoring.softcap:g})"
+    if not scoring.scale > 0:  # it scales what it has hidden: -inf times 0 or less is no longer hidden
+        return f"it takes a scale above 0, not {scoring.scale:g}"
     widest = max(q.shape[-1], call.v.shape[-1])
     if kernel.max_head_dim is not None and widest > kernel.max_head_dim:
         return f"head_dim {widest} is over its {kernel.max_head_dim}"

@@ -39,7 +39,7 @@ def _walk(scores: Scores, v: Tensor | None, out: Tensor | None) -> Tensor:
         for rows in blocks(0, T, piece.rows):
             here = (piece.batch, piece.heads, rows)
             top, total, mixed = online(mine, values, rows, piece.columns)
-            empty = top <= HIDDEN / 2
+            empty = top <= HIDDEN
             lse[here] = torch.where(empty, -torch.inf, top + total.log())
             if out is not None and mixed is not None:
                 mixed = (mixed / total[..., None]).masked_fill(empty[..., None], 0)

@@ -63,7 +63,7 @@ class Block:
     def _anchor(self) -> None:
         """lse as the largest score and the logarithm of the rest."""
         top, total, _ = online(self.scores, None, self.rows, self.piece.columns)
-        empty = top <= HIDDEN / 2
+        empty = top <= HIDDEN
         check_rows(self.scores, self.rows, self.lse, torch.where(empty, -torch.inf, top + total.log()))
         self._high = torch.where(empty, 0.0, top)
         self._low = torch.where(empty, 0.0, total.log())
@@ -151,7 +151,7 @@ def online(
         top = new_top
     if scores.sinks is not None:
         sink = scores.sinks.to(scores.dtype)[:, None]
-        new_top = torch.where(top <= HIDDEN / 2, HIDDEN, torch.maximum(top, sink))
+        new_top = torch.where(top <= HIDDEN, HIDDEN, torch.maximum(top, sink))
         shrink = (top - new_top).exp()
         total = total * shrink + (sink - new_top).exp()
         mixed = None if mixed is None else mixed * shrink[..., None]
@@ -179,4 +179,4 @@ def check_some(scores: Tiled, lse: Tensor) -> None:
 def lse_of_block(scores: Tiled, rows: slice, columns: int) -> Tensor:
     """The log-sum-exp of a block of queries, [B, H, t]."""
     top, total, _ = online(scores, None, rows, columns)
-    return torch.where(top <= HIDDEN / 2, -torch.inf, top + total.log())
+    return torch.where(top <= HIDDEN, -torch.inf, top + total.log())

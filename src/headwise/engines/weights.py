@@ -159,13 +159,15 @@ def softmax(
         # the heaviest weight is exp(largest score - lse), and never too small to tell
         now = top - p.amax(-1, keepdim=True).log() if top is not None and with_lse else None
         if may_see_nothing and top is not None:
-            empty = top <= HIDDEN / 2
+            empty = top <= HIDDEN
             if bool(empty.any()):
                 p = p.masked_fill_(empty, 0.0)
                 now = None if now is None else now.masked_fill(empty, -torch.inf)
         return p, None if now is None else now.squeeze(-1)
     top = s.amax(-1, keepdim=True)
-    hidden = top <= HIDDEN / 2
+    hidden = top <= HIDDEN
+    if sinks is not None:
+        top = torch.maximum(top, sinks.to(s.dtype)[:, None, None])
     p = s.sub_(top).exp_()
     total = p.sum(-1, keepdim=True)
     if sinks is not None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..evidence import Call, Evidence, Finding, Problem
 from ..recipe import Given
+from ..source.parsed import unwarned
 from .behaviour import findings
 from .building import Recipe
 from .calling import Caller
@@ -82,11 +83,13 @@ def understand(
 def _first_line(obj: Any, name: str, source: str | None) -> int | None:
     try:
         owner = obj if inspect.isclass(obj) or inspect.isroutine(obj) else type(obj)
-        return inspect.getsourcelines(owner)[1]
+        with unwarned():
+            return inspect.getsourcelines(owner)[1]
     except (OSError, TypeError):
         pass
     try:
-        tree = ast.parse(source or "")
+        with unwarned():
+            tree = ast.parse(source or "")
     except SyntaxError:
         return None
     lines = [

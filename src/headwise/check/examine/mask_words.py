@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from ..source.parsed import unwarned
+
 __all__ = ["Said", "meant_causal", "said_about", "texts_of"]
 
 _SHOWN = (
@@ -52,7 +54,8 @@ def texts_of(obj: Any, source: str | None) -> list[str]:
     texts = []
     tree = None
     try:
-        tree = ast.parse(source) if source else None
+        with unwarned():
+            tree = ast.parse(source) if source else None
     except SyntaxError:
         tree = None
     for owner in owners:
@@ -62,7 +65,8 @@ def texts_of(obj: Any, source: str | None) -> list[str]:
             texts.append(ast.get_source_segment(source, named[-1]) or "")
             continue
         try:
-            texts.append(inspect.getsource(owner))
+            with unwarned():
+                texts.append(inspect.getsource(owner))
         except (OSError, TypeError):
             continue
     texts.append((ast.get_docstring(tree) or "") if tree is not None else "")

@@ -35,7 +35,8 @@ _parsing = threading.Lock()
 def unwarned() -> Iterator[None]:
     """No warnings while a source is parsed: "\\d" in a learner's string is their business.
 
-    The filters are the process's, and Python puts them back right only if one comes after the other.
+    One at a time: the filters are the process's, and Python puts them back right only if one comes after the
+    other; and Python 3.11 counts the depth of trees for all threads together, and raises where two meet.
     """
     with _parsing, warnings.catch_warnings():
         warnings.simplefilter("ignore")

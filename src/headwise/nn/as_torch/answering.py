@@ -16,7 +16,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ...arguments import autocasting
 from ...engines import huge_pages
+from ...engines.kernels import HALF
 from ...engines.plain import transforms_are_active
+from ...engines.scores import own_precision, tile_dtype
 from ...functional import attention
 from ...mask_rules import can_read
 from .rules import Rules
@@ -66,6 +68,10 @@ def _in_kernels(
 ) -> Answer:
     """Outputs from the fastest kernel there is, weights from a second pass over q and k."""
     L, S, bias = q.shape[2], k.shape[2], rules.tame_bias()
+    if bias is not None and bias is rules.bias and torch.is_grad_enabled():
+        bias = (
+            bias.clone()
+        )  # torch has no use for a mask on the way back, and whoever owns it may write to it
     if rules.causal and rules.padding is None and L == S:
         out, seen = attention(q, k, v, causal=True, bias=bias)
     else:
@@ -89,7 +95,10 @@ def _head_by_head(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool) 
     (N, H, L, D), S = q.shape, k.shape[2]
     added = rules.added(L, S, q.dtype, q.device)
     out = q.new_empty(N, L, H, D)
-    found = q.new_zeros(N, L, S) if average else huge_pages.empty((N, H, L, S), q.dtype, q.device)
+    total = tile_dtype(q.dtype)  # of many heads in half precision, the sum would lose the last ones
+    found = (
+        torch.zeros(N, L, S, dtype=total) if average else huge_pages.empty((N, H, L, S), q.dtype, q.device)
+    )
     some = max(1, min(H, AT_ONCE // (L * S)))
     room = q.new_empty(some, L, S) if average else None
     q = q * math.sqrt(1.0 / D)
@@ -103,8 +112,8 @@ def _head_by_head(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool) 
             torch.softmax(p, -1, out=p)
             out[n, :, part] = torch.bmm(p, v[n, part]).transpose(0, 1)
             if average:
-                found[n].add_(p.sum(0), alpha=1.0 / H)
-    return out.transpose(1, 2), found
+                found[n].add_(p.sum(0, dtype=total), alpha=1.0 / H)
+    return out.transpose(1, 2), found.to(q.dtype)
 
 
 def _dropped(q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout: float) -> Tensor:
@@ -121,6 +130,10 @@ def _dropped(q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout: float) -> T
 def _step_by_step(
     q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout: float, weights: bool, average: bool, zero: bool
 ) -> Answer:
+    if not weights and q.dtype in HALF:  # as torch's fused function has it inside
+        with own_precision(q.device):
+            exact = q.float(), k.float(), v.float()
+            return _step_by_step(*exact, rules, dropout, weights, average, zero)[0].to(v.dtype), None
     scores = (q * math.sqrt(1.0 / q.shape[-1])) @ k.transpose(-2, -1)
     added = rules.added(q.shape[2], k.shape[2], scores.dtype, q.device)
     empty = None
