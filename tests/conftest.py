@@ -39,13 +39,14 @@ def _one_thread_for_small_tensors(request: pytest.FixtureRequest) -> Iterator[No
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the cases of a test marked "thinned", every other one is for the longer run."""
+    """Of the cases of a test marked thinned, every other one is for the longer run; thinned(n): all but one in n."""
     seen: dict[str, int] = {}
     for item in items:
-        if item.get_closest_marker("thinned"):
+        thinned = item.get_closest_marker("thinned")
+        if thinned:
             name = item.nodeid.partition("[")[0]
             seen[name] = seen.get(name, -1) + 1
-            if seen[name] % 2:
+            if seen[name] % (thinned.args[0] if thinned.args else 2):
                 item.add_marker(pytest.mark.slow)
 
 

@@ -266,6 +266,7 @@ def test_adopted_models_are_copied_pickled_and_scripted() -> None:
         assert error(scripted(X), model(X)) < 1e-5
 
 
+@pytest.mark.slow
 def test_compiled_adopted_models_are_one_graph() -> None:
     model = encoder()
     hw.adopt(model)

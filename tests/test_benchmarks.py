@@ -418,6 +418,7 @@ def test_a_pinned_arm_runs_inside_its_context() -> None:
 # Memory
 
 
+@pytest.mark.slow
 def test_extra_memory_is_seen_in_every_call_and_without_a_thread() -> None:
     """torch's allocator on ARM keeps what is freed: a second call hid in what the first one left, 0 bytes.
 
@@ -453,6 +454,7 @@ def test_memory_that_cannot_be_measured_is_not_told(monkeypatch: pytest.MonkeyPa
     assert measured["extra_bytes"] is None and "does not follow" in measured["how"]
 
 
+@pytest.mark.slow
 def test_memory_is_measured_in_a_fresh_process() -> None:
     if not Path("/proc/self/status").exists():
         pytest.skip("by design: memory on a CPU is measured on Linux only")

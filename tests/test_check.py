@@ -23,7 +23,7 @@ def singles(style: str) -> list[planted.Planted]:
     return [one for one in planted.PLANTED if one.style == style]
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("one", singles("separate"), ids=lambda one: one.fault)
 def test_a_planted_fault_is_named_as_itself(one: planted.Planted) -> None:
     verdict = judge_single(one)
@@ -167,6 +167,7 @@ class Turned(nn.Module):
         return self.o_proj(heads.transpose(1, 2).flatten(2))
 
 
+@pytest.mark.slow
 def test_a_position_encoding_is_said_to_be_beyond_comparison() -> None:
     report = hw.check(Turned)
     assert not report.ok

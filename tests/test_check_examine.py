@@ -421,6 +421,7 @@ def finding(evidence: Evidence, name: str) -> Finding:
     return next(one for one in evidence.findings if one.name == name)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("obj", RIGHT, ids=name_of)
 def test_right_styles_are_proved_on_every_probe(obj: Any) -> None:
     evidence = examine(obj)

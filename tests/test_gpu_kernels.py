@@ -264,7 +264,7 @@ def test_every_option_is_among_the_cases() -> None:
     assert {look for judged in CASES.values() for look in judged.looks} == set(LOOKS)
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(4)
 @every_case
 def test_everything_is_as_exact_as_plain_torch(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     w = map_of(laid_out(judged.case, judged.layout, monkeypatch))
@@ -272,7 +272,7 @@ def test_everything_is_as_exact_as_plain_torch(judged: Judged, monkeypatch: pyte
     assert values(judged.case, w, plain, [judged.picture], judged.parts, fused=False) == []
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(4)
 @every_case
 def test_gradients_are_as_exact_as_plain_torch(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     def arms(low: Case) -> tuple[Case, Case]:
@@ -452,6 +452,7 @@ EMPTY: dict[
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(("mask", "hidden"), EMPTY.values(), ids=EMPTY)
 def test_a_tile_that_shows_nothing_is_not_loaded(mask: Mask, hidden: slice) -> None:
     found = []
@@ -527,6 +528,7 @@ def test_descriptors_where_they_can_be_and_pointers_elsewhere(
 BROADCAST = ((23,), (2, 1, 1), (2, 1, 19, 1), (1, 2, 1, 23), (2, 2, 19, 23))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("shape", BROADCAST, ids=lambda shape: "x".join(map(str, shape)))
 def test_masks_and_biases_of_any_shape_broadcast(shape: tuple[int, ...]) -> None:
     case = numbers(2, 2, 1, 19, 23, 8).to(torch.float32)
@@ -584,6 +586,7 @@ def test_lower_precision_stays_within_its_budget(dtype: torch.dtype, kind: str) 
 # Parts of a map
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("kind", ["causal", "band", "causal labels"])
 def test_chosen_queries_are_measured_where_they_stand(kind: str) -> None:
     mask = small_masks(1, 2, 19, 31)[kind]
@@ -763,6 +766,7 @@ def test_a_statistic_without_a_kernel_is_measured_beside_those_that_have_one(
     assert error(w.statistics("sameness").sameness, p.square().sum(-1).mean(-1)) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 def test_compiled_functions_use_the_same_kernels(launched: list[str]) -> None:
     def looks(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
@@ -790,6 +794,7 @@ def test_without_a_c_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPat
     assert "install gcc, or set CC" in str(door.no_compiler())
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
@@ -810,6 +815,7 @@ def test_the_plainest_weights_are_planned_once_a_shape(average: bool, padded: bo
     assert len(dense_room._plans) == 2
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("used", [False, True])
 @pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize("across", [False, True])

@@ -661,6 +661,7 @@ class Largest(TorchDispatchMode):
 LONG = 4096
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     "ask",
     [

@@ -250,6 +250,7 @@ def assert_compiled_equals_eager(function: Function, inputs: list[Tensor], compi
         assert error(mine, theirs) < 1e-12
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.usefixtures("fresh_compiler")
 @every_mode
 def test_compiled_in_one_graph_equals_eager(mode: Mode) -> None:

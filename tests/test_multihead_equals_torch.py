@@ -246,6 +246,7 @@ def sorting(steps: int, module: nn.Module, dtype: torch.dtype, nudge: float = 0.
     return torch.stack(losses).double()
 
 
+@pytest.mark.slow
 def test_training_follows_torchs_loss_curve_step_by_step() -> None:
     """300 steps of learning to sort. float64: the same losses. float32: as near as torch is to itself when
     its first embedding is off by one rounding."""

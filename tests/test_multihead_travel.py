@@ -403,6 +403,7 @@ def test_gradients_in_inputs_and_parameters_are_what_differences_say(
     assert packed(mha) and torch.autograd.gradcheck(output, leaves)
 
 
+@pytest.mark.thinned
 @every_tiny
 def test_derivatives_of_derivatives_are_what_differences_say(kind: Kind, sizes: tuple[int, ...]) -> None:
     output, leaves, _ = tiny(kind, sizes)

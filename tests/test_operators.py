@@ -131,6 +131,7 @@ TURNS = {  # every operator, every option
 }
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("name", "chosen"), [(name, chosen) for name, options in TURNS.items() for chosen in options]
 )

@@ -224,6 +224,7 @@ def test_plot_is_this_picture() -> None:
         numpy.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_pictures_leave_pyplot_alone() -> None:
     code = (
         "import sys, torch, headwise as hw; "

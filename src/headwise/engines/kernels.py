@@ -67,7 +67,7 @@ def _cpu_forward(
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu.default(
         q, k, v, 0.0, band == CAUSAL, attn_mask=added, scale=scale
     )
-    if k.shape[2] < FEWEST and type(lse) is Tensor and not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and type(lse) is Tensor and k.shape[2] < FEWEST:
         return _with_nan(q, k, out, lse)
     return out, lse
 
