@@ -39,7 +39,7 @@ def _one_thread_for_small_tensors(request: pytest.FixtureRequest) -> Iterator[No
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the cases of a test marked thinned, every other one is for the longer run; thinned(n): all but one in n."""
+    """Of a test marked thinned every other case is for the longer run; thinned(n): all but one in n."""
     seen: dict[str, int] = {}
     for item in items:
         thinned = item.get_closest_marker("thinned")
