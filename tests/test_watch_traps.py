@@ -302,3 +302,101 @@ def test_scripted_models_and_layers_taken_out() -> None:
         del model[1]
         model(x)
     assert [len(layer.calls) for layer in heads.values()] == [2, 1]
+
+
+# What a second hunt found
+
+
+class Asks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(q * self.scale, k, v, mask, **more)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v", "mask", "more"),
+    [
+        ((3, 3, 5, 7), (3, 3, 5, 7), (3, 3, 5, 7), (3, 5, 5), {}),
+        ((2, 3, 5, 7), (2, 3, 11, 7), (2, 3, 11, 7), (3, 5, 11), {}),
+        ((2, 3, 5, 7), (2, 3, 11, 7), (2, 3, 11, 7), (2, 1, 1, 11), {}),
+        ((2, 2, 3, 5, 7), (2, 2, 3, 5, 7), (2, 2, 3, 5, 7), (3, 5, 5), {}),
+        ((2, 2, 3, 5, 7), (2, 2, 3, 5, 7), (2, 2, 3, 5, 7), (2, 3, 5, 5), {}),
+        ((6, 5, 7), (6, 5, 7), (6, 5, 7), (5, 5), {}),
+        ((6, 5, 7), (6, 5, 7), (6, 5, 7), (1, 5, 5), {}),
+        ((2, 3, 5, 7), (1, 3, 11, 7), (1, 3, 11, 7), None, {}),
+        ((2, 4, 5, 7), (2, 2, 11, 7), (2, 1, 11, 7), None, {"enable_gqa": True}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_masks_and_keys_broadcast_as_torch_broadcasts_them(
+    q: Any, k: Any, v: Any, mask: Any, more: dict[str, Any], kind: str
+) -> None:
+    """A bias [H, T, S] was taken for one a sequence: where B is H, off by 1.83."""
+    torch.manual_seed(0)
+    given = [torch.randn(*shape, dtype=torch.float64) for shape in (q, k, v)]
+    rules = None
+    if mask is not None:
+        rules = torch.randn(*mask, dtype=torch.float64)
+        rules = rules if kind == "float" else (rules > -1.0) | (torch.arange(mask[-1]) == 0)
+    model = Asks().double()
+    wanted = model(*given, rules, **more)
+    with hw.watch(model) as heads:
+        found = model(*given, rules, **more)
+    torch.testing.assert_close(found, wanted)
+    assert len(heads) == 1
+
+
+def test_a_nan_in_a_mask_that_is_else_zero_is_not_lost() -> None:
+    model, x, mask = Asks(), torch.randn(1, 2, 5, 7), torch.zeros(5, 5)
+    mask[2, 3] = torch.nan
+    with hw.watch(model):
+        assert bool(model(x, x, x, mask)[0, :, 2].isnan().all())
+
+
+class GivenMask(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = Asks()
+
+    def forward(self, x: Tensor, attention_mask: Tensor, mask: Tensor | None = None) -> Tensor:
+        q = x.unflatten(-1, (2, -1)).transpose(1, 2)
+        found: Tensor = self.attn(q, q, q, mask)
+        return found
+
+
+def test_who_attends_to_whom_is_not_read_as_padding() -> None:
+    """A causal mask [T, T] with as many sequences as tokens, or zeros to be added: queries went uncounted."""
+    torch.manual_seed(0)
+    model, x, causal = GivenMask(), torch.randn(5, 5, 8), torch.ones(5, 5).tril().bool()
+    for given, used in ((causal, causal), (torch.zeros(5, 5), None), (torch.zeros(5, 7)[:, :5], None)):
+        with hw.watch(model) as heads:
+            model(x, attention_mask=given, mask=used)
+        q = x.unflatten(-1, (2, -1)).transpose(1, 2)
+        wanted = hw.AttentionMap(q, q, mask=used).statistics("entropy").entropy.mean(0)
+        torch.testing.assert_close(heads[0].statistics.entropy, wanted.double())
+
+
+def test_class_probabilities_are_no_attention() -> None:
+    class Detector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.kinds = GivenMask(), nn.Linear(4, 11)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.softmax(self.kinds(self.body(x, torch.ones(2, 5))), -1)
+
+    model = Detector()
+    with hw.watch(model) as heads:
+        model(torch.randn(2, 5, 8))
+    assert len(heads) == 1
+
+
+def test_vmap_over_a_watched_model_says_what_to_do() -> None:
+    model = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True).eval()
+    said = r"torch\.vmap while it is listened to: \[1, 2, 5, 4\]"
+    with pytest.raises(hw.errors.ArgumentError, match=said), hw.watch(model):
+        torch.vmap(lambda y: model(y[None])[0])(torch.randn(3, 5, 8))

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, AttentionBypassed
+from ..foreign_masks import AS_GOOD_AS_HIDDEN
 from ..heads.naming import Layer, names_of
 from ..map import AttentionMap
 from .calls import Call, Forward, Listener, in_backward
@@ -76,7 +77,9 @@ class Run:
         for name in PADDING:
             value = named.get(name)
             if isinstance(value, Tensor) and value.ndim == 2:
-                self.forward.padding.setdefault(name, value.bool())
+                real = _as_padding(module, value)
+                if real is not None:
+                    self.forward.padding.setdefault(name, real)
 
 
 class _Post:
@@ -337,6 +340,20 @@ class Attachment:
             f"({shown}) compute their own weights; read those with fallback='eager' ({_memory(sizes)}), or "
             "leave these layers out with fallback='skip'"
         )
+
+
+def _as_padding(module: nn.Module, value: Tensor) -> Tensor | None:
+    """Which positions an `attention_mask` [B, S] calls real, bool; None: it says nothing of the kind."""
+    if not type(module).__module__.startswith("transformers.") and value.shape[0] == value.shape[1]:
+        return None  # it may as well be who attends to whom, [T, T]
+    if not value.is_floating_point():
+        return value.bool()
+    hidden = value <= AS_GOOD_AS_HIDDEN
+    if bool(((value != 0) & (value != 1) & ~hidden).any()):
+        return None  # numbers that are added
+    if bool(hidden.any()):
+        return ~hidden
+    return value.bool() if bool(value.any()) else None  # zeros alone are added, and hide nothing
 
 
 def _is_real(value: Tensor) -> bool:

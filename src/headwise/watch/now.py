@@ -9,8 +9,10 @@ import threading
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
+from ..errors import ArgumentError
 from ..map import AttentionMap
 
 if TYPE_CHECKING:
@@ -51,12 +53,21 @@ def announce(
 
     Returns:
         The heads' output, [B, H, T, Dv], as the listeners leave it.
+
+    Raises:
+        ArgumentError: under `torch.vmap`, where there is no number to measure.
     """
     module = innermost() if module is None else module
-    if module is not None:
-        with quietly():
-            for attachment in tuple(active):
-                output = attachment.tell(module, kind, weights, value, output)
+    if module is None:
+        return output
+    if output is not None and torch._C._functorch.is_batchedtensor(output):
+        raise ArgumentError(
+            f"model must not run under torch.vmap while it is listened to: {list(output.shape)} is one of "
+            "many at once; give it the whole batch"
+        )
+    with quietly():
+        for attachment in tuple(active):
+            output = attachment.tell(module, kind, weights, value, output)
     return output
 
 

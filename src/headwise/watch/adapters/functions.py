@@ -120,13 +120,23 @@ class _Functions(TorchFunctionMode):
         result = func(*args, **kwargs)
         if result.ndim > 2 and self.attachment.entered and not self.attachment.is_outside:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-            looks_like_weights = result.ndim == 4 or result.shape[-1] == result.shape[-2]
+            looks_like_weights = self._over_positions(result)
             if dim in (-1, result.ndim - 1) and (place or looks_like_weights):
                 if eager:
                     self._look(result)
                 elif not place:  # attention in a module of another name: it is not to be missed
                     self.attachment.bypass()
         return result
+
+    def _over_positions(self, result: Tensor) -> bool:
+        """Whether a softmax may be over positions: as many as there are queries, or as some input has.
+
+        Class probabilities and gates are softmaxes, too.
+        """
+        if result.shape[-1] == result.shape[-2]:
+            return True
+        sizes = {size for one in self.running for shape in one.inputs for size in shape[:-1]}
+        return result.ndim == 4 and result.shape[-1] in sizes
 
     def _look(self, weights: Tensor) -> None:
         running = self.running[-1]
@@ -177,9 +187,12 @@ class _Functions(TorchFunctionMode):
         """torch's fused function by ours; None: not a call for ours."""
         if query.is_nested or query.ndim < 3:
             return None
-        if not query.numel() or not key.numel():
+        if not query.numel() or not key.numel() or not value.numel():
             nothing_to_hear()
             return None
+        key, value = (_beside(query, x) for x in (key, value))
+        if key.shape[-3] != value.shape[-3]:  # groups of their own
+            key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
         lead, H = query.shape[:-2], self._num_heads() if query.ndim == 3 else None
         q, k, v = (_four(x, H) for x in (query, key, value))
         B, T, S = q.shape[0], q.shape[2], k.shape[2]
@@ -191,8 +204,10 @@ class _Functions(TorchFunctionMode):
         elif attn_mask is not None and type(attn_mask) not in (Tensor, nn.Parameter):
             return None  # of another kind, whose numbers may not be what it means
         if attn_mask is not None:
-            spread = attn_mask.expand(*lead, T, S) if attn_mask.ndim > 4 else attn_mask
-            spread = _four(spread, H) if spread.ndim > 2 else spread[None, None]
+            spread = attn_mask[(None,) * (query.ndim - attn_mask.ndim)]  # as torch broadcasts: from the right
+            if query.ndim > 4:
+                spread = spread.expand(*lead[:-1], *spread.shape[-3:])
+            spread = spread[None] if query.ndim == 3 and spread.shape[0] == 1 else _four(spread, H)
             allowed, bias = (spread, None) if attn_mask.dtype == torch.bool else _parted(attn_mask, spread)
             mask = mask & _rules(attn_mask, allowed, B, T, S)
         kind = self._kind(T, S, is_causal)
@@ -242,7 +257,7 @@ def _parted(given: Tensor, spread: Tensor) -> tuple[Tensor, Tensor | None]:
 
 def _adds(mask: Tensor) -> bool:
     """Whether there is more in a float mask than 0 and what hides."""
-    return bool(((mask != 0) & (mask > torch.finfo(mask.dtype).min / 2)).any())
+    return bool(((mask != 0) & ~(mask <= torch.finfo(mask.dtype).min / 2)).any())  # a NaN adds, too
 
 
 def _hides(mask: Tensor) -> bool:
@@ -258,6 +273,13 @@ def _rules(given: Tensor, allowed: Tensor, B: int, T: int, S: int) -> Mask:
     if allowed.shape[1:3] == (1, 1) and allowed.shape[3] == S:
         return Mask.padding(allowed[:, 0, 0].expand(B, S))
     return Mask.dense(allowed)
+
+
+def _beside(query: Tensor, x: Tensor) -> Tensor:
+    """Keys or values with the queries' leading dimensions, as torch broadcasts them; heads as they are."""
+    x = x[(None,) * (query.ndim - x.ndim)]
+    lead = query.shape[:-3]
+    return x if x.shape[:-3] == lead else x.expand(*lead, *x.shape[-3:])
 
 
 def _four(x: Tensor, H: int | None) -> Tensor:

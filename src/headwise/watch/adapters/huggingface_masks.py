@@ -17,14 +17,13 @@ from torch import Tensor
 
 from ... import budget
 from ...errors import AttentionBypassed
-from ...foreign_masks import from_huggingface
+from ...foreign_masks import AS_GOOD_AS_HIDDEN, from_huggingface
 from ...masks import Mask
 from .attending import for_each, with_padding
 
 __all__ = ["CompactMask", "Standing", "as_tensor", "compact_mask", "rules_of"]
 
 Predicate = Callable[..., Any]
-AS_GOOD_AS_HIDDEN = -9000.0
 
 
 @dataclass(eq=False)
