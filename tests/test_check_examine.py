@@ -701,6 +701,37 @@ def test_what_is_looked_at_beside_the_numbers(obj: Any, name: str, verdict: str,
     assert (found.verdict, found.fault) == (verdict, fault), found
 
 
+class KeepsItsScale(Four):
+    """A plain tensor that `.to(dtype)` passes by; FloatTensor names its dtype, torch.tensor does not."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.scale = torch.sqrt(torch.FloatTensor([d_model // num_heads]))
+        self.scales = [torch.tensor([1.0])]
+
+    def forward(self, q, k, v):
+        q, k, v = (split(w(x), self.num_heads) for w, x in ((self.W_q, q), (self.W_k, k), (self.W_v, v)))
+        return self.W_o(merge((q @ k.mT / self.scale * self.scales[0]).softmax(-1) @ v))
+
+
+class KeepsADouble(KeepsItsScale):
+    """Raises in its author's hands, in float32."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.scale = torch.from_numpy(np.sqrt([d_model / num_heads]))
+
+
+@pytest.mark.parametrize("build", [lambda cls: cls, lambda cls: cls(28, 4)], ids=["class", "instance"])
+def test_plain_tensors_go_along_into_another_precision(build: Any) -> None:
+    """They are double for the examination, and stayed so in a float32 copy: right code was said to raise.
+    One that is double in its author's hands is still told."""
+    evidence = examine(build(KeepsItsScale))
+    for name in ("output dtype", "bfloat16", "float16"):
+        assert finding(evidence, name).verdict == "right", finding(evidence, name)
+    assert finding(examine(build(KeepsADouble)), "output dtype").verdict == "wrong"
+
+
 def test_active_dropout_does_not_hide_the_numbers() -> None:
     errors = off(examine(DropsAlways))
     assert max(errors.values()) < EXACT
