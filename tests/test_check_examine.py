@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from headwise.check import recipe
+from headwise.check import check, recipe
 from headwise.check.evidence import Evidence, Finding
 from headwise.check.examine import examine
 from headwise.check.examine.surroundings import by_default, seed, surroundings
@@ -871,6 +871,41 @@ def test_the_default_dtype_of_one_thread() -> None:
             torch.set_default_dtype(before)
         for number, (one, other) in enumerate(zip(found, expected, strict=True)):
             assert one.dtype is other.dtype and torch.equal(one, other), number
+
+
+class Unscaled(Four):
+    def forward(self, q, k, v):
+        q, k, v = (split(w(x), self.num_heads) for w, x in ((self.W_q, q), (self.W_k, k), (self.W_v, v)))
+        return self.W_o(merge((q @ k.mT).softmax(-1) @ v))
+
+
+@pytest.mark.parametrize(
+    ("made", "caller"),
+    [
+        (Four, lambda: torch.autocast("cpu", torch.bfloat16)),
+        (Four, torch.inference_mode),
+        (Four, lambda: torch.device("meta")),
+        (Unscaled, lambda: torch.device("meta")),
+    ],
+    ids=["autocast", "inference mode", "device", "device, a fault"],
+)
+def test_the_verdict_is_the_same_wherever_it_is_asked_for(made: type[nn.Module], caller: Any) -> None:
+    """Right code was told that it gives bfloat16, by the autocast around the check, and raises, by the
+    default device there. What the caller has set is there again afterwards."""
+
+    def state() -> tuple[Any, ...]:
+        cast = torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()
+        grad = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        return *cast, *grad, torch.zeros(1).device, torch._C._len_torch_function_stack()
+
+    expected = check(made)
+    with caller():
+        before = state()
+        found = check(made)
+        assert state() == before
+    for report in (expected, found):
+        report.seconds = 0.0
+    assert str(found) == str(expected) and found.ok == (made is Four)
 
 
 def test_evidence_travels(tmp_path: Any) -> None:
