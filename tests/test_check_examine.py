@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from headwise.check import recipe
+from headwise.check import check, recipe
 from headwise.check.evidence import Evidence, Finding
 from headwise.check.examine import examine
 from headwise.check.examine.surroundings import by_default, seed, surroundings
@@ -701,6 +701,37 @@ def test_what_is_looked_at_beside_the_numbers(obj: Any, name: str, verdict: str,
     assert (found.verdict, found.fault) == (verdict, fault), found
 
 
+class KeepsItsScale(Four):
+    """A plain tensor that `.to(dtype)` passes by; FloatTensor names its dtype, torch.tensor does not."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.scale = torch.sqrt(torch.FloatTensor([d_model // num_heads]))
+        self.scales = [torch.tensor([1.0])]
+
+    def forward(self, q, k, v):
+        q, k, v = (split(w(x), self.num_heads) for w, x in ((self.W_q, q), (self.W_k, k), (self.W_v, v)))
+        return self.W_o(merge((q @ k.mT / self.scale * self.scales[0]).softmax(-1) @ v))
+
+
+class KeepsADouble(KeepsItsScale):
+    """Raises in its author's hands, in float32."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.scale = torch.from_numpy(np.sqrt([d_model / num_heads]))
+
+
+@pytest.mark.parametrize("build", [lambda cls: cls, lambda cls: cls(28, 4)], ids=["class", "instance"])
+def test_plain_tensors_go_along_into_another_precision(build: Any) -> None:
+    """They are double for the examination, and stayed so in a float32 copy: right code was said to raise.
+    One that is double in its author's hands is still told."""
+    evidence = examine(build(KeepsItsScale))
+    for name in ("output dtype", "bfloat16", "float16"):
+        assert finding(evidence, name).verdict == "right", finding(evidence, name)
+    assert finding(examine(build(KeepsADouble)), "output dtype").verdict == "wrong"
+
+
 def test_active_dropout_does_not_hide_the_numbers() -> None:
     errors = off(examine(DropsAlways))
     assert max(errors.values()) < EXACT
@@ -840,6 +871,41 @@ def test_the_default_dtype_of_one_thread() -> None:
             torch.set_default_dtype(before)
         for number, (one, other) in enumerate(zip(found, expected, strict=True)):
             assert one.dtype is other.dtype and torch.equal(one, other), number
+
+
+class Unscaled(Four):
+    def forward(self, q, k, v):
+        q, k, v = (split(w(x), self.num_heads) for w, x in ((self.W_q, q), (self.W_k, k), (self.W_v, v)))
+        return self.W_o(merge((q @ k.mT).softmax(-1) @ v))
+
+
+@pytest.mark.parametrize(
+    ("made", "caller"),
+    [
+        (Four, lambda: torch.autocast("cpu", torch.bfloat16)),
+        (Four, torch.inference_mode),
+        (Four, lambda: torch.device("meta")),
+        (Unscaled, lambda: torch.device("meta")),
+    ],
+    ids=["autocast", "inference mode", "device", "device, a fault"],
+)
+def test_the_verdict_is_the_same_wherever_it_is_asked_for(made: type[nn.Module], caller: Any) -> None:
+    """Right code was told that it gives bfloat16, by the autocast around the check, and raises, by the
+    default device there. What the caller has set is there again afterwards."""
+
+    def state() -> tuple[Any, ...]:
+        cast = torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()
+        grad = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        return *cast, *grad, torch.zeros(1).device, torch._C._len_torch_function_stack()
+
+    expected = check(made)
+    with caller():
+        before = state()
+        found = check(made)
+        assert state() == before
+    for report in (expected, found):
+        report.seconds = 0.0
+    assert str(found) == str(expected) and found.ok == (made is Four)
 
 
 def test_evidence_travels(tmp_path: Any) -> None:

@@ -342,6 +342,73 @@ def test_a_layer_must_see_one_batch_size_in_a_loss() -> None:
     refused(ShapeError, "layers.0 saw 3 and 1 sequences", ours(), [numbers(3, 5, 13)], uneven)
 
 
+class Windows(nn.Module):
+    """Windows of 5 are folded into the batch, as in Swin, or with the windows first."""
+
+    def __init__(self, windows_first: bool = False) -> None:
+        super().__init__()
+        self.inner, self.windows_first = ours(), windows_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.unflatten(1, (-1, 5))  # [B, windows, 5, E]
+        x = x.transpose(0, 1) if self.windows_first else x
+        return self.inner(x.flatten(0, 1)).unflatten(0, x.shape[:2]).sum((1, 2))[:, None]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("method", ["gradient", "leave_one_out"])
+def test_windows_of_one_example_count_as_one(method: str, batch: int) -> None:
+    """Each window was taken for a sequence: |a| + |b| where the gate of a head moves the loss by |a + b|."""
+    model, x = Windows(), numbers(batch, 35, 13)
+    found = importance(model, [x], squares, method=method, normalise=False, progress=False)
+    assert found.examples == batch
+    if method == "gradient":
+        agree(found, by_gates(model, list(x.split(1)), squares))
+        summed = importance(
+            model, [x], lambda m, b: len(b) * squares(m, b), reduction="sum", normalise=False, progress=False
+        )
+        agree(summed, by_gates(model, list(x.split(1)), squares))
+    assert not hooks_on(model)
+
+
+def test_windows_that_lie_apart_are_refused() -> None:
+    """[windows * B, ..]: neighbours in the batch are of different examples, which is seen by following them
+    back to the input."""
+    match = "batches are 21 in inner.layers.0, and the rows of one of 3 depend on others"
+    refused(ShapeError, match, Windows(windows_first=True), [numbers(3, 35, 13)], lambda m, x: m(x).sum())
+
+
+def test_sequences_may_come_before_the_batch() -> None:
+    """[T, B, E] with B a multiple of T is not B / T windows of T examples."""
+    inner = ours()
+
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x.transpose(0, 1))
+
+    x = numbers(6, 3, 13)
+    found = importance(First(), [x.transpose(0, 1)], squares, normalise=False, progress=False)
+    assert found.examples == 6
+    agree(found, {f"inner.{path}": each for path, each in by_gates(inner, list(x.split(1)), squares).items()})
+
+
+def test_layers_must_see_the_same_examples() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = ours(), ours()
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.a(x).sum() + self.b(y).sum()
+
+    match = "batches are 2 in b.layers.0, 3 in a.layers.0, no multiples"
+    refused(ShapeError, match, Two(), [(numbers(3, 5, 13), numbers(2, 5, 13))], lambda m, b: m(*b))
+
+
 # Robustness
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from . import recipe
 from .diagnose import INFORMATION, NEAR, Diagnosis, Made, diagnose, difference, first_difference
 from .evidence import Call, Evidence, Finding
+from .examine.surroundings import undisturbed
 from .exceptions import explain
 from .faults import FAULTS
 from .report import Named, Report
@@ -29,6 +30,7 @@ DESIGN = {  # what many modules have inside on purpose
 }
 
 
+@undisturbed()
 def judge(evidence: Evidence, diagnosis: Diagnosis | None = None) -> Report:
     """The verdict; `diagnosis`: where it has been made already."""
     report = Report(evidence.name, ok=False, summary="", path=evidence.path)

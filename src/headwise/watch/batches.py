@@ -1,17 +1,22 @@
-"""Batches, and the loss of a model on one."""
+"""Batches, the loss of a model on one, and how many examples are in it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import contextlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ShapeError
 
-__all__ = ["Loss", "as_batches", "checked_loss", "own_loss", "run"]
+__all__ = ["Loss", "Visit", "as_batches", "checked_loss", "count_examples", "entering", "own_loss", "run"]
 
 Loss = Callable[[nn.Module, Any], Tensor]  # loss_fn(model, batch) -> one number
+
+Visit = tuple[str, int, int, Tensor | None]  # a layer's path, B and T in it, its output to follow or None
 
 IGNORED = -100  # the label of positions that do not count
 
@@ -87,3 +92,100 @@ def checked_loss(loss_fn: Loss | None, model: nn.Module, batch: Any) -> Tensor:
         shown = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ArgumentError(f"loss_fn must return one number as a tensor: got {shown}; use its mean")
     return loss.reshape(())
+
+
+# How many examples there are: windows and frames are folded into a layer's batch, not into the model's
+
+
+@contextlib.contextmanager
+def entering(model: nn.Module) -> Iterator[list[Tensor]]:
+    """The main input of every run of a model: the first tensor of two dimensions or more.
+
+    With gradients on, one of fractions is handed over such that the outputs of layers can be followed back.
+    """
+    found: list[Tensor] = []
+    try:
+        order = list(inspect.signature(model.forward).parameters)
+    except (TypeError, ValueError):  # compiled: as the caller has them
+        order = []
+
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        named = sorted(kwargs, key=lambda name: order.index(name) if name in order else len(order))
+        for where in [*range(len(args)), *named]:
+            x = args[where] if isinstance(where, int) else kwargs[where]
+            if isinstance(x, Tensor) and not x.is_nested and x.ndim > 1:
+                break
+        else:
+            return None
+        if (
+            type(x) is not Tensor
+            or x.requires_grad
+            or not (x.is_floating_point() and torch.is_grad_enabled())
+        ):
+            found.append(x)
+            return None
+        found.append(x.detach().clone().requires_grad_())
+        handed = found[-1].clone()  # no leaf, so that the model may still write to it
+        if isinstance(where, int):
+            return (*args[:where], handed, *args[where + 1 :]), kwargs
+        return args, kwargs | {where: handed}
+
+    hook = model.register_forward_pre_hook(enter, with_kwargs=True)
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
+def count_examples(given: Sequence[Tensor], visits: Sequence[Visit]) -> int:
+    """The batch of the model's input, of which the batch of every layer is a multiple.
+
+    That the rows of one example lie together, [B * windows, ...] as in Swin, is certain for one example. For
+    more it is checked where the input can be followed, and else assumed: no rows of the first example may
+    depend on another.
+
+    Raises:
+        ShapeError: no number fits; more than one does; rows of an example that lie apart.
+    """
+    sizes = {path: B for path, B, _, _ in visits}
+    smallest = min(B for _, B, _, _ in visits)
+    shapes = {tuple(x.shape[:2]) for x in given}
+    fits: list[tuple[int, int]] = []  # how many, along which dimension of the input
+    if len(shapes) == 1:
+        first, second = shapes.pop()
+        last = any((B, T) == (second, first) for _, B, T, _ in visits)  # perhaps [T, B, ..]
+        ways = [(first, 0), (second, 1)] if last and first != second else [(first, 0)]
+        fits = [(N, dim) for N, dim in ways if N and all(B % N == 0 for _, B, _, _ in visits)]
+    if len(fits) == 1 and all(B == fits[0][0] for _, B, _, _ in visits):
+        return fits[0][0]
+    if not fits:
+        if any(B % smallest for _, B, _, _ in visits):
+            raise ShapeError(
+                f"loss_fn must give every layer the same examples: the batches are {_listed(sizes)}, no "
+                "multiples of one another; use as many of each kind"
+            )
+        return smallest
+    apart = [N for N, dim in fits if _lie_together(given, visits, N, dim)]
+    if len(apart) != 1:
+        why = (
+            f"they may be {' or '.join(map(str, apart))}; use another batch size" if apart else
+            f"the rows of one of {fits[0][0]} depend on others; use batches of one"
+        )  # fmt: skip
+        raise ShapeError(f"loss_fn must keep examples apart: the batches are {_listed(sizes)}, and {why}")
+    return apart[0]
+
+
+def _listed(sizes: Mapping[str, int]) -> str:
+    first = {B: path for path, B in reversed(sizes.items())}  # one layer of each size will do
+    return ", ".join(f"{B} in {path}" for B, path in sorted(first.items()))
+
+
+def _lie_together(given: Sequence[Tensor], visits: Sequence[Visit], N: int, dim: int) -> bool:
+    rows = [out[: B // N].sum() for _, B, _, out in visits if out is not None and out.requires_grad]
+    followed = [x for x in given if x.requires_grad]
+    if N == 1 or not rows or not followed:
+        return True
+    total = torch.stack([one.cpu().double() for one in rows]).sum()
+    grads = torch.autograd.grad(total, followed, retain_graph=True, allow_unused=True)
+    others = [each.narrow(dim, 1, N - 1) for each in grads if each is not None]
+    return not any(bool(each.nan_to_num(0.0, 0.0, 0.0).any()) for each in others)  # NaN is told of later

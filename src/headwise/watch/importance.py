@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..errors import ArgumentError, ShapeError, nearest
 from ..heads.naming import Layer, names_of, resolve
 from .attachment import attach
-from .batches import Loss, as_batches, checked_loss
+from .batches import Loss, as_batches, checked_loss, count_examples, entering
 from .calls import Call, in_backward
 from .chosen_heads import base_of
 from .listening import outputs_of
@@ -150,7 +150,7 @@ def importance(
 
     The model stays in the mode it is in (dropout of training makes scores noisy), and neither its parameters
     nor their `grad` and `requires_grad` change. A layer that runs several times in a forward has one score a
-    head for all of them, as pruning it would remove all.
+    head for all of them, as pruning it would remove all; windows and frames of one example count as one.
 
     Args:
         batches: an iterable of batches, gone through once; a single batch may be a mapping or a tensor.
@@ -171,7 +171,8 @@ def importance(
     Raises:
         ArgumentError: an unknown method or reduction; no batches, no labels, no loss; no attention heard;
             attention that runs without gradients; a score that is no number.
-        ShapeError: a layer that sees batches of different sizes in one loss.
+        ShapeError: a layer that sees batches of different sizes in one loss; layers whose batches are not
+            made of the same examples.
         AttentionBypassed: a layer whose outputs are not in hand.
 
     Example:
@@ -243,7 +244,8 @@ def _by_gradient(
     with torch.inference_mode(False), torch.enable_grad(), attach(model, outputs, fallback):
         for batch in tracked(as_batches(batches), "importance", progress, _length(batches)):
             outputs.heard.clear()
-            loss = checked_loss(loss_fn, model, batch)
+            with entering(model) as given:
+                loss = checked_loss(loss_fn, model, batch)
             check_heard(model, dict(outputs.heard))
             if not loss.requires_grad:
                 raise ArgumentError(
@@ -251,32 +253,42 @@ def _by_gradient(
                     "leave out detach, item and no_grad"
                 )
             losses.append(loss.detach())
-            grads = torch.autograd.grad(loss, [each for _, each in outputs.heard], allow_unused=True)
-            found = _per_example(outputs.heard, grads)
-            B = len(next(iter(found.values())))
+            heard = outputs.heard
+            _check_visits(heard)
+            B = count_examples(given, [(path, each.shape[0], each.shape[2], each) for path, each in heard])
+            grads = torch.autograd.grad(loss, [each for _, each in heard], allow_unused=True)
             examples += B
-            for path, signed in found.items():
-                score = signed.abs().sum(0) * (len(signed) if reduction == "mean" else 1)  # [H]
+            for path, signed in _per_example(heard, grads, B).items():
+                score = signed.abs().sum(0) * (B if reduction == "mean" else 1)  # [H]
                 totals[path] = totals[path] + score if path in totals else score
             outputs.heard.clear()
     scores = {path: total / examples for path, total in totals.items()}
     return scores, examples, sum(loss.item() for loss in losses)
 
 
-def _per_example(heard: list[tuple[str, Tensor]], grads: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
-    """Att_h^T dL/dAtt_h for each sequence, {path: [B, H]}, all visits of a layer together."""
+def _check_visits(heard: list[tuple[str, Tensor]]) -> None:
+    first: dict[str, Tensor] = {}
+    for path, output in heard:
+        before = len(first.setdefault(path, output))
+        if before != len(output):
+            raise ShapeError(
+                f"loss_fn must give a layer one batch size: {path} saw {before} and {len(output)} "
+                "sequences in one loss; use batches of one size"
+            )
+
+
+def _per_example(
+    heard: list[tuple[str, Tensor]], grads: tuple[Tensor | None, ...], B: int
+) -> dict[str, Tensor]:
+    """Att_h^T dL/dAtt_h for each example, {path: [B, H]}: all windows of it and all visits of a layer."""
     found: dict[str, Tensor] = {}
     for (path, output), grad in zip(heard, grads, strict=True):
         wide = torch.promote_types(output.dtype, torch.float32)
         if grad is None:  # the loss does not depend on this layer
-            product = torch.zeros(output.shape[:2], dtype=wide, device=output.device)
+            product = torch.zeros((B, output.shape[1]), dtype=wide, device=output.device)
         else:
-            product = (output.detach().to(wide) * grad.to(wide)).sum((2, 3))  # [B, H]
-        if path in found and found[path].shape != product.shape:
-            raise ShapeError(
-                f"loss_fn must give a layer one batch size: {path} saw {len(found[path])} and {len(product)} "
-                "sequences in one loss; use batches of one size"
-            )
+            each = (output.detach().to(wide) * grad.to(wide)).sum((2, 3))  # [B * windows, H]
+            product = each.unflatten(0, (B, -1)).sum(1)  # [B, H]
         found[path] = found[path] + product if path in found else product
     return found
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
-from .batches import Loss, checked_loss
+from .batches import Loss, Visit, checked_loss, count_examples, entering
 from .calls import Call
 from .chosen_heads import base_of
 from .listening import outputs_of
@@ -24,11 +24,13 @@ class Switches:
         self.off: dict[str, list[int]] = {}  # by path
         self.num_heads: dict[str, int] = {}  # of every layer heard so far
         self.examples = 0  # sequences in the last run
+        self._visits: list[Visit] = []
 
     def hear(self, call: Call) -> Tensor | None:
         """Take note of the layer; its output without the heads that are off."""
         output, path = outputs_of(call), base_of(call.path)
-        self.num_heads[path], self.examples = call.num_heads, output.shape[0]
+        self.num_heads[path] = call.num_heads
+        self._visits.append((path, output.shape[0], output.shape[2], None))
         heads = self.off.get(path)
         return output.index_fill(1, torch.tensor(heads, device=output.device), 0) if heads else None
 
@@ -40,8 +42,12 @@ class Switches:
         self.off = {}
         for path, head in off:
             self.off.setdefault(path, []).append(head)
+        self._visits.clear()
         try:
-            return checked_loss(loss_fn, model, batch).item()
+            with entering(model) as given:
+                loss = checked_loss(loss_fn, model, batch).item()
+            self.examples = count_examples(given, self._visits) if self._visits else 0
+            return loss
         finally:
             self.off = {}
 

@@ -15,8 +15,8 @@ from .calling import Caller
 from .failing import CAUGHT, files_of, problem_of
 from .finding import find_caller
 from .sizes import Sizes
-from .subject import Subject, head_count, settle, signature_of, widths_of
-from .surroundings import seed
+from .subject import Subject, apart, has_loose, head_count, settle, signature_of, widths_of
+from .surroundings import by_default, seed
 from .wording import bare, input_word, role_word, size_word
 
 __all__ = ["Made", "as_given", "by_class"]
@@ -40,8 +40,9 @@ def by_class(cls: type, embed_dim: int | None, num_heads: int | None) -> Made:
         if not callable(body):
             message = f"an instance of {cls.__name__} cannot be called: it has no forward"
             return None, None, Problem("call", "TypeError", message)
+        own = _apart(recipe) if has_loose(body) else {}
         for sizes in _sizes_for(body, recipe):
-            subject = Subject(body, files, sizes, heads_given=recipe.heads_given, make=recipe.make)
+            subject = Subject(body, files, sizes, heads_given=recipe.heads_given, make=recipe.make, apart=own)
             caller, problem = _ready(subject)
             if caller is not None:
                 return caller, recipe, None
@@ -50,6 +51,16 @@ def by_class(cls: type, embed_dim: int | None, num_heads: int | None) -> Made:
         if failures >= 4:
             break
     return None, None, calling or building
+
+
+def _apart(recipe: Recipe) -> dict[str, torch.dtype]:
+    """Built once more as its author has it, float32 by default: which loose tensors are of another dtype."""
+    try:
+        with by_default(torch.float32):
+            seed(0)
+            return apart(recipe.make())
+    except CAUGHT:
+        return {}
 
 
 def _sizes_for(body: Any, recipe: Recipe) -> list[Sizes]:
@@ -105,12 +116,13 @@ def as_given(obj: Any, embed_dim: int | None, num_heads: int | None, is_function
         body = copy.deepcopy(obj)
     except CAUGHT as error:
         return None, None, problem_of(error, "build", files)
+    own = apart(body)
     heads = num_heads or head_count(body)
     widths = [embed_dim] if embed_dim else _widths(body)[:6]
     sizes = [Sizes().of_width(E, heads or 1) for E in widths] or [Sizes()]
     first: Problem | None = None
     for one in [*sizes, *_short(body, sizes[0])]:
-        caller, problem = _ready(Subject(body, files, one, heads_given=heads is not None))
+        caller, problem = _ready(Subject(body, files, one, heads_given=heads is not None, apart=own))
         if caller is not None:
             return caller, None, None
         first = first or problem

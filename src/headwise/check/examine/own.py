@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..recipe import Weights
 from .calling import Caller
+from .subject import cast_loose
 
 __all__ = ["as_it_is", "own_weights"]
 
@@ -40,4 +41,5 @@ def own_weights(weights: Weights, caller: Caller, module: nn.Module) -> Weights:
 def as_it_is(caller: Caller, module: nn.Module) -> Caller:
     """The same way to call it, for a copy with its own weights, in float64 and without dropout."""
     body = copy.deepcopy(module).cpu().double().eval()
+    cast_loose(body, torch.float64)
     return replace(caller, subject=replace(caller.subject, body=body))

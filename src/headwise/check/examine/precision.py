@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,9 +14,17 @@ from ..evidence import Finding
 from .calling import Caller
 from .comparing import cast, plain, share_off, some_mask
 from .failing import CAUGHT, problem_of
+from .subject import cast_loose
 from .surroundings import by_default
 
 __all__ = ["dtype_kept", "half"]
+
+
+def _in(dtype: torch.dtype, caller: Caller) -> Any:
+    """A copy in another precision, with the plain tensors it keeps, which `Module.to` leaves in float64."""
+    other = copy.deepcopy(caller.subject.body).to(dtype)
+    cast_loose(other, dtype, caller.subject.apart)
+    return other
 
 
 def half(caller: Caller, right: bool) -> Iterator[Finding]:
@@ -28,7 +37,7 @@ def half(caller: Caller, right: bool) -> Iterator[Finding]:
     with torch.no_grad():
         exact = caller.call(*inputs, mask).output.detach()
     for dtype, name, near in ((torch.bfloat16, "bfloat16", 0.1), (torch.float16, "float16", 0.02)):
-        other = copy.deepcopy(body).to(dtype) if isinstance(body, nn.Module) else body
+        other = _in(dtype, caller) if isinstance(body, nn.Module) else body
         weights = {k: p.detach().to(dtype) for k, p in caller.subject.parameters.items()}
         small = replace(caller, subject=replace(caller.subject, body=other, parameters=weights, calm=False))
         query, key, value = cast(inputs, dtype)
@@ -63,7 +72,7 @@ def dtype_kept(caller: Caller) -> Iterator[Finding]:
     body = caller.subject.body
     if not isinstance(body, nn.Module) or caller.plan.as_numpy or caller.subject.unregistered:
         return
-    other = copy.deepcopy(body).float()
+    other = _in(torch.float32, caller)
     small = replace(caller, subject=replace(caller.subject, body=other, calm=False))
     query, key, value = cast(plain(caller), torch.float32)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,10 @@ from .sizes import Sizes
 from .surroundings import seed as sow
 from .wording import role_word, size_word
 
-__all__ = ["Subject", "attributes_of", "head_count", "settle", "signature_of", "widths_of"]
+__all__ = [
+    "Subject", "apart", "attributes_of", "cast_loose", "has_loose", "head_count", "settle", "signature_of",
+    "widths_of",
+]  # fmt: skip
 
 
 class _Calm(TorchFunctionMode):
@@ -54,6 +57,7 @@ class Subject:
     norms: set[str] = field(default_factory=set)  # a normalisation's own
     heads_given: bool = False
     make: Callable[[], Any] | None = None
+    apart: dict[str, torch.dtype] = field(default_factory=dict)  # loose tensors of a dtype of their own
     calm: bool = False
 
     def invoke(self, args: list[Any], kwargs: dict[str, Any], seed: int = 0) -> Any:
@@ -134,7 +138,7 @@ def settle(subject: Subject) -> None:
     modules, _, _ = _belongs(body)
     for module in modules.values():
         module.double().eval()
-    _double_loose(body)
+    cast_loose(body, torch.float64)
     modules, tensors, loose = _belongs(body)
     subject.unregistered = loose
     owners = {name: modules.get(name.rpartition(".")[0]) for name, _ in tensors}
@@ -157,12 +161,30 @@ def settle(subject: Subject) -> None:
     subject.parameters = dict(tensors)
 
 
-def _double_loose(body: Any) -> None:
-    """Plain tensors kept as attributes or in lists, in place of the float32 ones."""
-    for path, thing in list(hidden(body)):
-        if not isinstance(thing, Tensor) or not thing.is_floating_point() or thing.dtype == torch.float64:
+def _loose(body: Any) -> list[tuple[str, Tensor]]:
+    """Plain float tensors kept as attributes or in lists, which `Module.to` passes by."""
+    return [(path, one) for path, one in hidden(body) if isinstance(one, Tensor) and one.is_floating_point()]
+
+
+def has_loose(body: Any) -> bool:
+    """Whether it keeps plain float tensors."""
+    return bool(_loose(body))
+
+
+def apart(body: Any) -> dict[str, torch.dtype]:
+    """The dtypes of loose tensors that are not of the dtype of its weights: no cast of ours may hide them."""
+    weights = body.parameters() if isinstance(body, nn.Module) else ()
+    main = next((one.dtype for one in weights if one.is_floating_point()), None)
+    return {path: one.dtype for path, one in _loose(body) if main is not None and one.dtype != main}
+
+
+def cast_loose(body: Any, dtype: torch.dtype, but: Mapping[str, torch.dtype] | None = None) -> None:
+    """Loose tensors of another dtype in place of its own; those named in `but` of the dtype given there."""
+    for path, thing in _loose(body):
+        wanted = dtype if but is None else but.get(path, dtype)
+        if thing.dtype == wanted:
             continue
-        made = thing.detach().double().requires_grad_(thing.requires_grad)
+        made = thing.detach().to(wanted).requires_grad_(thing.requires_grad)
         *way, last = path.split(".")
         owner: Any = body
         try:

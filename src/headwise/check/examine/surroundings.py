@@ -1,4 +1,5 @@
-"""What the learner's code runs in: float64 where it names no dtype, gradients on, dice that are put back.
+"""What the learner's code runs in, whatever it is called from: float64 where it names no dtype, on the CPU,
+gradients on, no autocast, dice that are put back.
 
 The process may be at other work in other threads, so what is set here is set for this thread alone. torch's
 default dtype, `sys.stdout` and the filters of warnings are the process's, and stay as they are.
@@ -17,9 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp.autocast_mode import is_autocast_available
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["by_default", "seed", "silently", "surroundings"]
+__all__ = ["by_default", "seed", "silently", "surroundings", "undisturbed"]
 
 # Made of nothing, as floats; and of numbers, as floats if those are
 FLOATS = frozenset(
@@ -33,17 +35,42 @@ OF_NUMBERS = frozenset(
 )  # fmt: skip
 ASKED = frozenset("to type type_as float half bfloat16 double view new_tensor new_full".split())
 
+AUTOCAST = ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "mtia", "maia", "ipu")  # kinds that may have one
+
 _now = threading.local()
 
 
 @contextlib.contextmanager
 def surroundings() -> Iterator[None]:
-    """Float64 by default, gradients on; the generators of random numbers are as they were afterwards.
+    """Float64 and the CPU by default, gradients on; generators of random numbers are as they were afterwards.
 
     What the code makes along the way is then as exact as what it is given.
     """
-    with _dice_kept(), torch.enable_grad(), by_default(torch.float64), _Default():
+    with _dice_kept(), undisturbed(), by_default(torch.float64), _Default():
         yield
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """The caller's own `torch.autocast`, `torch.device`, `inference_mode` and `no_grad` have no say in it."""
+    with torch.inference_mode(False), torch.enable_grad(), _no_autocast(), torch.device("cpu"):
+        yield
+
+
+@contextlib.contextmanager
+def _no_autocast() -> Iterator[None]:
+    """Off for every kind of device where it is on, and no copies kept of weights that are about to change."""
+    on = [kind for kind in AUTOCAST if is_autocast_available(kind) and torch.is_autocast_enabled(kind)]
+    cached = torch.is_autocast_cache_enabled()
+    for kind in on:
+        torch.set_autocast_enabled(kind, False)
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        for kind in on:
+            torch.set_autocast_enabled(kind, True)
+        torch.set_autocast_cache_enabled(cached)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from ..examine.calling import Caller
 from ..examine.examining import understand
 from ..examine.failing import CAUGHT
 from ..examine.own import as_it_is, own_weights
-from ..examine.surroundings import surroundings
+from ..examine.surroundings import surroundings, undisturbed
 from ..judging import judge
 from ..recipe import Given, Weights
 from ..report import Named
@@ -33,6 +33,7 @@ class Understood:
         self.weights: Weights = own_weights(evidence.weights, caller, module)
         self.num_heads = evidence.num_heads
 
+    @undisturbed()
     def explanation(
         self, given: Given, labels: tuple[list[str] | None, list[str] | None], sample: int
     ) -> Explanation:
