@@ -455,7 +455,7 @@ def test_a_shallow_copy_is_not_watched_itself(x: Tensor) -> None:
         made(x)
         assert not made._forward_pre_hooks and "forward" not in made.__dict__ and not heads
         model(x)
-    assert len(heads["0"].calls) == 1
+    assert len(heads[0].calls) == 1
 
 
 def test_classes_that_copy_themselves_their_own_way(x: Tensor) -> None:
@@ -684,7 +684,7 @@ def test_the_forward_that_is_lent_is_called_as_the_models_own_is() -> None:
         assert [inspect.signature(each.forward) for each in (model, own[0])] == before
 
 
-class Doubled:
+class Twice:
     """A forward that somebody puts round another, with a mark of its own; it can be copied and saved."""
 
     def __init__(self, inner: Any) -> None:
@@ -697,7 +697,7 @@ class Doubled:
 def wrap(module: Any, how: str) -> None:
     inner = module.forward
     if how == "object":
-        module.forward = Doubled(inner)
+        module.forward = Twice(inner)
     elif how == "function":
         module.forward = lambda *args, **kwargs: 2 * inner(*args, **kwargs)
     else:  # as accelerate does it: a wrapper that looks like what it wraps, bound to the module
@@ -750,7 +750,7 @@ def test_a_forward_wrapped_inside_a_block_outlives_it(
         one.load_state_dict({name: 3 * value for name, value in one.state_dict().items()})
     for ours, theirs in zip(twins[::2], twins[1::2], strict=True):
         if own and how == "object":  # a copy would run what is behind it with the weights of the other
-            with pytest.raises(ArgumentError, match="whose Doubled was wrapped while headwise listened"):
+            with pytest.raises(ArgumentError, match="whose Twice was wrapped while headwise listened"):
                 ours(x)
         else:
             assert torch.equal(ours(x), theirs(x))
@@ -767,3 +767,40 @@ def test_a_forward_wrapped_inside_a_block_outlives_it(
     del model, plain, module, found, first, twins, one, ours, theirs, heads, again, last
     gc.collect()
     assert gone() is None and not attached
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("mine", [False, True])
+def test_what_an_encoder_leaves_at_padding_is_left_there(mine: bool, norm: bool, x: Tensor) -> None:
+    """In evaluation torch's encoder goes on with the real tokens alone and puts 0 at padding, before its
+    norm; that was up to 1.8 there inside a block."""
+    torch.manual_seed(3)
+    layer = nn.TransformerEncoderLayer(E, H, 7, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, nn.LayerNorm(E) if norm else None).eval()
+    if norm:
+        nn.init.normal_(model.norm.bias)
+    if mine:
+        whole = nn.Sequential(model)
+        hw.adopt(whole)
+        model = whole[0]
+    padding = torch.arange(T) >= torch.tensor([[T], [3], [2]])
+    for hidden in (padding, padding.flip(-1)):  # the second it does not pack, and leaves what comes
+        for grad in (False, True):
+            with torch.set_grad_enabled(grad):
+                expected = model(x, src_key_padding_mask=hidden)
+                with hw.watch(model) as heads:
+                    found = model(x, src_key_padding_mask=hidden)
+            assert len(heads) == 2
+            torch.testing.assert_close(found, expected)
+    with hw.watch(model), hw.watch(model.layers[0]):
+        torch.testing.assert_close(model(x), model(x, src_key_padding_mask=padding & False))
+
+
+@pytest.mark.parametrize("sizes", [(0, T), (3, 0)])
+def test_a_model_that_is_given_nothing_has_missed_nothing(sizes: tuple[int, int]) -> None:
+    """An empty batch, as a filtered one may be, was said to be a model without attention."""
+    model = nn.Sequential(Fused())
+    with hw.watch(model) as heads:
+        model(torch.zeros(*sizes, E))
+    assert not heads

@@ -36,7 +36,7 @@ except (
 ):  # a torch that says this in another way: with the whole compiler, which takes seconds to import
     _FrameAction = None  # type: ignore[assignment, misc]
 
-__all__ = ["Post", "lend", "override", "station", "uncompile", "unseen"]
+__all__ = ["Post", "lend", "override", "station", "uncompile", "unseen", "without_loan"]
 
 FORWARD, WRAPPED, COMPILED = "forward", "_old_forward", "_compiled_call_impl"
 REDUCE, DEEPCOPY, HOOKS = "__reduce_ex__", "__deepcopy__", "_forward_pre_hooks"
@@ -208,6 +208,14 @@ def lend(module: nn.Module, name: str, value: Any) -> Undo:
         loan = _loan_to(module)
         loan.give(name, value)
     return _once(functools.partial(loan.take_back, name))
+
+
+def without_loan(module: nn.Module, name: str) -> Any:
+    """An attribute of a module as it would be if it were not lent; None: it has none."""
+    loan, found = module.__dict__.get(REDUCE), module.__dict__.get(name, _missing)
+    if isinstance(loan, _Loan) and name in loan.attributes:
+        found = loan.attributes[name].before
+    return None if found is _missing else found
 
 
 def station(module: nn.Module, post: Post) -> Undo:
