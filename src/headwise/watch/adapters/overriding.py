@@ -350,8 +350,8 @@ class _StandIn:
         copied = not self._binds and self._module is not None and self._module() is not module
         if copied and not isinstance(self._own, FunctionType):
             raise ArgumentError(
-                f"forward must be wrapped outside a block to be copied: this {type(module).__name__} is a copy "
-                f"of one whose {type(self._own).__name__} was wrapped while headwise listened; take the "
+                f"forward must be wrapped outside a block to be copied: this {type(module).__name__} is a "
+                f"copy of one whose {type(self._own).__name__} was wrapped while headwise listened; take the "
                 "wrapper off, copy, and wrap the copy"
             )
 

@@ -2,7 +2,8 @@
 
 torch's class hides q, k and v inside one function, and its encoder layer skips the class altogether on its
 native path. The hooks that every watched module carries turn that path off, the encoder's nested tensors are
-turned off beside it (with what they leave at padding: 0), and the class gets a forward that announces its heads.
+turned off beside it (the 0 they leave at padding stays), and the class gets a forward that
+announces its heads.
 
 Letters: B batch, T query_len, S key_len, E embed_dim.
 """
