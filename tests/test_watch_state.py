@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import io
 import pickle
@@ -14,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import headwise as hw
+from headwise.errors import ArgumentError
 from headwise.watch.now import active
 
 E, H, T = 6, 2, 5
@@ -679,3 +682,125 @@ def test_the_forward_that_is_lent_is_called_as_the_models_own_is() -> None:
     before = [inspect.signature(each.forward) for each in (model, own[0])]
     with hw.watch(model), hw.watch(own, fallback="skip"):
         assert [inspect.signature(each.forward) for each in (model, own[0])] == before
+
+
+class Twice:
+    """A forward that somebody puts round another, with a mark of its own; it can be copied and saved."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return 2 * self.inner(*args, **kwargs)
+
+
+def wrap(module: Any, how: str) -> None:
+    inner = module.forward
+    if how == "object":
+        module.forward = Twice(inner)
+    elif how == "function":
+        module.forward = lambda *args, **kwargs: 2 * inner(*args, **kwargs)
+    else:  # as accelerate does it: a wrapper that looks like what it wraps, bound to the module
+
+        @functools.wraps(inner.__func__ if hasattr(inner, "__func__") else inner)
+        def doubled(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return 2 * inner.__func__(self, *args, **kwargs)
+
+        module.forward = MethodType(doubled, module)
+
+
+@pytest.mark.parametrize("how", ["object", "function", "bound"])
+@pytest.mark.parametrize(("place", "times"), [("", 1), ("0", 2)])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_forward_wrapped_inside_a_block_outlives_it(
+    how: str, place: str, times: int, own: bool, x: Tensor
+) -> None:
+    """Accelerate, PEFT and profilers keep the forward they find and put theirs round it. What they found
+    inside a block took their wrapper for the module's own forward once the block was over, and recursed; it
+    is the forward that it stood in for, the class's or one put there before, in later blocks as well."""
+
+    def made() -> Any:
+        torch.manual_seed(2)
+        model = nn.Sequential(Fused(), Ours())
+        if own:
+            wrap(model.get_submodule(place), how if how != "function" else "object")
+        return model
+
+    plain, model = made(), made()
+    for _ in range(times):
+        wrap(plain.get_submodule(place), how)
+    expected, module = plain(x), model.get_submodule(place)
+    first = dict(vars(module)).get("forward")
+    with hw.watch(model) as heads:
+        found = module.forward
+        for _ in range(times):
+            wrap(module, how)
+        torch.testing.assert_close(model(x), expected)
+        assert heads.paths == ["0", "1.attention"]
+    assert torch.equal(model(x), expected) and len(heads["0"].calls) == 1
+    with hw.watch(model) as again:
+        torch.testing.assert_close(model(x), expected)
+    assert again.paths == heads.paths and len(again["0"].calls) == 1
+    assert torch.equal(model(x), expected)
+
+    twins = [copy.deepcopy(model), copy.deepcopy(plain)]
+    if how == "object" and not own:
+        twins += [pickle.loads(pickle.dumps(each)) for each in (model, plain)]
+    for one in twins:
+        one.load_state_dict({name: 3 * value for name, value in one.state_dict().items()})
+    for ours, theirs in zip(twins[::2], twins[1::2], strict=True):
+        if own and how == "object":  # a copy would run what is behind it with the weights of the other
+            with pytest.raises(ArgumentError, match="whose Twice was wrapped while headwise listened"):
+                ours(x)
+        else:
+            assert torch.equal(ours(x), theirs(x))
+
+    module.forward = found  # unwrapped, as far as they know
+    as_made = made()(x)
+    assert torch.equal(model(x), as_made)
+    with hw.watch(model) as last:
+        torch.testing.assert_close(model(x), as_made)
+    assert last.paths == heads.paths and torch.equal(model(x), as_made)
+    assert vars(module).get("forward") == first  # and what had stayed in its dict is gone
+
+    gone, attached = weakref.ref(model), len(active)
+    del model, plain, module, found, first, twins, one, ours, theirs, heads, again, last
+    gc.collect()
+    assert gone() is None and not attached
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("mine", [False, True])
+def test_what_an_encoder_leaves_at_padding_is_left_there(mine: bool, norm: bool, x: Tensor) -> None:
+    """In evaluation torch's encoder goes on with the real tokens alone and puts 0 at padding, before its
+    norm; that was up to 1.8 there inside a block."""
+    torch.manual_seed(3)
+    layer = nn.TransformerEncoderLayer(E, H, 7, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, nn.LayerNorm(E) if norm else None).eval()
+    if norm:
+        nn.init.normal_(model.norm.bias)
+    if mine:
+        whole = nn.Sequential(model)
+        hw.adopt(whole)
+        model = whole[0]
+    padding = torch.arange(T) >= torch.tensor([[T], [3], [2]])
+    for hidden in (padding, padding.flip(-1)):  # the second it does not pack, and leaves what comes
+        for grad in (False, True):
+            with torch.set_grad_enabled(grad):
+                expected = model(x, src_key_padding_mask=hidden)
+                with hw.watch(model) as heads:
+                    found = model(x, src_key_padding_mask=hidden)
+            assert len(heads) == 2
+            torch.testing.assert_close(found, expected)
+    with hw.watch(model), hw.watch(model.layers[0]):
+        torch.testing.assert_close(model(x), model(x, src_key_padding_mask=padding & False))
+
+
+@pytest.mark.parametrize("sizes", [(0, T), (3, 0)])
+def test_a_model_that_is_given_nothing_has_missed_nothing(sizes: tuple[int, int]) -> None:
+    """An empty batch, as a filtered one may be, was said to be a model without attention."""
+    model = nn.Sequential(Fused())
+    with hw.watch(model) as heads:
+        model(torch.zeros(*sizes, E))
+    assert not heads

@@ -130,7 +130,9 @@ class Attachment:
         self.two_texts = _has_two_texts(model, self.places)
         self.forward = Forward()  # the last that began, in any thread
         self.bypassed: dict[str, tuple[int, ...]] = {}  # in forwards that are over; nobody was told of these
-        self.elsewhere = False  # whether another model's attention was heard inside this one's forward
+        self.elsewhere = (
+            False  # whether another model's attention was heard inside this one's, or a layer ran on nothing
+        )
         self.posts: dict[nn.Module, _Post] = {}
         self._running = _Running()
         self._telling = threading.RLock()

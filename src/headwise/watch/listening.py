@@ -42,7 +42,8 @@ def check_any(
     Args:
         ran: how many times.
         heard: the layers.
-        elsewhere: whether it called another model, to which somebody listens as well.
+        elsewhere: whether it called another model, to which somebody listens as well; or a layer ran on
+            nothing.
 
     Raises:
         AttentionBypassed: nothing was.

@@ -123,6 +123,7 @@ def beside(module: nn.Module, queries: Tensor | None, sizes: tuple[int, ...] | N
 
 def nothing_to_hear() -> None:
     """A layer ran on nothing: there is no attention to tell of, and none was missed."""
-    for _, run in running():
+    for attachment, run in running():
+        attachment.elsewhere = True
         for each in run.entered:
             each.heard = True

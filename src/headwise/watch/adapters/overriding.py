@@ -19,13 +19,14 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
 
+from ...errors import ArgumentError
 from ..holding import Undo, turns, undo_all
 
 try:
@@ -35,7 +36,7 @@ except (
 ):  # a torch that says this in another way: with the whole compiler, which takes seconds to import
     _FrameAction = None  # type: ignore[assignment, misc]
 
-__all__ = ["Post", "lend", "override", "station", "uncompile", "unseen"]
+__all__ = ["Post", "lend", "override", "station", "uncompile", "unseen", "without_loan"]
 
 FORWARD, WRAPPED, COMPILED = "forward", "_old_forward", "_compiled_call_impl"
 REDUCE, DEEPCOPY, HOOKS = "__reduce_ex__", "__deepcopy__", "_forward_pre_hooks"
@@ -116,8 +117,12 @@ class _Loan:
         assert module is not None
         if FORWARD not in self.attributes:
             self._hook = module.register_forward_pre_hook(_called, prepend=True)
-            before = module.__dict__.get(FORWARD)
-            lent = _lent_forward(type(module)) if before is None else _lent_in_place_of(before)
+            own, before = module.__dict__, _before(module)
+            if before is not own.get(FORWARD, _missing):  # lent once, and put back by somebody later
+                del own[FORWARD]
+                if before is not _missing:
+                    own[FORWARD] = before
+            lent = _lent_forward(type(module)) if before is _missing else _lent_in_place_of(module, before)
             self.give(FORWARD, MethodType(lent, module))
         else:
             self.attributes[FORWARD].count += 1
@@ -129,12 +134,10 @@ class _Loan:
 
     # While it lasts
 
-    def forward_of(self, module: nn.Module) -> Callable[..., Any]:
-        """What the module would run by itself, uncompiled; or what runs in its place."""
-        if self.instead:
-            return functools.partial(self.instead[0], module)
+    def lends(self, function: Callable[..., Any]) -> bool:
+        """Whether this is the forward that is lent now."""
         lent = self.attributes.get(FORWARD)
-        return _own_forward(module, _missing if lent is None else lent.before)
+        return lent is not None and lent.value.__func__ is function
 
     def __call__(self, protocol: Any) -> Any:
         """What pickle and copy are told: the module without what it was lent."""
@@ -205,6 +208,14 @@ def lend(module: nn.Module, name: str, value: Any) -> Undo:
         loan = _loan_to(module)
         loan.give(name, value)
     return _once(functools.partial(loan.take_back, name))
+
+
+def without_loan(module: nn.Module, name: str) -> Any:
+    """An attribute of a module as it would be if it were not lent; None: it has none."""
+    loan, found = module.__dict__.get(REDUCE), module.__dict__.get(name, _missing)
+    if isinstance(loan, _Loan) and name in loan.attributes:
+        found = loan.attributes[name].before
+    return None if found is _missing else found
 
 
 def station(module: nn.Module, post: Post) -> Undo:
@@ -300,53 +311,99 @@ def unseen(function: Callable[..., Any], like: Any = None) -> Callable[..., Any]
     return alone
 
 
+class _StandIn:
+    """Runs a module among its posts, and remembers which forward it stands in for.
+
+    Somebody may keep what was lent beyond its time, inside a forward of their own that lies in the module's
+    dict by now: from then on it is the forward it stood in for, and nothing else.
+    """
+
+    __slots__ = ("_binds", "_module", "_own", "_seen")
+
+    def __init__(self, own: Any, binds: bool, module: nn.Module | None = None) -> None:
+        self._own, self._binds = own, binds  # _missing: the class's; whether it takes the module first
+        self._module = None if module is None else ref(module)  # whose alone it is
+
+    def as_function(self, like: Any) -> Any:
+        found: Any = unseen(self, like)
+        found._stand_in, self._seen = self, ref(found)
+        return found
+
+    def is_behind(self, function: Any) -> bool:
+        """Not behind one that was made to look like it: `functools.wraps` copies what a function carries."""
+        return self._seen() is function
+
+    def before(self, module: nn.Module) -> Any:
+        """What was in the module's dict."""
+        return MethodType(self._own, module) if self._binds and self._own is not _missing else self._own
+
+    def forward_of(self, module: nn.Module, found: Callable[[Any], Any] = lambda own: own) -> Any:
+        own = found(type(module).forward if self._own is _missing else self._own)
+        return MethodType(own, module) if self._binds else own
+
+    def _check_copy(self, module: nn.Module) -> None:
+        """A copy of a module has this very function, not a copy of what it stands in for.
+
+        Raises:
+            ArgumentError: that would have been copied as well.
+        """
+        copied = not self._binds and self._module is not None and self._module() is not module
+        if copied and not isinstance(self._own, FunctionType):
+            raise ArgumentError(
+                f"forward must be wrapped outside a block to be copied: this {type(module).__name__} is a "
+                f"copy of one whose {type(self._own).__name__} was wrapped while headwise listened; take the "
+                "wrapper off, copy, and wrap the copy"
+            )
+
+    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        taken = getattr(_here, "replica", None)
+        if taken is not None:
+            _here.replica = None
+            replica = taken()
+            if replica is not None and replica.__dict__.get(REDUCE) is module.__dict__.get(REDUCE):
+                module = replica
+        loan = module.__dict__.get(REDUCE)
+        if not isinstance(loan, _Loan) or not loan.lends(self._seen()):  # kept by somebody beyond its time
+            self._check_copy(module)
+            return self.forward_of(module)(*args, **kwargs)
+        instead, posts, entered = loan.instead, loan.posts, 0
+        own = functools.partial(instead[0], module) if instead else self.forward_of(module, _written)
+        try:
+            for post in posts:
+                post.enter(module, args, kwargs)
+                entered += 1
+            output = own(*args, **kwargs)
+            for post in reversed(posts):
+                post.after(args, kwargs)
+            return output
+        finally:
+            for post in reversed(posts[:entered]):
+                post.leave()
+
+
 def _lent_forward(kind: type[nn.Module]) -> Callable[..., Any]:
     """One function a class, with its signature; the same each time, as compiled code looks at which it is."""
     found = _forwards.get(kind)
     if found is None:
-        found = _forwards[kind] = unseen(_run, kind.forward)
+        found = _forwards[kind] = _StandIn(_missing, True).as_function(kind.forward)
     return found
 
 
 _forwards: WeakKeyDictionary[type[nn.Module], Callable[..., Any]] = WeakKeyDictionary()
 
 
-def _lent_in_place_of(own: Callable[..., Any]) -> Callable[..., Any]:
+def _lent_in_place_of(module: nn.Module, own: Any) -> Callable[..., Any]:
     """The same for one module that has a forward of its own in its dict, which is bound already."""
-    found: Any = unseen(_run, own)
+    binds = isinstance(own, MethodType) and own.__self__ is module
+    found: Any = _StandIn(own.__func__ if binds else own, binds, module).as_function(own)
     try:
         signature = inspect.signature(own)
     except (TypeError, ValueError):
-        return found
+        return found  # type: ignore[no-any-return]
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     taken = [one.replace(kind=one.kind) for one in signature.parameters.values()]
     found.__signature__ = inspect.Signature([itself, *taken], return_annotation=signature.return_annotation)
-    return found
-
-
-def _run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """A module's own forward among its posts."""
-    taken = getattr(_here, "replica", None)
-    if taken is not None:
-        _here.replica = None
-        replica = taken()
-        if replica is not None and replica.__dict__.get(REDUCE) is module.__dict__.get(REDUCE):
-            module = replica
-    loan = module.__dict__.get(REDUCE)
-    if not isinstance(loan, _Loan):  # kept by somebody beyond its time
-        return _own_forward(module, module.__dict__.get(FORWARD, _missing))(*args, **kwargs)
-    own, posts, entered = loan.forward_of(module), loan.posts, 0
-    try:
-        for post in posts:
-            post.enter(module, args, kwargs)
-            entered += 1
-        output = own(*args, **kwargs)
-        for post in reversed(posts):
-            post.after(args, kwargs)
-        return output
-    finally:
-        for post in reversed(posts[:entered]):
-            post.leave()
+    return found  # type: ignore[no-any-return]
 
 
 def _called(module: nn.Module, _: Any) -> None:
@@ -355,20 +412,27 @@ def _called(module: nn.Module, _: Any) -> None:
     It gets its own for the next time; for this one torch has looked it up already.
     """
     method = module.__dict__.get(FORWARD)
-    if isinstance(method, MethodType) and method.__self__ is not module and _is_lent(method):
+    if _stand_in(method) is None or method.__self__ is module:
+        return
+    if method.__self__.__dict__.get(REDUCE) is module.__dict__.get(REDUCE):
         module.__dict__[FORWARD] = MethodType(method.__func__, module)
         _here.replica = ref(module)
 
 
-def _is_lent(forward: Any) -> bool:
-    return getattr(getattr(forward, "__func__", None), "_torchdynamo_disable_msg", None) is WHY
+def _stand_in(forward: Any) -> _StandIn | None:
+    """What is behind a forward that is lent, or was."""
+    if not isinstance(forward, MethodType):
+        return None
+    found = getattr(forward.__func__, "_stand_in", None)
+    return found if isinstance(found, _StandIn) and found.is_behind(forward.__func__) else None
 
 
-def _own_forward(module: nn.Module, own: Any) -> Callable[..., Any]:
-    """A module's forward, from its dict or else its class; uncompiled."""
-    if own is not _missing and not _is_lent(own):
-        return _written(own)
-    return MethodType(_written(type(module).forward), module)
+def _before(module: nn.Module) -> Any:
+    """The forward in a module's dict, or what was there before one was lent that has stayed there."""
+    own = module.__dict__.get(FORWARD, _missing)
+    while (found := _stand_in(own)) is not None and own.__self__ is module:
+        own = found.before(module)
+    return own
 
 
 def _written(forward: Any) -> Any:
@@ -378,7 +442,7 @@ def _written(forward: Any) -> Any:
 
 def _is_of_its_class(module: nn.Module) -> bool:
     """Whether a module runs the forward of its class."""
-    loan, own = module.__dict__.get(REDUCE), module.__dict__.get(FORWARD, _missing)
+    loan, own = module.__dict__.get(REDUCE), _before(module)
     if isinstance(loan, _Loan) and FORWARD in loan.attributes:
         own = loan.attributes[FORWARD].before
     return own is _missing or getattr(_written(own), "__func__", None) is type(module).forward

@@ -2,7 +2,8 @@
 
 torch's class hides q, k and v inside one function, and its encoder layer skips the class altogether on its
 native path. The hooks that every watched module carries turn that path off, the encoder's nested tensors are
-turned off beside it, and the class gets a forward that announces its heads.
+turned off beside it (the 0 they leave at padding stays), and the class gets a forward that
+announces its heads.
 
 Letters: B batch, T query_len, S key_len, E embed_dim.
 """
@@ -10,6 +11,7 @@ Letters: B batch, T query_len, S key_len, E embed_dim.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,16 +25,18 @@ from ...nn.as_torch.contract import check_inputs
 from ...nn.as_torch.module import MultiheadAttention
 from ...nn.as_torch.projecting import heads_of, with_more_keys
 from ...nn.as_torch.reading import content_of
+from ...nn.as_torch.transformer import TransformerEncoder
 from ...nn.one_step import joined
 from ..attachment import Attachment
 from ..holding import Undo, undo_all
 from ..now import beside, nothing_to_hear
 from .attending import attended
-from .overriding import lend, override
+from .overriding import lend, override, without_loan
 
 __all__ = ["install"]
 
 KNOWN = (nn.MultiheadAttention, MultiheadAttention)  # not their subclasses, which may do otherwise
+ENCODERS = (nn.TransformerEncoder, TransformerEncoder)
 NESTS = "use_nested_tensor"  # for torch's native path alone
 
 
@@ -41,7 +45,46 @@ def install(attachment: Attachment) -> Undo:
     modules = list(attachment.paths)
     nesting = [module for module in modules if isinstance(module, nn.TransformerEncoder)]
     undos = [lend(module, NESTS, False) for module in nesting if NESTS in module.__dict__]
+    undos.append(override((module for module in nesting if type(module) in ENCODERS), encode))
     return undo_all([*undos, override((module for module in modules if type(module) in KNOWN), forward)])
+
+
+def encode(
+    module: nn.TransformerEncoder,
+    src: Tensor,
+    mask: Tensor | None = None,
+    src_key_padding_mask: Tensor | None = None,
+    is_causal: bool | None = None,
+) -> Tensor:
+    """As torch's, which leaves 0 at padding where it goes on with a nested tensor; here without one."""
+    padding = src_key_padding_mask
+    if padding is None or mask is not None or is_causal or not _would_nest(module, src, padding):
+        return type(module).forward(module, src, mask, padding, is_causal)
+    x = src
+    for layer in module.layers:
+        x = layer(x, src_mask=None, is_causal=False, src_key_padding_mask=padding)
+    x = x.masked_fill((padding if padding.dtype == torch.bool else padding != 0).unsqueeze(-1), 0)
+    return x if module.norm is None else module.norm(x)
+
+
+def _would_nest(module: nn.TransformerEncoder, src: Tensor, padding: Tensor) -> bool:
+    """Whether torch's encoder would go on with a nested tensor if nobody listened."""
+    if not without_loan(module, NESTS) or not torch.backends.mha.get_fastpath_enabled():
+        return False
+    first: Any = module.layers[0]
+    if first.training or src.dim() != 3 or src.is_nested or not src.numel() or torch.is_autocast_enabled():
+        return False
+    if type(src) not in (Tensor, nn.Parameter) or src.device.type not in ("cpu", "cuda", "xpu"):
+        return False
+    if tuple(padding.shape) != tuple(src.shape[:2]):
+        return False
+    if padding.dtype != torch.bool and (type(module) is TransformerEncoder or padding.dtype != src.dtype):
+        return False
+    if torch.is_grad_enabled() and (src.requires_grad or any(p.requires_grad for p in first.parameters())):
+        return False
+    return not getattr(module, "mask_check", True) or bool(
+        torch._nested_tensor_from_mask_left_aligned(src, padding.logical_not())
+    )
 
 
 def forward(
