@@ -302,3 +302,36 @@ def test_scripted_models_and_layers_taken_out() -> None:
         del model[1]
         model(x)
     assert [len(layer.calls) for layer in heads.values()] == [2, 1]
+
+
+def test_a_soft_cap_that_torchs_function_leaves_out_is_left_out_here(
+    monkeypatch: pytest.MonkeyPatch, ids: Tensor
+) -> None:
+    """Before Transformers 5.18 Gemma 2 ran on torch's function, whose wrapper took a soft cap and did nothing
+    with it. It was believed to refuse one, and the layers were not heard."""
+    from transformers import Gemma2Config, Gemma2Model
+    from transformers.integrations import sdpa_attention
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    def older(
+        module: Any, query: Any, key: Any, value: Any, attention_mask: Any, dropout: float = 0.0,
+        scaling: Any = None, is_causal: Any = None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        causal = attention_mask is None and query.shape[2] > 1
+        found = scaled_dot_product_attention(
+            query, key, value, attention_mask, dropout, causal, scale=scaling, enable_gqa=True
+        )
+        return found.transpose(1, 2).contiguous(), None
+
+    monkeypatch.setattr(sdpa_attention, "sdpa_attention_forward", older)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", older)
+    monkeypatch.setattr(Gemma2Model, "_supports_sdpa", True)
+    settings = PLAIN | {"num_key_value_heads": 2, "head_dim": 8, "attn_logit_softcapping": 2.0}
+    model = wide(Gemma2Model(Gemma2Config(**settings, attn_implementation="sdpa"))).double()
+    padding = torch.ones_like(ids)
+    padding[0, :3] = 0  # on the left
+    outside = model(ids, attention_mask=padding).last_hidden_state
+    with hw.watch(model) as heads:
+        inside = model(ids, attention_mask=padding).last_hidden_state
+    assert len(heads.paths) == settings["num_hidden_layers"]
+    assert torch.allclose(inside, outside, rtol=0, atol=1e-12)
