@@ -139,6 +139,24 @@ def test_a_tensor_as_offset() -> None:
     assert used == 8
 
 
+def test_a_mask_read_late_is_the_one_that_was_asked_for() -> None:
+    """A static cache handed over its own count of tokens and went on counting: DeepSeek V3.2, which reads its
+    mask after that, saw a token too many, and answered otherwise while it was watched."""
+    count, real, documents = torch.tensor([7]), padding("left", 11), packed(11)
+    assert real is not None
+    predicate = utils.or_masks(
+        utils.and_masks(utils.causal_mask_function, utils.packed_sequence_mask_function(documents)), is_even
+    )
+    dense, compact = both(3, 11, predicate, real, q_offset=count)  # type: ignore[arg-type]
+    count += 3
+    documents.zero_()
+    real.logical_not_()
+    assert compact.rules is None and torch.equal(compact.dense, dense)
+    dense, compact = both(3, 11, utils.causal_mask_function, real, q_offset=count - 3)  # type: ignore[arg-type]
+    real.logical_not_()
+    same(*rules_of(compact, 3, 11, itself=True), dense)
+
+
 def is_even(batch: Any, head: Any, query: Any, key: Any) -> Any:
     return (query + key) % 2 == 0
 

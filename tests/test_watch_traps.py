@@ -400,3 +400,100 @@ def test_vmap_over_a_watched_model_says_what_to_do() -> None:
     said = r"torch\.vmap while it is listened to: \[1, 2, 5, 4\]"
     with pytest.raises(hw.errors.ArgumentError, match=said), hw.watch(model):
         torch.vmap(lambda y: model(y[None])[0])(torch.randn(3, 5, 8))
+
+
+def test_a_soft_cap_that_torchs_function_leaves_out_is_left_out_here(
+    monkeypatch: pytest.MonkeyPatch, ids: Tensor
+) -> None:
+    """Before Transformers 5.18 Gemma 2 ran on torch's function, whose wrapper took a soft cap and did nothing
+    with it. It was believed to refuse one, and the layers were not heard."""
+    from transformers import Gemma2Config, Gemma2Model
+    from transformers.integrations import sdpa_attention
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    def older(
+        module: Any, query: Any, key: Any, value: Any, attention_mask: Any, dropout: float = 0.0,
+        scaling: Any = None, is_causal: Any = None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        causal = attention_mask is None and query.shape[2] > 1
+        found = scaled_dot_product_attention(
+            query, key, value, attention_mask, dropout, causal, scale=scaling, enable_gqa=True
+        )
+        return found.transpose(1, 2).contiguous(), None
+
+    monkeypatch.setattr(sdpa_attention, "sdpa_attention_forward", older)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", older)
+    monkeypatch.setattr(Gemma2Model, "_supports_sdpa", True)
+    settings = PLAIN | {"num_key_value_heads": 2, "head_dim": 8, "attn_logit_softcapping": 2.0}
+    model = wide(Gemma2Model(Gemma2Config(**settings, attn_implementation="sdpa"))).double()
+    padding = torch.ones_like(ids)
+    padding[0, :3] = 0  # on the left
+    outside = model(ids, attention_mask=padding).last_hidden_state
+    with hw.watch(model) as heads:
+        inside = model(ids, attention_mask=padding).last_hidden_state
+    assert len(heads.paths) == settings["num_hidden_layers"]
+    assert torch.allclose(inside, outside, rtol=0, atol=1e-12)
+
+
+class Two(nn.Module):
+    """One model reads two texts in one forward."""
+
+    def __init__(self, reader: Any) -> None:
+        super().__init__()
+        self.reader, self.config = reader, reader.config
+
+    def forward(self, one: Tensor, other: Tensor, one_real: Tensor, other_real: Tensor) -> Tensor:
+        first = self.reader(one, attention_mask=one_real).last_hidden_state
+        return first.mean(1) - self.reader(other, attention_mask=other_real).last_hidden_state.mean(1)
+
+
+def test_each_of_two_texts_is_scored_with_its_own_tokens(ids: Tensor, padding: Tensor) -> None:
+    """A model that compares two texts of one length was given the first one's tokens for both: tokens were
+    matched by their shape alone."""
+    from transformers import BertConfig, BertModel
+
+    reader = wide(BertModel(BertConfig(**PLAIN))).double()
+    other = ids.clone()
+    other[:, 6:] = other[:, :6]
+    model = Two(reader).eval()
+    with hw.watch(model) as heads:
+        model(ids, other, torch.ones_like(ids), padding)
+    with hw.watch(reader) as alone:
+        reader(other, attention_mask=padding)
+    again = [path for path in heads.paths if path.endswith("#1")]
+    assert len(again) == len(alone.paths) == PLAIN["num_hidden_layers"]
+    for path, own in zip(again, alone.paths, strict=True):
+        for name in ("induction", "duplicate_token", "entropy"):
+            assert torch.equal(heads[path].statistics[name], alone[own].statistics[name])
+
+
+def test_an_image_has_none_of_its_captions_tokens() -> None:
+    """CLIP with as many tokens as patches: its vision layers were scored for patterns of the caption."""
+    from transformers import CLIPConfig, CLIPModel
+
+    settings = CLIPConfig(text_config=PLAIN | {"eos_token_id": 2}, vision_config=SEEING, projection_dim=16)
+    model, length = wide(CLIPModel(settings)), 17  # 4 x 4 patches and one more
+    caption = torch.randint(3, 60, (2, length), generator=torch.Generator().manual_seed(0))
+    real = torch.ones_like(caption)
+    real[0, 12:] = 0
+    with hw.watch(model) as heads:
+        model(input_ids=caption, attention_mask=real, pixel_values=torch.randn(2, 3, 16, 16))
+    assert len(heads.paths) == 4
+    for path in heads.paths:
+        assert heads[path].calls[0].map.shape[-1] == length
+        assert ("induction" in heads[path].statistics) == path.startswith("text")
+
+
+def test_ids_of_an_encoder_and_a_decoder_stay_apart(ids: Tensor) -> None:
+    """The decoder's own ids are called `input_ids` inside of it: there they are the decoder's text."""
+    from transformers import BartConfig, BartModel
+
+    model = wide(BartModel(BartConfig(**BART))).double()
+    other = ids.clone()
+    other[:, 6:] = other[:, :6]
+    with hw.watch(model) as heads:
+        model(input_ids=ids, decoder_input_ids=other)
+    for path in (path for path in heads.paths if path.endswith("self_attn")):
+        marks = heads[path].calls[0].marks
+        assert marks is not None
+        assert torch.equal(marks.ids, other if path.startswith("decoder") else ids)

@@ -45,11 +45,27 @@ _order = itertools.count()
 class _Entered:
     """A module that is running now."""
 
-    __slots__ = ("heard", "module", "order", "path")
+    __slots__ = ("heard", "module", "order", "padding", "path", "shapes", "tokens")
 
     def __init__(self, path: str, module: nn.Module) -> None:
         self.path, self.module, self.heard = path, module, False
         self.order = next(_order)  # among the modules of all models
+        self.tokens: dict[str, Tensor] = {}  # that it was given, by argument name: int [B, T]
+        self.padding: dict[str, Tensor] = {}  # likewise: bool [B, S], True = real
+        self.shapes: list[torch.Size] = []  # of the numbers that it was given
+
+    def given(self, what: dict[str, Tensor], decodes: bool) -> dict[str, Tensor]:
+        """Of what it was given, what is of the decoder's text, or what is not: all that a decoder has is."""
+        if decodes and "decoder" in self.path.split("."):
+            return what
+        return {name: each for name, each in what.items() if name.startswith("decoder_") == decodes}
+
+    def may_read(self, text: Tensor) -> bool:
+        """Whether it was given nothing, or something that can have been made of [B, T] tokens."""
+        B, T = text.shape
+        return not self.shapes or any(
+            tuple(shape[:2]) in ((B, T), (T, B)) or shape[0] == B * T for shape in self.shapes
+        )
 
 
 class Run:
@@ -64,22 +80,56 @@ class Run:
         self.told: dict[str, int] = {}  # how many calls of a path were told of
         self.bypassed: dict[str, tuple[int, ...]] = {}
 
-    def note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Tokens and padding among the arguments of a module; the outermost that has them is believed."""
-        kind: Any = type(module)
+    def note(self, here: _Entered, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Tokens and padding among the arguments of a module: of the layers inside it, while it runs."""
+        kind: Any = type(here.module)
         named = dict(zip(_parameters(kind), args, strict=False)) | kwargs
-        if args and isinstance(args[0], Tensor):
+        here.shapes = [
+            value.shape
+            for value in (*args, *kwargs.values())
+            if isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1
+        ]
+        # Beside numbers, what an inner module takes first are positions, say
+        if args and isinstance(args[0], Tensor) and not (self.entered and here.shapes):
             named.setdefault("input_ids", args[0])
         for name in TOKENS:
             value = named.get(name)
             if isinstance(value, Tensor) and value.ndim == 2 and not _is_real(value):
-                self.forward.tokens.setdefault(name, value)
+                here.tokens.setdefault(name, value)
         for name in PADDING:
             value = named.get(name)
             if isinstance(value, Tensor) and value.ndim == 2:
                 real = _as_padding(module, value)
                 if real is not None:
-                    self.forward.padding.setdefault(name, real)
+                    here.padding.setdefault(name, real)
+
+    def tokens(self, decodes: bool) -> dict[str, Tensor]:
+        """The ids that the innermost module around the layer at work was given, of those that were given any.
+
+        Args:
+            decodes: the layer is of a decoder beside an encoder, each with a text of its own.
+        """
+        for inside, each in enumerate(reversed(self.entered)):
+            found = each.given(each.tokens, decodes)
+            if found:
+                return {name: ids for name, ids in found.items() if self._is_read(ids, inside)}
+        return {}
+
+    def padding(self, decodes: bool) -> Tensor | None:
+        """Likewise, which tokens are real; nothing is known of a text that it was not given with."""
+        for inside, each in enumerate(reversed(self.entered)):
+            found = next(iter(each.given(each.padding, decodes).values()), None)
+            if found is not None:
+                return found if self._is_read(found, inside) else None
+            text = each.given(each.tokens, decodes)
+            outer = [ids for one in self.entered[: -1 - inside] for ids in one.tokens.values()]
+            if text and outer and not any(ids is other for ids in text.values() for other in outer):
+                return None
+        return None
+
+    def _is_read(self, text: Tensor, inside: int) -> bool:
+        """Whether what all of the innermost modules were given can come from this text: no image does."""
+        return all(each.may_read(text) for each in self.entered[len(self.entered) - inside :])
 
 
 class _Post:
@@ -93,9 +143,10 @@ class _Post:
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         run = self.attachment.run_or_new()
+        here = _Entered(self.path, module)
         if not self.is_place:
-            run.note(module, args, kwargs)
-        run.entered.append(_Entered(self.path, module))
+            run.note(here, args, kwargs)
+        run.entered.append(here)
         if self.mode is not None:
             self.mode.enter(args, kwargs)
 
@@ -128,10 +179,11 @@ class Attachment:
         self.names = names_of(self.places)
         self.listeners: dict[ref[Listener], str | None] = {}  # and what each wants of layers that bypass
         self.two_texts = _has_two_texts(model, self.places)
+        self.is_encoder_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
         self.forward = Forward()  # the last that began, in any thread
         self.bypassed: dict[str, tuple[int, ...]] = {}  # in forwards that are over; nobody was told of these
         self.elsewhere = (
-            False  # whether another model's attention was heard inside this one's, or a layer ran on nothing
+            False  # whether another model's attention was heard inside, or a layer ran on nothing
         )
         self.posts: dict[nn.Module, _Post] = {}
         self._running = _Running()
@@ -310,9 +362,10 @@ class Attachment:
         before = run.told.get(path, 0)
         run.told[path] = before + 1
         named = path if not before else f"{path}#{before}"
+        tokens = run.tokens(self.is_encoder_decoder and "decoder" in path.split("."))
         with self._telling:
             for listener, _ in self.heard_by():
-                changed = listener.hear(Call(named, kind, weights, value, output, run.forward))
+                changed = listener.hear(Call(named, kind, weights, value, output, run.forward, tokens))
                 output = output if changed is None else changed
         return output
 

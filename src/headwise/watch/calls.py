@@ -18,9 +18,8 @@ class Forward:
     """One run of a model, from its first hooked module to that module's return; in one thread."""
 
     number: int = 0
-    tokens: dict[str, Tensor] = field(default_factory=dict)  # by argument name: int [B, T]
-    padding: dict[str, Tensor] = field(default_factory=dict)  # by argument name: bool [B, S], True = real
-    masked: list[Any] = field(default_factory=list)  # configs whose models made their masks of that padding
+    padding: dict[Any, Tensor | None] = field(default_factory=dict)  # what layers were told, to run again
+    masked: list[Any] = field(default_factory=list)  # configs whose models made their masks of the padding
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +35,7 @@ class Call:
     value: Tensor | None  # [B, Hk, S, Dv]; None where only weights are to be had
     output: Tensor | None  # [B, H, T, Dv], each head before they are joined; None likewise
     forward: Forward
+    tokens: dict[str, Tensor] = field(default_factory=dict)  # given around it, by argument name: int [B, T]
 
     @property
     def num_heads(self) -> int:

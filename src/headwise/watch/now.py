@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError
 from ..map import AttentionMap
+from .calls import in_backward
 
 if TYPE_CHECKING:
     from .attachment import Attachment, Run
@@ -95,9 +96,12 @@ def padding_now(path: str | None, batch: int, length: int) -> Tensor | None:
     """Which queries of a layer are real, bool [B, length], as the arguments of this forward say."""
     for attachment, run in running():
         decodes = attachment.two_texts and "decoder" in (path or "").split(".")
-        found = run.forward.padding.get("decoder_attention_mask" if decodes else "attention_mask")
-        if found is not None and tuple(found.shape) == (batch, length):
-            return found
+        told, key = run.forward.padding, (path, batch, length)
+        if key not in told or not in_backward():  # what is run again for its gradients begins further in
+            found = run.padding(decodes)
+            told[key] = found if found is not None and tuple(found.shape) == (batch, length) else None
+        if told[key] is not None:
+            return told[key]
     return None
 
 

@@ -23,7 +23,6 @@ class Tokens:
 
     def __init__(self, model: nn.Module, tokenizer: Any = None) -> None:
         self.tokenizer = tokenizer
-        self.two_texts = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
         self.special = _special_ids(model, tokenizer)
         self.unknown = _unknown_id(tokenizer)
         self._named = lru_cache(maxsize=2**16)(self._name)
@@ -32,13 +31,12 @@ class Tokens:
 
     def of(self, call: Call) -> tuple[str, Tensor] | None:
         """The ids of a call's keys, int [B, S], and the argument they came by, if its queries and keys are
-        one text of this forward."""
+        one text, given to a module around it."""
         B, _, T, S = call.weights.shape
         if call.kind != "self" or T != S:
             return None
-        decodes = self.two_texts and "decoder" in call.path.split(".")
-        for name, ids in call.forward.tokens.items():
-            if tuple(ids.shape) == (B, S) and (name == "decoder_input_ids") == decodes:
+        for name, ids in call.tokens.items():
+            if tuple(ids.shape) == (B, S):
                 return name, ids
         return None
 

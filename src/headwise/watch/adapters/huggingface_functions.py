@@ -142,14 +142,16 @@ def answered(
     given = dict(zip(names, args, strict=False)) | kwargs
     query, key, value, mask = (given.pop(name, None) for name in names[: len(FIRST)])
     reason = _why_not(own, given)
-    if reason is None and not (own.is_fused and given.get("softcap") is not None):
+    # Torch's function has no soft cap: Transformers' around it says so, or, before 5.18, leaves the cap out.
+    refuses = own.is_fused and "softcap" in own.mentions and given.get("softcap") is not None
+    if reason is None and not refuses:
         return attention_function(own, module, query, key, value, mask, given)
     if reason is not None and any(each.fallback is None for each in listening):
         raise AttentionBypassed(
             f"attention of {path_of(module)} must be one that headwise knows: {reason}; read its weights "
             "with fallback='eager' if it makes them, or leave this layer out with fallback='skip'"
         )
-    with quietly():  # torch's function has no soft cap, and says so
+    with quietly():
         answer = function(module, *map(as_tensor, args), **{n: as_tensor(x) for n, x in kwargs.items()})
     if any(each.reads_eager for each in listening):
         _look(module, answer, query, key)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import WRAPPER_ASSIGNMENTS, cached_property, update_wrapper
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -200,6 +201,7 @@ def compact_mask(own: Callable[..., Any], **call: Any) -> Any:
         return own(**(call | {"mask_function": _ask}))  # all that it can say without making one
     except _Asked:
         pass
+    call = {name: _as_now(value) for name, value in call.items()}
     q_length, q_offset = call["q_length"], call.get("q_offset", 0)
     if isinstance(q_length, Tensor):  # an older form of the call: positions instead of a length
         q_offset, q_length = int(q_length[0]), len(q_length)
@@ -220,6 +222,25 @@ def compact_mask(own: Callable[..., Any], **call: Any) -> Any:
 
 
 ASKED_WITH = {"batch_size", "q_length", "kv_length"}
+
+
+def _as_now(value: Any, around: tuple[Any, ...] = ()) -> Any:
+    """What a mask is asked for with, as it is when it is asked for; the mask may be read later.
+
+    A static cache hands over its own count of tokens, and goes on counting. A predicate holds its tensors in
+    its closure, alone or by other predicates.
+    """
+    if isinstance(value, Tensor):
+        return value.clone()
+    if type(value) in (tuple, list):
+        return type(value)(_as_now(each, around) for each in value)
+    if not isinstance(value, FunctionType) or not value.__closure__ or value in around:
+        return value
+    inside = [cell.cell_contents for cell in value.__closure__]
+    copies = [_as_now(each, (*around, value)) for each in inside]
+    cells = tuple(map(CellType, copies))
+    made = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
+    return update_wrapper(made, value, (*WRAPPER_ASSIGNMENTS, "__kwdefaults__"))
 
 
 def _read(predicate: Predicate, of: CompactMask) -> Mask | None:
