@@ -379,7 +379,8 @@ def test_windows_that_lie_apart_are_refused() -> None:
 
 
 def test_sequences_may_come_before_the_batch() -> None:
-    """[T, B, E] with B a multiple of T is not B / T windows of T examples."""
+    """[T, B, E] with B a multiple of T is not B / T windows of T examples. The gradient tells them apart;
+    without one there is a word, not a guess."""
     inner = ours()
 
     class First(nn.Module):
@@ -394,6 +395,10 @@ def test_sequences_may_come_before_the_batch() -> None:
     found = importance(First(), [x.transpose(0, 1)], squares, normalise=False, progress=False)
     assert found.examples == 6
     agree(found, {f"inner.{path}": each for path, each in by_gates(inner, list(x.split(1)), squares).items()})
+    with pytest.raises(
+        ShapeError, match=r"6 in inner.layers.0, and they may be 3 or 6; use another batch size"
+    ):
+        importance(First(), [x.transpose(0, 1)], squares, method="leave_one_out", progress=False)
 
 
 def test_layers_must_see_the_same_examples() -> None:

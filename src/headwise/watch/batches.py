@@ -176,7 +176,7 @@ def count_examples(given: Sequence[Tensor], visits: Sequence[Visit]) -> int:
 
 
 def _listed(sizes: Mapping[str, int]) -> str:
-    first = {B: path for path, B in reversed(sizes.items())}  # one layer of each size will do
+    first = {B: path for path, B in reversed(list(sizes.items()))}  # one layer of each size will do
     return ", ".join(f"{B} in {path}" for B, path in sorted(first.items()))
 
 
