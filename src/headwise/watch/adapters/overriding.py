@@ -134,7 +134,7 @@ class _Loan:
 
     # While it lasts
 
-    def lends(self, function: Callable[..., Any]) -> bool:
+    def lends(self, function: Any) -> bool:
         """Whether this is the forward that is lent now."""
         lent = self.attributes.get(FORWARD)
         return lent is not None and lent.value.__func__ is function
@@ -399,11 +399,11 @@ def _lent_in_place_of(module: nn.Module, own: Any) -> Callable[..., Any]:
     try:
         signature = inspect.signature(own)
     except (TypeError, ValueError):
-        return found  # type: ignore[no-any-return]
+        return found
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     taken = [one.replace(kind=one.kind) for one in signature.parameters.values()]
     found.__signature__ = inspect.Signature([itself, *taken], return_annotation=signature.return_annotation)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _called(module: nn.Module, _: Any) -> None:
@@ -411,7 +411,7 @@ def _called(module: nn.Module, _: Any) -> None:
 
     It gets its own for the next time; for this one torch has looked it up already.
     """
-    method = module.__dict__.get(FORWARD)
+    method: Any = module.__dict__.get(FORWARD)
     if _stand_in(method) is None or method.__self__ is module:
         return
     if method.__self__.__dict__.get(REDUCE) is module.__dict__.get(REDUCE):
