@@ -99,7 +99,7 @@ class Run:
         for name in PADDING:
             value = named.get(name)
             if isinstance(value, Tensor) and value.ndim == 2:
-                real = _as_padding(module, value)
+                real = _as_padding(here.module, value)
                 if real is not None:
                     here.padding.setdefault(name, real)
 
