@@ -96,6 +96,7 @@ def cases() -> Iterator[Any]:
     yield pytest.param(lambda: nn.Sequential(VisionBlock(), VisionBlock()), lambda m: m(X), id="vision")
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(("build", "call"), list(cases()))

@@ -440,6 +440,7 @@ MASKED = {"causal", "padding", "random mask", "padding causal", "empty row", "sc
 PAIRS = {"causal", "random mask", "padding causal"}
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("obj", "argument", "kind", "attends", "shape", "probes"),
     [

@@ -473,6 +473,7 @@ def test_a_tile_that_shows_nothing_is_not_loaded(mask: Mask, hidden: slice) -> N
 # Shapes, strides and dtypes
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1, 1, 1, 1), (1, 2, 1, 1, 17, 3), (1, 1, 1, 17, 1, 8)], ids=["one", "decode", "key"]
 )

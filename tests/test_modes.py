@@ -93,11 +93,13 @@ def test_gradients_are_what_differences_say(mode: Mode, backend: str) -> None:
     assert torch.autograd.gradcheck(chosen.output, mode.inputs())
 
 
+@pytest.mark.thinned
 @every_mode
 def test_derivatives_of_derivatives_are_what_differences_say(mode: Mode) -> None:
     assert torch.autograd.gradgradcheck(mode.output, mode.inputs())
 
 
+@pytest.mark.thinned
 @every_mode
 def test_forward_mode_agrees_with_differences(mode: Mode) -> None:
     assert torch.autograd.gradcheck(

@@ -336,6 +336,7 @@ REPLACED = {
 every_replacement = pytest.mark.parametrize("replace", REPLACED.values(), ids=REPLACED)
 
 
+@pytest.mark.thinned
 @every_replacement
 @every_projection
 @every_crossing

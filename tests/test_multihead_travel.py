@@ -169,6 +169,7 @@ def test_one_graph_serves_all_lengths(name: str) -> None:
     assert counter.frame_count <= 2, counter.frame_count
 
 
+@pytest.mark.thinned
 @pytest.mark.usefixtures("fresh_compiler")
 @every_kind
 def test_weights_come_out_of_a_compiled_module_as_a_map(kind: Kind) -> None:
@@ -410,6 +411,7 @@ def test_derivatives_of_derivatives_are_what_differences_say(kind: Kind, sizes: 
     assert torch.autograd.gradgradcheck(output, leaves)
 
 
+@pytest.mark.thinned
 @every_tiny
 def test_forward_mode_agrees_with_differences(kind: Kind, sizes: tuple[int, ...]) -> None:
     output, leaves, _ = tiny(kind, sizes)

@@ -242,6 +242,7 @@ def test_a_loss_may_mix_what_has_a_gradient_with_what_has_none() -> None:
 ONCE = ["statistics", "with a picture", "top", "dense", "a head", "rows", "keys"]
 
 
+@pytest.mark.thinned
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", ONCE)
 def test_new_lengths_do_not_compile_anew(name: str) -> None:
@@ -403,6 +404,7 @@ def test_gradients_through_entropy_are_as_exact_as_plain_torch(
     judge_entropy(case, dtype, name, per)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("many_tiles")
 @given(case=cases(), dtype=st.sampled_from(DTYPES))
 def test_gradients_through_entropy_are_added_up_over_tiles(case: Case, dtype: torch.dtype) -> None:

@@ -464,6 +464,7 @@ def test_gradients_of_a_nan_row_are_nan() -> None:
 # The hint
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("kind", ["bool", "float"])
 def test_a_hint_that_is_wrong_is_overruled_by_the_mask_compiled_or_not(kind: str, need_weights: bool) -> None:

@@ -555,6 +555,7 @@ def test_a_stance_set_inside_a_block_stays_and_other_compiled_code_goes_on(count
     assert (counting.compiled, counting.ran) == (1, 3)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("fullgraph", [False, True])
 @pytest.mark.parametrize("how", ["torch.compile", "module.compile", "parts", "wrapped parts", "forward"])
 def test_a_compiled_model_runs_uncompiled_inside_and_compiled_again_after(
