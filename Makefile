@@ -22,7 +22,7 @@ test: $(READY) ## the tests and the docstrings' examples
 	@$(BIN)/python -m pytest -q -m "not slow and not models" -n 2 --dist worksteal $(ARGS)
 
 test-slow: $(READY) browser ## the tests that take longer
-	@$(BIN)/python -m pytest -q -m "slow and not models" $(ARGS)
+	@$(BIN)/python -m pytest -q -m "slow and not models" -n 2 --dist worksteal $(ARGS)
 
 test-models: $(READY) ## the tests that need a real language model (100 MB are fetched once)
 	@$(INSTALL) gguf accelerate
