@@ -39,14 +39,14 @@ def _one_thread_for_small_tensors(request: pytest.FixtureRequest) -> Iterator[No
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked thinned every other case is for the longer run; thinned(n): all but one in n."""
+    """Of a test marked thinned one case in three is for the quick run; thinned(n): one in n."""
     seen: dict[str, int] = {}
     for item in items:
         thinned = item.get_closest_marker("thinned")
         if thinned:
             name = item.nodeid.partition("[")[0]
             seen[name] = seen.get(name, -1) + 1
-            if seen[name] % (thinned.args[0] if thinned.args else 2):
+            if seen[name] % (thinned.args[0] if thinned.args else 3):
                 item.add_marker(pytest.mark.slow)
 
 
