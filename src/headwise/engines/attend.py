@@ -103,10 +103,10 @@ def _run(chosen: Backend, scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
         table.cudnn_churn.note(Call(scores, v).shape_key)
     with own_precision(v.device):
         if chosen.kernels:
-            out, lse = fused.forward(chosen.kernel_for(v.device), scores, v)
-            if not (
-                fused.merges(scores, chosen.kernel_for(v.device)) and can_read(lse) and is_rough(lse, REACH)
-            ):
+            kernel = chosen.kernel_for(v.device)
+            out, lse = fused.forward(kernel, scores, v)
+            # the cheap questions first: to find out whether parts are merged, the call is cut again
+            if not (can_read(lse) and is_rough(lse, REACH) and fused.merges(scores, kernel)):
                 return out, lse
         return tiles.forward(scores, v)
 
