@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 import headwise as hw
-from headwise.show.files import save
+from headwise.show.heatmaps import save
 
 from . import lengths, machine, peers, progress, readme, report, runner, truths
 from . import problem as problems

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headwise.nn import MultiheadAttention
-from headwise.nn.as_torch import answering, in_one_step, native
+from headwise.nn.as_torch import answers, torch_projections
 from judge import error, largest
 
 T = TypeVar("T")
@@ -255,9 +255,9 @@ def slow_path() -> Iterator[None]:
 
 
 LIMITS: tuple[tuple[Any, str, int], ...] = (
-    (answering, "FEW", 0),
-    (answering, "AT_ONCE", 64),
-    (native, "FEW", 0),
+    (answers, "FEW", 0),
+    (answers, "AT_ONCE", 64),
+    (answers, "FEW", 0),
 )
 
 
@@ -277,13 +277,13 @@ def as_if_large(really: bool = True) -> Iterator[None]:
 @contextmanager
 def always_in_one_step(really: bool = True) -> Iterator[None]:
     """What a GPU does in one step of autograd, a CPU does so, too."""
-    before = in_one_step._is_worth_it
+    before = torch_projections._is_worth_it
     try:
         if really:
-            in_one_step._is_worth_it = lambda *_: True  # type: ignore[assignment]
+            torch_projections._is_worth_it = lambda *_: True  # type: ignore[assignment]
         yield
     finally:
-        in_one_step._is_worth_it = before
+        torch_projections._is_worth_it = before
 
 
 def made(kind: type[nn.MultiheadAttention], case: Case, dtype: torch.dtype) -> nn.MultiheadAttention:

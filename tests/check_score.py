@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 
 import planted
-from headwise.check import check
-from headwise.check.report import Report
+from headwise.examiner import check
+from headwise.examiner.report import Report
 from planted import pairs, right
 
 __all__ = ["Verdict", "judge_pair", "judge_right", "judge_single"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwise.watch.calls import Call
+from headwise.listeners.active import Call
 
 __all__ = ["Heard"]
 

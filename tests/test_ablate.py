@@ -15,13 +15,13 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import headwise as hw
 from headwise.errors import ArgumentError, AttentionBypassed, ShapeError
+from headwise.listeners.ablation import ablate, head_means
+from headwise.listeners.attachment import attach
+from headwise.listeners.head_outputs import collect, patch
+from headwise.listeners.importance import importance
+from headwise.listeners.pruning import prune
 from headwise.masks import Mask
 from headwise.nn import MultiHeadAttention
-from headwise.watch.ablate import ablate, head_means
-from headwise.watch.attachment import attach
-from headwise.watch.importance import importance
-from headwise.watch.patch import collect, patch
-from headwise.watch.prune import prune
 from judge import error
 from small_models import albert, bert, gpt2, hooks_on, llama, numbers, ours, tokens, torch_encoder
 
@@ -293,7 +293,7 @@ def test_uniform_in_a_language_model_is_the_mean_so_far() -> None:
 def test_uniform_does_not_need_to_know_whether_a_bias_hides_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU every ablated layer waited for the answer; there, a mask that hides nothing is used."""
     mha, x, bias = MultiHeadAttention(12, 4).double(), numbers(2, 7, 12), numbers(1, 4, 1, 7, seed=6)
-    ablating, found = import_module("headwise.watch.ablate"), []
+    ablating, found = import_module("headwise.listeners.ablation"), []
     for nothing in (None, torch.zeros(1, 2, 1, 7, dtype=torch.bool)):
         monkeypatch.setattr(ablating, "_hidden_by_bias", lambda *_, hidden=nothing: hidden)
         with torch.no_grad(), ablate(mha, [(0, 1), (0, 2)], "uniform"):

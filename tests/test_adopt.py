@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 import headwise as hw
 from as_torch_cases import always_in_one_step, as_if_large
 from headwise.errors import ArgumentError
-from headwise.nn.as_torch import transformer
-from headwise.nn.as_torch.ragged import Ragged
+from headwise.nn.as_torch.encoder import TransformerEncoder
+from headwise.nn.as_torch.torch_masks import Ragged
 from judge import assert_judged, error, largest
 
 # torch's own encoder, restored or beside ours, says so once a process: whichever test is first.
@@ -260,7 +260,7 @@ def test_adopted_models_are_copied_pickled_and_scripted() -> None:
         before = model(X, src_key_padding_mask=PADDING)
         hw.adopt(model)
         for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            assert type(twin) is transformer.TransformerEncoder
+            assert type(twin) is TransformerEncoder
             assert error(twin(X, src_key_padding_mask=PADDING), before) < 1e-5
             assert hw.restore(twin) == 5
         scripted = torch.jit.script(copy.deepcopy(model))

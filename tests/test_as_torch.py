@@ -26,7 +26,7 @@ import headwise.nn
 from as_torch_cases import always_in_one_step, as_if_large, slow_path
 from headwise.errors import ArgumentError, BudgetExceeded
 from headwise.nn import MultiheadAttention
-from headwise.nn.as_torch import reading
+from headwise.nn.as_torch import torch_masks
 from judge import assert_judged, error
 
 N, L, S, D = 3, 5, 7, 5
@@ -1134,7 +1134,7 @@ def test_causal_masks_are_recognised_and_answered_as_torch_does(
                 hinted = slow(theirs, *given, attn_mask=mask, need_weights=True, is_causal=is_causal)
                 assert_same(found, hinted)
     for each in (mask, as_float(mask)):
-        content = reading.content_of(each)
+        content = torch_masks.content_of(each)
         assert content is not None and content.causal
 
 

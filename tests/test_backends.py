@@ -18,10 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import headwise as hw
 from headwise import Mask, functional, reference
 from headwise.arguments import scores_from
-from headwise.engines import attend, kernels, parts, table
-from headwise.engines.churn import ShapeChurn
+from headwise.engines import backends, first_pass, fused, kernels
+from headwise.engines.backends import Backend, Call, ShapeChurn
 from headwise.engines.scores import Scores
-from headwise.engines.table import Backend, Call
 from headwise.errors import BackendUnavailable
 from headwise.scoring import HIDDEN, Alibi, alibi
 from judge import Case, error, masks
@@ -164,8 +163,8 @@ def test_why_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def ran(*_: Any, **__: Any) -> Any:
         raise AssertionError("it ran")
 
-    monkeypatch.setattr(attend, "_run", ran)
-    monkeypatch.setattr(attend.plain, "forward", ran)
+    monkeypatch.setattr(first_pass, "_run", ran)
+    monkeypatch.setattr(first_pass.plain, "forward", ran)
     for options, _, _ in WHO.values():
         hw.why(*qkv(), **options)
 
@@ -176,13 +175,13 @@ def test_attention_runs_what_why_says(
     options: dict[str, Any], grad: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
-    honest = attend._run
+    honest = first_pass._run
 
     def noted(chosen: Backend, scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
         ran.append(chosen.name)
         return honest(chosen, scores, v)
 
-    monkeypatch.setattr(attend, "_run", noted)
+    monkeypatch.setattr(first_pass, "_run", noted)
     monkeypatch.setattr(functional, "plainest", lambda *_: None)  # it asks nobody
     q, k, v = qkv()
     hw.attention(q.requires_grad_(grad), k, v, **options)
@@ -210,34 +209,34 @@ def test_function_transforms_and_forward_mode_go_to_plain() -> None:
 
 def a_call(**options: Any) -> Call:
     q, k, v = qkv()
-    return attend.call_of(scores_from(q, k, v, **options), v)
+    return first_pass.call_of(scores_from(q, k, v, **options), v)
 
 
 def test_auto_takes_the_first_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
     fakes = tuple(
         Backend(name, lambda call, says=says: says) for name, says in (("a", "no"), ("b", None), ("c", None))
     )
-    monkeypatch.setattr(table, "BACKENDS", fakes)
-    assert table.choose(a_call()).name == "b"
-    assert table.choose(a_call(), "c").name == "c"
+    monkeypatch.setattr(backends, "BACKENDS", fakes)
+    assert backends.choose(a_call()).name == "b"
+    assert backends.choose(a_call(), "c").name == "c"
     with pytest.raises(
         BackendUnavailable, match=r'backend="a" cannot run this call: no\. Others that can: b, c;'
     ):
-        table.choose(a_call(), "a")
-    assert table.verdicts(a_call()) == {"a": "no", "b": None, "c": None}
+        backends.choose(a_call(), "a")
+    assert backends.verdicts(a_call()) == {"a": "no", "b": None, "c": None}
 
 
 def test_there_is_always_one_that_can() -> None:
-    assert table.BACKENDS[-1].name == "plain"
+    assert backends.BACKENDS[-1].name == "plain"
     for options in OPTIONS.values():
-        assert table.verdicts(a_call(**options))["plain"] is None
+        assert backends.verdicts(a_call(**options))["plain"] is None
 
 
 def half_call(
     T: int = 5, S: int = 5, D: int = 64, dtype: torch.dtype = torch.float16, **options: Any
 ) -> Call:
     q, k, v = (torch.zeros(1, 2, length, D, dtype=dtype) for length in (T, S, S))
-    return attend.call_of(scores_from(q, k, v, **options), v)
+    return first_pass.call_of(scores_from(q, k, v, **options), v)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +269,7 @@ def half_call(
 def test_the_kernels_of_a_gpu_say_what_they_cannot_take(
     kernel: kernels.Kernel, call: Call, says: str
 ) -> None:
-    reason = table._cannot(kernel, call)
+    reason = backends._cannot(kernel, call)
     assert reason is not None
     with pytest.raises(AssertionError, match=says):
         raise AssertionError(reason)
@@ -279,7 +278,7 @@ def test_the_kernels_of_a_gpu_say_what_they_cannot_take(
 def test_cudnn_steps_back_where_determinism_was_asked_for() -> None:
     torch.use_deterministic_algorithms(True)
     try:
-        reason = table._cannot(kernels.CUDNN, half_call())
+        reason = backends._cannot(kernels.CUDNN, half_call())
     finally:
         torch.use_deterministic_algorithms(False)
     assert reason == "deterministic algorithms were asked for, and it promises none"
@@ -287,7 +286,7 @@ def test_cudnn_steps_back_where_determinism_was_asked_for() -> None:
 
 def test_a_kernel_switched_off_in_torch_is_off_here() -> None:
     with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):
-        reason = table._cannot(kernels.CUDNN, half_call())
+        reason = backends._cannot(kernels.CUDNN, half_call())
     assert reason == "it is switched off in torch.backends.cuda"
 
 
@@ -355,7 +354,7 @@ def test_the_guard_counts_what_it_says(shapes: list[int]) -> None:
 def block_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything twice: small inputs go whole, or cut into many blocks."""
     if request.param == "small blocks":
-        monkeypatch.setattr(parts, "CPU", parts.Limits(added=20, most_rows=4, fewest_rows=2))
+        monkeypatch.setattr(fused, "CPU", fused.Limits(added=20, most_rows=4, fewest_rows=2))
 
 
 @st.composite
@@ -381,7 +380,7 @@ def scores_of(case: Case) -> Scores:
     return scores_from(case.q, case.k, case.v, case.mask, **case.options)
 
 
-def seen_in(part: parts.Part, scores: Scores) -> Tensor:
+def seen_in(part: fused.Part, scores: Scores) -> Tensor:
     """Which pairs of the whole matrix a part lets through, bool [B, H, T, S]."""
     whole = torch.zeros(scores.shape, dtype=torch.bool)
     t, s = part.rows.stop - part.rows.start, part.columns.stop - part.columns.start
@@ -404,7 +403,7 @@ def seen_in(part: parts.Part, scores: Scores) -> Tensor:
 @given(case=requests())
 def test_parts_cover_every_visible_pair_exactly_once(any_band: bool, case: Case) -> None:
     scores = scores_of(case)
-    found = parts.cut(scores, any_band)
+    found = fused.cut(scores, any_band)
     times = sum((seen_in(part, scores).int() for part in found), torch.zeros(scores.shape, dtype=torch.int32))
     assert torch.equal(times, reference.allowed(case.mask, *scores.shape).int())
 
@@ -412,7 +411,7 @@ def test_parts_cover_every_visible_pair_exactly_once(any_band: bool, case: Case)
 @pytest.mark.usefixtures("block_sizes")
 @given(case=requests())
 def test_parts_that_share_queries_follow_each_other_and_share_no_keys(case: Case) -> None:
-    found = parts.cut(scores_of(case))
+    found = fused.cut(scores_of(case))
     for place, first in enumerate(found):
         assert 0 <= first.rows.start < first.rows.stop <= case.q.shape[2]
         assert 0 <= first.columns.start < first.columns.stop <= case.k.shape[2]
@@ -443,14 +442,14 @@ def test_however_it_is_cut_the_answer_is_the_same(case: Case) -> None:
 
 def test_causal_over_a_longer_past_is_two_parts_and_none_is_wasted() -> None:
     q, k = normal(0, 1, 1, 5, 3), normal(1, 1, 1, 13, 3)
-    past, square = parts.cut(scores_from(q, k, k, causal=True))
+    past, square = fused.cut(scores_from(q, k, k, causal=True))
     assert (past.rows, past.columns, past.band) == (slice(0, 5), slice(0, 8), kernels.FULL)
     assert (square.rows, square.columns, square.band) == (slice(0, 5), slice(8, 13), kernels.CAUSAL)
 
 
 def test_queries_before_the_first_key_are_left_out() -> None:
     q, k = normal(0, 1, 1, 13, 3), normal(1, 1, 1, 5, 3)
-    (only,) = parts.cut(scores_from(q, k, k, causal=True))
+    (only,) = fused.cut(scores_from(q, k, k, causal=True))
     assert (only.rows, only.columns, only.band) == (slice(8, 13), slice(0, 5), kernels.CAUSAL)
     out, w = hw.attention(q, k, k, causal=True)
     assert not out[:, :, :8].any() and bool(torch.isneginf(w.lse[:, :, :8]).all())
@@ -458,7 +457,7 @@ def test_queries_before_the_first_key_are_left_out() -> None:
 
 def test_a_window_over_a_long_sequence_skips_what_it_cannot_see() -> None:
     x = torch.zeros(1, 1, 2048, 2)
-    found = parts.cut(scores_from(x, x, x, window=32))
+    found = fused.cut(scores_from(x, x, x, window=32))
     covered = sum(
         (part.rows.stop - part.rows.start) * (part.columns.stop - part.columns.start) for part in found
     )

@@ -441,14 +441,14 @@ def test_the_choices_of_key_heads_fit(num_heads: int, fitting: str) -> None:
 
 
 def test_a_named_backend_never_gives_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headwise.engines import attend, fused, plain, tiles
+    from headwise.engines import first_pass, fused, plain, tiles
 
     def ran(*_: Any, **__: Any) -> Any:
         raise AssertionError("something ran in its place")
 
     for module in (fused, plain, tiles):
         monkeypatch.setattr(module, "forward", ran)
-    monkeypatch.setattr(attend, "_run", ran)
+    monkeypatch.setattr(first_pass, "_run", ran)
     for name in ("cudnn", "efficient"):
         with pytest.raises(BackendUnavailable, match=name):
             hw.attention(**good(), backend=name)

@@ -13,9 +13,9 @@ from torch import nn
 import headwise as hw
 import planted
 from check_score import judge_pair, judge_right, judge_single
-from headwise.check.evidence import Call, Conventions, Evidence, Finding, Problem, Role
-from headwise.check.recipe import Given, Weights
 from headwise.errors import ArgumentError
+from headwise.examiner.evidence import Call, Conventions, Evidence, Finding, Problem, Role
+from headwise.examiner.recipe import Given, Weights
 from planted import pairs, right
 
 
@@ -262,7 +262,7 @@ def written(folder: Path, source: str) -> Path:
 
 
 def test_names_that_nothing_defines_are_found_before_running(tmp_path: Path) -> None:
-    from headwise.check import check_file
+    from headwise.examiner import check_file
 
     report = check_file(written(tmp_path, PAGE))
     assert not report.ok
@@ -273,7 +273,7 @@ def test_names_that_nothing_defines_are_found_before_running(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_the_mended_page_passes_in_its_sandbox(tmp_path: Path) -> None:
-    from headwise.check import check_file
+    from headwise.examiner import check_file
 
     report = check_file(written(tmp_path, MENDED), trust=True)
     assert report.ok, str(report)
@@ -282,7 +282,7 @@ def test_the_mended_page_passes_in_its_sandbox(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_wrong_file_is_named_with_its_line(tmp_path: Path) -> None:
-    from headwise.check import check_file
+    from headwise.examiner import check_file
 
     source = MENDED.replace("self.d_k ** 0.5", "(self.num_heads * self.d_k) ** 0.5")
     report = check_file(written(tmp_path, source), trust=True)
@@ -291,7 +291,7 @@ def test_a_wrong_file_is_named_with_its_line(tmp_path: Path) -> None:
 
 
 def test_what_is_no_python_is_said(tmp_path: Path) -> None:
-    from headwise.check import check_file
+    from headwise.examiner import check_file
 
     report = check_file(written(tmp_path, "class A(:\n    pass"))
     assert not report.ok
@@ -300,7 +300,7 @@ def test_what_is_no_python_is_said(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_a_users_mistake(tmp_path: Path) -> None:
-    from headwise.check import check_file
+    from headwise.examiner import check_file
 
     with pytest.raises(ArgumentError, match=r"file must be readable: .*none\.py"):
         check_file(tmp_path / "none.py")
@@ -311,7 +311,7 @@ def test_a_file_that_is_not_there_is_a_users_mistake(tmp_path: Path) -> None:
 def test_a_name_that_is_not_in_the_file_is_a_users_mistake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headwise.check import check_file, sandbox
+    from headwise.examiner import check_file, sandbox
 
     lacking = Problem("import", "ArgumentError", "name must be a class or function of mha: 'Nope'")
     monkeypatch.setattr(sandbox, "run_file", lambda *_, **__: sandbox.Outcome(None, lacking, [], [], ""))
@@ -322,7 +322,7 @@ def test_a_name_that_is_not_in_the_file_is_a_users_mistake(
 def test_evidence_that_does_not_fit_together_is_a_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headwise.check import check_file, sandbox
+    from headwise.examiner import check_file, sandbox
 
     given = Given(*(torch.randn(1, 2, 3) for _ in range(3)))
     forged = Evidence(
@@ -335,7 +335,7 @@ def test_evidence_that_does_not_fit_together_is_a_verdict(
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
-    from headwise.check import check_file
+    from headwise.examiner import check_file
 
     path = tmp_path / "mha.py"
     path.write_bytes(b"\xef\xbb\xbf" + PAGE.encode())

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from headwise.check import check, recipe
-from headwise.check.evidence import Evidence, Finding
-from headwise.check.examine import examine
-from headwise.check.examine.surroundings import by_default, seed, surroundings
+from headwise.examiner import check, recipe
+from headwise.examiner.evidence import Evidence, Finding
+from headwise.examiner.examine import examine
+from headwise.examiner.examine.surroundings import by_default, seed, surroundings
 
 EXACT = 1e-10
 

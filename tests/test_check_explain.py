@@ -18,14 +18,14 @@ from torch import Tensor, nn
 
 import headwise as hw
 import planted
-from headwise.check import recipe
-from headwise.check.evidence import Call, Evidence
-from headwise.check.explain import Explanation, explain, explain_evidence, weights_of
-from headwise.check.explain.mask_words import in_words
-from headwise.check.explain.page import page
-from headwise.check.recipe import Given, State, Weights
-from headwise.check.report import Named
 from headwise.errors import ArgumentError, MaskError, ShapeError
+from headwise.examiner import recipe
+from headwise.examiner.evidence import Call, Evidence
+from headwise.examiner.explain import Explanation, explain, explain_evidence, weights_of
+from headwise.examiner.explain.mask_sentences import in_words
+from headwise.examiner.explain.page import page
+from headwise.examiner.recipe import Given, State, Weights
+from headwise.examiner.report import Named
 from planted import right
 
 E, H = 12, 3
@@ -386,7 +386,7 @@ def run_command(*arguments: str) -> str:
     import typer
     from typer.testing import CliRunner
 
-    from headwise.cli.explain import explain as verb
+    from headwise.cli.check_verb import explain as verb
 
     app = typer.Typer(add_completion=False)
     app.command()(verb)

@@ -12,10 +12,10 @@ from torch import nn
 
 import headwise as hw
 from browser import Browser, Page, found
-from headwise.check import recipe
-from headwise.check.evidence import Call, Evidence
-from headwise.check.explain import Explanation, explain, explain_evidence
-from headwise.check.recipe import Given, State, Weights
+from headwise.examiner import recipe
+from headwise.examiner.evidence import Call, Evidence
+from headwise.examiner.explain import Explanation, explain, explain_evidence
+from headwise.examiner.recipe import Given, State, Weights
 
 pytestmark = [
     pytest.mark.slow,

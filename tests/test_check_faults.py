@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise.check import recipe
-from headwise.check.diagnose import diagnose, difference
-from headwise.check.evidence import Call, Evidence
-from headwise.check.faults import FAULTS, Fault, computed, pairs
-from headwise.check.recipe import Given, Weights
+from headwise.examiner import recipe
+from headwise.examiner.diagnose import diagnose, difference
+from headwise.examiner.evidence import Call, Evidence
+from headwise.examiner.faults import FAULTS, Fault, computed, pairs
+from headwise.examiner.recipe import Given, Weights
 
 B, T, E, H = 3, 7, 24, 4
 

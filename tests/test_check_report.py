@@ -18,11 +18,11 @@ import pytest
 from rich.console import Console
 
 import headwise
-from headwise.check.evidence import Conventions, Finding, Problem, Role
-from headwise.check.report import Named, Report
-from headwise.check.showing import as_html, as_json, as_text, print_to
-from headwise.check.showing.letters import fitting, harmless
 from headwise.errors import ArgumentError
+from headwise.examiner.evidence import Conventions, Finding, Problem, Role
+from headwise.examiner.report import Named, Report
+from headwise.examiner.showing import as_html, as_json, as_text, print_to
+from headwise.examiner.showing.letters import fitting, harmless
 from headwise.testing import assert_attention
 
 HINTS = (

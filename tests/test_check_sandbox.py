@@ -19,16 +19,16 @@ from types import ModuleType
 import pytest
 import torch
 
-from headwise.check.sandbox import Outcome, protections_here, run, run_file
-from headwise.check.sandbox import watch as sandbox_watch
-from headwise.check.sandbox.confine import limits
-from headwise.check.sandbox.confine.sweep import descendants_of
-from headwise.check.sandbox.learner import choose, load
-from headwise.check.sandbox.reach import readable
-from headwise.check.sandbox.stand_ins import load_all_the_same
-from headwise.check.sandbox.verdicts import hidden, of_exception, of_kill, of_status
-from headwise.check.sandbox.watch import Watch
 from headwise.errors import ArgumentError
+from headwise.examiner.sandbox import Outcome, protections_here, run, run_file
+from headwise.examiner.sandbox import watch as sandbox_watch
+from headwise.examiner.sandbox.confine import limits
+from headwise.examiner.sandbox.confine.sweep import descendants_of
+from headwise.examiner.sandbox.learner import choose, load
+from headwise.examiner.sandbox.reach import readable
+from headwise.examiner.sandbox.stand_ins import load_all_the_same
+from headwise.examiner.sandbox.verdicts import hidden, of_exception, of_kill, of_status
+from headwise.examiner.sandbox.watch import Watch
 
 GOOD = """
 import math
@@ -532,7 +532,7 @@ def test_of_a_home_only_the_python_in_it_is_readable(tmp_path: Path, monkeypatch
 
 
 def test_a_file_that_is_here_but_not_there_was_out_of_reach(tmp_path: Path) -> None:
-    from headwise.check.evidence import Problem
+    from headwise.examiner.evidence import Problem
 
     (tmp_path / "here").write_text("")
     for name, reach, kind in (

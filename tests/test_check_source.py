@@ -12,10 +12,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from headwise.check.evidence import Problem
-from headwise.check.exceptions import explain
-from headwise.check.faults.fault import Fault
-from headwise.check.source import Undefined, candidates, line_of, undefined_names
+from headwise.examiner.evidence import Problem
+from headwise.examiner.exceptions import explain
+from headwise.examiner.faults.fault import Fault
+from headwise.examiner.source import Undefined, candidates, line_of, undefined_names
 
 PAGE_ONE = '''
 import torch

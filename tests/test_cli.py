@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("transformers")
 
 from headwise.cli import main
-from headwise.cli.text import text_or_file
+from headwise.cli.terminal import text_or_file
 from trained import minilm
 
 

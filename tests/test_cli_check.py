@@ -18,11 +18,10 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
-from headwise.check.report import Named, Report
 from headwise.cli import main
-from headwise.cli.patience import sign_of_life
-from headwise.cli.source import file_and_name
+from headwise.cli.terminal import file_and_name, sign_of_life
 from headwise.errors import ArgumentError
+from headwise.examiner.report import Named, Report
 
 RIGHT = Report("MyAttention", ok=True, summary="MyAttention is as torch's class", path="mha.py")
 FAULT = Named(
@@ -250,7 +249,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
                 raise KeyboardInterrupt
             event()
 
-        monkeypatch.setattr("headwise.cli.saves.sleep", sleep)
+        monkeypatch.setattr("headwise.cli.check_verb.sleep", sleep)
         return waits
 
     return plan
@@ -303,7 +302,7 @@ def test_watch_waits_until_a_save_has_settled(examiner, monkeypatch) -> None:
             raise KeyboardInterrupt
         step()
 
-    monkeypatch.setattr("headwise.cli.saves.sleep", sleep)
+    monkeypatch.setattr("headwise.cli.check_verb.sleep", sleep)
     assert main(["check", "mha.py", "--watch"]) == 130
     assert one.read == ["class MyAttention: ...", "the whole"]
 
@@ -373,13 +372,13 @@ def test_a_sign_of_life_only_for_what_takes_long(monkeypatch: pytest.MonkeyPatch
     with sign_of_life("quick"):
         pass
     assert terminal.getvalue() == ""
-    monkeypatch.setattr("headwise.cli.patience.AFTER", 0.01)
+    monkeypatch.setattr("headwise.cli.terminal.AFTER", 0.01)
     with sign_of_life("slow [bold]mha.py[/bold]"):
         assert soon(lambda: "slow [bold]mha.py[/bold]" in terminal.getvalue())
 
 
 def test_no_sign_of_life_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwise.cli.patience.AFTER", 0.0)
+    monkeypatch.setattr("headwise.cli.terminal.AFTER", 0.0)
     monkeypatch.setattr(sys, "stderr", pipe := io.StringIO())
     with sign_of_life("words"):
         time.sleep(0.05)
@@ -388,7 +387,7 @@ def test_no_sign_of_life_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_sign_goes_when_something_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setattr("headwise.cli.patience.AFTER", 0.0)
+    monkeypatch.setattr("headwise.cli.terminal.AFTER", 0.0)
     before = threading.active_count()
     with pytest.raises(KeyboardInterrupt), sign_of_life("words"):
         raise KeyboardInterrupt

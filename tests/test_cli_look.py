@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 from typer.testing import CliRunner
 
 from headwise.cli import application, main
-from headwise.cli.look import SENTENCE
+from headwise.cli.look_verb import SENTENCE
 from headwise.models.pretrained import load
 from trained import a_folder, minilm
 
@@ -38,7 +38,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> str:
 def _unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of what is printed: drawing takes longest."""
     monkeypatch.setattr("headwise.show.heads_pictures.model_picture", lambda heads, text: None)
-    monkeypatch.setattr("headwise.show.files.save", lambda figure, out: None)
+    monkeypatch.setattr("headwise.show.heatmaps.save", lambda figure, out: None)
 
 
 def look(*arguments: str, columns: int = 80) -> str:
@@ -145,14 +145,14 @@ def test_a_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(text)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("headwise.models.reading.read", read)
+    monkeypatch.setattr("headwise.models.pretrained.read", read)
     assert main(["look", "story.txt"]) == 130
     assert seen == ["to be or $not$ to be 日本"]
 
 
 def test_one_layer_is_drawn_large_with_names(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = []
-    monkeypatch.setattr("headwise.show.files.save", lambda figure, out: figures.append(figure))
+    monkeypatch.setattr("headwise.show.heatmaps.save", lambda figure, out: figures.append(figure))
     for layer in ("2", "-1", "encoder.layer.3.attention.self"):
         look("a b", "--layer", layer, "--top", "1")
     assert [figure.get_suptitle() for figure in figures] == [f"MiniLM-L6, layer {n}" for n in (2, 5, 3)]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import headwise as hw
 from as_torch_cases import Case, complaint_on, draw_case
-from headwise.nn.as_torch import reading
+from headwise.nn.as_torch import torch_masks
 from judge import error, largest
 from on_gpu import run_all
 
@@ -156,7 +156,7 @@ def test_masks_are_never_read_and_never_remembered() -> None:
     x = torch.randn(2, 33, 64, device="cuda")
     causal = torch.ones(33, 33, dtype=torch.bool, device="cuda").triu(1)
     mask = torch.zeros_like(causal)
-    assert reading.content_of(mask) is None
+    assert torch_masks.content_of(mask) is None
     for content in (mask.clone(), causal, mask.clone(), causal):
         mask.data.copy_(content)
         fresh = content.clone()

@@ -13,7 +13,7 @@ import torch
 import headwise
 from headwise import doctor
 from headwise.doctor import EXTRAS, Line, examine
-from headwise.engines.table import BACKENDS
+from headwise.engines.backends import BACKENDS
 
 ROOT = Path(__file__).resolve().parents[1]
 

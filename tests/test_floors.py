@@ -32,24 +32,22 @@ FLOORS = (
     ("nn",),
     ("heads",),
     ("models",),
-    ("watch",),
-    ("parallel", "survey"),
+    ("listeners",),
     ("show",),
-    ("check",),
-    ("learn",),
+    ("examiner",),
     ("cli", "doctor", "testing", "__main__"),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 # Truth judges the fast code, so the fast code must not know it.
-ONLY_FOR = {"reference": {"check"}}
+ONLY_FOR = {"reference": {"examiner"}}
 
 # Imports downwards, each inside one function: (file, function, room).
 DOWNWARD = {
     ("map.py", "AttentionMap.plot", "show"),
     ("heads/collection.py", "Heads.table", "show"),
     ("heads/collection.py", "Heads.plot", "show"),
-    ("watch/robustness.py", "Robustness.plot", "show"),
+    ("listeners/robustness.py", "Robustness.plot", "show"),
 }
 
 WHOLE_PACKAGE = ""  # stands for `import headwise`, which brings every room along
@@ -166,20 +164,20 @@ PLANTED = {
     "in a function": ("nn/rope.py", "def f():\n    from ..show import x", "nn imports show, which is below"),
     "for its types": (
         "nn/rope.py",
-        "if TYPES:\n    from ..watch import x",
-        "nn imports watch, which is below",
+        "if TYPES:\n    from ..listeners import x",
+        "nn imports listeners, which is below",
     ),
     "as a string": (
         "nn/rope.py",
-        "import_module('..watch', 'headwise.nn')",
-        "nn imports watch, which is below",
+        "import_module('..listeners', 'headwise.nn')",
+        "nn imports listeners, which is below",
     ),
     "truth": (
         "engines/walk.py",
         "from ..reference import x",
-        "engines imports reference, which is only for check",
+        "engines imports reference, which is only for examiner",
     ),
-    "everything": ("watch/capture.py", "import headwise as hw", "watch imports the whole package"),
+    "everything": ("listeners/capture.py", "import headwise as hw", "listeners imports the whole package"),
     "a name of everything": ("nn/rope.py", "from headwise import attention", "nn imports the whole package"),
     "show at the top": ("map.py", "from .show import heatmaps", "map imports show, which is below"),
     "an unplaced file": ("leftovers.py", "", "leftovers: this room is on no floor"),
@@ -207,7 +205,7 @@ def test_the_floors_allow_what_they_should(tmp_path: Path) -> None:
             "scoring.py": "from .masks import take\nimport torch",
             "engines/walk.py": "from .. import budget\nfrom . import tiles\nfrom ..errors import ShapeError",
             "map.py": "class AttentionMap:\n    def plot(self):\n        from .show.heatmaps import heatmaps",
-            "check/report.py": "from ..reference import attention\nfrom headwise.nn.rope import rotate",
+            "examiner/report.py": "from ..reference import attention\nfrom headwise.nn.rope import rotate",
             "cli/look.py": "import headwise as hw\nfrom .. import __version__",
         },
     )

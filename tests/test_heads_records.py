@@ -19,9 +19,9 @@ from headwise import AttentionMap, Heads, Mask
 from headwise.engines.statistics import ROW_STATISTICS, counted
 from headwise.errors import ArgumentError, BudgetExceeded
 from headwise.heads import jensen_shannon, locality, one_number, similarity, spread
-from headwise.heads.comparing import attention_between
+from headwise.heads.heads_files import load, save
+from headwise.heads.model_diversity import attention_between
 from headwise.heads.record import OFFSETS, Marks, _counts, _with_a_key, reduce
-from headwise.heads.saving import load, save
 from headwise.scoring import alibi
 
 B, H, HK, T, D = 2, 4, 2, 11, 8
@@ -279,7 +279,7 @@ def test_a_layer_that_nothing_was_kept_of_cannot_be_compared() -> None:
 
 def test_the_table_of_layers_and_diversity_say_the_same() -> None:
     """They were two computations of one number, with means of their own."""
-    layers_table = pytest.importorskip("headwise.show.layers_table")
+    layers_table = pytest.importorskip("headwise.show.heads_tables")
     heads = one_layer(
         reduce(a_map(mask=Mask.padding(REAL, REAL)), names=ROWS, keep=True),
         reduce(a_map(7), names=ROWS, between=("attention",)),
@@ -487,7 +487,7 @@ def test_a_picture_without_its_map_leaves_padded_queries_out() -> None:
 
 def test_layers_that_run_again_are_sorted_in_their_order() -> None:
     """The first visit goes by "attn#0" where its path is "attn": sorting by layer raised KeyError."""
-    heads_table = pytest.importorskip("headwise.show.heads_table")
+    heads_table = pytest.importorskip("headwise.show.heads_tables")
     pytest.importorskip("rich")
     heads = Heads()
     for path in ("attn", "attn#1", "attn#2"):

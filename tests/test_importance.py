@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, ShapeError
-from headwise.watch import progress
-from headwise.watch.attachment import attach
-from headwise.watch.calls import Call
-from headwise.watch.importance import Importance, importance
-from headwise.watch.robustness import Robustness, robustness
+from headwise.listeners.active import Call
+from headwise.listeners.attachment import attach
+from headwise.listeners.batches import tracked
+from headwise.listeners.importance import Importance, importance
+from headwise.listeners.robustness import Robustness, robustness
 from judge import error
 from small_models import albert, bert, gpt2, hooks_on, llama, numbers, ours, tokens
 
@@ -525,21 +525,21 @@ def test_a_bar_is_drawn_only_where_it_takes_long_and_somebody_sees_it(
 ) -> None:
     pytest.importorskip("rich")
     clock = iter(range(100))
-    monkeypatch.setattr(progress, "monotonic", lambda: next(clock))
+    monkeypatch.setattr("headwise.listeners.batches.monotonic", lambda: next(clock))
     for screen, wanted, seen in (
         (Terminal(), True, True),
         (Terminal(), False, False),
         (io.StringIO(), True, False),
     ):
         monkeypatch.setattr(sys, "stderr", screen)
-        assert list(progress.tracked([1, 2, 3, 4], "counting", wanted)) == [1, 2, 3, 4]
+        assert list(tracked([1, 2, 3, 4], "counting", wanted)) == [1, 2, 3, 4]
         assert ("counting" in screen.getvalue()) == seen
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr(progress, "monotonic", lambda: 0.0)
-    list(progress.tracked(range(9), "counting"))
+    monkeypatch.setattr("headwise.listeners.batches.monotonic", lambda: 0.0)
+    list(tracked(range(9), "counting"))
     assert not screen.getvalue()
-    monkeypatch.setattr(progress, "monotonic", lambda: next(clock))
+    monkeypatch.setattr("headwise.listeners.batches.monotonic", lambda: next(clock))
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    assert list(progress.tracked(iter(range(9)), "counting")) == list(range(9))
+    assert list(tracked(iter(range(9)), "counting")) == list(range(9))
     assert not screen.getvalue()

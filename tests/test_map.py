@@ -26,9 +26,9 @@ from torch.utils import _pytree as pytree
 
 import headwise as hw
 from headwise import Mask
-from headwise.engines.rounding import SOME
 from headwise.engines.scores import Scores
 from headwise.engines.statistics import STATISTICS, Statistics
+from headwise.engines.walk import SOME
 from headwise.errors import ArgumentError, BudgetExceeded, MaskError, ShapeError
 from headwise.scoring import Alibi
 from judge import error

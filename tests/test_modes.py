@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import headwise as hw
 from headwise import Mask
 from headwise.arguments import scores_from
-from headwise.engines import attend
+from headwise.engines import first_pass
 from headwise.scoring import Alibi, alibi
 from judge import Case, assert_judged, error, sizes
 
@@ -455,7 +455,7 @@ def test_the_operator_keeps_torchs_rules(name: str, backend: str) -> None:
     if "slopes" in mode.learned:  # which flash gives no gradient to
         options["bias"] = Alibi(leaves[3].requires_grad_(backend == "tiles"))
     q, k, v = leaves[:3]
-    flat = attend._flat(scores_from(q, k, v, **options), v)
+    flat = first_pass._flat(scores_from(q, k, v, **options), v)
     bias_gradient = "slopes" in mode.learned and backend == "tiles"
     torch.library.opcheck(torch.ops.headwise.attend.default, (*flat, bias_gradient, backend))
 

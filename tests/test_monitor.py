@@ -19,14 +19,13 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from headwise.errors import ArgumentError, AttentionBypassed
+from headwise.listeners.ablation import ablate
+from headwise.listeners.attachment import attach
+from headwise.listeners.capture import watch
+from headwise.listeners.monitor import HISTORY, Measuring, Monitor
+from headwise.listeners.pruning import prune
+from headwise.listeners.trainer_callback import trainer_callback
 from headwise.nn import MultiHeadAttention
-from headwise.watch.ablate import ablate
-from headwise.watch.attachment import attach
-from headwise.watch.capture import watch
-from headwise.watch.measuring import Measuring
-from headwise.watch.monitor import HISTORY, Monitor
-from headwise.watch.prune import prune
-from headwise.watch.trainer_callback import trainer_callback
 
 B, T, H, E, LAYERS, VOCABULARY = 3, 7, 5, 30, 2, 11
 EXACT = 1e-10  # of a float64 model
@@ -826,7 +825,7 @@ def test_a_monitor_has_its_own_options() -> None:
 
 
 def test_without_transformers_the_callback_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headwise.watch.trainer_callback import _callback_class
+    from headwise.listeners.trainer_callback import _callback_class
 
     _callback_class.cache_clear()
     monkeypatch.setitem(sys.modules, "transformers", None)

@@ -15,8 +15,7 @@ import torch
 import headwise as hw
 from headwise.errors import ArgumentError
 from headwise.models import pretrained
-from headwise.models.pretrained import Pretrained, built_in, load
-from headwise.models.reading import SPACE, most_tokens, read
+from headwise.models.pretrained import SPACE, Pretrained, built_in, load, most_tokens, read
 from trained import SIZES, a_folder, a_tokenizer, minilm
 
 transformers = pytest.importorskip("transformers")

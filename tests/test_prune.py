@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
 from headwise.errors import ArgumentError, AttentionBypassed
+from headwise.listeners.ablation import ablate
+from headwise.listeners.importance import importance
+from headwise.listeners.model_structure import likely_places
+from headwise.listeners.pruning import load_pruned, prune
 from headwise.nn import MultiHeadAttention
-from headwise.watch.ablate import ablate
-from headwise.watch.importance import importance
-from headwise.watch.places import likely_places
-from headwise.watch.prune import load_pruned, prune
 from judge import error
 from model_families import FAMILIES, Family
 from small_models import (

@@ -13,7 +13,7 @@ import torch
 
 from headwise import AttentionMap, Mask
 from headwise.errors import ArgumentError, ShapeError
-from headwise.show.labels import plain
+from headwise.show.tables import plain
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
@@ -23,9 +23,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from headwise.show.files import save
-from headwise.show.heatmaps import LIGHT_TO_DARK, NOTHING, _grid, heatmaps
-from headwise.show.table import statistics_table
+from headwise.show.heatmaps import LIGHT_TO_DARK, NOTHING, _grid, heatmaps, save
+from headwise.show.tables import statistics_table
 
 
 def a_map(

@@ -172,7 +172,7 @@ def test_long_maps_are_not_kept_unless_asked(
 ) -> None:
     import sys
 
-    monkeypatch.setattr(sys.modules["headwise.watch.capture"], "SHORT", T - 1)
+    monkeypatch.setattr(sys.modules["headwise.listeners.capture"], "SHORT", T - 1)
     with hw.watch(model) as heads:
         model(ids)
     assert heads[0].calls[0].map is None

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from headwise import AttentionMap, Mask, ablate, budget, watch
+from headwise import AttentionMap, Mask, ablate, budget, listeners
 from headwise.errors import AttentionBypassed
-from headwise.watch.attachment import attach
-from headwise.watch.calls import Call
-from headwise.watch.places import DISPATCHES, likely_places, names_in
+from headwise.listeners.active import Call
+from headwise.listeners.attachment import attach
+from headwise.listeners.model_structure import DISPATCHES, likely_places, names_in
 from heard import Heard
 from judge import error
 from model_families import FAMILIES, LENGTH, Family, text
@@ -454,7 +454,7 @@ def test_layers_without_a_softmax_are_left_out_and_the_others_keep_their_numbers
     for name in ("minimax", "olmo hybrid", "qwen3-next"):
         model = by_name(name).build()
         for fallback in (None, "eager", "skip"):
-            with watch(model, fallback=fallback) as heads:
+            with listeners(model, fallback=fallback) as heads:
                 run(model, text("none"))
             assert list(heads) == [1], name
 

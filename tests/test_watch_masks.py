@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headwise import Mask, budget
 from headwise.errors import BudgetExceeded
-from headwise.watch.adapters.huggingface_masks import CompactMask, compact_mask, rules_of
+from headwise.listeners.adapters.huggingface_masks import CompactMask, compact_mask, rules_of
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 utils = pytest.importorskip("transformers.masking_utils")

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import headwise as hw
 from headwise.errors import ArgumentError, AttentionBypassed
-from headwise.watch.attachment import attach
-from headwise.watch.calls import Call, in_backward
+from headwise.listeners.active import Call, in_backward
+from headwise.listeners.attachment import attach
 from heard import Heard
 from judge import error
 

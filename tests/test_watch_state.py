@@ -25,7 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import headwise as hw
 from headwise.errors import ArgumentError
-from headwise.watch.now import active
+from headwise.listeners.active import active
 
 E, H, T = 6, 2, 5
 
@@ -371,7 +371,7 @@ def test_a_watch_that_was_kept_or_stopped_goes_without_a_word(x: Tensor) -> None
 
 def test_what_is_dropped_while_another_begins_waits_its_turn() -> None:
     """Garbage is collected at any moment, also in the middle of a change that counts who needs what."""
-    from headwise.watch.holding import turns
+    from headwise.listeners.shared_patches import turns
 
     model, said = nn.Sequential(Fused()), []
     watching = hw.watch(model)

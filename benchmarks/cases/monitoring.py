@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from headwise.watch.monitor import Monitor
+from headwise.listeners.monitor import Monitor
 
 from ..registry import OURS, Arm, Case, Prepared, Sizes, Values, register
 

@@ -14,25 +14,25 @@ heads.table()
 
 from . import budget, errors, heads, nn, scoring, testing
 from . import pytrees as _pytrees  # noqa: F401, registers what travels through torch.compile and torch.save
-from .check import check  # the function takes the place of the package of that name, which stays importable
-from .check.explain import explain
 from .engines import operators as _operators  # noqa: F401, registers what torch.compile sees of the second pass
+from .examiner.checks import check, check_file
+from .examiner.explain import explain
 from .functional import attention, why
 from .heads.collection import Heads
-from .heads.comparing import diversity
-from .heads.saving import load as load_heads
+from .heads.heads_files import load as load_heads
+from .heads.model_diversity import diversity
+from .listeners.ablation import ablate, head_means
+from .listeners.capture import watch
+from .listeners.head_outputs import collect, patch
+from .listeners.importance import importance
+from .listeners.monitor import Monitor
+from .listeners.pruning import load_pruned, prune
+from .listeners.retrieval import retrieval_scores
+from .listeners.robustness import robustness
+from .listeners.trainer_callback import trainer_callback
 from .map import AttentionMap
 from .masks import Mask
 from .nn import MultiHeadAttention, adopt, restore
-from .watch.ablate import ablate, head_means
-from .watch.capture import watch  # likewise
-from .watch.importance import importance
-from .watch.monitor import Monitor
-from .watch.patch import collect, patch
-from .watch.prune import load_pruned, prune
-from .watch.retrieval import retrieval_scores
-from .watch.robustness import robustness
-from .watch.trainer_callback import trainer_callback
 
 __version__ = "0.1.0"
 
@@ -47,6 +47,7 @@ __all__ = [
     "attention",
     "budget",
     "check",
+    "check_file",
     "collect",
     "diversity",
     "errors",
@@ -72,7 +73,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "MultiheadAttention":
-        from .nn.misuse import ONE_LETTER
+        from .nn.module_call import ONE_LETTER
 
         raise AttributeError(ONE_LETTER)
     raise AttributeError(f"module 'headwise' has no attribute {name!r}")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from . import __version__, budget
-from .engines.table import BACKENDS, Backend
+from .engines.backends import BACKENDS, Backend
 from .functional import attention, why
 from .nn.multihead import MultiHeadAttention
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .arguments import check_dropout, scores_from, under_autocast
-from .engines import attend, parts, statistics, table
+from .engines import backends, first_pass, fused, statistics
 from .engines.express import plainest
 from .engines.gpu.cannot import cannot
 from .map import AttentionMap, make
@@ -89,7 +89,7 @@ def attention(
     scores = scores_from(q, k, v, mask, causal, window, scale, softcap, bias, sinks)
     if dropout:
         check_dropout(dropout)
-    output, lse = attend.attend(scores, v, dropout, backend)
+    output, lse = first_pass.attend(scores, v, dropout, backend)
     return output, make(scores, lse)
 
 
@@ -153,12 +153,12 @@ def why(
     q, k, v = under_autocast(q, k, v)
     scores = scores_from(q, k, v, mask, causal, window, scale, softcap, bias, sinks)
     check_dropout(dropout)
-    call = attend.call_of(scores, v, dropout)
-    chosen = table.choose(call, backend)
+    call = first_pass.call_of(scores, v, dropout)
+    chosen = backends.choose(call, backend)
     if chosen.kernels:
-        how = parts.how(parts.cut(scores, chosen.kernel_for(q.device).takes_bands))
+        how = fused.how(fused.cut(scores, chosen.kernel_for(q.device).takes_bands))
     elif chosen.name == "tiles":
         how = "tile by tile in plain torch"
     else:
         how = "as one T x S matrix in plain torch"
-    return Why(chosen.name, how, table.verdicts(call), backend, cannot(scores))
+    return Why(chosen.name, how, backends.verdicts(call), backend, cannot(scores))

@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 
 from . import budget
 from .arguments import scores_from
-from .engines import attend, mass, second_pass, statistics, weights
+from .engines import first_pass, mass, second_pass, statistics, weights
 from .engines.express import few_weights_on_cpu
-from .engines.given import GivenWeights
+from .engines.given_weights import GivenWeights
 from .engines.scores import Scores, tile_dtype
 from .engines.second_pass import Top
 from .engines.statistics import Statistics
@@ -88,7 +88,9 @@ class AttentionMap:
         self._columns = None
         self._versions = _versions(self._scores)
         if self._versions is None and not torch.compiler.is_compiling():
-            self._lse = attend.lse_of(self._scores)  # nobody counts what is written: their rows' lse tells
+            self._lse = first_pass.lse_of(
+                self._scores
+            )  # nobody counts what is written: their rows' lse tells
 
     @classmethod
     def from_weights(cls, tensor: Tensor, mask: Mask | Tensor | None = None) -> AttentionMap:
@@ -175,7 +177,7 @@ class AttentionMap:
         if self._lse is None:
             assert isinstance(self._scores, Scores)
             self._check_unchanged()
-            self._lse = attend.lse_of(self._scores)
+            self._lse = first_pass.lse_of(self._scores)
         return self._lse
 
     @property

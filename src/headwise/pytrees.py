@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from .engines.given import GivenWeights
+from .engines.given_weights import GivenWeights
 from .engines.scores import Scores
 from .engines.second_pass import Top
 from .engines.statistics import Statistics

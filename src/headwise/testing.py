@@ -27,8 +27,8 @@ def assert_attention(obj: Any, **options: Any) -> None:
         ArgumentError: something that cannot be checked.
     """
     __tracebackhide__ = True  # pytest then points at the test's own line
-    from .check import check
-    from .check.showing import as_text
+    from .examiner import check
+    from .examiner.showing import as_text
 
     report = check(obj, **options)
     if not report.ok:

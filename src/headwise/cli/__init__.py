@@ -30,12 +30,9 @@ def application() -> typer.Typer:
     except ModuleNotFoundError as error:
         hint = 'the headwise command needs typer; install with: pip install "headwise[cli]"'
         raise ImportError(hint, name="typer") from error
-    from .check import check
-    from .doctor import doctor
-    from .explain import explain
-    from .look import look
-    from .presets import presets
-    from .version import start
+    from .check_verb import check, explain
+    from .information_verbs import doctor, presets, start
+    from .look_verb import look
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback(invoke_without_command=True)(start)
@@ -47,7 +44,7 @@ def application() -> typer.Typer:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; `arguments` instead of the process's own."""
     from ..errors import HeadwiseError
-    from ..show.labels import plain
+    from ..show.tables import plain
 
     try:
         code = application()(args=arguments, prog_name="headwise", standalone_mode=False)

@@ -18,10 +18,10 @@ from torch import Tensor
 from .. import budget, masks
 from ..masks import NOTHING_HIDDEN, Mask
 from ..scoring import Scoring
-from . import kernels, plain, table, tiles
+from . import backends, kernels, plain, tiles
 from .kernels import CPU_FLASH, Band, Kernel
-from .rounding import REACH, check_rows
 from .scores import Scores
+from .walk import REACH, check_rows
 from .weights import softmax
 
 __all__ = ["few_weights_on_cpu", "plainest", "straight"]
@@ -71,14 +71,14 @@ def straight(
     scores = Scores(q, k, masks.CAUSAL if causal else NOTHING_HIDDEN, Scoring(scale))
     kernel = CPU_FLASH
     if not q.is_cpu:
-        call = table.Call(scores, v)
-        chosen = table.choose(call)
+        call = backends.Call(scores, v)
+        chosen = backends.choose(call)
         if not chosen.kernels:
             return None
         kernel = chosen.kernel_for(q.device)
         if not kernel.takes_as_is(q, v):
             return None
-        table.cudnn_churn.note(call.shape_key)
+        backends.cudnn_churn.note(call.shape_key)
     band = kernels.CAUSAL if causal else kernels.FULL
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out, lse = _Straight.apply(q, k, v, kernel, band, scale)

@@ -17,12 +17,11 @@ from torch import Tensor
 from ..errors import MaskError
 from ..mask_rules import can_read
 from ..masks import Mask
-from .attend import lse_of
-from .given import GivenWeights
-from .rounding import check_mass, is_rough
+from .first_pass import lse_of
+from .given_weights import GivenWeights
 from .scores import Scores, Tiled, blocks, own_precision
 from .statistics import of_head
-from .walk import check_some, walk
+from .walk import check_mass, check_some, is_rough, walk
 
 __all__ = ["mass", "visible"]
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from .. import budget
-from . import entropy, second_pass, statistics, weights
-from .attend import ANYWHERE, lse_fake, lse_of
-from .flat import DIFFERENTIABLE, FLAT, restore, save, saved, where_needed
+from . import second_pass, statistics, weights
+from .first_pass import ANYWHERE, lse_fake, lse_of
+from .operator_arguments import DIFFERENTIABLE, FLAT, restore, save, saved, where_needed
 from .scores import tile_dtype
 
 
@@ -166,7 +166,7 @@ def _entropy(*args: Any) -> Tensor:
 
 def _entropy_backward(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
     *flat, lse, bias = args
-    return _real(entropy.gradients(restore(*flat), lse, grad, bias), tuple(flat[:5]))
+    return _real(second_pass.gradients(restore(*flat), lse, grad, bias), tuple(flat[:5]))
 
 
 def _entropy_backward_fake(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:

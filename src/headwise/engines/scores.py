@@ -1,4 +1,12 @@
-"""`Scores`: everything that decides the score of any query against any key, and any tile of them.
+"""`Scores`: all that decides the score of any query against any key; any tile of them, and the way back.
+
+Memory for large results on a CPU, in huge pages where the system gives them on request.
+
+A fresh result of 50 MB is 12,000 pages that the system hands over one by one as they are first written to:
+12 ms where the numbers in it took 17. In huge pages it is 25. Linux does that for memory it was asked to
+(`madvise`; its usual setting), which is a hint and nothing more: elsewhere the memory is as always.
+
+`Scores`: everything that decides the score of any query against any key, and any tile of them.
 
     s_ij = cap(scale q_i . k_j) + bias_ij - slope |p_i - j|   where the mask allows, else HIDDEN
 
@@ -6,15 +14,19 @@ A tile is [B, H, t, s] for a block of t queries and s keys, in float32 (float64 
 of query heads that shares a key head is stacked as rows of one product, so keys are never repeated.
 
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, G = H // Hk, D head_dim.
+
+The way back: from the gradient of a tile of scores to q, k, bias and slopes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import math
+import mmap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -24,9 +36,48 @@ from torch import Tensor
 from ..indexing import positions_of, take
 from ..masks import Mask
 from ..scoring import HIDDEN, Scoring
-from . import huge_pages
 
-__all__ = ["Piece", "Scores", "Tiled", "blocks", "own_precision", "settle_exponentials", "tile_dtype"]
+__all__ = [
+    "Piece",
+    "ScoreGradients",
+    "Scores",
+    "Tiled",
+    "blocks",
+    "huge_empty",
+    "own_precision",
+    "settle_exponentials",
+    "tile_dtype",
+]
+
+
+HUGE = 2**21
+LEAST = 4 * HUGE  # below this pages are few, and may be the allocator's own
+
+
+def huge_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """torch.empty, ready to be written to at full speed."""
+    new = torch.empty(shape, dtype=dtype, device=device)
+    if not torch.compiler.is_compiling() and type(new) is Tensor and new.is_cpu and new.nbytes >= LEAST:
+        advise = _advise()
+        if advise is not None:
+            start = -(-new.data_ptr() // HUGE) * HUGE
+            advise(start, (new.data_ptr() + new.nbytes) // HUGE * HUGE - start)
+    return new
+
+
+@functools.cache
+def _advise() -> Callable[[int, int], object] | None:
+    """The system's own function; None where there is none."""
+    hint = getattr(mmap, "MADV_HUGEPAGE", None)
+    if hint is None:
+        return None
+    try:
+        madvise = ctypes.CDLL(None).madvise
+    except (OSError, AttributeError):
+        return None
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return lambda start, length: madvise(start, length, hint)
+
 
 # Elements of one tile: on a CPU it should stay in the second-level cache, elsewhere be worth a launch.
 CPU_TILE, CPU_ROWS, CPU_COLUMNS = 2**19, 128, 512
@@ -306,7 +357,7 @@ class Scores(Tiled):
         everything = slice(0, T), slice(0, S)
         if self.scoring.softcap is not None or self.q.dtype != self.dtype:
             return self.tile(*everything)
-        s = huge_pages.empty((B, H, T, S), self.dtype, self.q.device)
+        s = huge_empty((B, H, T, S), self.dtype, self.q.device)
         into = s.view(B, Hk, -1, S)  # [B, Hk, G * T, S]
         q, k = self.q.reshape(B, Hk, -1, D), self.k.transpose(2, 3)
         scaled = {"beta": 0, "alpha": self.scoring.scale}
@@ -362,3 +413,56 @@ def _kv_heads(heads: list[int], group: int) -> Any:
     if wanted and wanted == list(range(wanted[0], wanted[0] + len(wanted))):
         return slice(wanted[0], wanted[-1] + 1)
     return torch.tensor(wanted, dtype=torch.int64, device="cpu")
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreGradients:
+    """Gradients of everything the scores depend on, filled tile by tile."""
+
+    q: Tensor
+    k: Tensor
+    bias: Tensor | None
+    slopes: Tensor | None
+
+    @classmethod
+    def zeros(cls, scores: Scores, bias: bool) -> ScoreGradients:
+        """Room for them, in the tiles' dtype; `bias`: those of bias and slopes, too."""
+
+        def room(like: Tensor | None) -> Tensor | None:
+            if like is None:
+                return None
+            return torch.zeros(like.shape, dtype=scores.dtype, device=like.device)
+
+        q, k = room(scores.q), room(scores.k)
+        assert q is not None and k is not None
+        if not bias:
+            return cls(q, k, None, None)
+        return cls(q, k, room(scores.scoring.bias), room(scores.scoring.slopes))
+
+    def piece(self, piece: Piece) -> ScoreGradients:
+        """The part of it that belongs to one piece: views, so writing there writes here."""
+        bias = self.bias
+        return ScoreGradients(
+            self.q[piece.batch, piece.heads],
+            self.k[piece.batch, piece.kv_heads],
+            None if bias is None else take(bias, (piece.batch, piece.heads, None, None)),
+            None if self.slopes is None else self.slopes[piece.heads],
+        )
+
+    def add(self, scores: Scores, rows: slice, columns: slice, grad: Tensor, bend: Tensor | None) -> None:
+        """Carry a tile's gradient d loss / d s [B, H, t, s] back to q, k, bias and slopes."""
+        if self.bias is not None:
+            room = take(self.bias, (None, None, rows, columns))
+            room += grad.sum_to_size(room.shape)
+        if self.slopes is not None:
+            self.slopes.sub_((grad * scores.distance(rows, columns)).sum((0, 2, 3)))
+        if bend is not None:
+            grad = grad * bend
+        q = scores.q[:, :, rows].to(grad.dtype)
+        k = scores.k[:, :, columns].to(grad.dtype)
+        B, H, t, D = q.shape
+        stacked = grad.reshape(B, k.shape[1], -1, k.shape[2])  # [B, Hk, G * t, s]
+        scale = scores.scoring.scale
+        self.q[:, :, rows].add_((stacked @ k).view(B, H, t, D), alpha=scale)
+        turned = stacked.transpose(-2, -1) @ q.reshape(B, k.shape[1], -1, D)  # [B, Hk, s, D]
+        self.k[:, :, columns].add_(turned, alpha=scale)

@@ -20,13 +20,12 @@ from torch import Tensor
 from ..errors import ArgumentError, nearest
 from ..mask_rules import can_read
 from ..scoring import HIDDEN
-from .flat import flatten, wants_gradient
-from .given import GivenWeights
+from .given_weights import GivenWeights
 from .gpu.cannot import cannot, prepared
-from .rounding import FAR, ROUGH, check_mass
+from .operator_arguments import flatten, wants_gradient
 from .scores import Scores, Tiled, own_precision
 from .second_pass import pooled
-from .walk import Block, Tile, check_some, walk
+from .walk import FAR, ROUGH, Block, Tile, check_mass, check_some, walk
 
 __all__ = [
     "PICTURE",
@@ -296,13 +295,13 @@ def _with_gradient(
     scores: Scores, lse: Tensor, names: tuple[str, ...], per_query: bool, reach: int, cells: Any
 ) -> dict[str, Tensor]:
     """The same, a query at a time first: the mean over queries is left to autograd."""
-    from . import entropy
+    from .second_pass import with_gradient
 
     wanted = names if "entropy" in names else ("entropy", *names)
     if torch.compiler.is_compiling():  # entropy is an operator of its own there: it need not be known before
         wanted = tuple(name for name in names if name not in WITH_GRADIENT)
     found = _measure(scores, lse, wanted, True, reach, cells)
-    value = entropy.with_gradient(scores, lse, found.get("entropy"))
+    value = with_gradient(scores, lse, found.get("entropy"))
     found["entropy"] = value
     if "effective_keys" in names:
         found["effective_keys"] = value.exp().masked_fill(torch.isneginf(lse), 0)
@@ -349,7 +348,7 @@ def measured(
 def _by_kernels(
     scores: Scores, lse: Tensor, names: tuple[str, ...], per_query: bool, reach: int, cells: Any
 ) -> dict[str, Tensor]:
-    from .gpu.measure import NAMES, measure
+    from .gpu.pictures import NAMES, measure
 
     kinds = {
         name: (ROW_STATISTICS[name].offset, ROW_STATISTICS[name].largest) for name in names if name in NAMES
@@ -366,7 +365,7 @@ def _by_kernels(
 
 def without_kernel() -> tuple[str, ...]:
     """The statistics that have no kernel and run on tiles wherever they are asked for."""
-    from .gpu.measure import NAMES
+    from .gpu.pictures import NAMES
 
     return tuple(name for name in ROW_STATISTICS if name not in NAMES)
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..scoring import HIDDEN
 from .fused import sinks_gradient
-from .gradients import ScoreGradients
-from .scores import Scores, blocks
+from .scores import ScoreGradients, Scores, blocks
 from .walk import Tile, online, walk
 
 __all__ = ["backward", "forward", "lse_of"]

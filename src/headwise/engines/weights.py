@@ -18,14 +18,12 @@ from torch import Tensor
 
 from ..indexing import positions_of
 from ..scoring import HIDDEN, Scoring
-from . import huge_pages, plain
-from .attend import lse_of
-from .flat import flatten, leaves, wants_gradient
+from . import plain
+from .first_pass import lse_of
 from .gpu.cannot import cannot, prepared
-from .gradients import ScoreGradients
-from .rounding import check_mass, check_rows, is_rough
-from .scores import CPU_TILE, Scores, blocks, own_precision, settle_exponentials
-from .walk import Block, Tile, check_some, walk
+from .operator_arguments import flatten, leaves, wants_gradient
+from .scores import CPU_TILE, ScoreGradients, Scores, blocks, huge_empty, own_precision, settle_exponentials
+from .walk import Block, Tile, check_mass, check_rows, check_some, is_rough, walk
 
 __all__ = ["Rest", "dense", "gradients", "score_gradients", "softmax", "weights"]
 
@@ -86,7 +84,7 @@ def dense(scores: Scores, lse: Tensor | None, columns: Any, mean: bool) -> Tenso
         keys = keys[columns] if isinstance(columns, slice) else columns.tolist()
     shape = (B, T, len(keys)) if mean else (B, H, T, len(keys))
     dtype = scores.dtype if mean else scores.given_dtype
-    out = huge_pages.empty(shape, dtype, scores.device).zero_()
+    out = huge_empty(shape, dtype, scores.device).zero_()
     if lse is None or (columns is None and not mean) or (columns is not None and is_rough(lse)):
         found = _whole_rows(scores, lse, columns)
     else:

@@ -20,12 +20,9 @@ All that was watched:
     packing.py     a map as named tensors and numbers, for a file
 """
 
-from .diversity import attention_overlap, jensen_shannon, one_number, similarity
-from .evenness import locality, spread
+from .head_distances import attention_overlap, clusters, jensen_shannon, layout, one_number, similarity
 from .labels import LABELS, Label, label
-from .layout import clusters, layout  # the function takes the place of the room, which stays importable
-from .needle import retrieval
-from .patches import grid_distance
+from .measures import grid_distance, locality, retrieval, spread
 from .patterns import (
     duplicate_token,
     induction,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ArgumentError, nearest
 from .labels import LABELS
 from .layer import POSITIONS, Head, LayerHeads
-from .naming import Layer, names_of, resolve, stacks
+from .layer_names import Layer, names_of, resolve, stacks
 from .record import Record
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class Heads(Mapping[Layer, LayerHeads]):
             ArgumentError: nothing was watched; a column that was not measured.
             ImportError: rich is not installed.
         """
-        from ..show.heads_table import heads_table
+        from ..show.heads_tables import heads_table
 
         return heads_table(self, sort=sort, descending=descending, top=top, columns=columns)
 
@@ -244,6 +244,6 @@ class Heads(Mapping[Layer, LayerHeads]):
             ArgumentError: nothing was watched; a place that cannot be written to.
             ImportError: safetensors is not installed.
         """
-        from .saving import save
+        from .heads_files import save
 
         save(self, path, maps=maps)

@@ -12,7 +12,7 @@ from ..engines.statistics import ROW_STATISTICS, Statistics
 from ..errors import ArgumentError
 from ..map import AttentionMap
 from .labels import LABELS, Label, label, of_too_few
-from .naming import Layer
+from .layer_names import Layer
 from .record import PATTERNS, Record
 
 __all__ = ["POSITIONS", "Head", "LayerHeads"]

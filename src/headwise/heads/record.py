@@ -1,11 +1,15 @@
-"""What is kept of one call of one attention layer: numbers a head, a picture, and perhaps the map.
+"""What is kept of one call of one attention layer: numbers per head, a picture, and perhaps the map.
+
+Numbers from where they were made to main memory, all at once.
+
+What is kept of one call of one attention layer: numbers a head, a picture, and perhaps the map.
 
 Letters: B batch, T query_len, S key_len, H num_heads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,12 +18,29 @@ from torch import Tensor
 from ..engines.statistics import PICTURE, RECEIVED, ROW_STATISTICS, Statistics, counted
 from ..map import AttentionMap
 from ..masks import Mask
-from . import diversity, patterns
-from .evenness import locality, spread
-from .fetching import fetched
+from . import head_distances, patterns
+from .measures import locality, spread
 from .queries import mean_where_seen, real_keys
 
-__all__ = ["EVERYONE", "PATTERNS", "Marks", "Record", "reduce", "settle"]
+__all__ = ["EVERYONE", "PATTERNS", "Marks", "Record", "fetched", "reduce", "settle"]
+
+
+def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors in main memory, each in its shape; a GPU is waited for once, not once a tensor.
+
+    Example:
+        >>> fetched([torch.ones(2), torch.zeros(1, 2)])
+        [tensor([1., 1.]), tensor([[0., 0.]])]
+    """
+    found = list(tensors)
+    kinds = dict.fromkeys((x.device, x.dtype) for x in tensors if not x.is_cpu)
+    for kind in kinds:
+        here = [at for at, x in enumerate(tensors) if (x.device, x.dtype) == kind]
+        together = torch.cat([tensors[at].flatten() for at in here]).cpu()
+        for at, part in zip(here, together.split([tensors[at].numel() for at in here]), strict=True):
+            found[at] = part.view(tensors[at].shape)
+    return found
+
 
 PATTERNS = ("induction", "duplicate_token", "special", "punctuation", "spread", "locality", "streaming")
 SINK, RECENT = 128, 256  # keys whose mass is `streaming`: DuoAttention's; a shorter text has no others
@@ -242,9 +263,9 @@ def measure_patterns(
 
 def _pairs(name: str, weights: AttentionMap, outputs: Tensor | None, values: Tensor | None) -> Tensor | None:
     if name == "attention":
-        return diversity.jensen_shannon(weights, queries=diversity.QUERIES)
+        return head_distances.jensen_shannon(weights, queries=head_distances.QUERIES)
     if name == "outputs" and outputs is not None:
-        return diversity.similarity(outputs.detach(), weights.mask.counted(weights.shape[2]))
+        return head_distances.similarity(outputs.detach(), weights.mask.counted(weights.shape[2]))
     if name == "values" and values is not None:
-        return diversity.similarity(values.detach(), real_keys(weights))
+        return head_distances.similarity(values.detach(), real_keys(weights))
     return None

@@ -15,10 +15,10 @@ from ..functional import attention
 from ..map import AttentionMap
 from ..masks import Mask
 from ..scoring import Alibi
-from . import call, describe, initial, misuse, presets, state_names, torch_class
-from .express import plain_self_attention
-from .packing import Packed, pack, project
-from .sizes import Sizes
+from . import dimensions, module_call, presets, torch_conversion
+from .dimensions import Sizes
+from .module_call import plain_self_attention
+from .packed_weights import Packed, pack, project
 
 __all__ = ["MultiHeadAttention"]
 
@@ -101,10 +101,10 @@ class MultiHeadAttention(nn.Module):
         **wrong: Any,
     ) -> None:
         if wrong:
-            misuse.check_constructor(wrong, signature(MultiHeadAttention).parameters)
+            module_call.check_constructor(wrong, signature(MultiHeadAttention).parameters)
         super().__init__()
         sizes = Sizes.of(d_model, num_heads, num_kv_heads, head_dim, value_dim, kdim, vdim)
-        misuse.check_options(dropout, window, scale, softcap, sizes.head_dim)
+        module_call.check_options(dropout, window, scale, softcap, sizes.head_dim)
         self.d_model, self.kdim, self.vdim = sizes.d_model, sizes.kdim, sizes.vdim
         self.num_heads, self.num_kv_heads = sizes.num_heads, sizes.num_kv_heads
         self.head_dim, self.value_dim = sizes.head_dim, sizes.value_dim
@@ -112,11 +112,11 @@ class MultiHeadAttention(nn.Module):
         self.scale, self.softcap = scale, softcap
 
         made: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.q_proj = initial.undrawn(sizes.d_model, sizes.query_width, bias, **made)
-        self.k_proj = initial.undrawn(sizes.kdim, sizes.key_width, bias, **made)
-        self.v_proj = initial.undrawn(sizes.vdim, sizes.value_width, bias, **made)
+        self.q_proj = dimensions.undrawn(sizes.d_model, sizes.query_width, bias, **made)
+        self.k_proj = dimensions.undrawn(sizes.kdim, sizes.key_width, bias, **made)
+        self.v_proj = dimensions.undrawn(sizes.vdim, sizes.value_width, bias, **made)
         out_bias = bias if out_bias is None else out_bias
-        self.out_proj = initial.undrawn(sizes.concatenated_width, sizes.d_model, out_bias, **made)
+        self.out_proj = dimensions.undrawn(sizes.concatenated_width, sizes.d_model, out_bias, **made)
         self.sinks = nn.Parameter(torch.empty(sizes.num_heads, **made)) if sinks else None
         self._packed: Packed | None = None  # of q, k and v, or of k and v; see packing.py
         self._pack()
@@ -156,9 +156,9 @@ class MultiHeadAttention(nn.Module):
             >>> torch.allclose(ours(x)[0], theirs(x, x, x)[0], atol=1e-6)
             True
         """
-        new = cls(**torch_class.arguments_of(module), device="meta")  # draws no random numbers there
-        new.load_state_dict(torch_class.state_of(module), assign=True)
-        torch_class.freeze_alike(module, new)
+        new = cls(**torch_conversion.arguments_of(module), device="meta")  # draws no random numbers there
+        new.load_state_dict(torch_conversion.state_of(module), assign=True)
+        torch_conversion.freeze_alike(module, new)
         return new.train(module.training)
 
     def to_torch(self, *, batch_first: bool = True) -> nn.MultiheadAttention:
@@ -168,7 +168,7 @@ class MultiHeadAttention(nn.Module):
             ShapeError: grouped heads, or widths that torch's class cannot have.
             ArgumentError: causal, window, scale, softcap or sinks; a projection that is not `nn.Linear`.
         """
-        return torch_class.torchs_twin(self, batch_first)
+        return torch_conversion.torchs_twin(self, batch_first)
 
     @property
     def sizes(self) -> Sizes:
@@ -215,7 +215,7 @@ class MultiHeadAttention(nn.Module):
             MaskError: a mask of the wrong shape or meaning.
         """
         if wrong:
-            misuse.check_call(wrong, signature(MultiHeadAttention.forward).parameters)
+            module_call.check_call(wrong, signature(MultiHeadAttention.forward).parameters)
         found = None
         if key is None and value is None and mask is None and bias is None:
             found = plain_self_attention(self, query, need_weights)
@@ -244,7 +244,7 @@ class MultiHeadAttention(nn.Module):
             True
         """
         if wrong:
-            misuse.check_call(wrong, signature(MultiHeadAttention.head_outputs).parameters)
+            module_call.check_call(wrong, signature(MultiHeadAttention.head_outputs).parameters)
         return self._attend(query, key, value, mask, bias)[0]
 
     def _attend(
@@ -259,11 +259,11 @@ class MultiHeadAttention(nn.Module):
         if key is None and value is None:
             key = value = query
         elif key is None or value is None:
-            raise misuse.lone(key, value)
-        call.check(self, query, key, value)
+            raise module_call.lone(key, value)
+        module_call.check(self, query, key, value)
         q, k, v = self._project(query, key, value)
         if mask is not None:
-            mask = call.rules_of(mask, query.shape[0], key.shape[1], itself=key is query)
+            mask = module_call.rules_of(mask, query.shape[0], key.shape[1], itself=key is query)
         heads, weights = attention(
             q, k, v, mask, self.causal, self.window, self.scale, self.softcap, bias, self.sinks,
             self.dropout if self.training else 0.0,
@@ -289,11 +289,11 @@ class MultiHeadAttention(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw new weights as torch's class draws its own."""
-        initial.reset(self)
+        dimensions.reset(self)
 
     def extra_repr(self) -> str:
         """The shapes on the way, and what is not as usual."""
-        return describe.of(self)
+        return dimensions.of(self)
 
     def _pack(self) -> None:
         """Projections that may share an input share a block of memory."""
@@ -320,7 +320,7 @@ class MultiHeadAttention(nn.Module):
         if self._packed is not None:
             self._packed.loosen()
         assigned = bool(args[0].get("assign_to_params_buffers")) if args else False
-        refused = state_names.to_own_names(state_dict, prefix, self.sizes, self._modules, copy=assigned)
+        refused = torch_conversion.to_own_names(state_dict, prefix, self.sizes, self._modules, copy=assigned)
         super()._load_from_state_dict(state_dict, prefix, *args)
         if refused:
             args[-1].extend(refused)  # torch raises with all that is said there, strict or not

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ..engines import kernels, plain, table, weights
+from ..engines import backends, kernels, plain, weights
 from ..engines.gpu.cannot import cannot
 from ..engines.kernels import HALF, Kernel
 from ..engines.scores import Scores
@@ -122,21 +122,21 @@ def chosen(
     keys = x if memory is None else memory
     key = (x.shape, keys.shape, x.dtype, x.device, num_heads, first, causal, padding is not None)
     shape_key = _chosen_before.get(key)
-    if shape_key is not None and table.takes_cudnn():
-        table.cudnn_churn.note(shape_key)
+    if shape_key is not None and backends.takes_cudnn():
+        backends.cudnn_churn.note(shape_key)
         return kernels.CUDNN
     if causal and x.shape != keys.shape:
         return None
     q, k = _looks(x, num_heads, first), _looks(keys, num_heads, first)
-    call = table.Call(Scores(q, k, _mask(causal, padding), Scoring(1.0)), k)
-    backend = table.choose(call)
+    call = backends.Call(Scores(q, k, _mask(causal, padding), Scoring(1.0)), k)
+    backend = backends.choose(call)
     if not backend.kernels:
         return None
     kernel = backend.kernel_for(x.device)
     if not kernel.takes_as_is(q, k):
         return None
     if x.is_cuda:
-        table.cudnn_churn.note(call.shape_key)
+        backends.cudnn_churn.note(call.shape_key)
     if kernel is kernels.CUDNN:  # it stays the best for shapes it has planned for
         if len(_chosen_before) >= MOST_SHAPES:
             _chosen_before.clear()

@@ -14,10 +14,10 @@ from ..errors import ArgumentError
 from ..heads.collection import Heads
 from ..heads.labels import MIXED
 from ..heads.layer import Head, LayerHeads
-from ..heads.naming import Layer
+from ..heads.layer_names import Layer
+from .heads_tables import census
 from .heatmaps import CELLS, FAINT, INK, LONGEST, STEPS, cells, colours, draw, drawing, shares, words
-from .labels import label
-from .legend import census
+from .tables import label
 
 if TYPE_CHECKING:
     import numpy

@@ -1,4 +1,8 @@
-"""Heat maps: one picture a head, all on one scale, as a matplotlib figure that touches no global state.
+"""Heat maps: one picture per head, all on one scale, as a matplotlib figure that touches no global state.
+
+Writing pictures: the whole file or none of it.
+
+Heat maps: one picture a head, all on one scale, as a matplotlib figure that touches no global state.
 
 Letters: H num_heads, T query_len, S key_len.
 """
@@ -6,7 +10,9 @@ Letters: H num_heads, T query_len, S key_len.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,14 +20,36 @@ from torch import Tensor
 
 from ..errors import ShapeError
 from ..map import AttentionMap
-from .labels import families, label
+from ..whole_files import place_for, whole_file
+from .tables import families, label
 
 if TYPE_CHECKING:
     import numpy
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["cells", "colours", "draw", "drawing", "heatmaps", "shares", "words"]
+__all__ = ["cells", "check_path", "colours", "draw", "drawing", "heatmaps", "save", "shares", "words"]
+
+
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def save(figure: Figure, out: str | os.PathLike[str]) -> Path:
+    """Write a figure: all of it or, where anything goes wrong, nothing. Returns where.
+
+    Raises:
+        ArgumentError: not a .png, .svg or .pdf; no such folder; a folder that cannot be written to.
+    """
+    place = check_path(out)
+    with whole_file(place) as half, half.open("wb") as file:
+        figure.savefig(file, format=place.suffix[1:].lower())
+    return place
+
+
+def check_path(out: str | os.PathLike[str]) -> Path:
+    """Where a picture may be written, links followed; raises `ArgumentError` as `save` does."""
+    return place_for(out, FORMATS, ", ".join(FORMATS), "heads.png")
+
 
 CELLS = 256  # the finest picture: beyond it positions share a cell
 NAMED = 24  # tokens that can still be read along an axis

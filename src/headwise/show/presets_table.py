@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..budget import readable
 from ..nn.multihead import MultiHeadAttention
 from ..nn.presets import Preset
-from .table import empty_table
+from .tables import empty_table
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..watch.robustness import Robustness
+from ..listeners.robustness import Robustness
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

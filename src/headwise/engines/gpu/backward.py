@@ -37,7 +37,7 @@ from .tile import (
     queries_seeing,
     tanh,
     tile_of,
-)  # fmt: skip
+)
 
 __all__ = ["of_entropy", "of_weights"]
 

@@ -35,7 +35,7 @@ from .tile import (
     my_queries,
     product,
     tile_of,
-)  # fmt: skip
+)
 
 __all__ = ["NAMES", "Picture", "added_up", "cell_of", "mass_of", "rows", "settled", "wide"]
 

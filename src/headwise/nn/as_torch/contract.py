@@ -1,8 +1,12 @@
-"""What torch's class refuses, with its own exceptions, in its own order and words.
+"""torch's refusals, in its order and words; and torch's own classes on the same parts.
+
+What torch's class refuses, with its own exceptions, in its own order and words.
 
 The checks come in two parts, because between them torch projects, and a product of wrong sizes raises there.
 
 Letters: N batch, L query_len, S key_len, E embed_dim, H num_heads.
+
+torch's own classes on the same parts: for `torch.jit.script`, and for tensors that are not ours.
 """
 
 from __future__ import annotations
@@ -10,15 +14,16 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from .module import MultiheadAttention
 
-__all__ = ["check_inputs", "check_kinds", "check_masks", "check_widths"]
+__all__ = ["changing_nothing", "check_inputs", "check_kinds", "check_masks", "check_widths", "scriptable"]
 
 
 def check_inputs(
@@ -173,3 +178,22 @@ def check_masks(
                 f"Expected key_padded_mask.shape[1] to be {S + appended}, but got {columns + appended}"
             )
     return appended
+
+
+def scriptable(module: nn.Module, kind: Any) -> Any:
+    """torch's own class on the same parts, with its own list of them: scripting replaces children."""
+    twin = kind.__new__(kind)
+    twin.__dict__.update(module.__dict__)
+    twin.__dict__["_modules"] = dict(module._modules)
+    return twin
+
+
+def changing_nothing(module: nn.MultiheadAttention) -> Any:
+    """The same attention with an `out_proj` that gives back what it gets, for torch's forward to look at."""
+    like = module.in_proj_weight if module.in_proj_weight is not None else module.q_proj_weight
+    weight = torch.eye(module.embed_dim, dtype=like.dtype, device=like.device)
+    last = SimpleNamespace(weight=weight, bias=torch.zeros_like(weight[0]))
+    twin = object.__new__(type(module))  # its very class: if parametrised, it reads its weights there
+    twin.__dict__.update(module.__dict__)
+    twin.__dict__["_modules"] = {**module._modules, "out_proj": last}
+    return twin

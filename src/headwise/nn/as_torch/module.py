@@ -14,15 +14,11 @@ from ...errors import ArgumentError
 from ...functional import attention
 from ...masks import Mask
 from ..one_step import joined
-from ..packing import OUT_PROJ, PLAIN, is_untouched
-from .answering import answer
-from .contract import check_inputs, check_masks
-from .in_one_step import fits, in_one_step
-from .native import native
-from .projecting import heads_of, linear, thirds, with_more_keys
-from .ragged import Ragged
-from .rules import rules_of
-from .scripting import changing_nothing, scriptable
+from ..packed_weights import OUT_PROJ, PLAIN, is_untouched
+from .answers import answer, native
+from .contract import changing_nothing, check_inputs, check_masks, scriptable
+from .torch_masks import Ragged, rules_of
+from .torch_projections import fits, heads_of, in_one_step, linear, thirds, with_more_keys
 
 __all__ = ["MultiheadAttention"]
 

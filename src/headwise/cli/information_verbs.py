@@ -1,0 +1,92 @@
+"""The verbs that only tell: `headwise presets`, `headwise doctor`, `headwise` alone and `--version`.
+
+`headwise presets`: the attention layers of models people know, in numbers.
+
+`headwise doctor`: whether headwise is well on this machine.
+
+`headwise` alone, and `headwise --version`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def presets(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="A preset, or a part of its name: gpt2.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Compare the attention layers of models people know: heads, parameters, cache.
+
+    Counts are of attention layers alone. A single preset comes with the line of Python that builds it.
+
+    Example: headwise presets llama3-8b
+    """
+    from ..nn.presets import PRESETS, matching
+    from ..show.presets_table import figures, presets_table
+
+    chosen = list(PRESETS.values()) if name is None else matching(name)
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        typer.echo(json.dumps([asdict(preset) | asdict(figures(preset)) for preset in chosen], indent=2))
+        return
+    table = presets_table(chosen)
+
+    from rich.console import Console
+
+    Console().print(table)
+    if len(chosen) == 1:
+        (preset,) = chosen
+        typer.echo(
+            preset.title + (f" (not in a plain attention layer: {preset.note})" if preset.note else "")
+        )
+        typer.echo(f'hw.MultiHeadAttention.preset("{preset.name}")')
+
+
+def doctor() -> None:
+    """Tell whether headwise is well on this machine: versions, devices, backends, checks.
+
+    Exit code 0 if every check passes, 1 otherwise. Nothing is fetched or written.
+    """
+    from ..doctor import examine
+
+    try:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ModuleNotFoundError as error:
+        hint = 'headwise doctor prints with rich; install with: pip install "headwise[cli]"'
+        raise ImportError(hint, name="rich") from error
+
+    lines = examine()
+    table = Table.grid(padding=(0, 2))
+    for line in lines:
+        said = Text(line.value) if line.problem is None else Text(f"{line.value}: {line.problem}", "bold red")
+        table.add_row(Text(line.name), said)
+    Console().print(table)
+    troubles = sum(not line.ok for line in lines)
+    typer.echo(f"{troubles} of {len(lines)} lines have a problem." if troubles else "headwise is well.")
+    raise typer.Exit(1 if troubles else 0)
+
+
+def start(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    """Multi-head attention, head by head: build it, check it, see inside it, at any length."""
+    if version:
+        from .. import __version__
+
+        typer.echo(f"headwise {__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+    else:
+        return
+    raise typer.Exit

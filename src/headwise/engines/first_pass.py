@@ -1,0 +1,272 @@
+"""The first pass: one door for eager mode, autograd and torch.compile.
+
+Eager mode calls the backend directly, inside one autograd function where gradients are wanted. torch.compile
+sees one operator, `headwise::attend`, whose backward is a second one: two opaque nodes in a graph (or, for
+the plainest calls, torch's own kernel). Derivatives of derivatives are taken through the plain path. The lse
+is saved, never differentiated: whoever needs gradients through weights goes through the second pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..mask_rules import can_read
+from . import backends, fused, plain, tiles
+from .backends import Backend, Call
+from .fused import adds
+from .gpu.cannot import cannot
+from .kernels import CAUSAL, CUDNN, FULL, Band
+from .operator_arguments import DIFFERENTIABLE, FLAT, flatten, restore, save, saved, where_needed
+from .scores import ScoreGradients, Scores, own_precision, tile_dtype
+from .walk import REACH, is_rough
+
+__all__ = ["attend", "call_of", "lse_of"]
+
+LEAVES = ("v", *DIFFERENTIABLE)
+
+
+def call_of(scores: Scores, v: Tensor, dropout: float = 0.0) -> Call:
+    """A call as the table sees it, with what is going on around it."""
+    return Call(scores, v, dropout, _plain_because(scores, v), _bias_gradient(scores))
+
+
+def attend(scores: Scores, v: Tensor, dropout: float = 0.0, backend: str = "auto") -> tuple[Tensor, Tensor]:
+    """(output [B, H, T, Dv], lse [B, H, T], detached).
+
+    Raises:
+        ArgumentError: no backend of that name.
+        BackendUnavailable: the backend named cannot run this call.
+        BudgetExceeded: the plain path's matrix is over the memory budget.
+    """
+    if torch.compiler.is_compiling():
+        out, lse = _traced(scores, v, dropout, backend)
+        return out, lse.detach()
+    chosen = backends.choose(call_of(scores, v, dropout), backend)
+    if chosen.name == "plain":
+        out, lse = plain.forward(scores, v, dropout)
+    elif torch.is_grad_enabled() and _needs_grad(scores, v):
+        out, lse = _Attend.apply(*_flat(scores, v), _bias_gradient(scores), chosen.name)
+    else:
+        return _run(chosen, scores, v)
+    return out, lse.detach()
+
+
+def _traced(scores: Scores, v: Tensor, dropout: float, backend: str) -> tuple[Tensor, Tensor]:
+    """What torch.compile and torch.export see: nothing that looks at sizes more than it must."""
+    if dropout or backend == "plain":
+        return plain.forward(scores, v, dropout)
+    band = _plainest(scores, v)
+    if band is not None:
+        chosen = backends.choose(Call(scores, v), backend)
+        kernel = chosen.kernels.get(v.device.type)
+        # torch's plan for cuDNN's backward is kept without the layout of the gradient it was made for, so
+        # that another layout gives wrong numbers: `kernels.py` always hands over the same one
+        if kernel is CUDNN and torch.is_grad_enabled() and _needs_grad(scores, v):
+            kernel = None
+        if kernel is not None and kernel.takes_as_is(scores.q, v):
+            return kernel.forward(scores.q, scores.k, v, None, band, scores.scoring.scale)
+    return torch.ops.headwise.attend.default(*_flat(scores, v), _bias_gradient(scores), backend)
+
+
+def _plainest(scores: Scores, v: Tensor) -> Band | None:
+    """The band of a call that is one kernel call with torch's own backward, no more; else None."""
+    mask, scoring = scores.mask, scores.scoring
+    if scoring.sinks is not None or scoring.softcap is not None or adds(scores):
+        return None
+    if mask.left is not None or scores.q.shape[-1] != v.shape[-1]:
+        return None
+    if mask.right is None:
+        return FULL
+    square = mask.right == 0 and scores.q.shape[2] == scores.k.shape[2]
+    return CAUSAL if square else None
+
+
+@torch.no_grad()
+def lse_of(scores: Scores) -> Tensor:
+    """The log-sum-exp of every row, [B, H, T], for a map that came without one."""
+    if torch.compiler.is_compiling():
+        return torch.ops.headwise.lse.default(*flatten(scores.detach()))
+    with own_precision(scores.device):
+        if cannot(scores) is None:
+            from .gpu.heaviest import lse_of as on_gpu
+
+            return on_gpu(scores)
+        return tiles.lse_of(scores)  # half the work of a fused forward: no values to mix
+
+
+def _run(chosen: Backend, scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
+    if v.device.type == "cuda":
+        backends.cudnn_churn.note(Call(scores, v).shape_key)
+    with own_precision(v.device):
+        if chosen.kernels:
+            kernel = chosen.kernel_for(v.device)
+            out, lse = fused.forward(kernel, scores, v)
+            # the cheap questions first: to find out whether parts are merged, the call is cut again
+            if not (can_read(lse) and is_rough(lse, REACH) and fused.merges(scores, kernel)):
+                return out, lse
+        return tiles.forward(scores, v)
+
+
+def _bias_gradient(scores: Scores) -> bool:
+    """Whether a gradient of bias or slopes is wanted, which fused kernels do not give."""
+    tensors = (scores.scoring.bias, scores.scoring.slopes)
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def _needs_grad(scores: Scores, v: Tensor) -> bool:
+    tensors = (scores.q, scores.k, v, *scores.scoring.tensors.values())
+    return any(tensor.requires_grad for tensor in tensors)
+
+
+def _plain_because(scores: Scores, v: Tensor) -> str | None:
+    if torch.compiler.is_compiling():
+        return None
+    if torch._C._are_functorch_transforms_active():
+        return "a function transform (torch.func) is active, which only plain operations pass"
+    if torch.autograd.forward_ad._current_level >= 0:
+        tensors = (scores.q, scores.k, v, *scores.scoring.tensors.values())
+        unpack = torch.autograd.forward_ad.unpack_dual
+        if any(unpack(tensor).tangent is not None for tensor in tensors):
+            return "a forward-mode derivative is wanted, which only plain operations give"
+    return None
+
+
+# The operator. Arguments are flat: what an operator's schema can hold.
+
+
+def _flat(scores: Scores, v: Tensor) -> tuple[Any, ...]:
+    return v, *flatten(scores)
+
+
+def _unflat(v: Tensor, *flat: Any) -> tuple[Scores, Tensor]:
+    return restore(*flat), v
+
+
+SCHEMA = f"Tensor v, {FLAT}, bool bias_gradient, str backend"
+torch.library.define("headwise::attend", f"({SCHEMA}) -> (Tensor, Tensor)")
+torch.library.define(
+    "headwise::attend_backward",
+    f"(Tensor grad, Tensor out, Tensor lse, {SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+def _attend(*args: Any) -> tuple[Tensor, Tensor]:
+    out, lse = _forward(*args)
+    return out.contiguous(), lse.contiguous()
+
+
+def _forward(*args: Any) -> tuple[Tensor, Tensor]:
+    *flat, bias_gradient, backend = args
+    scores, v = _unflat(*flat)
+    return _run(_chosen(scores, v, bias_gradient, backend), scores, v)
+
+
+def _chosen(scores: Scores, v: Tensor, bias_gradient: bool, backend: str) -> Backend:
+    """The backend by name; under torch.compile, where "auto" waits for real sizes, the table's choice."""
+    if backend != "auto":
+        return backends.backend_named(backend)
+    return backends.choose(Call(scores, v, bias_gradient=bias_gradient))
+
+
+def _attend_fake(*args: Any) -> tuple[Tensor, Tensor]:
+    v, q = args[:2]
+    out = q.new_empty(*q.shape[:3], v.shape[-1], dtype=v.dtype)
+    return out, q.new_empty(q.shape[:3], dtype=tile_dtype(q.dtype))
+
+
+def _attend_backward(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    found = _gradients(grad, out, lse, *args)
+    # an operator's output is always a tensor, laid out as its fake is: an empty one stands for no gradient
+    return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in found)
+
+
+def _gradients(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor | None, ...]:
+    *flat, bias_gradient, backend = args
+    scores, v = _unflat(*flat)
+    chosen = _chosen(scores, v, bias_gradient, backend)  # any backend's forward goes with any backward
+    found: ScoreGradients
+    with own_precision(v.device):
+        if chosen.kernels and not (can_read(lse) and is_rough(lse, REACH)):
+            kernel = chosen.kernel_for(v.device)
+            found, dv, sinks = fused.backward(kernel, scores, v, out, lse, grad)
+        else:
+            found, dv, sinks = tiles.backward(scores, v, out, lse, grad, bias_gradient)
+    grads = (dv, found.q, found.k, found.bias, found.slopes, sinks)
+    typed = zip(grads, flat[: len(grads)], strict=True)
+    return tuple(None if g is None or x is None else g.to(x.dtype) for g, x in typed)
+
+
+def _attend_backward_fake(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    bias_gradient = args[-2]
+    named = zip(LEAVES, args, strict=False)
+    given = [x if bias_gradient or name not in ("bias", "slopes") else None for name, x in named]
+    return tuple(grad.new_empty(0) if x is None else x.new_empty(x.shape) for x in given)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    save(ctx, inputs, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _operator_backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
+    args, (out, lse) = saved(ctx)
+    if grad is None:
+        return (None,) * len(args)
+    return where_needed(ctx, torch.ops.headwise.attend_backward.default(grad, out, lse, *args))
+
+
+class _Attend(torch.autograd.Function):
+    """The operator without the operator: what eager mode uses, a fraction of the cost a call."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        output = _forward(*args)
+        _save(ctx, args, output)
+        ctx.mark_non_differentiable(output[1])
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        args, (out, lse) = saved(ctx)
+        if grads[0] is None:
+            return (None,) * len(args)
+        if plain.is_needed_for(grads[0]):
+            return where_needed(ctx, _differentiate_twice(args, ctx.needs_input_grad, grads[0]))
+        return where_needed(ctx, _gradients(grads[0], out, lse, *args))
+
+
+def _differentiate_twice(
+    args: list[Any], needed: tuple[bool, ...], grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The same gradients through the plain path, as a graph that can be differentiated again."""
+
+    def forward(*inputs: Any) -> Tensor:
+        scores, v = _unflat(*inputs, *args[len(inputs) : -2])
+        return plain.forward(scores, v)[0]
+
+    return plain.gradients(forward, args[: len(LEAVES)], needed, grad)
+
+
+ANYWHERE = "CompositeExplicitAutograd"
+torch.library.impl("headwise::attend", ANYWHERE, _attend)
+torch.library.impl("headwise::attend_backward", ANYWHERE, _attend_backward)
+torch.library.register_fake("headwise::attend", _attend_fake)
+torch.library.register_fake("headwise::attend_backward", _attend_backward_fake)
+torch.library.register_autograd("headwise::attend", _operator_backward, setup_context=_save)
+
+
+def _lse(*flat: Any) -> Tensor:
+    return lse_of(restore(*flat)).contiguous()
+
+
+def lse_fake(q: Tensor, *rest: Any) -> Tensor:
+    """A number a query, [B, H, T]."""
+    return q.new_empty(q.shape[:3], dtype=tile_dtype(q.dtype))
+
+
+torch.library.define("headwise::lse", f"({FLAT}) -> Tensor")
+torch.library.impl("headwise::lse", ANYWHERE, _lse)
+torch.library.register_fake("headwise::lse", lse_fake)

@@ -1,0 +1,264 @@
+"""From a value per query to a value per head; the weights around each query; what each key receives.
+
+From a value a query to a value a head: the mean over counted queries, or the largest.
+
+The weights around each query and of the first key: a few tiles a block, however long the rest.
+
+Attention received: sums over each key's queries.
+
+One program keeps M keys of one head and walks the queries that see them. Nothing is shared between programs,
+so there are no atomics, and the same bits come out every time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .cannot import interpreted
+from .powers import powers_of
+from .request import NOT_SPECIAL, Prepared, Request, kind_of, launch
+from .tile import (
+    added,
+    fours,
+    key_stop,
+    length_of,
+    list_of,
+    load,
+    load_lse,
+    log_weights,
+    long,
+    my_queries,
+    place,
+    product,
+    queries_seeing,
+    tile_of,
+)
+
+__all__ = ["NAMES", "near", "of_heads", "received"]
+
+
+NO_OFFSET, LARGEST = (
+    3,
+    4,
+)  # how a statistic is told to the kernel: its offset + 1, or 3; and 4 for the largest
+
+
+@triton.jit(do_not_specialize=["H", "shift", "programs", "low_kinds", "high_kinds"])
+def of_heads_kernel(
+    VALUES, LSE, OUT, rules, H, T, S, shift, programs, low_kinds, high_kinds, SIZE: tl.constexpr,
+    PLACED: tl.constexpr,
+):  # fmt: skip
+    bh = tl.program_id(0)
+    n = tl.program_id(1)
+    kinds = tl.where(n < 8, low_kinds, high_kinds)
+    kind = (kinds >> (n % 8 * 3)) & 7
+    b = bh // H
+    base = long(bh) * T
+    VALUES += (long(n) * programs) * T + base
+    total = tl.zeros([SIZE], tl.float32)
+    count = tl.zeros([SIZE], tl.float32)
+    largest = tl.full([SIZE], -float("inf"), tl.float32)
+    for start in range(0, T, SIZE):
+        rows = start + tl.arange(0, SIZE)
+        here = rows < T
+        counts = tl.load(LSE + base + rows, mask=here, other=-float("inf")) != -float("inf")
+        if rules.counted is not None:
+            counts = counts & (tl.load(rules.counted + long(b) * T + rows, mask=here, other=0) != 0)
+        at = rows + shift
+        if PLACED:
+            at = tl.load(rules.at + rows, mask=here, other=0)
+        key = tl.where((kind & 3) == 3, 0, at + (kind & 3) - 1)
+        counts = counts & (key >= 0) & (key < S)
+        value = tl.load(VALUES + rows, mask=counts, other=0.0)
+        total += value
+        count += tl.where(counts, 1.0, 0.0)
+        largest = tl.maximum(largest, tl.where(counts, value, -float("inf")))
+    summed = tl.sum(total, 0)
+    highest = tl.where(summed == summed, tl.max(largest, 0), summed)  # a NaN is the largest of all
+    found = tl.where(kind >= 4, highest, summed / tl.sum(count, 0))
+    tl.store(OUT + n * programs + bh, found)
+
+
+def of_heads(prepared: Prepared, values: Tensor, kinds: list[tuple[int | None, bool]]) -> Tensor:
+    """[n, B, H] from [n, B, H, T]; each kind is (offset, whether the largest is meant)."""
+    codes = [(NO_OFFSET if offset is None else offset + 1) + LARGEST * largest for offset, largest in kinds]
+    low, high = (sum(code << (3 * i) for i, code in enumerate(part)) for part in (codes[:8], codes[8:]))
+    assert len(codes) <= 16
+    B, H, T, S = prepared.shape
+    out = prepared.empty(len(kinds), B, H)
+    placed = prepared.scores.positions is not None
+    args = (values, prepared.lse, out, prepared.rules, H, T, S, S - T, B * H, low, high)
+    constants = (32 if interpreted() else 1024 if T <= 1024 else 4096, placed)
+    launch(
+        of_heads_kernel,
+        (B * H, len(kinds), 1),
+        args,
+        constants,
+        (prepared.kind, kind_of((values, out))),
+        values.device,
+        warps=4 if T <= 1024 else 8,
+    )
+    return out
+
+
+NAMES = ("first", "previous", "itself", "next", "local")
+
+
+class Wants(NamedTuple):
+    """Where each value goes, -1: nowhere."""
+
+    first: int
+    previous: int
+    itself: int
+    next: int
+    local: int
+    around: bool  # anything but the first key
+
+
+@triton.jit(do_not_specialize=[*NOT_SPECIAL, "total_rows", "reach", "around"])
+def near_kernel(
+    Q0, Q1, K0, K1, q_strides, k_strides, LSE, OUT, FIRST, rules,
+    H, T, S, shift, left, right, b0, blocks, total_rows, reach, around,
+    wants: tl.constexpr, setup: tl.constexpr,
+):  # fmt: skip
+    M: tl.constexpr = setup.M
+    N: tl.constexpr = setup.N
+    block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, b0, blocks, setup)
+    base = long(bh) * T
+    lse = load_lse(LSE + base + rows, rows < T)
+    q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
+    stop = key_stop(rules, b, S)
+    OUT += base + rows
+    here = rows < T
+    # one walk: a tile that begins with the first key, if that is asked for, then those around the queries
+    key = 0
+    if FIRST is not None:
+        key = tl.load(FIRST + b)
+    ahead_tiles: tl.constexpr = 1 if wants.first >= 0 else 0
+    from_key = first - around
+    to_key = last + around + 1
+    if setup.left:
+        from_key = tl.maximum(from_key, first - left)
+    if setup.right:
+        to_key = tl.minimum(to_key, last + right + 1)
+    from_key = tl.maximum(from_key, 0)
+    tiles = tl.maximum(tl.cdiv(tl.minimum(to_key, S) - from_key, N), 0) if wants.around else 0
+    leading = tl.zeros([M, 4], tl.float32)
+    previous = tl.zeros([M, 4], tl.float32)
+    itself = tl.zeros([M, 4], tl.float32)
+    next = tl.zeros([M, 4], tl.float32)
+    local = tl.zeros([M, 4], tl.float32)
+    for n in tl.range(0, ahead_tiles + tiles, num_stages=setup.stages):
+        lead = n < ahead_tiles
+        start = tl.where(lead, key, from_key + (n - ahead_tiles) * N)
+        k0, k1 = load(K0, K1, k_strides, b, h // setup.G, start, S, N, setup)
+        cols = start + tl.arange(0, N)
+        x = log_weights(
+            product(q0, q1, k0, k1, setup), lse[:, None], at[:, None], rows[:, None], cols[None, :],
+            b, h, stop, rules, T, S, left, right, True, setup,
+        )  # fmt: skip
+        p = tl.exp2(x)
+        if wants.first >= 0:
+            leading += added(tl.where(lead & (cols == key)[None, :], p, 0.0), M, N)
+            p = tl.where(lead, 0.0, p)
+        ahead = cols[None, :] - at[:, None]
+        if wants.previous >= 0:
+            previous += added(tl.where(ahead == -1, p, 0.0), M, N)
+        if wants.itself >= 0:
+            itself += added(tl.where(ahead == 0, p, 0.0), M, N)
+        if wants.next >= 0:
+            next += added(tl.where(ahead == 1, p, 0.0), M, N)
+        if wants.local >= 0:
+            local += added(tl.where(tl.abs(ahead) <= reach, p, 0.0), M, N)
+    if wants.first >= 0:
+        tl.store(OUT + wants.first * long(total_rows), tl.sum(leading, 1), mask=here)
+    if wants.previous >= 0:
+        tl.store(OUT + wants.previous * long(total_rows), tl.sum(previous, 1), mask=here)
+    if wants.itself >= 0:
+        tl.store(OUT + wants.itself * long(total_rows), tl.sum(itself, 1), mask=here)
+    if wants.next >= 0:
+        tl.store(OUT + wants.next * long(total_rows), tl.sum(next, 1), mask=here)
+    if wants.local >= 0:
+        tl.store(OUT + wants.local * long(total_rows), tl.sum(local, 1), mask=here)
+
+
+def near(prepared: Prepared, names: tuple[str, ...], reach: int, out: Tensor) -> None:
+    """Fill out[len(names), B, H, T] with the named weights of each query."""
+    request = Request(prepared, "near")
+    slots = {name: names.index(name) if name in names else -1 for name in NAMES}
+    wants = Wants(**slots, around=any(name != "first" for name in names))
+    around = max(1, reach if "local" in names else 1)
+    B, H, T, S = prepared.shape
+    request.launch(
+        near_kernel, request.grid, prepared.lse, out, prepared.first_keys,
+        sizes=(request.blocks, B * H * T, min(reach, T + S), min(around, T + S)), options=(wants,),
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=[*NOT_SPECIAL])
+def received_kernel(
+    Q0, Q1, K0, K1, q_strides, k_strides, POWERS, OUT, COUNTED, TILES, COUNTS, list_strides, rules,
+    H, T, S, shift, left, right, b0, padded, setup: tl.constexpr,
+):  # fmt: skip
+    M: tl.constexpr = setup.M
+    N: tl.constexpr = setup.N
+    block = tl.program_id(0)  # the first keys are seen by most queries: longest first
+    h = tl.program_id(1)
+    b = b0 + tl.program_id(2)
+    bh = b * H + h
+    keys = block * M + tl.arange(0, M)
+    stop = key_stop(rules, b, S)
+    k0, k1 = load(K0, K1, k_strides, b, h // setup.G, block * M, S, M, setup)
+    POWERS += long(bh) * padded
+    first_query = 0
+    query_stop = T
+    if COUNTED is not None:
+        first_query = tl.load(COUNTED + 2 * b)
+        query_stop = tl.load(COUNTED + 2 * b + 1)
+    query_stop = tl.where(block * M < stop, query_stop, 0)
+    total = tl.zeros([M, 4, 2], tl.float32)
+    if setup.listed:
+        TILES = list_of(TILES, list_strides, b, h, block)
+        i0 = 0
+        i1 = length_of(COUNTS, list_strides, b, h, block)
+        i2 = i1
+        i3 = i1
+    else:
+        last_key = tl.minimum((block + 1) * M, S) - 1
+        i0, i1, i2, i3 = queries_seeing(
+            block * M, last_key, first_query, query_stop, shift, left, right, setup
+        )
+    for edge in tl.static_range(2):  # first where all is seen, then [i0, i1) and [i2, i3)
+        lo = i0 if edge else i1
+        hi = i1 + i3 - i2 if edge else i2
+        if edge or not setup.listed:
+            for n in tl.range(lo, hi, num_stages=1 if edge and not setup.listed else setup.stages):
+                i = tl.where(n < i1, n, n - i1 + i2) if edge else n
+                start = tile_of(TILES, i, setup) * N
+                q0, q1 = load(Q0, Q1, q_strides, b, h, start, T, N, setup)
+                rows = start + tl.arange(0, N)
+                at = place(rules, rows, T, shift, setup)
+                lse = tl.load(POWERS + rows)
+                x = log_weights(
+                    product(k0, k1, q0, q1, setup), lse[None, :], at[None, :], rows[None, :], keys[:, None],
+                    b, h, stop, rules, T, S, left, right, edge == 1, setup,
+                )  # fmt: skip
+                total += tl.sum(fours(tl.exp2(x), M, N), 1)
+    found = tl.where(keys < stop, tl.sum(tl.sum(total, 2), 1), 0.0)
+    tl.store(OUT + long(bh) * S + keys, found, mask=keys < S)
+
+
+def received(prepared: Prepared) -> Tensor:
+    """[B, H, S]: the weights of all counted queries, summed for each key."""
+    request = Request(prepared, "received", keys_first=True)
+    out = prepared.empty(request.B, request.H, request.S)
+    powers = powers_of(prepared.lse, prepared.kind, prepared.rules.counted)
+    request.launch(
+        received_kernel, request.grid, powers, out, prepared.counted_range, *request.tile_lists,
+        sizes=(powers.shape[-1],),
+    )  # fmt: skip
+    return out

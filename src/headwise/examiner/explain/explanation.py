@@ -1,0 +1,168 @@
+"""`Explanation`: all steps of one call, expected beside yours, and where they part.
+
+Letters: B batch, T query_len, S key_len, H num_heads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..recipe import State
+from ..report import Named
+from .mask_sentences import in_words
+from .steps import ExplainedStep, fields_of, steps_of
+
+__all__ = ["Explanation", "differing"]
+
+# How far apart numbers may be, as a share of the largest expected one, before they count as different.
+CLOSE = {torch.float64: 1e-7, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+
+
+def differing(expected: Tensor, yours: Tensor) -> tuple[Tensor, float, float]:
+    """Which numbers differ (bool, in the shape of `expected`), how much at most, and how much does not count.
+
+    Other shapes: all of them, by infinity. NaN is equal to NaN.
+    """
+    finite = expected[expected.isfinite()]
+    size = float(finite.abs().max()) if finite.numel() else 1.0
+    allowed = CLOSE.get(yours.dtype, 1e-7) * max(1e-3, size)
+    if yours.shape != expected.shape:
+        return torch.ones_like(expected, dtype=torch.bool), float("inf"), allowed
+    yours = yours.to(expected.dtype)
+    equal = (expected == yours) | (expected.isnan() & yours.isnan())
+    off = (expected - yours).abs().masked_fill(equal, 0.0).nan_to_num(torch.inf, posinf=torch.inf)
+    return off > allowed, float(off.max()) if off.numel() else 0.0, allowed
+
+
+class Explanation:
+    """Every step of one call of multi-head attention, in its own numbers.
+
+    Args:
+        name: whose numbers they are.
+        expected: the right recipe on these inputs with these weights.
+        yours: what the module made of them: a state for every step, or some tensors by field ("p", "output").
+        query_labels, key_labels: a word a token; numbers where there are none.
+        scale: what the scores are multiplied by; 1 / sqrt(head_dim) unless told.
+        faults: what is known to be wrong with it.
+        notes: sentences to show with it.
+        sample: which sequence is shown first, where nothing differs.
+
+    Attributes:
+        steps: an `ExplainedStep` each.
+        first: the first step where yours parts from the expected; None where it does not, or is not known.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        expected: State,
+        yours: State | Mapping[str, Tensor] | None = None,
+        *,
+        query_labels: Sequence[str] | None = None,
+        key_labels: Sequence[str] | None = None,
+        scale: float | None = None,
+        faults: Sequence[Named] = (),
+        notes: Sequence[str] = (),
+        sample: int = 0,
+    ) -> None:
+        self.name, self.expected, self.faults, self.notes = name, expected, tuple(faults), list(notes)
+        self.query_labels = None if query_labels is None else list(query_labels)
+        self.key_labels = None if key_labels is None else list(key_labels)
+        self.scale = expected.head_dim**-0.5 if scale is None else scale
+        self.yours = fields_of(yours) if isinstance(yours, State) else dict(yours or {})
+        self.fields = fields_of(expected)
+        B = expected.query.shape[0]
+        self.masks = [in_words(expected.given.mask, b) for b in range(B)]
+        self.steps: tuple[ExplainedStep, ...] = tuple(steps_of(expected, self.scale, self.masks))
+        self.allowed: dict[str, float] = {}  # by field: differences up to this are none
+        self.first: ExplainedStep | None = None
+        self.sample, self.head = sample, 0
+        for step in self.steps:
+            self._compare(step)
+
+    def _compare(self, step: ExplainedStep) -> None:
+        if step.key == "weigh":  # not kept for every query: it differs where what it is made of does
+            before = [one.status for one in self.steps if one.key in ("split", "softmax")]
+            seen = {"p", "v"} <= set(self.yours)
+            step.status = "unseen" if not seen else "after" if {"first", "after"} & set(before) else "same"
+            return
+        step.expected = {name: self.fields[name] for name in step.fields}
+        step.yours = {name: self.yours[name] for name in step.fields if name in self.yours}
+        wrong = False
+        for name, yours in step.yours.items():
+            where, error, self.allowed[name] = differing(self.fields[name], yours)
+            step.error = max(error, step.error or 0.0)
+            if not bool(where.any()):
+                continue
+            wrong = True
+            if self.first is None:  # begin where there is something to see
+                place = where.nonzero()[0].tolist()
+                self.sample = place[0]
+                self.head = place[1] if where.ndim == 4 else 0
+                self.first = step
+        if step.yours:
+            step.status = "same" if not wrong else "first" if self.first is step else "after"
+
+    @property
+    def verdict(self) -> str:
+        """What came of the comparison, in one sentence."""
+        number = {step.key: i for i, step in enumerate(self.steps)}
+        if self.first is None:
+            known = [step for step in self.steps if step.error is not None]
+            if not known:
+                return "These are the expected numbers; there is nothing to compare them with."
+            error = max(step.error or 0.0 for step in known)
+            equal = "exactly" if error == 0 else f"to {error:.0e}"
+            if len(known) > 2:
+                return f"Every step of {self.name} equals the expected numbers, {equal}."
+            which = "The weights and the output" if len(known) == 2 else "The output"
+            return f"{which} of {self.name} equal{'s' * (len(known) == 1)} the expected numbers, {equal}."
+        step = self.first
+        text = f"{self.name} parts from the expected numbers at step {number[step.key]}, {step.title!r}"
+        unseen = [one for one in self.steps[: number[step.key]] if one.status == "unseen"]
+        return text + ("; the steps before it could not be seen." if unseen else ".")
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write one page that needs nothing else: all of it or, where anything goes wrong, nothing.
+
+        Raises:
+            ArgumentError: not .html; no such folder, or one that cannot be written to.
+        """
+        from .page import page, save
+
+        return save(page(self), path)
+
+    def _repr_html_(self) -> str:
+        from .page import framed, page
+
+        return framed(page(self))
+
+    def text(self, sample: int | None = None, head: int | None = None, width: int = 110) -> str:
+        """All steps as text, for one sample and one head.
+
+        Raises:
+            ImportError: rich is not installed.
+            IndexError: no such sample or head.
+        """
+        from .text import as_text
+
+        return as_text(self, sample, head, width)
+
+    def print(self, sample: int | None = None, head: int | None = None) -> None:
+        """The same on the terminal, in colour."""
+        from .text import to_terminal
+
+        to_terminal(self, sample, head)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        B, T, _ = self.expected.query.shape
+        S, H = self.expected.key.shape[1], self.expected.num_heads
+        return f"Explanation(B={B}, T={T}, S={S}, H={H}: {self.verdict})"

@@ -1,0 +1,74 @@
+"""`explain_file`: a class or function in a file, examined in a process of its own, then explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import ArgumentError
+from .. import recipe
+from ..evidence import Evidence
+from ..recipe import State
+from .composition import best_call, explain_evidence
+from .explanation import Explanation
+
+if TYPE_CHECKING:
+    from ..diagnose import Made
+
+__all__ = ["explain_file"]
+
+SECONDS, MEMORY = 60.0, 4 * 2**30  # the most it may take
+
+
+def explain_file(path: Path, name: str | None = None, *, trust: bool = False) -> Explanation:
+    """Every step in the numbers of a learner's code, with the fault that was found in it, if any.
+
+    Args:
+        name: which class or function; None: the one that looks most like multi-head attention.
+        trust: run it even where the system offers no fences.
+
+    Raises:
+        ArgumentError: no such file or name; no fences and no trust; nothing that could be explained.
+    """
+    from ..checks import _before_running, _likeliest, _read
+    from ..diagnose import diagnose
+    from ..judging import judge
+    from ..sandbox import run_file
+
+    source = _read(path)
+    report = _before_running(path, name, source)
+    if report is not None:
+        raise ArgumentError(
+            f"file must run to be explained: {report.summary}; see headwise check {path.name}"
+        )
+    chosen = _likeliest(path, source) if name is None else name
+    outcome = run_file(path.resolve(), chosen, seconds=SECONDS, memory=MEMORY, trust=trust, options={})
+    evidence = outcome.evidence
+    if (
+        evidence is None
+        or evidence.weights is None
+        or not any(call.output is not None for call in evidence.calls)
+    ):
+        problems = [outcome.problem, *(evidence.problems if evidence is not None else [])]
+        why = next((one.message for one in problems if one is not None), "it gave no numbers")
+        raise ArgumentError(
+            f"{chosen} must run and have weights to be explained: {why}; see headwise check {path.name}"
+        )
+    evidence.source, evidence.path = source, str(path)
+    diagnosis = diagnose(evidence)
+    theirs = _theirs(evidence, diagnosis.faults)  # before the judgement, for which some are a design
+    return explain_evidence(evidence, theirs, faults=judge(evidence, diagnosis).faults)
+
+
+def _theirs(evidence: Evidence, faults: tuple[Made, ...] | None) -> State | None:
+    """The recipe with the fault that explains the learner's numbers, on the first probe where it shows."""
+    from ..diagnose import first_difference
+
+    assert evidence.weights is not None
+    if faults is None:
+        return None
+    parted = first_difference(evidence, faults)
+    call = best_call(evidence, None if parted is None else parted[0])
+    assert call is not None, "the caller looked for one"
+    wrong = {name: step for made in faults for name, step in made.steps.items()}
+    return recipe.run(call.given, evidence.weights, evidence.num_heads, wrong)

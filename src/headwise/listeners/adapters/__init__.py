@@ -1,0 +1,23 @@
+"""How attention is heard, one file a family; a model gets all that fit it.
+
+An adapter takes an `Attachment`, changes the model so that its attention is announced, and returns how to
+undo that. To add a family, add a file and an entry here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..attachment import Attachment
+from ..shared_patches import Undo
+from . import functions, huggingface, modules
+
+__all__ = ["ADAPTERS"]
+
+ADAPTERS: tuple[Callable[[Attachment], Undo], ...] = (
+    huggingface.hear_huggingface,
+    modules.hear_torch,
+    modules.hear_headwise,
+    modules.hear_timm,
+    functions.hear_functions,  # the last resort: whatever calls torch's fused function
+)

@@ -1,0 +1,103 @@
+"""What all adapters do with the q, k, v and rules they found: attend, and tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from ... import budget
+from ...arguments import under_autocast
+from ...facts import fact
+from ...functional import attention
+from ...map import AttentionMap
+from ...mask_rules import can_read
+from ...masks import Mask
+from ..active import announce, quietly
+
+__all__ = ["attended", "for_each", "with_padding"]
+
+
+def attended(
+    module: nn.Module | None,
+    kind: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+) -> tuple[Tensor, AttentionMap]:
+    """(the heads' output [B, H, T, Dv] as the listeners leave it, the map) of one call."""
+    mask = mask.to(q.device)
+    rules = {"mask": mask, "scale": scale, "softcap": softcap, "bias": bias, "sinks": sinks}
+    with quietly():
+        if dropout and softcap is None and sinks is None:
+            # torch drops weights without keeping them; ours would keep the matrix for its gradient
+            output = _dropped(q, k, v, mask, bias, scale, dropout)
+            weights = AttentionMap(*under_autocast(q, k), **rules)  # type: ignore[arg-type]
+        else:
+            output, weights = attention(q, k, v, dropout=dropout, **rules)  # type: ignore[arg-type]
+    heard = announce(module, kind, weights, v, output)
+    assert heard is not None
+    return heard, weights
+
+
+def _dropped(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, scale: float | None, dropout: float
+) -> Tensor:
+    B, H, T, _ = q.shape
+    S, grouped = k.shape[2], k.shape[1] != H
+    if mask.is_positional and mask.left is None and mask.right == 0 and T == S and bias is None:
+        return scaled_dot_product_attention(
+            q, k, v, None, dropout, is_causal=True, scale=scale, enable_gqa=grouped
+        )
+    if not mask.hides_nothing:
+        what, instead = f"dense mask [{B}, 1, {T}, {S}] beside dropout", "use a shorter text, or model.eval()"
+        budget.check(B * T * S, q.device, what, instead)
+    added: Tensor | None = None if mask.hides_nothing else mask.full(T, S, B, H)
+    if added is not None:
+        added = added | ~added.any(-1, keepdim=True)  # a query that sees nothing would be NaN
+    if bias is not None:
+        added = bias.to(q.dtype) if added is None else bias.to(q.dtype).masked_fill(~added, -torch.inf)
+    return scaled_dot_product_attention(q, k, v, added, dropout, scale=scale, enable_gqa=grouped)
+
+
+def with_padding(mask: Mask, batch: int) -> Mask:
+    """In self-attention, a key that no query may see is padding, and so is the query in its place."""
+    if mask.queries is not None:
+        return mask
+    if mask.keys is not None:
+        return replace(mask, queries=mask.keys)
+    if mask.allowed is None or mask.allowed.shape[2] == 1:
+        return mask
+    if not can_read(mask.allowed):
+        seen: Tensor | None = _seen_by_some(mask.allowed)
+    else:
+        seen = fact(mask.allowed, "seen by some", _unless_all)
+    if seen is None:
+        return mask
+    seen = for_each(seen, batch)
+    return replace(mask, keys=seen, queries=seen)
+
+
+def for_each(real: Tensor, batch: int) -> Tensor:
+    """Which positions are real, [B, S], from one row for all or one a sequence."""
+    return real.expand(batch, -1) if real.shape[0] == 1 else real
+
+
+def _seen_by_some(allowed: Tensor) -> Tensor:
+    """Which keys some query may see, bool [B or 1, S]."""
+    return allowed.any(2).any(1)
+
+
+def _unless_all(allowed: Tensor) -> Tensor | None:
+    """The same; None: all of them."""
+    seen = _seen_by_some(allowed)
+    return None if bool(seen.all()) else seen

@@ -1,0 +1,232 @@
+"""Modules that are lent another forward: headwise's own, torch's class and encoder, timm's fused way.
+
+headwise's own `MultiHeadAttention`.
+
+timm's attention layers, which have two ways through one forward: the fused one is taken and heard.
+
+`torch.nn.MultiheadAttention` and what is built on it: `torch.nn.Transformer*`, adopted or not.
+
+torch's class hides q, k and v inside one function, and its encoder layer skips the class altogether on its
+native path. The hooks that every watched module carries turn that path off, the encoder's nested tensors are
+turned off beside it (the 0 they leave at padding stays), and the class gets a forward that
+announces its heads.
+
+Letters: B batch, T query_len, S key_len, E embed_dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from ...facts import fact
+from ...foreign_masks import from_torch
+from ...map import AttentionMap
+from ...mask_rules import can_read
+from ...masks import Mask
+from ...nn import MultiHeadAttention
+from ...nn.as_torch.contract import check_inputs
+from ...nn.as_torch.encoder import TransformerEncoder
+from ...nn.as_torch.module import MultiheadAttention
+from ...nn.as_torch.torch_masks import content_of
+from ...nn.as_torch.torch_projections import heads_of, with_more_keys
+from ...nn.one_step import joined
+from ..active import announce, beside, nothing_to_hear
+from ..attachment import Attachment
+from ..shared_patches import Undo, undo_all
+from .attended import attended
+from .loans import lend, override, without_loan
+
+__all__ = ["hear_headwise", "hear_timm", "hear_torch"]
+
+
+def hear_headwise(attachment: Attachment) -> Undo:
+    """Let every module of ours tell of its calls."""
+    return override(
+        (module for module in attachment.paths if isinstance(module, MultiHeadAttention)), headwise_forward
+    )
+
+
+def headwise_forward(
+    module: MultiHeadAttention,
+    query: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    mask: Any = None,
+    *,
+    bias: Any = None,
+    need_weights: bool = True,
+    **wrong: Any,
+) -> tuple[Tensor, AttentionMap | None]:
+    """As `MultiHeadAttention.forward`, with the heads' output announced on its way."""
+    if wrong:
+        return type(module).forward(module, query, key, value, mask, bias=bias, **wrong)
+    heads, weights, v = module._attend(query, key, value, mask, bias)
+    kind = "self" if key is None or key is query else "cross"
+    heard = announce(module, kind, weights, v, heads)
+    assert heard is not None
+    output: Tensor = module.out_proj(heard.transpose(1, 2).flatten(2))  # [B, T, H * Dv] -> [B, T, E]
+    return output, weights if need_weights else None
+
+
+FLAG = "fused_attn"
+
+
+def hear_timm(attachment: Attachment) -> Undo:
+    """Turn the flag on wherever there is one."""
+    modules = [module for module in attachment.paths if FLAG in module.__dict__]
+    return undo_all([lend(module, FLAG, True) for module in modules])
+
+
+KNOWN = (nn.MultiheadAttention, MultiheadAttention)  # not their subclasses, which may do otherwise
+ENCODERS = (nn.TransformerEncoder, TransformerEncoder)
+NESTS = "use_nested_tensor"  # for torch's native path alone
+
+
+def hear_torch(attachment: Attachment) -> Undo:
+    """Let every module of torch's class tell of its calls."""
+    modules = list(attachment.paths)
+    nesting = [module for module in modules if isinstance(module, nn.TransformerEncoder)]
+    undos = [lend(module, NESTS, False) for module in nesting if NESTS in module.__dict__]
+    undos.append(override((module for module in nesting if type(module) in ENCODERS), encode))
+    return undo_all(
+        [*undos, override((module for module in modules if type(module) in KNOWN), torch_forward)]
+    )
+
+
+def encode(
+    module: nn.TransformerEncoder,
+    src: Tensor,
+    mask: Tensor | None = None,
+    src_key_padding_mask: Tensor | None = None,
+    is_causal: bool | None = None,
+) -> Tensor:
+    """As torch's, which leaves 0 at padding where it goes on with a nested tensor; here without one."""
+    padding = src_key_padding_mask
+    if padding is None or mask is not None or is_causal or not _would_nest(module, src, padding):
+        return type(module).forward(module, src, mask, padding, is_causal)
+    x = src
+    for layer in module.layers:
+        x = layer(x, src_mask=None, is_causal=False, src_key_padding_mask=padding)
+    x = x.masked_fill((padding if padding.dtype == torch.bool else padding != 0).unsqueeze(-1), 0)
+    return x if module.norm is None else module.norm(x)
+
+
+def _would_nest(module: nn.TransformerEncoder, src: Tensor, padding: Tensor) -> bool:
+    """Whether torch's encoder would go on with a nested tensor if nobody listened."""
+    if not without_loan(module, NESTS) or not torch.backends.mha.get_fastpath_enabled():
+        return False
+    first: Any = module.layers[0]
+    if first.training or src.dim() != 3 or src.is_nested or not src.numel() or torch.is_autocast_enabled():
+        return False
+    if type(src) not in (Tensor, nn.Parameter) or src.device.type not in ("cpu", "cuda", "xpu"):
+        return False
+    if tuple(padding.shape) != tuple(src.shape[:2]):
+        return False
+    if padding.dtype != torch.bool and (type(module) is TransformerEncoder or padding.dtype != src.dtype):
+        return False
+    if torch.is_grad_enabled() and (src.requires_grad or any(p.requires_grad for p in first.parameters())):
+        return False
+    return not getattr(module, "mask_check", True) or bool(
+        torch._nested_tensor_from_mask_left_aligned(src, padding.logical_not())
+    )
+
+
+def torch_forward(
+    module: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """As torch's, with the heads' output announced on its way."""
+    if not query.numel() or not key.numel():
+        nothing_to_hear()
+        return type(module).forward(
+            module,
+            query,
+            key,
+            value,
+            key_padding_mask,
+            need_weights,
+            attn_mask,
+            average_attn_weights,
+            is_causal,
+        )
+    check_inputs(module, query, key, value, key_padding_mask, attn_mask, is_causal)  # type: ignore[arg-type]
+    batched, itself = query.dim() == 3, query is key
+    if not batched:
+        alike = key is value
+        query = query.unsqueeze(0)
+        key = query if itself else key.unsqueeze(0)
+        value = key if alike else value.unsqueeze(0)
+        key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+    first = 0 if module.batch_first or not batched else 1
+    q, k, v = heads_of(module, query, key, value, first)  # type: ignore[arg-type]
+    mask, bias = _rules(module, q, k, key_padding_mask, attn_mask, is_causal)
+    if itself and mask.keys is not None:
+        mask = replace(mask, queries=mask.keys[:, : q.shape[2]])
+    if itself:
+        beside(module, mask.queries)
+    else:
+        mask = replace(mask, queries=beside(module, None, tuple(query.shape[first :: 1 - 2 * first][:2])))
+    if _appended(module):
+        k, v = with_more_keys(module, k, v)  # type: ignore[arg-type]
+    dropout = module.dropout if module.training else 0.0
+    kind = "self" if itself else "cross"
+    heads, weights = attended(module, kind, q, k, v, mask=mask, bias=bias, dropout=dropout)
+    output: Tensor = module.out_proj(joined(heads, first))
+    found = None
+    if need_weights:
+        found = weights.mean_heads() if average_attn_weights else weights.dense()
+    if not batched:
+        output, found = output.squeeze(0), None if found is None else found.squeeze(0)
+    return output, found
+
+
+def _appended(module: nn.MultiheadAttention) -> int:
+    """How many keys the module adds of its own."""
+    return int(module.bias_k is not None) + int(module.add_zero_attn)
+
+
+def _rules(
+    module: nn.MultiheadAttention,
+    q: Tensor,
+    k: Tensor,
+    padding: Tensor | None,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+) -> tuple[Mask, Tensor | None]:
+    B, H, T, _ = q.shape
+    S, more = k.shape[2], _appended(module)
+    if padding is not None and padding.is_floating_point():
+        # on a GPU it is read in every call: whether padding counts in means is worth the wait
+        hidden = fact(padding, "as bool", _as_bool) if can_read(padding) else _as_bool(padding)
+        padding = padding if hidden is None else hidden
+    content = None if attn_mask is None or attn_mask.dim() != 2 else content_of(attn_mask)
+    causal = T == S and content is not None and content.causal
+    if more:  # everyone sees what the module adds
+        if attn_mask is None and is_causal:
+            attn_mask = torch.ones(T, S, dtype=torch.bool, device=q.device).triu(1)
+        attn_mask, padding = (None if x is None else pad(x, (0, more)) for x in (attn_mask, padding))
+    elif causal:
+        attn_mask = None
+    mask, bias = from_torch(
+        attn_mask, padding, is_causal and attn_mask is None and not causal,
+        num_heads=H, query_len=T, key_len=S + more, batch=B,
+    )  # fmt: skip
+    return (mask & Mask.causal() if causal and not more else mask), bias
+
+
+def _as_bool(padding: Tensor) -> Tensor | None:
+    """torch's encoder makes 0 and -inf of a bool mask; the bool mask again, if that is all there is in it."""
+    hidden = padding == -torch.inf
+    return None if bool(padding.masked_fill(hidden, 0).any()) else hidden

@@ -1,0 +1,264 @@
+"""Batches of examples: run through a model one by one, with their loss and a progress bar.
+
+Batches, the loss of a model on one, and how many examples are in it.
+
+A progress bar for what takes longer than a moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from time import monotonic
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ArgumentError, ShapeError
+
+__all__ = [
+    "Loss",
+    "Visit",
+    "as_batches",
+    "checked_loss",
+    "count_examples",
+    "entering",
+    "own_loss",
+    "run",
+    "tracked",
+]
+
+
+Loss = Callable[[nn.Module, Any], Tensor]  # loss_fn(model, batch) -> one number
+
+Visit = tuple[str, int, int, Tensor | None]  # a layer's path, B and T in it, its output to follow or None
+
+IGNORED = -100  # the label of positions that do not count
+
+
+def as_batches(batches: Any) -> Iterator[Any]:
+    """Batches one by one; a single one, as a mapping or a tensor, counts as one.
+
+    Raises:
+        ArgumentError: not iterable; none at all.
+    """
+    if isinstance(batches, (Mapping, Tensor)):
+        batches = [batches]
+    if isinstance(batches, str) or not isinstance(batches, Iterable):
+        raise ArgumentError(
+            f"batches must be an iterable of batches: got {type(batches).__name__}; use a list"
+        )
+    count = 0
+    for count, batch in enumerate(batches, 1):  # noqa: B007, counted to the end
+        yield batch
+    if not count:
+        raise ArgumentError("batches must hold at least one: got 0; an iterator that was used up gives none")
+
+
+def run(model: nn.Module, batch: Any) -> Any:
+    """The model on a batch: a mapping of its arguments, a tuple of them, or the only one."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+def own_loss(model: nn.Module, batch: Any) -> Tensor:
+    """The loss a Hugging Face model computes itself; a causal language model predicts its own input.
+
+    Raises:
+        ArgumentError: no labels to compare with; no loss in the model's output.
+    """
+    if isinstance(batch, Tensor):
+        batch = {"input_ids": batch}
+    if not isinstance(batch, Mapping):
+        raise ArgumentError(
+            f"batches must be mappings without a loss_fn: got {type(batch).__name__}; "
+            "give loss_fn(model, batch)"
+        )
+    batch = dict(batch)
+    if "labels" not in batch:
+        if "input_ids" not in batch or not _is_causal_language_model(model):
+            raise ArgumentError(
+                f"batches must hold labels: got {', '.join(map(str, batch)) or 'nothing'} for "
+                f"{type(model).__name__}; add them, or give loss_fn(model, batch)"
+            )
+        labels, real = batch["input_ids"], batch.get("attention_mask")
+        batch["labels"] = labels if real is None else labels.masked_fill(real == 0, IGNORED)
+    found = getattr(model(**batch), "loss", None)
+    if found is None:
+        raise ArgumentError(
+            f"model must return a loss: {type(model).__name__} returned none; give loss_fn(model, batch)"
+        )
+    return found
+
+
+def _is_causal_language_model(model: nn.Module) -> bool:
+    return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def checked_loss(loss_fn: Loss | None, model: nn.Module, batch: Any) -> Tensor:
+    """One number, as a tensor without dimensions.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    loss = (own_loss if loss_fn is None else loss_fn)(model, batch)
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        shown = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ArgumentError(f"loss_fn must return one number as a tensor: got {shown}; use its mean")
+    return loss.reshape(())
+
+
+# How many examples there are: windows and frames are folded into a layer's batch, not into the model's
+
+
+@contextlib.contextmanager
+def entering(model: nn.Module) -> Iterator[list[Tensor]]:
+    """The main input of every run of a model: the first tensor of two dimensions or more.
+
+    With gradients on, one of fractions is handed over such that the outputs of layers can be followed back.
+    """
+    found: list[Tensor] = []
+    try:
+        order = list(inspect.signature(model.forward).parameters)
+    except (TypeError, ValueError):  # compiled: as the caller has them
+        order = []
+
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        named = sorted(kwargs, key=lambda name: order.index(name) if name in order else len(order))
+        for where in [*range(len(args)), *named]:
+            x = args[where] if isinstance(where, int) else kwargs[where]
+            if isinstance(x, Tensor) and not x.is_nested and x.ndim > 1:
+                break
+        else:
+            return None
+        if (
+            type(x) is not Tensor
+            or x.requires_grad
+            or not (x.is_floating_point() and torch.is_grad_enabled())
+        ):
+            found.append(x)
+            return None
+        found.append(x.detach().clone().requires_grad_())
+        handed = found[-1].clone()  # no leaf, so that the model may still write to it
+        if isinstance(where, int):
+            return (*args[:where], handed, *args[where + 1 :]), kwargs
+        return args, kwargs | {where: handed}
+
+    hook = model.register_forward_pre_hook(enter, with_kwargs=True)
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
+def count_examples(given: Sequence[Tensor], visits: Sequence[Visit]) -> int:
+    """The batch of the model's input, of which the batch of every layer is a multiple.
+
+    That the rows of one example lie together, [B * windows, ...] as in Swin, is certain for one example. For
+    more it is checked where the input can be followed, and else assumed: no rows of the first example may
+    depend on another.
+
+    Raises:
+        ShapeError: no number fits; more than one does; rows of an example that lie apart.
+    """
+    sizes = {path: B for path, B, _, _ in visits}
+    smallest = min(B for _, B, _, _ in visits)
+    shapes = {tuple(x.shape[:2]) for x in given}
+    fits: list[tuple[int, int]] = []  # how many, along which dimension of the input
+    if len(shapes) == 1:
+        first, second = shapes.pop()
+        last = any((B, T) == (second, first) for _, B, T, _ in visits)  # perhaps [T, B, ..]
+        ways = [(first, 0), (second, 1)] if last and first != second else [(first, 0)]
+        fits = [(N, dim) for N, dim in ways if N and all(B % N == 0 for _, B, _, _ in visits)]
+    if len(fits) == 1 and all(B == fits[0][0] for _, B, _, _ in visits):
+        return fits[0][0]
+    if not fits:
+        if any(B % smallest for _, B, _, _ in visits):
+            raise ShapeError(
+                f"loss_fn must give every layer the same examples: the batches are {_listed(sizes)}, no "
+                "multiples of one another; use as many of each kind"
+            )
+        return smallest
+    apart = [N for N, dim in fits if _lie_together(given, visits, N, dim)]
+    if len(apart) != 1:
+        why = (
+            f"they may be {' or '.join(map(str, apart))}; use another batch size" if apart else
+            f"the rows of one of {fits[0][0]} depend on others; use batches of one"
+        )  # fmt: skip
+        raise ShapeError(f"loss_fn must keep examples apart: the batches are {_listed(sizes)}, and {why}")
+    return apart[0]
+
+
+def _listed(sizes: Mapping[str, int]) -> str:
+    first = {B: path for path, B in reversed(list(sizes.items()))}  # one layer of each size will do
+    return ", ".join(f"{B} in {path}" for B, path in sorted(first.items()))
+
+
+def _lie_together(given: Sequence[Tensor], visits: Sequence[Visit], N: int, dim: int) -> bool:
+    rows = [out[: B // N].sum() for _, B, _, out in visits if out is not None and out.requires_grad]
+    followed = [x for x in given if x.requires_grad]
+    if N == 1 or not rows or not followed:
+        return True
+    total = torch.stack([one.cpu().double() for one in rows]).sum()
+    grads = torch.autograd.grad(total, followed, retain_graph=True, allow_unused=True)
+    others = [each.narrow(dim, 1, N - 1) for each in grads if each is not None]
+    return not any(bool(each.nan_to_num(0.0, 0.0, 0.0).any()) for each in others)  # NaN is told of later
+
+
+AFTER = 2.0  # seconds: what is quicker needs no bar
+
+Item = TypeVar("Item")
+
+
+def tracked(
+    items: Iterable[Item], words: str, wanted: bool = True, total: int | None = None
+) -> Iterator[Item]:
+    """The items, with a bar on stderr once it is clear that all of them will take over two seconds.
+
+    Only where somebody watches: nothing is written to a file or a pipe, or without rich.
+
+    Args:
+        words: what is being done.
+        wanted: False: no bar.
+        total: how many there are, where len() does not say.
+
+    Example:
+        >>> list(tracked([1, 2], "counting"))
+        [1, 2]
+    """
+    total = len(items) if total is None and isinstance(items, Sized) else total
+    bar, started = None, monotonic()
+    try:
+        for done, item in enumerate(items):
+            if wanted and bar is None and done and _is_long(monotonic() - started, done, total):
+                bar = _bar(words, total)
+                wanted = bar is not None
+            if bar is not None:
+                bar.update(bar.task_ids[0], completed=done)
+            yield item
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _is_long(seconds: float, done: int, total: int | None) -> bool:
+    return seconds > AFTER or (total is not None and seconds / done * total > AFTER)
+
+
+def _bar(words: str, total: int | None) -> Any:
+    """A bar that has begun; None where there is nobody to see it or nothing to draw it."""
+    if not sys.stderr.isatty():
+        return None
+    try:
+        from rich.console import Console
+        from rich.progress import Progress
+    except ModuleNotFoundError:
+        return None
+    bar = Progress(console=Console(stderr=True), transient=True)
+    bar.add_task(words, total=total)
+    bar.start()
+    return bar

@@ -1,0 +1,319 @@
+"""`watch`: what every head of a model does, measured while the model runs; and which tokens it read.
+
+Which tokens a call attends to, and what is known of them.
+
+`watch`: what every head of a model does, measured while the model runs.
+"""
+
+from __future__ import annotations
+
+import threading
+import unicodedata
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from ..engines.statistics import ROW_STATISTICS, STATISTICS
+from ..errors import ArgumentError, nearest
+from ..heads.collection import Heads
+from ..heads.layer_names import Layer
+from ..heads.record import Marks, reduce, settle
+from .active import Call, Forward, in_backward
+from .attachment import Attachment, attach
+from .head_outputs import check_any
+
+__all__ = ["Tokens", "watch"]
+
+
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
+
+
+class Tokens:
+    """What a tokenizer, or else the model's config, says of token ids."""
+
+    def __init__(self, model: nn.Module, tokenizer: Any = None) -> None:
+        self.tokenizer = tokenizer
+        self.special = _special_ids(model, tokenizer)
+        self.unknown = _unknown_id(tokenizer)
+        self._named = lru_cache(maxsize=2**16)(self._name)
+        self._marks: WeakKeyDictionary[Forward, dict[str, tuple[Tensor, Marks]]] = WeakKeyDictionary()
+        self._there: dict[torch.device, Tensor] = {}
+
+    def of(self, call: Call) -> tuple[str, Tensor] | None:
+        """The ids of a call's keys, int [B, S], and the argument they came by, if its queries and keys are
+        one text, given to a module around it."""
+        B, _, T, S = call.weights.shape
+        if call.kind != "self" or T != S:
+            return None
+        for name, ids in call.tokens.items():
+            if tuple(ids.shape) == (B, S):
+                return name, ids
+        return None
+
+    def marks(self, call: Call) -> Marks | None:
+        """What is known of the tokens of a call's keys, if they are known; the ids copied, once a forward."""
+        found = self.of(call)
+        if found is None:
+            return None
+        name, ids = found
+        made = self._marks.setdefault(call.forward, {})
+        if name in made and made[name][0] is ids:
+            return made[name][1]
+        special = torch.isin(ids, self._special_on(ids.device)) if self.special else None
+        punctuation = None
+        if self.tokenizer is not None:
+            flags = [[_is_punctuation(self._named(token)) for token in row] for row in ids.tolist()]
+            punctuation = torch.tensor(flags, device=ids.device)
+            if special is not None:
+                punctuation &= ~special
+        unknown = None if self.unknown is None else ids == self.unknown
+        marks = Marks(ids.clone(), special, punctuation, unknown)  # of the tokens as they were, also later
+        made[name] = ids, marks
+        return marks
+
+    def _special_on(self, device: torch.device) -> Tensor:
+        """The special ids where they are needed; bringing them there stops a GPU, so it is done once."""
+        if device not in self._there:
+            self._there[device] = torch.tensor(self.special, device=device)
+        return self._there[device]
+
+    def names(self, ids: Tensor) -> list[list[str]] | None:
+        """Tokens as text, where a tokenizer was given."""
+        if self.tokenizer is None:
+            return None
+        return [[self._named(token) for token in row] for row in ids.tolist()]
+
+    def _name(self, token: int) -> str:
+        found = self.tokenizer.convert_ids_to_tokens(token)
+        return str(found)
+
+
+def _special_ids(model: nn.Module, tokenizer: Any) -> list[int]:
+    """Ids that stand for no text: the start, the end, padding ...; an unknown word is one of the text's."""
+    if tokenizer is not None:
+        return sorted(set(tokenizer.all_special_ids) - {_unknown_id(tokenizer)})
+    return sorted(_roles(getattr(model, "config", None)))
+
+
+def _unknown_id(tokenizer: Any) -> int | None:
+    """The id of a word that the tokenizer does not know; None where it has none, or where it means more.
+
+    GPT-2's is its end of text, too, and bytes leave nothing unknown.
+    """
+    found = getattr(tokenizer, "unk_token_id", None)
+    return None if found in _roles(tokenizer) else found
+
+
+def _roles(told: Any) -> set[int]:
+    """The ids that a tokenizer or config names for a role."""
+    found: set[int] = set()
+    for name in SPECIAL:
+        value = getattr(told, name, None)
+        found.update(x for x in (value if isinstance(value, list) else [value]) if isinstance(x, int))
+    return found
+
+
+def _is_punctuation(token: str) -> bool:
+    bare = token.strip("ĠĊ▁# \t\n")
+    return bool(bare) and all(unicodedata.category(letter)[0] == "P" for letter in bare)
+
+
+SHORT = 2048  # keys up to which maps are kept without being asked for
+
+
+class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(model)
+    """Watch every attention head of a model while it runs.
+
+        with hw.watch(model) as heads:
+            model(**inputs)
+        heads.table()
+
+    For Hugging Face models, `torch.nn.Transformer*`, `torch.nn.MultiheadAttention`, headwise's own modules,
+    timm's and torchvision's vision Transformers, and whatever calls torch's `scaled_dot_product_attention`. A
+    layer that does none of this raises `AttentionBypassed` with its name.
+
+    Inside the block attention runs on headwise's engines, fused and without the T x S matrix; results are the
+    same up to rounding. A compiled model runs uncompiled inside it, and everything else as it is: a compiled
+    function that calls the model lets it run by itself, or raises if it was compiled with fullgraph=True.
+    Forwards may run in several threads. What is copied or saved inside the block is the model without all
+    this. Every forward is measured as it happens and reduced at once: what stays is a number a head, a
+    picture, and for texts of up to 2,048 keys the map itself (q and k). After the block, also after an
+    exception, the model is exactly as it was. Prefill and generation, any number of forwards, may follow each
+    other; means are over all queries of all of them, padding left out. What a checkpointed forward repeats in
+    backward is not counted twice; the backward must then be inside the block, too. A query that sees nothing,
+    as padding may, has output 0 inside the block.
+
+    Args:
+        model: watched with everything inside it.
+        keep: keep maps: True, False, or "auto", those of at most 2,048 keys and more than one query.
+        statistics: which (`headwise.AttentionMap.statistics`); None: all row statistics; (): none. What each
+            key gets, "received", takes a walk of its own: name it, or ask a map that was kept.
+        pooled: cells a side of the pooled picture of every head; None: no pictures.
+        patterns: measure patterns (induction, duplicate tokens, special tokens, punctuation, how evenly and
+            how near a head looks, how much the first 128 and last 256 keys get) inside the forward. None:
+            later, where they are asked for, from maps kept.
+        diversity: also compare heads with each other, on at most 256 queries: see `headwise.diversity`.
+        tokenizer: tells special tokens and punctuation, and gives tokens their names in pictures.
+        reach: how near counts as `local`.
+        fallback: for layers that compute their own weights: None raises, "eager" reads those (the model makes
+            them anyway: B x H x T x S numbers a layer), "skip" leaves these layers out.
+
+    Raises:
+        ArgumentError: not a module; an unknown statistic, keep, pooled or fallback.
+        AttentionBypassed: from inside the block: a layer that cannot be heard, or nothing heard at all.
+
+    Example:
+        >>> import torch, headwise as hw
+        >>> layer = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
+        >>> with hw.watch(model) as heads:
+        ...     output = model(torch.randn(2, 7, 64))
+        >>> heads[1].statistics.entropy.shape, heads[1].map.shape
+        (torch.Size([4]), torch.Size([2, 4, 7, 7]))
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        keep: bool | str = "auto",
+        statistics: Iterable[str] | str | None = None,
+        pooled: int | None = 128,
+        patterns: bool | None = None,
+        diversity: bool = False,
+        tokenizer: Any = None,
+        reach: int = 8,
+        fallback: str | None = None,
+    ) -> None:
+        if not isinstance(keep, bool) and keep != "auto":
+            raise ArgumentError(f"keep must be True, False or 'auto': got {keep!r}; 'auto' keeps short maps")
+        if pooled is not None and (not isinstance(pooled, int) or isinstance(pooled, bool) or pooled < 1):
+            raise ArgumentError(
+                f"pooled must be a number of cells or None: got {pooled!r}; 128 makes a good picture"
+            )
+        if reach < 0:
+            raise ArgumentError(f"reach must not be negative: got {reach}; 0 is the query's own position")
+        names = (statistics,) if isinstance(statistics, str) else statistics
+        self.names = tuple(ROW_STATISTICS if names is None else names)
+        for name in self.names:
+            if name not in STATISTICS:
+                raise ArgumentError(
+                    f"statistics must be known names: got {name!r}; {nearest(name, STATISTICS)}"
+                )
+        self.model, self.fallback = model, fallback
+        self._ear = _Ear(
+            keep=keep, names=self.names, pooled=pooled, patterns=bool(patterns), reach=reach,
+            between=("attention", "outputs", "values") if diversity else (),
+            tokens=Tokens(model, tokenizer),
+        )  # fmt: skip
+        self.heads = self._ear.heads
+        self._attached = ExitStack()
+        self._attachment: Attachment | None = None
+        self._depth = self._before = 0
+        self._lock = threading.Lock()
+        attach(model, self._ear, fallback)  # says at once what is wrong with these
+
+    # Beginning and ending
+
+    def start(self) -> Heads:
+        """Begin to watch; without a `with` block, `stop` ends it.
+
+        Keep the object this is called on: when nobody has it any more watching ends, with a warning.
+        """
+        with self._lock:
+            self._depth += 1
+            if self._depth == 1:
+                try:
+                    attached = attach(self.model, self._ear, self.fallback)
+                    self._attachment = self._attached.enter_context(attached)
+                except BaseException:
+                    self._depth = 0
+                    raise
+                self._before = self._attachment.forward.number
+                self._ear.name_of = self._attachment.name_of
+        return self.heads
+
+    def stop(self) -> Heads:
+        """End watching: the model is as it was.
+
+        Raises:
+            AttentionBypassed: the model ran, and no attention was heard.
+        """
+        self._stop(None, None, None)
+        return self.heads
+
+    def __enter__(self) -> Heads:
+        return self.start()
+
+    def __exit__(self, *error: Any) -> None:
+        self._stop(*error)
+
+    def _stop(self, *error: Any) -> None:
+        with self._lock:
+            self._depth = max(0, self._depth - 1)
+            attachment = self._attachment
+            if self._depth or attachment is None:
+                return
+            self._attachment = None
+            try:
+                self._attached.__exit__(*error)
+            finally:
+                settle(call for layer in self.heads.values() for call in layer.calls)
+        if error[0] is None:
+            ran = attachment.forward.number - self._before
+            check_any(self.model, ran, self.heads, self.fallback, attachment.elsewhere)
+
+
+class _Ear:
+    """What listens: apart from `watch`, which ends it when nobody has it any more."""
+
+    def __init__(
+        self,
+        *,
+        keep: bool | str,
+        names: tuple[str, ...],
+        pooled: int | None,
+        patterns: bool,
+        reach: int,
+        between: tuple[str, ...],
+        tokens: Tokens,
+    ) -> None:
+        self.keep, self.names, self.pooled, self.patterns = keep, names, pooled, patterns
+        self.reach, self.between, self.tokens = reach, between, tokens
+        self.heads = Heads()
+        self.name_of: Callable[[str], Layer] = str
+        self._named: Marks | None = None  # the last whose tokens were put into words
+
+    def hear(self, call: Call) -> None:
+        """Measure one call and keep what does not grow with T x S."""
+        if in_backward():
+            return
+        _, _, T, S = call.weights.shape
+        weighed = call.value is not None  # else only weights are to be had, without the scores behind them
+        names = tuple(name for name in self.names if weighed or name != "max_logit")
+        # A step of generation: numbers alone, or memory would grow with the square of its length.
+        decoding = T == 1 and S > 1
+        keep = self.keep is True or (self.keep == "auto" and S <= SHORT and not decoding)
+        marks = None if decoding else self.tokens.marks(call)
+        record = reduce(
+            call.weights,
+            kind=call.kind,
+            forward=call.forward.number,
+            names=(name for name in names if name in ROW_STATISTICS) if decoding and not keep else names,
+            pooled=None if decoding and not keep else self.pooled,
+            reach=self.reach,
+            marks=marks,
+            with_patterns=self.patterns,
+            between=() if decoding else self.between,
+            outputs=call.output,
+            values=call.value,
+            keep=keep,
+        )
+        self.heads.add(call.path, record, self.name_of(call.path))
+        if marks is not None and marks is not self._named:
+            self._named, self.heads.tokens = marks, self.tokens.names(marks.ids)

@@ -1,0 +1,230 @@
+"""Heads' outputs of one run, put into another; what listeners ask of a run.
+
+A block in which chosen heads are heard, and perhaps changed.
+
+Activation patching: what a head said in one run, put in its place in another.
+
+Letters: B batch, T query_len, H num_heads, Dv value_dim; n heads chosen, t positions chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ArgumentError, AttentionBypassed, ShapeError
+from ..indexing import as_index, positions_of
+from .active import Call, in_backward
+from .attachment import Attachment, attach
+from .chosen_heads import ChosenHeads, Heads, base_of
+
+__all__ = ["Change", "ChosenListening", "check_any", "collect", "outputs_of", "patch"]
+
+
+# What is done at a call, given the heads chosen there, int [n], and their output [B, H, T, Dv]
+Change = Callable[[Call, Tensor, Tensor], Tensor | None]
+
+
+def outputs_of(call: Call) -> Tensor:
+    """The heads' output of a call, [B, H, T, Dv].
+
+    Raises:
+        AttentionBypassed: only its weights are to be had.
+    """
+    if call.output is None:
+        raise AttentionBypassed(
+            f"heads must have outputs in hand to be used: of {call.path} only the weights "
+            f"{list(call.weights.shape)} are heard (fallback='eager'); leave this layer out"
+        )
+    return call.output
+
+
+def check_any(
+    model: nn.Module, ran: int, heard: Collection[Any], fallback: str | None, elsewhere: bool = False
+) -> None:
+    """Raise where a model ran and nothing was heard, unless that was allowed.
+
+    Args:
+        ran: how many times.
+        heard: the layers.
+        elsewhere: whether it called another model, to which somebody listens as well; or a layer ran on
+            nothing.
+
+    Raises:
+        AttentionBypassed: nothing was.
+    """
+    if ran and not heard and not elsewhere and fallback != "skip":
+        raise AttentionBypassed(
+            f"model must have attention that can be heard: {type(model).__name__} ran {ran} times "
+            "and none was; is there softmax attention in it?"
+        )
+
+
+class ChosenListening(AbstractContextManager[Any]):
+    """Lets `change` act on the chosen heads for as long as a block lasts.
+
+    It may be entered again, also inside itself, and beside others: each hears what those before it left.
+    """
+
+    def __init__(self, model: nn.Module, chosen: ChosenHeads, change: Change, fallback: str | None) -> None:
+        self.model, self.chosen, self.change, self.fallback = model, chosen, change, fallback
+        attach(model, _Listener(chosen, change), fallback)  # says at once what is wrong with the arguments
+        self._entered: list[_Block] = []
+
+    def begin(self) -> tuple[Change, Any]:
+        """What is done in a block, and what the block is given."""
+        return self.change, self
+
+    def __enter__(self) -> Any:
+        change, given = self.begin()
+        listener = _Listener(self.chosen, change)
+        attached = attach(self.model, listener, self.fallback)
+        attachment = attached.__enter__()
+        self._entered.append(_Block(attached, attachment, listener, attachment.forward.number))
+        return given
+
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        block = self._entered.pop()
+        missed = [path for path in self.chosen.paths if path in block.attachment.bypassed]
+        ran = block.attachment.forward.number - block.before
+        block.attached.__exit__(kind, *rest)
+        if kind is not None:
+            return
+        if missed:
+            raise AttentionBypassed(
+                f"heads must be in layers that can be heard: {', '.join(missed)} compute their own weights "
+                "and were left out (fallback='skip'); nothing was done to them"
+            )
+        if self.chosen.everything:
+            check_any(self.model, ran, block.listener.heard, self.fallback, block.attachment.elsewhere)
+        silent = self.chosen.absent(block.listener.heard) if ran else []
+        absent = [path or "the model itself" for path in silent]
+        if absent:
+            raise ArgumentError(
+                f"heads must be in layers that run: the model ran {ran} times and {', '.join(absent)} never "
+                "attended; nothing was done to them, leave them out"
+            )
+
+
+class _Block(NamedTuple):
+    """One time that a block was entered."""
+
+    attached: AbstractContextManager[Attachment]
+    attachment: Attachment
+    listener: _Listener
+    before: int  # how many times the model had run
+
+
+class _Listener:
+    def __init__(self, chosen: ChosenHeads, change: Change) -> None:
+        self.chosen, self.change = chosen, change
+        self.heard: set[str] = set()  # paths, with visits
+
+    def hear(self, call: Call) -> Tensor | None:
+        self.heard.add(call.path)
+        heads = self.chosen.at(call.path, call.num_heads)
+        if not heads:
+            return None
+        output = outputs_of(call)
+        return self.change(call, torch.tensor(heads, device=output.device), output)
+
+
+Positions = int | slice | Sequence[int] | Tensor
+
+
+def collect(model: nn.Module, heads: Heads | None = None, *, fallback: str | None = None) -> ChosenListening:
+    """What the heads of some layers say while a `with` block lasts, {path: [B, H, T, Dv]}, detached.
+
+    A layer is kept whole, whichever of its heads were chosen; a second run takes the place of the first.
+
+    Args:
+        heads: as in `headwise.ablate`; None: all of every layer that is heard.
+        fallback: as in `headwise.ablate`.
+
+    Raises:
+        ArgumentError, AttentionBypassed: as `headwise.ablate`.
+
+    Example:
+        >>> from headwise.nn import MultiHeadAttention
+        >>> mha, x = MultiHeadAttention(8, 4), torch.randn(1, 3, 8)
+        >>> with collect(mha, [(0, 1)]) as outputs:
+        ...     _ = mha(x)
+        >>> outputs[""].shape
+        torch.Size([1, 4, 3, 2])
+    """
+    chosen = ChosenHeads(model, () if heads is None else heads, everything=heads is None)
+    return _Collecting(model, chosen, lambda *_: None, fallback)
+
+
+class _Collecting(ChosenListening):
+    def begin(self) -> tuple[Change, dict[str, Tensor]]:
+        kept: dict[str, Tensor] = {}
+
+        def keep(call: Call, index: Tensor, output: Tensor) -> None:
+            if not in_backward():
+                kept[call.path] = output.detach().clone()
+
+        return keep, kept
+
+
+def patch(
+    model: nn.Module,
+    heads: Heads,
+    outputs: Mapping[str, Tensor],
+    positions: Positions | None = None,
+    *,
+    fallback: str | None = None,
+) -> ChosenListening:
+    """Some heads say what they said in another run, inside a `with` block; afterwards all is as it was.
+
+    Args:
+        heads: as in `headwise.ablate`.
+        outputs: {path: [B, H, T, Dv]} from `collect`, or made by hand.
+        positions: at which query positions, a slice or numbers; None: at all.
+        fallback: as in `headwise.ablate`.
+
+    Raises:
+        ArgumentError, AttentionBypassed: as `headwise.ablate`; a layer that is not in outputs.
+        ShapeError: in the model's forward: outputs of other sizes than this run's.
+        IndexError: in the model's forward: a position outside it.
+
+    Example:
+        >>> from headwise.nn import MultiHeadAttention
+        >>> mha, clean, other = MultiHeadAttention(8, 4), torch.randn(1, 3, 8), torch.randn(1, 3, 8)
+        >>> with collect(mha) as outputs:
+        ...     expected, _ = mha(clean)
+        >>> with patch(mha, [(0, None)], outputs):
+        ...     torch.equal(mha(other)[0], expected)
+        True
+
+    Vig 2020 (causal mediation); Wang 2022 (IOI), section 3.
+    """
+    chosen = ChosenHeads(model, heads)
+    for path in chosen.paths:
+        if not any(base_of(known) == path for known in outputs):
+            raise ArgumentError(f"outputs must hold every layer: {path} is missing; make them with collect")
+
+    def change(call: Call, index: Tensor, output: Tensor) -> Tensor:
+        new = outputs.get(call.path, outputs.get(base_of(call.path)))
+        if new is None:
+            raise ArgumentError(
+                f"outputs must hold every visit: {call.path} is missing; make them with collect"
+            )
+        if new.shape != output.shape:
+            raise ShapeError(
+                f"outputs must be [B, H, T, Dv] = {list(output.shape)} in {call.path}: got "
+                f"{list(new.shape)}; collect them from a run of the same sizes"
+            )
+        T, new = output.shape[2], new.to(output)
+        if positions is None:
+            return output.index_copy(1, index, new[:, index])
+        spots = positions_of(as_index(positions, T, "positions"), T, output.device)  # [t]
+        chosen_here = torch.zeros(output.shape[1:3], dtype=torch.bool, device=output.device)
+        chosen_here[index[:, None], spots] = True  # [H, T]
+        return torch.where(chosen_here[..., None], new, output)
+
+    return ChosenListening(model, chosen, change, fallback)

@@ -1,0 +1,218 @@
+"""What a model is made of, worked out once: paths, places of attention, which modules need a hook.
+
+Where attention happens in a model, told from its modules alone: the paths of the layers to expect.
+
+Watching begins and ends around single forwards, so what does not change between them is kept beside the
+model, for as long as it has the same modules, of the same classes, with the same configs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import nn
+
+from ..errors import ArgumentError
+from ..heads.layer_names import Layer, resolve, stacks
+from ..nn import MultiHeadAttention
+
+__all__ = [
+    "Layer",
+    "Structure",
+    "likely_places",
+    "names_in",
+    "resolve",
+    "sounds_cross",
+    "stacks",
+    "structure_of",
+]
+
+
+SOUNDS_LIKE = re.compile(r"(Attention|Attn)\d*$|Attention(?=[A-Z0-9])")
+IS_NOT = re.compile(
+    r"(Attention|Attn)\w*(Output|Pool|Adapter|Mask|Bias|Gate|Norm|Dropout|Embed|Intermediate)"
+)
+LINEAR = re.compile(r"(Linear|Lightning|Delta)\w*?(Attention|Attn)")
+CROSS = ("cross", "encoder_attn", "encdec", "encoder_decoder")
+DISPATCHES, FUSED = "ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"
+SOFTMAX = {DISPATCHES, FUSED, *"softmax log_softmax Softmax logsumexp flex_attention".split()} | {
+    "multi_head_attention_forward",
+    "MultiheadAttention",
+}
+
+
+def likely_places(model: nn.Module) -> list[str]:
+    """Where attention seems to happen, told from the modules alone, innermost ones only."""
+    named = list(model.named_modules())
+    likely = [path for path, module in named if _is_likely(module)]
+    within = {path.rpartition(".")[0] if path else None for path in likely}
+    outer: set[str] = set()
+    for above in within:
+        while above:
+            outer.add(above)
+            above = above.rpartition(".")[0]
+    surely = {path for path, module in named if _is_surely(module)}
+    if any(path for path in likely if path):
+        outer.add("")
+    return [path for path in likely if path not in outer or path in surely]
+
+
+def _is_surely(module: nn.Module) -> bool:
+    return isinstance(module, (nn.MultiheadAttention, MultiHeadAttention)) or bool(
+        names_in(type(module)) & {DISPATCHES, FUSED}
+    )
+
+
+def _is_likely(module: nn.Module) -> bool:
+    kind = type(module)
+    if kind.__module__.startswith("torch.nn."):
+        return isinstance(module, nn.MultiheadAttention)
+    if _is_surely(module):
+        return True
+    named = SOUNDS_LIKE.search(kind.__name__) and not IS_NOT.search(kind.__name__)
+    if named and LINEAR.search(kind.__name__) and not _may_attend(module):
+        return False  # linear attention, as it says: sums without a softmax have no weights to look at
+    return bool(named) and (any(True for _ in module.children()) or any(True for _ in module.parameters()))
+
+
+def _may_attend(module: nn.Module) -> bool:
+    """Whether there is a softmax, or what may be one, in the code of a module or of those inside it."""
+    kinds: set[Any] = {type(each) for each in module.modules()}
+    return any(not SOFTMAX.isdisjoint(_reached(kind)) for kind in kinds)
+
+
+@cache
+def _reached(kind: Any) -> frozenset[str]:
+    """The names that the methods of a class mention, and the functions beside it that they call."""
+    home, found = vars(sys.modules[kind.__module__]), set(names_in(kind))
+    seen: set[str] = set()
+    while beside := [name for name in found - seen if name in home]:
+        for name in beside:
+            seen.add(name)
+            value: Any = home[name]
+            code = getattr(inspect.unwrap(value) if callable(value) else None, "__code__", None)
+            found.update(() if code is None else code.co_names)
+    return frozenset(found) | {kind.__name__}
+
+
+def sounds_cross(path: str | None) -> bool:
+    """Whether a place is named as one whose keys come from another text; its own name, not its model's.
+
+    Example:
+        >>> sounds_cross("decoder.layers.0.encoder_attn"), sounds_cross("cross_encoder.layer.0.attention")
+        (True, False)
+    """
+    parts = (path or "").lower().split(".")
+    numbered = [at for at, part in enumerate(parts) if part.isdigit()]
+    own = parts[numbered[-1] + 1 :] if numbered else parts[-2:]
+    return any(word in part for part in own for word in CROSS)
+
+
+def names_in(kind: Any) -> frozenset[str]:
+    """The global names and attributes that the methods of a class mention."""
+    return _names_in(kind)
+
+
+@cache
+def _names_in(kind: Any) -> frozenset[str]:
+    found: set[str] = set()
+    for base in kind.__mro__:
+        if base is nn.Module or base.__module__ == "transformers.modeling_utils":  # which knows the dispatch
+            break
+        for value in vars(base).values():
+            function: Any = inspect.unwrap(value) if callable(value) else None
+            code = getattr(function, "__code__", None)
+            if code is not None:
+                found.update(code.co_names)
+    return frozenset(found)
+
+
+Found = TypeVar("Found")
+
+
+class Structure:
+    """The parts of one model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+            raise ArgumentError(
+                f"model must not be scripted or traced: {type(model).__name__} holds a ScriptModule, which "
+                "takes no hooks; watch the model it was made from"
+            )
+        # Weakly: what is kept beside a model must not keep the model.
+        self.paths = WeakKeyDictionary({module: path for path, module in model.named_modules()})
+        self.places = likely_places(model)
+        places = set(self.places)
+        self.hooked = WeakKeyDictionary(
+            {
+                module: (path, path in places)
+                for module, path in self.paths.items()
+                if not path or path in places or not _is_bystander(module)
+            }
+        )
+        self._memo: dict[str, Any] = {}
+
+    def once(self, name: str, find: Callable[[], Found]) -> Found:
+        """What `find` returns, worked out the first time."""
+        if name not in self._memo:
+            self._memo[name] = find()
+        found: Found = self._memo[name]
+        return found
+
+
+def _is_bystander(module: nn.Module) -> bool:
+    """Whether a module surely does not attend by itself: torch's layers; in Transformers, all but models."""
+    home = type(module).__module__
+    if home.startswith("transformers."):
+        return not hasattr(type(module), "from_pretrained")
+    return home.startswith("torch.nn.")
+
+
+class _Seen:
+    """The modules of a model as they were looked at, without keeping them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = [(_weak(module), type(module), _weak(_config(module))) for module in model.modules()]
+
+    def is_still(self, model: nn.Module) -> bool:
+        """Whether the model has these very modules: never by id, which a new one may have of a dead one."""
+        modules = list(model.modules())
+        return len(modules) == len(self.modules) and all(
+            seen() is module and kind is type(module) and config() is _config(module)
+            for module, (seen, kind, config) in zip(modules, self.modules, strict=True)
+        )
+
+
+def _config(module: nn.Module) -> Any:
+    return module.__dict__.get("config")
+
+
+def _weak(thing: Any) -> Callable[[], Any]:
+    try:
+        return ref(thing)
+    except TypeError:  # None, a dict: kept, so that nothing else can come to be in its place
+        return lambda: thing
+
+
+_known: WeakKeyDictionary[nn.Module, tuple[_Seen, Structure]] = WeakKeyDictionary()
+
+
+def structure_of(model: nn.Module) -> Structure:
+    """The model's structure, as it is now.
+
+    Raises:
+        ArgumentError: a scripted or traced module in it.
+    """
+    kept = _known.get(model)
+    if kept is not None and kept[0].is_still(model):
+        return kept[1]
+    found = Structure(model)
+    _known[model] = (_Seen(model), found)
+    return found

@@ -1,0 +1,227 @@
+"""If heads fail, do the others make up for it? The loss against the number of heads removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ArgumentError
+from ..heads.layer_names import Layer, names_of
+from .ablation import Switches, check_heard
+from .attachment import attach
+from .batches import Loss, as_batches, tracked
+from .importance import Importance, importance
+from .model_structure import structure_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["ORDERS", "Robustness", "robustness"]
+
+ORDERS = ("importance", "random")
+STEPS = 10  # points of a curve, besides the one with all heads
+
+Off = list[tuple[str, int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Robustness:
+    """The loss with more and more heads at zero; print it, or `plot()` it."""
+
+    baseline: float  # all heads on
+    num_heads: int  # of the whole model
+    removed: list[int]  # how many heads are off at each point, from 0
+    by_importance: Tensor | None  # [points], the least important first
+    at_random: Tensor | None  # [repeats, points]
+    single: dict[Layer, Tensor] | None  # layer -> [H], one head off at a time
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and lists, as JSON takes them."""
+        return {
+            "baseline": self.baseline,
+            "num_heads": self.num_heads,
+            "removed": list(self.removed),
+            "by_importance": None if self.by_importance is None else self.by_importance.tolist(),
+            "at_random": None if self.at_random is None else self.at_random.tolist(),
+            "single": None if self.single is None else {str(k): v.tolist() for k, v in self.single.items()},
+        }
+
+    def plot(self) -> Figure:
+        """The curves, as a matplotlib figure (`pip install "headwise[viz]"`)."""
+        from ..show.robustness_curve import robustness_curve
+
+        return robustness_curve(self)
+
+    def __str__(self) -> str:
+        words = [f"With all {self.num_heads} heads the loss is {self.baseline:.4g}."]
+        if self.single:
+            changes = {(layer, h): loss - self.baseline for layer, each in self.single.items()
+                       for h, loss in enumerate(each.tolist())}  # fmt: skip
+            (layer, head), worst = max(changes.items(), key=lambda item: item[1])
+            small = sum(abs(change) <= 0.01 * abs(self.baseline) for change in changes.values())
+            words.append(
+                f"Without any one of them it changes by at most 1% for {small} of {len(changes)}; the "
+                f"costliest is layer {layer} head {head} ({worst:+.3g})."
+            )
+        middle = min(range(len(self.removed)), key=lambda i: abs(self.removed[i] - self.num_heads / 2))
+        for curve, name in ((self.by_importance, "least important first"), (self.at_random, "at random")):
+            if curve is not None:
+                here, end = curve[..., middle], curve[..., -1]
+                spread = f" ± {here.std():.2g}" if here.numel() > 1 else ""
+                words.append(
+                    f"With {self.removed[middle]} heads removed, {name}, it is {here.mean():.4g}{spread}; "
+                    f"with {self.removed[-1]}, {end.mean():.4g}."
+                )
+        return " ".join(words)
+
+
+def robustness(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss_fn: Loss | None = None,
+    *,
+    order: Sequence[str] = ORDERS,
+    repeats: int = 5,
+    steps: int | Sequence[int] | None = None,
+    single: bool = True,
+    scores: Importance | None = None,
+    seed: int = 0,
+    progress: bool = True,
+    fallback: str | None = None,
+) -> Robustness:
+    """The loss against the number of heads removed (at zero), and with each single head removed.
+
+    Takes one forward a batch for each point of each curve, and one for each head if `single`. Removal goes
+    on where it was: the heads of a point are among those of the next. The model stays in the mode it is in.
+
+    Args:
+        batches: kept in memory and gone through again and again.
+        loss_fn: as in `headwise.importance`; that of several batches is their mean, weighted by their
+            sequences.
+        order: which curves: "importance", the least important head first, and "random".
+        repeats: random orders.
+        steps: how many points after the one with all heads, evenly spaced up to no head at all; or the
+            numbers of removed heads themselves. None: 10, or as many as there are heads.
+        single: whether to remove each head alone, too.
+        scores: how important the heads are, where that is known; else `headwise.importance` by gradients.
+        seed: of the random orders.
+        progress, fallback: as in `headwise.importance`.
+
+    Raises:
+        ArgumentError: an unknown order; fewer than one repeat or step; more heads than there are; scores of
+            other heads; and as `headwise.importance`.
+        AttentionBypassed: a layer whose outputs are not in hand.
+
+    Example:
+        >>> from headwise.nn import MultiHeadAttention
+        >>> mha, x = MultiHeadAttention(8, 4), torch.randn(5, 3, 8)
+        >>> found = robustness(mha, [x], lambda model, batch: model(batch)[0].square().mean(), repeats=2)
+        >>> found.removed, found.at_random.shape
+        ([0, 1, 2, 3, 4], torch.Size([2, 5]))
+
+    Michel 2019, section 4.2; Voita 2019, section 6.
+    """
+    orders = [order] if isinstance(order, str) else list(order)
+    for name in orders:
+        if name not in ORDERS:
+            raise ArgumentError(f"order must be of 'importance' and 'random': got {name!r}; or both")
+    if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
+        raise ArgumentError(
+            f"repeats must be a whole number of at least 1: got {repeats!r}; 5 shows a spread"
+        )
+    kept = list(as_batches(batches))
+    if "importance" in orders and scores is None:
+        scores = importance(model, kept, loss_fn, progress=progress, fallback=fallback)
+    switches = Switches()
+    with attach(model, switches, fallback):
+        weights = _weights(model, kept, loss_fn, switches)
+        every = switches.every_head()
+        removed = _counts(steps, len(every))
+        trials: list[Off] = [[]]
+        trials += [[one] for one in every] if single else []
+        sequences: list[Off] = []
+        if "importance" in orders:
+            assert scores is not None
+            sequences.append(_least_first(scores, every))
+        if "random" in orders:
+            sequences += _shuffled(every, repeats, seed)
+        trials += [ordered[:count] for ordered in sequences for count in removed[1:]]
+        losses = []
+        for off in tracked(trials, "robustness", progress):
+            each = [switches.loss(model, loss_fn, batch, off) for batch in kept]
+            losses.append(sum(loss * weight for loss, weight in zip(each, weights, strict=True)))
+    alone = every if single else []
+    return _assembled(losses, alone, len(every), removed, orders, names_of(structure_of(model).places))
+
+
+def _weights(model: nn.Module, batches: list[Any], loss_fn: Loss | None, switches: Switches) -> list[float]:
+    """Each batch's share of the sequences; on the way the switches hear every layer."""
+    counts = []
+    for batch in batches:
+        switches.loss(model, loss_fn, batch, ())
+        counts.append(switches.examples)
+    check_heard(model, switches.num_heads)
+    return [count / sum(counts) for count in counts]
+
+
+def _counts(steps: int | Sequence[int] | None, total: int) -> list[int]:
+    """How many heads are off at each point, from 0."""
+    if steps is None or isinstance(steps, int):
+        points = STEPS if steps is None else steps
+        if isinstance(steps, bool) or points < 1:
+            raise ArgumentError(f"steps must be at least 1: got {steps!r}; 10 draws a curve")
+        points = min(points, total)
+        return [round(total * point / points) for point in range(points + 1)]
+    counts = sorted({0, *steps})
+    if len(counts) < 2 or counts[0] < 0 or counts[-1] > total:
+        raise ArgumentError(
+            f"steps must be numbers of removed heads, 1 to {total}: got {list(steps)}; or give a count"
+        )
+    return counts
+
+
+def _least_first(scores: Importance, every: Off) -> Off:
+    for path, head in every:
+        if path not in scores or head >= len(scores[path]):
+            raise ArgumentError(
+                f"scores must cover every head: head {head} of {path} is missing; use "
+                "importance of this model"
+            )
+    return sorted(every, key=lambda at: float(scores[at[0]][at[1]]))
+
+
+def _shuffled(every: Off, repeats: int, seed: int) -> list[Off]:
+    random = torch.Generator().manual_seed(seed)
+    return [[every[i] for i in torch.randperm(len(every), generator=random)] for _ in range(repeats)]
+
+
+def _assembled(
+    losses: list[float],
+    alone: Off,
+    num_heads: int,
+    removed: list[int],
+    orders: list[str],
+    names: dict[str, Layer],
+) -> Robustness:
+    """The losses in the order in which they were asked for: all heads, each alone, then curve by curve."""
+    baseline, rest = losses[0], losses[1 + len(alone) :]
+    single: dict[Layer, list[float]] = {}
+    for (path, _), loss in zip(alone, losses[1:], strict=False):
+        single.setdefault(names.get(path, path), []).append(loss)
+    points = len(removed) - 1
+    curves = torch.tensor(
+        [[baseline, *rest[i : i + points]] for i in range(0, len(rest), points)], dtype=torch.float64
+    )
+    first = int("importance" in orders)
+    return Robustness(
+        baseline,
+        num_heads,
+        removed,
+        curves[0] if first else None,
+        curves[first:] if "random" in orders else None,
+        {layer: torch.tensor(each, dtype=torch.float64) for layer, each in single.items()} or None,
+    )

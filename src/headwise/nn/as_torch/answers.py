@@ -1,0 +1,214 @@
+"""What comes out of the heads of torch's class: outputs, and weights if they are wanted.
+
+torch's native operator, for the calls it is best at: without gradients, small on a CPU or bare on a GPU.
+
+At a few tokens the products take less time than the steps between them, and the operator takes all of them in
+C++; on a GPU it goes to the same kernels as we do. Of what it is known to get wrong nothing is let through:
+rows that see nothing, odd numbers of heads, odd widths of heads in half precision. It takes the weight of
+`out_proj` and does not call it, so it is used only where nobody could notice.
+
+What comes out of the heads: their outputs, and their weights if they are wanted.
+
+Fused kernels and the second pass where they can go; else the matrix itself, in the steps torch's class takes.
+
+Letters: N batch, L query_len, S key_len, H num_heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout as drop
+from torch.nn.functional import scaled_dot_product_attention
+
+from ...arguments import autocasting
+from ...engines.kernels import HALF
+from ...engines.plain import transforms_are_active
+from ...engines.scores import huge_empty, own_precision, tile_dtype
+from ...functional import attention
+from ...mask_rules import can_read
+from ..packed_weights import OUT_PROJ, is_untouched, parameters_of, unseen
+from .torch_masks import Rules
+
+if TYPE_CHECKING:
+    from .module import MultiheadAttention
+
+__all__ = ["answer", "leaves_some", "native"]
+
+
+def native(
+    module: MultiheadAttention, x: Tensor, key_padding_mask: Tensor | None, need_weights: bool, average: bool
+) -> tuple[Tensor, Tensor | None] | None:
+    """(output, weights) of self-attention; None: not a call for the operator."""
+    held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
+    if not held["batch_first"] or not held["_qkv_same_embed_dim"] or held["add_zero_attn"]:
+        return None
+    if x.dim() != 3 or held["num_heads"] % 2 or (held["training"] and held["dropout"]):
+        return None
+    N, L, E = x.shape
+    if E != held["embed_dim"] or not x.numel() or not unseen(x):
+        return None
+    if not torch.backends.mha.get_fastpath_enabled():
+        return None
+    if x.is_cpu:
+        if N * L * L * held["num_heads"] > FEW:
+            return None
+    elif not x.is_cuda or need_weights or key_padding_mask is not None or held["head_dim"] % 8:
+        return None
+    out_proj = held["_modules"]["out_proj"]
+    if module.bias_k is not None or module.bias_v is not None or not is_untouched(out_proj, OUT_PROJ):
+        return None
+    mine = parameters_of(module, "in_proj_weight", "in_proj_bias")
+    theirs = parameters_of(out_proj, "weight", "bias")
+    if mine is None or theirs is None:
+        return None
+    tensors: Any = (x, *mine, *theirs)
+    if any(t is None or t.dtype is not x.dtype or t.device != x.device for t in tensors):
+        return None
+    if tuple(theirs[0].shape) != (E, E):
+        return None
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return None
+    if key_padding_mask is not None and not leaves_some(key_padding_mask, N, L):
+        return None
+    rest: Any = key_padding_mask, need_weights, average, None if key_padding_mask is None else 1
+    found: tuple[Tensor, Tensor | None] = torch._native_multi_head_attention(
+        x, x, x, E, held["num_heads"], *tensors[1:], *rest
+    )
+    return found
+
+
+def leaves_some(padding: Tensor, N: int, L: int) -> bool:
+    """Whether every sequence has a key that is none."""
+    if padding.dtype != torch.bool or not padding.is_cpu or tuple(padding.shape) != (N, L):
+        return False
+    return not bool(padding.all(1).any())
+
+
+FEW = 2**16  # weights: what stands around them takes longer than they do
+AT_ONCE = 2**22  # weights of some heads, 16 MiB
+Answer = tuple[Tensor, Tensor | None]  # [N, H, L, D]; [N, L, S] or [N, H, L, S]
+
+
+def answer(
+    q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout: float, weights: bool, average: bool, zero: bool
+) -> Answer:
+    """(outputs, weights).
+
+    Args:
+        dropout: the share dropped, here and now.
+        weights: whether they are wanted, else None.
+        average: over heads.
+        zero: rows that see nothing are 0; else, as in torch, NaN where weights are wanted.
+    """
+    if dropout and not weights:
+        return _dropped(q, k, v, rules, dropout), None
+    how = rules, max(dropout, 0.0), weights, average, zero
+    if dropout > 0 or not q.numel() or not k.numel() or transforms_are_active():
+        return _step_by_step(q, k, v, *how)
+    if weights and autocasting(q):
+        return _step_by_step(q, k, v, *how)
+    learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, rules.bias))
+    if rules.low and (weights or learns):
+        return _step_by_step(q, k, v, *how)
+    if q.is_cpu and not torch.compiler.is_compiling():
+        few = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= FEW
+        if few and (weights or rules.hides):
+            return _step_by_step(q, k, v, *how)
+        if weights and not rules.causal and not zero:
+            if not learns:
+                return _head_by_head(q, k, v, rules, average)
+            if not average:
+                return _step_by_step(q, k, v, *how)
+    return _in_kernels(q, k, v, *how)
+
+
+def _in_kernels(
+    q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout: float, weights: bool, average: bool, zero: bool
+) -> Answer:
+    """Outputs from the fastest kernel there is, weights from a second pass over q and k."""
+    L, S, bias = q.shape[2], k.shape[2], rules.tame_bias()
+    if bias is not None and bias is rules.bias and torch.is_grad_enabled():
+        bias = (
+            bias.clone()
+        )  # torch has no use for a mask on the way back, and whoever owns it may write to it
+    if rules.causal and rules.padding is None and L == S:
+        out, seen = attention(q, k, v, causal=True, bias=bias)
+    else:
+        out, seen = attention(q, k, v, rules.mask(L, S), bias=bias)
+    if not weights:
+        return out, None
+    found = seen.mean_heads() if average else seen.dense()
+    if zero or not rules.hides:
+        return out, found
+    empty = torch.isneginf(seen.lse)  # [N, H, L]
+    if can_read(empty):
+        if not bool(empty.any()):
+            return out, found
+        return _step_by_step(q, k, v, rules, dropout, weights, average, zero)
+    nan = torch.where(empty, torch.nan, 1.0).to(q.dtype)  # [N, H, L]
+    return out * nan[..., None], found * (nan.mean(1) if average else nan)[..., None]
+
+
+def _head_by_head(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool) -> Answer:
+    """Some heads at a time: their weights are made once, and meet the values while they are near."""
+    (N, H, L, D), S = q.shape, k.shape[2]
+    added = rules.added(L, S, q.dtype, q.device)
+    out = q.new_empty(N, L, H, D)
+    total = tile_dtype(q.dtype)  # of many heads in half precision, the sum would lose the last ones
+    found = torch.zeros(N, L, S, dtype=total) if average else huge_empty((N, H, L, S), q.dtype, q.device)
+    some = max(1, min(H, AT_ONCE // (L * S)))
+    room = q.new_empty(some, L, S) if average else None
+    q = q * math.sqrt(1.0 / D)
+    for n in range(N):
+        for start in range(0, H, some):
+            part = slice(start, min(start + some, H))
+            p = found[n, part] if room is None else room[: part.stop - start]
+            torch.bmm(q[n, part], k[n, part].transpose(1, 2), out=p)
+            if added is not None:
+                p += added[n if added.shape[0] > 1 else 0, part if added.shape[1] > 1 else slice(0, 1)]
+            torch.softmax(p, -1, out=p)
+            out[n, :, part] = torch.bmm(p, v[n, part]).transpose(0, 1)
+            if average:
+                found[n].add_(p.sum(0, dtype=total), alpha=1.0 / H)
+    return out.transpose(1, 2), found.to(q.dtype)
+
+
+def _dropped(q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout: float) -> Tensor:
+    """By torch's kernels, which drop weights without keeping them."""
+    L, S = q.shape[2], k.shape[2]
+    if rules.causal and not rules.hides:
+        return scaled_dot_product_attention(q, k, v, None, dropout, is_causal=True)
+    added = rules.added(L, S, q.dtype, q.device)
+    if added is not None:
+        added = added.expand(*added.shape[:2], L, S)
+    return scaled_dot_product_attention(q, k, v, added, dropout)
+
+
+def _step_by_step(
+    q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout: float, weights: bool, average: bool, zero: bool
+) -> Answer:
+    if not weights and q.dtype in HALF:  # as torch's fused function has it inside
+        with own_precision(q.device):
+            exact = q.float(), k.float(), v.float()
+            return _step_by_step(*exact, rules, dropout, weights, average, zero)[0].to(v.dtype), None
+    scores = (q * math.sqrt(1.0 / q.shape[-1])) @ k.transpose(-2, -1)
+    added = rules.added(q.shape[2], k.shape[2], scores.dtype, q.device)
+    empty = None
+    if added is not None:
+        if zero or not weights:
+            empty = (added == -torch.inf).all(-1, keepdim=True)  # [N or 1, H or 1, L or 1, 1]
+            added = added.masked_fill(empty, 0.0)
+        scores = scores + added
+    found = torch.softmax(scores, -1)
+    if empty is not None:
+        found = found.masked_fill(empty, 0.0)
+    if dropout:
+        found = drop(found, p=dropout)
+    out = found @ v
+    if not weights:
+        return out, None
+    return out, found.mean(1) if average else found

@@ -1,0 +1,249 @@
+"""torch's Transformer encoder and its layer: masks left as they came, real tokens without their padding.
+
+torch's layer turns every mask into a fresh float tensor, so that nobody down the line can know it again, and
+in evaluation it skips `self_attn` for a native operator that builds all weights as soon as there is a mask.
+These two classes change nothing else: they stand in for torch's while a model is adopted.
+
+There are two shortcuts past the parts of a layer, torch's native layer and the way without padding. Both are
+taken only where nobody could notice (`is_as_made`); else each part is called as the module it is, and what is
+not ours is asked as torch asks it in training.
+
+Letters: N batch, L length, E width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules import transformer as torchs
+
+from ..packed_weights import OUT_PROJ, PLAIN, is_untouched, parameters_of, unseen
+from .answers import FEW, leaves_some
+from .contract import check_kinds, scriptable
+from .module import MultiheadAttention
+from .torch_masks import Ragged, content_of
+
+__all__ = ["TransformerEncoder", "TransformerEncoderLayer", "is_as_made"]
+
+
+TORCHS_LAYER, TORCHS_ENCODER = nn.TransformerEncoderLayer, nn.TransformerEncoder
+
+
+class TransformerEncoderLayer(nn.TransformerEncoderLayer):
+    """`torch.nn.TransformerEncoderLayer` that asks its `self_attn` whenever there is a mask."""
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """As in torch."""
+        if type(src) not in PLAIN or src.is_nested:
+            if is_as_made(self):
+                return super().forward(src, src_mask, src_key_padding_mask, is_causal)
+        elif src_mask is None and not is_causal:
+            found = _natively(self, src, src_key_padding_mask)
+            if found is not None:
+                return found
+        check_kinds({"src_key_padding_mask": src_key_padding_mask, "src_mask": src_mask})
+        if not isinstance(self.self_attn, MultiheadAttention):
+            src_mask, src_key_padding_mask = (_added(one, src) for one in (src_mask, src_key_padding_mask))
+        return self._through(
+            src, lambda x: self._sa_block(x, src_mask, src_key_padding_mask, is_causal=is_causal)
+        )
+
+    def ragged(self, x: Tensor, sequences: Ragged) -> Tensor:
+        """The same for real tokens alone, [tokens, E], of sequences of any length."""
+        attend: Any = self.self_attn
+        return self._through(x, lambda y: self.dropout1(attend.ragged(y, sequences)))
+
+    def _through(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        """Both blocks with their norms, whatever attention is."""
+        if self.norm_first:
+            x = x + attend(self.norm1(x))
+            return x + self._ff_block(self.norm2(x))
+        x = self.norm1(x + attend(x))
+        found: Tensor = self.norm2(x + self._ff_block(x))
+        return found
+
+    def __prepare_scriptable__(self) -> nn.TransformerEncoderLayer:
+        return scriptable(self, TORCHS_LAYER)
+
+
+class TransformerEncoder(nn.TransformerEncoder):
+    """`torch.nn.TransformerEncoder` that hands masks on as they came, and packs what is ragged."""
+
+    def forward(
+        self,
+        src: Tensor,
+        mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool | None = None,
+    ) -> Tensor:
+        """As in torch."""
+        ours = [isinstance(layer, TransformerEncoderLayer) for layer in self.layers]
+        if type(src) not in PLAIN or src.is_nested or not any(ours):
+            return super().forward(src, mask, src_key_padding_mask, is_causal)
+        check_kinds({"src_key_padding_mask": src_key_padding_mask, "mask": mask})
+        x, plain = src, mask is None and not is_causal
+        if src_key_padding_mask is not None and plain and self._would_pack(src, src_key_padding_mask):
+            sequences = Ragged.of(~src_key_padding_mask)
+            x = sequences.real(src)
+            for layer in self.layers:
+                x = layer.ragged(x, sequences)
+            x = sequences.padded(x)
+        else:
+            asked = {"src_mask": mask, "src_key_padding_mask": src_key_padding_mask, "is_causal": is_causal}
+            if is_causal is None:
+                content = None if mask is None else content_of(mask)
+                asked["is_causal"] = content is not None and content.causal
+            theirs = asked if all(ours) else self._as_torch_asks(src, mask, src_key_padding_mask, is_causal)
+            for layer, own in zip(self.layers, ours, strict=True):
+                x = layer(x, **(asked if own else theirs))
+        return x if self.norm is None else self.norm(x)
+
+    def _as_torch_asks(
+        self, src: Tensor, mask: Tensor | None, padding: Tensor | None, is_causal: bool | None
+    ) -> dict[str, Any]:
+        """What torch's encoder gives its layers."""
+        mask, padding = _added(mask, src), _added(padding, src)
+        first: Any = next(layer for layer in self.layers if isinstance(layer, TransformerEncoderLayer))
+        length = torchs._get_seq_len(src, first.self_attn.batch_first)
+        causal = torchs._detect_is_causal_mask(mask, is_causal, length)
+        return {"src_mask": mask, "src_key_padding_mask": padding, "is_causal": causal}
+
+    def _would_pack(self, src: Tensor, padding: Tensor) -> bool:
+        """Whether torch would go on with a nested tensor here, in evaluation, and nobody could notice."""
+        if not getattr(self, "use_nested_tensor", False) or not torch.backends.mha.get_fastpath_enabled():
+            return False
+        if not unseen(src) or src.dim() != 3 or not src.numel() or padding.dtype != torch.bool:
+            return False
+        N, L, E = src.shape
+        if tuple(padding.shape) != (N, L):
+            return False
+        if not all(_goes_without_padding(layer, E) for layer in self.layers):
+            return False
+        norm: Any = self.norm
+        if norm is not None and not (is_untouched(norm, *LAYER_NORM) and norm.normalized_shape == (E,)):
+            return False
+        if torch.is_grad_enabled() and (src.requires_grad or any(p.requires_grad for p in self.parameters())):
+            return False
+        return not getattr(self, "mask_check", True) or bool(
+            torch._nested_tensor_from_mask_left_aligned(src, ~padding)
+        )
+
+    def __prepare_scriptable__(self) -> nn.TransformerEncoder:
+        return scriptable(self, TORCHS_ENCODER)
+
+
+def is_as_made(layer: nn.Module) -> bool:
+    """Whether a layer of ours has torch's own parts, and nobody could notice if none of them were called."""
+    if not is_untouched(layer, *LAYER) or not layer.__dict__.keys().isdisjoint(BLOCKS):
+        return False
+    if any(getattr(TORCHS_LAYER, name) is not made for name, made in BLOCKS.items()):
+        return False
+    parts: dict[str, Any] = layer.__dict__["_modules"]
+    if not all(is_untouched(parts.get(name), *made) for name, made in PARTS.items()):
+        return False
+    attend = parts["self_attn"]
+    return is_untouched(attend.__dict__["_modules"].get("out_proj"), OUT_PROJ) and bool(_activation(layer))
+
+
+def _activation(layer: Any) -> int:
+    """What torch calls it, 1 (ReLU) or 2 (GELU); 0: another one, or not the one torch has taken note of."""
+    act, kind = layer.activation, 0
+    if act is functional.relu or is_untouched(act, *RELU):
+        kind = 1
+    elif act is functional.gelu or (is_untouched(act, *GELU) and act.approximate == "none"):
+        kind = 2
+    return kind if getattr(layer, "activation_relu_or_gelu", 0) == kind else 0
+
+
+def _is_at_rest(layer: Any) -> bool:
+    """Whether nothing would be dropped: parts may be in training by themselves."""
+    attend = layer.self_attn
+    return not (layer.training or (attend.training and attend.dropout)) and not any(
+        part.training and part.p for part in (layer.dropout, layer.dropout1, layer.dropout2)
+    )
+
+
+def _goes_without_padding(layer: Any, E: int) -> bool:
+    """Whether nobody could notice that a layer was given real tokens alone."""
+    if not is_as_made(layer) or not _is_at_rest(layer):
+        return False
+    attend, norms = layer.self_attn, (layer.norm1, layer.norm2)
+    return (
+        attend.batch_first
+        and attend._qkv_same_embed_dim
+        and attend.embed_dim == E
+        and not attend.add_zero_attn
+        and attend.bias_k is None
+        and attend.bias_v is None
+        and parameters_of(attend, "in_proj_weight", "in_proj_bias") is not None
+        and all(norm.normalized_shape == (E,) for norm in norms)
+    )
+
+
+def _natively(layer: Any, src: Tensor, padding: Tensor | None) -> Tensor | None:
+    """What torch's native layer says: the best there is without a mask, and for a few tokens on a CPU.
+
+    None where it is not, where it differs from torch's own steps, or where somebody could notice.
+    """
+    if layer.training or not unseen(src) or src.dim() != 3 or not src.numel():
+        return None
+    N, L, E = src.shape
+    if not torch.backends.mha.get_fastpath_enabled() or not _goes_without_padding(layer, E):
+        return None
+    attend, H = layer.self_attn, layer.self_attn.num_heads
+    if H % 2 or layer.norm1.eps != layer.norm2.eps:
+        return None
+    if padding is not None and not (src.is_cpu and N * L * L * H <= FEW and leaves_some(padding, N, L)):
+        return None
+    if not src.is_cpu and attend.head_dim % 8:
+        return None
+    tensors: Any = []
+    for part, names in (
+        (attend, ("in_proj_weight", "in_proj_bias")),
+        *((part, ("weight", "bias")) for part in (attend.out_proj, layer.norm1, layer.norm2)),
+        *((part, ("weight", "bias")) for part in (layer.linear1, layer.linear2)),
+    ):
+        tensors += parameters_of(part, *names) or (None,)
+    if any(t is None or t.dtype is not src.dtype or t.device != src.device for t in tensors):
+        return None
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (src, *tensors)):
+        return None
+    inner = layer.linear1.weight.shape[0]
+    shapes = [tuple(t.shape) for t in tensors[::2]]
+    if shapes != [(3 * E, E), (E, E), (E,), (E,), (inner, E), (E, inner)]:
+        return None
+    how = _activation(layer) == 2, layer.norm_first, layer.norm1.eps
+    rest: Any = *tensors[:4], *how, *tensors[4:], padding, None if padding is None else 1
+    found: Tensor = torch._transformer_encoder_layer_fwd(src, E, H, *rest)
+    return found
+
+
+def _added(mask: Tensor | None, src: Tensor) -> Tensor | None:
+    """A mask as torch hands it on, as numbers to be added."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=src.dtype).masked_fill_(mask, -torch.inf)
+
+
+def _made(kind: type[nn.Module]) -> tuple[type[nn.Module], Any]:
+    return kind, kind.forward
+
+
+LAYER, LAYER_NORM, RELU, GELU = map(_made, (TransformerEncoderLayer, nn.LayerNorm, nn.ReLU, nn.GELU))
+PARTS = {
+    "self_attn": _made(MultiheadAttention),
+    **dict.fromkeys(("linear1", "linear2"), _made(nn.Linear)),
+    **dict.fromkeys(("norm1", "norm2"), LAYER_NORM),
+    **dict.fromkeys(("dropout", "dropout1", "dropout2"), _made(nn.Dropout)),
+}
+BLOCKS = {name: getattr(TORCHS_LAYER, name) for name in ("_sa_block", "_ff_block")}

@@ -1,0 +1,234 @@
+"""The masks of one call of torch's class: what they hold, on a CPU, and the rules of ours they become.
+
+What a mask of torch's says, where it may be read: on a CPU, by proof in every call (`facts.py`).
+
+On a GPU, while compiling or exporting, and in tensors that learn, nothing is read: the mask is taken as it
+is, on a GPU also as `is_causal` says.
+
+The masks of one call of torch's class, as rules of ours.
+
+torch's masks say the opposite of ours (True = may not attend) and a float mask is added. Keys that a module
+appends are seen by every query.
+
+Letters: N batch, L query_len, S key_len, H num_heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from ...facts import fact
+from ...mask_rules import can_read
+from ...masks import Mask
+
+__all__ = ["LOW", "LOWEST", "Content", "Rules", "content_of", "has_low_rows", "read", "rules_of"]
+
+
+LOWEST = -1e29  # finite numbers below this hide a key as well as this one, and no kernel takes it for -inf
+LOW = -32.0  # a row that has nothing above this has a log-sum-exp that is too rough to get weights from
+
+
+class Content(NamedTuple):
+    """What a 2-D or 3-D mask holds."""
+
+    nothing: bool  # it hides nothing and adds nothing
+    causal: bool  # key j is hidden from query i where j > i, and nothing else
+    low: bool  # finite numbers below LOW
+    low_rows: bool  # a query for which there is nothing else
+
+
+def content_of(mask: Tensor) -> Content | None:
+    """What it holds; None where it must not be read."""
+    return fact(mask, "content", read) if _may_read(mask) else None
+
+
+def _may_read(mask: Tensor) -> bool:
+    return (
+        type(mask) in (Tensor, nn.Parameter)
+        and not mask.requires_grad
+        and can_read(mask)
+        and torch._C._get_tracing_state() is None
+    )
+
+
+@torch.no_grad()
+def read(mask: Tensor) -> Content:
+    """Look at the values."""
+    if mask.dtype == torch.bool:
+        hidden = mask
+    else:
+        hidden = mask == -torch.inf
+        rest = mask.masked_fill(hidden, 0)
+        if bool(rest.any()):
+            low = bool((rest < LOW).any())
+            return Content(nothing=False, causal=False, low=low, low_rows=low and has_low_rows(mask))
+    if not bool(hidden.any()):
+        return Content(nothing=True, causal=False, low=False, low_rows=False)
+    L, S = mask.shape[-2:]
+    causal = mask.dim() == 2 and torch.equal(hidden, hidden.new_ones(L, S).triu_(1))
+    return Content(nothing=False, causal=causal, low=False, low_rows=False)
+
+
+def has_low_rows(added: Tensor) -> bool:
+    """Whether some query is left with finite numbers below LOW alone."""
+    if not added.numel():
+        return False
+    highest = added.detach().amax(-1)
+    return bool(((highest < LOW) & (highest > -torch.inf)).any())
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Who may attend to whom: every part may be missing."""
+
+    causal: bool = False  # j <= i
+    hidden: Tensor | None = None  # bool [1 or N, 1 or H, L, S'], True = hidden
+    padding: Tensor | None = None  # bool [N, S'], True = hidden
+    bias: Tensor | None = None  # [1 or N, 1 or H, L or 1, S']
+    wild: bool = False  # the bias may hold finite numbers that a kernel takes for -inf
+    low: bool = False  # there may be a query that has no better key than one hidden by a finite number
+
+    @property
+    def hides(self) -> bool:
+        """Whether a query might see nothing."""
+        return self.hidden is not None or self.padding is not None or self.bias is not None
+
+    def mask(self, query_len: int, key_len: int) -> Mask | None:
+        """Without the bias."""
+        if not (self.causal or self.hidden is not None or self.padding is not None):
+            return None
+        return Mask(
+            right=query_len - key_len if self.causal else None,
+            keys=None if self.padding is None else ~self.padding,
+            allowed=None if self.hidden is None else ~self.hidden,
+        )
+
+    def tame_bias(self) -> Tensor | None:
+        """The bias with finite numbers of any size where no kernel takes them for -inf."""
+        bias = self.bias
+        if bias is None or not self.wild:
+            return bias
+        if bias.dtype == torch.float16:
+            bias = bias.float()
+        return bias.clamp(min=LOWEST).masked_fill(bias == -torch.inf, -torch.inf)
+
+    def added(self, query_len: int, key_len: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+        """All of it as a number added to each score; -inf hides."""
+        hidden = self.hidden
+        if self.causal:
+            hidden = torch.ones(query_len, key_len, dtype=torch.bool, device=device).triu_(1)[None, None]
+        if self.padding is not None:
+            padding = self.padding[:, None, None]  # [N, 1, 1, S']
+            hidden = padding if hidden is None else hidden | padding
+        bias = None if self.bias is None else self.bias.to(dtype)
+        if hidden is None:
+            return bias
+        if bias is None:
+            return torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf)
+        return bias.masked_fill(hidden, -torch.inf)
+
+
+NO_RULES, CAUSAL = Rules(), Rules(causal=True)
+
+
+def rules_of(
+    key_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    num_heads: int,
+    appended: int,
+    query_len: int,
+    key_len: int,
+) -> Rules:
+    """Masks whose shapes are right, [N, S] and [L, S] or [N * H, L, S], as rules.
+
+    `is_causal` is torch's hint: it counts where masks are never read, on a GPU. `appended` keys are among the
+    `key_len`.
+    """
+    if key_padding_mask is None and attn_mask is None:
+        return NO_RULES
+    causal, hidden, padding, bias, wild, low, low_rows = False, None, None, None, False, False, False
+    if attn_mask is not None:
+        if tuple(attn_mask.shape[-2:]) != (query_len, key_len - appended):
+            return CAUSAL  # torch looks at no mask beside the hint alone, and this one cannot be meant
+        content, learned = _content(attn_mask)
+        # on a CPU the mask decides, read or not, compiled or not; elsewhere it is never read
+        hinted = is_causal and not learned and not attn_mask.is_cpu
+        causal = not appended and (hinted if content is None else content.causal)
+        if not causal and not (content is not None and content.nothing):
+            flat = attn_mask.dim() == 2
+            spread = attn_mask[None, None] if flat else attn_mask.unflatten(0, (-1, num_heads))
+            if attn_mask.dtype == torch.bool:
+                hidden = spread
+            else:
+                bias, wild = spread, content is None or content.low
+                low, low_rows = (False, False) if content is None else (content.low, content.low_rows)
+    if key_padding_mask is not None and not _is_empty(key_padding_mask):
+        if key_padding_mask.dtype == torch.bool:
+            padding = key_padding_mask
+        else:
+            added = key_padding_mask[:, None, None]  # [N, 1, 1, S]
+            bias = added if bias is None else bias + added
+            low_here = can_read(added) and bool(((added < LOW) & (added > -torch.inf)).any())
+            low, wild = low or low_here, wild or low_here or not can_read(added)
+        low_rows = low_rows or low  # both together may leave a row with little
+    if appended:
+        hidden, padding, bias = (
+            None if x is None else pad(x, (0, appended)) for x in (hidden, padding, bias)
+        )
+        low = low_rows = False
+    rules = Rules(causal, hidden, padding, bias, wild, low_rows)
+    if low and bias is not None and can_read(bias):
+        whole = rules.added(query_len, key_len, bias.dtype, bias.device)
+        assert whole is not None
+        return replace(rules, low=has_low_rows(whole))
+    return rules
+
+
+def _content(mask: Tensor) -> tuple[Content | None, bool]:
+    """(what a mask holds if that may be read, whether it learns: then it is no causal one, come what may)"""
+    if not mask.requires_grad:
+        return content_of(mask), False
+    if not can_read(mask):
+        return None, True
+    return read(mask.detach())._replace(causal=False, nothing=False), True
+
+
+def _is_empty(padding: Tensor) -> bool:
+    """Whether it pads nothing, as far as that may be read."""
+    if padding.requires_grad or not padding.numel() or not can_read(padding):
+        return False
+    return not bool(padding.any())
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Where the real tokens of padded sequences are.
+
+    Whatever looks at one token at a time (projections, norms, feed-forward) runs over real tokens only;
+    attention gets them back in rows, with lengths.
+    """
+
+    places: Tensor  # int64 [tokens], among N * L
+    lengths: Tensor  # int64 [N]
+    shape: tuple[int, int]  # N, L
+
+    @classmethod
+    def of(cls, real: Tensor) -> Ragged:
+        """From bool [N, L], the real ones first."""
+        N, L = real.shape
+        return cls(real.flatten().nonzero().squeeze(1), real.sum(1), (N, L))
+
+    def real(self, x: Tensor) -> Tensor:
+        """[N, L, E] -> [tokens, E]"""
+        return x.flatten(0, 1).index_select(0, self.places)
+
+    def padded(self, x: Tensor) -> Tensor:
+        """[tokens, E] -> [N, L, E], 0 where there is none."""
+        N, L = self.shape
+        return x.new_zeros(N * L, x.shape[-1]).index_copy_(0, self.places, x).unflatten(0, (N, L))

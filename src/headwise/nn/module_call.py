@@ -1,0 +1,227 @@
+"""One call of a `MultiHeadAttention`: what it is given, checked; what others' calls mean; the express lane.
+
+What goes wrong between the lessons' class and torch's, caught at the door and answered with what to write.
+
+One letter parts `MultiHeadAttention` from `torch.nn.MultiheadAttention`, and their masks mean the opposite.
+
+What a `MultiHeadAttention` is called with, checked; and its mask as rules.
+
+Letters: B batch, T query_len, S key_len, E d_model.
+
+The express lane of a module: plain self-attention without gradients, with nothing in its way.
+
+As in `engines/express.py`, and for the same reason: between two matrix products every line of Python starts
+in a cold cache. At 2 x 10 tokens of width 512 the ordinary way took a quarter more than the products
+themselves. Whatever is not let through here, right or wrong, is answered there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..arguments import autocasting, check_dropout, window_rule
+from ..engines.express import straight
+from ..errors import ArgumentError, ShapeError, nearest
+from ..functional import attention
+from ..map import AttentionMap, make
+from ..masks import Mask, as_mask
+from ..scoring import Scoring
+from .packed_weights import is_untouched, ordinary
+
+if TYPE_CHECKING:
+    from .multihead import MultiHeadAttention
+
+__all__ = [
+    "check",
+    "check_call",
+    "check_constructor",
+    "check_options",
+    "lone",
+    "plain_self_attention",
+    "rules_of",
+]
+
+
+TORCHS_CLASS = "torch's class to the letter is headwise.nn.MultiheadAttention"
+ONE_LETTER = (
+    "headwise.MultiheadAttention does not exist: one letter parts two classes whose masks mean the opposite; "
+    "use headwise.MultiHeadAttention (True = may attend), or torch's class to the letter (True = may not), "
+    "headwise.nn.MultiheadAttention"
+)
+
+OF_THE_CONSTRUCTOR = {
+    "batch_first": "everything is [batch, length, width] here; transpose what is not",
+    "add_bias_kv": f"there is no such key here; {TORCHS_CLASS}",
+    "add_zero_attn": f"there is no such key here; {TORCHS_CLASS}",
+    "embed_dim": "its name is d_model here",
+    "is_causal": "its name is causal here",
+    "qkv_bias": "its name is bias here",
+    "d_k": "its name is head_dim here",
+    "d_v": "its name is value_dim here",
+}
+
+OF_A_CALL = {
+    "attn_mask": "its True = may NOT attend, mask's True = may; pass mask=~attn_mask, a float one as bias=",
+    "key_padding_mask": "its True = padding; pass mask=headwise.Mask.padding(~key_padding_mask)",
+    "is_causal": "pass mask=headwise.Mask.causal(), or make the module with causal=True",
+    "causal": "pass mask=headwise.Mask.causal(), or make the module with causal=True",
+    "average_attn_weights": "weights come head by head here; their mean is weights.mean_heads()",
+    "attention_mask": "pass mask=, True or 1 = may attend, broadcastable to [B, H, T, S]",
+}
+
+
+def check_constructor(named: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise for arguments that only torch's class, or another one, is made with."""
+    _refuse(named, OF_THE_CONSTRUCTOR, known)
+
+
+def check_call(named: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise for keywords that `MultiHeadAttention` is not called with."""
+    _refuse(named, OF_A_CALL, known)
+
+
+def _refuse(named: Mapping[str, Any], answers: Mapping[str, str], known: Iterable[str]) -> None:
+    for name, value in named.items():
+        if name in answers:
+            raise ArgumentError(
+                f"{name} must not be given to MultiHeadAttention: got {_told(value)}; {answers[name]}"
+            )
+        ours = [each for each in known if each not in ("self", "wrong")]
+        raise TypeError(f"MultiHeadAttention has no argument {name!r}: {nearest(name, ours)}")
+
+
+def check_options(dropout: Any, window: Any, scale: Any, softcap: Any, head_dim: int) -> None:
+    """Raise for options that no call could use, when the module is made and not at the first call."""
+    check_dropout(dropout)
+    if window is not None:
+        window_rule(window)
+    Scoring.of(head_dim, scale=scale, softcap=softcap)
+
+
+def lone(key: Any, value: Any) -> ArgumentError:
+    """The error about a key without a value, most often a mask in key's place; or a value without a key."""
+    if key is None:
+        return ArgumentError(f"value must come with key: got {_told(value)} alone; as mha(query, key, value)")
+    return ArgumentError(
+        f"key must come with value: got {_told(key)} alone; a mask goes in mask=, as mha(x, mask=m), "
+        "and what is attended to goes in twice, as mha(query, memory, memory)"
+    )
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return repr(value)
+
+
+def check(module: MultiHeadAttention, query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Raise unless these are [B, T, d_model], [B, S, kdim] and [B, S, vdim], in the weights' dtype and place.
+
+    Raises:
+        ShapeError: dimensions, widths, batches or lengths that do not fit; nothing there.
+        ArgumentError: not a tensor; a dtype or device other than the weights'.
+    """
+    _check_one(query, "query", "[B, T, d_model]", "d_model", module.d_model, module.q_proj)
+    if key is query and value is query and module.kdim == module.vdim == module.d_model:
+        return
+    _check_one(key, "key", "[B, S, kdim]", "kdim", module.kdim, module.k_proj)
+    _check_one(value, "value", "[B, S, vdim]", "vdim", module.vdim, module.v_proj)
+    if query.shape[0] != key.shape[0]:
+        raise ShapeError(
+            f"query and key must agree in batch: {query.shape[0]} and {key.shape[0]}; inputs are batch "
+            "first, transpose(0, 1) those that are not"
+        )
+    if key.shape[:2] != value.shape[:2]:
+        raise ShapeError(
+            f"key and value must agree in batch and length: {list(key.shape[:2])} and "
+            f"{list(value.shape[:2])}; there is one value a key"
+        )
+
+
+def _check_one(x: Tensor, name: str, shape: str, width_name: str, width: int, layer: nn.Module) -> None:
+    if not isinstance(x, Tensor):
+        hint = "; a mask goes in mask=" if isinstance(x, Mask) else "; use torch.as_tensor"
+        raise ArgumentError(f"{name} must be a tensor: got {type(x).__name__}{hint}")
+    if x.ndim != 3:
+        what = f"use {name}[None] for a single sequence" if x.ndim == 2 else "a mask goes in mask="
+        raise ShapeError(f"{name} must have 3 dimensions {shape}: got {x.ndim}, {list(x.shape)}; {what}")
+    if x.shape[2] != width:
+        raise ShapeError(
+            f"{name} must be {width_name} wide, {shape}: got {x.shape[2]} for {width_name}={width}, "
+            f"{list(x.shape)}; give the module the width of its inputs"
+        )
+    if not x.numel():
+        raise ShapeError(f"{name} must not be empty: got {list(x.shape)} for {shape}; skip the call")
+    if torch.compiler.is_compiling() or not is_untouched(layer) or autocasting(x):
+        return  # whoever changed the layer knows best what it takes
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    if x.dtype != weight.dtype:
+        hint = "; a mask goes in mask=" if not x.is_floating_point() else f"; use {name}.to({weight.dtype})"
+        raise ArgumentError(f"{name} must have the dtype of the weights: {x.dtype} and {weight.dtype}{hint}")
+    if x.device != weight.device:
+        raise ArgumentError(
+            f"{name} must be on the device of the weights: {x.device} and {weight.device}; "
+            f"use {name}.to({str(weight.device)!r})"
+        )
+
+
+def rules_of(mask: Mask | Tensor, batch: int, key_len: int, itself: bool) -> Mask:
+    """The mask as rules; padding among the keys of self-attention is padding among its queries.
+
+    Raises:
+        MaskError: values or dimensions that are no mask.
+    """
+    rules = as_mask(mask)
+    allowed = rules.allowed
+    same = allowed is not None and tuple(allowed.shape[1:]) == (1, 1, key_len)  # for all heads and queries
+    if allowed is not None and same and allowed.shape[0] in (1, batch) and rules.keys is None:
+        rules = replace(rules, allowed=None, keys=allowed[:, 0, 0].expand(batch, key_len))  # it is padding
+    if itself and rules.keys is not None and rules.queries is None:
+        rules = replace(rules, queries=rules.keys)
+    return rules
+
+
+def plain_self_attention(
+    module: MultiHeadAttention, x: Tensor, need_weights: bool
+) -> tuple[Tensor, AttentionMap | None] | None:
+    """(heads [B, H, T, D], their map) of a module attending to x; None: not as plain as that."""
+    held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
+    packed, D = held["_packed"], held["head_dim"]
+    if packed is None or torch.is_grad_enabled() or type(x) is not Tensor:
+        return None
+    if (
+        held["window"] is not None
+        or held["softcap"] is not None
+        or held.get("sinks", held) is not None  # learned, they are in no module's own __dict__
+    ):
+        return None
+    if held["training"] and held["dropout"]:
+        return None
+    shape = x.shape
+    if len(shape) != 3 or D != held["value_dim"]:
+        return None
+    B, T, E = shape
+    weight = packed.weight
+    if E != weight.shape[1] or x.dtype is not weight.dtype or not x.numel() or not x.is_floating_point():
+        return None
+    if x.is_cpu is not weight.is_cpu or x.get_device() != weight.get_device():
+        return None
+    H, Hk, causal, scale = held["num_heads"], held["num_kv_heads"], held["causal"], held["scale"]
+    modules = held["_modules"]
+    layers = (modules["q_proj"], modules["k_proj"], modules["v_proj"])
+    if not ordinary(x) or not packed.holds(layers):
+        return None
+    joined = torch.nn.functional.linear(x, packed.weight, packed.bias)
+    heads = joined.view(B, T, H + 2 * Hk, D).transpose(1, 2)  # [B, H + 2 Hk, T, D]
+    q, k, v = heads.split_with_sizes((H, Hk, Hk), 1)
+    found = straight(q, k, v, causal, D**-0.5 if scale is None else scale)
+    if found is None:  # a kernel that needs help with these sizes
+        return attention(q, k, v, causal=causal, scale=scale)
+    out, lse, scores = found
+    return out, make(scores, lse) if need_weights else None

@@ -1,0 +1,191 @@
+"""Tables for the terminal, and texts as they can be printed.
+
+Text that users give, as labels: data, never markup, nothing a terminal or a font stumbles over.
+
+Statistics as a table for the terminal.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ..engines.statistics import RECEIVED, Statistics
+from ..errors import ArgumentError, ShapeError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+__all__ = [
+    "as_number",
+    "as_text",
+    "empty_table",
+    "families",
+    "label",
+    "plain",
+    "statistics_table",
+    "table_class",
+]
+
+
+SEEN = {"\n": "↵", "\r": "↵", "\t": "⇥"}
+JOINERS = "\u200c\u200d"  # invisible, yet part of how Persian, Hindi and emoji are spelled
+UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control, format, half characters, line separators
+WIDE_FONTS = (  # for scripts the first one lacks, where the machine has them
+    "DejaVu Sans",
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "PingFang SC",
+    "Hiragino Sans",
+    "Microsoft YaHei",
+    "Malgun Gothic",
+    "Arial Unicode MS",
+    "Noto Sans",
+)
+
+
+def plain(text: str, length: int | None = None) -> str:
+    """The text on one line: control characters made visible, the end cut off beyond `length` characters.
+
+    Example:
+        >>> plain("a\\nb\\x1b[31m"), plain("incomprehensibilities", 8)
+        ('a↵b�[31m', 'incompr…')
+    """
+    shown = "".join(map(_visible, text))
+    return shown if length is None or len(shown) <= length else shown[: length - 1] + "…"
+
+
+def _visible(char: str) -> str:
+    unsafe = unicodedata.category(char) in UNSAFE and char not in JOINERS
+    return SEEN.get(char, "\N{REPLACEMENT CHARACTER}") if unsafe else char
+
+
+def label(text: str, length: int) -> str:
+    """`plain`, with an empty square for what no font here can draw: matplotlib would warn of each."""
+    return "".join(char if _drawable(char) else "□" for char in plain(text, length))
+
+
+@lru_cache(1)
+def families() -> list[str]:
+    """The fonts of this machine that labels are drawn with, first choice first."""
+    from matplotlib.font_manager import fontManager
+
+    here = set(fontManager.get_font_names())
+    return [name for name in WIDE_FONTS if name in here]
+
+
+@lru_cache(4096)
+def _drawable(char: str) -> bool:
+    from matplotlib.font_manager import findfont, get_font
+
+    return any(get_font(findfont(name)).get_char_index(ord(char)) for name in families())
+
+
+HEADERS = {  # name -> what stands above its column: the name, and what the numbers are
+    "entropy": "entropy\nnats",
+    "effective_keys": "effective\nkeys",
+    "confidence": "confi-\ndence",
+    "distance": "distance\nkeys",
+    "first": "first\nkey",
+    "previous": "previous\nkey",
+    "itself": "itself",
+    "next": "next\nkey",
+    "local": "local",
+    "max_logit": "max\nlogit",
+    "induction": "induc-\ntion",
+    "punctuation": "punctu-\nation",
+}
+WEIGHTS = {  # shares of 1
+    "confidence", "first", "previous", "itself", "next", "local", "induction", "duplicate_token", "special",
+    "punctuation", "spread", "locality", "streaming",
+}  # fmt: skip
+STRONG = 0.5  # a share worth the eye's attention
+
+
+def empty_table(title: str | None = None) -> Table:
+    """A table as headwise prints them, without columns.
+
+    Raises:
+        ImportError: rich is not installed.
+    """
+    table = table_class()
+    from rich.box import SIMPLE_HEAD
+
+    shown = None if title is None else as_text(title)
+    return table(box=SIMPLE_HEAD, pad_edge=False, padding=0, title=shown, title_justify="left")
+
+
+def table_class() -> type[Table]:
+    """rich's tables.
+
+    Raises:
+        ImportError: rich is not installed.
+    """
+    try:
+        from rich.table import Table
+    except ModuleNotFoundError as error:
+        hint = 'headwise tables need rich; install with: pip install "headwise[cli]"'
+        raise ImportError(hint, name="rich") from error
+    return Table
+
+
+def statistics_table(
+    stats: Statistics, names: Sequence[str] | None = None, batch: int = 0, title: str | None = None
+) -> Table:
+    """One row a head, one column a statistic; shares of at least one half stand out. `received` is left out.
+
+    Args:
+        stats: measured per head, [B, H] each.
+        names: one a head, instead of 0, 1, ...
+        batch: which sequence.
+        title: above the table.
+
+    Raises:
+        ImportError: rich is not installed.
+        ArgumentError: no statistic but `received`.
+        ShapeError: statistics per query; names that do not fit.
+        IndexError: no such sequence.
+    """
+    table = empty_table(title)
+    columns = {name: values for name, values in stats.items() if name != RECEIVED}
+    if not columns:
+        raise ArgumentError('stats must hold a number a head: found none; try statistics("entropy")')
+    for name, values in columns.items():
+        if values.ndim != 2:
+            raise ShapeError(
+                f"stats must be one number a head, [B, H]: {name} is {list(values.shape)}; "
+                'measure them with per="head"'
+            )
+    heads = next(iter(columns.values())).shape[1]
+    names = [str(head) for head in range(heads)] if names is None else names
+    if len(names) != heads:
+        raise ShapeError(f"names must match num_heads: {len(names)} names for {heads}; give one a head")
+
+    table.add_column("head", no_wrap=True)
+    for name in columns:
+        table.add_column(HEADERS.get(name, name), justify="right", no_wrap=True)
+    rows = zip(*(values[batch].tolist() for values in columns.values()), strict=True)
+    for head, row in zip(names, rows, strict=True):
+        table.add_row(as_text(head), *map(as_number, columns, row))
+    return table
+
+
+def as_text(text: str) -> Text:
+    """Names are data: no markup, no escape codes."""
+    from rich.text import Text
+
+    return Text(plain(text))
+
+
+def as_number(name: str, value: float) -> Text:
+    from rich.text import Text
+
+    if math.isnan(value):  # no query had such a key
+        return Text("-", style="dim")
+    if name in WEIGHTS:
+        return Text(f"{value:.2f}", style="bold" if value >= STRONG else "")
+    return Text(f"{value:.2f}" if name == "entropy" else f"{value:.1f}")
