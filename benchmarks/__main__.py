@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from . import __doc__ as about
-from . import grid, machine, progress, readme, registry, report
+from . import grid, machine, progress, readme, report
+from .cases import choose
 from .registry import Case
 from .runner import run_case
 
@@ -60,9 +61,9 @@ def main(given: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     if options.readme:
         return _write_readme(options.out or report.RESULTS)
-    cases = registry.choose(options.only, options.device)
+    cases = choose(options.only, options.device)
     if options.list:
-        for case in registry.choose(options.only):
+        for case in choose(options.only):
             print(f"{case.name:34} {'+'.join(case.devices):9} {case.description}")
         return 0
     if not cases:

@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from .registry import Arm, around, choose
+from .cases import choose
+from .registry import Arm, around
 
 __all__ = ["GIVES_BACK", "in_fresh_process", "main", "on_cuda", "peak_of"]
 

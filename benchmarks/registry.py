@@ -1,4 +1,4 @@
-"""A case: sizes, arms to be timed, and the truth they are checked against. The list of all cases.
+"""A case: sizes, arms to be timed, and the truth they are checked against; the list that `cases` fills.
 
 A case's `setup` makes random inputs once and returns its arms, each a callable without arguments, and a
 function for the float64 truth about what they return. One arm is ours, one is the peer it is compared with;
@@ -7,8 +7,7 @@ others may stand beside them.
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "CASES",
     "Apart",
     "Arm",
     "Case",
@@ -25,8 +25,6 @@ __all__ = [
     "Sizes",
     "Values",
     "around",
-    "choose",
-    "every",
     "register",
 ]
 
@@ -137,28 +135,12 @@ def around(arm: Arm) -> AbstractContextManager[Any]:
     return arm.context() if isinstance(arm, Pinned) else nullcontext()
 
 
-_cases: dict[str, Case] = {}
+CASES: dict[str, Case] = {}
 
 
 def register(case: Case) -> Case:
     """Put a case on the list; its name must be new."""
-    if case.name in _cases:
+    if case.name in CASES:
         raise ValueError(f"case name must be new: {case.name} is on the list already")
-    _cases[case.name] = case
+    CASES[case.name] = case
     return case
-
-
-def every() -> list[Case]:
-    """All cases, in the order they were written."""
-    from . import cases  # noqa: F401  filling the list
-
-    return list(_cases.values())
-
-
-def choose(pattern: str | None = None, device: str | None = None) -> list[Case]:
-    """Cases whose name fits a pattern (`window*`; a plain word fits anywhere) and that run on a device."""
-    found: Iterable[Case] = every()
-    if pattern is not None:
-        shape = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
-        found = (case for case in found if fnmatch.fnmatchcase(case.name, shape))
-    return [case for case in found if device is None or device in case.devices]

@@ -21,7 +21,7 @@ import torch
 from benchmarks import __main__ as command
 from benchmarks import grid, machine, memory, progress, readme, registry, report, truths
 from benchmarks import problem as problems
-from benchmarks.cases import second_pass
+from benchmarks.cases import choose, every, second_pass
 from benchmarks.checking import check
 from benchmarks.registry import Apart, Case, Pinned, Prepared
 from benchmarks.runner import (
@@ -40,7 +40,7 @@ import headwise as hw
 from headwise import reference
 
 ROOT = Path(__file__).resolve().parents[1]
-CASES = registry.every()
+CASES = every()
 
 
 # The cases
@@ -53,10 +53,10 @@ def test_names_are_unique() -> None:
 
 
 def test_cases_are_chosen_by_pattern_and_device() -> None:
-    found = {case.name for case in registry.choose("window2")}
-    assert found == {case.name for case in registry.choose("*window2*")} == {"window256_L8192"}
-    assert registry.choose("window2") and not registry.choose("window?")
-    assert all("cpu" in case.devices for case in registry.choose(device="cpu"))
+    found = {case.name for case in choose("window2")}
+    assert found == {case.name for case in choose("*window2*")} == {"window256_L8192"}
+    assert choose("window2") and not choose("window?")
+    assert all("cpu" in case.devices for case in choose(device="cpu"))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -69,7 +69,7 @@ def test_every_case_passes_its_check_at_a_tiny_size(case: Case) -> None:
     assert len(timed) > 0
 
 
-@pytest.mark.parametrize("case", registry.choose("second_pass"), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", choose("second_pass"), ids=lambda case: case.name)
 def test_where_all_heads_would_take_too_long_the_last_is_judged(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -633,6 +633,6 @@ def test_a_grid_tells_speeds_failures_and_gaps() -> None:
 
 
 def test_stored_results_are_of_cases_that_exist() -> None:
-    names = {case.name for case in registry.every()}
+    names = {case.name for case in every()}
     stored = {name for results in report.load_all() for name in results["cases"]}
     assert stored <= names

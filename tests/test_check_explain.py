@@ -21,9 +21,9 @@ import planted
 from headwise.errors import ArgumentError, MaskError, ShapeError
 from headwise.examiner import recipe
 from headwise.examiner.evidence import Call, Evidence
-from headwise.examiner.explain import Explanation, explain, explain_evidence, weights_of
-from headwise.examiner.explain.mask_sentences import in_words
-from headwise.examiner.explain.page import page
+from headwise.examiner.explanations import Explanation, explain, explain_evidence, weights_of
+from headwise.examiner.explanations.mask_sentences import in_words
+from headwise.examiner.explanations.page import page
 from headwise.examiner.recipe import Given, State, Weights
 from headwise.examiner.report import Named
 from planted import right

@@ -14,7 +14,7 @@ import headwise as hw
 from browser import Browser, Page, found
 from headwise.examiner import recipe
 from headwise.examiner.evidence import Call, Evidence
-from headwise.examiner.explain import Explanation, explain, explain_evidence
+from headwise.examiner.explanations import Explanation, explain, explain_evidence
 from headwise.examiner.recipe import Given, State, Weights
 
 pytestmark = [

@@ -42,13 +42,23 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Truth judges the fast code, so the fast code must not know it.
 ONLY_FOR = {"reference": {"examiner"}}
 
-# Imports downwards, each inside one function: (file, function, room).
+# Imports downwards, each inside one function: (file, function, what it reaches for). A result knows how to
+# show itself; what shows it knows the result.
 DOWNWARD = {
     ("map.py", "AttentionMap.plot", "show"),
     ("heads/collection.py", "Heads.table", "show"),
     ("heads/collection.py", "Heads.plot", "show"),
     ("listeners/robustness.py", "Robustness.plot", "show"),
+    ("examiner/report.py", "Report.__str__", "examiner.showing"),
+    ("examiner/report.py", "Report._repr_html_", "examiner.showing"),
+    ("examiner/report.py", "Report.to_json", "examiner.showing"),
+    ("examiner/explanations/explanation.py", "Explanation.to_html", "examiner.explanations.page"),
+    ("examiner/explanations/explanation.py", "Explanation._repr_html_", "examiner.explanations.page"),
+    ("examiner/explanations/explanation.py", "Explanation.text", "examiner.explanations.text"),
+    ("examiner/explanations/explanation.py", "Explanation.print", "examiner.explanations.text"),
 }
+
+Found = tuple[int, str | None, bool, str, str | None]
 
 WHOLE_PACKAGE = ""  # stands for `import headwise`, which brings every room along
 
@@ -60,11 +70,20 @@ class Import:
     file: str  # relative to the package
     line: int
     function: str | None  # the function it is inside, None at the top of the file
-    room: str
+    target: str  # the module, dotted, without the package's own name; WHOLE_PACKAGE for the package itself
+    for_types: bool  # under TYPE_CHECKING: read by tools, never run
 
     @property
-    def at(self) -> tuple[str, str | None, str]:
-        return self.file, self.function, self.room
+    def room(self) -> str:
+        return self.target.partition(".")[0]
+
+    @property
+    def is_downward(self) -> bool:
+        """Whether it is one of those that may reach for what is below."""
+        return any(
+            (self.file, self.function) == (file, function) and f"{self.target}.".startswith(f"{target}.")
+            for file, function, target in DOWNWARD
+        )
 
 
 def rooms_of(package: Path) -> list[str]:
@@ -74,49 +93,93 @@ def rooms_of(package: Path) -> list[str]:
     return sorted(files + folders)
 
 
-def imports_of(package: Path) -> Iterator[Import]:
-    """Every import of one room by another or by itself; the package's own `__init__` is exempt."""
+def modules_of(package: Path) -> dict[str, Path]:
+    """Every module and package inside, by its dotted name without the package's own."""
+    found = {}
     for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports_of(package: Path, own: str = "headwise") -> Iterator[Import]:
+    """Every import of one room by another or by itself; the package's own `__init__` is exempt."""
+    modules = modules_of(package)
+    for path in modules.values():
         file = path.relative_to(package)
         if file != Path("__init__.py"):
-            for line, function, target in _targets(ast.parse(path.read_text("utf-8")), file):
-                head, *rest = target.split(".")
-                if head == "headwise":
-                    yield Import(file.as_posix(), line, function, rest[0] if rest else WHOLE_PACKAGE)
+            for line, function, for_types, base, name in _targets(
+                ast.parse(path.read_text("utf-8")), file, own
+            ):
+                head, _, rest = base.partition(".")
+                if head == own:
+                    whole = ".".join(filter(None, (rest, name)))
+                    # a name is a module, or a room that is not there, or something that its module holds
+                    known = whole in modules or (not rest and name in FLOOR_OF)
+                    yield Import(file.as_posix(), line, function, whole if known else rest, for_types)
 
 
-def _targets(tree: ast.Module, file: Path) -> Iterator[tuple[int, str | None, str]]:
-    """(line, function, dotted name) of every import in a file, relative ones made absolute."""
-    here = ["headwise", *file.parent.parts]
+def _targets(tree: ast.Module, file: Path, own: str) -> Iterator[Found]:
+    """(line, function, for types alone, dotted base, name) of every import, relative ones made absolute."""
+    here = [own, *file.parent.parts]
 
     def absolute(level: int, name: str | None) -> str:
         base = here[: len(here) - level + 1] if level else []
         return ".".join([*base, *([name] if name else [])])
 
-    def visit(node: ast.AST, scope: tuple[str, ...], inside: bool) -> Iterator[tuple[int, str | None, str]]:
+    def visit(node: ast.AST, scope: tuple[str, ...], inside: bool, types: bool) -> Iterator[Found]:
         for child in ast.iter_child_nodes(node):
-            function = ".".join(scope) if inside else None
+            at = (getattr(child, "lineno", 0), ".".join(scope) if inside else None, types)
             match child:
                 case ast.Import(names=names):
                     for alias in names:
-                        yield child.lineno, function, alias.name
+                        yield *at, alias.name, None
                 case ast.ImportFrom(level=level, module=module, names=names):
-                    base = absolute(level, module)
                     for alias in names:
-                        # From the package itself, a name is a room or else something every room is behind.
-                        known = base == "headwise" and alias.name in FLOOR_OF
-                        yield child.lineno, function, f"{base}.{alias.name}" if known else base
+                        yield *at, absolute(level, module), alias.name
                 case ast.Call(
                     func=ast.Name(id=called) | ast.Attribute(attr=called), args=[ast.Constant(str(name)), *_]
                 ):
                     if called in ("import_module", "__import__"):
                         level = len(name) - len(name.lstrip("."))
-                        yield child.lineno, function, absolute(level, name.lstrip("."))
+                        yield *at, absolute(level, name.lstrip(".")), None
             named = isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
             deeper = (*scope, child.name) if named else scope
-            yield from visit(child, deeper, inside or (named and not isinstance(child, ast.ClassDef)))
+            function = inside or (named and not isinstance(child, ast.ClassDef))
+            checking = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            yield from visit(child, deeper, function, types or checking)
 
-    return visit(tree, (), False)
+    return visit(tree, (), False, False)
+
+
+def circles(package: Path, own: str = "headwise") -> list[list[str]]:
+    """A circle of modules that import each other, inside packages, too, at the top or in a function.
+
+    Not those that only tools read, nor those that are listed: a result that shows itself.
+    """
+    modules = modules_of(package)
+    names = {path.relative_to(package).as_posix(): name for name, path in modules.items()}
+    graph: dict[str, set[str]] = {name: set() for name in modules}
+    for each in imports_of(package, own):
+        inside = each.target in modules and each.target not in (WHOLE_PACKAGE, names[each.file])
+        if inside and not each.is_downward and not each.for_types:
+            graph[names[each.file]].add(each.target)
+    while True:  # what imports nothing that is left, or is imported by nothing that is left, is in no circle
+        imported = set().union(*graph.values()) if graph else set()
+        loose = {name for name, targets in graph.items() if not targets or name not in imported}
+        if not loose:
+            break
+        graph = {name: targets - loose for name, targets in graph.items() if name not in loose}
+    return [_circle_from(name, graph) for name in sorted(graph)][:1]
+
+
+def _circle_from(name: str, graph: dict[str, set[str]]) -> list[str]:
+    """One circle, found by going on from a module that has a way into one."""
+    way = [name]
+    while True:
+        way.append(min(graph[way[-1]]))
+        if way[-1] in way[:-1]:
+            return way[way.index(way[-1]) :]
 
 
 def violations(package: Path) -> list[str]:
@@ -129,7 +192,7 @@ def violations(package: Path) -> list[str]:
     for each in imports_of(package):
         own = Path(each.file).with_suffix("").parts[0]
         where = f"{each.file}:{each.line}"
-        if each.room == own or own not in FLOOR_OF or (each.function and each.at in DOWNWARD):
+        if each.room == own or own not in FLOOR_OF or (each.function and each.is_downward):
             continue
         if each.room == WHOLE_PACKAGE:
             if FLOOR_OF[own] != len(FLOORS) - 1:
@@ -149,8 +212,21 @@ def test_rooms_import_only_their_own_floor_and_those_above() -> None:
     assert violations(PACKAGE) == []
 
 
+def test_no_module_imports_itself_round_a_circle() -> None:
+    assert circles(PACKAGE) == []
+    assert circles(PACKAGE.parents[1] / "benchmarks", "benchmarks") == []
+
+
+def test_the_floors_know_no_room_that_does_not_exist() -> None:
+    assert set(FLOOR_OF) == set(rooms_of(PACKAGE))
+    assert set(ONLY_FOR) <= set(FLOOR_OF)
+
+
 def test_imports_downwards_that_are_allowed_are_still_there() -> None:
-    assert {each.at for each in imports_of(PACKAGE)} >= DOWNWARD
+    there = [each for each in imports_of(PACKAGE) if each.is_downward]
+    for file, function, target in DOWNWARD:
+        reached = [each.target for each in there if (each.file, each.function) == (file, function)]
+        assert any(f"{module}.".startswith(f"{target}.") for module in reached), (file, function, target)
 
 
 PLANTED = {
@@ -195,6 +271,22 @@ def test_a_planted_violation_is_noticed(file: str, source: str, verdict: str, tm
     _plant(tmp_path, {file: source})
     (found,) = violations(tmp_path)
     assert verdict in found
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a.py": "from . import b", "b.py": "from .a import x"},
+        {"a.py": "import headwise.nn.b", "nn/b.py": "def f():\n    from ..a import x"},
+        {"nn/__init__.py": "from .a import x", "nn/a.py": "from .b import y", "nn/b.py": "from . import x"},
+    ],
+    ids=["two", "in a function", "through a package"],
+)
+def test_a_planted_circle_is_noticed(files: dict[str, str], tmp_path: Path) -> None:
+    _plant(tmp_path, files)
+    assert circles(tmp_path)
+    _plant(tmp_path, dict.fromkeys(files, ""))
+    assert not circles(tmp_path)
 
 
 def test_the_floors_allow_what_they_should(tmp_path: Path) -> None:

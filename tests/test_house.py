@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -310,6 +311,36 @@ def test_a_path_of_a_machine_is_noticed(folder: str) -> None:
 def test_a_temporary_path_is_for_tests_only() -> None:
     assert len(complaints("benchmarks/run.py", "open('/" + "tmp/x')")) == 1
     assert complaints("tests/test_x.py", "open('/" + "tmp/x')") == []
+
+
+# Paths
+
+
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(headwise.__path__, "headwise.")
+    if not module.name.endswith("__main__")
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_is_imported_by_its_path_both_ways(name: str) -> None:
+    """`import headwise.check.report as r` once raised: the function `check` stood in the package's place."""
+    parent, _, leaf = name.rpartition(".")
+    names: dict[str, object] = {}
+    exec(f"import {name} as by_path\nfrom {parent} import {leaf} as by_name", names)
+    assert names["by_path"] is names["by_name"] is sys.modules[name]
+
+
+def test_no_two_modules_share_a_base_name() -> None:
+    names = [name.rpartition(".")[2] for name in MODULES]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_no_package_has_the_name_of_a_public_function() -> None:
+    functions = {name for name in headwise.__all__ if not isinstance(getattr(headwise, name), ModuleType)}
+    folders = {path.parent.name for path in PACKAGE.rglob("__init__.py")} - {PACKAGE.name}
+    assert sorted(functions & folders) == []
 
 
 # The gate

@@ -16,7 +16,7 @@ from . import budget, errors, heads, nn, scoring, testing
 from . import pytrees as _pytrees  # noqa: F401, registers what travels through torch.compile and torch.save
 from .engines import operators as _operators  # noqa: F401, registers what torch.compile sees of the second pass
 from .examiner.checks import check, check_file
-from .examiner.explain import explain
+from .examiner.explanations import explain
 from .functional import attention, why
 from .heads.collection import Heads
 from .heads.heads_files import load as load_heads

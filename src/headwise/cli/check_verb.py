@@ -165,8 +165,8 @@ def explain(
 
     Example: headwise explain attention.py:MyAttention --out explain.html
     """
-    from ..examiner.explain import explain_file
-    from ..examiner.explain.page import check_path
+    from ..examiner.explanations import explain_file
+    from ..examiner.explanations.page import check_path
     from .terminal import file_and_name
 
     path, name = file_and_name(file)

@@ -1,6 +1,6 @@
 """What can be said of a learner's source without running it."""
 
-from .candidates import Candidate, candidates
+from .likely_classes import Candidate, candidates
 from .lines import line_of
 from .names import Undefined, undefined_names
 
