@@ -15,7 +15,7 @@ import torch
 from headwise.examiner.evidence import Problem
 from headwise.examiner.exceptions import explain
 from headwise.examiner.faults.fault import Fault
-from headwise.examiner.source import Undefined, likely_classes, line_of, undefined_names
+from headwise.examiner.source import Undefined, candidates, line_of, undefined_names
 
 PAGE_ONE = '''
 import torch
@@ -424,7 +424,7 @@ def test_attention():
     assert MultiHeadAttention(8, 2)(torch.zeros(1, 2, 8)).softmax(-1) is not None
 """
     )
-    found = likely_classes(source)
+    found = candidates(source)
     assert found[0][:2] == ("MultiHeadAttention", "class")
     assert source.splitlines()[found[0].first_line - 1].startswith("class MultiHeadAttention")
     assert source.splitlines()[found[0].last_line - 1].strip().startswith("return self.W_o")
@@ -470,15 +470,15 @@ BEST = {
 @pytest.mark.parametrize("case", BEST.values(), ids=BEST)
 def test_the_best_candidate(case: str) -> None:
     source, _, name = case.rpartition("|")
-    assert likely_classes(source)[0].name == name
+    assert candidates(source)[0].name == name
 
 
 def test_no_candidate() -> None:
     classifier = (
         "class Net(nn.Module):\n    def forward(self, x):\n        return F.softmax(self.fc(x), -1)\n"
     )
-    assert likely_classes(classifier) == []
-    assert likely_classes("x = 1") == [] and likely_classes("not (python") == []
+    assert candidates(classifier) == []
+    assert candidates("x = 1") == [] and candidates("not (python") == []
 
 
 # Exceptions

@@ -129,9 +129,9 @@ def _read(path: Path) -> str:
 
 
 def _likeliest(path: Path, source: str) -> str:
-    from .source import likely_classes
+    from .source import candidates
 
-    found = likely_classes(source)
+    found = candidates(source)
     if not found:
         raise ArgumentError(
             f"file must define attention to check: nothing in {path} looks like it; "
