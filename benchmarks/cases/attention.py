@@ -47,6 +47,8 @@ def attention(sizes: Sizes, device: torch.device, dtype: torch.dtype, causal: bo
     return on_rows(problem, arms)
 
 
+# Add a case below.
+
 for kind, is_causal in (("full", False), ("causal", True)):
     for length in (256, 512, 1024, 2048, 4096):
         register(

@@ -34,9 +34,16 @@ def application() -> typer.Typer:
     from .information_verbs import doctor, presets, start
     from .look_verb import look
 
+    verbs = (
+        look,
+        check,
+        explain,
+        presets,
+        doctor,
+    )
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback(invoke_without_command=True)(start)
-    for verb in (look, check, explain, presets, doctor):
+    for verb in verbs:
         app.command()(verb)
     return app
 
