@@ -6,7 +6,6 @@ import ast
 import inspect
 import time
 from pathlib import Path
-from typing import Any
 
 from ..errors import ArgumentError
 from .evidence import Evidence, Problem
@@ -17,7 +16,7 @@ __all__ = ["check", "check_file"]
 
 
 def check(
-    obj: Any,
+    obj: object,
     *,
     roles: dict[str, str] | None = None,
     embed_dim: int | None = None,
@@ -60,7 +59,7 @@ def check(
     return report
 
 
-def _source_of(obj: Any) -> tuple[str | None, str | None]:
+def _source_of(obj: object) -> tuple[str | None, str | None]:
     """The text of the file it stands in, and its path; None where there is none."""
     owner = obj if inspect.isclass(obj) or inspect.isroutine(obj) else type(obj)
     try:

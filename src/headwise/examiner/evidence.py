@@ -105,7 +105,7 @@ class Evidence:
 
         tensors: dict[str, Tensor] = {}
 
-        def out(value: Any) -> Any:
+        def out(value: object) -> object:
             if isinstance(value, Tensor):
                 name = str(len(tensors))
                 tensors[name] = value.detach().cpu().contiguous().clone()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ def shape_text(tensor: Tensor) -> str:
     return str(list(tensor.shape))
 
 
-def _tensors(raw: Any, depth: int = 0) -> Iterator[Tensor]:
+def _tensors(raw: object, depth: int = 0) -> Iterator[Tensor]:
     """Every tensor in it, in order."""
     if isinstance(raw, Tensor):
         yield raw
@@ -42,7 +42,7 @@ def _tensors(raw: Any, depth: int = 0) -> Iterator[Tensor]:
                 yield from _tensors(one, depth + 1)
 
 
-def read(raw: Any, layout: str, B: int, T: int, S: int, H: int) -> Answer:
+def read(raw: object, layout: str, B: int, T: int, S: int, H: int) -> Answer:
     """The output and the weights, batch first.
 
     Raises:

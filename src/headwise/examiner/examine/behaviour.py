@@ -158,7 +158,7 @@ def _masks_kept(caller: Caller) -> Iterator[Finding]:
         return
     said: dict[str, Any] = {}
 
-    def listen(args: list[Any], kwargs: dict[str, Any], seed: int = 0) -> Any:
+    def listen(args: list[object], kwargs: dict[str, object], seed: int = 0) -> object:
         said.update({k: (v, v.clone()) for k, v in kwargs.items() if k in names and torch.is_tensor(v)})
         return Subject.invoke(caller.subject, args, kwargs, seed)
 

@@ -19,7 +19,7 @@ __all__ = ["AnyConfig", "Recipe", "recipes"]
 class Recipe:
     """One way to construct a class."""
 
-    make: Callable[[], Any]
+    make: Callable[[], object]
     sizes: Sizes
     heads_given: bool  # the constructor was told how many heads
     width_given: bool
@@ -35,7 +35,7 @@ class AnyConfig:
     def __init__(self, sizes: Sizes, dropout: float = 0.0, guess: bool = False) -> None:
         self.__dict__["_of"] = (sizes, dropout, guess)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
         sizes, dropout, guess = self.__dict__["_of"]
@@ -53,7 +53,7 @@ class AnyConfig:
             return sizes.E
         raise AttributeError(name)
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> object:
         try:
             return getattr(self, name)
         except AttributeError:
@@ -62,12 +62,12 @@ class AnyConfig:
     def __contains__(self, name: str) -> bool:
         return hasattr(self, name)
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> object:
         """As a dict's."""
         return getattr(self, name, default)
 
 
-def _value(word: str | None, sizes: Sizes, dropout: float, per_head: bool) -> Any:
+def _value(word: str | None, sizes: Sizes, dropout: float, per_head: bool) -> object:
     """What a parameter of this meaning is given; None where there is nothing to say."""
     return {
         "width": sizes.E,
@@ -91,7 +91,7 @@ def _value(word: str | None, sizes: Sizes, dropout: float, per_head: bool) -> An
     }.get(word or "")
 
 
-def _config(annotation: Any, sizes: Sizes, dropout: float, guess: bool) -> Any:
+def _config(annotation: object, sizes: Sizes, dropout: float, guess: bool) -> object:
     """An object of the class the annotation names, its sizes set; or one that answers to anything."""
     if not isinstance(annotation, type) or annotation in (dict, object, inspect.Parameter.empty):
         return AnyConfig(sizes, dropout, guess)
@@ -114,7 +114,7 @@ def _config(annotation: Any, sizes: Sizes, dropout: float, guess: bool) -> Any:
     return made
 
 
-def _may_override(default: Any, name: str) -> bool:
+def _may_override(default: object, name: str) -> bool:
     """Sizes and rates of the learner's own choosing are ours to set; switches and None are not."""
     if size_word(name) in {"batch first"}:
         return True
@@ -135,10 +135,10 @@ def _may_override(default: Any, name: str) -> bool:
 
 def _arguments(
     signature: inspect.Signature, sizes: Sizes, dropout: float, variant: str, switch: bool = False
-) -> tuple[list[Any], dict[str, Any]]:
+) -> tuple[list[object], dict[str, object]]:
     """What to call the constructor with. variant: "", "wide keys", "swapped", "defaults", "guess"."""
-    positional: list[Any] = []
-    named: dict[str, Any] = {}
+    positional: list[object] = []
+    named: dict[str, object] = {}
     unknown = [sizes.E, sizes.H]
     if variant == "swapped":
         unknown.reverse()
@@ -148,7 +148,7 @@ def _arguments(
         word = size_word(one.name)
         required = one.default is one.empty
         if switch and word == "causal":
-            value: Any = True
+            value: object = True
         elif word == "config" and required:
             value = _config(one.annotation, sizes, dropout, variant == "guess")
         elif not required and (variant == "defaults" or not _may_override(one.default, one.name)):
@@ -166,7 +166,7 @@ def _arguments(
     return positional, named
 
 
-def _guess(parameter: inspect.Parameter, unknown: list[int], sizes: Sizes) -> Any:
+def _guess(parameter: inspect.Parameter, unknown: list[int], sizes: Sizes) -> object:
     """A value for a parameter whose name says nothing."""
     annotation = str(getattr(parameter.annotation, "__name__", parameter.annotation))
     if size_word(parameter.name) == "flag" or annotation == "bool":
@@ -196,7 +196,7 @@ def recipes(cls: type, embed_dim: int | None, num_heads: int | None) -> Iterator
         tried.add((E, H, variant, block))
         sizes = dataclasses.replace(Sizes().of_width(E, H), block=block)
 
-        def make(dropout: float = 0.0, switch: bool = False) -> Any:
+        def make(dropout: float = 0.0, switch: bool = False) -> object:
             positional, named = _arguments(signature, sizes, dropout, variant, switch)
             return cls(*positional, **named)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ class Caller:
     subject: Subject
     plan: Plan
     ways: tuple[Way, ...] = ()
-    asks: tuple[tuple[str, Any], ...] = ()  # what makes it return its weights
+    asks: tuple[tuple[str, object], ...] = ()  # what makes it return its weights
 
     def call(
         self,
@@ -73,7 +72,7 @@ class Caller:
     ) -> Answer:
         B, T, S, H = len(query), query.shape[1], key.shape[1], self.subject.sizes.H
         given = {"query": query, "x": query, "key": key, "memory": key, "value": value}
-        named: dict[str, Any] = {}
+        named: dict[str, object] = {}
         for name, slot in self.plan.slots:
             named[name] = (
                 {"batch": B, "query_len": T}[slot] if slot not in given else self._laid_out(given[slot])

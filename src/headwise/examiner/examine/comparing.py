@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +31,7 @@ def plain(caller: Caller) -> tuple[Tensor, Tensor, Tensor]:
     return inputs_for(caller, length, length, seed=100)
 
 
-def run_body(caller: Caller, body: Any, seed: int = 0, calm: bool = False) -> Tensor:
+def run_body(caller: Caller, body: object, seed: int = 0, calm: bool = False) -> Tensor:
     """The plain probe through another body."""
     other = replace(caller, subject=replace(caller.subject, body=body, calm=calm))
     with torch.no_grad():

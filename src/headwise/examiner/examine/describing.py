@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -23,7 +22,7 @@ ASKS = frozenset(
 )
 
 
-def asks_for_weights(caller: Caller) -> tuple[tuple[str, Any], ...]:
+def asks_for_weights(caller: Caller) -> tuple[tuple[str, object], ...]:
     """A switch that makes it return the weights, if the output stays what it was."""
     every = signature_of(caller.subject.body).parameters.values()
     names = [one.name for one in every if bare(one.name) in ASKS and one.default is False]

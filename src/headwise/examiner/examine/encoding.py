@@ -6,7 +6,6 @@ Ours: bool [B, T, S], True = may attend.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,7 +69,7 @@ def _lengths(mask: Tensor, shape: str) -> Tensor | None:
     return seen
 
 
-def encode(way: Way, mask: Tensor, num_heads: int) -> Any:
+def encode(way: Way, mask: Tensor, num_heads: int) -> object:
     """A mask, bool [B, T, S], as this argument wants it; None where it cannot say it."""
     if way.kind == "switch":
         causal = torch.ones(mask.shape[1:], dtype=torch.bool).tril()
@@ -88,7 +87,7 @@ def encode(way: Way, mask: Tensor, num_heads: int) -> Any:
     return shaped.clone() if way.kind == "bool" else shaped.to(way.number)
 
 
-def express(ways: tuple[Way, ...], mask: Tensor, num_heads: int) -> dict[str, Any] | None:
+def express(ways: tuple[Way, ...], mask: Tensor, num_heads: int) -> dict[str, object] | None:
     """The arguments that say this mask; None where they cannot.
 
     A mask that is padding goes through the argument for padding where there is one; padding and a triangle

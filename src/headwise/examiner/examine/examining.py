@@ -32,7 +32,7 @@ __all__ = ["examine", "understand"]
 
 
 def examine(
-    obj: Any,
+    obj: object,
     *,
     source: str | None = None,
     path: str | None = None,
@@ -56,7 +56,7 @@ def examine(
 
 
 def understand(
-    obj: Any,
+    obj: object,
     source: str | None = None,
     path: str | None = None,
     roles: dict[str, str] | None = None,
@@ -80,7 +80,7 @@ def understand(
     return evidence, caller
 
 
-def _first_line(obj: Any, name: str, source: str | None) -> int | None:
+def _first_line(obj: object, name: str, source: str | None) -> int | None:
     try:
         owner = obj if inspect.isclass(obj) or inspect.isroutine(obj) else type(obj)
         with unwarned():
@@ -193,7 +193,7 @@ def _share_first_problem(evidence: Evidence) -> None:
         evidence.problems.append(crashes[0])
 
 
-def _switched_off(body: Any) -> bool:
+def _switched_off(body: object) -> bool:
     """Whether it keeps a switch for a causal mask, and that is off."""
     owners = body.modules() if isinstance(body, nn.Module) else [body]
     kept = [(name, value) for one in owners for name, value in getattr(one, "__dict__", {}).items()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 import types
-from typing import Any
 
 from ..evidence import Problem
 
@@ -17,7 +16,7 @@ class Unreadable(Exception):
     """What came back is not an attention's answer: no tensor, or none of the right shape."""
 
 
-def files_of(obj: Any) -> frozenset[str]:
+def files_of(obj: object) -> frozenset[str]:
     """The file names that tracebacks call the learner's code by."""
     owner = obj if isinstance(obj, type) or not hasattr(obj, "__class__") else type(obj)
     code = getattr(obj, "__code__", None)

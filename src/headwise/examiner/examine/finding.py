@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import permutations
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -184,7 +183,7 @@ def find_layout(caller: Caller, text: str) -> tuple[Caller, str | None]:
     return other, "inputs are [T, B, E], length first"
 
 
-def _is_module(body: Any) -> bool:
+def _is_module(body: object) -> bool:
     return isinstance(body, nn.Module)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any
 
 import torch
 from torch import nn
@@ -63,7 +62,7 @@ def _apart(recipe: Recipe) -> dict[str, torch.dtype]:
         return {}
 
 
-def _sizes_for(body: Any, recipe: Recipe) -> list[Sizes]:
+def _sizes_for(body: object, recipe: Recipe) -> list[Sizes]:
     """The sizes it was built for; where the constructor was not told a width, those it may have inside."""
     sizes = recipe.sizes
     heads = head_count(body)
@@ -75,14 +74,14 @@ def _sizes_for(body: Any, recipe: Recipe) -> list[Sizes]:
     return found + _short(body, found[0])
 
 
-def _widths(body: Any) -> list[int]:
+def _widths(body: object) -> list[int]:
     try:
         return widths_of(body)
     except CAUGHT:
         return []
 
 
-def _short(body: Any, sizes: Sizes) -> list[Sizes]:
+def _short(body: object, sizes: Sizes) -> list[Sizes]:
     """For code with a triangle of a few positions built in."""
     buffers = body.buffers() if isinstance(body, nn.Module) else ()
     sides = {one.shape[-1] for one in buffers if one.ndim >= 2 and one.shape[-1] == one.shape[-2]}
@@ -107,7 +106,7 @@ def _ready(subject: Subject) -> tuple[Caller | None, Problem | None]:
     return caller, None
 
 
-def as_given(obj: Any, embed_dim: int | None, num_heads: int | None, is_function: bool) -> Made:
+def as_given(obj: object, embed_dim: int | None, num_heads: int | None, is_function: bool) -> Made:
     """An instance on a deep copy, or a function with weights of ours for those it takes as arguments."""
     files = files_of(obj)
     if is_function:
@@ -129,7 +128,7 @@ def as_given(obj: Any, embed_dim: int | None, num_heads: int | None, is_function
     return None, None, first
 
 
-def _function(function: Any, files: frozenset[str], embed_dim: int | None, num_heads: int | None) -> Made:
+def _function(function: object, files: frozenset[str], embed_dim: int | None, num_heads: int | None) -> Made:
     sizes = Sizes().of_width(embed_dim or 24, num_heads or 4)
     every = signature_of(function).parameters.values()
     heads_given = any(size_word(one.name) == "heads" for one in every)

@@ -42,7 +42,7 @@ class Said:
     in_words: bool = False  # in a docstring or comment, not only in code
 
 
-def texts_of(obj: Any, source: str | None) -> list[str]:
+def texts_of(obj: object, source: str | None) -> list[str]:
     """The source of a class, of those it derives from, of a function; then the file's docstring."""
     if inspect.isroutine(obj):
         owners: list[Any] = [obj]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from .sizes import Sizes
 from .subject import Subject, signature_of
@@ -21,7 +20,7 @@ class Plan:
     """What each parameter of forward is given."""
 
     slots: tuple[tuple[str, str], ...]  # (parameter, one of INPUTS or "batch" or "query_len")
-    constants: tuple[tuple[str, Any], ...] = ()
+    constants: tuple[tuple[str, object], ...] = ()
     masks: tuple[str, ...] = ()  # parameters that take a mask, those of certain name first
     needs_mask: tuple[str, ...] = ()  # of these, the ones without a default
     switches: tuple[str, ...] = ()  # causal=False: True would make it causal
@@ -45,7 +44,7 @@ def plans(subject: Subject) -> list[Plan]:
     found: list[tuple[str, str]] = []  # (parameter, slot)
     masks: list[str] = []
     needs: list[str] = []
-    constants: list[tuple[str, Any]] = []
+    constants: list[tuple[str, object]] = []
     unknown: list[str] = []
     switches: list[str] = []
     optional: set[str] = set()
@@ -94,7 +93,7 @@ def _positional(words: str, with_mask: bool = False) -> Plan:
     return Plan(slots, masks=("3",) if with_mask else (), positional=True)
 
 
-def _constant(parameter: inspect.Parameter, sizes: Sizes) -> Any:
+def _constant(parameter: inspect.Parameter, sizes: Sizes) -> object:
     """A value for a required parameter that takes no tensor; a slot's name where it depends on the call."""
     word = size_word(parameter.name)
     value = {

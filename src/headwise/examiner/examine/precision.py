@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +19,7 @@ from .surroundings import by_default
 __all__ = ["dtype_kept", "half"]
 
 
-def _in(dtype: torch.dtype, caller: Caller) -> Any:
+def _in(dtype: torch.dtype, caller: Caller) -> object:
     """A copy in another precision, with the plain tensors it keeps, which `Module.to` leaves in float64."""
     other = copy.deepcopy(caller.subject.body).to(dtype)
     cast_loose(other, dtype, caller.subject.apart)

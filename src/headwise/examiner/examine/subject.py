@@ -60,7 +60,7 @@ class Subject:
     apart: dict[str, torch.dtype] = field(default_factory=dict)  # loose tensors of a dtype of their own
     calm: bool = False
 
-    def invoke(self, args: list[Any], kwargs: dict[str, Any], seed: int = 0) -> Any:
+    def invoke(self, args: list[object], kwargs: dict[str, object], seed: int = 0) -> object:
         """Call it. The same seed every time: what is random in it is at least the same."""
         sow(seed)
         if not self.calm:
@@ -80,7 +80,7 @@ def signature_of(body: Any) -> inspect.Signature:
         return inspect.Signature([inspect.Parameter("inputs", inspect.Parameter.VAR_POSITIONAL)])
 
 
-def _kept(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
+def _kept(value: object, path: str, depth: int = 0) -> Iterator[tuple[str, object]]:
     """Modules and tensors in lists, tuples and dicts that torch does not look into."""
     if isinstance(value, (nn.Module, Tensor)):
         yield path, value
@@ -103,7 +103,7 @@ def hidden(body: Any) -> Iterator[tuple[str, Any]]:
             yield from _kept(value, f"{prefix}.{name}" if prefix else name)
 
 
-def _belongs(body: Any) -> tuple[dict[str, nn.Module], list[tuple[str, Tensor]], list[str]]:
+def _belongs(body: object) -> tuple[dict[str, nn.Module], list[tuple[str, Tensor]], list[str]]:
     """All modules by path, all learnt tensors by path, and the paths of those that are not registered."""
     modules = dict(body.named_modules()) if isinstance(body, nn.Module) else {}
     tensors: list[tuple[str, Tensor]] = list(body.named_parameters()) if isinstance(body, nn.Module) else []
@@ -161,24 +161,24 @@ def settle(subject: Subject) -> None:
     subject.parameters = dict(tensors)
 
 
-def _loose(body: Any) -> list[tuple[str, Tensor]]:
+def _loose(body: object) -> list[tuple[str, Tensor]]:
     """Plain float tensors kept as attributes or in lists, which `Module.to` passes by."""
     return [(path, one) for path, one in hidden(body) if isinstance(one, Tensor) and one.is_floating_point()]
 
 
-def has_loose(body: Any) -> bool:
+def has_loose(body: object) -> bool:
     """Whether it keeps plain float tensors."""
     return bool(_loose(body))
 
 
-def apart(body: Any) -> dict[str, torch.dtype]:
+def apart(body: object) -> dict[str, torch.dtype]:
     """The dtypes of loose tensors that are not of the dtype of its weights: no cast of ours may hide them."""
     weights = body.parameters() if isinstance(body, nn.Module) else ()
     main = next((one.dtype for one in weights if one.is_floating_point()), None)
     return {path: one.dtype for path, one in _loose(body) if main is not None and one.dtype != main}
 
 
-def cast_loose(body: Any, dtype: torch.dtype, but: Mapping[str, torch.dtype] | None = None) -> None:
+def cast_loose(body: object, dtype: torch.dtype, but: Mapping[str, torch.dtype] | None = None) -> None:
     """Loose tensors of another dtype in place of its own; those named in `but` of the dtype given there."""
     for path, thing in _loose(body):
         wanted = dtype if but is None else but.get(path, dtype)
@@ -186,7 +186,7 @@ def cast_loose(body: Any, dtype: torch.dtype, but: Mapping[str, torch.dtype] | N
             continue
         made = thing.detach().to(wanted).requires_grad_(thing.requires_grad)
         *way, last = path.split(".")
-        owner: Any = body
+        owner: object = body
         try:
             for step in way:
                 if isinstance(owner, (list, tuple)):
@@ -203,7 +203,7 @@ def cast_loose(body: Any, dtype: torch.dtype, but: Mapping[str, torch.dtype] | N
             continue
 
 
-def attributes_of(body: Any) -> Iterator[tuple[str, int]]:
+def attributes_of(body: object) -> Iterator[tuple[str, int]]:
     """Whole numbers kept as attributes, the outermost first."""
     owners = list(body.modules()) if isinstance(body, nn.Module) else [body]
     for owner in owners:
@@ -212,7 +212,7 @@ def attributes_of(body: Any) -> Iterator[tuple[str, int]]:
                 yield name, value
 
 
-def head_count(body: Any) -> int | None:
+def head_count(body: object) -> int | None:
     """How many heads it says it has: an attribute, a list with one module a head, parameters [H, E, D]."""
     for name, value in attributes_of(body):
         if size_word(name) == "heads" and value > 0:
@@ -230,7 +230,7 @@ def head_count(body: Any) -> int | None:
     return counts.pop() if len(counts) == 1 else None
 
 
-def widths_of(body: Any) -> list[int]:
+def widths_of(body: object) -> list[int]:
     """Widths its input may have, the likeliest first."""
     found = [value for name, value in attributes_of(body) if size_word(name) == "width"]
     modules = body.modules() if isinstance(body, nn.Module) else ()

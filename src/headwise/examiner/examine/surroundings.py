@@ -109,7 +109,7 @@ class _Default(TorchFunctionMode):
         return _again(func, args, kwargs, made, wanted)
 
 
-def _asks(func: Any, args: tuple[Any, ...]) -> bool:
+def _asks(func: object, args: tuple[object, ...]) -> bool:
     """Whether a call says which dtype it wants."""
     return getattr(func, "__name__", "") in ASKED or any(isinstance(one, torch.dtype) for one in args)
 
@@ -118,11 +118,11 @@ def _again(func: Any, args: Any, kwargs: Any, made: Tensor, wanted: torch.dtype)
     """The same of whole numbers, with fractions of the wanted dtype."""
     if func in (torch.where, Tensor.where):
 
-        def cast(one: Any) -> Any:
+        def cast(one: object) -> object:
             return torch.tensor(one, dtype=wanted) if isinstance(one, float) else one
     else:
 
-        def cast(one: Any) -> Any:
+        def cast(one: object) -> object:
             if isinstance(one, (list, tuple)):
                 return type(one)(cast(each) for each in one) if type(one) in (list, tuple) else one
             return one.to(wanted) if isinstance(one, Tensor) else one
@@ -134,7 +134,7 @@ def _again(func: Any, args: Any, kwargs: Any, made: Tensor, wanted: torch.dtype)
     return found if isinstance(found, Tensor) and found.shape == made.shape else made.to(wanted)
 
 
-def _flat(value: Any) -> Iterator[Any]:
+def _flat(value: object) -> Iterator[object]:
     if isinstance(value, (list, tuple)):
         for one in value:
             yield from _flat(one)

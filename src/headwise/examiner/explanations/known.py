@@ -17,7 +17,7 @@ from ..recipe import Given, Step, Weights
 __all__ = ["is_known", "own_numbers", "own_steps", "weights_of"]
 
 
-def is_known(module: Any) -> bool:
+def is_known(module: object) -> bool:
     """Whether `weights_of` knows this class."""
     return isinstance(module, MultiHeadAttention | nn.MultiheadAttention)
 

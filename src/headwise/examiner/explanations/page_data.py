@@ -45,7 +45,7 @@ def page_json(explanation: Explanation) -> str:
     return text.translate(ESCAPES)
 
 
-def _contents(explanation: Explanation) -> dict[str, Any]:
+def _contents(explanation: Explanation) -> dict[str, object]:
     state = explanation.expected
     B, T, E = state.query.shape
     sizes = {
@@ -103,9 +103,9 @@ def _step(step: Any) -> dict[str, Any]:
     }
 
 
-def _packed(tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _packed(tensors: dict[str, Tensor]) -> dict[str, object]:
     """Shape, kind and bytes of each; a tensor that is another one is named after it."""
-    packed: dict[str, Any] = {}
+    packed: dict[str, object] = {}
     first: dict[tuple[int, tuple[int, ...], tuple[int, ...]], str] = {}
     for name, tensor in tensors.items():
         same = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())

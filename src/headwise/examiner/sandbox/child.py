@@ -27,7 +27,7 @@ def main(folder: Path) -> NoReturn:
     confine = _package("headwise_confine", HERE / "confine")
     status = request["status"]
 
-    def tell(fact: dict[str, Any]) -> None:
+    def tell(fact: dict[str, object]) -> None:
         os.write(status, json.dumps(fact).encode() + b"\n")
 
     fence = confine.Fence(**request["fence"])
@@ -81,7 +81,7 @@ def _examine(request: dict[str, Any], result: Path, confine: ModuleType, tell: A
     os.close(status)
 
     stage = "import"
-    facts: dict[str, Any] = {}
+    facts: dict[str, object] = {}
     part = result / "part"
     try:
         lacking: ImportError | None = None

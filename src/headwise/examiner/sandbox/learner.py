@@ -63,7 +63,7 @@ def load(path: Path, source: str) -> ModuleType:
     return module
 
 
-def choose(module: ModuleType, name: str | None) -> tuple[Any, str, list[str]]:
+def choose(module: ModuleType, name: str | None) -> tuple[object, str, list[str]]:
     """The class or function to check, its name, and the names that might have been meant instead.
 
     Raises:
@@ -71,7 +71,7 @@ def choose(module: ModuleType, name: str | None) -> tuple[Any, str, list[str]]:
     """
     own = _defined_in(module)
     if name is not None:
-        found: Any = module
+        found: object = module
         for part in name.split("."):
             found = getattr(found, part, None)
         if found is None:
@@ -101,7 +101,7 @@ def _defined_in(module: ModuleType) -> dict[str, Any]:
     return found
 
 
-def _likeness(name: str, thing: Any) -> int:
+def _likeness(name: str, thing: object) -> int:
     """How much it looks like multi-head attention; 0 or less: not at all."""
     source = _source_of(thing)
     if NOT_MEANT.search(name) or not (ATTENTION.search(source) or MULTI_HEAD.search(name)):

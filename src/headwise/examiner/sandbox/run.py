@@ -100,7 +100,7 @@ def protections_here() -> tuple[list[str], list[str]]:
 
 def _start(
     folder: Path, path: Path | None, source: str, name: str | None, seconds: float, memory: int, trust: bool,
-    options: dict[str, Any],
+    options: dict[str, object],
 ) -> Watch:  # fmt: skip
     """Start the other process and follow it to its end; `path` None: only to see what protects it."""
     if os.name != "posix":
@@ -192,7 +192,7 @@ def _take_result(result: Path, path: Path, watch: Watch, outcome: Outcome) -> No
         outcome.problem = Problem("limits", "result", message[:LONGEST_MESSAGE])
 
 
-def _problem(written: dict[str, Any]) -> Problem:
+def _problem(written: dict[str, object]) -> Problem:
     line = written["line"]
     return Problem(
         str(written["stage"])[:40],

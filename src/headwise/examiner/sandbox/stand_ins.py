@@ -14,7 +14,6 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 __all__ = ["load_all_the_same"]
 
@@ -24,13 +23,13 @@ PACKAGE, DEPTH = "checked_package", 4  # what a file with relative imports is a 
 class StandIn:
     """Takes any arguments, has any attribute, does nothing."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         pass
 
-    def __call__(self, *_: Any, **__: Any) -> StandIn:
+    def __call__(self, *_: object, **__: object) -> StandIn:
         return self
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
         return StandIn()
@@ -41,7 +40,7 @@ class _Module(ModuleType):
         super().__init__(name)
         self.__path__ = list(folders)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
         return type(name, (StandIn,), {"__module__": self.__name__})

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from . import landlock, limits, linux, namespaces
 from .sweep import descendants_of, sweep
@@ -23,7 +22,7 @@ __all__ = ["Fence", "Standing", "enter"]
 
 DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom"))
 
-Tell = Callable[[dict[str, Any]], None]
+Tell = Callable[[dict[str, object]], None]
 
 
 @dataclass
