@@ -38,7 +38,7 @@ def check(
 
     Example:
         >>> import torch
-        >>> from headwise.check import check
+        >>> from headwise.examiner import check
         >>> check(torch.nn.MultiheadAttention).ok
         True
     """
