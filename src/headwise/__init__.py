@@ -34,7 +34,7 @@ from .watch.retrieval import retrieval_scores
 from .watch.robustness import robustness
 from .watch.trainer_callback import trainer_callback
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AttentionMap",

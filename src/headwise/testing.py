@@ -1,9 +1,9 @@
 """For tests: `assert_attention` fails with the name of the mistake. Needs no pytest, and suits it.
 
-from headwise.testing import assert_attention
+    from headwise.testing import assert_attention
 
-def test_my_attention():
-    assert_attention(MyMultiHeadAttention)
+    def test_my_attention():
+        assert_attention(MyMultiHeadAttention)
 """
 
 from __future__ import annotations
