@@ -1,4 +1,6 @@
-"""For tests: `assert_attention` fails with the name of the mistake. Needs no pytest, and suits it.
+"""For tests: `assert_attention` fails with the name of the mistake.
+
+It needs no pytest, and suits it:
 
     from headwise.testing import assert_attention
 
