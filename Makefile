@@ -8,7 +8,7 @@ INSTALL := $(PIP) install --no-compile --prefer-binary --constraint constraints.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup look test test-slow test-models browser lint bench fuzz check-score clean
+.PHONY: help setup look test docs test-slow test-models browser lint bench fuzz check-score clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ look: $(READY) ## the main job: every head of a trained model, as a picture and 
 
 test: $(READY) ## the tests and the docstrings' examples
 	@$(BIN)/python -m pytest -q -m "not slow and not models" -n 2 --dist worksteal $(ARGS)
+
+docs: $(READY) ## the documentation, into site/: open site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 test-slow: $(READY) browser ## the tests that take longer
 	@$(BIN)/python -m pytest -q -m "slow and not models" -n 2 --dist worksteal $(ARGS)
@@ -48,7 +51,7 @@ check-score: $(READY) ## the examiner's mutation score: planted faults caught an
 	@$(BIN)/python tests/check_score.py $(ARGS)
 
 clean: ## remove caches and build outputs; .venv stays
-	@rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@rm -rf build dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find . -path ./.venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamp is written last: whatever stops this half way, the next make starts it again. torch goes first, alone:

@@ -5,7 +5,7 @@
     python -m benchmarks --only 'window*'         some cases
     python -m benchmarks --list                   their names
     python -m benchmarks --quick                  tiny sizes, few turns: is everything in order?
-    python -m benchmarks --readme                 README's table again, from the stored results
+    python -m benchmarks --readme                 README's line and docs/benchmarks.md, from what is stored
     python -m benchmarks.sweep --device cuda      from a thousand tokens to a million
     python -m benchmarks.sweep --plot             their table and picture again, from the stored results
 
@@ -21,7 +21,7 @@ The rooms:
     memory.py     the extra memory of one call, at its peak
     machine.py    what it ran on
     report.py     results as JSON, one file a device and month
-    readme.py     README's table from those files
+    readme.py     docs/benchmarks.md from those files; grid.py: torch's class, and README's line of speed
     sweep.py      everything a map tells, at every length; lengths.py: its table and its picture
     progress.py   what is going on, with rich or without
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: run cases, list them, or write README's table."""
+"""`python -m benchmarks`: run cases, list them, or write what README and docs/benchmarks.md say of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--commit", metavar="HASH", help="the commit, where git cannot tell")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, few turns; stored only with --out")
     parser.add_argument("--list", action="store_true", help="names of the cases")
-    parser.add_argument("--readme", action="store_true", help="write README's table from stored results")
+    parser.add_argument("--readme", action="store_true", help="write README's line and docs/benchmarks.md")
     return parser
 
 
@@ -94,9 +94,11 @@ def main(given: Sequence[str] | None = None) -> int:
 def _write_readme(results: Path) -> int:
     try:
         stored = report.load_all(results)
-        readme.update(machine.ROOT / "README.md", stored)
-        readme.put(machine.ROOT / "README.md", grid.table(stored), *grid.MARKERS)
-        readme.update(machine.ROOT / "docs" / "benchmarks.md", stored, everything=True)
+        page = machine.ROOT / "docs" / "benchmarks.md"
+        readme.put(machine.ROOT / "README.md", grid.speed(stored), *grid.SPEED)
+        readme.put(page, grid.table(stored), *grid.MARKERS)
+        readme.update(page, stored)
+        readme.update(page, stored, everything=True)
     except (OSError, ValueError) as problem:
         print(problem, file=sys.stderr)
         return 2

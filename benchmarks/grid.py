@@ -1,4 +1,4 @@
-"""README's table of torch's class and ours in its place, from the stored results and nothing else."""
+"""Torch's class and ours in its place, as a table and in README's line of speed, from the stored results."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from .cases.drop_in import ASKED, MODELS
-from .readme import legend
+from .readme import latest, legends, place, readable_bytes, readable_time
 
-__all__ = ["MARKERS", "table"]
+__all__ = ["MARKERS", "SPEED", "speed", "table"]
 
 MARKERS = ("<!-- drop-in -->", "<!-- end drop-in -->")
+SPEED = ("<!-- speed -->", "<!-- end speed -->")
+STATISTICS = "cuda_statistics_L16384"  # the case in README's line
 MODES = ("inference", "training")
 NOTHING = "Not measured yet: `python -m benchmarks --only 'drop_in*'`.\n"
 
@@ -20,29 +22,54 @@ Report = dict[str, Any]
 
 def table(results: Iterable[Report]) -> str:
     """How many times as fast as torch's class, by model and question, for every device; as Markdown."""
-    latest: dict[str, dict[str, Any]] = {}  # device -> case -> record
-    runs: dict[str, dict[str, Any]] = {}
-    for report in results:
-        found = {
-            name: record
-            for name, record in report["cases"].items()
-            if name.startswith("drop_in_") and not report["runs"][record["run"]]["quick"]
-        }
-        latest.setdefault(report["device"], {}).update(found)
-        runs |= {f"{report['device']} {name}": run for name, run in report["runs"].items()}
     parts = []
-    for device, records in latest.items():
-        if records:
-            used = sorted({record["run"] for record in records.values()})
-            legends = dict.fromkeys(legend(device, runs[f"{device} {name}"]) for name in used)
-            parts.append("\n".join([*legends, "", *_grid(records)]))
+    for device, records in _drop_in(results).items():
+        parts.append("\n".join([*legends(device, records.values()), "", *_grid(records)]))
     return "\n\n".join([*parts, EXPLANATION]) + "\n" if parts else NOTHING
+
+
+def speed(results: Iterable[Report]) -> str:
+    """README's line: what is gained on each device, and what a look at every head costs; as Markdown."""
+    stored = list(results)
+    gains = []
+    for device, records in _drop_in(stored).items():
+        newest = max((record["run"] for record in records.values()), key=lambda run: run["started"])
+        inference, training = (_mean(records, mode) for mode in MODES)
+        gains.append(f"{inference} / {training} times as fast on {place(device, newest)}")
+    said = []
+    if gains:
+        said.append(
+            "In place of `torch.nn.MultiheadAttention`, inference / forward and backward (geometric means): "
+            f"{'; '.join(gains)}."
+        )
+    look = latest(stored).get("cuda", {}).get(STATISTICS)
+    if look is not None and look["status"] == "ok":
+        sizes, (ours, dense) = look["sizes"], (_cost(look, look[arm]) for arm in ("ours", "peer"))
+        heads = f"{sizes['H']} heads over {sizes['L']:,} tokens"
+        where = place("cuda", look["run"])
+        said.append(f"All statistics of {heads}, on {where}: {ours} where the matrix takes {dense}.")
+    return " ".join(said) + "\n" if said else NOTHING
+
+
+def _cost(record: dict[str, Any], arm: str) -> str:
+    size = record.get("memory", {}).get(arm, {}).get("extra_bytes")
+    time = readable_time(record["median_ms"][arm])
+    return time if size is None else f"{time} and {readable_bytes(size)}"
+
+
+def _drop_in(results: Iterable[Report]) -> dict[str, dict[str, Any]]:
+    """The records of these cases, by device, where there are any."""
+    known = {
+        device: {name: record for name, record in records.items() if name.startswith("drop_in_")}
+        for device, records in latest(results).items()
+    }
+    return {device: records for device, records in known.items() if records}
 
 
 EXPLANATION = (
     "How many times as fast as `torch.nn.MultiheadAttention` asked the same: inference / forward and "
-    "backward. A failed check or a missing cell is a dash; [docs/benchmarks.md](docs/benchmarks.md) has the "
-    "times, and torch's class measured against itself."
+    "backward. A failed check or a missing cell is a dash; [Cases](#cases) has the times, and torch's class "
+    "measured against itself."
 )
 
 

@@ -1,9 +1,9 @@
-"""README's table and the page of all results, from the stored results and nothing else.
+"""README's line of speed and the page of all results, from the stored results and nothing else.
 
     python -m benchmarks --readme
 
-rewrites what stands between the two markers in README.md (the headline cases) and docs/benchmarks.md (all of
-them); a test compares both with the results.
+rewrites what stands between markers: in README.md the line of speed, in docs/benchmarks.md the headline
+cases, torch's class and ours in its place (grid.py), and all cases. Tests compare each with the results.
 """
 
 from __future__ import annotations
@@ -15,16 +15,21 @@ from typing import Any
 __all__ = [
     "BEGIN",
     "END",
+    "HEADLINES",
+    "latest",
     "legend",
+    "legends",
+    "place",
     "put",
     "readable_bytes",
     "readable_time",
-    "readme_table",
+    "table",
     "table_in",
     "update",
 ]
 
 BEGIN, END = "<!-- benchmark table -->", "<!-- end of table -->"
+HEADLINES = ("<!-- headlines -->", "<!-- end headlines -->")
 LETTERS = ("B", "H", "Hk", "T", "S", "L", "D", "E", "W")
 HEAD = (
     "| | sizes | headwise | beside it | headwise / beside it | beside it / itself | extra memory |",
@@ -34,34 +39,38 @@ HEAD = (
 Report = dict[str, Any]
 
 
-def readme_table(results: Iterable[Report], everything: bool = False) -> str:
+def table(results: Iterable[Report], everything: bool = False) -> str:
     """The headline cases of every device, newest results first choice, as Markdown.
 
     Args:
         results: stored reports, older ones first. Runs at tiny sizes are left out.
         everything: all cases, not the headline ones alone.
     """
-    latest: dict[str, dict[str, dict[str, Any]]] = {}  # device -> case -> record
-    runs: dict[str, dict[str, Any]] = {}
-    for report in results:
-        shown = {
-            name: record
-            for name, record in report["cases"].items()
-            if (everything or record["headline"]) and not report["runs"][record["run"]]["quick"]
-        }
-        latest.setdefault(report["device"], {}).update(shown)
-        runs |= {f"{report['device']} {name}": run for name, run in report["runs"].items()}
     parts = []
-    for device, records in latest.items():
-        if not records:
-            continue
-        used = sorted({record["run"] for record in records.values()})
-        legends = [legend(device, runs[f"{device} {name}"]) for name in used]
-        rows = [_row(record) for record in records.values()]
-        parts.append("\n".join([*dict.fromkeys(legends), "", *HEAD, *rows]))
+    for device, records in latest(results).items():
+        shown = [record for record in records.values() if everything or record["headline"]]
+        if shown:
+            rows = [_row(record) for record in shown]
+            parts.append("\n".join([*legends(device, shown), "", *HEAD, *rows]))
     if not parts:
         return "No results are stored yet.\n"
     return "\n\n".join([*parts, EXPLANATION]) + "\n"
+
+
+def latest(results: Iterable[Report]) -> dict[str, dict[str, dict[str, Any]]]:
+    """The newest record of every case, by device; each with the run it comes from in place of its name.
+
+    Args:
+        results: stored reports, older ones first. Runs at tiny sizes are left out.
+    """
+    newest: dict[str, dict[str, dict[str, Any]]] = {}
+    for report in results:
+        known = newest.setdefault(report["device"], {})
+        for name, record in report["cases"].items():
+            run = report["runs"][record["run"]]
+            if not run["quick"]:
+                known[name] = {**record, "run": run}
+    return newest
 
 
 EXPLANATION = (
@@ -74,11 +83,34 @@ EXPLANATION = (
 
 def legend(device: str, run: dict[str, Any]) -> str:
     """What a run ran on, in one line."""
-    machine, versions = run["machine"], run["versions"]
-    where = machine["gpu"] if device == "cuda" else f"{machine['cpu']}, {machine['threads']} threads"
+    return legends(device, [{"run": run}])[0]
+
+
+def legends(device: str, records: Iterable[dict[str, Any]]) -> list[str]:
+    """What the runs of some records ran on: a line for each machine and torch."""
+    runs = sorted((record["run"] for record in records), key=lambda run: run["started"])
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        where = f"**{place(device, run)}**, torch {run['versions']['torch']}"
+        groups.setdefault(where, []).append(run)
+    lines = []
+    for where, mine in groups.items():
+        first, *others = dict.fromkeys(_commit(run) for run in mine)
+        commits = ", ".join([first, *(each.removeprefix("commit ") for each in others)])
+        days = " to ".join(dict.fromkeys(run["started"][:10] for run in (mine[0], mine[-1])))
+        lines.append(f"{where}, {commits}, {days}:")
+    return lines
+
+
+def place(device: str, run: dict[str, Any]) -> str:
+    """The machine a run ran on."""
+    machine = run["machine"]
+    return machine["gpu"] if device == "cuda" else f"{machine['cpu']}, {machine['threads']} threads"
+
+
+def _commit(run: dict[str, Any]) -> str:
     commit = f"commit {run['commit'][:10]}" if run["commit"] else f"sources {run['sources']}"
-    changed = " with changes" if run["dirty"] else ""
-    return f"**{where}**, torch {versions['torch']}, {commit}{changed}, {run['started'][:10]}:"
+    return commit + (" with changes" if run["dirty"] else "")
 
 
 def _row(record: dict[str, Any]) -> str:
@@ -150,5 +182,6 @@ def put(path: Path, inside: str, begin: str = BEGIN, end: str = END) -> None:
 
 
 def update(path: Path, results: Iterable[Report], everything: bool = False) -> None:
-    """Rewrite the table of cases in a page; raises as `put`."""
-    put(path, readme_table(results, everything))
+    """Rewrite a table of cases in a page, the headline ones or all; raises as `put`."""
+    markers = (BEGIN, END) if everything else HEADLINES
+    put(path, table(results, everything), *markers)

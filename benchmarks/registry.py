@@ -82,7 +82,7 @@ class Case:
     factor: how many times the peer's error ours may have (2; for gradients 3).
     memory: whether the extra memory of ours and the peer is measured, too.
     most_repeats: fewer turns than asked for, where one call takes very long.
-    headline: whether README shows it.
+    headline: whether it is among the first that docs/benchmarks.md shows.
     """
 
     name: str

@@ -563,14 +563,14 @@ def test_progress_is_plain_without_a_terminal(capsys: pytest.CaptureFixture[str]
     assert (captured.out, captured.err) == ("a result\n", "[1/2] a case\n")
 
 
-# README
+# README and docs/benchmarks.md
 
 
 def test_the_table_is_made_from_results_alone() -> None:
     whole = report.merge(None, run_of(), record_of("a", memory={"ours": {"extra_bytes": 3 * 2**20}}))
     whole = report.merge(whole, run_of(), record_of("hidden", headline=False, description="not shown"))
     whole = report.merge(whole, run_of(), record_of("broken", status="failed", description="broke"))
-    table = readme.readme_table([whole])
+    table = readme.table([whole])
     assert "**A processor, 2 threads**, torch 2.13, commit 0123456789, 2026-01-31:" in table
     row = next(line for line in table.splitlines() if line.startswith("| made up"))
     assert (
@@ -584,33 +584,82 @@ def test_newer_results_win_and_tiny_ones_never_show() -> None:
     old = report.merge(None, run_of(), record_of(description="old"))
     new = report.merge(None, run_of("2026-02-01T00:00:00Z"), record_of(description="new"))
     tiny = report.merge(None, run_of("2026-03-01T00:00:00Z", quick=True), record_of(description="tiny"))
-    table = readme.readme_table([old, new, tiny])
+    table = readme.table([old, new, tiny])
     assert "new" in table and "old" not in table and "tiny" not in table
-    assert readme.readme_table([]) == "No results are stored yet.\n"
+    assert readme.table([]) == "No results are stored yet.\n"
 
 
 def test_the_table_is_written_between_the_markers(tmp_path: Path) -> None:
-    path = tmp_path / "README.md"
-    path.write_text(f"before\n{readme.BEGIN}\nstale\n{readme.END}\nafter\n")
+    path = tmp_path / "page.md"
+    begin, end = readme.HEADLINES
+    path.write_text(f"before\n{begin}\nstale\n{end}\nafter\n")
     results = [report.merge(None, run_of(), record_of())]
     readme.update(path, results)
     text = path.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "stale" not in text
-    assert readme.table_in(text) == readme.readme_table(results)
+    assert readme.table_in(text, begin, end) == readme.table(results)
     path.write_text("no markers")
     with pytest.raises(ValueError, match="must hold the markers"):
         readme.update(path, results)
 
 
-@pytest.mark.parametrize(("page", "everything"), [("README.md", False), ("docs/benchmarks.md", True)])
-def test_the_tables_shown_are_those_of_the_stored_results(page: str, everything: bool) -> None:
-    shown = readme.table_in((ROOT / page).read_text("utf-8"))
-    assert shown == readme.readme_table(report.load_all(), everything)
+def test_runs_on_one_machine_share_a_line() -> None:
+    runs = [
+        run_of("2026-02-01T00:00:00Z", commit="b" * 40, dirty=True),
+        run_of(),
+        run_of("2026-01-31T13:00:00Z", machine={"cpu": "Another", "threads": 3}),
+    ]
+    assert readme.legends("cpu", [{"run": run} for run in [*runs, runs[0]]]) == [
+        "**A processor, 2 threads**, torch 2.13, commit 0123456789, bbbbbbbbbb with changes, "
+        "2026-01-31 to 2026-02-01:",
+        "**Another, 3 threads**, torch 2.13, commit 0123456789, 2026-01-31:",
+    ]
 
 
-def test_the_grid_shown_is_that_of_the_stored_results() -> None:
-    shown = readme.table_in((ROOT / "README.md").read_text("utf-8"), *grid.MARKERS)
-    assert shown == grid.table(report.load_all())
+PAGE = "docs/benchmarks.md"
+
+
+@pytest.mark.parametrize(
+    ("page", "markers", "made"),
+    [
+        ("README.md", grid.SPEED, grid.speed),
+        (PAGE, grid.MARKERS, grid.table),
+        (PAGE, readme.HEADLINES, readme.table),
+        (PAGE, (readme.BEGIN, readme.END), lambda results: readme.table(results, everything=True)),
+    ],
+    ids=["speed", "grid", "headlines", "cases"],
+)
+def test_what_is_shown_is_what_the_stored_results_say(page: str, markers: tuple[str, str], made: Any) -> None:
+    """Red after new results: `python -m benchmarks --readme` writes README's line and docs/benchmarks.md."""
+    shown = readme.table_in((ROOT / page).read_text("utf-8"), *markers)
+    assert shown == made(report.load_all())
+
+
+def test_the_line_of_speed_tells_what_was_measured_and_nothing_else() -> None:
+    def stored(device: str, **cases: Any) -> dict[str, Any]:
+        run = run_of(machine={"cpu": "A processor", "threads": 2, "gpu": "A card"})
+        return {"device": device, "runs": {"one": run}, "cases": cases}
+
+    def case(**more: Any) -> dict[str, Any]:
+        return {"run": "one", "status": "ok", "ratio": {"of_medians": 0.25}, **more}
+
+    look = case(
+        ours="headwise",
+        peer="eager",
+        sizes={"H": 3, "L": 5000},
+        median_ms={"headwise": 2.0, "eager": 7.0},
+        memory={"headwise": {"extra_bytes": 5 * 2**20}, "eager": {"extra_bytes": None}},
+    )
+    cpu = stored("cpu", drop_in_a_plain_inference=case(), drop_in_a_plain_training=case(status="failed"))
+    cuda = stored("cuda", **{grid.STATISTICS: look})
+    gained = "(geometric means): 4.00 / - times as fast on A processor, 2 threads."
+    looked = (
+        "All statistics of 3 heads over 5,000 tokens, on A card: 2 ms and 5 MiB where the matrix takes 7 ms."
+    )
+    assert grid.speed([cpu]).endswith(f"{gained}\n")
+    assert grid.speed([cuda]) == f"{looked}\n"
+    assert grid.speed([cpu, cuda]).endswith(f"{gained} {looked}\n")
+    assert grid.speed([stored("cuda", **{grid.STATISTICS: look | {"status": "failed"}})]) == grid.NOTHING
 
 
 def test_a_grid_tells_speeds_failures_and_gaps() -> None:

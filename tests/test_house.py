@@ -215,13 +215,6 @@ def _own_docstring(thing: object) -> bool:
     )  # as dataclass writes it
 
 
-@pytest.mark.parametrize("number", range(5))
-def test_the_code_in_readme_runs_as_printed(number: int) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
-    assert len(blocks) == 5
-    exec(compile(blocks[number], f"README.md, block {number}", "exec"), {})
-
-
 # What is shipped
 
 

@@ -34,7 +34,7 @@ from .map import AttentionMap
 from .masks import Mask
 from .nn import MultiHeadAttention, adopt, restore
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AttentionMap",

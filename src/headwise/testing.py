@@ -1,9 +1,11 @@
-"""For tests: `assert_attention` fails with the name of the mistake. Needs no pytest, and suits it.
+"""For tests: `assert_attention` fails with the name of the mistake.
 
-from headwise.testing import assert_attention
+It needs no pytest, and suits it:
 
-def test_my_attention():
-    assert_attention(MyMultiHeadAttention)
+    from headwise.testing import assert_attention
+
+    def test_my_attention():
+        assert_attention(MyMultiHeadAttention)
 """
 
 from __future__ import annotations

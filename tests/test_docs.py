@@ -1,0 +1,318 @@
+"""README and the documentation: the code in them runs and says what they show, links lead somewhere, the site
+needs no network."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from decimal import Decimal
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+import browser
+import headwise
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+# The code
+
+
+class Block(NamedTuple):
+    """A block of code and what stands below it, if that is what it prints."""
+
+    code: str
+    printed: str | None
+
+
+FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def examples(text: str) -> list[list[Block]]:
+    """The Python of a page: a block that imports headwise begins an example, others go on with it."""
+    blocks = [(match[1], match[2]) for match in FENCED.finditer(text)]
+    told: list[list[Block]] = []
+    for number, (language, code) in enumerate(blocks):
+        if language != "python":
+            continue
+        below = blocks[number + 1] if number + 1 < len(blocks) else ("", "")
+        block = Block(code, below[1] if below[0] == "text" else None)
+        if re.search(r"^import .*\bheadwise as hw$", code, re.MULTILINE) or not told:
+            told.append([block])
+        else:
+            told[-1].append(block)
+    return told
+
+
+def commands(text: str) -> list[tuple[str, str]]:
+    """The console blocks of a page: the command, and what it prints."""
+    blocks = [match[2].partition("\n") for match in FENCED.finditer(text) if match[1] == "console"]
+    return [(first.removeprefix("$ "), rest) for first, _, rest in blocks]
+
+
+def collected(kind: Any) -> list[Any]:
+    """What there is of a kind on all pages, as parameters of a test."""
+    cases = []
+    for page in PAGES:
+        for number, each in enumerate(kind(page.read_text("utf-8"))):
+            name = f"{page.relative_to(ROOT)}-{number}"
+            takes_long = kind is commands or "hw.check" in str(each)  # a process of its own, fenced in
+            cases.append(pytest.param(each, id=name, marks=[pytest.mark.slow] if takes_long else []))
+    return cases
+
+
+@pytest.fixture
+def in_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the example files where the pages say they are; what is written stays in it."""
+    shutil.copytree(ROOT / "docs" / "examples", tmp_path / "docs" / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
+
+
+@pytest.mark.parametrize("example", collected(examples))
+@pytest.mark.usefixtures("in_a_copy")
+def test_the_code_on_a_page_runs_as_printed_and_prints_what_is_below_it(example: list[Block]) -> None:
+    names: dict[str, Any] = {"__name__": "a_page"}
+    for block in example:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block.code, "a page", "exec"), names)
+        if block.printed is not None:
+            assert_says(printed.getvalue(), block.printed)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("shown", collected(commands))
+def test_a_command_on_a_page_says_what_is_below_it(shown: tuple[str, str], in_a_copy: Path) -> None:
+    words = shown[0].split()
+    assert words.pop(0) == "headwise"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        [sys.executable, "-m", "headwise", *words],
+        env=environment,
+        cwd=in_a_copy,
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode in (0, 1), done.stderr
+    assert_says(done.stdout, shown[1])
+
+
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]\d+)?")
+
+
+def assert_says(printed: str, shown: str) -> None:
+    """What was printed is what a page shows, up to the last digit of a number and the size of rounding.
+
+    A last line of three dots stands for the rest.
+    """
+    lines = [[line.rstrip() for line in text.strip("\n").split("\n")] for text in (printed, shown)]
+    if lines[1][-1] == "...":
+        del lines[1][-1]
+        while not lines[1][-1]:
+            del lines[1][-1]
+        lines[0] = lines[0][: len(lines[1])]
+    assert [NUMBER.sub("#", line) for line in lines[0]] == [NUMBER.sub("#", line) for line in lines[1]]
+    said, wanted = (NUMBER.findall("\n".join(each)) for each in lines)
+    for ours, theirs in zip(said, wanted, strict=True):
+        assert _near(ours, theirs), f"{ours} was printed, {theirs} is shown"
+
+
+def _near(said: str, shown: str) -> bool:
+    if "e" in said or "e" in shown:
+        return float(said) < 1e-12 and float(shown) < 1e-12  # how far rounding goes is the machine's affair
+    ours, theirs = Decimal(said), Decimal(shown)
+    last = theirs.as_tuple().exponent  # a whole number is meant as it is
+    return ours.as_tuple().exponent == last and abs(ours - theirs) <= (Decimal(1).scaleb(last) if last else 0)
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown", "same"),
+    [
+        ("a 0.51  \n\n", "a 0.52\n", True),
+        ("a 0.51", "a 0.53", False),
+        ("a 0.51", "a 0.5", False),
+        ("a 51", "a 52", False),
+        ("to 3e-16", "to 0e+00", True),
+        ("to 3e-06", "to 3e-16", False),
+        ("one\ntwo\nthree", "one\ntwo\n...", True),
+        ("one\ntwo\nthree", "one\ntwo", False),
+        ("one", "won", False),
+    ],
+)
+def test_what_is_printed_may_differ_in_rounding_alone(printed: str, shown: str, same: bool) -> None:
+    with contextlib.nullcontext() if same else pytest.raises(AssertionError):
+        assert_says(printed, shown)
+
+
+def test_every_page_that_shows_code_is_read() -> None:
+    """A fence in another spelling would go unread, and then untested."""
+    languages = {"python", "text", "console"}
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        fences = [line for line in text.split("\n") if line.startswith("```")]
+        assert len(fences) == text.count("```"), page.name
+        assert {line[3:] for line in fences} <= {*languages, ""}, page.name
+    assert len(examples(README.read_text("utf-8"))) == 3
+
+
+# Links
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def _project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def _file_of(link: str, source: str) -> str | None:
+    """The file of the repository that an absolute link names; None for links that lead elsewhere."""
+    raw = source.replace("https://github.com/", "https://raw.githubusercontent.com/")
+    for start in (f"{source}/blob/main/", f"{source}/tree/main/", f"{raw}/main/"):
+        if link.startswith(start):
+            return link.removeprefix(start).partition("#")[0]
+    return None
+
+
+def test_readme_reads_the_same_without_the_repository_around_it() -> None:
+    """The package index shows README alone: links are absolute, and those into the repository name a file."""
+    source = _project()["urls"]["Source"]
+    links = LINK.findall(README.read_text("utf-8"))
+    files = [_file_of(link, source) for link in links]
+    assert [link for link, file in zip(links, files, strict=True) if file is None] == []
+    assert [file for file in files if file is not None and not (ROOT / file).is_file()] == []
+    assert any(link.endswith(".png") for link in links)
+
+
+def test_project_urls_lead_into_one_repository() -> None:
+    urls = _project()["urls"]
+    source = urls["Source"]
+    assert {"Homepage", "Documentation", "Source", "Changelog", "Issues"} <= set(urls)
+    assert [url for url in urls.values() if not url.startswith(source)] == []
+    files = [_file_of(url, source) for url in urls.values()]
+    assert [file for file in files if file is not None and not (ROOT / file).exists()] == []
+    assert f'link: "{source}"' in (ROOT / "mkdocs.yml").read_text("utf-8")
+
+
+def test_the_changelog_tells_of_this_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert re.search(rf"^## {re.escape(headwise.__version__)} — \d{{4}}-\d\d-\d\d$", text, re.MULTILINE)
+
+
+# The site
+
+
+def _pages_hook() -> Any:
+    spec = importlib.util.spec_from_file_location("docs_pages", ROOT / "docs" / "pages.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_list_gets_its_blank_line_outside_of_code() -> None:
+    lines = ["Words:", "- one", "  goes on", "- two", "", "```", "- code", "```", "1. first", "2. second"]
+    wanted = ["Words:", "", *lines[1:8], "", *lines[8:]]
+    assert _pages_hook().spaced(lines) == wanted
+
+
+def test_links_into_the_repository_become_links_of_the_site() -> None:
+    hook = _pages_hook()
+    source = _project()["urls"]["Source"]
+    raw = source.replace("https://github.com/", "https://raw.githubusercontent.com/")
+    file = f"{source}/blob/main"
+    text = f"![a]({raw}/main/docs/heads.png) [b]({file}/docs/guides/use.md) [c]({file}/DESIGN.md)"
+
+    class Page:
+        class file:  # noqa: N801, as mkdocs calls it
+            src_uri = "guides/look.md"
+
+    assert hook.on_page_markdown(text, Page) == "![a](../heads.png) [b](use.md) [c](../design.md)"
+
+
+def test_the_api_pages_name_every_public_name() -> None:
+    named = [
+        name
+        for page in sorted((ROOT / "docs" / "api").glob("*.md"))
+        for name in re.findall(r"^::: headwise\.([\w.]+)$", page.read_text("utf-8"), re.MULTILINE)
+    ]
+    assert len(set(named)) == len(named)
+    tops = {name.partition(".")[0] for name in named}
+    assert sorted(set(headwise.__all__) - tops) == []
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All pages, built as `make docs` does."""
+    pytest.importorskip("mkdocs")
+    place = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(place)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout + done.stderr == "", done.stdout + done.stderr
+    return place
+
+
+FETCHED = re.compile(r"<(?:script|img|iframe|source|link)\b[^>]*?\b(?:src|href)=[\"']?([^\"'\s>]+)")
+
+
+@pytest.mark.slow
+def test_no_page_of_the_site_fetches_anything(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    fetched = {
+        (page.name, link)
+        for page in pages
+        for link in FETCHED.findall(page.read_text("utf-8"))
+        if re.match(r"(https?:)?//", link)
+    }
+    assert len(pages) > 10 and fetched == set()
+    styles = "".join(page.read_text("utf-8") for page in site.rglob("*.css"))
+    assert re.findall(r"(?:@import|url\()\s*[\"']?(?:https?:)?//", styles) == []
+
+
+@pytest.mark.slow
+def test_the_api_pages_show_functions_as_functions_and_classes_as_classes(site: Path) -> None:
+    """A package with the name of a function once took its place on the page."""
+    built = "".join(page.read_text("utf-8") for page in (site / "api").glob("*.html"))
+    things = {name: getattr(headwise, name) for name in headwise.__all__}
+    kinds = {name: "class" if isinstance(thing, type) else "function" for name, thing in things.items()}
+    shown = dict(re.findall(r'id="headwise\.(\w+)"[^>]*>\s*<code class="[^"]*\bdoc-symbol-(\w+)"', built))
+    assert {
+        name: shown.get(name)
+        for name, kind in kinds.items()
+        if not isinstance(things[name], ModuleType) and shown.get(name) != kind
+    } == {}
+
+
+@pytest.mark.slow
+def test_search_finds_pages_from_disk_without_a_network(site: Path) -> None:
+    if browser.found() is None:
+        pytest.skip("no browser")
+    ask = (
+        "(() => { const field = document.querySelector('input.md-search__input'); field.focus();"
+        " field.value = 'entropy'; field.dispatchEvent(new Event('input'));"
+        " field.dispatchEvent(new Event('keyup')); })()"
+    )
+    with browser.Browser() as chromium:
+        page = chromium.open(site / "index.html")
+        page.evaluate(ask)
+        end = time.monotonic() + 30
+        while not (found := page.evaluate("document.querySelectorAll('.md-search-result__item').length")):
+            assert time.monotonic() < end, page.complaints
+        assert found > 1
+        assert page.complaints == []
+        assert [url for url in page.requested if not url.startswith(("file:", "data:"))] == []
