@@ -60,7 +60,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def examiner(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Examiner]:
     def appoint(*answers: Report | BaseException) -> Examiner:
         one = Examiner(*answers)
-        monkeypatch.setattr(import_module("headwise.check"), "check_file", one)
+        monkeypatch.setattr(import_module("headwise.examiner"), "check_file", one)
         return one
 
     return appoint
@@ -316,7 +316,7 @@ def test_watch_sees_what_is_saved_while_it_checks(meanwhile, monkeypatch) -> Non
             write("meanwhile")
         return WRONG
 
-    monkeypatch.setattr(import_module("headwise.check"), "check_file", check_file)
+    monkeypatch.setattr(import_module("headwise.examiner"), "check_file", check_file)
     meanwhile(nothing)
     assert main(["check", "mha.py", "--watch"]) == 130
     assert read == ["class MyAttention: ...", "meanwhile"]
