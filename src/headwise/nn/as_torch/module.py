@@ -16,9 +16,9 @@ from ...masks import Mask
 from ..one_step import joined
 from ..packed_weights import OUT_PROJ, PLAIN, is_untouched
 from .answers import answer, native
-from .contract import changing_nothing, check_inputs, check_masks, scriptable
-from .torch_masks import Ragged, rules_of
-from .torch_projections import fits, heads_of, in_one_step, linear, thirds, with_more_keys
+from .contract import changing_nothing, scriptable
+from .torch_masks import Ragged
+from .torch_projections import TorchCall, in_one_step, linear, thirds
 
 __all__ = ["MultiheadAttention"]
 
@@ -112,43 +112,27 @@ class MultiheadAttention(nn.MultiheadAttention):
             )  # fmt: skip
             return self.out_proj(joint), weights  # torch would take its weight and not call it
         if query is key and key is value and attn_mask is None and not is_causal:
-            found = native(self, query, key_padding_mask, need_weights, average_attn_weights)
-            if found is not None:
-                return found
-        check_inputs(self, query, key, value, key_padding_mask, attn_mask, is_causal)
-        batched = query.dim() == 3
-        if not batched:
-            same, alike = query is key, key is value
-            query = query.unsqueeze(0)
-            key = query if same else key.unsqueeze(0)
-            value = key if alike else value.unsqueeze(0)
-            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
-        first, H = 0 if self.batch_first or not batched else 1, self.num_heads  # where the batch is
-        hint_alone = is_causal and not need_weights and key_padding_mask is None
-        rules, zero = None, self.empty_rows == "zero"
-        if batched and fits(self, query, key, value):
-            N, L, S = query.shape[first], query.shape[1 - first], key.shape[1 - first]
-            shapes = (N, H, L, self.head_dim), (key.shape[first], H, S, self.head_dim)
-            appended = check_masks(self, *shapes, key_padding_mask, attn_mask, hint_alone)
-            if not appended:
-                rules = rules_of(key_padding_mask, attn_mask, is_causal, H, 0, L, S)
-                found = in_one_step(self, query, key, rules, need_weights, average_attn_weights, zero)
-                if found is not None:
-                    return found
-        q, k, v = heads_of(self, query, key, value, first)
-        if rules is None:
-            appended = check_masks(self, q.shape, k.shape, key_padding_mask, attn_mask, hint_alone)
-            if appended:
-                k, v = with_more_keys(self, k, v)
-            L, S = q.shape[2], k.shape[2]
-            rules = rules_of(key_padding_mask, attn_mask, is_causal, H, appended, L, S)
-        dropout = self.dropout if self.training else 0.0
-        out, weights = answer(q, k, v, rules, dropout, need_weights, average_attn_weights, zero)
-        output: Tensor = self.out_proj(joined(out, first))
-        if not batched:
-            output = output.squeeze(0)
-            weights = None if weights is None else weights.squeeze(0)
-        return output, weights
+            answered = native(self, query, key_padding_mask, need_weights, average_attn_weights)
+            if answered is not None:
+                return answered
+        call = TorchCall(
+            self,
+            query,
+            key,
+            value,
+            key_padding_mask,
+            need_weights,
+            attn_mask,
+            average_attn_weights,
+            is_causal,
+        )
+        zero = self.empty_rows == "zero"
+        answered = in_one_step(call, zero)
+        if answered is not None:
+            return answered
+        q, k, v = call.heads()
+        rules = call.rules(q.shape[2], k.shape[2])
+        return call.finish(*answer(q, k, v, rules, call.dropout, need_weights, average_attn_weights, zero))
 
     def ragged(self, x: Tensor, sequences: Ragged) -> Tensor:
         """Self-attention of real tokens alone, [tokens, E] -> [tokens, E]; each sequence sees itself."""
