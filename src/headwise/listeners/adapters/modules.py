@@ -1,15 +1,10 @@
 """Modules that are lent another forward: headwise's own, torch's class and encoder, timm's fused way.
 
-headwise's own `MultiHeadAttention`.
-
-timm's attention layers, which have two ways through one forward: the fused one is taken and heard.
-
-`torch.nn.MultiheadAttention` and what is built on it: `torch.nn.Transformer*`, adopted or not.
-
-torch's class hides q, k and v inside one function, and its encoder layer skips the class altogether on its
-native path. The hooks that every watched module carries turn that path off, the encoder's nested tensors are
-turned off beside it (the 0 they leave at padding stays), and the class gets a forward that
-announces its heads.
+`torch.nn.MultiheadAttention`, adopted or not, hides q, k and v inside one function, and torch's encoder layer
+skips the class altogether on its native path. The hooks that every watched module carries turn that path off,
+the encoder's nested tensors are turned off beside it (the 0 they leave at padding stays), and the class gets
+a forward that announces its heads. timm's attention layers have two ways through one forward: the fused one
+is taken and heard (`functions.py`).
 
 Letters: B batch, T query_len, S key_len, E embed_dim.
 """
@@ -33,6 +28,7 @@ from ...nn.as_torch.encoder import TransformerEncoder
 from ...nn.as_torch.module import MultiheadAttention
 from ...nn.as_torch.torch_masks import content_of
 from ...nn.as_torch.torch_projections import TorchCall
+from ...scoring import Alibi
 from ..active import announce, beside, nothing_to_hear
 from ..attachment import Attachment
 from ..shared_patches import Undo, undo_all
@@ -54,15 +50,17 @@ def headwise_forward(
     query: Tensor,
     key: Tensor | None = None,
     value: Tensor | None = None,
-    mask: Any = None,
+    mask: Mask | Tensor | None = None,
     *,
-    bias: Any = None,
+    bias: Tensor | Alibi | None = None,
     need_weights: bool = True,
-    **wrong: Any,
+    **wrong: object,
 ) -> tuple[Tensor, AttentionMap | None]:
     """As `MultiHeadAttention.forward`, with the heads' output announced on its way."""
     if wrong:
-        return type(module).forward(module, query, key, value, mask, bias=bias, **wrong)
+        return type(module).forward(
+            module, query, key, value, mask, bias=bias, need_weights=need_weights, **wrong
+        )
     heads, weights, v = module._attend(query, key, value, mask, bias)
     kind = "self" if key is None or key is query else "cross"
     heard = announce(module, kind, weights, v, heads)
@@ -118,7 +116,7 @@ def _would_nest(module: nn.TransformerEncoder, src: Tensor, padding: Tensor) -> 
     """Whether torch's encoder would go on with a nested tensor if nobody listened."""
     if not without_loan(module, NESTS) or not torch.backends.mha.get_fastpath_enabled():
         return False
-    first: Any = module.layers[0]
+    first = module.layers[0]
     if first.training or src.dim() != 3 or src.is_nested or not src.numel() or torch.is_autocast_enabled():
         return False
     if type(src) not in (Tensor, nn.Parameter) or src.device.type not in ("cpu", "cuda", "xpu"):

@@ -1,12 +1,10 @@
-"""torch's refusals, in its order and words; and torch's own classes on the same parts.
+"""What is kept of torch's class to the letter: its refusals, and itself on the same parts.
 
-What torch's class refuses, with its own exceptions, in its own order and words.
-
-The checks come in two parts, because between them torch projects, and a product of wrong sizes raises there.
+What it refuses is refused with its own exceptions, in its own order and words. The checks come in two parts,
+because between them torch projects, and a product of wrong sizes raises there. torch's own classes, on the
+parameters of ours, are for `torch.jit.script` and for tensors that are not ours.
 
 Letters: N batch, L query_len, S key_len, E embed_dim, H num_heads.
-
-torch's own classes on the same parts: for `torch.jit.script`, and for tensors that are not ours.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +22,8 @@ if TYPE_CHECKING:
     from .torch_projections import TorchCall
 
 __all__ = ["changing_nothing", "check_inputs", "check_kinds", "check_masks", "check_widths", "scriptable"]
+
+Kind = TypeVar("Kind", bound=nn.Module)
 
 
 def check_inputs(
@@ -174,7 +174,7 @@ def check_masks(call: TorchCall, q: Sequence[int], k: Sequence[int]) -> int:
     return appended
 
 
-def scriptable(module: nn.Module, kind: Any) -> Any:
+def scriptable(module: nn.Module, kind: type[Kind]) -> Kind:
     """torch's own class on the same parts, with its own list of them: scripting replaces children."""
     twin = kind.__new__(kind)
     twin.__dict__.update(module.__dict__)
@@ -182,7 +182,7 @@ def scriptable(module: nn.Module, kind: Any) -> Any:
     return twin
 
 
-def changing_nothing(module: nn.MultiheadAttention) -> Any:
+def changing_nothing(module: nn.MultiheadAttention) -> nn.MultiheadAttention:
     """The same attention with an `out_proj` that gives back what it gets, for torch's forward to look at."""
     like = module.in_proj_weight if module.in_proj_weight is not None else module.q_proj_weight
     weight = torch.eye(module.embed_dim, dtype=like.dtype, device=like.device)

@@ -5,8 +5,6 @@ Letters are torch's: N batch, L query_len, S key_len, E embed_dim, H num_heads.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -63,8 +61,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = False,
-        device: Any = None,
-        dtype: Any = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         *,
         empty_rows: str = "nan",
     ) -> None:
@@ -153,7 +151,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return scriptable(self, TORCHS)
 
 
-def _is_ours(module: nn.MultiheadAttention, *given: Any) -> bool:
+def _is_ours(module: nn.MultiheadAttention, *given: Tensor | None) -> bool:
     """Whether these are ordinary tensors; nested ones, subclasses and traced ones are torch's to answer."""
     weight = module.in_proj_weight if module._qkv_same_embed_dim else module.q_proj_weight
     for x in (*given, weight, module.in_proj_bias):
