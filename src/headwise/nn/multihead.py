@@ -42,7 +42,7 @@ class MultiHeadAttention(nn.Module):
         d_model: E, the width of queries and output.
         num_heads: H.
         num_kv_heads: Hk, a divisor of H: H / Hk heads share keys and values (1: multi-query). Default H.
-        head_dim: D, channels a head. Default E / H.
+        head_dim: D, channels per head. Default E / H.
         value_dim: Dv, channels of a head's values. Default D.
         kdim, vdim: the widths of keys and values that come in, in cross-attention. Default E.
         bias: whether q_proj, k_proj and v_proj add one.

@@ -1,4 +1,4 @@
-"""Several linear layers of one input as one matrix product.
+"""Several linear layers of one input as one matrix product; and whether anybody could notice a shortcut.
 
 The layers stay what they are: `nn.Linear`, each with a weight of its own that hooks, optimisers and other
 tools find. Only their memory is shared: their weights lie one after another in one block, so that the block
@@ -11,6 +11,10 @@ copy that could go stale: whoever writes to a weight in place has written to the
 
 Whether the weights still lie like that is asked in every call (a weight may have been moved, replaced, hooked
 or wrapped); where they do not, each layer is called for itself.
+
+Every other shortcut past a module asks the same questions: is the module as it was made and heard by nobody
+(`is_untouched`), are its parameters plain (`parameters_of`), is nothing at work around the call (`ordinary`,
+`unseen`).
 """
 
 from __future__ import annotations

@@ -98,33 +98,19 @@ class MultiheadAttention(nn.MultiheadAttention):
             is_causal: the hint that attn_mask is causal. It counts only where the mask's values must not be
                 looked at; else the mask itself decides.
         """
+        given = (
+            query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal,
+        )  # fmt: skip
         if not _is_ours(self, query, key, value, key_padding_mask, attn_mask):
             if is_untouched(self.out_proj, OUT_PROJ):
-                return super().forward(
-                    query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights,
-                    is_causal,
-                )  # fmt: skip
-            joint, weights = TORCHS.forward(
-                changing_nothing(self), query, key, value, key_padding_mask, need_weights, attn_mask,
-                average_attn_weights, is_causal,
-            )  # fmt: skip
+                return super().forward(*given)
+            joint, weights = TORCHS.forward(changing_nothing(self), *given)
             return self.out_proj(joint), weights  # torch would take its weight and not call it
         if query is key and key is value and attn_mask is None and not is_causal:
             answered = native(self, query, key_padding_mask, need_weights, average_attn_weights)
             if answered is not None:
                 return answered
-        call = TorchCall(
-            self,
-            query,
-            key,
-            value,
-            key_padding_mask,
-            need_weights,
-            attn_mask,
-            average_attn_weights,
-            is_causal,
-        )
-        zero = self.empty_rows == "zero"
+        call, zero = TorchCall(self, *given), self.empty_rows == "zero"
         answered = in_one_step(call, zero)
         if answered is not None:
             return answered

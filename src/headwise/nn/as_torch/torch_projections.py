@@ -42,8 +42,8 @@ class TorchCall:
     """
 
     __slots__ = (
-        "appended", "attn_mask", "average", "batched", "dropout", "first", "is_causal", "key",
-        "key_padding_mask", "module", "need_weights", "query", "read", "value",
+        "_rules", "appended", "attn_mask", "average", "batched", "dropout", "first", "is_causal", "key",
+        "key_padding_mask", "module", "need_weights", "query", "value",
     )  # fmt: skip
 
     def __init__(
@@ -73,7 +73,7 @@ class TorchCall:
         self.dropout: float = module.dropout if module.training else 0.0
         self.first = 0 if module.batch_first or not self.batched else 1  # which dimension is the batch
         self.appended: int | None = None  # keys of the module's own; known once masks have been checked
-        self.read: Rules | None = None
+        self._rules: Rules | None = None
 
     def heads(self) -> Heads:
         """q [N, H, L, D], k and v [N, H, S + appended, D]."""
@@ -86,10 +86,10 @@ class TorchCall:
 
     def rules(self, query_len: int, key_len: int) -> Rules:
         """The masks as rules, once they are checked; `key_len` counts what is appended."""
-        if self.read is None:
+        if self._rules is None:
             masks, H = (self.key_padding_mask, self.attn_mask), self.module.num_heads
-            self.read = rules_of(*masks, self.is_causal, H, self.appended or 0, query_len, key_len)
-        return self.read
+            self._rules = rules_of(*masks, self.is_causal, H, self.appended or 0, query_len, key_len)
+        return self._rules
 
     def finish(self, heads: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """(output, weights) as the caller has them, from heads [N, H, L, D] and weights [N, ..]."""
