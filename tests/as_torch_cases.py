@@ -257,7 +257,6 @@ def slow_path() -> Iterator[None]:
 LIMITS: tuple[tuple[Any, str, int], ...] = (
     (answers, "FEW", 0),
     (answers, "AT_ONCE", 64),
-    (answers, "FEW", 0),
 )
 
 

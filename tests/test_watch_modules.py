@@ -513,3 +513,32 @@ def test_what_attach_refuses() -> None:
         attach("gpt2", Heard())  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="fallback must be"):
         attach(nn.Linear(2, 2), Heard(), "flash")
+
+
+@pytest.mark.parametrize("kind", [nn.MultiheadAttention, hw.nn.MultiheadAttention])
+@pytest.mark.parametrize(
+    ("shapes", "masks", "message"),
+    [
+        ((T, T), {"key_padding_mask": (B + 1, T)}, r"shape\[0\] to be 2, but got 3"),
+        ((T, T), {"key_padding_mask": (B, T + 1)}, r"shape\[1\] to be 7, but got 8"),
+        (
+            (T, T),
+            {"attn_mask": (T, T + 1)},
+            r"2D attn_mask is torch.Size\(\[7, 8\]\), but should be \(7, 7\)",
+        ),
+        ((T, T), {"attn_mask": (5, T, T)}, r"3D attn_mask .*\[5, 7, 7\]\), but should be \(8, 7, 7\)"),
+        ((T, 11), {"attn_mask": (T, T)}, r"\[7, 7\]\), but should be \(7, 11\)"),
+    ],
+)
+def test_what_torchs_class_refuses_is_refused_in_its_words_while_somebody_listens(
+    kind: Any, shapes: tuple[int, int], masks: dict[str, tuple[int, ...]], message: str
+) -> None:
+    """A listener had words of its own for masks of another shape, and another exception."""
+    model = nn.ModuleList([kind(E, H, batch_first=True)])
+    query, memory = (torch.randn(B, length, E) for length in shapes)
+    given = {name: torch.zeros(*shape, dtype=torch.bool) for name, shape in masks.items()}
+    with pytest.raises((AssertionError, RuntimeError), match=message) as unheard:
+        model[0](query, memory, memory, **given)
+    with pytest.raises(unheard.type, match=message) as heard, attach(model, Heard()):
+        model[0](query, memory, memory, **given)
+    assert str(heard.value) == str(unheard.value)

@@ -1,16 +1,13 @@
 """The numbers a `MultiHeadAttention` is made of: sizes, first weights, the line in its repr.
 
-The sizes of a multi-head attention, checked once, and the widths that follow from them.
+Sizes are checked once, and the widths of everything follow from them.
+
+The first weights are those `torch.nn.MultiheadAttention` of the same sizes draws from the same seed. The
+order is torch's: out_proj as every `nn.Linear`, then q, k and v uniformly in the bounds of Glorot 2010, taken
+as one matrix where they have the same input and sizes and one by one where not; biases are 0. Sinks start at
+0: one more key with an average score.
 
 Letters: H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim, E d_model.
-
-The first weights: those `torch.nn.MultiheadAttention` of the same sizes draws from the same seed.
-
-The order is torch's: out_proj as every `nn.Linear`, then q, k and v uniformly in the bounds of Glorot 2010,
-taken as one matrix where they have the same input and sizes and one by one where not; biases are 0. Sinks
-start at 0: one more key with an average score.
-
-The line in a `MultiHeadAttention`'s repr: the shapes on the way, and what is not as usual.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -106,7 +103,7 @@ class Sizes:
         return whole and self.num_kv_heads == self.num_heads and self.value_dim == self.head_dim
 
 
-def _size(name: str, size: Any) -> int:
+def _size(name: str, size: SupportsIndex) -> int:
     """A size as a plain number, of whatever kind of whole number it was."""
     try:
         number = operator.index(size)

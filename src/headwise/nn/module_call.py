@@ -1,18 +1,14 @@
-"""One call of a `MultiHeadAttention`: what it is given, checked; what others' calls mean; the express lane.
+"""One call of a `MultiHeadAttention`: what it is given, checked; its mask as rules; the express lane.
 
-What goes wrong between the lessons' class and torch's, caught at the door and answered with what to write.
+One letter parts `MultiHeadAttention` from `torch.nn.MultiheadAttention`, and their masks mean the opposite:
+arguments that belong to another class are caught at the door and answered with what to write.
 
-One letter parts `MultiHeadAttention` from `torch.nn.MultiheadAttention`, and their masks mean the opposite.
-
-What a `MultiHeadAttention` is called with, checked; and its mask as rules.
+The express lane is plain self-attention without gradients, with nothing in its way, as in
+`engines/express.py` and for the same reason: between two matrix products every line of Python starts in a
+cold cache. At 2 x 10 tokens of width 512 the ordinary way took a quarter more than the products themselves.
+Whatever is not let through here, right or wrong, is answered there.
 
 Letters: B batch, T query_len, S key_len, E d_model.
-
-The express lane of a module: plain self-attention without gradients, with nothing in its way.
-
-As in `engines/express.py`, and for the same reason: between two matrix products every line of Python starts
-in a cold cache. At 2 x 10 tokens of width 512 the ordinary way took a quarter more than the products
-themselves. Whatever is not let through here, right or wrong, is answered there.
 """
 
 from __future__ import annotations
@@ -75,27 +71,33 @@ OF_A_CALL = {
 }
 
 
-def check_constructor(named: Mapping[str, Any], known: Iterable[str]) -> None:
+def check_constructor(named: Mapping[str, object], known: Iterable[str]) -> None:
     """Raise for arguments that only torch's class, or another one, is made with."""
     _refuse(named, OF_THE_CONSTRUCTOR, known)
 
 
-def check_call(named: Mapping[str, Any], known: Iterable[str]) -> None:
+def check_call(named: Mapping[str, object], known: Iterable[str]) -> None:
     """Raise for keywords that `MultiHeadAttention` is not called with."""
     _refuse(named, OF_A_CALL, known)
 
 
-def _refuse(named: Mapping[str, Any], answers: Mapping[str, str], known: Iterable[str]) -> None:
+def _refuse(named: Mapping[str, object], answers: Mapping[str, str], known: Iterable[str]) -> None:
     for name, value in named.items():
         if name in answers:
             raise ArgumentError(
                 f"{name} must not be given to MultiHeadAttention: got {_told(value)}; {answers[name]}"
             )
-        ours = [each for each in known if each not in ("self", "wrong")]
+        ours = [argument for argument in known if argument not in ("self", "wrong")]
         raise TypeError(f"MultiHeadAttention has no argument {name!r}: {nearest(name, ours)}")
 
 
-def check_options(dropout: Any, window: Any, scale: Any, softcap: Any, head_dim: int) -> None:
+def check_options(
+    dropout: float,
+    window: int | tuple[int, int] | None,
+    scale: float | None,
+    softcap: float | None,
+    head_dim: int,
+) -> None:
     """Raise for options that no call could use, when the module is made and not at the first call."""
     check_dropout(dropout)
     if window is not None:
@@ -103,7 +105,7 @@ def check_options(dropout: Any, window: Any, scale: Any, softcap: Any, head_dim:
     Scoring.of(head_dim, scale=scale, softcap=softcap)
 
 
-def lone(key: Any, value: Any) -> ArgumentError:
+def lone(key: object, value: object) -> ArgumentError:
     """The error about a key without a value, most often a mask in key's place; or a value without a key."""
     if key is None:
         return ArgumentError(f"value must come with key: got {_told(value)} alone; as mha(query, key, value)")
@@ -113,7 +115,7 @@ def lone(key: Any, value: Any) -> ArgumentError:
     )
 
 
-def _told(value: Any) -> str:
+def _told(value: object) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     return repr(value)
@@ -139,7 +141,7 @@ def check(module: MultiHeadAttention, query: Tensor, key: Tensor, value: Tensor)
     if key.shape[:2] != value.shape[:2]:
         raise ShapeError(
             f"key and value must agree in batch and length: {list(key.shape[:2])} and "
-            f"{list(value.shape[:2])}; there is one value a key"
+            f"{list(value.shape[:2])}; there is one value per key"
         )
 
 
@@ -220,8 +222,8 @@ def plain_self_attention(
     joined = torch.nn.functional.linear(x, packed.weight, packed.bias)
     heads = joined.view(B, T, H + 2 * Hk, D).transpose(1, 2)  # [B, H + 2 Hk, T, D]
     q, k, v = heads.split_with_sizes((H, Hk, Hk), 1)
-    found = straight(q, k, v, causal, D**-0.5 if scale is None else scale)
-    if found is None:  # a kernel that needs help with these sizes
+    answered = straight(q, k, v, causal, D**-0.5 if scale is None else scale)
+    if answered is None:  # a kernel that needs help with these sizes
         return attention(q, k, v, causal=causal, scale=scale)
-    out, lse, scores = found
+    out, lse, scores = answered
     return out, make(scores, lse) if need_weights else None

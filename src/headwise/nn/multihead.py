@@ -5,6 +5,7 @@ Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
@@ -41,7 +42,7 @@ class MultiHeadAttention(nn.Module):
         d_model: E, the width of queries and output.
         num_heads: H.
         num_kv_heads: Hk, a divisor of H: H / Hk heads share keys and values (1: multi-query). Default H.
-        head_dim: D, channels a head. Default E / H.
+        head_dim: D, channels per head. Default E / H.
         value_dim: Dv, channels of a head's values. Default D.
         kdim, vdim: the widths of keys and values that come in, in cross-attention. Default E.
         bias: whether q_proj, k_proj and v_proj add one.
@@ -51,7 +52,7 @@ class MultiHeadAttention(nn.Module):
         window: how many keys are seen, counting the query itself; or a pair (before, after).
         scale: instead of 1 / sqrt(D).
         softcap: scores are bent into (-softcap, softcap).
-        sinks: a learned score a head, for one more column of the softmax without a value.
+        sinks: a learned score per head, for one more column of the softmax without a value.
 
     Raises:
         ShapeError: sizes that do not divide, or are not whole numbers of at least 1.
@@ -98,7 +99,7 @@ class MultiHeadAttention(nn.Module):
         sinks: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **wrong: Any,
+        **wrong: object,
     ) -> None:
         if wrong:
             module_call.check_constructor(wrong, signature(MultiHeadAttention).parameters)
@@ -111,14 +112,14 @@ class MultiHeadAttention(nn.Module):
         self.dropout, self.causal, self.window = dropout, causal, window
         self.scale, self.softcap = scale, softcap
 
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.q_proj = dimensions.undrawn(sizes.d_model, sizes.query_width, bias, **made)
-        self.k_proj = dimensions.undrawn(sizes.kdim, sizes.key_width, bias, **made)
-        self.v_proj = dimensions.undrawn(sizes.vdim, sizes.value_width, bias, **made)
+        self.q_proj = dimensions.undrawn(sizes.d_model, sizes.query_width, bias, device, dtype)
+        self.k_proj = dimensions.undrawn(sizes.kdim, sizes.key_width, bias, device, dtype)
+        self.v_proj = dimensions.undrawn(sizes.vdim, sizes.value_width, bias, device, dtype)
         out_bias = bias if out_bias is None else out_bias
-        self.out_proj = dimensions.undrawn(sizes.concatenated_width, sizes.d_model, out_bias, **made)
-        self.sinks = nn.Parameter(torch.empty(sizes.num_heads, **made)) if sinks else None
-        self._packed: Packed | None = None  # of q, k and v, or of k and v; see packing.py
+        self.out_proj = dimensions.undrawn(sizes.concatenated_width, sizes.d_model, out_bias, device, dtype)
+        made = torch.empty(sizes.num_heads, device=device, dtype=dtype) if sinks else None
+        self.sinks = None if made is None else nn.Parameter(made)
+        self._packed: Packed | None = None  # of q, k and v, or of k and v; see packed_weights.py
         self._pack()
         self.reset_parameters()
         self.register_load_state_dict_post_hook(_pack_again)
@@ -192,7 +193,7 @@ class MultiHeadAttention(nn.Module):
         *,
         bias: Tensor | Alibi | None = None,
         need_weights: bool = True,
-        **wrong: Any,
+        **wrong: object,
     ) -> tuple[Tensor, AttentionMap | None]:
         """Attend: mha(x) to itself, mha(query, key, value) to something else.
 
@@ -216,10 +217,10 @@ class MultiHeadAttention(nn.Module):
         """
         if wrong:
             module_call.check_call(wrong, signature(MultiHeadAttention.forward).parameters)
-        found = None
+        plain = None
         if key is None and value is None and mask is None and bias is None:
-            found = plain_self_attention(self, query, need_weights)
-        heads, weights = found or self._attend(query, key, value, mask, bias)[:2]
+            plain = plain_self_attention(self, query, need_weights)
+        heads, weights = plain or self._attend(query, key, value, mask, bias)[:2]
         output: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))  # [B, T, H * Dv] -> [B, T, E]
         return output, weights if need_weights else None
 
@@ -231,7 +232,7 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | Tensor | None = None,
         *,
         bias: Tensor | Alibi | None = None,
-        **wrong: Any,
+        **wrong: object,
     ) -> Tensor:
         """What each head says before concatenation and W_O, [B, H, T, Dv]; arguments as in a call.
 
@@ -304,14 +305,14 @@ class MultiHeadAttention(nn.Module):
         known = None if self._packed is None else self._packed.again(alike)
         self._packed = pack(alike) if known is None else known
 
-    def _apply(self, fn: Any, recurse: bool = True) -> MultiHeadAttention:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MultiHeadAttention:
         if self._packed is not None:
             self._packed.loosen()
         super()._apply(fn, recurse)  # moved or cast: each weight now has memory of its own
         self._pack()
         return self
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)
         if self._packed is None:  # a deep copy or unpickled; a shallow copy shares what lies there
             self._pack()
@@ -326,6 +327,6 @@ class MultiHeadAttention(nn.Module):
             args[-1].extend(refused)  # torch raises with all that is said there, strict or not
 
 
-def _pack_again(module: MultiHeadAttention, _: Any) -> None:
+def _pack_again(module: MultiHeadAttention, _: object) -> None:
     """After load_state_dict, which with assign=True puts other parameters in the place of ours."""
     module._pack()

@@ -1,9 +1,9 @@
-"""Attention and its projections as one step of autograd.
+"""Attention and its projections as one step of autograd: forward, and a way back written out.
 
 A training step of one layer at the size of GPT-2 small keeps a GPU busy for 0.5 ms, and the twenty nodes
-torch records for it keep the CPU that feeds the GPU busy for 1.3. Here is one node, with a way back written
-out, and none of the copies between the nodes: the gradients of q, k and v are laid side by side once, where
-the products that follow want them.
+torch records for it keep the CPU that feeds the GPU busy for 1.3. Here is one node, and none of the copies
+between the nodes: the gradients of q, k and v are laid side by side once, where the products that follow want
+them.
 
 "Projected" is what comes out of the first projections: q, k and v side by side, [.., .., 3 E], where queries
 and memory are the same; else q, [.., .., E], and k and v side by side, [.., .., 2 E]. The batch is the first
@@ -14,7 +14,8 @@ Letters: N batch, L query_len, S key_len, E width, H num_heads, D head_dim.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Hashable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -55,7 +56,7 @@ class Parameters(NamedTuple):
         (q, kv), (q_bias, kv_bias) = self._in_two()
         return linear(x, q, q_bias), linear(memory, kv, kv_bias)
 
-    def _in_two(self) -> tuple[tuple[Tensor, Tensor], tuple[Any, Any]]:
+    def _in_two(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor | None, Tensor | None]]:
         E, bias = self.in_weight.shape[1], self.in_bias
         biases = (None, None) if bias is None else (bias[:E], bias[E:])
         return (self.in_weight[:E], self.in_weight[E:]), biases
@@ -98,7 +99,7 @@ class Step(NamedTuple):
 
     def side_by_side(self, q: Tensor, k: Tensor, v: Tensor, count: int) -> Projected:
         """Heads as they were projected, in one tensor or in two."""
-        parts = [self.joined(one) for one in (q, k, v)]
+        parts = [self.joined(heads) for heads in (q, k, v)]
         return (torch.cat(parts, -1),) if count == 1 else (parts[0], torch.cat(parts[1:], -1))
 
     def scores(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Scores:
@@ -112,7 +113,7 @@ def _mask(causal: bool, padding: Tensor | None) -> Mask:
     return Mask(right=0 if causal else None, keys=~padding)
 
 
-_chosen_before: dict[Any, Any] = {}
+_chosen_before: dict[tuple[object, ...], Hashable] = {}  # a call -> the table's shape_key of it
 
 
 def chosen(
@@ -205,10 +206,23 @@ def _band(step: Step) -> kernels.Band:
     return kernels.CAUSAL if step.causal else kernels.FULL
 
 
+class _Context(Protocol):
+    """What autograd keeps of a call."""
+
+    saved_tensors: tuple[Any, ...]  # tensors; None where none was given
+    needs_input_grad: tuple[bool, ...]
+    step: Step
+    average: bool
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+
 class _OneStep(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _Context,
         x: Tensor,
         memory: Tensor | None,
         in_weight: Tensor,
@@ -229,7 +243,7 @@ class _OneStep(torch.autograd.Function):
         return parameters.finish(joined), lse, *projected
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, memory, *four, joined, lse, padding, added = ctx.saved_tensors[:10]
         projected = ctx.saved_tensors[10:]
         step, needed, rest = ctx.step, ctx.needs_input_grad, (None,) * 4
@@ -239,9 +253,9 @@ class _OneStep(torch.autograd.Function):
             return (None,) * 6 + rest
         if any(map(plain.is_needed_for, given)):
 
-            def forward(*inputs: Any) -> Any:
-                found = _plainly(inputs[0], inputs[1], Parameters(*inputs[2:]), padding, step)
-                return [one for one, grad in zip(found, asked, strict=True) if grad is not None]
+            def forward(*inputs: Any) -> list[Tensor]:
+                made = _plainly(inputs[0], inputs[1], Parameters(*inputs[2:]), padding, step)
+                return [x for x, grad in zip(made, asked, strict=True) if grad is not None]
 
             return *plain.gradients(forward, (x, memory, *four), needed[:6], given), *rest
         grad, back = asked[0], list(asked[1:])
@@ -255,34 +269,35 @@ class _OneStep(torch.autograd.Function):
                 grad = torch.mm(flat, out_weight).view(joined.shape)
             if any(needed[:4]):
                 q, k, v = step.heads(projected)
-                found = step.side_by_side(
+                to_projected = step.side_by_side(
                     *step.kernel.backward(
                         step.apart(grad), q, k, v, step.apart(joined), lse, added, _band(step),
                         q.shape[-1] ** -0.5,
                     ), len(projected),
                 )  # fmt: skip
-                back = [a if b is None else a.add_(b) for a, b in zip(found, back, strict=True)]
-        if not any(needed[:4]) or any(one is None for one in back):
-            back = []
-        inputs = _to_inputs(back, x, memory, in_weight, needed) if back else (None,) * 4
+                back = [a if b is None else a.add_(b) for a, b in zip(to_projected, back, strict=True)]
+        parts = [part for part in back if part is not None]
+        inputs: tuple[Tensor | None, ...] = (None,) * 4
+        if any(needed[:4]) and len(parts) == len(back):
+            inputs = _to_inputs(parts, x, memory, in_weight, needed)
         return *inputs, d_out_weight, d_out_bias, *rest
 
 
 def _to_inputs(
-    back: list[Tensor], x: Tensor, memory: Tensor | None, weight: Tensor, needed: tuple[bool, ...]
+    parts: list[Tensor], x: Tensor, memory: Tensor | None, weight: Tensor, needed: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """Gradients of x, memory, the first projections' weight and their bias, from those of what they made."""
     E, sources = weight.shape[1], (x,) if memory is None else (x, memory)
     weights = (weight,) if memory is None else (weight[:E], weight[E:])
-    flats = [_flat(one) for one in back]
+    flats = [_flat(part) for part in parts]
     d_sources: list[Tensor | None] = [
         torch.mm(flat, weight).view(source.shape) if wanted else None
         for flat, weight, source, wanted in zip(flats, weights, sources, needed[:2], strict=False)
     ]
     d_weight = d_bias = None
     if needed[2]:
-        parts = [torch.mm(flat.t(), _flat(source)) for flat, source in zip(flats, sources, strict=True)]
-        d_weight = parts[0] if memory is None else torch.cat(parts)
+        blocks = [torch.mm(flat.t(), _flat(source)) for flat, source in zip(flats, sources, strict=True)]
+        d_weight = blocks[0] if memory is None else torch.cat(blocks)
     if needed[3]:
         sums = [flat.sum(0) for flat in flats]
         d_bias = sums[0] if memory is None else torch.cat(sums)
@@ -315,18 +330,18 @@ def _looked_at(
     average: bool,
 ) -> Tensor:
     """The weights, [N, H, L, S] or [N, L, S]."""
-    q, k, _ = step.heads(tuple(one.detach() for one in projected))
+    q, k, _ = step.heads(tuple(x.detach() for x in projected))
     if q.dtype not in HALF or cannot(step.scores(q, k, padding)) is not None:
         q, k, _ = step.heads(projected)
-        found = weights.weights(step.scores(q, k, padding), lse, mean=average)
-    elif torch.is_grad_enabled() and any(one.requires_grad for one in projected):
-        found = _Weights.apply(lse, padding, added, step, average, *projected)
+        shown = weights.weights(step.scores(q, k, padding), lse, mean=average)
+    elif torch.is_grad_enabled() and any(x.requires_grad for x in projected):
+        shown = _Weights.apply(lse, padding, added, step, average, *projected)
     else:
-        found = _in_kernels(projected, lse, added, step, average)
+        shown = _in_kernels(projected, lse, added, step, average)
     if padding is None or step.nothing == 0:
-        return found
+        return shown
     empty = lse > SEES_NOTHING / 2  # [N, H, L]
-    return found.masked_fill((empty[:, 0] if average else empty)[..., None], step.nothing)
+    return shown.masked_fill((empty[:, 0] if average else empty)[..., None], step.nothing)
 
 
 def _in_kernels(projected: Projected, lse: Tensor, added: Tensor | None, step: Step, average: bool) -> Tensor:
@@ -341,7 +356,7 @@ class _Weights(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _Context,
         lse: Tensor,
         padding: Tensor | None,
         added: Tensor | None,
@@ -354,7 +369,7 @@ class _Weights(torch.autograd.Function):
         return _in_kernels(projected, lse, added, step, average)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), (lse, padding, *kept) = grads, ctx.saved_tensors
         step, average, projected = ctx.step, ctx.average, tuple(kept)
         if plain.is_needed_for(grad):

@@ -1,4 +1,4 @@
-"""Several linear layers of one input as one matrix product.
+"""Several linear layers of one input as one matrix product; and whether anybody could notice a shortcut.
 
 The layers stay what they are: `nn.Linear`, each with a weight of its own that hooks, optimisers and other
 tools find. Only their memory is shared: their weights lie one after another in one block, so that the block
@@ -11,16 +11,21 @@ copy that could go stale: whoever writes to a weight in place has written to the
 
 Whether the weights still lie like that is asked in every call (a weight may have been moved, replaced, hooked
 or wrapped); where they do not, each layer is called for itself.
+
+Every other shortcut past a module asks the same questions: is the module as it was made and heard by nobody
+(`is_untouched`), are its parameters plain (`parameters_of`), is nothing at work around the call (`ordinary`,
+`unseen`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeGuard
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.nn.modules import module as torch_module
 
 from ..arguments import autocasting
@@ -40,10 +45,13 @@ __all__ = [
 
 PLAIN = (Tensor, nn.Parameter)
 LINEAR_FORWARD = nn.Linear.forward
-OUT_PROJ: Any = nn.modules.linear.NonDynamicallyQuantizableLinear  # torch's class has one
+MISSING: Any = object()
+OUT_PROJ = nn.modules.linear.NonDynamicallyQuantizableLinear  # torch's class has one
 
 
-def is_untouched(layer: Any, kind: type[nn.Module] = nn.Linear, forward: Any = LINEAR_FORWARD) -> bool:
+def is_untouched(
+    layer: object, kind: type[nn.Module] = nn.Linear, forward: Callable[..., object] = LINEAR_FORWARD
+) -> bool:
     """Whether nobody could notice that a module was not called: every shortcut past a module asks this.
 
     It is of this very class (not parametrised, sharded, quantised, wrapped or replaced), and no hook, local
@@ -54,14 +62,14 @@ def is_untouched(layer: Any, kind: type[nn.Module] = nn.Linear, forward: Any = L
     )
 
 
-def parameters_of(layer: nn.Module, *names: str) -> list[Any] | None:
+def parameters_of(layer: nn.Module, *names: str) -> list[Tensor | None] | None:
     """Parameters as they lie in a module; None if one is not there or not plain: pruned, sharded, quantised.
 
     A parameter that the module does without is None in the list.
     """
-    held: dict[str, Any] = layer.__dict__["_parameters"]
-    found = [held.get(name, held) for name in names]
-    return found if all(one is None or type(one) in PLAIN for one in found) else None
+    held: dict[str, Tensor | None] = layer.__dict__["_parameters"]
+    parameters = [held.get(name, MISSING) for name in names]
+    return parameters if all(p is None or type(p) in PLAIN for p in parameters) else None
 
 
 def _no_global_hooks() -> bool:
@@ -72,7 +80,7 @@ def _no_global_hooks() -> bool:
     )  # fmt: skip
 
 
-def _nothing_on(held: dict[str, Any]) -> bool:
+def _nothing_on(held: Mapping[str, object]) -> bool:
     """No hook on the module of this __dict__, no forward of its own, not even a compiled one."""
     return not (
         held["_forward_hooks"] or held["_forward_pre_hooks"]
@@ -97,7 +105,7 @@ class _Place:
         """Whether this is the layer, with its parameters where they were."""
         if layer is not self.layer() or type(layer) is not nn.Linear:
             return False
-        parameters: dict[str, Any] = layer.__dict__["_parameters"]
+        parameters: dict[str, Tensor | None] = layer.__dict__["_parameters"]
         weight, bias = parameters.get("weight"), parameters.get("bias")
         if (
             type(weight) is not nn.Parameter or weight.data_ptr() != self.weight_at
@@ -130,7 +138,7 @@ class Packed:
         self.sizes = [len(layer.weight) for layer in layers]
         self._places = [_Place(layer) for layer in layers]
 
-    def __reduce__(self) -> tuple[Any, tuple[()]]:
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         """A deep copy or a pickle holds None in its place: a block belongs to its own parameters."""
         return _nothing, ()
 
@@ -181,8 +189,8 @@ def pack(layers: Sequence[nn.Module]) -> Packed | None:
     """
     if not all(type(layer) is nn.Linear for layer in layers):
         return None
-    weights: list[Any] = [layer._parameters.get("weight") for layer in layers]
-    biases: list[Any] = [layer._parameters.get("bias") for layer in layers]
+    weights = [layer._parameters.get("weight") for layer in layers]
+    biases = [layer._parameters.get("bias") for layer in layers]
     bare = all(bias is None for bias in biases)
     if not _can_move(weights) or not (bare or _can_move(biases)):
         return None
@@ -190,28 +198,28 @@ def pack(layers: Sequence[nn.Module]) -> Packed | None:
         return Packed(layers, _lay_out(weights), None if bare else _lay_out(biases))  # type: ignore[arg-type]
 
 
-def _can_move(parameters: Sequence[Any]) -> bool:
-    first = parameters[0]
-    for each in parameters:
-        if type(each) is not nn.Parameter or each.device.type not in ("cpu", "cuda") or each.is_inference():
-            return False
-        if each.dtype != first.dtype or each.device != first.device or each.shape[1:] != first.shape[1:]:
+def _can_move(parameters: Sequence[Tensor | None]) -> TypeGuard[Sequence[nn.Parameter]]:
+    kinds, places = set(), set()
+    for p in parameters:
+        if type(p) is not nn.Parameter or p.device.type not in ("cpu", "cuda") or p.is_inference():
             return False
         # memory of another process, or a part of somebody's buffer: it has to stay there
-        if (each.is_cpu and each.is_shared()) or each.untyped_storage().nbytes() != each.nbytes:
+        if (p.is_cpu and p.is_shared()) or p.untyped_storage().nbytes() != p.nbytes:
             return False
-    return len({each.data_ptr() for each in parameters}) == len(parameters)  # tied ones stay tied
+        kinds.add((p.dtype, p.device, p.shape[1:]))
+        places.add(p.data_ptr())
+    return len(kinds) == 1 and len(places) == len(parameters)  # tied ones stay tied
 
 
 def _lay_out(parameters: Sequence[nn.Parameter]) -> Tensor:
     """Their block. Each keeps a storage of its own, a window on the block's: to save one saves one."""
-    block = torch.cat([each.data for each in parameters])
+    block = torch.cat([parameter.data for parameter in parameters])
     memory: Any = block.untyped_storage()
     start = 0
-    for each in parameters:
-        window = memory[start : start + each.nbytes]
-        each.data = block.new_empty(0).set_(window, 0, each.shape, block.stride())
-        start += each.nbytes
+    for parameter in parameters:
+        window = memory[start : start + parameter.nbytes]
+        parameter.data = block.new_empty(0).set_(window, 0, parameter.shape, block.stride())
+        start += parameter.nbytes
     return block
 
 
@@ -221,13 +229,13 @@ def project(layers: Sequence[nn.Module], packed: Packed | None, x: Tensor) -> Se
         return [layer(x) for layer in layers]
     (weight, bias), sizes = packed.last(len(layers)), packed.sizes[-len(layers) :]
     if torch.is_grad_enabled():
-        weights: list[Any] = [layer._parameters["weight"] for layer in layers]
-        biases: list[Any] = [] if bias is None else [layer._parameters["bias"] for layer in layers]
-        if any(each.requires_grad for each in (*weights, *biases)):
+        weights = [layer._parameters["weight"] for layer in layers]
+        biases = [] if bias is None else [layer._parameters["bias"] for layer in layers]
+        if any(p.requires_grad for p in (*weights, *biases)):  # type: ignore[union-attr]
             weight, bias = _Join.apply(weight, bias, *weights, *biases)
             joined = nn.functional.linear(x, weight, bias)
-            found: tuple[Tensor, ...] = _Part.apply(joined, sizes, weights if x.requires_grad else [])
-            return found
+            parts: tuple[Tensor, ...] = _Part.apply(joined, sizes, weights if x.requires_grad else [])
+            return parts
         if x.requires_grad:
             return [layer(x) for layer in layers]  # for one frozen layer after another torch does no more
     return nn.functional.linear(x, weight, bias).split_with_sizes(sizes, dim=-1)
@@ -249,24 +257,34 @@ def unseen(x: Tensor) -> bool:
     return ordinary(x) and not (torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
 
 
+class _JoinContext(FunctionCtx):
+    sizes: list[int]
+    biased: bool
+
+
 class _Join(torch.autograd.Function):
     """W_1 .. W_n, b_1 .. b_n -> the blocks they lie in, as they are; the way back cuts their gradients up."""
 
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, bias: Tensor | None, *parameters: nn.Parameter
+        ctx: _JoinContext, weight: Tensor, bias: Tensor | None, *parameters: nn.Parameter
     ) -> tuple[Tensor, Tensor | None]:
-        ctx.sizes, ctx.biased = [len(each) for each in parameters], bias is not None
+        ctx.sizes, ctx.biased = [len(parameter) for parameter in parameters], bias is not None
         ctx.set_materialize_grads(False)
         return weight.detach(), None if bias is None else bias.detach()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        found: list[Tensor | None] = []
+    def backward(ctx: _JoinContext, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        parts: list[Tensor | None] = []
         sizes = ctx.sizes[: len(ctx.sizes) // 2] if ctx.biased else ctx.sizes
         for grad in grads if ctx.biased else grads[:1]:
-            found += [None] * len(sizes) if grad is None else grad.split(sizes)
-        return None, None, *found
+            parts += [None] * len(sizes) if grad is None else grad.split(sizes)
+        return None, None, *parts
+
+
+class _PartContext(FunctionCtx):
+    weights: Sequence[nn.Parameter]
+    versions: list[int]
 
 
 class _Part(torch.autograd.Function):
@@ -278,18 +296,18 @@ class _Part(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, joined: Tensor, sizes: list[int], weights: Sequence[nn.Parameter]
+        ctx: _PartContext, joined: Tensor, sizes: list[int], weights: Sequence[nn.Parameter]
     ) -> tuple[Tensor, ...]:
-        ctx.weights, ctx.versions = weights, [each._version for each in weights]
+        ctx.weights, ctx.versions = weights, [weight._version for weight in weights]
         return joined.split_with_sizes(sizes, dim=-1)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        for each, version in zip(ctx.weights, ctx.versions, strict=True):
-            if each._version != version:
+    def backward(ctx: _PartContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        for weight, version in zip(ctx.weights, ctx.versions, strict=True):
+            if weight._version != version:
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace "
-                    f"operation: a projection's weight {list(each.shape)} is at version {each._version}; "
+                    f"operation: a projection's weight {list(weight.shape)} is at version {weight._version}; "
                     f"expected version {version} instead"
                 )
         return torch.cat(grads, dim=-1), None, None

@@ -45,11 +45,11 @@ class Preset:
     def options(self) -> dict[str, Any]:
         """The arguments of `MultiHeadAttention`, each by its name."""
         about = ("name", "title", "layers", "note")
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in about}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in about}
 
 
 WITH_DECODER = "the encoder's layers; its decoder has {0} causal ones and {0} that attend to the encoder"
-QK_NORM = "rotary positions; q and k are normalised a head"
+QK_NORM = "rotary positions; q and k are normalised per head"
 GEMMA2_WINDOWS = "rotary positions; windows of 4096 in every other layer"
 
 

@@ -1,10 +1,6 @@
 """Weights of other classes: torch's `MultiheadAttention`, both ways, and state dicts under other names.
 
-To and from `torch.nn.MultiheadAttention`: what both classes can be, and the weights.
-
-Letters: E d_model (embed_dim there), H num_heads, D head_dim.
-
-State dicts of other multi-head attentions under the names used here, while loading.
+While a state dict is loaded, what lies under the names of other multi-head attentions goes under ours:
 
     lessons      W_q W_k W_v W_o;  q_linear k_linear v_linear out_linear
     torch        in_proj_weight in_proj_bias, or q_proj_weight k_proj_weight v_proj_weight; out_proj
@@ -20,6 +16,8 @@ every shape would fit and every number be wrong. Refused, with what to do about 
     in_proj beside q_bias, v_bias   head by head in DeBERTa
     query_key_value                 head by head in GPT-NeoX and BLOOM, by groups in Falcon, in order in GLM
     qkv_proj wqkv W_pack att_proj   in order in Phi-3, by groups in InternLM2, in four parts in CodeGen
+
+Letters: E d_model (embed_dim there), H num_heads, D head_dim.
 """
 
 from __future__ import annotations
@@ -165,7 +163,6 @@ def _copy_weights(layers: list[nn.Linear], twin: nn.MultiheadAttention) -> None:
 
 State = MutableMapping[str, Tensor]
 
-OWN = ("q_proj", "k_proj", "v_proj")
 SEPARATE = (
     ("W_q", "W_k", "W_v"),
     ("w_q", "w_k", "w_v"),
@@ -208,15 +205,15 @@ def to_own_names(
     if "c_attn" not in refused:
         _turn_gpt2(state, prefix, sum(rows))
     for end in ("weight", "bias"):
-        if not any(f"{prefix}{name}.{end}" in state for name in OWN):
+        if not any(f"{prefix}{name}.{end}" in state for name in PROJECTIONS):
             parts = _take_out(state, prefix, end, rows, {*refused}.union(children))
-            for name, value in zip(OWN, parts, strict=False):
+            for name, value in zip(PROJECTIONS, parts, strict=False):
                 state[f"{prefix}{name}.{end}"] = value.clone() if copy else value
         for name in OUT:
-            found = f"{prefix}{name}.{end}"
-            if found in state and f"{prefix}out_proj.{end}" not in state and _top(name) not in children:
-                state[f"{prefix}out_proj.{end}"] = state.pop(found)
-    if f"{prefix}{OWN[0]}.weight" in state:
+            theirs, ours = f"{prefix}{name}.{end}", f"{prefix}out_proj.{end}"
+            if theirs in state and ours not in state and _top(name) not in children:
+                state[ours] = state.pop(theirs)
+    if f"{prefix}{PROJECTIONS[0]}.weight" in state:
         return []  # there was another
     return [_what_to_do(state, prefix, name, sizes) for name in refused]
 
@@ -253,7 +250,7 @@ def _take_out(
     separate = [
         [f"{prefix}{name}.{end}" for name in names] for names in SEPARATE if _top(names[0]) not in children
     ]
-    separate.append([f"{prefix}{name}_{end}" for name in OWN])  # torch's, with kdim or vdim
+    separate.append([f"{prefix}{name}_{end}" for name in PROJECTIONS])  # torch's, with kdim or vdim
     for names in separate:
         if all(name in state for name in names):
             return [state.pop(name) for name in names]

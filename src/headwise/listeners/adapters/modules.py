@@ -1,15 +1,10 @@
 """Modules that are lent another forward: headwise's own, torch's class and encoder, timm's fused way.
 
-headwise's own `MultiHeadAttention`.
-
-timm's attention layers, which have two ways through one forward: the fused one is taken and heard.
-
-`torch.nn.MultiheadAttention` and what is built on it: `torch.nn.Transformer*`, adopted or not.
-
-torch's class hides q, k and v inside one function, and its encoder layer skips the class altogether on its
-native path. The hooks that every watched module carries turn that path off, the encoder's nested tensors are
-turned off beside it (the 0 they leave at padding stays), and the class gets a forward that
-announces its heads.
+`torch.nn.MultiheadAttention`, adopted or not, hides q, k and v inside one function, and torch's encoder layer
+skips the class altogether on its native path. The hooks that every watched module carries turn that path off,
+the encoder's nested tensors are turned off beside it (the 0 they leave at padding stays), and the class gets
+a forward that announces its heads. timm's attention layers have two ways through one forward: the fused one
+is taken and heard (`functions.py`).
 
 Letters: B batch, T query_len, S key_len, E embed_dim.
 """
@@ -29,12 +24,11 @@ from ...map import AttentionMap
 from ...mask_rules import can_read
 from ...masks import Mask
 from ...nn import MultiHeadAttention
-from ...nn.as_torch.contract import check_inputs
 from ...nn.as_torch.encoder import TransformerEncoder
 from ...nn.as_torch.module import MultiheadAttention
 from ...nn.as_torch.torch_masks import content_of
-from ...nn.as_torch.torch_projections import heads_of, with_more_keys
-from ...nn.one_step import joined
+from ...nn.as_torch.torch_projections import TorchCall
+from ...scoring import Alibi
 from ..active import announce, beside, nothing_to_hear
 from ..attachment import Attachment
 from ..shared_patches import Undo, undo_all
@@ -56,15 +50,17 @@ def headwise_forward(
     query: Tensor,
     key: Tensor | None = None,
     value: Tensor | None = None,
-    mask: Any = None,
+    mask: Mask | Tensor | None = None,
     *,
-    bias: Any = None,
+    bias: Tensor | Alibi | None = None,
     need_weights: bool = True,
-    **wrong: Any,
+    **wrong: object,
 ) -> tuple[Tensor, AttentionMap | None]:
     """As `MultiHeadAttention.forward`, with the heads' output announced on its way."""
     if wrong:
-        return type(module).forward(module, query, key, value, mask, bias=bias, **wrong)
+        return type(module).forward(
+            module, query, key, value, mask, bias=bias, need_weights=need_weights, **wrong
+        )
     heads, weights, v = module._attend(query, key, value, mask, bias)
     kind = "self" if key is None or key is query else "cross"
     heard = announce(module, kind, weights, v, heads)
@@ -120,7 +116,7 @@ def _would_nest(module: nn.TransformerEncoder, src: Tensor, padding: Tensor) -> 
     """Whether torch's encoder would go on with a nested tensor if nobody listened."""
     if not without_loan(module, NESTS) or not torch.backends.mha.get_fastpath_enabled():
         return False
-    first: Any = module.layers[0]
+    first = module.layers[0]
     if first.training or src.dim() != 3 or src.is_nested or not src.numel() or torch.is_autocast_enabled():
         return False
     if type(src) not in (Tensor, nn.Parameter) or src.device.type not in ("cpu", "cuda", "xpu"):
@@ -141,89 +137,47 @@ def torch_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    key_padding_mask: Tensor | None = None,
-    need_weights: bool = True,
-    attn_mask: Tensor | None = None,
-    average_attn_weights: bool = True,
-    is_causal: bool = False,
+    *args: Any,
+    **named: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """As torch's, with the heads' output announced on its way."""
     if not query.numel() or not key.numel():
         nothing_to_hear()
-        return type(module).forward(
-            module,
-            query,
-            key,
-            value,
-            key_padding_mask,
-            need_weights,
-            attn_mask,
-            average_attn_weights,
-            is_causal,
-        )
-    check_inputs(module, query, key, value, key_padding_mask, attn_mask, is_causal)  # type: ignore[arg-type]
-    batched, itself = query.dim() == 3, query is key
-    if not batched:
-        alike = key is value
-        query = query.unsqueeze(0)
-        key = query if itself else key.unsqueeze(0)
-        value = key if alike else value.unsqueeze(0)
-        key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
-    first = 0 if module.batch_first or not batched else 1
-    q, k, v = heads_of(module, query, key, value, first)  # type: ignore[arg-type]
-    mask, bias = _rules(module, q, k, key_padding_mask, attn_mask, is_causal)
+        return type(module).forward(module, query, key, value, *args, **named)
+    call = TorchCall(module, query, key, value, *args, **named)
+    q, k, v = call.heads()
+    (B, _, T, _), itself = q.shape, query is key
+    mask, bias = _rules(call, q, k)
     if itself and mask.keys is not None:
-        mask = replace(mask, queries=mask.keys[:, : q.shape[2]])
+        mask = replace(mask, queries=mask.keys[:, :T])
     if itself:
         beside(module, mask.queries)
     else:
-        mask = replace(mask, queries=beside(module, None, tuple(query.shape[first :: 1 - 2 * first][:2])))
-    if _appended(module):
-        k, v = with_more_keys(module, k, v)  # type: ignore[arg-type]
-    dropout = module.dropout if module.training else 0.0
+        mask = replace(mask, queries=beside(module, None, (B, T)))
     kind = "self" if itself else "cross"
-    heads, weights = attended(module, kind, q, k, v, mask=mask, bias=bias, dropout=dropout)
-    output: Tensor = module.out_proj(joined(heads, first))
-    found = None
-    if need_weights:
-        found = weights.mean_heads() if average_attn_weights else weights.dense()
-    if not batched:
-        output, found = output.squeeze(0), None if found is None else found.squeeze(0)
-    return output, found
+    heads, seen = attended(module, kind, q, k, v, mask=mask, bias=bias, dropout=call.dropout)
+    weights = None
+    if call.need_weights:
+        weights = seen.mean_heads() if call.average else seen.dense()
+    return call.finish(heads, weights)
 
 
-def _appended(module: nn.MultiheadAttention) -> int:
-    """How many keys the module adds of its own."""
-    return int(module.bias_k is not None) + int(module.add_zero_attn)
-
-
-def _rules(
-    module: nn.MultiheadAttention,
-    q: Tensor,
-    k: Tensor,
-    padding: Tensor | None,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-) -> tuple[Mask, Tensor | None]:
-    B, H, T, _ = q.shape
-    S, more = k.shape[2], _appended(module)
+def _rules(call: TorchCall, q: Tensor, k: Tensor) -> tuple[Mask, Tensor | None]:
+    """(mask, bias): every rule that torch's class has, none read but on a CPU; and padding as padding."""
+    (B, H, T, _), S, more = q.shape, k.shape[2], call.appended or 0
+    padding, attn_mask = call.key_padding_mask, call.attn_mask
     if padding is not None and padding.is_floating_point():
         # on a GPU it is read in every call: whether padding counts in means is worth the wait
         hidden = fact(padding, "as bool", _as_bool) if can_read(padding) else _as_bool(padding)
         padding = padding if hidden is None else hidden
     content = None if attn_mask is None or attn_mask.dim() != 2 else content_of(attn_mask)
-    causal = T == S and content is not None and content.causal
+    causal = not more and T == S and content is not None and content.causal
     if more:  # everyone sees what the module adds
-        if attn_mask is None and is_causal:
-            attn_mask = torch.ones(T, S, dtype=torch.bool, device=q.device).triu(1)
         attn_mask, padding = (None if x is None else pad(x, (0, more)) for x in (attn_mask, padding))
     elif causal:
         attn_mask = None
-    mask, bias = from_torch(
-        attn_mask, padding, is_causal and attn_mask is None and not causal,
-        num_heads=H, query_len=T, key_len=S + more, batch=B,
-    )  # fmt: skip
-    return (mask & Mask.causal() if causal and not more else mask), bias
+    mask, bias = from_torch(attn_mask, padding, num_heads=H, query_len=T, key_len=S, batch=B)
+    return (mask & Mask.causal() if causal else mask), bias
 
 
 def _as_bool(padding: Tensor) -> Tensor | None:

@@ -8,7 +8,6 @@ on the spot, over the one they find. What they found is restored underneath thei
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
@@ -24,7 +23,7 @@ OURS: dict[type[nn.Module], type[nn.Module]] = {
     nn.TransformerEncoderLayer: TransformerEncoderLayer,
     nn.TransformerEncoder: TransformerEncoder,
 }
-THEIRS = {ours: theirs for theirs, ours in OURS.items()}
+THEIRS: dict[type[nn.Module], type[nn.Module]] = {ours: theirs for theirs, ours in OURS.items()}
 MARK = "_adopted_by_headwise"  # only what was adopted is restored
 
 
@@ -79,15 +78,15 @@ def adopt(model: nn.Module) -> Adopted:
             module.__class__ = OURS[kind]
             module.__dict__[MARK] = True
             report.changed[name] = kind.__name__
-        elif isinstance(module, tuple(OURS)) and not isinstance(module, tuple(THEIRS)):
+        elif issubclass(kind, tuple(OURS)) and not issubclass(kind, tuple(THEIRS)):
             report.left[name] = _why_not(module)
     return report
 
 
-def _why_not(module: Any) -> str:
+def _why_not(module: nn.Module) -> str:
     kind = type(module)
     if is_parametrized(module):
-        names = ", ".join(module.parametrizations)
+        names = ", ".join(module.get_submodule("parametrizations")._modules)
         return f"its {names} is parametrised; adopt first, parametrise then"
     if kind.__bases__[0].__module__.startswith("torch.distributed."):
         return f"it is sharded, a {kind.__qualname__}; adopt first, shard then"
@@ -103,17 +102,17 @@ def restore(model: nn.Module) -> int:
         ArgumentError: a module's class was changed for one that cannot do without ours; none is restored.
     """
     made: dict[type, type] = {**THEIRS, **{kind: kind for kind in OURS}}
-    found = []
+    adopted = []
     for name, module in model.named_modules():
         if MARK in module.__dict__:
-            found.append((module, _over_torchs(type(module), made, name)))
-    for module, kind in found:
+            adopted.append((module, _over_torchs(type(module), made, name)))
+    for module, kind in adopted:
         module.__class__ = kind
         del module.__dict__[MARK]
-    return len(found)
+    return len(adopted)
 
 
-def _over_torchs(kind: Any, made: dict[type, type], name: str) -> type:
+def _over_torchs(kind: type, made: dict[type, type], name: str) -> type:
     """The same class over torch's in place of ours; `made`: those that are known."""
     if kind not in made:
         if not issubclass(kind, tuple(THEIRS)) or any(map(_knows_its_class, vars(kind).values())):
@@ -126,14 +125,14 @@ def _over_torchs(kind: Any, made: dict[type, type], name: str) -> type:
             for base in kind.__bases__
         )
         held = {key: value for key, value in vars(kind).items() if key not in ("__dict__", "__weakref__")}
-        made[kind] = type(kind)(kind.__name__, bases, held)
+        made[kind] = type(kind)(kind.__name__, bases, held)  # type: ignore[misc]
     return made[kind]
 
 
-def _knows_its_class(value: Any) -> bool:
+def _knows_its_class(value: object) -> bool:
     """Whether this is a method that says `super()` or `__class__`: it belongs to one class for good."""
-    for one in (value, getattr(value, "__func__", None), getattr(value, "fget", None)):
-        if "__class__" in getattr(getattr(one, "__code__", None), "co_freevars", ()):
+    for function in (value, getattr(value, "__func__", None), getattr(value, "fget", None)):
+        if "__class__" in getattr(getattr(function, "__code__", None), "co_freevars", ()):
             return True
     return False
 

@@ -1,15 +1,14 @@
 """What comes out of the heads of torch's class: outputs, and weights if they are wanted.
 
-torch's native operator, for the calls it is best at: without gradients, small on a CPU or bare on a GPU.
+`answer`: by fused kernels and the second pass where they can go; else by the matrix itself, in the steps
+torch's class takes.
 
-At a few tokens the products take less time than the steps between them, and the operator takes all of them in
-C++; on a GPU it goes to the same kernels as we do. Of what it is known to get wrong nothing is let through:
-rows that see nothing, odd numbers of heads, odd widths of heads in half precision. It takes the weight of
-`out_proj` and does not call it, so it is used only where nobody could notice.
-
-What comes out of the heads: their outputs, and their weights if they are wanted.
-
-Fused kernels and the second pass where they can go; else the matrix itself, in the steps torch's class takes.
+`native`: by torch's own operator, projections and all, for the calls it is best at: without gradients, small
+on a CPU or bare on a GPU. At a few tokens the products take less time than the steps between them, and the
+operator takes all of them in C++; on a GPU it goes to the same kernels as we do. Of what it is known to get
+wrong nothing is let through: rows that see nothing, odd numbers of heads, odd widths of heads in half
+precision. It takes the weight of `out_proj` and does not call it, so it is used only where nobody could
+notice.
 
 Letters: N batch, L query_len, S key_len, H num_heads, D head_dim.
 """
@@ -39,6 +38,11 @@ if TYPE_CHECKING:
 __all__ = ["answer", "leaves_some", "native"]
 
 
+FEW = 2**16  # weights: what stands around them takes longer than they do
+AT_ONCE = 2**22  # weights of some heads, 16 MiB
+Answer = tuple[Tensor, Tensor | None]  # [N, H, L, D]; [N, L, S] or [N, H, L, S]
+
+
 def native(
     module: MultiheadAttention, x: Tensor, key_padding_mask: Tensor | None, need_weights: bool, average: bool
 ) -> tuple[Tensor, Tensor | None] | None:
@@ -65,20 +69,21 @@ def native(
     theirs = parameters_of(out_proj, "weight", "bias")
     if mine is None or theirs is None:
         return None
-    tensors: Any = (x, *mine, *theirs)
-    if any(t is None or t.dtype is not x.dtype or t.device != x.device for t in tensors):
+    parameters = [t for t in (*mine, *theirs) if t is not None]
+    if len(parameters) < 4 or any(t.dtype is not x.dtype or t.device != x.device for t in parameters):
         return None
-    if tuple(theirs[0].shape) != (E, E):
+    in_weight, in_bias, out_weight, out_bias = parameters
+    if tuple(out_weight.shape) != (E, E):
         return None
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+    if torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in parameters)):
         return None
     if key_padding_mask is not None and not leaves_some(key_padding_mask, N, L):
         return None
-    rest: Any = key_padding_mask, need_weights, average, None if key_padding_mask is None else 1
-    found: tuple[Tensor, Tensor | None] = torch._native_multi_head_attention(
-        x, x, x, E, held["num_heads"], *tensors[1:], *rest
-    )
-    return found
+    kind = None if key_padding_mask is None else 1
+    return torch._native_multi_head_attention(
+        x, x, x, E, held["num_heads"], in_weight, in_bias, out_weight, out_bias, key_padding_mask,
+        need_weights, average, kind,
+    )  # fmt: skip
 
 
 def leaves_some(padding: Tensor, N: int, L: int) -> bool:
@@ -86,11 +91,6 @@ def leaves_some(padding: Tensor, N: int, L: int) -> bool:
     if padding.dtype != torch.bool or not padding.is_cpu or tuple(padding.shape) != (N, L):
         return False
     return not bool(padding.all(1).any())
-
-
-FEW = 2**16  # weights: what stands around them takes longer than they do
-AT_ONCE = 2**22  # weights of some heads, 16 MiB
-Answer = tuple[Tensor, Tensor | None]  # [N, H, L, D]; [N, L, S] or [N, H, L, S]
 
 
 def answer(
@@ -132,25 +132,24 @@ def _in_kernels(
     """Outputs from the fastest kernel there is, weights from a second pass over q and k."""
     L, S, bias = q.shape[2], k.shape[2], rules.tame_bias()
     if bias is not None and bias is rules.bias and torch.is_grad_enabled():
-        bias = (
-            bias.clone()
-        )  # torch has no use for a mask on the way back, and whoever owns it may write to it
+        # torch has no use for a mask on the way back, and whoever owns it may write to it
+        bias = bias.clone()
     if rules.causal and rules.padding is None and L == S:
         out, seen = attention(q, k, v, causal=True, bias=bias)
     else:
         out, seen = attention(q, k, v, rules.mask(L, S), bias=bias)
     if not weights:
         return out, None
-    found = seen.mean_heads() if average else seen.dense()
+    shown = seen.mean_heads() if average else seen.dense()
     if zero or not rules.hides:
-        return out, found
+        return out, shown
     empty = torch.isneginf(seen.lse)  # [N, H, L]
     if can_read(empty):
         if not bool(empty.any()):
-            return out, found
+            return out, shown
         return _step_by_step(q, k, v, rules, dropout, weights, average, zero)
     nan = torch.where(empty, torch.nan, 1.0).to(q.dtype)  # [N, H, L]
-    return out * nan[..., None], found * (nan.mean(1) if average else nan)[..., None]
+    return out * nan[..., None], shown * (nan.mean(1) if average else nan)[..., None]
 
 
 def _head_by_head(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool) -> Answer:
@@ -159,22 +158,22 @@ def _head_by_head(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool) 
     added = rules.added(L, S, q.dtype, q.device)
     out = q.new_empty(N, L, H, D)
     total = tile_dtype(q.dtype)  # of many heads in half precision, the sum would lose the last ones
-    found = torch.zeros(N, L, S, dtype=total) if average else huge_empty((N, H, L, S), q.dtype, q.device)
+    shown = torch.zeros(N, L, S, dtype=total) if average else huge_empty((N, H, L, S), q.dtype, q.device)
     some = max(1, min(H, AT_ONCE // (L * S)))
     room = q.new_empty(some, L, S) if average else None
     q = q * math.sqrt(1.0 / D)
     for n in range(N):
         for start in range(0, H, some):
             part = slice(start, min(start + some, H))
-            p = found[n, part] if room is None else room[: part.stop - start]
+            p = shown[n, part] if room is None else room[: part.stop - start]
             torch.bmm(q[n, part], k[n, part].transpose(1, 2), out=p)
             if added is not None:
                 p += added[n if added.shape[0] > 1 else 0, part if added.shape[1] > 1 else slice(0, 1)]
             torch.softmax(p, -1, out=p)
             out[n, :, part] = torch.bmm(p, v[n, part]).transpose(0, 1)
             if average:
-                found[n].add_(p.sum(0, dtype=total), alpha=1.0 / H)
-    return out.transpose(1, 2), found.to(q.dtype)
+                shown[n].add_(p.sum(0, dtype=total), alpha=1.0 / H)
+    return out.transpose(1, 2), shown.to(q.dtype)
 
 
 def _dropped(q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout: float) -> Tensor:
@@ -203,12 +202,12 @@ def _step_by_step(
             empty = (added == -torch.inf).all(-1, keepdim=True)  # [N or 1, H or 1, L or 1, 1]
             added = added.masked_fill(empty, 0.0)
         scores = scores + added
-    found = torch.softmax(scores, -1)
+    p = torch.softmax(scores, -1)
     if empty is not None:
-        found = found.masked_fill(empty, 0.0)
+        p = p.masked_fill(empty, 0.0)
     if dropout:
-        found = drop(found, p=dropout)
-    out = found @ v
+        p = drop(p, p=dropout)
+    out = p @ v
     if not weights:
         return out, None
-    return out, found.mean(1) if average else found
+    return out, p.mean(1) if average else p

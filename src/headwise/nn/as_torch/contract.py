@@ -1,12 +1,10 @@
-"""torch's refusals, in its order and words; and torch's own classes on the same parts.
+"""What is kept of torch's class to the letter: its refusals, and itself on the same parts.
 
-What torch's class refuses, with its own exceptions, in its own order and words.
-
-The checks come in two parts, because between them torch projects, and a product of wrong sizes raises there.
+What it refuses is refused with its own exceptions, in its own order and words. The checks come in two parts,
+because between them torch projects, and a product of wrong sizes raises there. torch's own classes, on the
+parameters of ours, are for `torch.jit.script` and for tensors that are not ours.
 
 Letters: N batch, L query_len, S key_len, E embed_dim, H num_heads.
-
-torch's own classes on the same parts: for `torch.jit.script`, and for tensors that are not ours.
 """
 
 from __future__ import annotations
@@ -15,19 +13,21 @@ import math
 import warnings
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from .module import MultiheadAttention
+    from .torch_projections import TorchCall
 
 __all__ = ["changing_nothing", "check_inputs", "check_kinds", "check_masks", "check_widths", "scriptable"]
 
+Kind = TypeVar("Kind", bound=nn.Module)
+
 
 def check_inputs(
-    module: MultiheadAttention,
+    module: nn.MultiheadAttention,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -50,7 +50,8 @@ def check_inputs(
         )
     if module.embed_dim % module.num_heads:
         raise AssertionError(f"embed_dim {module.embed_dim} not divisible by num_heads {module.num_heads}")
-    _check_sizes(module, key, value)
+    if key is not value:
+        _check_sizes(module, key, value)
 
 
 def check_kinds(masks: dict[str, Tensor | None]) -> None:
@@ -65,7 +66,7 @@ def check_kinds(masks: dict[str, Tensor | None]) -> None:
             warnings.warn(
                 f"Support for mismatched {name} and {other_name} is deprecated. "
                 "Use same type for both instead.",
-                stacklevel=4,
+                stacklevel=5,
             )
 
 
@@ -105,7 +106,7 @@ def _check_dimensions(
         raise AssertionError(f"Expected `attn_mask` shape to be {expected} but got {attn_mask.shape}")
 
 
-def _check_sizes(module: MultiheadAttention, key: Tensor, value: Tensor) -> None:
+def _check_sizes(module: nn.MultiheadAttention, key: Tensor, value: Tensor) -> None:
     """Whether keys and values belong together; sizes are told with the length first."""
     if module._qkv_same_embed_dim:
         if key.shape != value.shape:
@@ -116,7 +117,7 @@ def _check_sizes(module: MultiheadAttention, key: Tensor, value: Tensor) -> None
         raise AssertionError(f"key's sequence and batch dims {key_dims} do not match value's {value_dims}")
 
 
-def _length_first(module: MultiheadAttention, x: Tensor) -> torch.Size:
+def _length_first(module: nn.MultiheadAttention, x: Tensor) -> torch.Size:
     if x.dim() == 2:
         x = x.unsqueeze(1)
     elif module.batch_first:
@@ -141,25 +142,18 @@ def check_widths(inputs: Sequence[Tensor], weights: Sequence[Tensor | None], bia
             raise AssertionError(f"expecting {name} bias shape of {(E,)}, but got {part.shape}")
 
 
-def check_masks(
-    module: MultiheadAttention,
-    q: Sequence[int],
-    k: Sequence[int],
-    key_padding_mask: Tensor | None,
-    attn_mask: Tensor | None,
-    hint_alone: bool,
-) -> int:
+def check_masks(call: TorchCall, q: Sequence[int], k: Sequence[int]) -> int:
     """What is refused once q [N, H, L, D] and k [N, H, S, D] are there; how many keys the module appends.
 
     Args:
         q, k: their shapes.
-        hint_alone: torch goes by the hint and never looks at the mask, not even at its shape.
     """
-    N, H, L, D = q
-    S = k[2]
-    if attn_mask is not None:
+    module, padding, attn_mask = call.module, call.key_padding_mask, call.attn_mask
+    (N, H, L, D), S = q, k[2]
+    # by the hint alone torch never looks at the mask, not even at its shape
+    if attn_mask is not None and not (call.is_causal and not call.need_weights and padding is None):
         wanted = (L, S) if attn_mask.dim() == 2 else (N * H, L, S)
-        if tuple(attn_mask.shape) != wanted and not hint_alone:
+        if tuple(attn_mask.shape) != wanted:
             raise RuntimeError(
                 f"The shape of the {attn_mask.dim()}D attn_mask is {attn_mask.shape}, but should be {wanted}."
             )
@@ -169,8 +163,8 @@ def check_masks(
     if k[0] != N:  # what torch's view says of it
         raise RuntimeError(f"shape '[{S}, {N * H}, {D}]' is invalid for input of size {math.prod(k)}")
     appended = (module.bias_k is not None) + bool(module.add_zero_attn)
-    if key_padding_mask is not None:
-        rows, columns = key_padding_mask.shape
+    if padding is not None:
+        rows, columns = padding.shape
         if rows != N:
             raise AssertionError(f"Expected key_padded_mask.shape[0] to be {N}, but got {rows}")
         if columns != S:
@@ -180,7 +174,7 @@ def check_masks(
     return appended
 
 
-def scriptable(module: nn.Module, kind: Any) -> Any:
+def scriptable(module: nn.Module, kind: type[Kind]) -> Kind:
     """torch's own class on the same parts, with its own list of them: scripting replaces children."""
     twin = kind.__new__(kind)
     twin.__dict__.update(module.__dict__)
@@ -188,7 +182,7 @@ def scriptable(module: nn.Module, kind: Any) -> Any:
     return twin
 
 
-def changing_nothing(module: nn.MultiheadAttention) -> Any:
+def changing_nothing(module: nn.MultiheadAttention) -> nn.MultiheadAttention:
     """The same attention with an `out_proj` that gives back what it gets, for torch's forward to look at."""
     like = module.in_proj_weight if module.in_proj_weight is not None else module.q_proj_weight
     weight = torch.eye(module.embed_dim, dtype=like.dtype, device=like.device)

@@ -5,8 +5,8 @@ in evaluation it skips `self_attn` for a native operator that builds all weights
 These two classes change nothing else: they stand in for torch's while a model is adopted.
 
 There are two shortcuts past the parts of a layer, torch's native layer and the way without padding. Both are
-taken only where nobody could notice (`is_as_made`); else each part is called as the module it is, and what is
-not ours is asked as torch asks it in training.
+taken only where nobody could notice (`_is_as_made`); else each part is called as the module it is, and what
+is not ours is asked as torch asks it in training.
 
 Letters: N batch, L length, E width.
 """
@@ -14,7 +14,7 @@ Letters: N batch, L length, E width.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +27,18 @@ from .contract import check_kinds, scriptable
 from .module import MultiheadAttention
 from .torch_masks import Ragged, content_of
 
-__all__ = ["TransformerEncoder", "TransformerEncoderLayer", "is_as_made"]
+__all__ = ["TransformerEncoder", "TransformerEncoderLayer"]
 
 
 TORCHS_LAYER, TORCHS_ENCODER = nn.TransformerEncoderLayer, nn.TransformerEncoder
+
+
+class Asked(TypedDict):
+    """What a layer is asked with, beside its input."""
+
+    src_mask: Tensor | None
+    src_key_padding_mask: Tensor | None
+    is_causal: bool
 
 
 class TransformerEncoderLayer(nn.TransformerEncoderLayer):
@@ -45,22 +53,23 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
     ) -> Tensor:
         """As in torch."""
         if type(src) not in PLAIN or src.is_nested:
-            if is_as_made(self):
+            if _is_as_made(self):
                 return super().forward(src, src_mask, src_key_padding_mask, is_causal)
         elif src_mask is None and not is_causal:
-            found = _natively(self, src, src_key_padding_mask)
-            if found is not None:
-                return found
+            answered = _natively(self, src, src_key_padding_mask)
+            if answered is not None:
+                return answered
         check_kinds({"src_key_padding_mask": src_key_padding_mask, "src_mask": src_mask})
         if not isinstance(self.self_attn, MultiheadAttention):
-            src_mask, src_key_padding_mask = (_added(one, src) for one in (src_mask, src_key_padding_mask))
+            src_mask, src_key_padding_mask = (_added(mask, src) for mask in (src_mask, src_key_padding_mask))
         return self._through(
             src, lambda x: self._sa_block(x, src_mask, src_key_padding_mask, is_causal=is_causal)
         )
 
     def ragged(self, x: Tensor, sequences: Ragged) -> Tensor:
         """The same for real tokens alone, [tokens, E], of sequences of any length."""
-        attend: Any = self.self_attn
+        attend = self.self_attn
+        assert isinstance(attend, MultiheadAttention)
         return self._through(x, lambda y: self.dropout1(attend.ragged(y, sequences)))
 
     def _through(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
@@ -69,8 +78,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
             x = x + attend(self.norm1(x))
             return x + self._ff_block(self.norm2(x))
         x = self.norm1(x + attend(x))
-        found: Tensor = self.norm2(x + self._ff_block(x))
-        return found
+        return self.norm2(x + self._ff_block(x))
 
     def __prepare_scriptable__(self) -> nn.TransformerEncoderLayer:
         return scriptable(self, TORCHS_LAYER)
@@ -99,10 +107,11 @@ class TransformerEncoder(nn.TransformerEncoder):
                 x = layer.ragged(x, sequences)
             x = sequences.padded(x)
         else:
-            asked = {"src_mask": mask, "src_key_padding_mask": src_key_padding_mask, "is_causal": is_causal}
-            if is_causal is None:
+            causal = is_causal
+            if causal is None:
                 content = None if mask is None else content_of(mask)
-                asked["is_causal"] = content is not None and content.causal
+                causal = content is not None and content.causal
+            asked = Asked(src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=causal)
             theirs = asked if all(ours) else self._as_torch_asks(src, mask, src_key_padding_mask, is_causal)
             for layer, own in zip(self.layers, ours, strict=True):
                 x = layer(x, **(asked if own else theirs))
@@ -110,13 +119,13 @@ class TransformerEncoder(nn.TransformerEncoder):
 
     def _as_torch_asks(
         self, src: Tensor, mask: Tensor | None, padding: Tensor | None, is_causal: bool | None
-    ) -> dict[str, Any]:
+    ) -> Asked:
         """What torch's encoder gives its layers."""
         mask, padding = _added(mask, src), _added(padding, src)
-        first: Any = next(layer for layer in self.layers if isinstance(layer, TransformerEncoderLayer))
+        first = next(layer for layer in self.layers if isinstance(layer, TransformerEncoderLayer))
         length = torchs._get_seq_len(src, first.self_attn.batch_first)
         causal = torchs._detect_is_causal_mask(mask, is_causal, length)
-        return {"src_mask": mask, "src_key_padding_mask": padding, "is_causal": causal}
+        return Asked(src_mask=mask, src_key_padding_mask=padding, is_causal=causal)
 
     def _would_pack(self, src: Tensor, padding: Tensor) -> bool:
         """Whether torch would go on with a nested tensor here, in evaluation, and nobody could notice."""
@@ -129,7 +138,7 @@ class TransformerEncoder(nn.TransformerEncoder):
             return False
         if not all(_goes_without_padding(layer, E) for layer in self.layers):
             return False
-        norm: Any = self.norm
+        norm = self.norm
         if norm is not None and not (is_untouched(norm, *LAYER_NORM) and norm.normalized_shape == (E,)):
             return False
         if torch.is_grad_enabled() and (src.requires_grad or any(p.requires_grad for p in self.parameters())):
@@ -142,30 +151,33 @@ class TransformerEncoder(nn.TransformerEncoder):
         return scriptable(self, TORCHS_ENCODER)
 
 
-def is_as_made(layer: nn.Module) -> bool:
+def _is_as_made(layer: nn.Module) -> TypeGuard[TransformerEncoderLayer]:
     """Whether a layer of ours has torch's own parts, and nobody could notice if none of them were called."""
     if not is_untouched(layer, *LAYER) or not layer.__dict__.keys().isdisjoint(BLOCKS):
         return False
     if any(getattr(TORCHS_LAYER, name) is not made for name, made in BLOCKS.items()):
         return False
-    parts: dict[str, Any] = layer.__dict__["_modules"]
+    parts: dict[str, nn.Module] = layer.__dict__["_modules"]
     if not all(is_untouched(parts.get(name), *made) for name, made in PARTS.items()):
         return False
     attend = parts["self_attn"]
     return is_untouched(attend.__dict__["_modules"].get("out_proj"), OUT_PROJ) and bool(_activation(layer))
 
 
-def _activation(layer: Any) -> int:
+def _activation(layer: nn.Module) -> int:
     """What torch calls it, 1 (ReLU) or 2 (GELU); 0: another one, or not the one torch has taken note of."""
-    act, kind = layer.activation, 0
+    act: object = layer.activation
+    kind = 0
     if act is functional.relu or is_untouched(act, *RELU):
         kind = 1
-    elif act is functional.gelu or (is_untouched(act, *GELU) and act.approximate == "none"):
+    elif act is functional.gelu or (
+        isinstance(act, nn.GELU) and is_untouched(act, *GELU) and act.approximate == "none"
+    ):
         kind = 2
     return kind if getattr(layer, "activation_relu_or_gelu", 0) == kind else 0
 
 
-def _is_at_rest(layer: Any) -> bool:
+def _is_at_rest(layer: TransformerEncoderLayer) -> bool:
     """Whether nothing would be dropped: parts may be in training by themselves."""
     attend = layer.self_attn
     return not (layer.training or (attend.training and attend.dropout)) and not any(
@@ -173,9 +185,9 @@ def _is_at_rest(layer: Any) -> bool:
     )
 
 
-def _goes_without_padding(layer: Any, E: int) -> bool:
+def _goes_without_padding(layer: nn.Module, E: int) -> bool:
     """Whether nobody could notice that a layer was given real tokens alone."""
-    if not is_as_made(layer) or not _is_at_rest(layer):
+    if not _is_as_made(layer) or not _is_at_rest(layer):
         return False
     attend, norms = layer.self_attn, (layer.norm1, layer.norm2)
     return (
@@ -190,7 +202,7 @@ def _goes_without_padding(layer: Any, E: int) -> bool:
     )
 
 
-def _natively(layer: Any, src: Tensor, padding: Tensor | None) -> Tensor | None:
+def _natively(layer: TransformerEncoderLayer, src: Tensor, padding: Tensor | None) -> Tensor | None:
     """What torch's native layer says: the best there is without a mask, and for a few tokens on a CPU.
 
     None where it is not, where it differs from torch's own steps, or where somebody could notice.
@@ -207,14 +219,11 @@ def _natively(layer: Any, src: Tensor, padding: Tensor | None) -> Tensor | None:
         return None
     if not src.is_cpu and attend.head_dim % 8:
         return None
-    tensors: Any = []
-    for part, names in (
-        (attend, ("in_proj_weight", "in_proj_bias")),
-        *((part, ("weight", "bias")) for part in (attend.out_proj, layer.norm1, layer.norm2)),
-        *((part, ("weight", "bias")) for part in (layer.linear1, layer.linear2)),
-    ):
-        tensors += parameters_of(part, *names) or (None,)
-    if any(t is None or t.dtype is not src.dtype or t.device != src.device for t in tensors):
+    held = parameters_of(attend, "in_proj_weight", "in_proj_bias") or []
+    for part in (attend.out_proj, layer.norm1, layer.norm2, layer.linear1, layer.linear2):
+        held += parameters_of(part, "weight", "bias") or []
+    tensors = [t for t in held if t is not None]
+    if len(tensors) < 12 or any(t.dtype is not src.dtype or t.device != src.device for t in tensors):
         return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in (src, *tensors)):
         return None
@@ -224,8 +233,7 @@ def _natively(layer: Any, src: Tensor, padding: Tensor | None) -> Tensor | None:
         return None
     how = _activation(layer) == 2, layer.norm_first, layer.norm1.eps
     rest: Any = *tensors[:4], *how, *tensors[4:], padding, None if padding is None else 1
-    found: Tensor = torch._transformer_encoder_layer_fwd(src, E, H, *rest)
-    return found
+    return torch._transformer_encoder_layer_fwd(src, E, H, *rest)
 
 
 def _added(mask: Tensor | None, src: Tensor) -> Tensor | None:
@@ -235,7 +243,7 @@ def _added(mask: Tensor | None, src: Tensor) -> Tensor | None:
     return torch.zeros_like(mask, dtype=src.dtype).masked_fill_(mask, -torch.inf)
 
 
-def _made(kind: type[nn.Module]) -> tuple[type[nn.Module], Any]:
+def _made(kind: type[nn.Module]) -> tuple[type[nn.Module], Callable[..., object]]:
     return kind, kind.forward
 
 

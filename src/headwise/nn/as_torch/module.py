@@ -5,8 +5,6 @@ Letters are torch's: N batch, L query_len, S key_len, E embed_dim, H num_heads.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -16,9 +14,9 @@ from ...masks import Mask
 from ..one_step import joined
 from ..packed_weights import OUT_PROJ, PLAIN, is_untouched
 from .answers import answer, native
-from .contract import changing_nothing, check_inputs, check_masks, scriptable
-from .torch_masks import Ragged, rules_of
-from .torch_projections import fits, heads_of, in_one_step, linear, thirds, with_more_keys
+from .contract import changing_nothing, scriptable
+from .torch_masks import Ragged
+from .torch_projections import TorchCall, in_one_step, linear, thirds
 
 __all__ = ["MultiheadAttention"]
 
@@ -63,8 +61,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = False,
-        device: Any = None,
-        dtype: Any = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         *,
         empty_rows: str = "nan",
     ) -> None:
@@ -100,55 +98,25 @@ class MultiheadAttention(nn.MultiheadAttention):
             is_causal: the hint that attn_mask is causal. It counts only where the mask's values must not be
                 looked at; else the mask itself decides.
         """
+        given = (
+            query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal,
+        )  # fmt: skip
         if not _is_ours(self, query, key, value, key_padding_mask, attn_mask):
             if is_untouched(self.out_proj, OUT_PROJ):
-                return super().forward(
-                    query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights,
-                    is_causal,
-                )  # fmt: skip
-            joint, weights = TORCHS.forward(
-                changing_nothing(self), query, key, value, key_padding_mask, need_weights, attn_mask,
-                average_attn_weights, is_causal,
-            )  # fmt: skip
+                return super().forward(*given)
+            joint, weights = TORCHS.forward(changing_nothing(self), *given)
             return self.out_proj(joint), weights  # torch would take its weight and not call it
         if query is key and key is value and attn_mask is None and not is_causal:
-            found = native(self, query, key_padding_mask, need_weights, average_attn_weights)
-            if found is not None:
-                return found
-        check_inputs(self, query, key, value, key_padding_mask, attn_mask, is_causal)
-        batched = query.dim() == 3
-        if not batched:
-            same, alike = query is key, key is value
-            query = query.unsqueeze(0)
-            key = query if same else key.unsqueeze(0)
-            value = key if alike else value.unsqueeze(0)
-            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
-        first, H = 0 if self.batch_first or not batched else 1, self.num_heads  # where the batch is
-        hint_alone = is_causal and not need_weights and key_padding_mask is None
-        rules, zero = None, self.empty_rows == "zero"
-        if batched and fits(self, query, key, value):
-            N, L, S = query.shape[first], query.shape[1 - first], key.shape[1 - first]
-            shapes = (N, H, L, self.head_dim), (key.shape[first], H, S, self.head_dim)
-            appended = check_masks(self, *shapes, key_padding_mask, attn_mask, hint_alone)
-            if not appended:
-                rules = rules_of(key_padding_mask, attn_mask, is_causal, H, 0, L, S)
-                found = in_one_step(self, query, key, rules, need_weights, average_attn_weights, zero)
-                if found is not None:
-                    return found
-        q, k, v = heads_of(self, query, key, value, first)
-        if rules is None:
-            appended = check_masks(self, q.shape, k.shape, key_padding_mask, attn_mask, hint_alone)
-            if appended:
-                k, v = with_more_keys(self, k, v)
-            L, S = q.shape[2], k.shape[2]
-            rules = rules_of(key_padding_mask, attn_mask, is_causal, H, appended, L, S)
-        dropout = self.dropout if self.training else 0.0
-        out, weights = answer(q, k, v, rules, dropout, need_weights, average_attn_weights, zero)
-        output: Tensor = self.out_proj(joined(out, first))
-        if not batched:
-            output = output.squeeze(0)
-            weights = None if weights is None else weights.squeeze(0)
-        return output, weights
+            answered = native(self, query, key_padding_mask, need_weights, average_attn_weights)
+            if answered is not None:
+                return answered
+        call, zero = TorchCall(self, *given), self.empty_rows == "zero"
+        answered = in_one_step(call, zero)
+        if answered is not None:
+            return answered
+        q, k, v = call.heads()
+        rules = call.rules(q.shape[2], k.shape[2])
+        return call.finish(*answer(q, k, v, rules, call.dropout, need_weights, average_attn_weights, zero))
 
     def ragged(self, x: Tensor, sequences: Ragged) -> Tensor:
         """Self-attention of real tokens alone, [tokens, E] -> [tokens, E]; each sequence sees itself."""
@@ -169,7 +137,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return scriptable(self, TORCHS)
 
 
-def _is_ours(module: nn.MultiheadAttention, *given: Any) -> bool:
+def _is_ours(module: nn.MultiheadAttention, *given: Tensor | None) -> bool:
     """Whether these are ordinary tensors; nested ones, subclasses and traced ones are torch's to answer."""
     weight = module.in_proj_weight if module._qkv_same_embed_dim else module.q_proj_weight
     for x in (*given, weight, module.in_proj_bias):

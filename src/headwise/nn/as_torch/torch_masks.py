@@ -1,14 +1,10 @@
 """The masks of one call of torch's class: what they hold, on a CPU, and the rules of ours they become.
 
-What a mask of torch's says, where it may be read: on a CPU, by proof in every call (`facts.py`).
-
-On a GPU, while compiling or exporting, and in tensors that learn, nothing is read: the mask is taken as it
-is, on a GPU also as `is_causal` says.
-
-The masks of one call of torch's class, as rules of ours.
-
 torch's masks say the opposite of ours (True = may not attend) and a float mask is added. Keys that a module
-appends are seen by every query.
+appends are seen by every query. What a mask holds is read on a CPU, by proof in every call (`facts.py`). On a
+GPU, while compiling or exporting, and in tensors that learn, nothing is read: the mask is taken as it is, on
+a GPU also as `is_causal` says. Padding that is right of all real tokens can be left out altogether
+(`Ragged`).
 
 Letters: N batch, L query_len, S key_len, H num_heads.
 """
@@ -26,7 +22,7 @@ from ...facts import fact
 from ...mask_rules import can_read
 from ...masks import Mask
 
-__all__ = ["LOW", "LOWEST", "Content", "Rules", "content_of", "has_low_rows", "read", "rules_of"]
+__all__ = ["LOW", "LOWEST", "Content", "Ragged", "Rules", "content_of", "read", "rules_of"]
 
 
 LOWEST = -1e29  # finite numbers below this hide a key as well as this one, and no kernel takes it for -inf
@@ -66,7 +62,7 @@ def read(mask: Tensor) -> Content:
         rest = mask.masked_fill(hidden, 0)
         if bool(rest.any()):
             low = bool((rest < LOW).any())
-            return Content(nothing=False, causal=False, low=low, low_rows=low and has_low_rows(mask))
+            return Content(nothing=False, causal=False, low=low, low_rows=low and _has_low_rows(mask))
     if not bool(hidden.any()):
         return Content(nothing=True, causal=False, low=False, low_rows=False)
     L, S = mask.shape[-2:]
@@ -74,7 +70,7 @@ def read(mask: Tensor) -> Content:
     return Content(nothing=False, causal=causal, low=False, low_rows=False)
 
 
-def has_low_rows(added: Tensor) -> bool:
+def _has_low_rows(added: Tensor) -> bool:
     """Whether some query is left with finite numbers below LOW alone."""
     if not added.numel():
         return False
@@ -186,7 +182,7 @@ def rules_of(
     if low and bias is not None and can_read(bias):
         whole = rules.added(query_len, key_len, bias.dtype, bias.device)
         assert whole is not None
-        return replace(rules, low=has_low_rows(whole))
+        return replace(rules, low=_has_low_rows(whole))
     return rules
 
 

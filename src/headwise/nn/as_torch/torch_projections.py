@@ -1,42 +1,109 @@
-"""Inputs of torch's class as heads; and on a GPU projections and attention as one step of autograd.
+"""One call of torch's class between its arguments and its heads, and back: `TorchCall`, without copies.
 
-From torch's inputs to heads and back, without copies.
-
-Batch or length may come first: a product over the last dimension does not mind, and heads are views of it.
+Whoever answers such a call (the class itself, or a listener beside a model) opens it here, attends in its own
+way, and finishes it here. Batch or length may come first: a product over the last dimension does not mind,
+and heads are views of it. On a GPU projections and attention are one step of autograd, weights and padding
+included (`in_one_step`).
 
 Letters: N batch, L query_len, S key_len, E embed_dim, H num_heads, D head_dim.
-
-Attention by torch's class as one step of autograd, on a GPU: with weights and padding or without.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ... import budget
-from ..one_step import Parameters, Step, chosen, run
+from ..one_step import Parameters, Step, chosen, joined, run
 from ..packed_weights import OUT_PROJ, PLAIN, is_untouched, ordinary, parameters_of
-from .contract import check_widths
-from .torch_masks import Rules
+from .contract import check_inputs, check_masks, check_widths
+from .torch_masks import Rules, rules_of
 
-if TYPE_CHECKING:
-    from .module import MultiheadAttention
-
-__all__ = ["fits", "heads_of", "in_one_step", "linear", "thirds", "with_more_keys"]
+__all__ = ["TorchCall", "in_one_step", "linear", "thirds"]
 
 
 Heads = tuple[Tensor, Tensor, Tensor]
 
 
-def heads_of(module: MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, first: int) -> Heads:
-    """q [N, H, L, D], k and v [N, H, S, D] from 3-D inputs; `first`: which dimension is the batch."""
-    E, weight, bias = module.embed_dim, module.in_proj_weight, module.in_proj_bias
+class TorchCall:
+    """A call of torch's class, ours or not: what is refused is refused here, in torch's order and words.
+
+        call = TorchCall(module, query, key, value, ..)   torch's arguments; one sequence is a batch of one
+        q, k, v = call.heads()                            projected, with the keys that the module appends
+        ..                                                attention, by whoever asked
+        output, weights = call.finish(heads, weights)     out_proj; one sequence again
+
+    Raises:
+        ValueError, AssertionError, RuntimeError: as torch's class does, when made and in `heads`.
+    """
+
+    __slots__ = (
+        "_rules", "appended", "attn_mask", "average", "batched", "dropout", "first", "is_causal", "key",
+        "key_padding_mask", "module", "need_weights", "query", "value",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        module: nn.MultiheadAttention,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> None:
+        check_inputs(module, query, key, value, key_padding_mask, attn_mask, is_causal)
+        self.batched = query.dim() == 3
+        if not self.batched:
+            same, alike = query is key, key is value
+            query = query.unsqueeze(0)
+            key = query if same else key.unsqueeze(0)
+            value = key if alike else value.unsqueeze(0)
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+        self.module, self.query, self.key, self.value = module, query, key, value
+        self.key_padding_mask = key_padding_mask  # [N, S]
+        self.attn_mask = attn_mask  # [L, S] or [N * H, L, S]
+        self.is_causal, self.need_weights, self.average = is_causal, need_weights, average_attn_weights
+        self.dropout: float = module.dropout if module.training else 0.0
+        self.first = 0 if module.batch_first or not self.batched else 1  # which dimension is the batch
+        self.appended: int | None = None  # keys of the module's own; known once masks have been checked
+        self._rules: Rules | None = None
+
+    def heads(self) -> Heads:
+        """q [N, H, L, D], k and v [N, H, S + appended, D]."""
+        q, k, v = _heads_of(self.module, self.query, self.key, self.value, self.first)
+        if self.appended is None:
+            self.appended = check_masks(self, q.shape, k.shape)
+        if self.appended:
+            k, v = _with_more_keys(self.module, k, v)
+        return q, k, v
+
+    def rules(self, query_len: int, key_len: int) -> Rules:
+        """The masks as rules, once they are checked; `key_len` counts what is appended."""
+        if self._rules is None:
+            masks, H = (self.key_padding_mask, self.attn_mask), self.module.num_heads
+            self._rules = rules_of(*masks, self.is_causal, H, self.appended or 0, query_len, key_len)
+        return self._rules
+
+    def finish(self, heads: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """(output, weights) as the caller has them, from heads [N, H, L, D] and weights [N, ..]."""
+        output: Tensor = self.module.out_proj(joined(heads, self.first))  # called as the module it is
+        if self.batched:
+            return output, weights
+        return output.squeeze(0), None if weights is None else weights.squeeze(0)
+
+
+def _heads_of(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, first: int) -> Heads:
+    """q [N, H, L, D], k and v [N, H, S, D] from 3-D inputs."""
+    E, H, weight, bias = module.embed_dim, module.num_heads, module.in_proj_weight, module.in_proj_bias
     if not module._qkv_same_embed_dim:
-        weights: Any = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
         check_widths((query, key, value), weights, bias)
         q, k, v = _three(query, key, value, weights, bias)
     elif weight is None:
@@ -44,12 +111,12 @@ def heads_of(module: MultiheadAttention, query: Tensor, key: Tensor, value: Tens
     elif key is not value:
         q, k, v = _three(query, key, value, weight.chunk(3), bias)
     elif query is key:
-        return thirds(linear(query, weight, bias), module.num_heads, first)
+        return thirds(linear(query, weight, bias), H, first)
     else:
-        weights, biases = weight.split([E, 2 * E]), (None, None) if bias is None else bias.split([E, 2 * E])
-        q = linear(query, weights[0], biases[0])
-        k, v = _split(linear(key, weights[1], biases[1]), 2, E)
-    H = module.num_heads
+        of_q, of_both = weight.split([E, 2 * E])
+        q_bias, both_bias = (None, None) if bias is None else bias.split([E, 2 * E])
+        q = linear(query, of_q, q_bias)
+        k, v = linear(key, of_both, both_bias).unflatten(-1, (2, E)).unbind(-2)
     return _by_head(q, H, first), _by_head(k, H, first), _by_head(v, H, first)
 
 
@@ -66,24 +133,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return functional.linear(x, weight, bias)
 
 
-def _three(query: Tensor, key: Tensor, value: Tensor, weights: Any, bias: Tensor | None) -> Heads:
-    biases: Any = (None, None, None) if bias is None else bias.chunk(3)
-    q, k, v = (linear(*each) for each in zip((query, key, value), weights, biases, strict=True))
-    return q, k, v
-
-
-def _split(joint: Tensor, count: int, E: int) -> Any:
-    """[.., count * E] -> count times [.., E], as views."""
-    return joint.unflatten(-1, (count, E)).unbind(-2)
+def _three(
+    query: Tensor, key: Tensor, value: Tensor, weights: Sequence[Tensor], bias: Tensor | None
+) -> Heads:
+    of_q, of_k, of_v = (None, None, None) if bias is None else bias.chunk(3)
+    q, k, v = weights
+    return linear(query, q, of_q), linear(key, k, of_k), linear(value, v, of_v)
 
 
 def _by_head(x: Tensor, H: int, first: int) -> Tensor:
     """[N, L, E] or [L, N, E] -> [N, H, L, D]"""
-    x = x.unflatten(-1, (H, -1))
+    a, b, E = x.shape
+    x = x.view(a, b, H, E // H)
     return x.transpose(1, 2) if first == 0 else x.permute(1, 2, 0, 3)
 
 
-def with_more_keys(module: MultiheadAttention, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _with_more_keys(module: nn.MultiheadAttention, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """k and v followed by the keys a module brings along: bias_k and bias_v, then zeros."""
     N, H, _, D = k.shape
     if module.bias_k is not None and module.bias_v is not None:
@@ -97,69 +162,66 @@ def with_more_keys(module: MultiheadAttention, k: Tensor, v: Tensor) -> tuple[Te
     return k, v
 
 
-def fits(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether there are two projections at most and they will go through: masks may be looked at before."""
-    weight, E = module.in_proj_weight, module.embed_dim
-    return (
-        key is value
-        and query.dim() == 3
-        and module._qkv_same_embed_dim
-        and weight is not None
-        and tuple(weight.shape) == (3 * E, E)
-        and all(
-            x.shape[-1] == E and x.dtype is weight.dtype and x.device == weight.device for x in (query, key)
-        )
-    )
-
-
-def in_one_step(
-    module: nn.MultiheadAttention,
-    x: Tensor,
-    memory: Tensor,
-    rules: Rules,
-    need_weights: bool,
-    average: bool,
-    zero: bool,
-) -> tuple[Tensor, Tensor | None] | None:
-    """(output, weights) of x [N, L, E] or [L, N, E] attending to memory; None: not a call for this.
+def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | None:
+    """(output, weights) by one step of autograd; None: not a call for this.
 
     Args:
-        x, memory: that fit; they may be one and the same.
-        rules: without keys that the module appends.
         zero: a query that sees nothing gets 0; else, as in torch, NaN where weights are wanted.
     """
-    held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
-    if held["training"] and held["dropout"]:
+    x, memory = call.query, call.key
+    if not _is_worth_it(x) or not call.batched or call.dropout or not _will_project(call):
         return None
+    module, first, wants = call.module, call.first, call.need_weights
+    N, L, S = x.shape[first], x.shape[1 - first], memory.shape[1 - first]
+    H, D = module.num_heads, module.head_dim
+    call.appended = check_masks(call, (N, H, L, D), (memory.shape[first], H, S, D))
+    if call.appended:
+        return None
+    rules = call.rules(L, S)
     if rules.hidden is not None or rules.bias is not None or not x.numel() or not memory.numel():
         return None
-    if not _is_worth_it(x) or not ordinary(x):
+    if not ordinary(x) or _is_limited(wants):
         return None
-    if _is_limited(need_weights):
-        return None
-    out_proj = held["_modules"]["out_proj"]
+    out_proj: Any = module.__dict__["_modules"]["out_proj"]
     theirs = parameters_of(out_proj, "weight", "bias") if is_untouched(out_proj, OUT_PROJ) else None
-    theirs = theirs or [None, None]
-    apart = theirs[0] is None
-    weight: Any = module.in_proj_weight  # not always a parameter: it may be pruned, parametrised, a replica's
-    parameters = Parameters(weight, module.in_proj_bias, *theirs)
-    for one in parameters:
-        if one is not None and (type(one) not in PLAIN or one.dtype is not x.dtype or one.device != x.device):
+    out_weight, out_bias = theirs or (None, None)
+    # in_proj_weight is not always a parameter: it may be pruned, parametrised, a replica's
+    parameters = Parameters(module.in_proj_weight, module.in_proj_bias, out_weight, out_bias)
+    for held in parameters:
+        if held is None:
+            continue
+        if type(held) not in PLAIN or held.dtype is not x.dtype or held.device != x.device:
             return None
-    first, H = 0 if held["batch_first"] else 1, held["num_heads"]
     other = None if memory is x else memory
     kernel = chosen(x, other, H, first, rules.causal, rules.padding)
     if kernel is None:
         return None
-    step = Step(H, first, rules.causal, torch.nan if need_weights and not zero else 0.0, kernel)
-    wanted = ("mean" if average else "heads") if need_weights else None
+    step = Step(H, first, rules.causal, torch.nan if wants and not zero else 0.0, kernel)
+    wanted = ("mean" if call.average else "heads") if wants else None
     y, weights = run(x, other, parameters, rules.padding, step, wanted)
-    return out_proj(y) if apart else y, weights
+    return out_proj(y) if out_weight is None else y, weights
 
 
 def _is_worth_it(x: Tensor) -> bool:
     """Whether the steps between the kernels matter: a CPU is as fast either way."""
     return x.is_cuda
+
+
+def _will_project(call: TorchCall) -> bool:
+    """Whether there are two projections at most and they will go through: masks may be looked at before."""
+    weight, E = call.module.in_proj_weight, call.module.embed_dim
+    return (
+        call.key is call.value
+        and call.module._qkv_same_embed_dim
+        and weight is not None
+        and tuple(weight.shape) == (3 * E, E)
+        and _meets(call.query, weight)
+        and (call.query is call.key or _meets(call.key, weight))
+    )
+
+
+def _meets(x: Tensor, weight: Tensor) -> bool:
+    return x.shape[-1] == weight.shape[1] and x.dtype is weight.dtype and x.device == weight.device
 
 
 def _is_limited(need_weights: bool) -> bool:
