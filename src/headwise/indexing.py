@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Plan", "as_index", "compose", "in_order", "positions_of", "resolve", "take"]
+__all__ = ["Index", "Plan", "as_index", "compose", "in_order", "positions_of", "resolve", "take"]
+
+Index = slice | Tensor  # one dimension's: a run of places, or their numbers
 
 
 class Plan(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from ..indexing import take
 from ..masks import Mask
 from ..scoring import HIDDEN
-from .scores import Piece, Tiled
+from .scores import Flat, Piece, Tiled, mask_from
 
 __all__ = ["GivenWeights"]
 
@@ -39,6 +40,16 @@ class GivenWeights(Tiled):
 
     def __reduce__(self) -> tuple[type[GivenWeights], tuple[Any, ...]]:
         return GivenWeights, (self.weights, self.mask, self.positions)
+
+    def parts(self) -> dict[str, Flat]:
+        """All it is made of, by name."""
+        rules: dict[str, Flat] = {name: getattr(self.mask, name) for name in Mask.FIELDS}
+        return {"weights": self.weights, "positions": self.positions, **rules}
+
+    @classmethod
+    def from_parts(cls, parts: Mapping[str, Any]) -> GivenWeights:
+        """The weights those are the parts of; a name that is missing is None."""
+        return cls(parts["weights"], mask_from(parts), parts.get("positions"))
 
     def to(self, device: torch.device) -> GivenWeights:
         """The same weights on another device."""

@@ -20,8 +20,8 @@ from torch import Tensor
 from .. import budget
 from . import second_pass, statistics, weights
 from .first_pass import ANYWHERE, lse_fake, lse_of
-from .operator_arguments import DIFFERENTIABLE, FLAT, restore, save, saved, where_needed
-from .scores import tile_dtype
+from .operator_arguments import save, saved, where_needed
+from .scores import DIFFERENTIABLE, FLAT_SCHEMA, Scores, tile_dtype
 
 
 def _register(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
@@ -55,7 +55,7 @@ GRADIENTS = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 def _measure(*args: Any) -> list[Tensor]:
     *flat, lse, names, per_query, reach, cells = args
     chosen = None if cells is None else (int(cells[0]), int(cells[1]))
-    found = statistics.measured(restore(*flat), lse, tuple(names), per_query, reach, chosen)
+    found = statistics.measured(Scores.restore(*flat), lse, tuple(names), per_query, reach, chosen)
     return [_alone(value) for value in found.values()]
 
 
@@ -79,7 +79,7 @@ def _measure_fake(*args: Any) -> list[Tensor]:
 
 _register(
     "measure",
-    f"({FLAT}, Tensor lse, str[] names, bool per_query, SymInt reach, SymInt[]? cells) -> Tensor[]",
+    f"({FLAT_SCHEMA}, Tensor lse, str[] names, bool per_query, SymInt reach, SymInt[]? cells) -> Tensor[]",
     _measure,
     _measure_fake,
 )
@@ -90,7 +90,7 @@ _register(
 
 def _top(*args: Any) -> tuple[Tensor, Tensor]:
     *flat, lse, count = args
-    return second_pass.top(restore(*flat), lse, count)
+    return second_pass.top(Scores.restore(*flat), lse, count)
 
 
 def _top_fake(*args: Any) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ def _top_fake(*args: Any) -> tuple[Tensor, Tensor]:
     return q.new_empty(shape, dtype=tile_dtype(q.dtype)), q.new_empty(shape, dtype=torch.int64)
 
 
-_register("top", f"({FLAT}, Tensor lse, SymInt count) -> (Tensor, Tensor)", _top, _top_fake)
+_register("top", f"({FLAT_SCHEMA}, Tensor lse, SymInt count) -> (Tensor, Tensor)", _top, _top_fake)
 
 
 # weights
@@ -114,7 +114,7 @@ def _weights(*args: Any) -> Tensor:
     q, shape = flat[0], _weights_shape(*args)
     size = torch.Size(shape).numel() * q.element_size()
     budget.check(size, q.device, f"dense weights {list(shape)}", "look at a part of them")
-    return weights.dense(restore(*flat), lse, _columns(picked, run), mean).contiguous()
+    return weights.dense(Scores.restore(*flat), lse, _columns(picked, run), mean).contiguous()
 
 
 def _weights_shape(*args: Any) -> tuple[int, ...]:
@@ -137,7 +137,7 @@ def _weights_fake(*args: Any) -> Tensor:
 
 def _weights_backward(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
     *flat, lse, picked, run, mean, bias = args
-    scores = restore(*flat)
+    scores = Scores.restore(*flat)
     lse = lse_of(scores) if lse is None else lse
     return _real(weights.gradients(scores, lse, _columns(picked, run), mean, grad, bias), tuple(flat[:5]))
 
@@ -147,10 +147,10 @@ def _weights_backward_fake(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
 
 
 CHOSEN = "Tensor? lse, Tensor? picked, SymInt[]? run, bool mean"
-_register("weights", f"({FLAT}, {CHOSEN}) -> Tensor", _weights, _weights_fake)
+_register("weights", f"({FLAT_SCHEMA}, {CHOSEN}) -> Tensor", _weights, _weights_fake)
 _register(
     "weights_backward",
-    f"(Tensor grad, {FLAT}, {CHOSEN}, bool bias_gradient) -> {GRADIENTS}",
+    f"(Tensor grad, {FLAT_SCHEMA}, {CHOSEN}, bool bias_gradient) -> {GRADIENTS}",
     _weights_backward,
     _weights_backward_fake,
 )
@@ -161,22 +161,24 @@ _register(
 
 def _entropy(*args: Any) -> Tensor:
     *flat, lse = args
-    return statistics.measured(restore(*flat), lse, ("entropy",), True, 0)["entropy"].contiguous()
+    return statistics.measured(Scores.restore(*flat), lse, ("entropy",), True, 0)["entropy"].contiguous()
 
 
 def _entropy_backward(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
     *flat, lse, bias = args
-    return _real(second_pass.gradients(restore(*flat), lse, grad, bias), tuple(flat[:5]))
+    return _real(second_pass.gradients(Scores.restore(*flat), lse, grad, bias), tuple(flat[:5]))
 
 
 def _entropy_backward_fake(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
     return _real_fake(args[:5], args[-1])
 
 
-_register("entropy", f"({FLAT}, Tensor lse) -> Tensor", _entropy, lse_fake)  # a number a query, as lse is
+_register(
+    "entropy", f"({FLAT_SCHEMA}, Tensor lse) -> Tensor", _entropy, lse_fake
+)  # a number a query, as lse is
 _register(
     "entropy_backward",
-    f"(Tensor grad, {FLAT}, Tensor lse, bool bias_gradient) -> {GRADIENTS}",
+    f"(Tensor grad, {FLAT_SCHEMA}, Tensor lse, bool bias_gradient) -> {GRADIENTS}",
     _entropy_backward,
     _entropy_backward_fake,
 )

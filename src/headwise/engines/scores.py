@@ -26,7 +26,7 @@ import functools
 import math
 import mmap
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -34,16 +34,23 @@ import torch
 from torch import Tensor
 
 from ..indexing import positions_of, take
-from ..masks import Mask
+from ..masks import BoundMask, Mask
 from ..scoring import HIDDEN, Scoring
 
 __all__ = [
+    "DIFFERENTIABLE",
+    "FLAT",
+    "FLAT_SCHEMA",
+    "MASK_NUMBERS",
+    "MASK_TENSORS",
+    "Flat",
     "Piece",
     "ScoreGradients",
     "Scores",
     "Tiled",
     "blocks",
     "huge_empty",
+    "mask_from",
     "own_precision",
     "settle_exponentials",
     "tile_dtype",
@@ -249,7 +256,7 @@ class Scores(Tiled):
     def may_see_nothing(self) -> bool:
         """Whether a query may have no key at all: not if only positions decide and its own is always seen."""
         mask = self.mask
-        if mask.keys is not None or mask.key_ids is not None or mask.allowed is not None:
+        if not mask.is_band:
             return True
         if self.scoring.bias is not None or self.positions is not None:
             return True
@@ -257,8 +264,45 @@ class Scores(Tiled):
         outside = self.q.shape[2] > self.k.shape[2] or (mask.right or 0) < 0 or (mask.left or 0) < 0
         return bounded and outside
 
-    def __reduce__(self) -> tuple[type[Scores], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type[Scores], tuple[object, ...]]:
         return Scores, (self.q, self.k, self.mask, self.scoring, self.positions)
+
+    @property
+    def leaves(self) -> tuple[Tensor | None, ...]:
+        """What a gradient can flow to, in the order of DIFFERENTIABLE; None where there is none."""
+        scoring = self.scoring
+        return self.q, self.k, scoring.bias, scoring.slopes, scoring.sinks
+
+    @property
+    def wants_gradient(self) -> bool:
+        """Whether a gradient may flow to anything the scores are made of."""
+        if not torch.is_grad_enabled():
+            return False
+        if self.q.requires_grad or self.k.requires_grad:
+            return True
+        return self.scoring.has_tensors and any(x.requires_grad for x in self.scoring.tensors.values())
+
+    def flatten(self) -> tuple[Flat, ...]:
+        """All it is made of, one by one, in the order of FLAT: what an operator's schema can hold."""
+        mask = self.mask
+        tensors = [getattr(mask, name) for name in MASK_TENSORS]
+        numbers = [getattr(mask, name) for name in MASK_NUMBERS]
+        return (*self.leaves, *tensors, self.positions, *numbers, self.scoring.scale, self.scoring.softcap)
+
+    @classmethod
+    def restore(cls, *flat: Flat) -> Scores:
+        """The scores that were flattened."""
+        return cls.from_parts(dict(zip(FLAT, flat, strict=True)))
+
+    def parts(self) -> dict[str, Flat]:
+        """The same by name."""
+        return dict(zip(FLAT, self.flatten(), strict=True))
+
+    @classmethod
+    def from_parts(cls, parts: Mapping[str, Any]) -> Scores:
+        """The scores those are the parts of; a name that is missing is None."""
+        scoring = Scoring(parts["scale"], *(parts.get(name) for name in SCORING))
+        return cls(parts["q"], parts["k"], mask_from(parts), scoring, parts.get("positions"))
 
     def to(self, device: torch.device) -> Scores:
         """The same scores on another device."""
@@ -395,6 +439,23 @@ class Scores(Tiled):
         if added is not None:
             s = s.add_(added).clamp_(min=HIDDEN)
         return s if seen is None else s.masked_fill_(~seen, HIDDEN)
+
+
+# The one flat form: for operators, for trees, for files. What gradients flow to comes first.
+Flat = Tensor | float | None  # a part of it
+DIFFERENTIABLE = ("q", "k", "bias", "slopes", "sinks")
+SCORING = ("softcap", "bias", "slopes", "sinks")  # what may be None, as `Scoring` takes it
+MASK_TENSORS = tuple(name for name, dims in Mask.FIELDS.items() if dims)
+MASK_NUMBERS = tuple(name for name, dims in Mask.FIELDS.items() if not dims)
+FLAT = (*DIFFERENTIABLE, *MASK_TENSORS, "positions", *MASK_NUMBERS, "scale", "softcap")
+_TYPES = {"q": "Tensor", "k": "Tensor", "scale": "float", "softcap": "float?"}
+_TYPES |= dict.fromkeys(MASK_NUMBERS, "SymInt?")
+FLAT_SCHEMA = ", ".join(f"{_TYPES.get(name, 'Tensor?')} {name}" for name in FLAT)  # of an operator
+
+
+def mask_from(parts: Mapping[str, Any]) -> Mask:
+    """The bound mask among the parts of scores."""
+    return BoundMask(**{name: parts.get(name) for name in Mask.FIELDS})
 
 
 def blocks(start: int, stop: int, size: int) -> Iterator[slice]:

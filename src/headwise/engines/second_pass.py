@@ -26,7 +26,6 @@ from torch import Tensor
 from ..scoring import HIDDEN
 from . import plain
 from .gpu.cannot import cannot, prepared
-from .operator_arguments import flatten, leaves
 from .scores import Scores, Tiled, own_precision
 from .walk import Block, Tile, check_mass, walk
 from .weights import Rest, score_gradients
@@ -53,7 +52,7 @@ def pooled(scores: Tiled, lse: Tensor, row_cells: int, column_cells: int) -> Ten
     """
     if torch.compiler.is_compiling() and isinstance(scores, Scores):
         cells = [row_cells, column_cells]
-        return torch.ops.headwise.measure.default(*flatten(scores.detach()), lse, [], False, 0, cells)[0]
+        return torch.ops.headwise.measure.default(*scores.detach().flatten(), lse, [], False, 0, cells)[0]
     if cannot(scores) is None:
         from .gpu.pictures import pooled as on_gpu
 
@@ -100,7 +99,7 @@ def _indicator(index: slice, length: int, cells: int, like: Tensor) -> Tensor:
 def top(scores: Tiled, lse: Tensor, count: int) -> Top:
     """The `count` heaviest keys of every query; of equal weights on a GPU the first key."""
     if torch.compiler.is_compiling() and isinstance(scores, Scores):
-        return Top(*torch.ops.headwise.top.default(*flatten(scores.detach()), lse, count))
+        return Top(*torch.ops.headwise.top.default(*scores.detach().flatten(), lse, count))
     if cannot(scores) is None and count <= MOST:
         from .gpu.heaviest import top as on_gpu
 
@@ -136,8 +135,8 @@ def with_gradient(scores: Scores, lse: Tensor, value: Tensor | None) -> Tensor:
     if plain.transforms_are_active():
         return _plainly(scores)
     if torch.compiler.is_compiling():
-        return torch.ops.headwise.entropy.default(*flatten(scores), lse)
-    found: Tensor = _Entropy.apply(*leaves(scores), Rest(scores), lse, value)
+        return torch.ops.headwise.entropy.default(*scores.flatten(), lse)
+    found: Tensor = _Entropy.apply(*scores.leaves, Rest(scores), lse, value)
     return found
 
 

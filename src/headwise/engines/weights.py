@@ -21,7 +21,6 @@ from ..scoring import HIDDEN, Scoring
 from . import plain
 from .first_pass import lse_of
 from .gpu.cannot import cannot, prepared
-from .operator_arguments import flatten, leaves, wants_gradient
 from .scores import CPU_TILE, ScoreGradients, Scores, blocks, huge_empty, own_precision, settle_exponentials
 from .walk import Block, Tile, check_mass, check_rows, check_some, is_rough, walk
 
@@ -39,11 +38,11 @@ def weights(scores: Scores, lse: Tensor | None, columns: Any = None, mean: bool 
     if plain.transforms_are_active():
         return _plainly(scores, columns, mean)
     if torch.compiler.is_compiling():
-        return torch.ops.headwise.weights.default(*flatten(scores), lse, *_chosen(columns, scores), mean)
+        return torch.ops.headwise.weights.default(*scores.flatten(), lse, *_chosen(columns, scores), mean)
     with own_precision(scores.device):
-        if not wants_gradient(scores):
+        if not scores.wants_gradient:
             return dense(scores, lse, columns, mean)
-        found: Tensor = _Weights.apply(*leaves(scores), Rest(scores), lse, columns, mean)
+        found: Tensor = _Weights.apply(*scores.leaves, Rest(scores), lse, columns, mean)
     return found
 
 
@@ -141,7 +140,7 @@ def _at_once(scores: Scores) -> bool:
         return False
     if scores.positions is not None and not mask.hides_nothing:
         return False  # chosen queries, which may see far fewer keys than there are
-    if mask.left is None and mask.right is None and mask.key_ids is None:
+    if not mask.is_made:
         return True
     return q.shape[2] * scores.k.shape[2] <= CPU_TILE
 

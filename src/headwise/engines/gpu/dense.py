@@ -17,13 +17,11 @@ from torch import Tensor
 from ...masks import CAUSAL, NOTHING_HIDDEN
 from ...scoring import Scoring
 from ..scores import Scores
-from .cannot import interpreted
-from .lists import seen_tiles
-from .powers import powers_of
-from .request import NOT_SPECIAL, Launch, Prepared, Request
+from .launches import FEW_ROWS, NOT_SPECIAL, SHORT, SHORT_ROWS, interpreted, takes_descriptors
+from .lists import powers_of, seen_tiles
+from .request import Launch, Prepared, Request
 from .rows import mass_of
 from .tile import Rules, between, ends, in_band, key_stop, load, load_lse, log_weights, long, place, product
-from .tuning import FEW_ROWS, SHORT, SHORT_ROWS, takes_descriptors
 
 __all__ = ["dense", "mean", "plainest"]
 

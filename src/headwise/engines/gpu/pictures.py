@@ -21,10 +21,10 @@ from torch import Tensor
 
 from . import neighbours as around
 from . import rows as by_row
-from .lists import in_order, seen_tiles
+from .launches import NOT_SPECIAL
+from .lists import in_order, powers_of, seen_tiles
 from .neighbours import of_heads, received
-from .powers import powers_of
-from .request import NOT_SPECIAL, Prepared, Request, as_lists
+from .request import Prepared, Request, as_lists
 from .rows import Picture, added_up, cell_of
 from .tile import key_stop, keys_seen, length_of, list_of, load, log_weights, long, my_queries, product
 

@@ -46,30 +46,33 @@ class Setup(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What decides a score, beside q and k: numbers, pointers and their strides; None where there is none."""
+    """What decides a score, beside q and k: numbers, pointers and their strides; None where there is none.
+
+    Of a mask it is what each rule's `for_kernels` gives, by name.
+    """
 
     scale: Any
     scale_log2: Any
     softcap: Any
-    bias: Any
-    bias_b: Any  # its strides
-    bias_h: Any
-    bias_t: Any
-    bias_s: Any
     slopes: Any
     sinks: Any
     at: Any  # int32 [T], the queries' positions
-    lengths: Any  # int32 [B]
-    keys: Any  # uint8 [B, S]
     counted: Any  # uint8 [B, T]
-    key_ids: Any  # int64 [B or 1, N, S]
-    query_ids: Any  # int64 [B or 1, N, T]
-    ids_batch: Any  # 0 where all sequences share their labels, else 1
-    allowed: Any  # uint8, any strides
-    allowed_b: Any  # its strides
-    allowed_h: Any
-    allowed_t: Any
-    allowed_s: Any
+    bias: Any = None
+    bias_b: Any = None  # its strides
+    bias_h: Any = None
+    bias_t: Any = None
+    bias_s: Any = None
+    lengths: Any = None  # int32 [B]
+    keys: Any = None  # uint8 [B, S]
+    key_ids: Any = None  # int64 [B or 1, N, S]
+    query_ids: Any = None  # int64 [B or 1, N, T]
+    ids_batch: Any = 0  # 0 where all sequences share their labels, else 1
+    allowed: Any = None  # uint8, any strides
+    allowed_b: Any = None  # its strides
+    allowed_h: Any = None
+    allowed_t: Any = None
+    allowed_s: Any = None
 
 
 @triton.jit
@@ -167,7 +170,7 @@ def log_weights(s, lse, at, rows, cols, b, h, stop, rules, T, S, left, right, ED
     if EDGE:
         seen = in_band(at, cols, stop, left, right, setup)
         if setup.listed:
-            seen = seen & listed_rules(rows, cols, b, h, rules, T, S, setup)
+            seen = seen & listed_rules(at, rows, cols, b, h, rules, T, S, setup)
         x = tl.where(seen, x, HIDDEN)
     return x
 
@@ -184,8 +187,11 @@ def in_band(at, cols, stop, left, right, setup: tl.constexpr):
 
 
 @triton.jit
-def listed_rules(rows, cols, b, h, rules, T, S, setup: tl.constexpr):
-    """What padding, documents and dense masks allow, broadcastable to a tile."""
+def listed_rules(at, rows, cols, b, h, rules, T, S, setup: tl.constexpr):
+    """What padding, documents and dense masks allow, broadcastable to a tile; a new rule is a line here.
+
+    at: the queries' positions, rows: their numbers; cols: the keys.
+    """
     seen = (rows < T) & (cols < S)
     if rules.keys is not None:
         seen = seen & (tl.load(rules.keys + long(b) * S + cols, mask=cols < S, other=0) != 0)
