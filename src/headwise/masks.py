@@ -16,7 +16,7 @@ The rules are entries: a class each (`Rule` says what it answers), its fields in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -473,6 +473,7 @@ class BoundMask(Mask):
         return super()._document_ends
 
 
+assert [*Mask.FIELDS] == [f.name for f in fields(Mask) if f.init], "fields are those of RULES, in that order"
 NOTHING_HIDDEN, CAUSAL = Mask(), Mask.causal()  # the two that nearly every call has, made once
 
 
