@@ -24,7 +24,7 @@ from .engines.scores import Scores, tile_dtype
 from .engines.second_pass import Top
 from .engines.statistics import Statistics
 from .errors import ArgumentError, ShapeError
-from .indexing import Index, as_index, compose, in_order, resolve
+from .indexing import Choice, Index, as_index, compose, in_order, resolve
 from .masks import Mask, as_mask
 from .scoring import Alibi
 from .tensor_stand_in import StandIn
@@ -262,10 +262,10 @@ class AttentionMap(StandIn):
     def select(
         self,
         *,
-        batch: int | slice | Sequence[int] | Tensor | None = None,
-        heads: int | slice | Sequence[int] | Tensor | None = None,
-        queries: int | slice | Sequence[int] | Tensor | None = None,
-        keys: int | slice | Sequence[int] | Tensor | None = None,
+        batch: Choice = None,
+        heads: Choice = None,
+        queries: Choice = None,
+        keys: Choice = None,
     ) -> AttentionMap:
         """A smaller map, still lazy. A number keeps its dimension, with size 1.
 
@@ -515,7 +515,7 @@ class AttentionMap(StandIn):
         """The same map on the current GPU."""
         return self.to("cuda")
 
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         scores, lse, columns = self.parts()
         if isinstance(columns, slice):
             return make, (scores, lse, (columns.start, columns.stop, columns.step))
@@ -553,5 +553,5 @@ def _is_whole(index: slice | Tensor) -> bool:
     return isinstance(index, slice) and index == WHOLE
 
 
-def _is_count(number: Any) -> bool:
+def _is_count(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number >= 1

@@ -193,6 +193,7 @@ def _cannot_join(name: str, a: torch.Size, b: torch.Size) -> MaskError:
 
 Fields = Mapping[str, str]  # names, and the dimensions of each
 Value = Tensor | int  # what a field of a mask holds, where it holds anything
+Changes = dict[str, Any]  # fields and what they shall hold, as a constructor takes them
 Shape = tuple[int, int, int, int]  # [B, H, T, S]
 Span = tuple[int, int]  # first and last position; or [start, stop)
 Some = TypeVar("Some", bound="RuleSet")
@@ -216,7 +217,7 @@ class Rule(Generic[Some]):
     is_narrow: ClassVar[bool] = False  # a block of queries sees few keys: worth going by blocks
     is_made: ClassVar[bool] = True  # a tile of it is made anew, one bool a query and key
 
-    def join(self, a: Some, b: Some) -> dict[str, Any]:
+    def join(self, a: Some, b: Some) -> Changes:
         """Its fields, where both hold."""
         raise NotImplementedError
 
@@ -227,10 +228,10 @@ class Rule(Generic[Some]):
     def check(self, mask: Some, shape: Shape) -> None:
         """Raise `MaskError` where it does not fit [B, H, T, S]."""
 
-    def spell_out(self, held: dict[str, Any], query_len: int, key_len: int) -> None:
+    def spell_out(self, held: Changes, query_len: int, key_len: int) -> None:
         """Put what a call leaves to be understood among the fields that are held."""
 
-    def placed(self, mask: Some, at: Tensor) -> dict[str, Any]:
+    def placed(self, mask: Some, at: Tensor) -> Changes:
         """What changes for chosen queries that stand at these positions."""
         return {}
 
@@ -251,11 +252,12 @@ class Rule(Generic[Some]):
         return True
 
 
+AnyRule = Rule[Any]
 # The answers of a set of rules that depend on nothing but which rules are there.
 Facts = tuple[tuple[str, object], ...]
 
 
-def facts_of(rules: Sequence[Rule[Any]]) -> tuple[Facts, ...]:
+def facts_of(rules: Sequence[AnyRule]) -> tuple[Facts, ...]:
     """The facts of every set of these rules; the i-th rule is bit i of the number of a set."""
     found = []
     for bits in range(1 << len(rules)):
@@ -272,7 +274,7 @@ def facts_of(rules: Sequence[Rule[Any]]) -> tuple[Facts, ...]:
     return tuple(found)
 
 
-def fields_of(rules: Sequence[Rule[Any]]) -> dict[str, str]:
+def fields_of(rules: Sequence[AnyRule]) -> dict[str, str]:
     """The fields of all rules, in order, and the dimensions of each."""
     return {name: dims for rule in rules for name, dims in rule.fields.items()}
 
@@ -281,13 +283,13 @@ def fields_of(rules: Sequence[Rule[Any]]) -> dict[str, str]:
 class RuleSet:
     """What is done with the rules of a mask, whichever they are. A subclass names them and their fields."""
 
-    RULES: ClassVar[tuple[Rule[Any], ...]] = ()
+    RULES: ClassVar[tuple[AnyRule, ...]] = ()
     FACTS: ClassVar[tuple[Facts, ...]] = facts_of(())
     FIELDS: ClassVar[Fields] = {}  # all fields in order, and their dimensions: the one list
 
     # found out when a mask is made, for they are asked in every call
-    rules: tuple[Rule[Any], ...] = field(init=False)  # that are there
-    hiding: tuple[Rule[Any], ...] = field(init=False)  # of those, the ones that hide keys
+    rules: tuple[AnyRule, ...] = field(init=False)  # that are there
+    hiding: tuple[AnyRule, ...] = field(init=False)  # of those, the ones that hide keys
     hides_nothing: bool = field(init=False)  # every query may attend to every key
     is_positional: bool = field(init=False)  # no more than a band: no tensor in it
     is_band: bool = field(init=False)  # a band at most hides keys: kernels need no tensor for it
@@ -339,9 +341,9 @@ class RuleSet:
                     found[name] = value
         return found
 
-    def copies(self) -> dict[str, Any]:
+    def copies(self) -> Changes:
         """The fields that are there; small tensors copied."""
-        found: dict[str, Any] = {}
+        found: Changes = {}
         for rule in self.rules:
             for name in rule.fields:
                 value = getattr(self, name)
@@ -351,7 +353,7 @@ class RuleSet:
 
     def to(self, device: torch.device | str) -> Self:
         """The same rules, with their tensors on another device."""
-        moved: dict[str, Any] = {name: value.to(device) for name, value in self.tensors.items()}
+        moved: Changes = {name: value.to(device) for name, value in self.tensors.items()}
         return replace(self, **moved) if moved else self
 
     def select(self, batch: Index, heads: Index, queries: Index) -> Self:
@@ -359,7 +361,7 @@ class RuleSet:
 
         The rules about positions (`left`, `right`) stay: the caller keeps the queries' positions.
         """
-        changed: dict[str, Any] = {}
+        changed: Changes = {}
         for name, value in self.tensors.items():
             for dim, (letter, size) in enumerate(zip(self.FIELDS[name], value.shape, strict=False)):
                 if letter in "sS" or (size == 1 and letter in "bht"):
@@ -378,7 +380,7 @@ class RuleSet:
         Raises:
             MaskError: a rule that says nothing of one of them.
         """
-        changed: dict[str, Any] = {}
+        changed: Changes = {}
         for rule in self.rules:
             changed |= rule.placed(self, at)
         return replace(self, **changed) if changed else self

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ from torch import Tensor
 from .errors import MaskError
 from .indexing import Index, take
 from .mask_rules import (
+    AnyRule,
+    Changes,
     Facts,
     Fields,
     Rule,
@@ -56,7 +58,7 @@ class Band(Rule["Mask"]):
     fields: ClassVar[Fields] = {"left": "", "right": ""}
     is_band = is_countable = True
 
-    def join(self, a: Mask, b: Mask) -> dict[str, Any]:
+    def join(self, a: Mask, b: Mask) -> Changes:
         return {"left": smaller(a.left, b.left), "right": smaller(a.right, b.right)}
 
     def tile(self, mask: Mask, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
@@ -89,7 +91,7 @@ class Padding(Rule["Mask"]):
     is_padding = is_countable = True
     is_made = False
 
-    def join(self, a: Mask, b: Mask) -> dict[str, Any]:
+    def join(self, a: Mask, b: Mask) -> Changes:
         return {"keys": join_padding(a.keys, b.keys, "lengths")}
 
     def check(self, mask: Mask, shape: Shape) -> None:
@@ -124,14 +126,14 @@ class Counted(Rule["Mask"]):
     fields: ClassVar[Fields] = {"queries": "BT"}
     hides = False
 
-    def join(self, a: Mask, b: Mask) -> dict[str, Any]:
+    def join(self, a: Mask, b: Mask) -> Changes:
         return {"queries": join_padding(a.queries, b.queries, "query_lengths")}
 
     def check(self, mask: Mask, shape: Shape) -> None:
         assert mask.queries is not None
         check_padding(mask.queries, shape[0], shape[2], "query_lengths")
 
-    def spell_out(self, held: dict[str, Any], query_len: int, key_len: int) -> None:
+    def spell_out(self, held: Changes, query_len: int, key_len: int) -> None:
         queries = held["queries"]
         if queries.ndim == 1:
             held["queries"] = torch.arange(query_len, device=queries.device) < queries[:, None]
@@ -143,7 +145,7 @@ class Documents(Rule["Mask"]):
     fields: ClassVar[Fields] = {"key_ids": "bS", "query_ids": "bT"}
     is_countable = is_narrow = True
 
-    def join(self, a: Mask, b: Mask) -> dict[str, Any]:
+    def join(self, a: Mask, b: Mask) -> Changes:
         keys, queries = join_ids((a.key_ids, a.query_ids), (b.key_ids, b.query_ids))
         return {"key_ids": keys, "query_ids": queries}
 
@@ -161,11 +163,11 @@ class Documents(Rule["Mask"]):
                 f"{key_len}; pass Mask.documents(ids, query_ids)"
             )
 
-    def spell_out(self, held: dict[str, Any], query_len: int, key_len: int) -> None:
+    def spell_out(self, held: Changes, query_len: int, key_len: int) -> None:
         if "query_ids" not in held:
             held["query_ids"] = held["key_ids"][:, key_len - query_len :]
 
-    def placed(self, mask: Mask, at: Tensor) -> dict[str, Any]:
+    def placed(self, mask: Mask, at: Tensor) -> Changes:
         assert mask.key_ids is not None
         if mask.query_ids is not None:
             return {}
@@ -202,12 +204,12 @@ class Documents(Rule["Mask"]):
 
 
 class Dense(Rule["Mask"]):
-    """Any mask at all, as someone gave it."""
+    """Whatever mask there is, as someone gave it."""
 
     fields: ClassVar[Fields] = {"allowed": "bhts"}
     is_copied = is_made = False  # as large as the weights
 
-    def join(self, a: Mask, b: Mask) -> dict[str, Any]:
+    def join(self, a: Mask, b: Mask) -> Changes:
         return {"allowed": join_allowed(a.allowed, b.allowed)}
 
     def check(self, mask: Mask, shape: Shape) -> None:
@@ -257,7 +259,7 @@ class Mask(RuleSet):
                   [0, 0, 1, 1]]]], dtype=torch.int32)
     """
 
-    RULES: ClassVar[tuple[Rule[Any], ...]] = (Band(), Padding(), Counted(), Documents(), Dense())
+    RULES: ClassVar[tuple[AnyRule, ...]] = (Band(), Padding(), Counted(), Documents(), Dense())
     FACTS: ClassVar[tuple[Facts, ...]] = facts_of(RULES)
     FIELDS: ClassVar[Fields] = fields_of(RULES)
 
@@ -345,7 +347,7 @@ class Mask(RuleSet):
 
     @classmethod
     def dense(cls, allowed: Tensor) -> Mask:
-        """Any mask at all, as a tensor broadcastable to [B, H, T, S]: bool, or numbers 0 and 1.
+        """Whatever mask there is, as a tensor broadcastable to [B, H, T, S]: bool, or numbers 0 and 1.
 
         Raises:
             MaskError: values other than 0 and 1, or a float mask of zeros alone (both only where reading
@@ -361,7 +363,7 @@ class Mask(RuleSet):
         """
         if not isinstance(other, Mask):
             return NotImplemented
-        joined: dict[str, Any] = {}
+        joined: Changes = {}
         for rule in self.RULES:
             joined |= rule.join(self, other)
         bound = isinstance(self, BoundMask) and isinstance(other, BoundMask)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..indexing import take
+from ..indexing import Index, take
 from ..masks import Mask
 from ..scoring import HIDDEN
 from .scores import Flat, Piece, Tiled, mask_from
@@ -38,7 +38,7 @@ class GivenWeights(Tiled):
     def given_dtype(self) -> torch.dtype:
         return self.weights.dtype
 
-    def __reduce__(self) -> tuple[type[GivenWeights], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type[GivenWeights], tuple[object, ...]]:
         return GivenWeights, (self.weights, self.mask, self.positions)
 
     def parts(self) -> dict[str, Flat]:
@@ -59,7 +59,7 @@ class GivenWeights(Tiled):
         """The same weights, cut from the graph."""
         return replace(self, weights=self.weights.detach())
 
-    def select(self, batch: Any, heads: Any, queries: Any) -> GivenWeights:
+    def select(self, batch: Index, heads: Index, queries: Index) -> GivenWeights:
         """The weights of some sequences, heads and queries; each index a slice or an index tensor."""
         return GivenWeights(
             take(self.weights, (batch, heads, queries), ones_stay=False),
@@ -74,5 +74,5 @@ class GivenWeights(Tiled):
     def span(self, rows: slice) -> tuple[int, int]:
         return 0, self.shape[3]  # what someone gave is there, whatever the mask says
 
-    def tile(self, rows: slice, columns: Any) -> Tensor:
+    def tile(self, rows: slice, columns: Index) -> Tensor:
         return self.weights[:, :, rows, columns].to(self.dtype).log().clamp_(min=HIDDEN)

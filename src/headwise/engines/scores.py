@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..indexing import positions_of, take
+from ..indexing import Index, positions_of, take
 from ..masks import BoundMask, Mask
 from ..scoring import HIDDEN, Scoring
 
@@ -98,7 +98,7 @@ def tile_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def own_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+def own_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Autocast switched off where it is on: tiles choose their own precision."""
     if device.type != "meta" and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
@@ -163,7 +163,7 @@ class Tiled:
         """Learned sinks [H], if any."""
         return None
 
-    def tile(self, rows: slice, columns: Any) -> Tensor:
+    def tile(self, rows: slice, columns: Index) -> Tensor:
         """Scores of a block of queries against some keys, [B, H, t, s]; never below HIDDEN."""
         raise NotImplementedError
 
@@ -202,7 +202,7 @@ class Tiled:
         shift = self.shape[3] - self.shape[2]
         return torch.arange(rows.start + shift, rows.stop + shift, device=device)
 
-    def _positions_of(self, queries: Any) -> Tensor | None:
+    def _positions_of(self, queries: Index) -> Tensor | None:
         """The positions of chosen queries; all of them stay as they were."""
         if isinstance(queries, slice) and queries == slice(None):
             return self.positions
@@ -319,7 +319,7 @@ class Scores(Tiled):
         loose: dict[str, Any] = {name: value.detach() for name, value in self.scoring.tensors.items()}
         return replace(self, q=self.q.detach(), k=self.k.detach(), scoring=replace(self.scoring, **loose))
 
-    def select(self, batch: Any, heads: Any, queries: Any) -> Scores:
+    def select(self, batch: Index, heads: Index, queries: Index) -> Scores:
         """The scores of some sequences, heads and queries; each index a slice or an index tensor.
 
         Heads picked one by one may break the groups of grouped-query attention; then keys are picked along.
@@ -350,7 +350,7 @@ class Scores(Tiled):
             scoring=self.scoring.select(piece.batch, piece.heads, everything),
         )
 
-    def seen(self, rows: slice, columns: Any) -> Tensor | None:
+    def seen(self, rows: slice, columns: Index) -> Tensor | None:
         """The mask's tile, bool broadcastable to [B, H, t, s]; None where it hides nothing."""
         mask, S = self.mask, self.k.shape[2]
         if isinstance(columns, slice) and (mask.left is not None or mask.right is not None):
@@ -361,7 +361,7 @@ class Scores(Tiled):
                 mask = replace(mask, left=None, right=None)
         return mask.tile(self.at(rows), rows, columns, S)
 
-    def bias(self, rows: slice, columns: Any) -> Tensor | None:
+    def bias(self, rows: slice, columns: Index) -> Tensor | None:
         """What is added to the capped product: bias and slopes, broadcastable to [B, H, t, s]."""
         added = None
         if self.scoring.bias is not None:
@@ -376,12 +376,12 @@ class Scores(Tiled):
             added = added.to(self.q.dtype).to(self.dtype)  # as the fused kernels there will see it
         return added
 
-    def distance(self, rows: slice, columns: Any) -> Tensor:
+    def distance(self, rows: slice, columns: Index) -> Tensor:
         """|p_i - j|, [t, s]."""
         spots = positions_of(columns, self.k.shape[2], self.device)
         return (self.at(rows)[:, None] - spots).abs()
 
-    def additive(self, rows: slice, columns: Any, dtype: torch.dtype) -> Tensor | None:
+    def additive(self, rows: slice, columns: Index, dtype: torch.dtype) -> Tensor | None:
         """Mask and bias as one tensor to be added to the scaled product: what fused kernels take."""
         added, seen = self.bias(rows, columns), self.seen(rows, columns)
         if seen is None:
@@ -391,7 +391,7 @@ class Scores(Tiled):
         joined = torch.where(seen, added.to(dtype), -torch.inf)
         return joined[(None,) * (4 - joined.ndim)]
 
-    def tile(self, rows: slice, columns: Any) -> Tensor:
+    def tile(self, rows: slice, columns: Index) -> Tensor:
         return self._finish(self._capped(rows, columns), rows, columns)
 
     def whole(self) -> Tensor:
@@ -413,14 +413,14 @@ class Scores(Tiled):
         bare = self.mask.hides_nothing and self.scoring.bias is None and self.scoring.slopes is None
         return s if bare else self._finish(s, *everything)
 
-    def tile_and_bend(self, rows: slice, columns: Any) -> tuple[Tensor, Tensor | None]:
+    def tile_and_bend(self, rows: slice, columns: Index) -> tuple[Tensor, Tensor | None]:
         """A tile, and how far the cap bends it: its derivative (None without a cap)."""
         capped = self._capped(rows, columns)
         cap = self.scoring.softcap
         bend = None if cap is None else 1 - (capped / cap) ** 2
         return self._finish(capped, rows, columns), bend
 
-    def _capped(self, rows: slice, columns: Any) -> Tensor:
+    def _capped(self, rows: slice, columns: Index) -> Tensor:
         scale, cap = self.scoring.scale, self.scoring.softcap
         q = self.q[:, :, rows].to(self.dtype)  # [B, H, t, D]
         k = self.k[:, :, columns].to(self.dtype)  # [B, Hk, s, D]
@@ -434,7 +434,7 @@ class Scores(Tiled):
             s = s.mul_(scale)
         return s if cap is None else s.div_(cap).tanh_().mul_(cap)
 
-    def _finish(self, s: Tensor, rows: slice, columns: Any) -> Tensor:
+    def _finish(self, s: Tensor, rows: slice, columns: Index) -> Tensor:
         added, seen = self.bias(rows, columns), self.seen(rows, columns)
         if added is not None:
             s = s.add_(added).clamp_(min=HIDDEN)
@@ -464,7 +464,7 @@ def blocks(start: int, stop: int, size: int) -> Iterator[slice]:
         yield slice(first, min(first + size, stop))
 
 
-def _kv_heads(heads: list[int], group: int) -> Any:
+def _kv_heads(heads: list[int], group: int) -> Index:
     """The key heads these query heads need: their own groups where those are whole, else one each."""
     wanted = [head // group for head in heads]
     firsts = heads[::group]

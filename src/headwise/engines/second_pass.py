@@ -18,7 +18,7 @@ linear in length; the weights are made again, tile by tile.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from torch import Tensor
 from ..scoring import HIDDEN
 from . import plain
 from .gpu.cannot import cannot, prepared
+from .operator_arguments import Context
 from .scores import Scores, Tiled, own_precision
 from .walk import Block, Tile, check_mass, walk
 from .weights import Rest, score_gradients
@@ -175,13 +176,13 @@ def _plainly(scores: Scores) -> Tensor:
 class _Entropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         q: Tensor,
         k: Tensor,
         bias: Tensor | None,
         slopes: Tensor | None,
         sinks: Tensor | None,
-        rest: Any,
+        rest: Rest,
         lse: Tensor,
         value: Tensor,
     ) -> Tensor:
@@ -190,7 +191,7 @@ class _Entropy(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         *inputs, lse = ctx.saved_tensors
         needed = ctx.needs_input_grad

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,9 @@ __all__ = [
     "NOT_SPECIAL",
     "SHORT",
     "SHORT_ROWS",
+    "Arguments",
     "Blocks",
+    "Kernel",
     "blocks_for",
     "interpreted",
     "kind_of",
@@ -28,6 +31,9 @@ __all__ = [
     "on_device",
     "takes_descriptors",
 ]
+
+Kernel = Any  # what triton.jit makes of a function, or the compiled one: called as kernel[grid](...)
+Arguments = tuple[object, ...]  # tensors, descriptors, numbers, tuples of them
 
 INTERPRET = False  # set by tests, with TRITON_INTERPRET=1 in the environment before triton is imported
 # Numbers a kernel is not compiled anew for.
@@ -86,15 +92,15 @@ def takes_descriptors(device: int | None) -> bool:
 
 
 NUMBERS = itertools.count()
-COMPILED: dict[Any, Any] = {}  # kernel and what it was specialised for -> the compiled one
+COMPILED: dict[Hashable, Kernel] = {}  # kernel and what it was specialised for -> the compiled one
 
 
 def launch(
-    kernel: Any,
+    kernel: Kernel,
     grid: tuple[int, int, int],
-    args: tuple[Any, ...],
-    constants: tuple[Any, ...],
-    kinds: Any,
+    args: Arguments,
+    constants: tuple[Hashable, ...],
+    kinds: Hashable,
     device: torch.device,
     warps: int = 4,
     registers: int = 0,
@@ -119,7 +125,7 @@ def launch(
             found[grid](*args, *constants)
 
 
-def kind_of(x: Any) -> Any:
+def kind_of(x: object) -> Hashable:
     """What Triton compiles anew for: types, what is missing, sixteens and ones, numbers beyond 32 bits."""
     if isinstance(x, tuple):
         return tuple([kind_of(one) for one in x])
@@ -131,12 +137,12 @@ def kind_of(x: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
-def number_of(kind: Any) -> int:
+def number_of(kind: Hashable) -> int:
     """A number for each kind: a key that is quick to look up."""
     return next(NUMBERS)
 
 
-def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Triton launches on the current device: make it the tensors'."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return contextlib.nullcontext()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,9 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ...mask_rules import Value
 from ..scores import Scores
-from .launches import Blocks, blocks_for, kind_of, launch, number_of, takes_descriptors
+from .launches import Arguments, Blocks, Kernel, blocks_for, kind_of, launch, number_of, takes_descriptors
 from .lists import lists
 from .tile import LOG2E, Rules, Setup
 
@@ -92,10 +92,12 @@ class Prepared:
     @cached_property
     def rules(self) -> Rules:
         scores, scoring = self.scores, self.scores.scoring
-        found = {"bias": scoring.bias, **scores.mask.for_kernels()}
+        found: dict[str, Any] = {"bias": scoring.bias, **scores.mask.for_kernels()}
         for name, value in tuple(found.items()):
             if isinstance(value, Tensor) and value.ndim == 4:
                 found |= _named_strides(name, value)
+            if isinstance(value, Tensor) and value.dtype == torch.bool:
+                found[name] = value.view(torch.uint8)  # what a kernel loads
         return Rules(
             scale=scoring.scale,
             scale_log2=scoring.scale * LOG2E.value,
@@ -103,8 +105,8 @@ class Prepared:
             slopes=None if scoring.slopes is None else scoring.slopes.float().contiguous(),
             sinks=None if scoring.sinks is None else scoring.sinks.float().contiguous(),
             at=None if scores.positions is None else scores.positions.to(self.device, torch.int32),
-            counted=None if self.counted is None else _bytes(self.counted.contiguous()),
-            **{name: _bytes(value) for name, value in found.items()},
+            counted=None if self.counted is None else self.counted.contiguous().view(torch.uint8),
+            **found,
         )
 
     @cached_property
@@ -159,7 +161,7 @@ class Request:
         self.grid = (self.blocks, self.H)
 
     @cached_property
-    def tile_lists(self) -> tuple[Any, ...]:
+    def tile_lists(self) -> Arguments:
         """(tiles, counts, strides): which tiles each block of rows sees; three times None without a list."""
         if not self.setup.listed:
             return None, None, None
@@ -167,11 +169,11 @@ class Request:
 
     def launch(
         self,
-        kernel: Any,
+        kernel: Kernel,
         grid: tuple[int, int],
-        *tensors: Any,
-        sizes: tuple[Any, ...] = (),
-        options: tuple[Any, ...] = (),
+        *tensors: object,
+        sizes: Arguments = (),
+        options: Arguments = (),
     ) -> None:
         """Run a kernel: q and k, its own tensors, the rules, the numbers, then what it is compiled for.
 
@@ -183,11 +185,11 @@ class Request:
 
     def planned(
         self,
-        kernel: Any,
+        kernel: Kernel,
         grid: tuple[int, int],
-        *tensors: Any,
-        sizes: tuple[Any, ...] = (),
-        options: tuple[Any, ...] = (),
+        *tensors: object,
+        sizes: Arguments = (),
+        options: Arguments = (),
     ) -> Launch:
         """The launch without its tensors: of use for all others of their kind."""
         prepared, k = self.prepared, self.k
@@ -201,20 +203,20 @@ class Request:
 class Launch(NamedTuple):
     """Everything a launch takes but q, k, the rules and the kernel's own tensors."""
 
-    kernel: Any
+    kernel: Kernel
     grid: tuple[int, int]
     B: int
     setup: Setup
     keys_first: bool
     numbers: tuple[int, ...]
-    sizes: tuple[Any, ...]
-    options: tuple[Any, ...]
-    kinds: Any
+    sizes: Arguments
+    options: Arguments
+    kinds: Hashable
     device: torch.device
     warps: int
     registers: int
 
-    def __call__(self, q: Tensor, k: Tensor, rules: Rules, *tensors: Any) -> None:
+    def __call__(self, q: Tensor, k: Tensor, rules: Rules, *tensors: object) -> None:
         """Run it on these."""
         setup = self.setup
         M, N = (setup.N, setup.M) if self.keys_first else (setup.M, setup.N)
@@ -242,7 +244,7 @@ def _setup(
     )  # fmt: skip
 
 
-def as_lists(tiles: Tensor, counts: Tensor) -> tuple[Any, ...]:
+def as_lists(tiles: Tensor, counts: Tensor) -> Arguments:
     """Lists as the kernels take them."""
     return tiles, counts, (*_strides(tiles)[:2], tiles.stride(2), *_strides(counts)[:2])
 
@@ -261,11 +263,6 @@ def _named_strides(name: str, x: Tensor) -> dict[str, int]:
     return {f"{name}_{letter}": step for letter, step in zip("bhts", _strides(x), strict=True)}
 
 
-def _bytes(x: Value | None) -> Value | None:
-    """A bool as a byte: what a kernel loads."""
-    return x.view(torch.uint8) if isinstance(x, Tensor) and x.dtype == torch.bool else x
-
-
 def _describable(x: Tensor) -> bool:
     """Whether a tensor descriptor can hold it: aligned, rows of 16 bytes, no dimension seen twice."""
     width = x.element_size()
@@ -275,7 +272,7 @@ def _describable(x: Tensor) -> bool:
     return all(size == 1 or (stride > 0 and stride * width % 16 == 0) for size, stride in outer)
 
 
-def _described(x: Tensor, size: int, setup: Setup) -> tuple[Any, Any]:
+def _described(x: Tensor, size: int, setup: Setup) -> Arguments:
     """x as the kernels load it: twice, for the two parts of its channels."""
     if not setup.descriptors:
         return x, None

@@ -6,10 +6,11 @@ decides a score. In key-stationary kernels a tile is turned over: what is kept p
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 __all__ = [
     "BIG", "HIDDEN", "LN2", "LOG2E", "Rules", "Setup", "added", "between", "ends", "fours", "in_band",
@@ -36,7 +37,7 @@ class Setup(NamedTuple):
     stages: int
     descriptors: bool  # whether q and k come as tensor descriptors, else as pointers and strides
     exact: bool  # float32 inputs: products in three parts
-    dtype: Any  # of q and k
+    dtype: tl.dtype  # of q and k
     left: bool  # whether keys too far behind are hidden
     right: bool  # whether keys too far ahead are
     behind: bool  # no key ahead of its query is ever seen
@@ -51,28 +52,28 @@ class Rules(NamedTuple):
     Of a mask it is what each rule's `for_kernels` gives, by name.
     """
 
-    scale: Any
-    scale_log2: Any
-    softcap: Any
-    slopes: Any
-    sinks: Any
-    at: Any  # int32 [T], the queries' positions
-    counted: Any  # uint8 [B, T]
-    bias: Any = None
-    bias_b: Any = None  # its strides
-    bias_h: Any = None
-    bias_t: Any = None
-    bias_s: Any = None
-    lengths: Any = None  # int32 [B]
-    keys: Any = None  # uint8 [B, S]
-    key_ids: Any = None  # int64 [B or 1, N, S]
-    query_ids: Any = None  # int64 [B or 1, N, T]
-    ids_batch: Any = 0  # 0 where all sequences share their labels, else 1
-    allowed: Any = None  # uint8, any strides
-    allowed_b: Any = None  # its strides
-    allowed_h: Any = None
-    allowed_t: Any = None
-    allowed_s: Any = None
+    scale: float
+    scale_log2: float
+    softcap: float | None
+    slopes: Tensor | None
+    sinks: Tensor | None
+    at: Tensor | None  # int32 [T], the queries' positions
+    counted: Tensor | None  # uint8 [B, T]
+    bias: Tensor | None = None
+    bias_b: int | None = None  # its strides
+    bias_h: int | None = None
+    bias_t: int | None = None
+    bias_s: int | None = None
+    lengths: Tensor | None = None  # int32 [B]
+    keys: Tensor | None = None  # uint8 [B, S]
+    key_ids: Tensor | None = None  # int64 [B or 1, N, S]
+    query_ids: Tensor | None = None  # int64 [B or 1, N, T]
+    ids_batch: int = 0  # 0 where all sequences share their labels, else 1
+    allowed: Tensor | None = None  # uint8, any strides
+    allowed_b: int | None = None  # its strides
+    allowed_h: int | None = None
+    allowed_t: int | None = None
+    allowed_s: int | None = None
 
 
 @triton.jit
