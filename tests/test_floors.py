@@ -20,6 +20,7 @@ FLOORS = (
         "budget",
         "whole_files",
         "indexing",
+        "tensor_stand_in",
         "facts",
         "mask_rules",
         "masks",

@@ -23,9 +23,10 @@ from as_torch_cases import always_in_one_step
 from headwise import Mask
 from headwise.engines import gpu, second_pass
 from headwise.engines import statistics as statistics_room
+from headwise.engines.accumulators import ACCUMULATORS, Accumulator
 from headwise.engines.gpu import cannot as door
-from headwise.engines.gpu import tuning
-from headwise.engines.statistics import ACCUMULATORS, ROW_STATISTICS, STATISTICS, Accumulator, Statistic
+from headwise.engines.gpu import launches
+from headwise.engines.statistics import ROW_STATISTICS, STATISTICS, Statistic
 from headwise.nn import one_step
 from headwise.scoring import Alibi
 from judge import Case, assert_judged, error, largest, sizes
@@ -59,7 +60,7 @@ from headwise.engines.gpu import request as request_room
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU tensors go to the kernels."""
-    monkeypatch.setattr(door, "INTERPRET", True)
+    monkeypatch.setattr(launches, "INTERPRET", True)
 
 
 @pytest.fixture(autouse=True)
@@ -635,9 +636,9 @@ def test_every_question_reaches_its_kernels(launched: list[str], monkeypatch: py
     In float32 a walk over the rows comes first, for an lse that fits what the kernels multiply.
     """
     kinds: set[str] = set()
-    blocks_for = tuning.blocks_for
+    blocks_for = launches.blocks_for
 
-    def noted(kind: str, *rest: Any) -> tuning.Blocks:
+    def noted(kind: str, *rest: Any) -> launches.Blocks:
         kinds.add(kind)
         return blocks_for(kind, *rest)
 
@@ -674,7 +675,7 @@ def test_every_question_reaches_its_kernels(launched: list[str], monkeypatch: py
         launched.clear()
         loss.backward()
         assert launched == wanted
-    assert kinds == set(tuning.HOPPER)
+    assert kinds == set(launches.HOPPER)
 
 
 def test_kernels_are_told_apart_where_triton_compiles_anew() -> None:
@@ -706,14 +707,14 @@ def test_what_a_bias_learns_is_found_tile_by_tile(launched: list[str]) -> None:
     assert not {"back_q_kernel", "back_k_kernel"} & set(launched)
 
 
-@pytest.mark.parametrize("kind", tuning.HOPPER)
+@pytest.mark.parametrize("kind", launches.HOPPER)
 def test_block_sizes_are_known_for_every_kernel_and_head(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "INTERPRET", False)
+    monkeypatch.setattr(launches, "INTERPRET", False)
     for hopper in (True, False):
-        monkeypatch.setattr(tuning, "takes_descriptors", lambda device, hopper=hopper: hopper)
+        monkeypatch.setattr(launches, "takes_descriptors", lambda device, hopper=hopper: hopper)
         for dtype in door.DTYPES:
             for D in (1, 16, 64, 80, 128, 129, 256):
-                blocks = tuning.blocks_for(kind, D, dtype, torch.device("cuda", 0))
+                blocks = launches.blocks_for(kind, D, dtype, torch.device("cuda", 0))
                 assert all(n >= 16 and n & (n - 1) == 0 for n in blocks[:2])  # matrix units; powers of two
                 assert blocks.warps in (4, 8) and blocks.stages >= 1
 
@@ -743,7 +744,7 @@ def test_what_the_kernels_cannot_take_is_said_in_words_and_runs_on_tiles(
     assert said == ["a function transform (torch.func) is active, which only plain operations pass"]
     assert launched == []
     assert door.cannot(hw.AttentionMap(q, k)._scores) is None
-    monkeypatch.setattr(door, "INTERPRET", False)
+    monkeypatch.setattr(launches, "INTERPRET", False)
     assert door.cannot(hw.AttentionMap(q, k)._scores) == "it runs on cuda, the tensors are on cpu"
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 import headwise as hw
 from headwise import Mask, heads, reference
 from headwise.errors import ArgumentError, BudgetExceeded, ShapeError
-from headwise.heads import queries
+from headwise.heads import measures
 from judge import error
 
 B, H, HK, T, S, D = 2, 6, 3, 13, 17, 7
@@ -137,7 +137,7 @@ def test_rows_are_read_in_blocks(measure: Callable[..., Tensor], monkeypatch: py
     whole = measure(w)
     with hw.budget.limit(2 * H * S * 8):  # two rows of every head
         assert error(measure(w), whole) < 1e-13
-    monkeypatch.setattr(queries, "BLOCK", 1)
+    monkeypatch.setattr(measures, "BLOCK", 1)
     assert error(measure(w), whole) < 1e-13
     with hw.budget.limit(H * S * 8 - 1), pytest.raises(BudgetExceeded, match="dense weights"):
         measure(hw.AttentionMap(Q, K))

@@ -25,7 +25,7 @@ import headwise as hw
 from headwise import Mask, heads, reference
 from headwise.engines.mass import visible
 from headwise.errors import ArgumentError, MaskError, ShapeError
-from headwise.heads import queries
+from headwise.heads import measures
 from judge import error, masks
 
 B, H, HK, L, D = 2, 6, 3, 23, 11
@@ -252,9 +252,9 @@ def test_kernels_give_the_same_mass(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="by design: triton is made for Linux alone")
     if torch.cuda.is_available():
         pytest.skip("by design: the interpreter is decided for before triton is imported")
-    from headwise.engines.gpu import cannot as door
+    from headwise.engines.gpu import launches
 
-    monkeypatch.setattr(door, "INTERPRET", True)
+    monkeypatch.setattr(launches, "INTERPRET", True)
     case = CASES["float32"]()
     w, truth = case.map.select(heads=[2]), case.p[:, 2:3]
     for name in ("previous", "ahead", "labels of queries"):
@@ -603,7 +603,7 @@ def test_grid_distance_of_chosen_queries_is_theirs() -> None:
 def test_grid_distance_goes_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     w = CASES["bidirectional"]().map
     whole = heads.grid_distance(w, 2, 11)
-    monkeypatch.setattr(queries, "BLOCK", 3 * B * H * L * 8)  # three rows
+    monkeypatch.setattr(measures, "BLOCK", 3 * B * H * L * 8)  # three rows
     assert error(heads.grid_distance(w, 2, 11), whole) < 1e-12
     with hw.budget.limit(2 * B * H * L * 8):
         assert error(heads.grid_distance(w, 2, 11), whole) < 1e-12

@@ -30,6 +30,7 @@ from headwise.engines.scores import Scores
 from headwise.engines.statistics import STATISTICS, Statistics
 from headwise.engines.walk import SOME
 from headwise.errors import ArgumentError, BudgetExceeded, MaskError, ShapeError
+from headwise.map import make
 from headwise.scoring import Alibi
 from judge import error
 
@@ -1133,3 +1134,56 @@ def test_second_derivatives_of_weights_are_right() -> None:
         return hw.AttentionMap(q, k, causal=True, softcap=2.0).dense()
 
     assert torch.autograd.gradgradcheck(weights, (q, k))
+
+
+# What measures of heads ask of a map
+
+
+@every_option
+def test_a_map_tells_where_its_queries_stand_and_what_they_may_see(options: dict[str, Any]) -> None:
+    w = a_map(**options)
+    assert w.positions.tolist() == list(range(S - T, S))
+    assert w.ends == (S - T, S - 1)
+    seen = w.mask.full(T, S, B, H).expand(SHAPE)
+    assert torch.equal(w.visible().expand(B, H, T), seen.sum(-1))
+    near = seen & Mask.window(2).full(T, S)
+    assert torch.equal(w.visible(w.mask & Mask.window(2)).expand(B, H, T), near.sum(-1))
+    some = w.select(queries=[3, 1])
+    assert some.positions.tolist() == [S - T + 3, S - T + 1]
+    assert some.ends == (S - T + 1, S - T + 3)
+    assert (w.sinks is None) == ("sinks" not in options)
+    assert (w.bias is None) == (not isinstance(options.get("bias"), Tensor))
+
+
+def test_a_map_tells_which_keys_are_real() -> None:
+    real = torch.arange(S) < torch.tensor([[3], [S]])
+    assert torch.equal(a_map(**OPTIONS["padding"]).real_keys, real)
+    assert torch.equal(a_map(mask=Mask.padding(real)).real_keys, real)
+    assert torch.equal(a_map(mask=Mask.padding(real)).select(keys=[5, 2]).real_keys, real[:, [5, 2]])
+    assert a_map(causal=True).real_keys.all()
+    assert a_map(causal=True).select(keys=slice(2, 5)).real_keys.shape == (B, 3)
+
+
+def test_a_map_tells_which_queries_count() -> None:
+    counts = a_map(**OPTIONS["padding"]).counted_queries()
+    assert torch.equal(counts, (torch.arange(T) < torch.tensor([[T], [2]]))[:, None].expand(B, H, T))
+    w = a_map(window=3)
+    assert w.counts_every_query
+    assert w.counted_queries().all()
+    assert w.counted_queries("received").all()
+    assert w.counted_queries("next").tolist() == [[[True] * (T - 1) + [False]] * H] * B
+    assert not a_map(**OPTIONS["holes"]).counts_every_query
+    assert not hw.AttentionMap.from_weights(w.dense()).counts_every_query
+    with pytest.raises(ArgumentError, match="statistics must be known names: got 'entropie'"):
+        w.counted_queries("entropie")
+
+
+def test_the_parts_of_a_map_make_it_again() -> None:
+    w = a_map(**OPTIONS["documents"]).select(keys=slice(1, 5))
+    again = make(*w.parts())
+    assert torch.equal(again.dense(), w.dense())
+    q, k, _ = qkv()
+    written = hw.AttentionMap(q, k)
+    q.zero_()
+    with pytest.raises(ArgumentError, match="one was written to in place"):
+        written.parts()

@@ -238,6 +238,26 @@ def test_padded_queries_alone_hide_nothing() -> None:
         assert not mask.hides_nothing
 
 
+BAND, PADDED, DOCUMENTS = Mask.window(2), Mask.padding([3]), Mask.documents([0, 0, 1])
+DENSE, COUNTED = Mask.dense(torch.ones(3, 3)), Mask(queries=torch.tensor([3]))
+KINDS = {
+    "nothing": (Mask(), "positional band padded_band countable"),
+    "a band": (BAND, "positional band padded_band countable made"),
+    "queries": (BAND & COUNTED, "band padded_band countable made"),
+    "padding": (PADDED, "padded_band countable"),
+    "documents": (DOCUMENTS & PADDED, "countable narrow made"),
+    "dense": (DENSE, ""),
+    "all": (DENSE & DOCUMENTS & PADDED & BAND & COUNTED, "narrow made"),
+}
+
+
+@pytest.mark.parametrize(("mask", "kinds"), KINDS.values(), ids=KINDS)
+def test_a_mask_knows_of_what_kind_it_is(mask: Mask, kinds: str) -> None:
+    """Engines ask this in every call, instead of naming the rules one by one."""
+    every = ("positional", "band", "padded_band", "countable", "narrow", "made")
+    assert [kind for kind in every if getattr(mask, f"is_{kind}")] == kinds.split()
+
+
 # Pieces of a mask
 
 

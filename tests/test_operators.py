@@ -25,7 +25,7 @@ from headwise import Mask
 from headwise.arguments import scores_from
 from headwise.engines import first_pass
 from headwise.engines import scores as scores_room
-from headwise.engines.operator_arguments import DIFFERENTIABLE, flatten
+from headwise.engines.scores import DIFFERENTIABLE
 from headwise.engines.statistics import STATISTICS, Statistics
 from headwise.errors import ArgumentError, BudgetExceeded
 from headwise.scoring import Alibi, alibi
@@ -138,7 +138,7 @@ TURNS = {  # every operator, every option
 def test_the_operators_keep_torchs_rules(name: str, chosen: str) -> None:
     q, k = qk()
     scores = scores_from(q, k, k, **OPTIONS[chosen])
-    flat, lse = flatten(scores), first_pass.lse_of(scores)
+    flat, lse = scores.flatten(), first_pass.lse_of(scores)
     if name.partition(",")[0] in ("weights", "entropy"):  # the two with a gradient
         leaves = [
             x if x is None else x.detach().clone().requires_grad_() for x in flat[: len(DIFFERENTIABLE)]

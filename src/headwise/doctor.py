@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,7 +81,7 @@ def _lines() -> Iterator[Line]:
         yield _line(f"check attention on {device}", check_attention, device)
 
 
-def _line(name: str, find: Callable[..., str], *about: Any) -> Line:
+def _line(name: str, find: Callable[..., str], *about: object) -> Line:
     """What was found; whatever went wrong instead, here or deep inside torch, in one line."""
     try:
         return Line(name, find(*about))

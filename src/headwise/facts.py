@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 import torch
@@ -20,11 +20,12 @@ from torch import Tensor
 __all__ = ["fact"]
 
 Found = TypeVar("Found")
+Kept = tuple[Tensor, dict[str, Any]]  # bytes, and answers by name
 
 ROOM = 2**27  # bytes of copies in all; the one that was not asked for the longest goes first
 LARGEST = ROOM // 2  # a larger tensor is read anew in every call
 
-_kept: OrderedDict[Any, tuple[Tensor, dict[str, Any]]] = OrderedDict()  # place -> its bytes, answers by name
+_kept: OrderedDict[Hashable, Kept] = OrderedDict()  # by place
 _taken = 0  # bytes
 _lock = threading.Lock()
 
@@ -57,9 +58,9 @@ def fact(tensor: Tensor, question: str, find: Callable[[Tensor], Found]) -> Foun
     return found
 
 
-def _keep(place: Any, copy: Tensor) -> tuple[Tensor, dict[str, Any]]:
+def _keep(place: Hashable, copy: Tensor) -> Kept:
     global _taken
-    new: tuple[Tensor, dict[str, Any]] = (copy, {})
+    new: Kept = (copy, {})
     with _lock:
         old = _kept.pop(place, None)
         _kept[place] = new

@@ -273,7 +273,7 @@ def _spread(attn_mask: Tensor, batch: int, num_heads: int, query_len: int, key_l
 def _is_causal(mask: Mask, key_len: int) -> bool:
     """Whether the rules of a square mask come to "up to the query's own position", and no more."""
     reaches_back = mask.left is None or mask.left >= key_len - 1
-    return mask.right == 0 and reaches_back and mask.key_ids is None and mask.allowed is None
+    return mask.right == 0 and reaches_back and mask.is_padded_band
 
 
 def _from_tokenizer(attention_mask: Tensor, query_len: int | None) -> Mask:

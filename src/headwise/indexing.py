@@ -9,17 +9,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Plan", "as_index", "compose", "in_order", "positions_of", "resolve", "take"]
+__all__ = ["Choice", "Index", "Plan", "as_index", "compose", "in_order", "positions_of", "resolve", "take"]
+
+Choice = int | slice | Sequence[int] | Tensor | None  # what people write for one dimension; None: all
+Index = slice | Tensor  # one dimension's: a run of places, or their numbers
 
 
 class Plan(NamedTuple):
     """How to answer map[index]: what to select, then what to drop and add."""
 
-    indices: tuple[Any, ...]
-    squeeze: tuple[Any, ...]
+    indices: tuple[Choice, ...]
+    squeeze: tuple[int | slice | None, ...]
 
 
-def as_index(chosen: Any, size: int, name: str) -> slice | Tensor:
+def as_index(chosen: Any, size: int, name: str) -> Index:
     """A number, slice, range, list or tensor as a slice (step 1 or more) or an index tensor.
 
     Raises:
@@ -52,14 +55,14 @@ def as_index(chosen: Any, size: int, name: str) -> slice | Tensor:
     return _numbers([_inside(number, size, name) for number in numbers if number is not None])
 
 
-def _as_number(value: Any) -> int | None:
+def _as_number(value: object) -> int | None:
     """A whole number as int (also numpy's, also a tensor of one); None if it is something else."""
     if isinstance(value, bool) or (isinstance(value, Tensor) and (value.ndim or value.dtype == torch.bool)):
         return None
     return operator.index(value) if hasattr(value, "__index__") and not _is_many(value) else None
 
 
-def _is_many(value: Any) -> bool:
+def _is_many(value: object) -> bool:
     return bool(getattr(value, "ndim", 0))
 
 
@@ -78,7 +81,7 @@ def in_order(index: slice | Tensor, size: int) -> Sequence[int] | Tensor:
     return range(size)[index] if isinstance(index, slice) else index
 
 
-def compose(outer: slice | Tensor | None, inner: slice | Tensor, size: int) -> slice | Tensor:
+def compose(outer: slice | Tensor | None, inner: slice | Tensor, size: int) -> Index:
     """`inner` picked out of `outer`, as an index into the whole."""
     if outer is None:
         return inner
@@ -121,14 +124,14 @@ def resolve(index: Any, shape: torch.Size) -> Plan | None:
     return Plan(tuple(part for part in parts if part is not None), squeeze)
 
 
-def _is_flat(part: Any) -> bool:
+def _is_flat(part: object) -> bool:
     """A list or tensor of one dimension."""
     if isinstance(part, (list, tuple, range)):
         return all(_as_number(item) is not None or isinstance(item, bool) for item in part)
     return getattr(part, "ndim", 0) == 1 and getattr(part, "dtype", None) is not torch.uint8
 
 
-def take(tensor: Tensor, index: tuple[Any, ...], ones_stay: bool = True) -> Tensor:
+def take(tensor: Tensor, index: tuple[Index | None, ...], ones_stay: bool = True) -> Tensor:
     """Index dimensions one by one, each by a slice (a view), an index tensor, or None (left alone).
 
     With `ones_stay`, a dimension of size 1 broadcasts and is left alone, too.
@@ -143,7 +146,7 @@ def take(tensor: Tensor, index: tuple[Any, ...], ones_stay: bool = True) -> Tens
     return tensor
 
 
-def positions_of(index: Any, length: int, device: torch.device) -> Tensor:
+def positions_of(index: Index, length: int, device: torch.device) -> Tensor:
     """The positions an index picks out of `length`, as int [n]."""
     if isinstance(index, slice):
         return torch.arange(*index.indices(length), device=device)

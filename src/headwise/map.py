@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from . import budget
 from .arguments import scores_from
@@ -25,23 +24,20 @@ from .engines.scores import Scores, tile_dtype
 from .engines.second_pass import Top
 from .engines.statistics import Statistics
 from .errors import ArgumentError, ShapeError
-from .indexing import as_index, compose, in_order, resolve
+from .indexing import Choice, Index, as_index, compose, in_order, resolve
 from .masks import Mask, as_mask
 from .scoring import Alibi
+from .tensor_stand_in import StandIn
 
 if TYPE_CHECKING:
-    import numpy
     from matplotlib.figure import Figure
 
 __all__ = ["AttentionMap"]
 
 WHOLE = slice(None)
 
-# What would act on, or tell of, a tensor that is thrown away at once.
-NOT_OF_A_MAP = {"backward", "data", "grad", "grad_fn", "is_leaf", "register_hook", "retain_grad", "set_"}
 
-
-class AttentionMap:
+class AttentionMap(StandIn):
     """The weights of attention, [B, H, T, S], computed where they are looked at.
 
     Args:
@@ -67,7 +63,7 @@ class AttentionMap:
 
     _scores: Scores | GivenWeights
     _lse: Tensor | None
-    _columns: Any  # None: all keys; else a slice or an index tensor
+    _columns: Index | None  # None: all keys
     _versions: tuple[int, ...] | None  # of q, k, mask and scoring, when the map was made
 
     def __init__(
@@ -176,9 +172,73 @@ class AttentionMap:
         """The log-sum-exp of each row's scores, [B, H, T], natural logarithm; no gradient."""
         if self._lse is None:
             assert isinstance(self._scores, Scores)
-            self._check_unchanged()
+            self.check_unchanged()
             self._lse = first_pass.lse_of(self._scores)
         return self._lse
+
+    def parts(self) -> tuple[Scores | GivenWeights, Tensor | None, Index | None]:
+        """What it is made of: scores, lse where known, the keys that were chosen. `make` is the way back.
+
+        Raises:
+            ArgumentError: q, k or a rule was written to since the map was made.
+        """
+        self.check_unchanged()
+        return self._scores, self._lse, self._columns
+
+    @property
+    def positions(self) -> Tensor:
+        """Where the queries stand among the keys, int [T]; the last one is beside the last key."""
+        return self._scores.at(slice(0, self._scores.shape[2]))
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The smallest and the largest of these positions: plain numbers, which no device is asked for."""
+        return self._scores.ends(slice(0, self._scores.shape[2]))
+
+    @property
+    def sinks(self) -> Tensor | None:
+        """Learned sinks, [H]: one more column of the softmax, which is no key; None: there are none."""
+        return self._scores.sinks
+
+    @property
+    def bias(self) -> Tensor | None:
+        """What is added to the scores, broadcastable to [B, H, T, S]; None: nothing, or slopes alone."""
+        return self._scores.scoring.bias if isinstance(self._scores, Scores) else None
+
+    @property
+    def real_keys(self) -> Tensor:
+        """Which keys are no padding, bool [B, S]."""
+        B, _, _, S = self._scores.shape
+        keys = self._scores.mask.keys
+        if keys is None:
+            real = torch.ones(B, S, dtype=torch.bool, device=self.device)
+        else:
+            real = keys.clone() if keys.ndim == 2 else torch.arange(S, device=keys.device) < keys[:, None]
+        return real if self._columns is None else real[:, self._columns]
+
+    def counted_queries(self, statistic: str = "local") -> Tensor:
+        """Which queries count in a head's mean, bool [B, H, T]: real ones that see something.
+
+        statistic: one that looks for a key in one place ("next", say) counts those alone that have it.
+        """
+        statistics.check_names((statistic,))
+        return statistics.counted(statistic, self._scores, self.lse)
+
+    @property
+    def counts_every_query(self) -> bool:
+        """Whether every query surely counts, without looking: none is padding, each sees its own key."""
+        scores = self._scores
+        return isinstance(scores, Scores) and scores.mask.queries is None and not scores.may_see_nothing
+
+    def visible(self, mask: Mask | None = None) -> Tensor:
+        """How many keys a mask shows each query, int [B, 1 or H, T]; by default the map's own.
+
+        Scores are not asked, so a key hidden by an endless bias counts.
+
+        Raises:
+            MaskError: the mask does not fit the map.
+        """
+        return mass.visible(self._scores, mask)
 
     @property
     def mask(self) -> Mask:
@@ -202,17 +262,17 @@ class AttentionMap:
     def select(
         self,
         *,
-        batch: int | slice | Sequence[int] | Tensor | None = None,
-        heads: int | slice | Sequence[int] | Tensor | None = None,
-        queries: int | slice | Sequence[int] | Tensor | None = None,
-        keys: int | slice | Sequence[int] | Tensor | None = None,
+        batch: Choice = None,
+        heads: Choice = None,
+        queries: Choice = None,
+        keys: Choice = None,
     ) -> AttentionMap:
         """A smaller map, still lazy. A number keeps its dimension, with size 1.
 
         Raises:
             IndexError: an index outside the map.
         """
-        self._check_unchanged()
+        self.check_unchanged()
         B, H, T, S = self.shape
         rows = tuple(
             WHOLE if chosen is None else as_index(chosen, size, name)
@@ -256,7 +316,7 @@ class AttentionMap:
         Raises:
             BudgetExceeded: it would not fit.
         """
-        self._check_unchanged()
+        self.check_unchanged()
         if isinstance(self._scores, GivenWeights):
             return self._scores.weights if self._columns is None else self._scores.weights[..., self._columns]
         if self._columns is None and limit is None:
@@ -279,7 +339,7 @@ class AttentionMap:
         if isinstance(self._scores, GivenWeights):
             return self.dense().mean(1)
         self._check_budget((B, T, S), "mean weights", limit, self._scores.dtype)
-        self._check_unchanged()
+        self.check_unchanged()
         if 0 in self.shape:
             return torch.zeros(B, T, S, dtype=self.dtype, device=self.device)
         return weights.weights(self._scores, self._lse, self._columns, mean=True)
@@ -293,7 +353,7 @@ class AttentionMap:
         Raises:
             ArgumentError: fewer than one cell; a map of chosen keys.
         """
-        self._whole_rows("pooled")
+        self.check_whole_rows("pooled")
         rows, columns = self._cells(cells)
         return second_pass.pooled(self._scores, self.lse, rows, columns)
 
@@ -315,7 +375,7 @@ class AttentionMap:
         Raises:
             ArgumentError: count below 1 or above S; a map of chosen keys.
         """
-        self._whole_rows("top")
+        self.check_whole_rows("top")
         B, H, T, S = self.shape
         if not _is_count(count) or count > S:
             raise ArgumentError(f"count must be between 1 and key_len: got {count!r} of {S}; use {min(8, S)}")
@@ -344,7 +404,7 @@ class AttentionMap:
         """
         if per not in ("head", "query"):
             raise ArgumentError(f'per must be "head" or "query": got {per!r}; received is always per key')
-        self._whole_rows("statistics")
+        self.check_whole_rows("statistics")
         cells = None if pooled is None else self._cells(pooled)
         return statistics.statistics(self._scores, self.lse, names, per == "query", reach, cells)
 
@@ -374,7 +434,7 @@ class AttentionMap:
             raise ArgumentError(
                 f'per must be "head" or "query": got {per!r}; "head" is the mean over its queries'
             )
-        self._whole_rows("mass")
+        self.check_whole_rows("mass")
         return mass.mass(self._scores, self.lse, as_mask(on), per == "query")
 
     def plot(self, tokens: Sequence[str] | None = None, *, batch: int = 0) -> Figure:
@@ -383,16 +443,17 @@ class AttentionMap:
 
         return heatmaps(self, tokens, batch=batch)
 
-    def _check_unchanged(self) -> None:
-        """A map is of its tensors as they were: writing to them in place makes it a map of nothing."""
+    def check_unchanged(self) -> None:
+        """Raise `ArgumentError` where q, k, mask or bias was written to: it would be a map of nothing."""
         if self._versions is not None and self._versions != _versions(self._scores):
             raise ArgumentError(
                 "q, k, mask and bias must not change while their map is in use: one was written to in place; "
                 "pass q.clone() and k.clone(), or look before writing"
             )
 
-    def _whole_rows(self, what: str) -> None:
-        self._check_unchanged()
+    def check_whole_rows(self, what: str) -> None:
+        """Raise where `what` cannot be told: of an empty map, of chosen keys, of one written to since."""
+        self.check_unchanged()
         if 0 in self.shape:
             raise ShapeError(
                 f"{what} must have something to look at: this map is {list(self.shape)}; select more"
@@ -428,7 +489,7 @@ class AttentionMap:
 
     def detach(self) -> AttentionMap:
         """The same map, cut from the graph."""
-        self._check_unchanged()
+        self.check_unchanged()
         return make(self._scores.detach(), self._lse, self._columns)
 
     def to(self, device: torch.device | str) -> AttentionMap:
@@ -441,7 +502,7 @@ class AttentionMap:
             raise ArgumentError(
                 f"device must be a device: got {device!r}; weights of another dtype are w.dense().to(dtype)"
             )
-        self._check_unchanged()
+        self.check_unchanged()
         where = torch.device(device)
         lse = None if self._lse is None else self._lse.to(where)
         return make(self._scores.to(where), lse, self._columns)
@@ -454,71 +515,11 @@ class AttentionMap:
         """The same map on the current GPU."""
         return self.to("cuda")
 
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        self._check_unchanged()
-        columns = self._columns
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        scores, lse, columns = self.parts()
         if isinstance(columns, slice):
-            columns = (columns.start, columns.stop, columns.step)
-        return make, (self._scores, self._lse, columns)
-
-    # Standing in for the dense tensor
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        args, kwargs = pytree.tree_map(
-            lambda x: x.dense() if isinstance(x, AttentionMap) else x,
-            (args, kwargs or {}),
-            is_leaf=lambda x: isinstance(x, AttentionMap),
-        )
-        return func(*args, **kwargs)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray:
-        values = self.dense().detach().cpu()
-        if values.dtype == torch.bfloat16:  # numpy has none
-            values = values.float()
-        array: numpy.ndarray = values.numpy()
-        if dtype is not None and array.dtype != dtype:
-            return array.astype(dtype)
-        return array.copy() if copy else array
-
-    def __dlpack__(self, **kwargs: Any) -> Any:
-        return self.dense().detach().__dlpack__(**kwargs)
-
-    def __dlpack_device__(self) -> Any:
-        return torch.empty(0, device=self.device).__dlpack_device__()
-
-    def __getattr__(self, name: str) -> Any:
-        """Whatever else a tensor can do, done to the dense weights."""
-        if name.startswith("_") or not hasattr(Tensor, name):
-            raise AttributeError(f"'AttentionMap' object has no attribute {name!r}")
-        if name.endswith("_") or name in NOT_OF_A_MAP:
-            raise AttributeError(
-                f"{name} must have a tensor to act on: a map makes a new one each time; keep w.dense()"
-            )
-        if not callable(getattr(Tensor, name)):
-            return getattr(self.dense(), name)
-
-        def of_dense(*args: Any, **kwargs: Any) -> Any:
-            return getattr(self.dense(), name)(*args, **kwargs)
-
-        return of_dense
-
-
-def _operator(name: str) -> Any:
-    def apply(self: AttentionMap, *others: Any) -> Any:
-        others = tuple(x.dense() if isinstance(x, AttentionMap) else x for x in others)
-        return getattr(self.dense(), name)(*others)
-
-    return apply
-
-
-for _name in (
-    "add radd sub rsub mul rmul truediv rtruediv pow rpow matmul rmatmul neg abs eq ne lt le gt ge"
-).split():
-    setattr(AttentionMap, f"__{_name}__", _operator(f"__{_name}__"))
-AttentionMap.__hash__ = object.__hash__  # type: ignore[method-assign]
+            return make, (scores, lse, (columns.start, columns.stop, columns.step))
+        return make, (scores, lse, columns)
 
 
 def make(scores: Scores | GivenWeights, lse: Tensor | None, columns: Any = None) -> AttentionMap:
@@ -552,5 +553,5 @@ def _is_whole(index: slice | Tensor) -> bool:
     return isinstance(index, slice) and index == WHOLE
 
 
-def _is_count(number: Any) -> bool:
+def _is_count(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number >= 1

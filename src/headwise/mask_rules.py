@@ -1,16 +1,22 @@
-"""The single rules a `Mask` is made of: reading them from what users give, checking, joining two."""
+"""What a rule of a `Mask` is, and what is done with any set of them; reading rules from what users give.
+
+The rules themselves are entries in masks.py. Everything that asks about a mask asks through what is here, so
+that a new rule is a new entry and nobody else's business.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Generic, Self, SupportsIndex, TypeVar
 
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from .errors import MaskError
+from .indexing import Index, positions_of
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch knows them, but finds no smallest among them
 
@@ -48,11 +54,11 @@ def _is_integer(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
 
-def whole_number(number: Any, name: str) -> int:
+def whole_number(number: object, name: str) -> int:
     """A count of keys, or `MaskError`."""
     if isinstance(number, int) and not isinstance(number, bool):
         return number
-    if isinstance(number, bool) or not hasattr(number, "__index__"):
+    if isinstance(number, bool) or not isinstance(number, SupportsIndex):
         raise MaskError(f"{name} must be a whole number: got {number!r}; count keys, e.g. 256")
     return operator.index(number)
 
@@ -183,3 +189,253 @@ def _cannot_join(name: str, a: torch.Size, b: torch.Size) -> MaskError:
     return MaskError(
         f"{name} joined with & must agree in size: {list(a)} and {list(b)}; make both for the same sequences"
     )
+
+
+Fields = Mapping[str, str]  # names, and the dimensions of each
+Value = Tensor | int  # what a field of a mask holds, where it holds anything
+Changes = dict[str, Any]  # fields and what they shall hold, as a constructor takes them
+Shape = tuple[int, int, int, int]  # [B, H, T, S]
+Span = tuple[int, int]  # first and last position; or [start, stop)
+Some = TypeVar("Some", bound="RuleSet")
+
+
+class Rule(Generic[Some]):
+    """One rule about who may attend to whom: what differs from rule to rule, and no more.
+
+    A rule says what it holds (`fields`), how two of its kind are joined, and what a tile of it looks like.
+    All else has an answer that is right for any rule; an entry that knows better says so.
+    """
+
+    # Its fields of the mask and the dimensions of each: b, h, t, s; a small letter may be one for all, a
+    # capital never is. Without dimensions it is a number.
+    fields: ClassVar[Fields]
+    hides: ClassVar[bool] = True  # False: it only tells which queries count in means
+    is_copied: ClassVar[bool] = True  # its tensors are small: those of a call are the call's own
+    is_band: ClassVar[bool] = False  # a band around the query, which kernels draw by themselves
+    is_padding: ClassVar[bool] = False  # `Mask.sees_any` knows it, as it knows bands
+    is_countable: ClassVar[bool] = False  # `engines.mass.visible` counts its keys without looking at each
+    is_narrow: ClassVar[bool] = False  # a block of queries sees few keys: worth going by blocks
+    is_made: ClassVar[bool] = True  # a tile of it is made anew, one bool a query and key
+
+    def join(self, a: Some, b: Some) -> Changes:
+        """Its fields, where both hold."""
+        raise NotImplementedError
+
+    def tile(self, mask: Some, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
+        """What it allows, bool broadcastable to [B, H, t, s]; spots: the keys; see `RuleSet.tile`."""
+        raise NotImplementedError
+
+    def check(self, mask: Some, shape: Shape) -> None:
+        """Raise `MaskError` where it does not fit [B, H, T, S]."""
+
+    def spell_out(self, held: Changes, query_len: int, key_len: int) -> None:
+        """Put what a call leaves to be understood among the fields that are held."""
+
+    def placed(self, mask: Some, at: Tensor) -> Changes:
+        """What changes for chosen queries that stand at these positions."""
+        return {}
+
+    def span(self, mask: Some, ends: Span, rows: Index, keys: Span) -> Span:
+        """What is left of the keys [start, stop) for queries whose first and last position are `ends`."""
+        return keys
+
+    def added_shape(self, mask: Some, shape: Shape) -> tuple[int, ...]:
+        """The shape it has as a tensor that is added to the scores, [B or 1, H or 1, T or 1, S or 1]."""
+        return 1, 1, *shape[2:]
+
+    def for_kernels(self, mask: Some) -> dict[str, Value | None]:
+        """What the kernels on a GPU take of it, by the names of `engines.gpu.tile.Rules`."""
+        return {name: getattr(mask, name) for name in self.fields}
+
+    def is_listed(self, mask: Some) -> bool:
+        """Whether those kernels ask it in every tile, from a list of tiles that show anything."""
+        return True
+
+
+AnyRule = Rule[Any]
+# The answers of a set of rules that depend on nothing but which rules are there.
+Facts = tuple[tuple[str, object], ...]
+
+
+def facts_of(rules: Sequence[AnyRule]) -> tuple[Facts, ...]:
+    """The facts of every set of these rules; the i-th rule is bit i of the number of a set."""
+    found = []
+    for bits in range(1 << len(rules)):
+        there = tuple(rule for i, rule in enumerate(rules) if bits >> i & 1)
+        hiding = tuple(rule for rule in there if rule.hides)
+        told: dict[str, object] = {"rules": there, "hiding": hiding, "hides_nothing": not hiding}
+        told["is_positional"] = all(rule.is_band for rule in there)
+        told["is_band"] = all(rule.is_band for rule in hiding)
+        told["is_padded_band"] = all(rule.is_band or rule.is_padding for rule in hiding)
+        told["is_countable"] = all(rule.is_countable for rule in hiding)
+        told["is_narrow"] = any(rule.is_narrow for rule in hiding)
+        told["is_made"] = any(rule.is_made for rule in hiding)
+        found.append(tuple(told.items()))
+    return tuple(found)
+
+
+def fields_of(rules: Sequence[AnyRule]) -> dict[str, str]:
+    """The fields of all rules, in order, and the dimensions of each."""
+    return {name: dims for rule in rules for name, dims in rule.fields.items()}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RuleSet:
+    """What is done with the rules of a mask, whichever they are. A subclass names them and their fields."""
+
+    RULES: ClassVar[tuple[AnyRule, ...]] = ()
+    FACTS: ClassVar[tuple[Facts, ...]] = facts_of(())
+    FIELDS: ClassVar[Fields] = {}  # all fields in order, and their dimensions: the one list
+
+    # found out when a mask is made, for they are asked in every call
+    rules: tuple[AnyRule, ...] = field(init=False)  # that are there
+    hiding: tuple[AnyRule, ...] = field(init=False)  # of those, the ones that hide keys
+    hides_nothing: bool = field(init=False)  # every query may attend to every key
+    is_positional: bool = field(init=False)  # no more than a band: no tensor in it
+    is_band: bool = field(init=False)  # a band at most hides keys: kernels need no tensor for it
+    is_padded_band: bool = field(init=False)  # a band and padding at most
+    is_countable: bool = field(init=False)  # the keys a query sees are counted without looking at each
+    is_narrow: bool = field(init=False)  # a block of queries sees few of the keys
+    is_made: bool = field(init=False)  # a tile of it is made anew, one bool a query and key
+
+    def __post_init__(self) -> None:
+        bits, bit = 0, 1
+        for rule in self.RULES:
+            for name in rule.fields:
+                if getattr(self, name) is not None:
+                    bits |= bit
+                    break
+            bit += bit
+        for name, value in self.FACTS[bits]:
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        parts = []
+        for name, value in self.held.items():
+            shown = f"{kind(value)}{list(value.shape)}" if isinstance(value, Tensor) else value
+            parts.append(f"{name}={shown}")
+        return f"Mask({', '.join(parts)})"
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Value | None, ...]]:
+        return type(self), tuple([getattr(self, name) for name in self.FIELDS])
+
+    @property
+    def held(self) -> dict[str, Value]:
+        """The fields that are there, by name."""
+        found = {}
+        for rule in self.rules:
+            for name in rule.fields:
+                value = getattr(self, name)
+                if value is not None:
+                    found[name] = value
+        return found
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors in it by name."""
+        found = {}
+        for rule in self.rules:
+            for name in rule.fields:
+                value = getattr(self, name)
+                if isinstance(value, Tensor):
+                    found[name] = value
+        return found
+
+    def copies(self) -> Changes:
+        """The fields that are there; small tensors copied."""
+        found: Changes = {}
+        for rule in self.rules:
+            for name in rule.fields:
+                value = getattr(self, name)
+                if value is not None:
+                    found[name] = value.clone() if rule.is_copied and isinstance(value, Tensor) else value
+        return found
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same rules, with their tensors on another device."""
+        moved: Changes = {name: value.to(device) for name, value in self.tensors.items()}
+        return replace(self, **moved) if moved else self
+
+    def select(self, batch: Index, heads: Index, queries: Index) -> Self:
+        """A bound mask's rules for some sequences, heads and queries; each index a slice or an index tensor.
+
+        The rules about positions (`left`, `right`) stay: the caller keeps the queries' positions.
+        """
+        changed: Changes = {}
+        for name, value in self.tensors.items():
+            for dim, (letter, size) in enumerate(zip(self.FIELDS[name], value.shape, strict=False)):
+                if letter in "sS" or (size == 1 and letter in "bht"):
+                    continue  # all keys stay; and what is one for all
+                chosen = batch if letter in "bB" else heads if letter in "hH" else queries
+                if isinstance(chosen, slice):
+                    value = value[(slice(None),) * dim + (chosen,)]
+                else:
+                    value = value.index_select(dim, chosen.to(value.device))
+            changed[name] = value
+        return replace(self, **changed) if changed else self
+
+    def placed(self, at: Tensor) -> Self:
+        """The same rules for chosen queries, which stand at these positions.
+
+        Raises:
+            MaskError: a rule that says nothing of one of them.
+        """
+        changed: Changes = {}
+        for rule in self.rules:
+            changed |= rule.placed(self, at)
+        return replace(self, **changed) if changed else self
+
+    def tile(self, at: Tensor, rows: Index, columns: Index, key_len: int) -> Tensor | None:
+        """One piece of a bound mask: bool, broadcastable to [B, H, t, s]; None where nothing is hidden.
+
+        Args:
+            at: int [t], the positions p_i of these queries.
+            rows: which queries they are (slice or index tensor), for rules kept per query.
+            columns: which keys (slice or index tensor).
+            key_len: S.
+        """
+        if self.hides_nothing:
+            return None
+        seen: Tensor | None = None
+        spots = positions_of(columns, key_len, at.device)  # [s]
+        for rule in self.hiding:
+            allowed = rule.tile(self, at, rows, columns, spots)
+            seen = allowed if seen is None else seen & allowed
+        return seen
+
+    def span(self, first_at: int, last_at: int, rows: Index, key_len: int) -> tuple[int, int]:
+        """Keys outside [start, stop) are hidden from all these queries: the part worth computing.
+
+        Args:
+            first_at, last_at: the smallest and largest position among the queries.
+            rows: which queries they are.
+        """
+        keys = (0, key_len)
+        for rule in self.hiding:
+            keys = rule.span(self, (first_at, last_at), rows, keys)
+        return keys if keys[0] < keys[1] else (0, 0)
+
+    def added_shapes(self, shape: Shape) -> list[tuple[int, ...]]:
+        """The shapes of what must be added to the scores where kernels draw no more than a band."""
+        return [rule.added_shape(self, shape) for rule in self.hiding if not rule.is_band]
+
+    def differs(self, letter: str) -> bool:
+        """Whether what it hides differs between sequences ("b") or heads ("h")."""
+        for rule in self.hiding:
+            for name, dims in rule.fields.items():
+                value, dim = getattr(self, name), dims.lower().find(letter)
+                if dim >= 0 and value is not None and value.shape[dim] > 1:
+                    return True
+        return False
+
+    def for_kernels(self) -> dict[str, Value | None]:
+        """What the kernels on a GPU take of it, by the names of `engines.gpu.tile.Rules`."""
+        found: dict[str, Value | None] = {}
+        for rule in self.hiding:
+            found |= rule.for_kernels(self)
+        return found
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether those kernels walk a list of tiles: some rule is no matter of positions and lengths."""
+        return any(rule.is_listed(self) for rule in self.hiding)

@@ -8,31 +8,43 @@ queries over S = 5 keys, causal means
             keys      0 1 2 3 4                       window=2
             query 0   x x x x .       query 0   . . x x .
             query 1   x x x x x       query 1   . . . x x
+
+The rules are entries: a class each (`Rule` says what it answers), its fields in `Mask`, its place in
+`Mask.RULES`. The kernels on a GPU have a line for it in engines/gpu/tile.py, the truth one in reference.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from .errors import MaskError
-from .indexing import positions_of, take
+from .indexing import Index, take
 from .mask_rules import (
+    AnyRule,
+    Changes,
+    Facts,
+    Fields,
+    Rule,
+    RuleSet,
+    Shape,
+    Span,
+    Value,
     as_allowed,
     as_ids,
     as_padding,
-    both,
     can_read,
     check_padding,
+    facts_of,
+    fields_of,
     join_allowed,
     join_ids,
     join_padding,
-    kind,
     smaller,
     whole_number,
 )
@@ -40,8 +52,192 @@ from .mask_rules import (
 __all__ = ["CAUSAL", "NOTHING_HIDDEN", "BoundMask", "Mask", "as_mask"]
 
 
+class Band(Rule["Mask"]):
+    """Keys at most so many places before and after the query."""
+
+    fields: ClassVar[Fields] = {"left": "", "right": ""}
+    is_band = is_countable = True
+
+    def join(self, a: Mask, b: Mask) -> Changes:
+        return {"left": smaller(a.left, b.left), "right": smaller(a.right, b.right)}
+
+    def tile(self, mask: Mask, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
+        offset = spots - at[:, None]  # [t, s]: how far ahead of the query the key is
+        if mask.right is None:
+            assert mask.left is not None
+            return offset >= -mask.left
+        seen = offset <= mask.right
+        return seen if mask.left is None else seen & (offset >= -mask.left)
+
+    def span(self, mask: Mask, ends: Span, rows: Index, keys: Span) -> Span:
+        start, stop = keys
+        if mask.left is not None:
+            start = max(start, ends[0] - mask.left)
+        if mask.right is not None:
+            stop = min(stop, ends[1] + mask.right + 1)
+        return start, stop
+
+    def for_kernels(self, mask: Mask) -> dict[str, Value | None]:
+        return {}  # they have both bounds among their numbers
+
+    def is_listed(self, mask: Mask) -> bool:
+        return False
+
+
+class Padding(Rule["Mask"]):
+    """Only real keys."""
+
+    fields: ClassVar[Fields] = {"keys": "BS"}
+    is_padding = is_countable = True
+    is_made = False
+
+    def join(self, a: Mask, b: Mask) -> Changes:
+        return {"keys": join_padding(a.keys, b.keys, "lengths")}
+
+    def check(self, mask: Mask, shape: Shape) -> None:
+        assert mask.keys is not None
+        check_padding(mask.keys, shape[0], shape[3], "lengths")
+
+    def tile(self, mask: Mask, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
+        keys = mask.keys
+        assert keys is not None
+        real = keys[:, columns] if keys.ndim == 2 else spots < keys[:, None]
+        return real[:, None, None, :]  # [B, 1, 1, s]
+
+    def span(self, mask: Mask, ends: Span, rows: Index, keys: Span) -> Span:
+        assert mask.keys is not None
+        return _within(mask._real_keys, *keys) if can_read(mask.keys) else keys
+
+    def added_shape(self, mask: Mask, shape: Shape) -> tuple[int, ...]:
+        return shape[0], 1, 1, shape[3]
+
+    def for_kernels(self, mask: Mask) -> dict[str, Value | None]:
+        keys = mask.keys
+        assert keys is not None
+        return {"lengths": keys.to(torch.int32)} if keys.ndim == 1 else {"keys": keys.contiguous()}
+
+    def is_listed(self, mask: Mask) -> bool:
+        return mask.keys is not None and mask.keys.ndim == 2  # lengths are where a walk ends
+
+
+class Counted(Rule["Mask"]):
+    """Which queries count in means; it hides nothing."""
+
+    fields: ClassVar[Fields] = {"queries": "BT"}
+    hides = False
+
+    def join(self, a: Mask, b: Mask) -> Changes:
+        return {"queries": join_padding(a.queries, b.queries, "query_lengths")}
+
+    def check(self, mask: Mask, shape: Shape) -> None:
+        assert mask.queries is not None
+        check_padding(mask.queries, shape[0], shape[2], "query_lengths")
+
+    def spell_out(self, held: Changes, query_len: int, key_len: int) -> None:
+        queries = held["queries"]
+        if queries.ndim == 1:
+            held["queries"] = torch.arange(query_len, device=queries.device) < queries[:, None]
+
+
+class Documents(Rule["Mask"]):
+    """Only keys with the query's own labels."""
+
+    fields: ClassVar[Fields] = {"key_ids": "bS", "query_ids": "bT"}
+    is_countable = is_narrow = True
+
+    def join(self, a: Mask, b: Mask) -> Changes:
+        keys, queries = join_ids((a.key_ids, a.query_ids), (b.key_ids, b.query_ids))
+        return {"key_ids": keys, "query_ids": queries}
+
+    def check(self, mask: Mask, shape: Shape) -> None:
+        batch, _, query_len, key_len = shape
+        for value, length, name in ((mask.key_ids, key_len, "ids"), (mask.query_ids, query_len, "query_ids")):
+            if value is not None and (value.shape[0] not in (1, batch) or value.shape[1] != length):
+                raise MaskError(
+                    f"document {name} must cover the sequence: {list(value.shape[:2])} for batch {batch}, "
+                    f"length {length}; give one id a position"
+                )
+        if mask.query_ids is None and query_len > key_len:
+            raise MaskError(
+                f"document query_ids must be given when there are more queries than keys: {query_len} > "
+                f"{key_len}; pass Mask.documents(ids, query_ids)"
+            )
+
+    def spell_out(self, held: Changes, query_len: int, key_len: int) -> None:
+        if "query_ids" not in held:
+            held["query_ids"] = held["key_ids"][:, key_len - query_len :]
+
+    def placed(self, mask: Mask, at: Tensor) -> Changes:
+        assert mask.key_ids is not None
+        if mask.query_ids is not None:
+            return {}
+        first, last, S = int(at.min()), int(at.max()), mask.key_ids.shape[1]
+        if first < 0 or last >= S:
+            raise MaskError(
+                f"document query_ids must be given for queries outside the keys: positions {first} to {last} "
+                f"of {S} keys; pass Mask.documents(ids, query_ids)"
+            )
+        return {"query_ids": mask.key_ids[:, at.to(mask.key_ids.device)]}
+
+    def tile(self, mask: Mask, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
+        assert mask.key_ids is not None and mask.query_ids is not None, "bind the mask first"
+        same = mask.query_ids[:, rows, None] == mask.key_ids[:, None, columns]  # [B|1, t, s, N]
+        return same.all(-1)[:, None]
+
+    def span(self, mask: Mask, ends: Span, rows: Index, keys: Span) -> Span:
+        assert mask.key_ids is not None
+        if not can_read(mask.key_ids):
+            return keys
+        first, beyond = mask._document_ends
+        return max(keys[0], int(first[rows].min())), min(keys[1], int(beyond[rows].max()))
+
+    def added_shape(self, mask: Mask, shape: Shape) -> tuple[int, ...]:
+        assert mask.key_ids is not None
+        return mask.key_ids.shape[0], 1, *shape[2:]
+
+    def for_kernels(self, mask: Mask) -> dict[str, Value | None]:
+        assert mask.key_ids is not None and mask.query_ids is not None, "bind the mask first"
+        keys, queries = (
+            ids.to(torch.int64).transpose(1, 2).contiguous() for ids in (mask.key_ids, mask.query_ids)
+        )
+        return {"key_ids": keys, "query_ids": queries, "ids_batch": int(keys.shape[0] > 1)}
+
+
+class Dense(Rule["Mask"]):
+    """Whatever mask there is, as someone gave it."""
+
+    fields: ClassVar[Fields] = {"allowed": "bhts"}
+    is_copied = is_made = False  # as large as the weights
+
+    def join(self, a: Mask, b: Mask) -> Changes:
+        return {"allowed": join_allowed(a.allowed, b.allowed)}
+
+    def check(self, mask: Mask, shape: Shape) -> None:
+        assert mask.allowed is not None
+        if any(have not in (1, want) for have, want in zip(mask.allowed.shape, shape, strict=True)):
+            raise MaskError(
+                f"mask must broadcast to [B, H, T, S] = {list(shape)}: got {list(mask.allowed.shape)}; "
+                "a [B, S] padding mask goes in as Mask.padding(mask), a [B, T, S] mask as mask[:, None]"
+            )
+
+    def tile(self, mask: Mask, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
+        assert mask.allowed is not None
+        return take(mask.allowed, (None, None, rows, columns))
+
+    def span(self, mask: Mask, ends: Span, rows: Index, keys: Span) -> Span:
+        assert mask.allowed is not None
+        if mask.allowed.shape[-1] == 1 or not can_read(mask.allowed):
+            return keys
+        seen = take(mask.allowed, (None, None, rows, None)).any(-2).flatten(0, -2).any(0)  # [S]
+        return _within(seen.nonzero().squeeze(-1), *keys)
+
+    def added_shape(self, mask: Mask, shape: Shape) -> tuple[int, ...]:
+        assert mask.allowed is not None
+        return tuple(mask.allowed.shape)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class Mask:
+class Mask(RuleSet):
     """A set of rules about which query may attend to which key; join them with `&`.
 
         Mask.causal()                      keys up to the query's own position
@@ -62,6 +258,10 @@ class Mask:
                   [0, 1, 1, 0],
                   [0, 0, 1, 1]]]], dtype=torch.int32)
     """
+
+    RULES: ClassVar[tuple[AnyRule, ...]] = (Band(), Padding(), Counted(), Documents(), Dense())
+    FACTS: ClassVar[tuple[Facts, ...]] = facts_of(RULES)
+    FIELDS: ClassVar[Fields] = fields_of(RULES)
 
     left: int | None = None  # keys before p_i - left are hidden
     right: int | None = None  # keys after p_i + right are hidden
@@ -147,7 +347,7 @@ class Mask:
 
     @classmethod
     def dense(cls, allowed: Tensor) -> Mask:
-        """Any mask at all, as a tensor broadcastable to [B, H, T, S]: bool, or numbers 0 and 1.
+        """Whatever mask there is, as a tensor broadcastable to [B, H, T, S]: bool, or numbers 0 and 1.
 
         Raises:
             MaskError: values other than 0 and 1, or a float mask of zeros alone (both only where reading
@@ -163,79 +363,11 @@ class Mask:
         """
         if not isinstance(other, Mask):
             return NotImplemented
-        key_ids, query_ids = join_ids((self.key_ids, self.query_ids), (other.key_ids, other.query_ids))
+        joined: Changes = {}
+        for rule in self.RULES:
+            joined |= rule.join(self, other)
         bound = isinstance(self, BoundMask) and isinstance(other, BoundMask)
-        return (BoundMask if bound else Mask)(
-            left=smaller(self.left, other.left),
-            right=smaller(self.right, other.right),
-            keys=join_padding(self.keys, other.keys, "lengths"),
-            queries=join_padding(self.queries, other.queries, "query_lengths"),
-            key_ids=key_ids,
-            query_ids=query_ids,
-            allowed=join_allowed(self.allowed, other.allowed),
-        )
-
-    def __repr__(self) -> str:
-        parts = []
-        for name, value in self._items():
-            shown = f"{kind(value)}{list(value.shape)}" if isinstance(value, Tensor) else value
-            parts.append(f"{name}={shown}")
-        return f"Mask({', '.join(parts)})"
-
-    def __reduce__(self) -> tuple[type[Mask], tuple[Any, ...]]:
-        return type(self), tuple(getattr(self, name) for name in FIELDS)
-
-    def _items(self) -> list[tuple[str, Any]]:
-        pairs = ((name, getattr(self, name)) for name in FIELDS)
-        return [(name, value) for name, value in pairs if value is not None]
-
-    @property
-    def is_positional(self) -> bool:
-        """Only positions decide: no tensor in it."""
-        return self.keys is None and self.queries is None and self.key_ids is None and self.allowed is None
-
-    @property
-    def hides_nothing(self) -> bool:
-        """Every query may attend to every key."""
-        return (
-            self.left is None
-            and self.right is None
-            and self.keys is None
-            and self.key_ids is None
-            and self.allowed is None
-        )
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors in it by name."""
-        return {name: value for name, value in self._items() if isinstance(value, Tensor)}
-
-    def to(self, device: torch.device | str) -> Mask:
-        """The same rules, with their tensors on another device."""
-        moved: dict[str, Any] = {name: value.to(device) for name, value in self.tensors.items()}
-        return replace(self, **moved) if moved else self
-
-    def select(self, batch: Any, heads: Any, queries: Any) -> Mask:
-        """A bound mask's rules for some sequences, heads and queries; each index a slice or an index tensor.
-
-        The rules about positions (`left`, `right`) stay: the caller keeps the queries' positions.
-        """
-        changed: dict[str, Any] = {}
-        for name in ("keys", "queries"):
-            value = getattr(self, name)
-            if value is not None:
-                value = value[batch]
-                if name == "queries" and value.ndim == 2:
-                    value = value[:, queries]
-                changed[name] = value
-        for name in ("key_ids", "query_ids"):
-            value = getattr(self, name)
-            if value is not None:
-                value = value if value.shape[0] == 1 else value[batch]
-                changed[name] = value[:, queries] if name == "query_ids" else value
-        if self.allowed is not None:
-            changed["allowed"] = take(self.allowed, (batch, heads, queries, None))
-        return replace(self, **changed) if changed else self
+        return (BoundMask if bound else Mask)(**joined)
 
     def bind(self, batch: int, num_heads: int, query_len: int, key_len: int) -> Mask:
         """The same rules, checked against [B, H, T, S], with all that is kept per query spelled out.
@@ -248,103 +380,23 @@ class Mask:
         """
         if self.is_positional:
             return self
-        self._check(batch, num_heads, query_len, key_len)
+        for rule in self.rules:
+            rule.check(self, (batch, num_heads, query_len, key_len))
         if isinstance(self, BoundMask):
             return self
-        rules: dict[str, Any] = dict(self._items())
-        for name in SMALL:
-            if name in rules:
-                rules[name] = rules[name].clone()
-        if self.key_ids is not None and self.query_ids is None:
-            rules["query_ids"] = rules["key_ids"][:, key_len - query_len :]
-        if self.queries is not None and self.queries.ndim == 1:
-            rules["queries"] = self.counted(query_len)
-        return BoundMask(**rules)
+        held = self.copies()
+        for rule in self.rules:
+            rule.spell_out(held, query_len, key_len)
+        return BoundMask(**held)
 
     def unbound(self) -> Mask:
         """The same rules with small tensors of their own, to do with as one likes."""
-        return Mask(**{name: x.clone() if name in SMALL else x for name, x in self._items()})
+        return Mask(**self.copies())
 
-    def _check(self, batch: int, num_heads: int, query_len: int, key_len: int) -> None:
-        for value, length, name in (
-            (self.keys, key_len, "lengths"),
-            (self.queries, query_len, "query_lengths"),
-        ):
-            if value is not None:
-                check_padding(value, batch, length, name)
-        for value, length, name in (
-            (self.key_ids, key_len, "ids"),
-            (self.query_ids, query_len, "query_ids"),
-        ):
-            if value is not None and (value.shape[0] not in (1, batch) or value.shape[1] != length):
-                raise MaskError(
-                    f"document {name} must cover the sequence: {list(value.shape[:2])} for batch {batch}, "
-                    f"length {length}; give one id a position"
-                )
-        if self.key_ids is not None and self.query_ids is None and query_len > key_len:
-            raise MaskError(
-                f"document query_ids must be given when there are more queries than keys: {query_len} > "
-                f"{key_len}; pass Mask.documents(ids, query_ids)"
-            )
-        if self.allowed is not None:
-            full = (batch, num_heads, query_len, key_len)
-            if any(have not in (1, want) for have, want in zip(self.allowed.shape, full, strict=True)):
-                raise MaskError(
-                    f"mask must broadcast to [B, H, T, S] = {list(full)}: got {list(self.allowed.shape)}; "
-                    "a [B, S] padding mask goes in as Mask.padding(mask), a [B, T, S] mask as mask[:, None]"
-                )
-
-    def tile(self, at: Tensor, rows: Any, columns: Any, key_len: int) -> Tensor | None:
-        """One piece of a bound mask: bool, broadcastable to [B, H, t, s]; None where nothing is hidden.
-
-        Args:
-            at: int [t], the positions p_i of these queries.
-            rows: which queries they are (slice or index tensor), for rules kept per query.
-            columns: which keys (slice or index tensor).
-            key_len: S.
-        """
-        if self.hides_nothing:
-            return None
-        seen: Tensor | None = None
-        spots = positions_of(columns, key_len, at.device)  # [s]
-        if self.left is not None or self.right is not None:
-            offset = spots - at[:, None]  # [t, s]: how far ahead of the query the key is
-            if self.right is not None:
-                seen = offset <= self.right
-            if self.left is not None:
-                seen = both(seen, offset >= -self.left)
-        if self.keys is not None:
-            real = self.keys[:, columns] if self.keys.ndim == 2 else spots < self.keys[:, None]
-            seen = both(seen, real[:, None, None, :])  # [B, 1, 1, s]
-        if self.key_ids is not None:
-            assert self.query_ids is not None, "bind the mask first"
-            same = self.query_ids[:, rows, None] == self.key_ids[:, None, columns]  # [B|1, t, s, N]
-            seen = both(seen, same.all(-1)[:, None])
-        if self.allowed is not None:
-            seen = both(seen, take(self.allowed, (None, None, rows, columns)))
-        return seen
-
-    def span(self, first_at: int, last_at: int, rows: Any, key_len: int) -> tuple[int, int]:
-        """Keys outside [start, stop) are hidden from all these queries: the part worth computing.
-
-        Args:
-            first_at, last_at: the smallest and largest position among the queries.
-            rows: which queries they are.
-        """
-        start, stop = 0, key_len
-        if self.left is not None:
-            start = max(start, first_at - self.left)
-        if self.right is not None:
-            stop = min(stop, last_at + self.right + 1)
-        if self.keys is not None and can_read(self.keys):
-            start, stop = _within(self._real_keys, start, stop)
-        if self.key_ids is not None and can_read(self.key_ids):
-            first, beyond = (ends[rows] for ends in self._document_ends)
-            start, stop = max(start, int(first.min())), min(stop, int(beyond.max()))
-        if self.allowed is not None and self.allowed.shape[-1] > 1 and can_read(self.allowed):
-            seen = take(self.allowed, (None, None, rows, None)).any(-2).flatten(0, -2).any(0)  # [S]
-            start, stop = _within(seen.nonzero().squeeze(-1), start, stop)
-        return (start, stop) if start < stop else (0, 0)
+    @property
+    def num_labels(self) -> int:
+        """Document labels of each key, all of which must match; 0 without documents."""
+        return 0 if self.key_ids is None else self.key_ids.shape[-1]
 
     @property
     def _real_keys(self) -> Tensor:
@@ -423,8 +475,7 @@ class BoundMask(Mask):
         return super()._document_ends
 
 
-FIELDS = tuple(field.name for field in fields(Mask))  # asked in every call
-SMALL = ("keys", "queries", "key_ids", "query_ids")
+assert [*Mask.FIELDS] == [f.name for f in fields(Mask) if f.init], "fields are those of RULES, in that order"
 NOTHING_HIDDEN, CAUSAL = Mask(), Mask.causal()  # the two that nearly every call has, made once
 
 

@@ -4,26 +4,30 @@ torch.save, after which torch.load(weights_only=True) knows these plain classes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .engines.given_weights import GivenWeights
-from .engines.scores import Scores
+from .engines.scores import DIFFERENTIABLE, MASK_NUMBERS, MASK_TENSORS, Scores
 from .engines.second_pass import Top
 from .engines.statistics import Statistics
+from .indexing import Index
 from .map import AttentionMap, make
 from .masks import BoundMask, Mask
 from .scoring import Alibi, Scoring
 
-# What a map may hold, in order; the context tells which of it is there.
-OF_MASK = ("keys", "queries", "key_ids", "query_ids", "allowed")
-OF_SCORING = ("bias", "slopes", "sinks")
+# The tensors a map may hold, in order; the context tells which of them are there.
+TENSORS = ("lse", "positions", *MASK_TENSORS, "weights", *DIFFERENTIABLE)
+
+Chosen = tuple[str, Sequence[int | None]] | None  # keys as plain numbers: can be compared and written down
+Context = tuple[Sequence[str], Sequence[float | None] | None, Sequence[int | None], Chosen]
 
 
-def _plain(columns: Any) -> tuple[str, tuple[Any, ...]] | None:
-    """The chosen keys as plain numbers, which can be compared and written down."""
+def _plain(columns: Index | None) -> Chosen:
     if columns is None:
         return None
     if isinstance(columns, slice):
@@ -31,34 +35,27 @@ def _plain(columns: Any) -> tuple[str, tuple[Any, ...]] | None:
     return "keys", tuple(columns.tolist())
 
 
-def _flatten(w: AttentionMap) -> tuple[list[Any], Any]:
-    scores, mask = w._scores, w._scores.mask
-    held: dict[str, Any] = {"lse": w._lse, "positions": scores.positions}
-    held |= {name: getattr(mask, name) for name in OF_MASK}
-    if isinstance(scores, GivenWeights):
-        held["weights"] = scores.weights
-        numbers = None
-    else:
-        scoring = scores.scoring
-        held |= {"q": scores.q, "k": scores.k} | {name: getattr(scoring, name) for name in OF_SCORING}
-        numbers = (scoring.scale, scoring.softcap)
-    there = {name: value for name, value in held.items() if value is not None}
-    return list(there.values()), (tuple(there), numbers, (mask.left, mask.right), _plain(w._columns))
+def _flatten(w: AttentionMap) -> tuple[list[Tensor], Context]:
+    scores, lse, columns = w.parts()
+    parts = {"lse": lse, **scores.parts()}
+    there = {name: parts[name] for name in TENSORS if parts.get(name) is not None}
+    numbers = None if "weights" in parts else (parts["scale"], parts["softcap"])
+    rules = tuple([parts[name] for name in MASK_NUMBERS])
+    return list(there.values()), (tuple(there), numbers, rules, _plain(columns))  # type: ignore[arg-type, return-value]
 
 
-def _unflatten(values: Any, context: Any) -> AttentionMap:
-    names, numbers, band, chosen = context
-    held = dict(zip(names, values, strict=True))
-    columns: Any = None
+def _unflatten(values: Iterable[Tensor], context: Context) -> AttentionMap:
+    names, numbers, rules, chosen = context
+    parts: dict[str, Any] = dict(zip(names, values, strict=True))  # anything: trees of sizes, of nothing
+    parts |= zip(MASK_NUMBERS, rules, strict=True)
+    columns: Index | None = None
     if chosen is not None:
         kind, plain = chosen
         columns = slice(*plain) if kind == "slice" else torch.tensor(plain, dtype=torch.int64, device="cpu")
-    mask = BoundMask(*band, *(held.get(name) for name in OF_MASK))
-    positions, lse = held.get("positions"), held.get("lse")
     if numbers is None:
-        return make(GivenWeights(held["weights"], mask, positions), lse, columns)
-    scoring = Scoring(*numbers, *(held.get(name) for name in OF_SCORING))
-    return make(Scores(held["q"], held["k"], mask, scoring, positions), lse, columns)
+        return make(GivenWeights.from_parts(parts), parts.get("lse"), columns)
+    parts |= zip(("scale", "softcap"), numbers, strict=True)
+    return make(Scores.from_parts(parts), parts.get("lse"), columns)
 
 
 pytree.register_pytree_node(AttentionMap, _flatten, _unflatten, serialized_type_name="headwise.AttentionMap")

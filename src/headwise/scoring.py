@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .errors import ArgumentError, ShapeError
-from .indexing import take
+from .indexing import Index, take
 
 __all__ = ["HIDDEN", "Alibi", "Scoring", "alibi"]
 
@@ -124,7 +124,7 @@ class Scoring:
                     f"give a tensor of shape [{num_heads}]"
                 )
 
-    def __reduce__(self) -> tuple[type[Scoring], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type[Scoring], tuple[object, ...]]:
         return Scoring, tuple(getattr(self, f.name) for f in fields(self))
 
     @property
@@ -143,7 +143,7 @@ class Scoring:
         moved: dict[str, Any] = {name: value.to(device) for name, value in self.tensors.items()}
         return replace(self, **moved)
 
-    def select(self, batch: Any, heads: Any, queries: Any) -> Scoring:
+    def select(self, batch: Index, heads: Index, queries: Index) -> Scoring:
         """The scoring of some sequences, heads and queries; each index a slice or an index tensor."""
         changed: dict[str, Any] = {
             name: value[heads] for name, value in self.tensors.items() if name != "bias"

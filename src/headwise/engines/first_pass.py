@@ -19,8 +19,8 @@ from .backends import Backend, Call
 from .fused import adds
 from .gpu.cannot import cannot
 from .kernels import CAUSAL, CUDNN, FULL, Band
-from .operator_arguments import DIFFERENTIABLE, FLAT, flatten, restore, save, saved, where_needed
-from .scores import ScoreGradients, Scores, own_precision, tile_dtype
+from .operator_arguments import save, saved, where_needed
+from .scores import DIFFERENTIABLE, FLAT_SCHEMA, ScoreGradients, Scores, own_precision, tile_dtype
 from .walk import REACH, is_rough
 
 __all__ = ["attend", "call_of", "lse_of"]
@@ -88,7 +88,7 @@ def _plainest(scores: Scores, v: Tensor) -> Band | None:
 def lse_of(scores: Scores) -> Tensor:
     """The log-sum-exp of every row, [B, H, T], for a map that came without one."""
     if torch.compiler.is_compiling():
-        return torch.ops.headwise.lse.default(*flatten(scores.detach()))
+        return torch.ops.headwise.lse.default(*scores.detach().flatten())
     with own_precision(scores.device):
         if cannot(scores) is None:
             from .gpu.heaviest import lse_of as on_gpu
@@ -138,14 +138,14 @@ def _plain_because(scores: Scores, v: Tensor) -> str | None:
 
 
 def _flat(scores: Scores, v: Tensor) -> tuple[Any, ...]:
-    return v, *flatten(scores)
+    return v, *scores.flatten()
 
 
 def _unflat(v: Tensor, *flat: Any) -> tuple[Scores, Tensor]:
-    return restore(*flat), v
+    return Scores.restore(*flat), v
 
 
-SCHEMA = f"Tensor v, {FLAT}, bool bias_gradient, str backend"
+SCHEMA = f"Tensor v, {FLAT_SCHEMA}, bool bias_gradient, str backend"
 torch.library.define("headwise::attend", f"({SCHEMA}) -> (Tensor, Tensor)")
 torch.library.define(
     "headwise::attend_backward",
@@ -259,7 +259,7 @@ torch.library.register_autograd("headwise::attend", _operator_backward, setup_co
 
 
 def _lse(*flat: Any) -> Tensor:
-    return lse_of(restore(*flat)).contiguous()
+    return lse_of(Scores.restore(*flat)).contiguous()
 
 
 def lse_fake(q: Tensor, *rest: Any) -> Tensor:
@@ -267,6 +267,6 @@ def lse_fake(q: Tensor, *rest: Any) -> Tensor:
     return q.new_empty(q.shape[:3], dtype=tile_dtype(q.dtype))
 
 
-torch.library.define("headwise::lse", f"({FLAT}) -> Tensor")
+torch.library.define("headwise::lse", f"({FLAT_SCHEMA}) -> Tensor")
 torch.library.impl("headwise::lse", ANYWHERE, _lse)
 torch.library.register_fake("headwise::lse", lse_fake)

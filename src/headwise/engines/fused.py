@@ -76,14 +76,8 @@ class Part:
 
 def adds(scores: Scores) -> bool:
     """Whether a mask or bias must be added to the product, beyond a band."""
-    mask, scoring = scores.mask, scores.scoring
-    return not (
-        mask.keys is None
-        and mask.key_ids is None
-        and mask.allowed is None
-        and scoring.bias is None
-        and scoring.slopes is None
-    )
+    scoring = scores.scoring
+    return not (scores.mask.is_band and scoring.bias is None and scoring.slopes is None)
 
 
 def band_of(scores: Scores) -> Band:
@@ -129,24 +123,21 @@ def _limits(scores: Scores) -> Limits:
 def _small(scores: Scores) -> bool:
     """Whether mask and bias may be added whole: already so in memory, or small."""
     mask, scoring, limits = scores.mask, scores.scoring, _limits(scores)
-    if mask.key_ids is not None and scores.shape[2] > limits.most_rows:
+    if mask.is_narrow and scores.shape[2] > limits.most_rows:
         return False  # by blocks, most of the other documents' keys are never touched
-    if scoring.slopes is None and mask.keys is None and mask.key_ids is None and mask.allowed is None:
+    if scoring.slopes is None and mask.is_band:
         return True
     return math.prod(_added_shape(scores)) <= limits.added
 
 
 def _added_shape(scores: Scores) -> list[int]:
     """The shape mask and bias take when made one tensor."""
-    mask, scoring = scores.mask, scores.scoring
-    B, H, T, S = scores.shape
-    shapes = [tensor.shape for tensor in (mask.allowed, scoring.bias) if tensor is not None]
-    if mask.keys is not None:
-        shapes.append(torch.Size((B, 1, 1, S)))
-    if mask.key_ids is not None:
-        shapes.append(torch.Size((mask.key_ids.shape[0], 1, T, S)))
+    scoring, shape = scores.scoring, scores.shape
+    shapes = scores.mask.added_shapes(shape)
+    if scoring.bias is not None:
+        shapes.append(tuple(scoring.bias.shape))
     if scoring.slopes is not None:
-        shapes.append(torch.Size((1, H, T, S)))
+        shapes.append((1, *shape[1:]))
     return [max(sizes, default=1) for sizes in zip(*shapes, strict=True)]
 
 
@@ -168,7 +159,7 @@ def _rows(scores: Scores) -> int:
     reach, limits = S, _limits(scores)
     if mask.left is not None and mask.right is not None:
         reach = min(S, mask.left + mask.right + 1 + limits.most_rows)
-    elif mask.key_ids is not None:
+    elif mask.is_narrow:
         spans = [scores.span(rows) for rows in blocks(0, T, limits.most_rows)]
         reach = max(stop - start for start, stop in spans)
     fits = limits.added // max(1, batch_and_heads * reach)
@@ -292,7 +283,7 @@ def _empty_rows(scores: Scores, part: Part, added: Tensor | None, lse: Tensor) -
     mask, columns = scores.mask, part.columns
     if lse.device.type == "cpu" and not bool(((lse == 0) | ~(lse > HIDDEN / 10)).any()):
         return None  # what the kernel gives an empty row does not occur
-    if mask.key_ids is None and mask.allowed is None and scores.scoring.bias is None:
+    if mask.is_padded_band and scores.scoring.bias is None:
         return ~mask.sees_any(scores.at(part.rows), columns.start, columns.stop)[:, None]
     if part.band == FULL:  # then everything hidden is in what was added
         return (added <= HIDDEN).all(-1)  # [B or 1, H or 1, t or 1]; a NaN hides nothing

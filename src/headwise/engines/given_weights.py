@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..indexing import take
+from ..indexing import Index, take
 from ..masks import Mask
 from ..scoring import HIDDEN
-from .scores import Piece, Tiled
+from .scores import Flat, Piece, Tiled, mask_from
 
 __all__ = ["GivenWeights"]
 
@@ -37,8 +38,18 @@ class GivenWeights(Tiled):
     def given_dtype(self) -> torch.dtype:
         return self.weights.dtype
 
-    def __reduce__(self) -> tuple[type[GivenWeights], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type[GivenWeights], tuple[object, ...]]:
         return GivenWeights, (self.weights, self.mask, self.positions)
+
+    def parts(self) -> dict[str, Flat]:
+        """All it is made of, by name."""
+        rules: dict[str, Flat] = {name: getattr(self.mask, name) for name in Mask.FIELDS}
+        return {"weights": self.weights, "positions": self.positions, **rules}
+
+    @classmethod
+    def from_parts(cls, parts: Mapping[str, Any]) -> GivenWeights:
+        """The weights those are the parts of; a name that is missing is None."""
+        return cls(parts["weights"], mask_from(parts), parts.get("positions"))
 
     def to(self, device: torch.device) -> GivenWeights:
         """The same weights on another device."""
@@ -48,7 +59,7 @@ class GivenWeights(Tiled):
         """The same weights, cut from the graph."""
         return replace(self, weights=self.weights.detach())
 
-    def select(self, batch: Any, heads: Any, queries: Any) -> GivenWeights:
+    def select(self, batch: Index, heads: Index, queries: Index) -> GivenWeights:
         """The weights of some sequences, heads and queries; each index a slice or an index tensor."""
         return GivenWeights(
             take(self.weights, (batch, heads, queries), ones_stay=False),
@@ -63,5 +74,5 @@ class GivenWeights(Tiled):
     def span(self, rows: slice) -> tuple[int, int]:
         return 0, self.shape[3]  # what someone gave is there, whatever the mask says
 
-    def tile(self, rows: slice, columns: Any) -> Tensor:
+    def tile(self, rows: slice, columns: Index) -> Tensor:
         return self.weights[:, :, rows, columns].to(self.dtype).log().clamp_(min=HIDDEN)

@@ -14,7 +14,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..errors import MaskError
 from ..mask_rules import can_read
 from ..masks import Mask
 from .first_pass import lse_of
@@ -53,17 +52,10 @@ def mass(scores: Scores | GivenWeights, lse: Tensor, on: Mask, per_query: bool =
 
 
 def _bound(on: Mask, scores: Tiled) -> Mask:
-    """`on` for these queries: a label a query spelled out, for chosen queries by where they stand."""
+    """`on` for these queries: what is kept per query spelled out, for chosen queries by where they stand."""
     on = on.to(scores.device)
-    if on.key_ids is not None and on.query_ids is None and scores.positions is not None:
-        T, S = scores.shape[2:]
-        first, last = scores.ends(slice(0, T))
-        if first < 0 or last >= on.key_ids.shape[1]:
-            raise MaskError(
-                f"document query_ids must be given for queries outside the keys: positions {first} to {last} "
-                f"of {S} keys; pass Mask.documents(ids, query_ids)"
-            )
-        on = replace(on, query_ids=on.key_ids[:, scores.at(slice(0, T))])
+    if scores.positions is not None:
+        on = on.placed(scores.positions)
     return on.bind(*scores.shape)
 
 
@@ -110,13 +102,14 @@ def _of_given(scores: GivenWeights, on: Mask) -> Tensor:
 def visible(scores: Tiled, mask: Mask | None = None) -> Tensor:
     """How many keys a mask shows each query, int [B, 1 or H, T]; by default the scores' own.
 
-    Scores are not asked, so a key hidden by an endless bias counts. Linear in T and S but for dense masks.
+    Scores are not asked, so a key hidden by an endless bias counts. Linear in T and S
+    but for dense masks.
     """
     mask = scores.mask if mask is None else mask.bind(*scores.shape)
     (B, _, T, S), device = scores.shape, scores.device
     at = scores.at(slice(0, T))
-    if mask.allowed is not None:
-        found = [_allowed(mask, at, rows, S) for rows in blocks(0, T, ROWS)]
+    if not mask.is_countable:
+        found = [_counted(mask, at, rows, S) for rows in blocks(0, T, ROWS)]
         return torch.cat(found, dim=-1).expand(B, -1, T)
     keys, queries = (torch.zeros(B, n, dtype=torch.int64, device=device) for n in (S, T))
     if mask.key_ids is not None and mask.query_ids is not None:
@@ -136,8 +129,9 @@ def visible(scores: Tiled, mask: Mask | None = None) -> Tensor:
     return (stop - start).clamp(min=0)[:, None]
 
 
-def _allowed(mask: Mask, at: Tensor, rows: slice, S: int) -> Tensor:
-    """The same of a block of queries, [B or 1, H or 1, t], where part of the mask is dense."""
+def _counted(mask: Mask, at: Tensor, rows: slice, S: int) -> Tensor:
+    """The same of a block of queries, [B or 1, H or 1, t], where each key must be looked at."""
     tile = mask.tile(at[rows], rows, slice(0, S), S)
-    assert tile is not None, "a dense mask is never nothing"
+    assert tile is not None, "a mask without rules is countable"
+    tile = tile[(None,) * (4 - tile.ndim)]
     return tile.expand(*tile.shape[:2], rows.stop - rows.start, S).sum(-1)

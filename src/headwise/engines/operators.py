@@ -6,44 +6,62 @@
     headwise::entropy    the entropy of each query, with gradients
 
 Eager mode calls the same functions directly, and each operator runs the engine eager mode would: kernels on a
-GPU, tiles elsewhere. (`headwise::attend` and `headwise::lse` are registered in attend.py.)
+GPU, tiles elsewhere. (`headwise::attend` and `headwise::lse` are registered in first_pass.py.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from .. import budget
+from ..indexing import Index
 from . import second_pass, statistics, weights
-from .first_pass import ANYWHERE, lse_fake, lse_of
-from .operator_arguments import DIFFERENTIABLE, FLAT, restore, save, saved, where_needed
-from .scores import tile_dtype
+from .first_pass import ANYWHERE, lse_of
+from .operator_arguments import Context, save, saved, where_needed
+from .scores import DIFFERENTIABLE, FLAT, FLAT_SCHEMA, Scores
+
+Result = TypeVar("Result")
+Leaves = tuple[Tensor | None, ...]  # in the order of DIFFERENTIABLE
 
 
-def _register(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    torch.library.define(f"headwise::{name}", schema)
-    torch.library.impl(f"headwise::{name}", ANYWHERE, run)
-    torch.library.register_fake(f"headwise::{name}", fake)
+def _register(
+    name: str, before: str, after: str, result: str, run: Callable[..., object], fake: Callable[..., object]
+) -> None:
+    """An operator whose arguments hold scores in their flat form; `run` and `fake` take them as they are."""
+    torch.library.define(f"headwise::{name}", f"({before}{FLAT_SCHEMA}{after}) -> {result}")
+    place = before.count(",")
+    torch.library.impl(f"headwise::{name}", ANYWHERE, _with_scores(run, place))
+    torch.library.register_fake(f"headwise::{name}", _with_scores(fake, place))
 
 
-def _real(grads: tuple[Tensor | None, ...], inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
+def _with_scores(run: Callable[..., Result], place: int) -> Callable[..., Result]:
+    """The same function, for scores that come as flat arguments from a place on."""
+    beyond = place + len(FLAT)
+
+    def flat(*args: Any) -> Result:
+        return run(*args[:place], Scores.restore(*args[place:beyond]), *args[beyond:])
+
+    return flat
+
+
+def _real(grads: Leaves, scores: Scores) -> tuple[Tensor, ...]:
     """Gradients as an operator returns them: an empty tensor stands for none."""
-    pairs = zip(grads, inputs, strict=False)
+    pairs = zip(grads, scores.leaves, strict=True)
     return tuple(
-        inputs[0].new_empty(0) if g is None or x is None else g.to(x.dtype).contiguous() for g, x in pairs
+        scores.q.new_empty(0) if g is None or x is None else g.to(x.dtype).contiguous() for g, x in pairs
     )
 
 
-def _real_fake(inputs: tuple[Any, ...], bias: bool) -> tuple[Tensor, ...]:
+def _real_fake(scores: Scores, bias: bool) -> tuple[Tensor, ...]:
     there = [
-        None if x is None or (name in ("bias", "slopes") and not bias) else x
-        for name, x in zip(DIFFERENTIABLE, inputs, strict=False)
+        None if name in ("bias", "slopes") and not bias else x
+        for name, x in zip(DIFFERENTIABLE, scores.leaves, strict=True)
     ]
-    return tuple(inputs[0].new_empty(0) if x is None else x.new_empty(x.shape) for x in there)
+    return tuple(scores.q.new_empty(0) if x is None else x.new_empty(x.shape) for x in there)
 
 
 GRADIENTS = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
@@ -52,10 +70,15 @@ GRADIENTS = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 # measure
 
 
-def _measure(*args: Any) -> list[Tensor]:
-    *flat, lse, names, per_query, reach, cells = args
+Names = Sequence[str]
+Cells = Sequence[int] | None
+
+
+def _measure(
+    scores: Scores, lse: Tensor, names: Names, per_query: bool, reach: int, cells: Cells
+) -> list[Tensor]:
     chosen = None if cells is None else (int(cells[0]), int(cells[1]))
-    found = statistics.measured(restore(*flat), lse, tuple(names), per_query, reach, chosen)
+    found = statistics.measured(scores, lse, tuple(names), per_query, reach, chosen)
     return [_alone(value) for value in found.values()]
 
 
@@ -65,21 +88,22 @@ def _alone(value: Tensor) -> Tensor:
     return value.clone() if shared else value.contiguous()
 
 
-def _measure_fake(*args: Any) -> list[Tensor]:
-    *flat, _, names, per_query, _, cells = args
-    q, k = flat[:2]
-    B, H, T, _ = q.shape
-    dtype = tile_dtype(q.dtype)
+def _measure_fake(
+    scores: Scores, lse: Tensor, names: Names, per_query: bool, reach: int, cells: Cells
+) -> list[Tensor]:
+    B, H, T, S = scores.shape
     of_row = (B, H, T) if per_query else (B, H)
-    shapes: list[Any] = [(B, H, k.shape[2]) if name == statistics.RECEIVED else of_row for name in names]
+    shapes: list[tuple[int, ...]] = [(B, H, S) if name == statistics.RECEIVED else of_row for name in names]
     if cells is not None:
         shapes.append((B, H, *cells))
-    return [q.new_empty(shape, dtype=dtype) for shape in shapes]
+    return [scores.q.new_empty(shape, dtype=scores.dtype) for shape in shapes]
 
 
 _register(
     "measure",
-    f"({FLAT}, Tensor lse, str[] names, bool per_query, SymInt reach, SymInt[]? cells) -> Tensor[]",
+    "",
+    ", Tensor lse, str[] names, bool per_query, SymInt reach, SymInt[]? cells",
+    "Tensor[]",
     _measure,
     _measure_fake,
 )
@@ -88,69 +112,70 @@ _register(
 # top
 
 
-def _top(*args: Any) -> tuple[Tensor, Tensor]:
-    *flat, lse, count = args
-    return second_pass.top(restore(*flat), lse, count)
+def _top(scores: Scores, lse: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    return second_pass.top(scores, lse, count)
 
 
-def _top_fake(*args: Any) -> tuple[Tensor, Tensor]:
-    q, count = args[0], args[-1]
-    shape = (*q.shape[:3], count)
-    return q.new_empty(shape, dtype=tile_dtype(q.dtype)), q.new_empty(shape, dtype=torch.int64)
+def _top_fake(scores: Scores, lse: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    q, shape = scores.q, (*scores.shape[:3], count)
+    return q.new_empty(shape, dtype=scores.dtype), q.new_empty(shape, dtype=torch.int64)
 
 
-_register("top", f"({FLAT}, Tensor lse, SymInt count) -> (Tensor, Tensor)", _top, _top_fake)
+_register("top", "", ", Tensor lse, SymInt count", "(Tensor, Tensor)", _top, _top_fake)
 
 
 # weights
 
 
-def _columns(picked: Tensor | None, run: Any) -> Any:
+Picked = Tensor | None  # keys by number; or a slice's three numbers; neither: all
+Run = Sequence[int] | None
+
+
+def _columns(picked: Picked, run: Run) -> Index | None:
     return slice(*(int(n) for n in run)) if run is not None else picked
 
 
-def _weights(*args: Any) -> Tensor:
-    *flat, lse, picked, run, mean = args
-    q, shape = flat[0], _weights_shape(*args)
+def _weights(scores: Scores, lse: Tensor | None, picked: Picked, run: Run, mean: bool) -> Tensor:
+    q, shape = scores.q, _weights_shape(scores, picked, run, mean)
     size = torch.Size(shape).numel() * q.element_size()
     budget.check(size, q.device, f"dense weights {list(shape)}", "look at a part of them")
-    return weights.dense(restore(*flat), lse, _columns(picked, run), mean).contiguous()
+    return weights.dense(scores, lse, _columns(picked, run), mean).contiguous()
 
 
-def _weights_shape(*args: Any) -> tuple[int, ...]:
-    *flat, _, picked, run, mean = args
-    q, k = flat[:2]
-    count = k.shape[2]
+def _weights_shape(scores: Scores, picked: Picked, run: Run, mean: bool) -> tuple[int, ...]:
+    B, H, T, count = scores.shape
     if picked is not None:
         count = picked.shape[0]
     elif run is not None:
         start, stop, step = run
         count = max(0, (stop - start + step - (1 if step > 0 else -1)) // step)
-    B, H, T, _ = q.shape
     return (B, T, count) if mean else (B, H, T, count)
 
 
-def _weights_fake(*args: Any) -> Tensor:
-    q: Tensor = args[0]
-    return q.new_empty(_weights_shape(*args))
+def _weights_fake(scores: Scores, lse: Tensor | None, picked: Picked, run: Run, mean: bool) -> Tensor:
+    return scores.q.new_empty(_weights_shape(scores, picked, run, mean))
 
 
-def _weights_backward(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    *flat, lse, picked, run, mean, bias = args
-    scores = restore(*flat)
+def _weights_backward(
+    grad: Tensor, scores: Scores, lse: Tensor | None, picked: Picked, run: Run, mean: bool, bias: bool
+) -> tuple[Tensor, ...]:
     lse = lse_of(scores) if lse is None else lse
-    return _real(weights.gradients(scores, lse, _columns(picked, run), mean, grad, bias), tuple(flat[:5]))
+    return _real(weights.gradients(scores, lse, _columns(picked, run), mean, grad, bias), scores)
 
 
-def _weights_backward_fake(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    return _real_fake(args[:5], args[-1])
+def _weights_backward_fake(
+    grad: Tensor, scores: Scores, lse: Tensor | None, picked: Picked, run: Run, mean: bool, bias: bool
+) -> tuple[Tensor, ...]:
+    return _real_fake(scores, bias)
 
 
-CHOSEN = "Tensor? lse, Tensor? picked, SymInt[]? run, bool mean"
-_register("weights", f"({FLAT}, {CHOSEN}) -> Tensor", _weights, _weights_fake)
+CHOSEN = ", Tensor? lse, Tensor? picked, SymInt[]? run, bool mean"
+_register("weights", "", CHOSEN, "Tensor", _weights, _weights_fake)
 _register(
     "weights_backward",
-    f"(Tensor grad, {FLAT}, {CHOSEN}, bool bias_gradient) -> {GRADIENTS}",
+    "Tensor grad, ",
+    f"{CHOSEN}, bool bias_gradient",
+    GRADIENTS,
     _weights_backward,
     _weights_backward_fake,
 )
@@ -159,24 +184,28 @@ _register(
 # entropy
 
 
-def _entropy(*args: Any) -> Tensor:
-    *flat, lse = args
-    return statistics.measured(restore(*flat), lse, ("entropy",), True, 0)["entropy"].contiguous()
+def _entropy(scores: Scores, lse: Tensor) -> Tensor:
+    return statistics.measured(scores, lse, ("entropy",), True, 0)["entropy"].contiguous()
 
 
-def _entropy_backward(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    *flat, lse, bias = args
-    return _real(second_pass.gradients(restore(*flat), lse, grad, bias), tuple(flat[:5]))
+def _entropy_fake(scores: Scores, lse: Tensor) -> Tensor:
+    return scores.q.new_empty(scores.shape[:3], dtype=scores.dtype)
 
 
-def _entropy_backward_fake(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    return _real_fake(args[:5], args[-1])
+def _entropy_backward(grad: Tensor, scores: Scores, lse: Tensor, bias: bool) -> tuple[Tensor, ...]:
+    return _real(second_pass.gradients(scores, lse, grad, bias), scores)
 
 
-_register("entropy", f"({FLAT}, Tensor lse) -> Tensor", _entropy, lse_fake)  # a number a query, as lse is
+def _entropy_backward_fake(grad: Tensor, scores: Scores, lse: Tensor, bias: bool) -> tuple[Tensor, ...]:
+    return _real_fake(scores, bias)
+
+
+_register("entropy", "", ", Tensor lse", "Tensor", _entropy, _entropy_fake)
 _register(
     "entropy_backward",
-    f"(Tensor grad, {FLAT}, Tensor lse, bool bias_gradient) -> {GRADIENTS}",
+    "Tensor grad, ",
+    ", Tensor lse, bool bias_gradient",
+    GRADIENTS,
     _entropy_backward,
     _entropy_backward_fake,
 )
@@ -185,12 +214,12 @@ _register(
 # The way back, for those that have one
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _save(ctx: Context, inputs: tuple[object, ...], output: object) -> None:
     save(ctx, inputs)
 
 
-def _back(operator: Any) -> Callable[..., tuple[Any, ...]]:
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _back(operator: Callable[..., Leaves]) -> Callable[[Context, Tensor], Leaves]:
+    def backward(ctx: Context, grad: Tensor) -> Leaves:
         args, _ = saved(ctx)
         needed = ctx.needs_input_grad
         return where_needed(ctx, operator(grad, *args, needed[2] or needed[3]))

@@ -26,24 +26,31 @@ import functools
 import math
 import mmap
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..indexing import positions_of, take
-from ..masks import Mask
+from ..indexing import Index, positions_of, take
+from ..masks import BoundMask, Mask
 from ..scoring import HIDDEN, Scoring
 
 __all__ = [
+    "DIFFERENTIABLE",
+    "FLAT",
+    "FLAT_SCHEMA",
+    "MASK_NUMBERS",
+    "MASK_TENSORS",
+    "Flat",
     "Piece",
     "ScoreGradients",
     "Scores",
     "Tiled",
     "blocks",
     "huge_empty",
+    "mask_from",
     "own_precision",
     "settle_exponentials",
     "tile_dtype",
@@ -91,7 +98,7 @@ def tile_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def own_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+def own_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Autocast switched off where it is on: tiles choose their own precision."""
     if device.type != "meta" and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
@@ -156,7 +163,7 @@ class Tiled:
         """Learned sinks [H], if any."""
         return None
 
-    def tile(self, rows: slice, columns: Any) -> Tensor:
+    def tile(self, rows: slice, columns: Index) -> Tensor:
         """Scores of a block of queries against some keys, [B, H, t, s]; never below HIDDEN."""
         raise NotImplementedError
 
@@ -195,7 +202,7 @@ class Tiled:
         shift = self.shape[3] - self.shape[2]
         return torch.arange(rows.start + shift, rows.stop + shift, device=device)
 
-    def _positions_of(self, queries: Any) -> Tensor | None:
+    def _positions_of(self, queries: Index) -> Tensor | None:
         """The positions of chosen queries; all of them stay as they were."""
         if isinstance(queries, slice) and queries == slice(None):
             return self.positions
@@ -249,7 +256,7 @@ class Scores(Tiled):
     def may_see_nothing(self) -> bool:
         """Whether a query may have no key at all: not if only positions decide and its own is always seen."""
         mask = self.mask
-        if mask.keys is not None or mask.key_ids is not None or mask.allowed is not None:
+        if not mask.is_band:
             return True
         if self.scoring.bias is not None or self.positions is not None:
             return True
@@ -257,8 +264,45 @@ class Scores(Tiled):
         outside = self.q.shape[2] > self.k.shape[2] or (mask.right or 0) < 0 or (mask.left or 0) < 0
         return bounded and outside
 
-    def __reduce__(self) -> tuple[type[Scores], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type[Scores], tuple[object, ...]]:
         return Scores, (self.q, self.k, self.mask, self.scoring, self.positions)
+
+    @property
+    def leaves(self) -> tuple[Tensor | None, ...]:
+        """What a gradient can flow to, in the order of DIFFERENTIABLE; None where there is none."""
+        scoring = self.scoring
+        return self.q, self.k, scoring.bias, scoring.slopes, scoring.sinks
+
+    @property
+    def wants_gradient(self) -> bool:
+        """Whether a gradient may flow to anything the scores are made of."""
+        if not torch.is_grad_enabled():
+            return False
+        if self.q.requires_grad or self.k.requires_grad:
+            return True
+        return self.scoring.has_tensors and any(x.requires_grad for x in self.scoring.tensors.values())
+
+    def flatten(self) -> tuple[Flat, ...]:
+        """All it is made of, one by one, in the order of FLAT: what an operator's schema can hold."""
+        mask = self.mask
+        tensors = [getattr(mask, name) for name in MASK_TENSORS]
+        numbers = [getattr(mask, name) for name in MASK_NUMBERS]
+        return (*self.leaves, *tensors, self.positions, *numbers, self.scoring.scale, self.scoring.softcap)
+
+    @classmethod
+    def restore(cls, *flat: Flat) -> Scores:
+        """The scores that were flattened."""
+        return cls.from_parts(dict(zip(FLAT, flat, strict=True)))
+
+    def parts(self) -> dict[str, Flat]:
+        """The same by name."""
+        return dict(zip(FLAT, self.flatten(), strict=True))
+
+    @classmethod
+    def from_parts(cls, parts: Mapping[str, Any]) -> Scores:
+        """The scores those are the parts of; a name that is missing is None."""
+        scoring = Scoring(parts["scale"], *(parts.get(name) for name in SCORING))
+        return cls(parts["q"], parts["k"], mask_from(parts), scoring, parts.get("positions"))
 
     def to(self, device: torch.device) -> Scores:
         """The same scores on another device."""
@@ -275,7 +319,7 @@ class Scores(Tiled):
         loose: dict[str, Any] = {name: value.detach() for name, value in self.scoring.tensors.items()}
         return replace(self, q=self.q.detach(), k=self.k.detach(), scoring=replace(self.scoring, **loose))
 
-    def select(self, batch: Any, heads: Any, queries: Any) -> Scores:
+    def select(self, batch: Index, heads: Index, queries: Index) -> Scores:
         """The scores of some sequences, heads and queries; each index a slice or an index tensor.
 
         Heads picked one by one may break the groups of grouped-query attention; then keys are picked along.
@@ -306,7 +350,7 @@ class Scores(Tiled):
             scoring=self.scoring.select(piece.batch, piece.heads, everything),
         )
 
-    def seen(self, rows: slice, columns: Any) -> Tensor | None:
+    def seen(self, rows: slice, columns: Index) -> Tensor | None:
         """The mask's tile, bool broadcastable to [B, H, t, s]; None where it hides nothing."""
         mask, S = self.mask, self.k.shape[2]
         if isinstance(columns, slice) and (mask.left is not None or mask.right is not None):
@@ -317,7 +361,7 @@ class Scores(Tiled):
                 mask = replace(mask, left=None, right=None)
         return mask.tile(self.at(rows), rows, columns, S)
 
-    def bias(self, rows: slice, columns: Any) -> Tensor | None:
+    def bias(self, rows: slice, columns: Index) -> Tensor | None:
         """What is added to the capped product: bias and slopes, broadcastable to [B, H, t, s]."""
         added = None
         if self.scoring.bias is not None:
@@ -332,12 +376,12 @@ class Scores(Tiled):
             added = added.to(self.q.dtype).to(self.dtype)  # as the fused kernels there will see it
         return added
 
-    def distance(self, rows: slice, columns: Any) -> Tensor:
+    def distance(self, rows: slice, columns: Index) -> Tensor:
         """|p_i - j|, [t, s]."""
         spots = positions_of(columns, self.k.shape[2], self.device)
         return (self.at(rows)[:, None] - spots).abs()
 
-    def additive(self, rows: slice, columns: Any, dtype: torch.dtype) -> Tensor | None:
+    def additive(self, rows: slice, columns: Index, dtype: torch.dtype) -> Tensor | None:
         """Mask and bias as one tensor to be added to the scaled product: what fused kernels take."""
         added, seen = self.bias(rows, columns), self.seen(rows, columns)
         if seen is None:
@@ -347,7 +391,7 @@ class Scores(Tiled):
         joined = torch.where(seen, added.to(dtype), -torch.inf)
         return joined[(None,) * (4 - joined.ndim)]
 
-    def tile(self, rows: slice, columns: Any) -> Tensor:
+    def tile(self, rows: slice, columns: Index) -> Tensor:
         return self._finish(self._capped(rows, columns), rows, columns)
 
     def whole(self) -> Tensor:
@@ -369,14 +413,14 @@ class Scores(Tiled):
         bare = self.mask.hides_nothing and self.scoring.bias is None and self.scoring.slopes is None
         return s if bare else self._finish(s, *everything)
 
-    def tile_and_bend(self, rows: slice, columns: Any) -> tuple[Tensor, Tensor | None]:
+    def tile_and_bend(self, rows: slice, columns: Index) -> tuple[Tensor, Tensor | None]:
         """A tile, and how far the cap bends it: its derivative (None without a cap)."""
         capped = self._capped(rows, columns)
         cap = self.scoring.softcap
         bend = None if cap is None else 1 - (capped / cap) ** 2
         return self._finish(capped, rows, columns), bend
 
-    def _capped(self, rows: slice, columns: Any) -> Tensor:
+    def _capped(self, rows: slice, columns: Index) -> Tensor:
         scale, cap = self.scoring.scale, self.scoring.softcap
         q = self.q[:, :, rows].to(self.dtype)  # [B, H, t, D]
         k = self.k[:, :, columns].to(self.dtype)  # [B, Hk, s, D]
@@ -390,11 +434,28 @@ class Scores(Tiled):
             s = s.mul_(scale)
         return s if cap is None else s.div_(cap).tanh_().mul_(cap)
 
-    def _finish(self, s: Tensor, rows: slice, columns: Any) -> Tensor:
+    def _finish(self, s: Tensor, rows: slice, columns: Index) -> Tensor:
         added, seen = self.bias(rows, columns), self.seen(rows, columns)
         if added is not None:
             s = s.add_(added).clamp_(min=HIDDEN)
         return s if seen is None else s.masked_fill_(~seen, HIDDEN)
+
+
+# The one flat form: for operators, for trees, for files. What gradients flow to comes first.
+Flat = Tensor | float | None  # a part of it
+DIFFERENTIABLE = ("q", "k", "bias", "slopes", "sinks")
+SCORING = ("softcap", "bias", "slopes", "sinks")  # what may be None, as `Scoring` takes it
+MASK_TENSORS = tuple(name for name, dims in Mask.FIELDS.items() if dims)
+MASK_NUMBERS = tuple(name for name, dims in Mask.FIELDS.items() if not dims)
+FLAT = (*DIFFERENTIABLE, *MASK_TENSORS, "positions", *MASK_NUMBERS, "scale", "softcap")
+_TYPES = {"q": "Tensor", "k": "Tensor", "scale": "float", "softcap": "float?"}
+_TYPES |= dict.fromkeys(MASK_NUMBERS, "SymInt?")
+FLAT_SCHEMA = ", ".join(f"{_TYPES.get(name, 'Tensor?')} {name}" for name in FLAT)  # of an operator
+
+
+def mask_from(parts: Mapping[str, Any]) -> Mask:
+    """The bound mask among the parts of scores."""
+    return BoundMask(**{name: parts.get(name) for name in Mask.FIELDS})
 
 
 def blocks(start: int, stop: int, size: int) -> Iterator[slice]:
@@ -403,7 +464,7 @@ def blocks(start: int, stop: int, size: int) -> Iterator[slice]:
         yield slice(first, min(first + size, stop))
 
 
-def _kv_heads(heads: list[int], group: int) -> Any:
+def _kv_heads(heads: list[int], group: int) -> Index:
     """The key heads these query heads need: their own groups where those are whole, else one each."""
     wanted = [head // group for head in heads]
     firsts = heads[::group]

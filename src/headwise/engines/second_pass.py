@@ -18,7 +18,7 @@ linear in length; the weights are made again, tile by tile.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from torch import Tensor
 from ..scoring import HIDDEN
 from . import plain
 from .gpu.cannot import cannot, prepared
-from .operator_arguments import flatten, leaves
+from .operator_arguments import Context
 from .scores import Scores, Tiled, own_precision
 from .walk import Block, Tile, check_mass, walk
 from .weights import Rest, score_gradients
@@ -53,7 +53,7 @@ def pooled(scores: Tiled, lse: Tensor, row_cells: int, column_cells: int) -> Ten
     """
     if torch.compiler.is_compiling() and isinstance(scores, Scores):
         cells = [row_cells, column_cells]
-        return torch.ops.headwise.measure.default(*flatten(scores.detach()), lse, [], False, 0, cells)[0]
+        return torch.ops.headwise.measure.default(*scores.detach().flatten(), lse, [], False, 0, cells)[0]
     if cannot(scores) is None:
         from .gpu.pictures import pooled as on_gpu
 
@@ -100,7 +100,7 @@ def _indicator(index: slice, length: int, cells: int, like: Tensor) -> Tensor:
 def top(scores: Tiled, lse: Tensor, count: int) -> Top:
     """The `count` heaviest keys of every query; of equal weights on a GPU the first key."""
     if torch.compiler.is_compiling() and isinstance(scores, Scores):
-        return Top(*torch.ops.headwise.top.default(*flatten(scores.detach()), lse, count))
+        return Top(*torch.ops.headwise.top.default(*scores.detach().flatten(), lse, count))
     if cannot(scores) is None and count <= MOST:
         from .gpu.heaviest import top as on_gpu
 
@@ -136,8 +136,8 @@ def with_gradient(scores: Scores, lse: Tensor, value: Tensor | None) -> Tensor:
     if plain.transforms_are_active():
         return _plainly(scores)
     if torch.compiler.is_compiling():
-        return torch.ops.headwise.entropy.default(*flatten(scores), lse)
-    found: Tensor = _Entropy.apply(*leaves(scores), Rest(scores), lse, value)
+        return torch.ops.headwise.entropy.default(*scores.flatten(), lse)
+    found: Tensor = _Entropy.apply(*scores.leaves, Rest(scores), lse, value)
     return found
 
 
@@ -176,13 +176,13 @@ def _plainly(scores: Scores) -> Tensor:
 class _Entropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         q: Tensor,
         k: Tensor,
         bias: Tensor | None,
         slopes: Tensor | None,
         sinks: Tensor | None,
-        rest: Any,
+        rest: Rest,
         lse: Tensor,
         value: Tensor,
     ) -> Tensor:
@@ -191,7 +191,7 @@ class _Entropy(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         *inputs, lse = ctx.saved_tensors
         needed = ctx.needs_input_grad

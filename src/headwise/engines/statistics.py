@@ -5,110 +5,80 @@ the query stands among the keys: i + S - T. Every statistic has a value a query;
 over its queries, leaving out padded queries and those that see nothing (`max_logit`: the largest).
 
 An entry is a function from a block of queries and its sums to a value a query; the sums are collected tile by
-tile by accumulators. To add a statistic, add its function here, and an accumulator if it needs a new sum.
+tile by accumulators. To add a statistic, add its function here under `@statistic`, with an accumulator if it
+needs a new sum. Without a kernel in engines/gpu/rows.py it runs on tiles everywhere, and `why` says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, nearest
-from ..mask_rules import can_read
-from ..scoring import HIDDEN
+from .accumulators import ACCUMULATORS, NEAR_ROWS, Accumulator, Sums, sums_of
 from .given_weights import GivenWeights
 from .gpu.cannot import cannot, prepared
-from .operator_arguments import flatten, wants_gradient
 from .scores import Scores, Tiled, own_precision
 from .second_pass import pooled
-from .walk import FAR, ROUGH, Block, Tile, check_mass, check_some, walk
+from .walk import FAR, ROUGH, Block, check_mass, check_some, walk
 
 __all__ = [
     "PICTURE",
     "RECEIVED",
     "ROW_STATISTICS",
     "STATISTICS",
+    "Statistic",
     "Statistics",
+    "check_names",
     "counted",
     "measured",
     "of_head",
+    "statistic",
     "statistics",
     "without_kernel",
 ]
 
-NEAR_ROWS = 64  # queries a block when only keys near the diagonal matter
-
-Sums = Mapping[str, Tensor]  # accumulator -> [B, H, t]
-
-
-@dataclass(frozen=True)
-class Accumulator:
-    """A sum (or maximum) over the keys of each query, collected from tiles.
-
-    where: which keys it needs: "all", "near" the query, or the "first" one.
-    of: a tile's share, [B, H, t].
-    """
-
-    where: str
-    of: Callable[[Tile, int], Tensor]
-    largest: bool = False
-
-
-def _near(tile: Tile, offset: int) -> Tensor:
-    """The weight of the key `offset` ahead of each query, 0 where there is none."""
-    key = tile.block.at + offset - tile.columns.start  # [t]
-    inside = (key >= 0) & (key < tile.p.shape[-1])
-    index = key.clamp(0, tile.p.shape[-1] - 1)
-    picked = tile.p.gather(-1, index[:, None].expand(*tile.p.shape[:3], 1)).squeeze(-1)
-    return picked * inside
-
-
-def _distance(tile: Tile, reach: int) -> Tensor:
-    at, columns = tile.block.at, tile.columns
-    keys = torch.arange(columns.start, columns.stop, device=at.device)
-    first, _ = tile.block.scores.ends(tile.block.rows)
-    if columns.stop - 1 <= first:  # all keys behind all queries: two small products instead of a t x s one
-        behind = tile.p @ (first - keys).to(tile.p.dtype)
-        return behind + tile.p.sum(-1) * (at - first)
-    away = (at[:, None] - keys).abs().to(tile.p.dtype)
-    return torch.einsum("bhts,ts->bht", tile.p, away)
-
-
-def _local(tile: Tile, reach: int) -> Tensor:
-    at, columns = tile.block.at, tile.columns
-    keys = torch.arange(columns.start, columns.stop, device=at.device)
-    close = ((at[:, None] - keys).abs() <= reach).to(tile.p.dtype)
-    return torch.einsum("bhts,ts->bht", tile.p, close)
-
-
-ACCUMULATORS = {
-    "mass": Accumulator("all", lambda tile, reach: tile.p.sum(-1)),
-    "surprise": Accumulator("all", lambda tile, reach: -torch.einsum("bhts,bhts->bht", tile.p, tile.log_p)),
-    "peak": Accumulator("all", lambda tile, reach: tile.log_p.amax(-1), largest=True),
-    "distance": Accumulator("all", _distance),
-    "first": Accumulator("first", lambda tile, reach: tile.p.sum(-1)),
-    "previous": Accumulator("near", lambda tile, reach: _near(tile, -1)),
-    "itself": Accumulator("near", lambda tile, reach: _near(tile, 0)),
-    "next": Accumulator("near", lambda tile, reach: _near(tile, 1)),
-    "local": Accumulator("near", _local),
-}
-
-
-# The statistics. Each function is its own documentation; `needs` names its accumulators.
+Formula = Callable[[Block, Sums], Tensor]
+Cells = tuple[int, int] | None  # rows and columns of a picture
 
 
 @dataclass(frozen=True)
 class Statistic:
     """One entry: a function from a block of queries and its sums to a value a query."""
 
-    of: Callable[[Block, Sums], Tensor]
+    of: Formula
     needs: tuple[str, ...]
     offset: int | None = None  # only queries that have a key this far ahead count in the mean
     largest: bool = False  # a head's value is the largest, not the mean
+
+
+ROW_STATISTICS: dict[str, Statistic] = {}
+
+
+def statistic(
+    *needs: str, offset: int | None = None, largest: bool = False, **sums: Accumulator
+) -> Callable[[Formula], Formula]:
+    """Make a formula an entry, under its own name; its docstring is what users read.
+
+    Args:
+        needs: the accumulators whose sums it is made of.
+        offset, largest: see `Statistic`.
+        sums: accumulators that are its own, by name.
+    """
+
+    def enter(of: Formula) -> Formula:
+        assert not ACCUMULATORS.keys() & sums.keys(), "there is one of that name"
+        ACCUMULATORS.update(sums)
+        ROW_STATISTICS[of.__name__] = Statistic(of, (*needs, *sums), offset, largest)
+        return of
+
+    return enter
+
+
+# The statistics, in the order of every table of them.
 
 
 def _mass(block: Block, sums: Sums) -> Tensor:
@@ -119,6 +89,7 @@ def _mass(block: Block, sums: Sums) -> Tensor:
     return torch.where(torch.isneginf(block.lse), 1.0, block.with_sink(mass))
 
 
+@statistic("surprise", "mass")
 def entropy(block: Block, sums: Sums) -> Tensor:
     """H_i = -sum_j p_ij log p_ij = l_i - E_p[s_ij], in nats; a sink counts as one more key.
 
@@ -132,16 +103,19 @@ def entropy(block: Block, sums: Sums) -> Tensor:
     return (surprise / mass + mass.log()).masked_fill(torch.isneginf(block.lse), 0)
 
 
+@statistic("surprise", "mass")
 def effective_keys(block: Block, sums: Sums) -> Tensor:
     """exp(H_i): how many keys, equally weighted, would have this entropy (perplexity of the row)."""
     return entropy(block, sums).exp().masked_fill(torch.isneginf(block.lse), 0)
 
 
+@statistic("peak", "mass")
 def confidence(block: Block, sums: Sums) -> Tensor:
     """max_j p_ij: the weight of the heaviest key. Voita 2019, section 4 (there without the last token)."""
     return sums["peak"].exp() / _mass(block, sums)
 
 
+@statistic("distance", "mass")
 def distance(block: Block, sums: Sums) -> Tensor:
     """sum_j p_ij |p_i - j|: how far away, in positions, the weight lies; not renormalised for a sink.
 
@@ -150,31 +124,37 @@ def distance(block: Block, sums: Sums) -> Tensor:
     return sums["distance"] / _mass(block, sums)
 
 
+@statistic("first")
 def first(block: Block, sums: Sums) -> Tensor:
     """p_i0: the weight of the first real key, where attention sinks sit. Xiao 2024; Gu 2024."""
     return sums["first"] / _mass(block, sums)
 
 
+@statistic("previous", offset=-1)
 def previous(block: Block, sums: Sums) -> Tensor:
     """p_(i, i-1): the weight of the key before the query. Clark 2019, section 3.1."""
     return sums["previous"] / _mass(block, sums)
 
 
+@statistic("itself", offset=0)
 def itself(block: Block, sums: Sums) -> Tensor:
     """p_ii: the weight of the query's own position. Clark 2019, section 3.1."""
     return sums["itself"] / _mass(block, sums)
 
 
+@statistic("next", offset=1)
 def next(block: Block, sums: Sums) -> Tensor:
     """p_(i, i+1): the weight of the key after the query; 0 under a causal mask. Clark 2019, section 3.1."""
     return sums["next"] / _mass(block, sums)
 
 
+@statistic("local")
 def local(block: Block, sums: Sums) -> Tensor:
     """sum of p_ij over |p_i - j| <= reach: the weight near the query (reach: 8 unless told)."""
     return sums["local"] / _mass(block, sums)
 
 
+@statistic("peak", largest=True)
 def max_logit(block: Block, sums: Sums) -> Tensor:
     """max_j s_ij: the largest score that reaches the softmax; a head's value is its largest.
 
@@ -183,18 +163,6 @@ def max_logit(block: Block, sums: Sums) -> Tensor:
     return sums["peak"] + block.lse
 
 
-ROW_STATISTICS: dict[str, Statistic] = {
-    "entropy": Statistic(entropy, ("surprise", "mass")),
-    "effective_keys": Statistic(effective_keys, ("surprise", "mass")),
-    "confidence": Statistic(confidence, ("peak", "mass")),
-    "distance": Statistic(distance, ("distance", "mass")),
-    "first": Statistic(first, ("first",)),
-    "previous": Statistic(previous, ("previous",), offset=-1),
-    "itself": Statistic(itself, ("itself",), offset=0),
-    "next": Statistic(next, ("next",), offset=1),
-    "local": Statistic(local, ("local",)),
-    "max_logit": Statistic(max_logit, ("peak",), largest=True),
-}
 RECEIVED, PICTURE = "received", "pooled"
 WITH_GRADIENT = ("entropy", "effective_keys")
 STATISTICS = (*ROW_STATISTICS, RECEIVED)
@@ -246,11 +214,11 @@ class Statistics(Mapping[str, Tensor]):
         """
         if name == RECEIVED:
             return "sum_i p_ij: the attention key j receives. H2O, Zhang 2023; SnapKV, Li 2024."
-        _check_names((name,))
+        check_names((name,))
         return str(ROW_STATISTICS[name].of.__doc__)
 
 
-def _check_names(names: Iterable[str]) -> None:
+def check_names(names: Iterable[str]) -> None:
     for name in names:
         if name not in STATISTICS:
             raise ArgumentError(f"statistics must be known names: got {name!r}; {nearest(name, STATISTICS)}")
@@ -262,7 +230,7 @@ def statistics(
     names: Iterable[str] = (),
     per_query: bool = False,
     reach: int = 8,
-    cells: tuple[int, int] | None = None,
+    cells: Cells = None,
 ) -> Statistics:
     """Measure what is asked for in one walk over the weights; no names: everything.
 
@@ -274,7 +242,7 @@ def statistics(
     """
     given = isinstance(scores, GivenWeights)
     names = tuple(names) or tuple(n for n in STATISTICS if not (given and n == "max_logit"))
-    _check_names(names)
+    check_names(names)
     if given and "max_logit" in names:
         raise ArgumentError(
             "max_logit must come from scores: this map was made from weights; build it from q and k"
@@ -282,7 +250,7 @@ def statistics(
     if reach < 0:
         raise ArgumentError(f"reach must not be negative: got {reach}; 0 is the query's own position")
     names = tuple(dict.fromkeys(names))
-    if not isinstance(scores, Scores) or not wants_gradient(scores) or _without_gradient(names):
+    if not isinstance(scores, Scores) or not scores.wants_gradient or _without_gradient(names):
         return Statistics(_measure(scores, lse, names, per_query, reach, cells))
     return Statistics(_with_gradient(scores, lse, names, per_query, reach, cells))
 
@@ -292,7 +260,12 @@ def _without_gradient(names: Iterable[str]) -> bool:
 
 
 def _with_gradient(
-    scores: Scores, lse: Tensor, names: tuple[str, ...], per_query: bool, reach: int, cells: Any
+    scores: Scores,
+    lse: Tensor,
+    names: tuple[str, ...],
+    per_query: bool,
+    reach: int,
+    cells: Cells,
 ) -> dict[str, Tensor]:
     """The same, a query at a time first: the mean over queries is left to autograd."""
     from .second_pass import with_gradient
@@ -313,12 +286,17 @@ def _with_gradient(
 
 
 def _measure(
-    scores: Tiled, lse: Tensor, names: tuple[str, ...], per_query: bool, reach: int, cells: Any
+    scores: Tiled,
+    lse: Tensor,
+    names: tuple[str, ...],
+    per_query: bool,
+    reach: int,
+    cells: Cells,
 ) -> dict[str, Tensor]:
     if torch.compiler.is_compiling() and isinstance(scores, Scores):
         kept = None if cells is None else list(cells)
         values = torch.ops.headwise.measure.default(
-            *flatten(scores.detach()), lse, list(names), per_query, reach, kept
+            *scores.detach().flatten(), lse, list(names), per_query, reach, kept
         )
         return dict(zip((*names, PICTURE), values, strict=False))
     return measured(scores, lse, names, per_query, reach, cells)
@@ -331,7 +309,7 @@ def measured(
     names: tuple[str, ...],
     per_query: bool,
     reach: int,
-    cells: tuple[int, int] | None = None,
+    cells: Cells = None,
 ) -> dict[str, Tensor]:
     """The values by name, in the order of the names, the picture last: on a GPU by kernels, else in tiles."""
     with own_precision(scores.device):
@@ -346,7 +324,12 @@ def measured(
 
 
 def _by_kernels(
-    scores: Scores, lse: Tensor, names: tuple[str, ...], per_query: bool, reach: int, cells: Any
+    scores: Scores,
+    lse: Tensor,
+    names: tuple[str, ...],
+    per_query: bool,
+    reach: int,
+    cells: Cells,
 ) -> dict[str, Tensor]:
     from .gpu.pictures import NAMES, measure
 
@@ -394,7 +377,7 @@ def _in_tiles(
     if names:
         for block in walk(scores, lse, ragged, None if everywhere else NEAR_ROWS, rough):
             room = None if received is None else received[block.piece.batch, block.piece.heads]
-            sums = _collect(block, needed, reach, everywhere, room)
+            sums = sums_of(block, needed, reach, everywhere, room)
             if everywhere:
                 check_mass(block.scores, block.rows, block.lse, block.with_sink(sums["mass"]))
             for name, values in rows.items():
@@ -402,73 +385,6 @@ def _in_tiles(
     if not per_query:
         rows = {name: of_head(name, values, scores, lse) for name, values in rows.items()}
     return rows if received is None else {**rows, RECEIVED: received}
-
-
-def _collect(
-    block: Block, needed: set[str], reach: int, everywhere: bool, received: Tensor | None
-) -> dict[str, Tensor]:
-    sums: dict[str, Tensor] = {}
-    for name in needed:
-        start = HIDDEN if ACCUMULATORS[name].largest else 0.0
-        sums[name] = torch.full_like(block.lse, start, dtype=block.scores.dtype)
-
-    def gather(tile: Tile, where: str) -> None:
-        for name in needed:
-            accumulator = ACCUMULATORS[name]
-            if accumulator.where == where:
-                share = accumulator.of(tile, reach)
-                combine = torch.maximum if accumulator.largest else torch.add
-                sums[name] = combine(sums[name], share)
-
-    wanted = {ACCUMULATORS[name].where for name in needed}
-    near = _around(block, reach if "local" in needed else 1)
-    first = _first_key(block.scores)
-    # Of rough rows, everything is taken from one and the same product: the tiles of the walk.
-    apart = not block.is_rough
-    if everywhere:
-        counted = block.counted()
-        for tile in block.tiles():
-            gather(tile, "all")
-            if received is not None:
-                p = tile.p if counted is None else tile.p * counted[..., None]
-                received[..., tile.columns] += p.sum(-2)
-            if not apart:
-                _gather_inside(tile, near, first, wanted, gather)
-    elif not apart:
-        for tile in block.tiles():
-            _gather_inside(tile, near, first, wanted, gather)
-    if "near" in wanted and apart and near.start < near.stop:
-        gather(block.tile(near), "near")
-    if "first" in wanted and apart:
-        gather(block.tile(first), "first")
-    return sums
-
-
-def _gather_inside(
-    tile: Tile, near: slice, first: Any, wanted: set[str], gather: Callable[[Tile, str], None]
-) -> None:
-    """What a tile of the walk holds of the keys near the queries, and of the first one."""
-    columns = tile.columns
-    if "near" in wanted and columns.start < near.stop and near.start < columns.stop:
-        gather(tile, "near")
-    key = first.start if isinstance(first, slice) else int(first)
-    if "first" in wanted and columns.start <= key < columns.stop:
-        gather(tile.part(key - columns.start), "first")
-
-
-def _around(block: Block, reach: int) -> slice:
-    """The keys at most `reach`, and at least one, away from any of the queries."""
-    first_at, last_at = block.scores.ends(block.rows)
-    around = max(1, reach)
-    return slice(max(0, first_at - around), min(block.scores.shape[3], last_at + around + 1))
-
-
-def _first_key(scores: Tiled) -> Any:
-    """The first real key of a piece: key 0, unless padding says otherwise."""
-    keys = scores.mask.keys
-    if keys is None or keys.ndim == 1 or (can_read(keys) and bool(keys[0, 0])):
-        return slice(0, 1)
-    return keys[0].int().argmax(keepdim=True)
 
 
 def of_head(name: str, values: Tensor, scores: Tiled, lse: Tensor) -> Tensor:
@@ -489,7 +405,7 @@ def counted(name: str, scores: Tiled, lse: Tensor) -> Tensor:
     real = scores.mask.counted(T)
     if real is not None:
         counts = counts & real[:, None]
-    offset = ROW_STATISTICS[name].offset
+    offset = None if name == RECEIVED else ROW_STATISTICS[name].offset
     if offset is not None:
         key = scores.at(slice(0, T)) + offset
         counts = counts & ((key >= 0) & (key < S))

@@ -18,12 +18,12 @@ row's largest score and the sum of what is left, as softmax does it; exp(s - lar
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
+from ..indexing import Index
 from ..mask_rules import can_read
 from ..scoring import HIDDEN
 from .scores import Piece, Scores, Tiled, blocks
@@ -123,8 +123,10 @@ def _bound(scores: Scores, rows: slice, lse: Tensor) -> Tensor:
 class Tile:
     """Some weights of a block of queries: p [B, H, t, s] and their logarithms."""
 
-    def __init__(self, block: Block, columns: Any, scores: Tensor | None = None) -> None:
-        self.block, self.columns = block, columns
+    def __init__(self, block: Block, columns: Index, scores: Tensor | None = None) -> None:
+        self.block = block
+        # of keys picked one by one nobody asks where they are
+        self.columns: slice = columns  # type: ignore[assignment]
         s = block.scores.tile(block.rows, columns) if scores is None else scores
         self.log_p = block.log_of(s)  # [B, H, t, s]
         self._p: Tensor | None = None
@@ -194,7 +196,7 @@ class Block:
         """This block in a result [B, H, T, ...] of the whole request."""
         return self.piece.batch, self.piece.heads, self.rows
 
-    def tile(self, columns: Any) -> Tile:
+    def tile(self, columns: Index) -> Tile:
         return Tile(self, columns)
 
     def tiles(self) -> Iterator[Tile]:

@@ -11,17 +11,16 @@ exp(s - lse) with lse held fixed would drop delta, and be wrong without an error
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..indexing import positions_of
+from ..indexing import Index, positions_of
 from ..scoring import HIDDEN, Scoring
 from . import plain
 from .first_pass import lse_of
 from .gpu.cannot import cannot, prepared
-from .operator_arguments import flatten, leaves, wants_gradient
+from .operator_arguments import Context
 from .scores import CPU_TILE, ScoreGradients, Scores, blocks, huge_empty, own_precision, settle_exponentials
 from .walk import Block, Tile, check_mass, check_rows, check_some, is_rough, walk
 
@@ -30,7 +29,7 @@ __all__ = ["Rest", "dense", "gradients", "score_gradients", "softmax", "weights"
 FEW = 2**22  # weights that a GPU makes in one product
 
 
-def weights(scores: Scores, lse: Tensor | None, columns: Any = None, mean: bool = False) -> Tensor:
+def weights(scores: Scores, lse: Tensor | None, columns: Index | None = None, mean: bool = False) -> Tensor:
     """[B, H, T, n] weights of the keys in `columns` (slice, index tensor, or None: all).
 
     With `mean`, [B, T, n]: averaged over heads, the weights of each head never kept. Whole rows are
@@ -39,28 +38,28 @@ def weights(scores: Scores, lse: Tensor | None, columns: Any = None, mean: bool 
     if plain.transforms_are_active():
         return _plainly(scores, columns, mean)
     if torch.compiler.is_compiling():
-        return torch.ops.headwise.weights.default(*flatten(scores), lse, *_chosen(columns, scores), mean)
+        return torch.ops.headwise.weights.default(*scores.flatten(), lse, *_chosen(columns, scores), mean)
     with own_precision(scores.device):
-        if not wants_gradient(scores):
+        if not scores.wants_gradient:
             return dense(scores, lse, columns, mean)
-        found: Tensor = _Weights.apply(*leaves(scores), Rest(scores), lse, columns, mean)
+        found: Tensor = _Weights.apply(*scores.leaves, Rest(scores), lse, columns, mean)
     return found
 
 
-def _chosen(columns: Any, scores: Scores) -> tuple[Any, Any]:
+def _chosen(columns: Index | None, scores: Scores) -> tuple[Tensor | None, list[int] | None]:
     """Chosen keys as an operator takes them: (their numbers, a slice's three numbers); neither: all."""
     if isinstance(columns, slice):
         return None, list(columns.indices(scores.shape[3]))
     return columns, None
 
 
-def _plainly(scores: Scores, columns: Any, mean: bool) -> Tensor:
+def _plainly(scores: Scores, columns: Index | None, mean: bool) -> Tensor:
     whole, _ = plain.weights_of(scores)
     whole = whole if columns is None else whole[..., columns]
     return (whole.mean(1) if mean else whole).to(scores.given_dtype)
 
 
-def dense(scores: Scores, lse: Tensor | None, columns: Any, mean: bool) -> Tensor:
+def dense(scores: Scores, lse: Tensor | None, columns: Index | None, mean: bool) -> Tensor:
     """The numbers, without a way back."""
     if isinstance(columns, slice) and columns.indices(scores.shape[3]) == (0, scores.shape[3], 1):
         columns = None
@@ -102,7 +101,9 @@ def dense(scores: Scores, lse: Tensor | None, columns: Any, mean: bool) -> Tenso
 Places = tuple[slice, slice, slice]
 
 
-def _whole_rows(scores: Scores, lse: Tensor | None, columns: Any) -> Iterator[tuple[Places, slice, Tensor]]:
+def _whole_rows(
+    scores: Scores, lse: Tensor | None, columns: Index | None
+) -> Iterator[tuple[Places, slice, Tensor]]:
     """Softmax of whole rows, a block of queries at a time: (where, which of the chosen keys, weights)."""
     S = scores.shape[3]
     everything = slice(None)
@@ -141,7 +142,7 @@ def _at_once(scores: Scores) -> bool:
         return False
     if scores.positions is not None and not mask.hides_nothing:
         return False  # chosen queries, which may see far fewer keys than there are
-    if mask.left is None and mask.right is None and mask.key_ids is None:
+    if not mask.is_made:
         return True
     return q.shape[2] * scores.k.shape[2] <= CPU_TILE
 
@@ -174,7 +175,7 @@ def softmax(
     return p.mul_(torch.where(hidden, 0.0, 1 / total)), now
 
 
-def _tiles(scores: Scores, lse: Tensor, keys: Any) -> Iterator[tuple[Places, slice, Tensor]]:
+def _tiles(scores: Scores, lse: Tensor, keys: Sequence[int]) -> Iterator[tuple[Places, slice, Tensor]]:
     """exp(s - lse) of the keys asked for alone, a tile at a time."""
     everything = isinstance(keys, range) and keys == range(scores.shape[3])
     for block in walk(scores, lse):
@@ -198,15 +199,15 @@ def _tiles(scores: Scores, lse: Tensor, keys: Any) -> Iterator[tuple[Places, sli
 class _Weights(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         q: Tensor,
         k: Tensor,
         bias: Tensor | None,
         slopes: Tensor | None,
         sinks: Tensor | None,
-        rest: Any,
+        rest: Rest,
         lse: Tensor | None,
-        columns: Any,
+        columns: Index | None,
         mean: bool,
     ) -> Tensor:
         scores = rest(q, k, bias, slopes, sinks)
@@ -217,13 +218,13 @@ class _Weights(torch.autograd.Function):
         return dense(scores, lse, columns, mean)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         *inputs, lse = ctx.saved_tensors
         needed, columns, mean = ctx.needs_input_grad, ctx.columns, ctx.mean
         if plain.is_needed_for(grad):
 
-            def forward(*inputs: Any) -> Tensor:
+            def forward(*inputs: Tensor) -> Tensor:
                 return _plainly(ctx.rest(*inputs), columns, mean)
 
             found = plain.gradients(forward, inputs, needed, grad)
@@ -240,24 +241,23 @@ class Rest:
         self.mask, self.positions = scores.mask, scores.positions
         self.scale, self.softcap = scores.scoring.scale, scores.scoring.softcap
 
-    def __call__(self, q: Tensor, k: Tensor, bias: Any, slopes: Any, sinks: Any) -> Scores:
-        scoring = Scoring(self.scale, self.softcap, bias, slopes, sinks)
+    def __call__(self, q: Tensor, k: Tensor, *scored: Tensor | None) -> Scores:
+        scoring = Scoring(self.scale, self.softcap, *scored)
         return Scores(q, k, self.mask, scoring, self.positions)
 
 
 def gradients(
-    scores: Scores, lse: Tensor, columns: Any, mean: bool, grad: Tensor, bias: bool
+    scores: Scores, lse: Tensor, columns: Index | None, mean: bool, grad: Tensor, bias: bool
 ) -> tuple[Tensor | None, ...]:
     """d loss / d (q, k, bias, slopes, sinks) from d loss / d weights; `bias`: of bias and slopes, too."""
     if mean:
         grad = grad[:, None] / scores.shape[1]  # [B, 1, T, n]
     run = slice(None) if columns is None else columns
-    in_a_row = isinstance(run, slice) and run.indices(scores.shape[3])[2] == 1
+    start, stop, step = run.indices(scores.shape[3]) if isinstance(run, slice) else (0, 0, 0)
     with own_precision(grad.device):
-        if in_a_row and not bias and cannot(scores) is None:
+        if step == 1 and not bias and cannot(scores) is None:
             from .gpu import backward
 
-            start, stop, _ = run.indices(scores.shape[3])
             q, k, sinks = backward.of_weights(prepared(scores, lse), start, stop - start, grad)
             return q, k, None, None, sinks
 
@@ -288,15 +288,15 @@ def score_gradients(
     for block in walk(scores, lse):
         mine, room = block.scores, found.piece(block.piece)
         assert isinstance(mine, Scores)
-        delta: Any = 0.0
-        mass: Any = 0.0
+        delta: Tensor | float = 0.0
+        mass: Tensor | float = 0.0
         for tile in block.tiles():
             dp = cotangent(tile)
             delta = delta + torch.einsum("bhts,bhts->bht", tile.p, dp.expand_as(tile.p))
             mass = mass + tile.p.sum(-1)
-        if isinstance(delta, float):
+        if isinstance(delta, float) or isinstance(mass, float):
             continue  # these queries see nothing
-        d_sink: Any = 0.0
+        d_sink: Tensor | float = 0.0
         log_sunk = block.log_of_sinks()
         if log_sunk is not None:
             sunk = torch.where(torch.isneginf(block.lse), 0.0, log_sunk.exp())
@@ -318,7 +318,7 @@ def score_gradients(
     return found.q, found.k, found.bias, found.slopes, d_sinks
 
 
-def _cotangent(grad: Tensor, block: Block, here: slice, columns: Any) -> Tensor:
+def _cotangent(grad: Tensor, block: Block, here: slice, columns: Index | None) -> Tensor:
     """d loss / d weights in one tile, from [B, H or 1, T, n]: zero at keys that were not asked for."""
     batch, heads, rows = block.where
     mine = grad[batch, slice(None) if grad.shape[1] == 1 else heads, rows]  # [B, H or 1, t, n]

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..engines.scores import own_precision, tile_dtype
 from ..errors import ArgumentError, ShapeError
 from ..map import AttentionMap
-from .queries import counted_queries, real_keys, weights_in_blocks
+from .measures import weights_in_blocks
 
 __all__ = ["QUERIES", "attention_overlap", "clusters", "jensen_shannon", "layout", "one_number", "similarity"]
 
@@ -64,12 +64,12 @@ def jensen_shannon(map: AttentionMap, *, smooth: float = 0.0, queries: int | Non
         raise ArgumentError(f"smooth must be at least 0 and below 1: got {smooth}; Clark 2019 uses 0.001")
     B, H, _, S = map.shape
     total, number = _room(map, "jensen_shannon"), _room(map, "jensen_shannon")
-    real = real_keys(map).to(total.dtype)
+    real = map.real_keys.to(total.dtype)
     evenly = real / real.sum(-1, keepdim=True)  # [B, S]
     for b, rows, p, counts in _blocks(map, queries):
         p = p * (1 - smooth) + smooth * evenly[b] if smooth else p
-        if map._scores.sinks is not None:
-            left = (map._scores.sinks.detach()[:, None] - map.lse[b][:, rows]).exp()  # [H, t]
+        if map.sinks is not None:
+            left = (map.sinks.detach()[:, None] - map.lse[b][:, rows]).exp()  # [H, t]
             p = torch.cat([p, left[..., None] * (1 - smooth)], dim=-1)
         entropy = torch.special.entr(p).sum(-1)  # [H, t]
         for head in range(H - 1):
@@ -188,7 +188,7 @@ def one_number(matrix: Tensor) -> Tensor:
 
 def _room(map: AttentionMap, what: str) -> Tensor:
     """A sum for every pair of heads, [B, H, H], of a map that holds whole rows."""
-    map._whole_rows(what)
+    map.check_whole_rows(what)
     B, H, _, _ = map.shape
     return torch.zeros(B, H, H, dtype=tile_dtype(map.dtype), device=map.device)
 
@@ -197,7 +197,7 @@ def _blocks(map: AttentionMap, queries: int | None) -> Iterator[tuple[int, Tenso
     """(sequence, queries [t], their weights [H, t, S], whether each counts [H, t]), block by block."""
     if queries is not None and queries < 1:
         raise ArgumentError(f"queries must be at least 1: got {queries}; None takes all")
-    counts = counted_queries(map)
+    counts = map.counted_queries()
     for b in range(len(map)):
         chosen = counts[b].any(0).nonzero().squeeze(-1).cpu()  # those that count for some head
         if queries is not None and queries < len(chosen):

@@ -20,11 +20,10 @@ from torch import Tensor
 
 from .. import budget
 from ..engines.given_weights import GivenWeights
-from ..engines.operator_arguments import FLAT, flatten, restore
+from ..engines.scores import Scores
 from ..errors import ArgumentError
 from ..indexing import positions_of
 from ..map import AttentionMap, make
-from ..masks import BoundMask
 from ..whole_files import whole_file
 from .collection import Heads
 from .record import Marks, Record
@@ -34,15 +33,11 @@ __all__ = ["Layout", "dense_bytes", "layout_of", "load", "pack", "packed", "save
 
 Layout = dict[str, list[int]]  # "shape", and "order": the dimensions as they lie in memory
 
-NAMES = tuple(argument.split()[-1] for argument in FLAT.split(","))
-RULES = ("left", "right", "keys", "queries", "key_ids", "query_ids", "allowed")  # of `Mask`, in its order
-
 
 def dense_bytes(map: AttentionMap | None) -> int:
     """How many bytes of a packed map are a matrix of weights."""
-    if map is None or not isinstance(map._scores, GivenWeights):
-        return 0
-    return map._scores.weights.nbytes
+    scores = None if map is None else map.parts()[0]
+    return scores.weights.nbytes if isinstance(scores, GivenWeights) else 0
 
 
 def pack(map: AttentionMap) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -51,16 +46,10 @@ def pack(map: AttentionMap) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Raises:
         ArgumentError: q, k or a rule was written to since the map was made.
     """
-    map._check_unchanged()
-    scores = map._scores
-    if isinstance(scores, GivenWeights):
-        parts: dict[str, Any] = {name: getattr(scores.mask, name) for name in RULES}
-        parts |= {"weights": scores.weights, "positions": scores.positions}
-    else:
-        parts = dict(zip(NAMES, flatten(scores), strict=True))
-    parts["lse"] = map.lse
-    if map._columns is not None:
-        parts["columns"] = positions_of(map._columns, scores.shape[3], torch.device("cpu"))
+    scores, _, columns = map.parts()
+    parts = scores.parts() | {"lse": map.lse}
+    if columns is not None:
+        parts["columns"] = positions_of(columns, scores.shape[3], torch.device("cpu"))
     tensors = {name: value for name, value in parts.items() if isinstance(value, Tensor)}
     numbers = {name: value for name, value in parts.items() if not isinstance(value, Tensor | None)}
     return tensors, numbers
@@ -70,10 +59,8 @@ def unpack(tensors: dict[str, Tensor], numbers: dict[str, Any]) -> AttentionMap:
     """The map those are of."""
     parts = {**tensors, **numbers}
     lse, columns = parts["lse"], parts.get("columns")
-    if "weights" in parts:
-        mask = BoundMask(*(parts.get(name) for name in RULES))
-        return make(GivenWeights(parts["weights"], mask, parts.get("positions")), lse, columns)
-    return make(restore(*(parts.get(name) for name in NAMES)), lse, columns)  # type: ignore[arg-type]
+    kind = GivenWeights if "weights" in parts else Scores
+    return make(kind.from_parts(parts), lse, columns)
 
 
 def layout_of(x: Tensor) -> Layout:

@@ -18,17 +18,60 @@ Letters: H num_heads, S key_len.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from ..engines.mass import visible
+from .. import budget
 from ..engines.scores import tile_dtype
 from ..errors import ArgumentError, ShapeError
 from ..map import AttentionMap
 from ..masks import Mask
-from .queries import counted_queries, mean_over, positions, weights_in_blocks
 
-__all__ = ["grid_distance", "locality", "retrieval", "spread"]
+__all__ = [
+    "first_keys",
+    "grid_distance",
+    "locality",
+    "mean_over",
+    "mean_where_seen",
+    "retrieval",
+    "spread",
+    "weights_in_blocks",
+]
+
+BLOCK = 32 * 2**20  # bytes of weights in memory at a time, where whole rows are needed
+
+
+def weights_in_blocks(map: AttentionMap, queries: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Whole rows of chosen queries, a block at a time: (queries int [t], weights [B, H, t, S]).
+
+    Weights are in float32 at least; a block stays within `BLOCK` bytes and the memory budget, or is one row.
+    """
+    B, H, _, S = map.shape
+    map, dtype = map.detach(), tile_dtype(map.dtype)
+    room = min(BLOCK, budget.bytes_allowed(map.device))
+    for some in queries.split(max(1, room // (B * H * S * dtype.itemsize))):
+        yield some.to(map.device), map.select(queries=some).dense().to(dtype)
+
+
+def mean_over(values: Tensor, counts: Tensor) -> Tensor:
+    """[B, H], the mean of [B, 1 or H, T] over the queries that count."""
+    return torch.where(counts, values, 0).sum(-1) / counts.sum(-1)
+
+
+def mean_where_seen(map: AttentionMap, on: Mask) -> tuple[Tensor, Tensor]:
+    """The mean weight on the keys that `on` allows, [B, H], and over how many queries it is, [B, H].
+
+    It is over the queries that may see at least one of those keys; NaN where there is none.
+    """
+    counts = map.counted_queries() & (map.visible(map.mask & on) > 0)
+    return mean_over(map.mass(on, per="query"), counts), counts.sum(-1)
+
+
+def first_keys(real: Tensor, count: int) -> Tensor:
+    """The first `count` real keys of each sequence, bool [B, S]."""
+    return real & (real.cumsum(-1) <= count)
 
 
 def spread(map: AttentionMap, entropy: Tensor | None = None) -> Tensor:
@@ -50,8 +93,8 @@ def spread(map: AttentionMap, entropy: Tensor | None = None) -> Tensor:
         tensor([[1.]])
     """
     found = map.detach().statistics("entropy").entropy if entropy is None else entropy
-    choices = visible(map._scores) + (map._scores.sinks is not None)
-    most = mean_over(choices.clamp(min=1).to(found.dtype).log(), counted_queries(map))
+    choices = map.visible() + (map.sinks is not None)
+    most = mean_over(choices.clamp(min=1).to(found.dtype).log(), map.counted_queries())
     return torch.where(most > 0, found / most, torch.nan)  # an entropy of rounding over 0 would be infinite
 
 
@@ -81,9 +124,9 @@ def locality(map: AttentionMap, reach: int = 8, local: Tensor | None = None) -> 
         raise ArgumentError(f"reach must not be negative: got {reach}; 0 is the query's own position")
     near = Mask.window(left_right=(reach, reach))
     found = map.mass(near) if local is None else local
-    seen = visible(map._scores)  # [B, 1 or H, T]
-    beyond = (seen - visible(map._scores, map.mask & near)).to(found.dtype) / seen.clamp(min=1)
-    evenly = mean_over(beyond, counted_queries(map))
+    seen = map.visible()  # [B, 1 or H, T]
+    beyond = (seen - map.visible(map.mask & near)).to(found.dtype) / seen.clamp(min=1)
+    evenly = mean_over(beyond, map.counted_queries())
     return torch.where(evenly > 0, 1 - (1 - found) / evenly, torch.nan)
 
 
@@ -117,17 +160,17 @@ def grid_distance(map: AttentionMap, height: int, width: int, patch: float = 1.0
             f"height and width must be at least 1, prefix at least 0, patch above 0: got {height}, {width}, "
             f"{prefix}, {patch}; e.g. 14, 14, 1, 16"
         )
-    map._whole_rows("grid_distance")
+    map.check_whole_rows("grid_distance")
     B, H, T, S = map.shape
     if S != prefix + height * width:
         raise ShapeError(
             f"grid must cover the keys: {prefix} + {height} * {width} = {prefix + height * width} for {S}; "
             "prefix is the number of tokens before the patches"
         )
-    at, dtype = positions(map), tile_dtype(map.dtype)
+    at, dtype = map.positions, tile_dtype(map.dtype)
     place = torch.arange(height * width, device=map.device)
     place = torch.stack([place // width, place % width], -1).to(dtype) * patch  # [S - prefix, 2]
-    counts = counted_queries(map) & (at >= prefix) & (at < S)
+    counts = map.counted_queries() & (at >= prefix) & (at < S)
     found = torch.zeros(B, H, T, dtype=dtype, device=map.device)
     for rows, p in weights_in_blocks(map, torch.arange(T)):  # [B, H, t, S]
         mine = place[(at[rows] - prefix).clamp(0, len(place) - 1)]

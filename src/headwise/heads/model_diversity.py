@@ -20,7 +20,6 @@ from .collection import Heads
 from .head_distances import QUERIES, clusters, jensen_shannon, layout, one_number
 from .layer import LayerHeads
 from .layer_names import Layer
-from .queries import counted_queries, real_keys
 from .record import EVERYONE, Record
 
 __all__ = ["Diversity", "attention_between", "diversity"]
@@ -124,7 +123,7 @@ def diversity(
             )
         what = AttentionMap.from_weights(what)
     if isinstance(what, AttentionMap):
-        counts = counted_queries(what).sum(-1)
+        counts = what.counted_queries().sum(-1)
         found = _over_sequences([(jensen_shannon(what, smooth=smooth, queries=queries), counts)])
         return _one({0: found}, {}, {})
     if isinstance(what, LayerHeads):
@@ -239,17 +238,17 @@ def _across(layers: list[LayerHeads], smooth: float) -> Tensor:
     together = torch.cat([_with_sinks(map.select(queries=chosen)).to("cpu", dtype) for map in maps], dim=1)
     counted = maps[0].mask.counted(T)
     # a sink is no key that something could be spread over
-    keys = torch.cat([real_keys(maps[0]).cpu(), torch.zeros(B, 1, dtype=torch.bool)], dim=1)
+    keys = torch.cat([maps[0].real_keys.cpu(), torch.zeros(B, 1, dtype=torch.bool)], dim=1)
     mask = Mask(keys=keys, queries=None if counted is None else counted[:, chosen].cpu())
     joined = AttentionMap.from_weights(together, mask)
-    found = jensen_shannon(joined, smooth=smooth), counted_queries(joined).sum(-1)
+    found = jensen_shannon(joined, smooth=smooth), joined.counted_queries().sum(-1)
     return _over_sequences([found]).clamp(min=0).sqrt()
 
 
 def _with_sinks(map: AttentionMap) -> Tensor:
     """Weights [B, H, T, S + 1]: the last key is the learned sink, without weight where there is none."""
     map = map.detach()
-    p, sinks, lse = map.dense(), map._scores.sinks, map.lse[..., None]
+    p, sinks, lse = map.dense(), map.sinks, map.lse[..., None]
     if sinks is None:
         return torch.nn.functional.pad(p, (0, 1))
     left = (sinks.to(lse.dtype)[:, None, None] - lse).exp().masked_fill(torch.isneginf(lse), 0)

@@ -16,11 +16,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..engines.mass import visible
 from ..errors import ArgumentError, ShapeError
 from ..map import AttentionMap
 from ..masks import Mask
-from .queries import counted_queries, first_keys, mean_over, mean_where_seen, positions, real_keys
+from .measures import first_keys, mean_over, mean_where_seen
 
 __all__ = [
     "duplicate_token",
@@ -72,7 +71,7 @@ def previous_token(
         >>> previous_token(w, "mul")        # (0 + 1/2 + 1/3 + 1/4) / 4
         tensor([[0.2708]])
     """
-    keys = real_keys(map)
+    keys = map.real_keys
     if exclude_bos:
         keys = keys & ~first_keys(keys, 1)
     before = Mask(left=1, right=-1)
@@ -143,7 +142,7 @@ def copies(
 ) -> Mask:
     """The pattern of earlier copies of a query's token (after = 0), or of what followed them (after = 1)."""
     keys, queries = _labels(map, tokens)
-    real = real_keys(map)
+    real = map.real_keys
     if exclude_bos:
         real = real & ~first_keys(real, 1)
     if after:
@@ -166,13 +165,13 @@ def _similarity(
     total = _total(map, exclude_bos, exclude_current)
     if measure == "mul":
         return on / total
-    matches = mean_over(visible(map._scores, pattern).to(on.dtype), counted_queries(map))
+    matches = mean_over(map.visible(pattern).to(on.dtype), map.counted_queries())
     return 1 - (total + matches - 2 * on)
 
 
 def _total(map: AttentionMap, exclude_bos: bool, exclude_current: bool) -> Tensor:
     """The mean of what a row sums to without the excluded keys, [B, H]."""
-    rest = Mask.padding(~first_keys(real_keys(map), 1)) if exclude_bos else Mask()
+    rest = Mask.padding(~first_keys(map.real_keys, 1)) if exclude_bos else Mask()
     if not exclude_current:
         return map.mass(rest)
     # the two sides of the diagonal, added: one minus the diagonal would lose the digits of a small rest
@@ -181,7 +180,7 @@ def _total(map: AttentionMap, exclude_bos: bool, exclude_current: bool) -> Tenso
 
 def _labels(map: AttentionMap, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """The tokens of the keys, [B, S], padding without one, and of the queries, [B, T]; int64."""
-    B, _, T, S = map.shape
+    B, _, _, S = map.shape
     tokens = torch.as_tensor(tokens, device=map.device)
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
         raise ArgumentError(f"tokens must be integers: got {tokens.dtype}; give token ids, [B, S]")
@@ -190,15 +189,14 @@ def _labels(map: AttentionMap, tokens: Tensor) -> tuple[Tensor, Tensor]:
             f"tokens must have one id a key: {list(tokens.shape)} for [B, S] = {[B, S]}; "
             "a query's token is that of its position"
         )
-    at = positions(map)
-    first, last = map._scores.ends(slice(0, T))
+    at, (first, last) = map.positions, map.ends
     if first < 0 or last >= S:
         raise ShapeError(
             f"tokens must be known for every query: positions {first} to {last} of {S} keys; "
             "this pattern is one of self-attention"
         )
     tokens = tokens.long().expand(B, S)
-    return tokens.masked_fill(~real_keys(map), NO_TOKEN), tokens[:, at]
+    return tokens.masked_fill(~map.real_keys, NO_TOKEN), tokens[:, at]
 
 
 # Single keys and groups of keys.
@@ -235,9 +233,9 @@ def induction_stripe(map: AttentionMap, period: int) -> Tensor:
         )
     back = period - 1
     found = map.mass(Mask(left=back, right=-back), per="query")  # one key a query
-    key = positions(map) - back
-    there = real_keys(map)[:, key.clamp(0, S - 1)] & (key >= 0) & (key < S)  # [B, T]
-    return mean_over(found, counted_queries(map) & there[:, None])
+    key = map.positions - back
+    there = map.real_keys[:, key.clamp(0, S - 1)] & (key >= 0) & (key < S)  # [B, T]
+    return mean_over(found, map.counted_queries() & there[:, None])
 
 
 def token_mass(map: AttentionMap, which: Tensor) -> Tensor:
@@ -296,12 +294,12 @@ def sink(map: AttentionMap, key: int = 0) -> Tensor:
     S = map.shape[3]
     if not 0 <= key < S:
         raise ArgumentError(f"key must lie inside the sequence: got {key} of {S}; 0 is the first real key")
-    real = real_keys(map)
+    real = map.real_keys
     chosen = first_keys(real, key + 1) & ~first_keys(real, key)  # [B, S], one True a sequence at most
     found = map.mass(Mask.padding(chosen), per="query")
     place = torch.where(chosen.any(-1), chosen.int().argmax(-1), S)  # [B]
-    from_there = positions(map) >= place[:, None]  # [B, T]
-    return mean_over(found, counted_queries(map) & from_there[:, None])
+    from_there = map.positions >= place[:, None]  # [B, T]
+    return mean_over(found, map.counted_queries() & from_there[:, None])
 
 
 def sink_rate(alpha: Tensor, epsilon: float = 0.3) -> float:
@@ -355,10 +353,10 @@ def streaming_mass(map: AttentionMap, sink: int = 128, recent: int = 256) -> Ten
 
 def streaming(map: AttentionMap, sink: int, recent: int) -> tuple[Tensor, Tensor]:
     """`streaming_mass`, and over how many queries it is the mean."""
-    near, early = Mask(left=recent - 1), first_keys(real_keys(map), sink)
+    near, early = Mask(left=recent - 1), first_keys(map.real_keys, sink)
     found = map.mass(near & Mask.padding(~early), per="query")
     if sink:
         found = found + map.mass(Mask.padding(early), per="query")
     others = map.mask & Mask(right=-recent) & Mask.padding(~early)  # neither first nor recent
-    counts = counted_queries(map) & (visible(map._scores, others) > 0)
+    counts = map.counted_queries() & (map.visible(others) > 0)
     return mean_over(found, counts), counts.sum(-1)

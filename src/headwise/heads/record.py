@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..engines.statistics import PICTURE, RECEIVED, ROW_STATISTICS, Statistics, counted
+from ..engines.statistics import PICTURE, RECEIVED, ROW_STATISTICS, Statistics
 from ..map import AttentionMap
 from ..masks import Mask
 from . import head_distances, patterns
-from .measures import locality, spread
-from .queries import mean_where_seen, real_keys
+from .measures import locality, mean_where_seen, spread
 
 __all__ = ["EVERYONE", "PATTERNS", "Marks", "Record", "fetched", "reduce", "settle"]
 
@@ -191,7 +190,7 @@ def reduce(
         if found_pairs is not None:
             record.pairs[name] = found_pairs
             if name == "values":  # a mean over keys
-                record.counts[name] = real_keys(weights).sum(-1)[:, None].expand(found_pairs.shape[:2])
+                record.counts[name] = weights.real_keys.sum(-1)[:, None].expand(found_pairs.shape[:2])
     if keep:
         record.map = weights
     return record
@@ -199,11 +198,10 @@ def reduce(
 
 def _counts(weights: AttentionMap) -> dict[int | None, Tensor]:
     """How many queries count, by where a statistic looks for a key: [B, H] each."""
-    scores = weights._scores
     B, H, T, S = weights.shape
-    if scores.mask.queries is None and not getattr(scores, "may_see_nothing", True):
+    if weights.counts_every_query:
         return {offset: torch.full((B, H), _with_a_key(T, S, offset)) for offset in OFFSETS}
-    return {offset: counted(name, scores, weights.lse).sum(-1) for offset, name in OFFSETS.items()}
+    return {offset: weights.counted_queries(name).sum(-1) for offset, name in OFFSETS.items()}
 
 
 def _with_a_key(query_len: int, key_len: int, offset: int | None) -> int:
@@ -267,5 +265,5 @@ def _pairs(name: str, weights: AttentionMap, outputs: Tensor | None, values: Ten
     if name == "outputs" and outputs is not None:
         return head_distances.similarity(outputs.detach(), weights.mask.counted(weights.shape[2]))
     if name == "values" and values is not None:
-        return head_distances.similarity(values.detach(), real_keys(weights))
+        return head_distances.similarity(values.detach(), weights.real_keys)
     return None

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..engines.scores import Scores
 from ..errors import ArgumentError, ShapeError, nearest
 from ..functional import attention
 from ..indexing import take
@@ -241,8 +240,7 @@ def _uniform(call: Call, index: Tensor) -> Tensor:
 
 def _hidden_by_bias(call: Call, index: Tensor) -> Tensor | None:
     """Which keys a bias hides, bool broadcastable to [B, n, T, S]: many models' masks are added to scores."""
-    scores = call.weights._scores
-    bias = scores.scoring.bias if isinstance(scores, Scores) else None
+    bias = call.weights.bias
     if bias is None:
         return None
     floor = torch.finfo(torch.float16).min / 2 if bias.dtype == torch.float16 else HIDDEN

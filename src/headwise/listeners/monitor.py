@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..engines.statistics import ROW_STATISTICS, counted
+from ..engines.statistics import ROW_STATISTICS
 from ..errors import ArgumentError, nearest
 from ..heads.layer_names import Layer
 from ..heads.record import fetched
@@ -108,7 +108,7 @@ class Measuring:
 def _counts(weights: AttentionMap, names: Iterable[str]) -> dict[int | None, Tensor]:
     """Which queries count, by where a statistic looks for a key: bool [B, H, T] each."""
     like = {None: "entropy"} | {ROW_STATISTICS[name].offset: name for name in names}
-    return {offset: counted(name, weights._scores, weights.lse) for offset, name in like.items()}
+    return {offset: weights.counted_queries(name) for offset, name in like.items()}
 
 
 def _joined(known: Tensor | None, new: Tensor, largest: bool = False) -> Tensor:

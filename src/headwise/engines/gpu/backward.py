@@ -18,7 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .request import NOT_SPECIAL, Prepared, Request
+from .launches import NOT_SPECIAL
+from .request import Prepared, Request
 from .rows import mass_of, rows
 from .tile import (
     LN2,

@@ -6,18 +6,21 @@ import functools
 import importlib.util
 import os
 import shutil
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..scores import Scores, Tiled
+from .launches import interpreted
 
-__all__ = ["cannot", "interpreted", "no_compiler", "prepared"]
+if TYPE_CHECKING:
+    from .request import Prepared
+
+__all__ = ["cannot", "no_compiler", "prepared"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_HEAD = 256
-INTERPRET = False  # set by tests, with TRITON_INTERPRET=1 in the environment before triton is imported
 
 
 def cannot(scores: Tiled) -> str | None:
@@ -36,11 +39,6 @@ def cannot(scores: Tiled) -> str | None:
     return _missing(q.device.index) if q.device.type == "cuda" else None
 
 
-def interpreted() -> bool:
-    """Whether Triton runs kernels in Python, on a CPU: how the tests look at them."""
-    return INTERPRET
-
-
 @functools.cache
 def _missing(device: int | None) -> str | None:
     if importlib.util.find_spec("triton") is None:
@@ -57,7 +55,7 @@ def no_compiler() -> str | None:
     return "triton needs a C compiler, and there is none: install gcc, or set CC"
 
 
-def prepared(scores: Tiled, lse: Tensor) -> Any:
+def prepared(scores: Tiled, lse: Tensor) -> Prepared:
     """What kernels take; only where `cannot` says nothing."""
     from .request import Prepared
 

@@ -7,23 +7,23 @@ only as exact as that.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Hashable
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...indexing import Index
 from ...masks import CAUSAL, NOTHING_HIDDEN
 from ...scoring import Scoring
 from ..scores import Scores
-from .cannot import interpreted
-from .lists import seen_tiles
-from .powers import powers_of
-from .request import NOT_SPECIAL, Launch, Prepared, Request
+from .launches import FEW_ROWS, NOT_SPECIAL, SHORT, SHORT_ROWS, Arguments, interpreted, takes_descriptors
+from .lists import powers_of, seen_tiles
+from .request import Launch, Prepared, Request
 from .rows import mass_of
 from .tile import Rules, between, ends, in_band, key_stop, load, load_lse, log_weights, long, place, product
-from .tuning import FEW_ROWS, SHORT, SHORT_ROWS, takes_descriptors
 
 __all__ = ["dense", "mean", "plainest"]
 
@@ -216,7 +216,7 @@ def mean_kernel(
     )  # fmt: skip
 
 
-def dense(prepared: Prepared, columns: Any) -> Tensor:
+def dense(prepared: Prepared, columns: Index | None) -> Tensor:
     """[B, H, T, n] weights of the keys in `columns` (slice, index tensor, or None: all), in q's dtype."""
     asked = _asked(prepared, columns, "dense")
     B, H, T, _ = prepared.shape
@@ -233,7 +233,7 @@ def dense(prepared: Prepared, columns: Any) -> Tensor:
     return out
 
 
-def _dense_launch(asked: Asked, tensors: tuple[Any, ...]) -> Launch:
+def _dense_launch(asked: Asked, tensors: Arguments) -> Launch:
     request, count = asked.request, asked.size
     tiles = triton.cdiv(count, request.setup.N)
     splits = max(
@@ -248,7 +248,7 @@ def _dense_launch(asked: Asked, tensors: tuple[Any, ...]) -> Launch:
     )
 
 
-def mean(prepared: Prepared, columns: Any) -> Tensor:
+def mean(prepared: Prepared, columns: Index | None) -> Tensor:
     """[B, T, n]: the mean over heads; the weights of a head are never kept."""
     asked = _asked(prepared, columns, "mean")
     B, _, T, _ = prepared.shape
@@ -264,7 +264,7 @@ def mean(prepared: Prepared, columns: Any) -> Tensor:
     return out
 
 
-def _mean_launch(asked: Asked, tensors: tuple[Any, ...]) -> Launch:
+def _mean_launch(asked: Asked, tensors: tuple[Tensor, *Arguments]) -> Launch:
     request, count, powers = asked.request, asked.size, tensors[0]
     tiles = triton.cdiv(count, 2 * request.setup.N)
     patch = min(PATCH, triton.next_power_of_2(request.blocks))
@@ -281,7 +281,7 @@ class _Plan(NamedTuple):
     kind: int
 
 
-_plans: dict[Any, _Plan] = {}
+_plans: dict[Hashable, _Plan] = {}
 
 
 def plainest(
@@ -340,7 +340,7 @@ class Asked(NamedTuple):
     numbers: Tensor | None  # int32 [size], if they are picked one by one
 
 
-def _asked(prepared: Prepared, columns: Any, kind: str) -> Asked:
+def _asked(prepared: Prepared, columns: Index | None, kind: str) -> Asked:
     S, q = prepared.shape[3], prepared.q
     blocks = None
     if kind == "dense" and q.dtype != torch.float32 and not interpreted():

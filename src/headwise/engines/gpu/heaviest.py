@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..scores import Scores
-from .request import NOT_SPECIAL, Prepared, Request
+from .launches import NOT_SPECIAL
+from .request import Prepared, Request
 from .rows import settled
 from .tile import (
     BIG,

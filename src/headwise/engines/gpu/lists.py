@@ -1,22 +1,32 @@
-"""Lists of tiles, for rules kept as tensors: padding with holes, documents, dense masks.
+"""What is made ready before a walk: lists of tiles, and lse as powers of two.
 
-Each tile is looked at once; a block of rows then walks only those that show it anything. Where sequences or
-heads share their rules they share their lists.
+Lists are for rules kept as tensors: padding with holes, documents, dense masks. Each tile is looked at once;
+a block of rows then walks only those that show it anything. Where sequences or heads share their rules they
+share their lists.
+
+Kernels that load lse in every tile want it with room behind each row: padded to whole tiles, so that loading
+it needs no mask; BIG for queries that see nothing, are not there or, if asked for, do not count.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .request import NOT_SPECIAL, kind_of, launch
-from .tile import Setup, key_stop, listed_rules, long, place
+from .launches import NOT_SPECIAL, interpreted, kind_of, launch
+from .tile import BIG, Setup, key_stop, listed_rules, load_lse, long, place
 
-__all__ = ["lists", "seen_tiles"]
+if TYPE_CHECKING:
+    from .request import Request
+
+__all__ = ["lists", "powers_of", "seen_tiles"]
+
+ROOM = 256  # no tile is larger
+SIZE = 1024
 
 
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "heads", "row_tiles", "column_tiles", "step", "parts", "begin"])
@@ -43,7 +53,7 @@ def look(
         cols = (start + tl.arange(0, setup.N))[None, :]
         inside = cols < beyond
         at = place(rules, i * setup.M + tl.arange(0, setup.M), T, shift, setup)[:, None]
-    seen = inside & (cols < key_stop(rules, b, S)) & listed_rules(rows, cols, b, h, rules, T, S, setup)
+    seen = inside & (cols < key_stop(rules, b, S)) & listed_rules(at, rows, cols, b, h, rules, T, S, setup)
     if setup.left:
         seen = seen & (cols >= at - left)
     if setup.right:
@@ -52,16 +62,14 @@ def look(
 
 
 def seen_tiles(
-    request: Any, step: int | None = None, parts: int = 1, columns: int | None = None, begin: int = 0
+    request: Request, step: int | None = None, parts: int = 1, columns: int | None = None, begin: int = 0
 ) -> Tensor:
     """bool [B or 1, H or 1, row tiles, column tiles]; column tile j starts at begin + j * step / parts."""
     setup: Setup = request.setup
     mask = request.prepared.scores.mask
     length = request.T if request.keys_first else request.S
     count = triton.cdiv(length, setup.N) if columns is None else columns
-    each = mask.keys is not None or (mask.key_ids is not None and mask.key_ids.shape[0] > 1)
-    batch = request.B if each or (mask.allowed is not None and mask.allowed.shape[0] > 1) else 1
-    heads = request.H if mask.allowed is not None and mask.allowed.shape[1] > 1 else 1
+    batch, heads = request.B if mask.differs("b") else 1, request.H if mask.differs("h") else 1
     seen = torch.empty(batch, heads, request.blocks, count, dtype=torch.uint8, device=request.prepared.device)
     _, *numbers = request.prepared.numbers
     args = (
@@ -72,7 +80,7 @@ def seen_tiles(
     return seen.view(torch.bool)
 
 
-def lists(request: Any) -> tuple[Tensor, Tensor]:
+def lists(request: Request) -> tuple[Tensor, Tensor]:
     """(int32 [B or 1, H or 1, row tiles, column tiles]: the tiles seen, in order; how many of them)."""
     return in_order(seen_tiles(request))
 
@@ -87,3 +95,31 @@ def in_order(seen: Tensor) -> tuple[Tensor, Tensor]:
     numbers = torch.arange(seen.shape[-1], dtype=torch.int32, device=seen.device)
     tiles.scatter_(-1, where, numbers.expand_as(where))
     return tiles, counts
+
+
+@triton.jit(do_not_specialize=["H", "T", "padded"])
+def powers_kernel(LSE, COUNTED, OUT, H, T, padded, SIZE: tl.constexpr):
+    bh = tl.program_id(0)
+    rows = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    powers = load_lse(LSE + long(bh) * T + rows, rows < T)
+    if COUNTED is not None:
+        counts = tl.load(COUNTED + long(bh // H) * T + rows, mask=rows < T, other=0)
+        powers = tl.where(counts != 0, powers, BIG)
+    tl.store(OUT + long(bh) * padded + rows, powers, mask=rows < padded)
+
+
+def powers_of(lse: Tensor, kind: int, counted: Tensor | None = None) -> Tensor:
+    """[B, H, T and room] from lse [B, H, T], contiguous.
+
+    Args:
+        kind: of the request; see `Prepared.kind`.
+        counted: which queries count, uint8 [B, T]; None: all.
+    """
+    B, H, T = lse.shape
+    padded = -(-T // ROOM) * ROOM
+    out = torch.empty(B, H, padded, dtype=torch.float32, device=lse.device)
+    size = 64 if interpreted() else SIZE
+    kinds = (kind, kind_of((lse, counted)))
+    args = (lse, counted, out, H, T, padded)
+    launch(powers_kernel, (B * H, triton.cdiv(padded, size), 1), args, (size,), kinds, out.device)
+    return out

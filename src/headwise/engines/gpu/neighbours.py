@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .cannot import interpreted
-from .powers import powers_of
-from .request import NOT_SPECIAL, Prepared, Request, kind_of, launch
+from .launches import NOT_SPECIAL, interpreted, kind_of, launch
+from .lists import powers_of
+from .request import Prepared, Request
 from .tile import (
     added,
     fours,

@@ -12,7 +12,7 @@ Statistics and a picture in as few walks as they need: over rows, over keys, a g
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -21,10 +21,10 @@ from torch import Tensor
 
 from . import neighbours as around
 from . import rows as by_row
-from .lists import in_order, seen_tiles
+from .launches import NOT_SPECIAL, Arguments
+from .lists import in_order, powers_of, seen_tiles
 from .neighbours import of_heads, received
-from .powers import powers_of
-from .request import NOT_SPECIAL, Prepared, Request, as_lists
+from .request import Prepared, Request, as_lists
 from .rows import Picture, added_up, cell_of
 from .tile import key_stop, keys_seen, length_of, list_of, load, log_weights, long, my_queries, product
 
@@ -120,7 +120,7 @@ def narrow(prepared: Prepared, picture: Picture) -> Tensor:
     fit = N // (S // picture.columns) if even else max(1, (N - 1) * picture.columns // S)
     row_cells = M // (T // picture.rows) if even else min(picture.rows, M * picture.rows // T + 2)
     parts = prepared.zeros(request.B * request.H, request.blocks, row_cells, picture.columns, 1)
-    listed: tuple[Any, ...] = (None, None, None)
+    listed: Arguments = (None, None, None)
     if setup.listed:
         count = triton.cdiv(picture.columns, fit)
         listed = as_lists(*in_order(seen_tiles(request, fit * S, picture.columns, count)))

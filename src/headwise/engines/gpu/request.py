@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import itertools
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,14 +15,12 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..scores import Scores
-from .cannot import interpreted
+from .launches import Arguments, Blocks, Kernel, blocks_for, kind_of, launch, number_of, takes_descriptors
+from .lists import lists
 from .tile import LOG2E, Rules, Setup
-from .tuning import Blocks, blocks_for, takes_descriptors
 
-__all__ = ["NOT_SPECIAL", "Launch", "Prepared", "Request", "as_lists", "kind_of", "launch", "on_device"]
+__all__ = ["Launch", "Prepared", "Request", "as_lists"]
 
-# Numbers a kernel is not compiled anew for.
-NOT_SPECIAL = ("H", "shift", "left", "right", "b0", "blocks")
 DEEPEST = 65535  # what a grid may be in its third direction
 FAR = 2**30  # farther than any two positions
 DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
@@ -90,35 +87,26 @@ class Prepared:
     def kind(self) -> int:
         """What of it decides which compiled kernel is used."""
         parts = self.q, self.k, _strides(self.q), _strides(self.k), tuple(self.rules), self.numbers
-        return _number_of(kind_of(parts))
+        return number_of(kind_of(parts))
 
     @cached_property
     def rules(self) -> Rules:
-        scores, mask, scoring = self.scores, self.scores.mask, self.scores.scoring
-        lengths = keys = None
-        if mask.keys is not None and mask.keys.ndim == 1:
-            lengths = mask.keys.to(torch.int32)
-        elif mask.keys is not None:
-            keys = _bytes(mask.keys.contiguous())
-        ids = [_labels(value) for value in (mask.key_ids, mask.query_ids)]
-        allowed, bias = mask.allowed, scoring.bias
+        scores, scoring = self.scores, self.scores.scoring
+        found: dict[str, Any] = {"bias": scoring.bias, **scores.mask.for_kernels()}
+        for name, value in tuple(found.items()):
+            if isinstance(value, Tensor) and value.ndim == 4:
+                found |= _named_strides(name, value)
+            if isinstance(value, Tensor) and value.dtype == torch.bool:
+                found[name] = value.view(torch.uint8)  # what a kernel loads
         return Rules(
             scale=scoring.scale,
             scale_log2=scoring.scale * LOG2E.value,
             softcap=scoring.softcap,
-            bias=bias,
-            **_named_strides("bias", bias),
             slopes=None if scoring.slopes is None else scoring.slopes.float().contiguous(),
             sinks=None if scoring.sinks is None else scoring.sinks.float().contiguous(),
             at=None if scores.positions is None else scores.positions.to(self.device, torch.int32),
-            lengths=lengths,
-            keys=keys,
-            counted=None if self.counted is None else _bytes(self.counted.contiguous()),
-            key_ids=ids[0],
-            query_ids=ids[1],
-            ids_batch=0 if ids[0] is None or ids[0].shape[0] == 1 else 1,
-            allowed=None if allowed is None else _bytes(allowed),
-            **_named_strides("allowed", allowed),
+            counted=None if self.counted is None else self.counted.contiguous().view(torch.uint8),
+            **found,
         )
 
     @cached_property
@@ -143,7 +131,7 @@ class Request:
     """What was prepared, cut into the tiles of one kind of kernel.
 
     Args:
-        kind: which blocks to use; see tuning.py.
+        kind: which blocks to use; see launches.py.
         keys_first: tiles turned over, a program keeps a block of keys and walks the queries.
         blocks: instead of the table's.
         keys: what stands for k: chosen keys, copied.
@@ -166,29 +154,26 @@ class Request:
             self.tuned, q.shape[-1], q.dtype, prepared.scores.group,
             whole and (keys is None or _describable(keys)),
             mask.left is not None, mask.right is not None, mask.right is not None and mask.right <= 0,
-            mask.allowed is not None or mask.key_ids is not None or prepared.rules.keys is not None,
-            prepared.scores.positions is not None, 0 if mask.key_ids is None else mask.key_ids.shape[-1],
+            mask.is_listed, prepared.scores.positions is not None, mask.num_labels,
         )  # fmt: skip
         self.B, self.H, self.T, self.S = prepared.shape
         self.blocks = -(-(self.S if keys_first else self.T) // self.tuned.M)  # of rows, a head
         self.grid = (self.blocks, self.H)
 
     @cached_property
-    def tile_lists(self) -> tuple[Any, ...]:
+    def tile_lists(self) -> Arguments:
         """(tiles, counts, strides): which tiles each block of rows sees; three times None without a list."""
         if not self.setup.listed:
             return None, None, None
-        from .lists import lists
-
         return as_lists(*lists(self))
 
     def launch(
         self,
-        kernel: Any,
+        kernel: Kernel,
         grid: tuple[int, int],
-        *tensors: Any,
-        sizes: tuple[Any, ...] = (),
-        options: tuple[Any, ...] = (),
+        *tensors: object,
+        sizes: Arguments = (),
+        options: Arguments = (),
     ) -> None:
         """Run a kernel: q and k, its own tensors, the rules, the numbers, then what it is compiled for.
 
@@ -200,11 +185,11 @@ class Request:
 
     def planned(
         self,
-        kernel: Any,
+        kernel: Kernel,
         grid: tuple[int, int],
-        *tensors: Any,
-        sizes: tuple[Any, ...] = (),
-        options: tuple[Any, ...] = (),
+        *tensors: object,
+        sizes: Arguments = (),
+        options: Arguments = (),
     ) -> Launch:
         """The launch without its tensors: of use for all others of their kind."""
         prepared, k = self.prepared, self.k
@@ -218,20 +203,20 @@ class Request:
 class Launch(NamedTuple):
     """Everything a launch takes but q, k, the rules and the kernel's own tensors."""
 
-    kernel: Any
+    kernel: Kernel
     grid: tuple[int, int]
     B: int
     setup: Setup
     keys_first: bool
     numbers: tuple[int, ...]
-    sizes: tuple[Any, ...]
-    options: tuple[Any, ...]
-    kinds: Any
+    sizes: Arguments
+    options: Arguments
+    kinds: Hashable
     device: torch.device
     warps: int
     registers: int
 
-    def __call__(self, q: Tensor, k: Tensor, rules: Rules, *tensors: Any) -> None:
+    def __call__(self, q: Tensor, k: Tensor, rules: Rules, *tensors: object) -> None:
         """Run it on these."""
         setup = self.setup
         M, N = (setup.N, setup.M) if self.keys_first else (setup.M, setup.N)
@@ -244,57 +229,6 @@ class Launch(NamedTuple):
                 self.kernel, (*self.grid, min(DEEPEST, self.B - b0)), (*before, b0, *self.sizes),
                 (*self.options, setup), self.kinds, self.device, self.warps, self.registers,
             )  # fmt: skip
-
-
-NUMBERS = itertools.count()
-COMPILED: dict[Any, Any] = {}  # kernel and what it was specialised for -> the compiled one
-
-
-def launch(
-    kernel: Any,
-    grid: tuple[int, int, int],
-    args: tuple[Any, ...],
-    constants: tuple[Any, ...],
-    kinds: Any,
-    device: torch.device,
-    warps: int = 4,
-    registers: int = 0,
-) -> None:
-    """kernel[grid](*args, *constants), past Triton's own way there, which looks at every argument each time.
-
-    Args:
-        constants: what the kernel is compiled for.
-        kinds: what of the arguments decides which compiled kernel it is; see `kind_of`.
-        registers: most a thread may have, 0: as many as the compiler likes.
-    """
-    with on_device(device):
-        if interpreted():
-            kernel[grid](*args, *constants, num_warps=warps)
-            return
-        key = (kernel.__name__, device.index, warps, registers, constants, kinds)
-        found = COMPILED.get(key)
-        if found is None:
-            limit = {"maxnreg": registers} if registers else {}
-            COMPILED[key] = kernel[grid](*args, *constants, num_warps=warps, enable_fp_fusion=True, **limit)
-        else:
-            found[grid](*args, *constants)
-
-
-def kind_of(x: Any) -> Any:
-    """What Triton compiles anew for: types, what is missing, sixteens and ones, numbers beyond 32 bits."""
-    if isinstance(x, tuple):
-        return tuple([kind_of(one) for one in x])
-    if isinstance(x, Tensor):
-        return x.dtype, x.data_ptr() & 15 == 0
-    if isinstance(x, int):
-        return x == 1, x & 15 == 0, x >= 2**31
-    return x is None
-
-
-@functools.lru_cache(maxsize=1024)
-def _number_of(kind: Any) -> int:
-    """A number for each kind: a key that is quick to look up."""
-    return next(NUMBERS)
 
 
 @functools.cache
@@ -310,16 +244,9 @@ def _setup(
     )  # fmt: skip
 
 
-def as_lists(tiles: Tensor, counts: Tensor) -> tuple[Any, ...]:
+def as_lists(tiles: Tensor, counts: Tensor) -> Arguments:
     """Lists as the kernels take them."""
     return tiles, counts, (*_strides(tiles)[:2], tiles.stride(2), *_strides(counts)[:2])
-
-
-def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Triton launches on the current device: make it the tensors'."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return contextlib.nullcontext()
-    return torch.cuda.device(device)
 
 
 def _unit_stride(x: Tensor) -> Tensor:
@@ -331,19 +258,9 @@ def _strides(x: Tensor) -> tuple[int, ...]:
     return tuple(0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True))
 
 
-def _named_strides(name: str, x: Tensor | None) -> dict[str, int | None]:
+def _named_strides(name: str, x: Tensor) -> dict[str, int]:
     """Strides one by one: Triton 3.6 loses a 1 in a tuple that is in a tuple."""
-    steps = (None,) * 4 if x is None else _strides(x)
-    return {f"{name}_{letter}": step for letter, step in zip("bhts", steps, strict=True)}
-
-
-def _bytes(x: Tensor) -> Tensor:
-    return x.view(torch.uint8)
-
-
-def _labels(ids: Tensor | None) -> Tensor | None:
-    """[B or 1, N, S] from [B or 1, S, N]."""
-    return None if ids is None else ids.to(torch.int64).transpose(1, 2).contiguous()
+    return {f"{name}_{letter}": step for letter, step in zip("bhts", _strides(x), strict=True)}
 
 
 def _describable(x: Tensor) -> bool:
@@ -355,7 +272,7 @@ def _describable(x: Tensor) -> bool:
     return all(size == 1 or (stride > 0 and stride * width % 16 == 0) for size, stride in outer)
 
 
-def _described(x: Tensor, size: int, setup: Setup) -> tuple[Any, Any]:
+def _described(x: Tensor, size: int, setup: Setup) -> Arguments:
     """x as the kernels load it: twice, for the two parts of its channels."""
     if not setup.descriptors:
         return x, None

@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .request import NOT_SPECIAL, Prepared, Request, kind_of, launch
+from .launches import NOT_SPECIAL, kind_of, launch
+from .request import Prepared, Request
 from .tile import (
     BIG,
     HIDDEN,

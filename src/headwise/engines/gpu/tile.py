@@ -6,10 +6,11 @@ decides a score. In key-stationary kernels a tile is turned over: what is kept p
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 __all__ = [
     "BIG", "HIDDEN", "LN2", "LOG2E", "Rules", "Setup", "added", "between", "ends", "fours", "in_band",
@@ -36,7 +37,7 @@ class Setup(NamedTuple):
     stages: int
     descriptors: bool  # whether q and k come as tensor descriptors, else as pointers and strides
     exact: bool  # float32 inputs: products in three parts
-    dtype: Any  # of q and k
+    dtype: tl.dtype  # of q and k
     left: bool  # whether keys too far behind are hidden
     right: bool  # whether keys too far ahead are
     behind: bool  # no key ahead of its query is ever seen
@@ -46,30 +47,33 @@ class Setup(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What decides a score, beside q and k: numbers, pointers and their strides; None where there is none."""
+    """What decides a score, beside q and k: numbers, pointers and their strides; None where there is none.
 
-    scale: Any
-    scale_log2: Any
-    softcap: Any
-    bias: Any
-    bias_b: Any  # its strides
-    bias_h: Any
-    bias_t: Any
-    bias_s: Any
-    slopes: Any
-    sinks: Any
-    at: Any  # int32 [T], the queries' positions
-    lengths: Any  # int32 [B]
-    keys: Any  # uint8 [B, S]
-    counted: Any  # uint8 [B, T]
-    key_ids: Any  # int64 [B or 1, N, S]
-    query_ids: Any  # int64 [B or 1, N, T]
-    ids_batch: Any  # 0 where all sequences share their labels, else 1
-    allowed: Any  # uint8, any strides
-    allowed_b: Any  # its strides
-    allowed_h: Any
-    allowed_t: Any
-    allowed_s: Any
+    Of a mask it is what each rule's `for_kernels` gives, by name.
+    """
+
+    scale: float
+    scale_log2: float
+    softcap: float | None
+    slopes: Tensor | None
+    sinks: Tensor | None
+    at: Tensor | None  # int32 [T], the queries' positions
+    counted: Tensor | None  # uint8 [B, T]
+    bias: Tensor | None = None
+    bias_b: int | None = None  # its strides
+    bias_h: int | None = None
+    bias_t: int | None = None
+    bias_s: int | None = None
+    lengths: Tensor | None = None  # int32 [B]
+    keys: Tensor | None = None  # uint8 [B, S]
+    key_ids: Tensor | None = None  # int64 [B or 1, N, S]
+    query_ids: Tensor | None = None  # int64 [B or 1, N, T]
+    ids_batch: int = 0  # 0 where all sequences share their labels, else 1
+    allowed: Tensor | None = None  # uint8, any strides
+    allowed_b: int | None = None  # its strides
+    allowed_h: int | None = None
+    allowed_t: int | None = None
+    allowed_s: int | None = None
 
 
 @triton.jit
@@ -167,7 +171,7 @@ def log_weights(s, lse, at, rows, cols, b, h, stop, rules, T, S, left, right, ED
     if EDGE:
         seen = in_band(at, cols, stop, left, right, setup)
         if setup.listed:
-            seen = seen & listed_rules(rows, cols, b, h, rules, T, S, setup)
+            seen = seen & listed_rules(at, rows, cols, b, h, rules, T, S, setup)
         x = tl.where(seen, x, HIDDEN)
     return x
 
@@ -184,8 +188,11 @@ def in_band(at, cols, stop, left, right, setup: tl.constexpr):
 
 
 @triton.jit
-def listed_rules(rows, cols, b, h, rules, T, S, setup: tl.constexpr):
-    """What padding, documents and dense masks allow, broadcastable to a tile."""
+def listed_rules(at, rows, cols, b, h, rules, T, S, setup: tl.constexpr):
+    """What padding, documents and dense masks allow, broadcastable to a tile; a new rule is a line here.
+
+    at: the queries' positions, rows: their numbers; cols: the keys.
+    """
     seen = (rows < T) & (cols < S)
     if rules.keys is not None:
         seen = seen & (tl.load(rules.keys + long(b) * S + cols, mask=cols < S, other=0) != 0)

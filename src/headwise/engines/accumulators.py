@@ -1,0 +1,151 @@
+"""Accumulators: the sums over each query's keys that statistics are made of, collected tile by tile.
+
+A walk passes every tile of a block of queries once; an accumulator takes its share of each. Those that need
+only the keys near a query, or the first one, look there alone where nothing else needs the whole row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..indexing import Index
+from ..mask_rules import can_read
+from ..scoring import HIDDEN
+from .scores import Tiled
+from .walk import Block, Tile
+
+__all__ = ["ACCUMULATORS", "NEAR_ROWS", "Accumulator", "Sums", "sums_of"]
+
+NEAR_ROWS = 64  # queries a block when only keys near the diagonal matter
+
+Sums = Mapping[str, Tensor]  # accumulator -> [B, H, t]
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """A sum (or maximum) over the keys of each query, collected from tiles.
+
+    where: which keys it needs: "all", "near" the query, or the "first" one.
+    of: a tile's share, [B, H, t].
+    """
+
+    where: str
+    of: Callable[[Tile, int], Tensor]
+    largest: bool = False
+
+
+def _near(tile: Tile, offset: int) -> Tensor:
+    """The weight of the key `offset` ahead of each query, 0 where there is none."""
+    key = tile.block.at + offset - tile.columns.start  # [t]
+    inside = (key >= 0) & (key < tile.p.shape[-1])
+    index = key.clamp(0, tile.p.shape[-1] - 1)
+    picked = tile.p.gather(-1, index[:, None].expand(*tile.p.shape[:3], 1)).squeeze(-1)
+    return picked * inside
+
+
+def _distance(tile: Tile, reach: int) -> Tensor:
+    at, columns = tile.block.at, tile.columns
+    keys = torch.arange(columns.start, columns.stop, device=at.device)
+    first, _ = tile.block.scores.ends(tile.block.rows)
+    if columns.stop - 1 <= first:  # all keys behind all queries: two small products instead of a t x s one
+        behind = tile.p @ (first - keys).to(tile.p.dtype)
+        return behind + tile.p.sum(-1) * (at - first)
+    away = (at[:, None] - keys).abs().to(tile.p.dtype)
+    return torch.einsum("bhts,ts->bht", tile.p, away)
+
+
+def _local(tile: Tile, reach: int) -> Tensor:
+    at, columns = tile.block.at, tile.columns
+    keys = torch.arange(columns.start, columns.stop, device=at.device)
+    close = ((at[:, None] - keys).abs() <= reach).to(tile.p.dtype)
+    return torch.einsum("bhts,ts->bht", tile.p, close)
+
+
+ACCUMULATORS: dict[str, Accumulator] = {
+    "mass": Accumulator("all", lambda tile, reach: tile.p.sum(-1)),
+    "surprise": Accumulator("all", lambda tile, reach: -torch.einsum("bhts,bhts->bht", tile.p, tile.log_p)),
+    "peak": Accumulator("all", lambda tile, reach: tile.log_p.amax(-1), largest=True),
+    "distance": Accumulator("all", _distance),
+    "first": Accumulator("first", lambda tile, reach: tile.p.sum(-1)),
+    "previous": Accumulator("near", lambda tile, reach: _near(tile, -1)),
+    "itself": Accumulator("near", lambda tile, reach: _near(tile, 0)),
+    "next": Accumulator("near", lambda tile, reach: _near(tile, 1)),
+    "local": Accumulator("near", _local),
+}
+
+
+def sums_of(
+    block: Block, needed: set[str], reach: int, everywhere: bool, received: Tensor | None
+) -> dict[str, Tensor]:
+    """What a block of queries comes to, by accumulator: [B, H, t] each.
+
+    Args:
+        everywhere: all keys are walked; otherwise only those near the queries and the first.
+        received: where what each key receives is added up, [B, H, S], if anywhere.
+    """
+    sums: dict[str, Tensor] = {}
+    for name in needed:
+        start = HIDDEN if ACCUMULATORS[name].largest else 0.0
+        sums[name] = torch.full_like(block.lse, start, dtype=block.scores.dtype)
+
+    def gather(tile: Tile, where: str) -> None:
+        for name in needed:
+            accumulator = ACCUMULATORS[name]
+            if accumulator.where == where:
+                share = accumulator.of(tile, reach)
+                combine = torch.maximum if accumulator.largest else torch.add
+                sums[name] = combine(sums[name], share)
+
+    wanted = {ACCUMULATORS[name].where for name in needed}
+    near = _around(block, reach if "local" in needed else 1)
+    first = _first_key(block.scores)
+    # Of rough rows, everything is taken from one and the same product: the tiles of the walk.
+    apart = not block.is_rough
+    if everywhere:
+        counted = block.counted()
+        for tile in block.tiles():
+            gather(tile, "all")
+            if received is not None:
+                p = tile.p if counted is None else tile.p * counted[..., None]
+                received[..., tile.columns] += p.sum(-2)
+            if not apart:
+                _gather_inside(tile, near, first, wanted, gather)
+    elif not apart:
+        for tile in block.tiles():
+            _gather_inside(tile, near, first, wanted, gather)
+    if "near" in wanted and apart and near.start < near.stop:
+        gather(block.tile(near), "near")
+    if "first" in wanted and apart:
+        gather(block.tile(first), "first")
+    return sums
+
+
+def _gather_inside(
+    tile: Tile, near: slice, first: Index, wanted: set[str], gather: Callable[[Tile, str], None]
+) -> None:
+    """What a tile of the walk holds of the keys near the queries, and of the first one."""
+    columns = tile.columns
+    if "near" in wanted and columns.start < near.stop and near.start < columns.stop:
+        gather(tile, "near")
+    key = first.start if isinstance(first, slice) else int(first)
+    if "first" in wanted and columns.start <= key < columns.stop:
+        gather(tile.part(key - columns.start), "first")
+
+
+def _around(block: Block, reach: int) -> slice:
+    """The keys at most `reach`, and at least one, away from any of the queries."""
+    first_at, last_at = block.scores.ends(block.rows)
+    around = max(1, reach)
+    return slice(max(0, first_at - around), min(block.scores.shape[3], last_at + around + 1))
+
+
+def _first_key(scores: Tiled) -> Index:
+    """The first real key of a piece: key 0, unless padding says otherwise."""
+    keys = scores.mask.keys
+    if keys is None or keys.ndim == 1 or (can_read(keys) and bool(keys[0, 0])):
+        return slice(0, 1)
+    return keys[0].int().argmax(keepdim=True)

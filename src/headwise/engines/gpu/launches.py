@@ -1,0 +1,149 @@
+"""Launching kernels: block sizes, and the way past Triton's own dispatch. Imports no triton.
+
+Block sizes are a small measured table instead of minutes of autotuning at the first call: on an H200 (compute
+capability 9.0); LOG.md has the runners-up. Older GPUs have less shared memory and take the careful column.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "FEW_ROWS",
+    "NOT_SPECIAL",
+    "SHORT",
+    "SHORT_ROWS",
+    "Arguments",
+    "Blocks",
+    "Kernel",
+    "blocks_for",
+    "interpreted",
+    "kind_of",
+    "launch",
+    "number_of",
+    "on_device",
+    "takes_descriptors",
+]
+
+Kernel = Any  # what triton.jit makes of a function, or the compiled one: called as kernel[grid](...)
+Arguments = tuple[object, ...]  # tensors, descriptors, numbers, tuples of them
+
+INTERPRET = False  # set by tests, with TRITON_INTERPRET=1 in the environment before triton is imported
+# Numbers a kernel is not compiled anew for.
+NOT_SPECIAL = ("H", "shift", "left", "right", "b0", "blocks")
+
+
+def interpreted() -> bool:
+    """Whether Triton runs kernels in Python, on a CPU: how the tests look at them."""
+    return INTERPRET
+
+
+class Blocks(NamedTuple):
+    """Rows and columns of a tile, warps a program, stages of the software pipeline."""
+
+    M: int
+    N: int
+    warps: int
+    stages: int
+    registers: int = 0  # most a thread may have; 0: as many as the compiler likes
+
+
+# kind -> for 16-bit inputs with head_dim up to 64, up to 128, up to 256
+HOPPER: dict[str, tuple[Blocks, Blocks, Blocks]] = {
+    "rows": (Blocks(128, 128, 8, 2), Blocks(128, 128, 8, 2, 128), Blocks(128, 64, 4, 3)),
+    "received": (Blocks(128, 128, 4, 2), Blocks(128, 128, 4, 2, 208), Blocks(128, 128, 4, 2)),
+    "mean": (Blocks(128, 64, 8, 3, 128), Blocks(128, 64, 8, 3, 128), Blocks(64, 64, 4, 2)),
+    "dense": (Blocks(128, 128, 4, 2), Blocks(128, 128, 4, 2), Blocks(64, 64, 4, 2)),
+    "picture": (Blocks(128, 128, 4, 2), Blocks(128, 128, 4, 2), Blocks(64, 64, 4, 2)),
+    "top": (Blocks(64, 128, 4, 2), Blocks(64, 128, 4, 2), Blocks(64, 64, 4, 2)),
+    "near": (Blocks(64, 16, 4, 4), Blocks(64, 16, 4, 4), Blocks(64, 16, 4, 4)),
+    "lse": (Blocks(128, 128, 8, 2), Blocks(128, 128, 4, 2), Blocks(128, 64, 4, 3)),
+    "back_q": (Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 2), Blocks(64, 64, 8, 1)),
+    "back_k": (Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 2), Blocks(64, 64, 8, 1)),
+}
+CAREFUL = Blocks(64, 64, 4, 2)  # float32, whose tiles take twice the room; and older GPUs
+VERY_CAREFUL = Blocks(32, 32, 4, 1)  # the same with long heads
+FEW_ROWS = Blocks(16, 128, 4, 2)  # a handful of queries: the keys are what there is to load
+SHORT, SHORT_ROWS = 1024, Blocks(128, 64, 4, 3)  # up to so many keys of short heads: dense weights
+INTERPRETED = Blocks(16, 16, 1, 1)
+
+
+def blocks_for(kind: str, head_dim: int, dtype: torch.dtype, device: torch.device) -> Blocks:
+    """The blocks a kernel uses."""
+    if interpreted():
+        return INTERPRETED
+    size = 0 if head_dim <= 64 else 1 if head_dim <= 128 else 2
+    if dtype == torch.float32 or not takes_descriptors(device.index):
+        return VERY_CAREFUL if size == 2 else CAREFUL
+    return HOPPER[kind][size]
+
+
+@functools.cache
+def takes_descriptors(device: int | None) -> bool:
+    """Whether the GPU has the copy engine that tensor descriptors drive."""
+    return interpreted() or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+NUMBERS = itertools.count()
+COMPILED: dict[Hashable, Kernel] = {}  # kernel and what it was specialised for -> the compiled one
+
+
+def launch(
+    kernel: Kernel,
+    grid: tuple[int, int, int],
+    args: Arguments,
+    constants: tuple[Hashable, ...],
+    kinds: Hashable,
+    device: torch.device,
+    warps: int = 4,
+    registers: int = 0,
+) -> None:
+    """kernel[grid](*args, *constants), past Triton's own way there, which looks at every argument each time.
+
+    Args:
+        constants: what the kernel is compiled for.
+        kinds: what of the arguments decides which compiled kernel it is; see `kind_of`.
+        registers: most a thread may have, 0: as many as the compiler likes.
+    """
+    with on_device(device):
+        if interpreted():
+            kernel[grid](*args, *constants, num_warps=warps)
+            return
+        key = (kernel.__name__, device.index, warps, registers, constants, kinds)
+        found = COMPILED.get(key)
+        if found is None:
+            limit = {"maxnreg": registers} if registers else {}
+            COMPILED[key] = kernel[grid](*args, *constants, num_warps=warps, enable_fp_fusion=True, **limit)
+        else:
+            found[grid](*args, *constants)
+
+
+def kind_of(x: object) -> Hashable:
+    """What Triton compiles anew for: types, what is missing, sixteens and ones, numbers beyond 32 bits."""
+    if isinstance(x, tuple):
+        return tuple([kind_of(one) for one in x])
+    if isinstance(x, Tensor):
+        return x.dtype, x.data_ptr() & 15 == 0
+    if isinstance(x, int):
+        return x == 1, x & 15 == 0, x >= 2**31
+    return x is None
+
+
+@functools.lru_cache(maxsize=1024)
+def number_of(kind: Hashable) -> int:
+    """A number for each kind: a key that is quick to look up."""
+    return next(NUMBERS)
+
+
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Triton launches on the current device: make it the tensors'."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)

@@ -1,0 +1,86 @@
+"""Standing in for a tensor that is made when someone asks for it: torch's functions, numpy, operators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+if TYPE_CHECKING:
+    import numpy
+
+__all__ = ["StandIn"]
+
+# What would act on, or tell of, a tensor that is thrown away at once.
+NOT_OF_A_MAP = {"backward", "data", "grad", "grad_fn", "is_leaf", "register_hook", "retain_grad", "set_"}
+
+
+class StandIn:
+    """What can be made dense, and then be whatever a tensor is."""
+
+    @property
+    def device(self) -> torch.device:
+        raise NotImplementedError
+
+    def dense(self) -> Tensor:
+        """The tensor itself."""
+        raise NotImplementedError
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = pytree.tree_map(
+            lambda x: x.dense() if isinstance(x, StandIn) else x,
+            (args, kwargs or {}),
+            is_leaf=lambda x: isinstance(x, StandIn),
+        )
+        return func(*args, **kwargs)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray:
+        values = self.dense().detach().cpu()
+        if values.dtype == torch.bfloat16:  # numpy has none
+            values = values.float()
+        array: numpy.ndarray = values.numpy()
+        if dtype is not None and array.dtype != dtype:
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self.dense().detach().__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        return torch.empty(0, device=self.device).__dlpack_device__()
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else a tensor can do, done to the dense weights."""
+        if name.startswith("_") or not hasattr(Tensor, name):
+            raise AttributeError(f"'AttentionMap' object has no attribute {name!r}")
+        if name.endswith("_") or name in NOT_OF_A_MAP:
+            raise AttributeError(
+                f"{name} must have a tensor to act on: a map makes a new one each time; keep w.dense()"
+            )
+        if not callable(getattr(Tensor, name)):
+            return getattr(self.dense(), name)
+
+        def of_dense(*args: Any, **kwargs: Any) -> Any:
+            return getattr(self.dense(), name)(*args, **kwargs)
+
+        return of_dense
+
+
+def _operator(name: str) -> Any:
+    def apply(self: StandIn, *others: Any) -> Any:
+        others = tuple(x.dense() if isinstance(x, StandIn) else x for x in others)
+        return getattr(self.dense(), name)(*others)
+
+    return apply
+
+
+for _name in (
+    "add radd sub rsub mul rmul truediv rtruediv pow rpow matmul rmatmul neg abs eq ne lt le gt ge"
+).split():
+    setattr(StandIn, f"__{_name}__", _operator(f"__{_name}__"))
+StandIn.__hash__ = object.__hash__  # type: ignore[method-assign]
