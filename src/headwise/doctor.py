@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from . import __version__, budget
-from .engines.backends import BACKENDS, Backend
+from .engines.backend import Backend
+from .engines.backends import BACKENDS
 from .functional import attention, why
 from .nn.multihead import MultiHeadAttention
 
@@ -126,8 +127,8 @@ def _where(backend: Backend, here: list[torch.device]) -> str:
     """The devices it runs on, and why not on the others."""
     runs, idle = [], []
     for device in here:
-        if backend.kernels and device.type not in backend.kernels:
-            reason: str | None = f"it runs on {' and '.join(backend.kernels)}"
+        if backend.devices and device.type not in backend.devices:
+            reason: str | None = f"it runs on {' and '.join(backend.devices)}"
         else:
             reason = why(*_example(device), causal=True).reasons[backend.name]
         if reason is None:

@@ -16,9 +16,33 @@ from torch.autograd import forward_ad
 
 from .. import budget
 from ..scoring import HIDDEN
+from .backend import Backend, Call, Gradients
 from .scores import Scores, own_precision
+from .tiles import TILES
 
-__all__ = ["forward", "gradients", "is_needed_for", "transforms_are_active", "weights_of"]
+__all__ = ["PLAIN", "Plain", "forward", "gradients", "is_needed_for", "transforms_are_active", "weights_of"]
+
+
+class Plain(Backend):
+    """Everything, whatever the mode."""
+
+    name = "plain"
+    is_differentiable = gives_bias_gradient = True
+
+    def how(self, call: Call) -> str:
+        """In a phrase."""
+        return "as one T x S matrix in plain torch"
+
+    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+        """By operations torch finds the gradients of."""
+        return forward(call.scores, call.v, call.dropout)
+
+    def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
+        """Where torch does not find them: inside an operator."""
+        return TILES.backward(call, out, lse, grad)
+
+
+PLAIN = Plain()
 
 
 def forward(scores: Scores, v: Tensor, dropout: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -87,6 +111,6 @@ def gradients(
     with torch.enable_grad():
         seen = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
         wanted = [i for i, _ in enumerate(seen) if needed[i]]
-        found = torch.autograd.grad(forward(*seen), [seen[i] for i in wanted], grad, create_graph=again)
-    by_place = dict(zip(wanted, found, strict=True))
+        grads = torch.autograd.grad(forward(*seen), [seen[i] for i in wanted], grad, create_graph=again)
+    by_place = dict(zip(wanted, grads, strict=True))
     return tuple(by_place.get(i) for i in range(len(seen)))
