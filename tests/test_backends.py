@@ -368,6 +368,17 @@ def test_the_kernel_that_is_added_brings_its_own_rules(monkeypatch: pytest.Monke
     assert backend.supports(half_call(S=11)) == says and backend.supports(half_call(S=7)) is None
 
 
+@every_option
+def test_a_fused_kernel_that_is_added_is_cut_for_and_merged(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = Fused("fa3", replace(kernels.CPU_FLASH, name="fa3"))
+    monkeypatch.setattr(backends, "BACKENDS", (backend, *backends.BACKENDS))
+    takes_it = "softcap" not in options and "bias" not in options
+    assert hw.why(*qkv(), **options).backend == ("fa3" if "softcap" not in options else "tiles")
+    assert_exact(*qkv(), options, backend="fa3" if takes_it else "auto")
+
+
 # The table
 
 
