@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,7 +82,7 @@ def _lines() -> Iterator[Line]:
         yield _line(f"check attention on {device}", check_attention, device)
 
 
-def _line(name: str, find: Callable[..., str], *about: Any) -> Line:
+def _line(name: str, find: Callable[..., str], *about: object) -> Line:
     """What was found; whatever went wrong instead, here or deep inside torch, in one line."""
     try:
         return Line(name, find(*about))
@@ -114,8 +113,8 @@ def _processor() -> str:
 
 
 def _graphics(device: torch.device) -> str:
-    found = torch.cuda.get_device_properties(device)
-    return f"{found.name}, {budget.readable(found.total_memory)}, compute {found.major}.{found.minor}"
+    card = torch.cuda.get_device_properties(device)
+    return f"{card.name}, {budget.readable(card.total_memory)}, compute {card.major}.{card.minor}"
 
 
 def _budget(device: torch.device) -> str:
@@ -162,13 +161,13 @@ def check_module(device: torch.device) -> str:
         theirs = theirs.to(device)
         expected = theirs(x, x, x, average_attn_weights=False)
         output, weights = MultiHeadAttention.from_torch(theirs)(x)
-    found = {"output": _error(output, expected[0]), "weights": _error(weights.dense(), expected[1])}
-    for name, error in found.items():
+    errors = {"output": _error(output, expected[0]), "weights": _error(weights.dense(), expected[1])}
+    for name, error in errors.items():
         if error > HALF_THE_DIGITS:
             raise ArithmeticError(
                 f"{name} of the module differ by {error:.2g} from torch.nn.MultiheadAttention"
             )
-    return f"ok: the module is within {max(found.values()):.0e} of torch.nn.MultiheadAttention"
+    return f"ok: the module is within {max(errors.values()):.0e} of torch.nn.MultiheadAttention"
 
 
 def check_attention(device: torch.device) -> str:
@@ -208,6 +207,6 @@ def _plain_softmax(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return weights @ v, weights
 
 
-def _error(found: Tensor, expected: Tensor) -> float:
+def _error(ours: Tensor, expected: Tensor) -> float:
     """The largest difference; infinite where one of them is no number."""
-    return (found.double() - expected.double()).abs().nan_to_num(nan=torch.inf).max().item()
+    return (ours.double() - expected.double()).abs().nan_to_num(nan=torch.inf).max().item()

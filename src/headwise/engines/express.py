@@ -10,10 +10,9 @@ anywhere.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from .. import budget, masks
 from ..masks import NOTHING_HIDDEN, Mask
@@ -90,12 +89,20 @@ def straight(
     return out, lse, scores
 
 
+class _Kept(FunctionCtx):
+    """What is kept for the way back."""
+
+    call: tuple[Kernel, Band, float]
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+
 class _Straight(torch.autograd.Function):
     """One kernel, forward and backward, with nothing around it."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, band: Band, scale: float
+        ctx: _Kept, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, band: Band, scale: float
     ) -> tuple[Tensor, Tensor]:
         out, lse = kernel.forward(KernelCall(q, k, v, None, band, scale))
         ctx.save_for_backward(q, k, v, out, lse)
@@ -105,7 +112,7 @@ class _Straight(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Kept, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad, _ = grads
         if grad is None:
             return (None,) * 6

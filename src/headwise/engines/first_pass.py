@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from . import backends, plain, tiles
 from .backend import Backend, Call
@@ -127,12 +128,8 @@ def _plain_because(scores: Scores, v: Tensor) -> str | None:
 # The operator. Arguments are flat: what an operator's schema can hold.
 
 
-def _flat(scores: Scores, v: Tensor) -> tuple[Any, ...]:
+def _flat(scores: Scores, v: Tensor) -> tuple[object, ...]:
     return v, *flatten(scores)
-
-
-def _unflat(v: Tensor, *flat: Any) -> tuple[Scores, Tensor]:
-    return restore(*flat), v
 
 
 SCHEMA = f"Tensor v, {FLAT}, bool bias_gradient, str backend"
@@ -143,7 +140,7 @@ torch.library.define(
 )
 
 
-def _attend(*args: Any) -> tuple[Tensor, Tensor]:
+def _attend(*args: object) -> tuple[Tensor, Tensor]:
     # in a graph nobody has asked yet: sizes, and what a named backend has to say of them, are known only here
     call, backend = _call(args)
     out, lse = _run(backends.choose(call, backend), call)
@@ -152,24 +149,22 @@ def _attend(*args: Any) -> tuple[Tensor, Tensor]:
 
 def _call(args: Sequence[Any]) -> tuple[Call, str]:
     """The call those arguments came from, and the name of its backend."""
-    *flat, bias_gradient, backend = args
-    scores, v = _unflat(*flat)
-    return Call(scores, v, bias_gradient=bias_gradient), backend
+    v, *flat, bias_gradient, backend = args
+    return Call(restore(*flat), v, bias_gradient=bias_gradient), backend
 
 
-def _attend_fake(*args: Any) -> tuple[Tensor, Tensor]:
-    v, q = args[:2]
+def _attend_fake(v: Tensor, q: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
     out = q.new_empty(*q.shape[:3], v.shape[-1], dtype=v.dtype)
     return out, q.new_empty(q.shape[:3], dtype=tile_dtype(q.dtype))
 
 
-def _attend_backward(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
+def _attend_backward(grad: Tensor, out: Tensor, lse: Tensor, *args: object) -> tuple[Tensor, ...]:
     grads = _gradients(grad, out, lse, args)
     # an operator's output is always a tensor, laid out as its fake is: an empty one stands for no gradient
     return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in grads)
 
 
-def _gradients(grad: Tensor, out: Tensor, lse: Tensor, args: Sequence[Any]) -> tuple[Tensor | None, ...]:
+def _gradients(grad: Tensor, out: Tensor, lse: Tensor, args: Sequence[object]) -> tuple[Tensor | None, ...]:
     call, backend = _call(args)
     # any backend's backward goes with any forward, so "auto" may well choose another one here
     chosen = backends.choose(call) if backend == "auto" else backends.backend_named(backend)
@@ -177,22 +172,22 @@ def _gradients(grad: Tensor, out: Tensor, lse: Tensor, args: Sequence[Any]) -> t
         back, dv, sinks = chosen.backward(call, out, lse, grad)
     grads = (dv, back.q, back.k, back.bias, back.slopes, sinks)
     typed = zip(grads, args[: len(grads)], strict=True)
-    return tuple(None if g is None or x is None else g.to(x.dtype) for g, x in typed)
+    return tuple(g.to(x.dtype) if g is not None and isinstance(x, Tensor) else None for g, x in typed)
 
 
-def _attend_backward_fake(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
+def _attend_backward_fake(grad: Tensor, out: Tensor, lse: Tensor, *args: object) -> tuple[Tensor, ...]:
     bias_gradient = args[-2]
     named = zip(LEAVES, args, strict=False)
     given = [x if bias_gradient or name not in ("bias", "slopes") else None for name, x in named]
-    return tuple(grad.new_empty(0) if x is None else x.new_empty(x.shape) for x in given)
+    return tuple(x.new_empty(x.shape) if isinstance(x, Tensor) else grad.new_empty(0) for x in given)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: FunctionCtx, inputs: tuple[object, ...], output: tuple[Tensor, Tensor]) -> None:
     save(ctx, inputs, *output)
     ctx.set_materialize_grads(False)
 
 
-def _operator_backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
+def _operator_backward(ctx: FunctionCtx, grad: Tensor | None, _: object) -> tuple[Tensor | None, ...]:
     args, (out, lse) = saved(ctx)
     if grad is None:
         return (None,) * len(args)
@@ -203,7 +198,7 @@ class _Attend(torch.autograd.Function):
     """The operator without the operator: what eager mode uses, a fraction of the cost a call."""
 
     @staticmethod
-    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: FunctionCtx, *args: object) -> tuple[Tensor, Tensor]:
         call, backend = _call(args)
         output = _run(backends.backend_named(backend), call)
         _save(ctx, args, output)
@@ -211,23 +206,24 @@ class _Attend(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         args, (out, lse) = saved(ctx)
-        if grads[0] is None:
+        grad = grads[0]
+        if grad is None:
             return (None,) * len(args)
-        if plain.is_needed_for(grads[0]):
-            return where_needed(ctx, _differentiate_twice(args, ctx.needs_input_grad, grads[0]))
-        return where_needed(ctx, _gradients(grads[0], out, lse, args))
+        if plain.is_needed_for(grad):
+            return where_needed(ctx, _differentiate_twice(args, ctx.needs_input_grad, grad))
+        return where_needed(ctx, _gradients(grad, out, lse, args))
 
 
 def _differentiate_twice(
-    args: list[Any], needed: tuple[bool, ...], grad: Tensor
+    args: list[object], needed: tuple[bool, ...], grad: Tensor
 ) -> tuple[Tensor | None, ...]:
     """The same gradients through the plain path, as a graph that can be differentiated again."""
 
-    def forward(*inputs: Any) -> Tensor:
-        scores, v = _unflat(*inputs, *args[len(inputs) : -2])
-        return plain.forward(scores, v)[0]
+    def forward(*inputs: object) -> Tensor:
+        call, _ = _call([*inputs, *args[len(inputs) :]])
+        return plain.forward(call.scores, call.v)[0]
 
     return plain.gradients(forward, args[: len(LEAVES)], needed, grad)
 
@@ -244,7 +240,7 @@ def _lse(*flat: Any) -> Tensor:
     return lse_of(restore(*flat)).contiguous()
 
 
-def lse_fake(q: Tensor, *rest: Any) -> Tensor:
+def lse_fake(q: Tensor, *rest: object) -> Tensor:
     """A number a query, [B, H, T]."""
     return q.new_empty(q.shape[:3], dtype=tile_dtype(q.dtype))
 

@@ -8,7 +8,6 @@ memory budget first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,7 +98,10 @@ def is_needed_for(grad: Tensor) -> bool:
 
 
 def gradients(
-    forward: Callable[..., Any], inputs: Sequence[Any], needed: Sequence[bool], grad: Any
+    forward: Callable[..., Tensor | Sequence[Tensor]],
+    inputs: Sequence[object],
+    needed: Sequence[bool],
+    grad: Tensor | Sequence[Tensor],
 ) -> tuple[Tensor | None, ...]:
     """The gradients of forward(*inputs), as a graph that can be differentiated again; None where not needed.
 
@@ -110,7 +112,7 @@ def gradients(
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         seen = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
-        wanted = [i for i, _ in enumerate(seen) if needed[i]]
-        grads = torch.autograd.grad(forward(*seen), [seen[i] for i in wanted], grad, create_graph=again)
+        wanted = {i: x for i, x in enumerate(seen) if needed[i] and isinstance(x, Tensor)}
+        grads = torch.autograd.grad(forward(*seen), list(wanted.values()), grad, create_graph=again)
     by_place = dict(zip(wanted, grads, strict=True))
     return tuple(by_place.get(i) for i in range(len(seen)))
