@@ -26,6 +26,7 @@ from headwise.engines.kernels import ShapeChurn
 from headwise.engines.scores import Scores
 from headwise.engines.tiles import TILES
 from headwise.errors import BackendUnavailable
+from headwise.nn import one_step
 from headwise.scoring import HIDDEN, Alibi, alibi
 from judge import Case, error, masks
 
@@ -372,11 +373,61 @@ def test_the_kernel_that_is_added_brings_its_own_rules(monkeypatch: pytest.Monke
 def test_a_fused_kernel_that_is_added_is_cut_for_and_merged(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = Fused("fa3", replace(kernels.CPU_FLASH, name="fa3"))
-    monkeypatch.setattr(backends, "BACKENDS", (backend, *backends.BACKENDS))
+    entered(monkeypatch)
     takes_it = "softcap" not in options and "bias" not in options
     assert hw.why(*qkv(), **options).backend == ("fa3" if "softcap" not in options else "tiles")
     assert_exact(*qkv(), options, backend="fa3" if takes_it else "auto")
+
+
+def entered(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> Fused:
+    """flash on a CPU with other fields, entered first."""
+    backend = Fused("fa3", replace(kernels.CPU_FLASH, name="fa3", **fields))
+    monkeypatch.setattr(backends, "BACKENDS", (backend, *backends.BACKENDS))
+    return backend
+
+
+@pytest.mark.parametrize("insists", [True, False])
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_kernel_that_insists_on_its_backward_is_no_kernel_of_a_graph_that_learns(
+    insists: bool, learns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered(monkeypatch, insists=insists)
+    seen: list[str] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    x = normal(0, B, H, T, 8).requires_grad_(learns)
+    torch._dynamo.reset()
+    torch.compile(lambda x: hw.attention(x, x, x)[0], backend=keep)(x)
+    assert ("headwise.attend.default" in seen) == (insists and learns)
+
+
+def test_a_kernel_that_plans_is_remembered_for_a_shape_until_somebody_speaks_against_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    churn, on = ShapeChurn(), [True]
+    backend = entered(monkeypatch, churn=churn, repeats=False, switch=lambda: on[0])
+    monkeypatch.setattr(one_step, "_planned_before", {})
+    asked: list[Call] = []
+    monkeypatch.setattr(backend, "cannot", lambda call: asked.append(call) or Fused.cannot(backend, call))
+
+    def chosen() -> kernels.Kernel | None:
+        return one_step.chosen(normal(0, B, T, 22), None, 2, 0, True, None)
+
+    kernel = backend.kernels["cpu"]
+    assert [chosen(), chosen(), chosen()] == [kernel] * 3 and len(asked) == 1
+    assert churn._fresh == [True, False, False]  # counted every time
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert chosen() is kernels.CPU_FLASH
+    finally:
+        torch.use_deterministic_algorithms(False)
+    on[0] = False
+    assert chosen() is kernels.CPU_FLASH and len(asked) == 3
+    on[0] = True
+    assert chosen() is kernel and len(asked) == 3
 
 
 # The table

@@ -26,7 +26,7 @@ from ..scoring import HIDDEN
 from .backend import NO_BIAS_GRADIENT, Backend, Call, Gradients
 from .kernels import CAUSAL, FULL, Answer, Band, Kernel, KernelCall, Three
 from .scores import ScoreGradients, Scores, blocks, tile_dtype
-from .tiles import TILES, sinks_gradient
+from .tiles import TILES, sinks_gradient, with_sinks
 from .walk import REACH, is_rough
 
 __all__ = ["Fused", "Part", "adds", "cannot", "cut"]
@@ -370,14 +370,6 @@ def _empty_rows(scores: Scores, part: Part, added: Tensor | None, lse: Tensor) -
         assert whole is not None
         empty.append((whole <= HIDDEN).all(-1))  # the band in it makes it [.., .., t]
     return torch.cat(empty, dim=-1)
-
-
-def with_sinks(sinks: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Let the sink take its share; rows that see nothing stay as they are."""
-    total = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
-    total = torch.where(torch.isneginf(lse), lse, total)
-    share = torch.where(torch.isneginf(lse), 0.0, (lse - total).exp())
-    return (out * share[..., None]).to(out.dtype), total
 
 
 def _ready(kernel: Kernel, scores: Scores, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

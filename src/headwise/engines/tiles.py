@@ -14,7 +14,7 @@ from .backend import Backend, Call, Gradients
 from .scores import ScoreGradients, Scores, blocks
 from .walk import Tile, online, walk
 
-__all__ = ["TILES", "Tiles", "lse_of", "sinks_gradient"]
+__all__ = ["TILES", "Tiles", "lse_of", "sinks_gradient", "with_sinks"]
 
 
 class Tiles(Backend):
@@ -80,6 +80,14 @@ def _walk(scores: Scores, v: Tensor | None, out: Tensor | None) -> Tensor:
                 mixed = (mixed / total[..., None]).masked_fill(empty[..., None], 0)
                 out[here] = mixed.to(out.dtype)
     return lse
+
+
+def with_sinks(sinks: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Let the sink take its share; rows that see nothing stay as they are."""
+    total = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
+    total = torch.where(torch.isneginf(lse), lse, total)
+    share = torch.where(torch.isneginf(lse), 0.0, (lse - total).exp())
+    return (out * share[..., None]).to(out.dtype), total
 
 
 def sinks_gradient(scores: Scores, out: Tensor, lse: Tensor, grad: Tensor) -> Tensor | None:
