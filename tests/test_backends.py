@@ -6,6 +6,7 @@ Letters: B batch, H num_heads, Hk num_kv_heads, T query_len, S key_len, D head_d
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,9 +20,13 @@ import headwise as hw
 from headwise import Mask, functional, reference
 from headwise.arguments import scores_from
 from headwise.engines import backends, first_pass, fused, kernels
-from headwise.engines.backends import Backend, Call, ShapeChurn
+from headwise.engines.backend import Backend, Call, Gradients
+from headwise.engines.fused import Fused
+from headwise.engines.kernels import ShapeChurn
 from headwise.engines.scores import Scores
+from headwise.engines.tiles import TILES
 from headwise.errors import BackendUnavailable
+from headwise.nn import one_step
 from headwise.scoring import HIDDEN, Alibi, alibi
 from judge import Case, error, masks
 
@@ -163,8 +168,8 @@ def test_why_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def ran(*_: Any, **__: Any) -> Any:
         raise AssertionError("it ran")
 
-    monkeypatch.setattr(first_pass, "_run", ran)
-    monkeypatch.setattr(first_pass.plain, "forward", ran)
+    for backend in backends.BACKENDS:
+        monkeypatch.setattr(type(backend), "forward", ran)
     for options, _, _ in WHO.values():
         hw.why(*qkv(), **options)
 
@@ -177,9 +182,9 @@ def test_attention_runs_what_why_says(
     ran: list[str] = []
     honest = first_pass._run
 
-    def noted(chosen: Backend, scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
+    def noted(chosen: Backend, call: Call) -> tuple[Tensor, Tensor]:
         ran.append(chosen.name)
-        return honest(chosen, scores, v)
+        return honest(chosen, call)
 
     monkeypatch.setattr(first_pass, "_run", noted)
     monkeypatch.setattr(functional, "plainest", lambda *_: None)  # it asks nobody
@@ -204,6 +209,227 @@ def test_function_transforms_and_forward_mode_go_to_plain() -> None:
     assert "function transform" in str(seen[0]) and "forward-mode derivative" in str(seen[1])
 
 
+# A backend more
+
+
+class Capped(Backend):
+    """All that a backend is: here plain torch, and soft caps alone."""
+
+    name = "capped"
+
+    def cannot(self, call: Call) -> str | None:
+        return None if call.scores.scoring.softcap else "it takes soft caps alone"
+
+    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+        s = call.scores.whole()
+        return s.softmax(-1) @ call.v.repeat_interleave(call.scores.group, dim=1), s.logsumexp(-1)
+
+    def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
+        return TILES.backward(call, out, lse, grad)
+
+
+@pytest.fixture
+def capped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Entered first; what it ran."""
+    ran = []
+
+    class Noted(Capped):
+        def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+            ran.append("forward")
+            return super().forward(call)
+
+        def backward(self, call: Call, *rest: Tensor) -> Gradients:
+            ran.append("backward")
+            return super().backward(call, *rest)
+
+    monkeypatch.setattr(backends, "BACKENDS", (Noted(), *backends.BACKENDS))
+    return ran
+
+
+def test_a_backend_is_added_by_one_entry(capped: list[str]) -> None:
+    """Chosen by auto and by name, and every number right: output, lse, gradients."""
+    for name in ("auto", "capped"):
+        assert_exact(*qkv(), {"softcap": 1.5}, backend=name)
+    assert capped == ["forward", "backward"] * 2
+    assert_exact(*qkv(), {"softcap": 1.5}, backend="tiles")
+    assert_exact(*qkv(), {})
+    assert len(capped) == 4
+
+
+def test_why_tells_of_a_backend_that_was_added(capped: list[str]) -> None:
+    assert str(hw.why(*qkv(), softcap=1.5)).startswith("capped runs this call, in one call.\n  cudnn: ")
+    assert hw.why(*qkv(), causal=True).reasons["capped"] == "it takes soft caps alone"
+    with pytest.raises(BackendUnavailable, match='"capped" cannot run this call: it takes soft caps alone'):
+        hw.attention(*qkv(), backend="capped")
+    assert capped == []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"dropout": 0.25}, "dropout 0.25 falls on the weights, which it never has"),
+        ({"bias": normal(5, T, S).requires_grad_()}, "it gives no gradient to bias or slopes"),
+    ],
+    ids=["dropout", "bias"],
+)
+def test_a_backend_is_not_given_what_it_never_spoke_of(
+    capped: list[str], options: dict[str, Any], says: str
+) -> None:
+    answer = hw.why(*qkv(), softcap=1.5, **options)
+    assert answer.reasons["capped"] == says and answer.backend in ("tiles", "plain")
+    hw.attention(*qkv(), softcap=1.5, **options)
+    assert capped == []
+
+
+@pytest.mark.parametrize("name", ["auto", "capped"])
+def test_a_backend_that_was_added_runs_in_graphs(capped: list[str], name: str) -> None:
+    q, k, v = (x.requires_grad_() for x in qkv())
+
+    def output(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return hw.attention(q, k, v, softcap=1.5, backend=name)[0]
+
+    expected = output(q, k, v)
+    grads = torch.autograd.grad(expected.sum(), (q, k, v))
+    capped.clear()
+    found = torch.compile(output, fullgraph=True, backend="aot_eager")(q, k, v)
+    assert torch.equal(found, expected)
+    for mine, theirs in zip(torch.autograd.grad(found.sum(), (q, k, v)), grads, strict=True):
+        assert torch.equal(mine, theirs)
+    assert capped == ["forward", "backward"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"softcap": 1.5}, "it has no soft cap"), ({"dropout": 0.5}, "dropout 0.5 falls on the weights")],
+    ids=["softcap", "dropout"],
+)
+def test_a_named_backend_gives_way_to_no_other_in_a_graph(options: dict[str, Any], says: str) -> None:
+    """flash ran calls with a soft cap there without one, and dropout went to another backend."""
+
+    def output(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return hw.attention(q, k, v, backend="flash", **options)[0]
+
+    with pytest.raises(BackendUnavailable, match=f'"flash" cannot run this call: {says}'):
+        torch.compile(output, backend="aot_eager")(*qkv())
+
+
+def test_the_express_lane_asks_a_backend_that_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU it asked nobody: what `why` named was not what ran."""
+    q, k, v = (normal(i, B, H, T, 8) for i in range(3))
+    assert functional.plainest(q, k, v, True, None) is not None
+
+    class All(Capped):
+        def cannot(self, call: Call) -> str | None:
+            return None
+
+        def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+            return torch.full_like(call.v, 7.0), torch.zeros(call.v.shape[:3])
+
+    monkeypatch.setattr(backends, "BACKENDS", (Capped(), *backends.BACKENDS))
+    assert functional.plainest(q, k, v, True, None) is not None  # who is asked says no, and flash runs it
+    monkeypatch.setattr(backends, "BACKENDS", (All(), *backends.BACKENDS))
+    assert functional.plainest(q, k, v, True, None) is None
+    assert bool((hw.attention(q, k, v, causal=True)[0] == 7.0).all())
+
+
+FA3 = replace(
+    kernels.CUDA_FLASH, name="fa3", takes_parts=False, repeats=False, switch=None, churn=ShapeChurn(most=2)
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"D": 264}, "head_dim 264 is over its 256"),
+        ({"softcap": 2.0}, "it has no soft cap (softcap=2)"),
+        ({"window": 3}, "it cannot take this call whole, and would plan each part anew"),
+        ({"mask": Mask.padding([3])}, "it takes no mask beyond a band, and no bias"),
+    ],
+    ids=["wide", "softcap", "window", "padding"],
+)
+def test_a_fused_kernel_that_is_added_says_what_it_cannot_take(options: dict[str, Any], says: str) -> None:
+    """One of a name unknown to torch ended in a KeyError."""
+    backend, call = Fused("fa3", FA3), half_call(**options)
+    assert backend.supports(call) == "it runs on cuda, the tensors are on cpu"
+    assert fused.cannot(FA3, call) == says
+
+
+def test_the_kernel_that_is_added_brings_its_own_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    off, calm = replace(FA3, switch=lambda: False), replace(FA3, capability=None)
+    assert fused.cannot(off, half_call()) == "it is switched off in torch.backends.cuda"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert fused.cannot(FA3, half_call()) == "it needs compute capability 8.0 or later"
+    assert fused.cannot(calm, half_call()) is None
+    backend = Fused("fa3", replace(calm, device="cpu"))
+    monkeypatch.setattr(backends, "BACKENDS", (backend, *backends.BACKENDS))
+    for length in (5, 7):
+        assert backend.supports(half_call(S=length)) is None
+        backends.note(half_call(S=length))
+    says = "2 of the last 2 calls had a shape not seen before, and it plans each one anew"
+    assert backend.supports(half_call(S=11)) == says and backend.supports(half_call(S=7)) is None
+
+
+@every_option
+def test_a_fused_kernel_that_is_added_is_cut_for_and_merged(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered(monkeypatch)
+    takes_it = "softcap" not in options and "bias" not in options
+    assert hw.why(*qkv(), **options).backend == ("fa3" if "softcap" not in options else "tiles")
+    assert_exact(*qkv(), options, backend="fa3" if takes_it else "auto")
+
+
+def entered(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> Fused:
+    """flash on a CPU with other fields, entered first."""
+    backend = Fused("fa3", replace(kernels.CPU_FLASH, name="fa3", **fields))
+    monkeypatch.setattr(backends, "BACKENDS", (backend, *backends.BACKENDS))
+    return backend
+
+
+@pytest.mark.parametrize("insists", [True, False])
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_kernel_that_insists_on_its_backward_is_no_kernel_of_a_graph_that_learns(
+    insists: bool, learns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered(monkeypatch, insists=insists)
+    seen: list[str] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    x = normal(0, B, H, T, 8).requires_grad_(learns)
+    torch._dynamo.reset()
+    torch.compile(lambda x: hw.attention(x, x, x)[0], backend=keep)(x)
+    assert ("headwise.attend.default" in seen) == (insists and learns)
+
+
+def test_a_kernel_that_plans_is_remembered_for_a_shape_until_somebody_speaks_against_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    churn, on = ShapeChurn(), [True]
+    backend = entered(monkeypatch, churn=churn, repeats=False, switch=lambda: on[0])
+    monkeypatch.setattr(one_step, "_planned_before", {})
+    asked: list[Call] = []
+    monkeypatch.setattr(backend, "cannot", lambda call: asked.append(call) or Fused.cannot(backend, call))
+
+    def chosen() -> kernels.Kernel | None:
+        return one_step.chosen(normal(0, B, T, 22), None, 2, 0, True, None)
+
+    kernel = backend.kernels["cpu"]
+    assert [chosen(), chosen(), chosen()] == [kernel] * 3 and len(asked) == 1
+    assert churn._fresh == [True, False, False]  # counted every time
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert chosen() is kernels.CPU_FLASH
+    finally:
+        torch.use_deterministic_algorithms(False)
+    on[0] = False
+    assert chosen() is kernels.CPU_FLASH and len(asked) == 3
+    on[0] = True
+    assert chosen() is kernel and len(asked) == 3
+
+
 # The table
 
 
@@ -213,10 +439,14 @@ def a_call(**options: Any) -> Call:
 
 
 def test_auto_takes_the_first_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    fakes = tuple(
-        Backend(name, lambda call, says=says: says) for name, says in (("a", "no"), ("b", None), ("c", None))
-    )
-    monkeypatch.setattr(backends, "BACKENDS", fakes)
+    class Fake(Capped):
+        def __init__(self, name: str, says: str | None) -> None:
+            self.name, self.says = name, says
+
+        def cannot(self, call: Call) -> str | None:
+            return self.says
+
+    monkeypatch.setattr(backends, "BACKENDS", (Fake("a", "no"), Fake("b", None), Fake("c", None)))
     assert backends.choose(a_call()).name == "b"
     assert backends.choose(a_call(), "c").name == "c"
     with pytest.raises(
@@ -269,7 +499,7 @@ def half_call(
 def test_the_kernels_of_a_gpu_say_what_they_cannot_take(
     kernel: kernels.Kernel, call: Call, says: str
 ) -> None:
-    reason = backends._cannot(kernel, call)
+    reason = fused.cannot(kernel, call)
     assert reason is not None
     with pytest.raises(AssertionError, match=says):
         raise AssertionError(reason)
@@ -278,7 +508,7 @@ def test_the_kernels_of_a_gpu_say_what_they_cannot_take(
 def test_cudnn_steps_back_where_determinism_was_asked_for() -> None:
     torch.use_deterministic_algorithms(True)
     try:
-        reason = backends._cannot(kernels.CUDNN, half_call())
+        reason = fused.cannot(kernels.CUDNN, half_call())
     finally:
         torch.use_deterministic_algorithms(False)
     assert reason == "deterministic algorithms were asked for, and it promises none"
@@ -286,7 +516,7 @@ def test_cudnn_steps_back_where_determinism_was_asked_for() -> None:
 
 def test_a_kernel_switched_off_in_torch_is_off_here() -> None:
     with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):
-        reason = backends._cannot(kernels.CUDNN, half_call())
+        reason = fused.cannot(kernels.CUDNN, half_call())
     assert reason == "it is switched off in torch.backends.cuda"
 
 

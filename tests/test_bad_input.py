@@ -441,14 +441,13 @@ def test_the_choices_of_key_heads_fit(num_heads: int, fitting: str) -> None:
 
 
 def test_a_named_backend_never_gives_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headwise.engines import first_pass, fused, plain, tiles
+    from headwise.engines.backends import BACKENDS
 
     def ran(*_: Any, **__: Any) -> Any:
         raise AssertionError("something ran in its place")
 
-    for module in (fused, plain, tiles):
-        monkeypatch.setattr(module, "forward", ran)
-    monkeypatch.setattr(first_pass, "_run", ran)
+    for backend in BACKENDS:
+        monkeypatch.setattr(type(backend), "forward", ran)
     for name in ("cudnn", "efficient"):
         with pytest.raises(BackendUnavailable, match=name):
             hw.attention(**good(), backend=name)

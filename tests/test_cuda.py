@@ -19,8 +19,8 @@ from torch import Tensor
 
 import headwise as hw
 from headwise import Mask
-from headwise.engines import backends, kernels
-from headwise.engines.backends import ShapeChurn
+from headwise.engines import kernels
+from headwise.engines.kernels import ShapeChurn
 from headwise.errors import BackendUnavailable
 from headwise.scoring import Alibi
 from judge import Case, assert_judged, error, largest, sizes
@@ -163,7 +163,9 @@ def test_the_second_pass_agrees_with_float64() -> None:
 
 
 def test_cudnn_steps_aside_while_shapes_keep_changing() -> None:
-    kept, backends.cudnn_churn = backends.cudnn_churn, ShapeChurn(window=8, most=3)
+    churn = kernels.CUDNN.churn
+    kept = dict(vars(churn))
+    vars(churn).update(vars(ShapeChurn(window=8, most=3)))
     try:
         names = []
         for length in (64, 64, 64, 72, 80, 88, 96, 64):
@@ -173,7 +175,7 @@ def test_cudnn_steps_aside_while_shapes_keep_changing() -> None:
         assert names[:3] == ["cudnn"] * 3 and "flash" in names[4:7] and names[-1] == "cudnn", names
         assert hw.why(torch.randn_like(q[:, :, :13]), *[q[:, :, :13]] * 2).reasons["cudnn"] is not None
     finally:
-        backends.cudnn_churn = kept
+        vars(churn).update(kept)
 
 
 def test_compiled_calls_and_gradients_equal_eager_ones() -> None:

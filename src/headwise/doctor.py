@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from . import __version__, budget
-from .engines.backends import BACKENDS, Backend
+from .engines.backend import Backend
+from .engines.backends import BACKENDS
 from .functional import attention, why
 from .nn.multihead import MultiHeadAttention
 
@@ -112,8 +113,8 @@ def _processor() -> str:
 
 
 def _graphics(device: torch.device) -> str:
-    found = torch.cuda.get_device_properties(device)
-    return f"{found.name}, {budget.readable(found.total_memory)}, compute {found.major}.{found.minor}"
+    card = torch.cuda.get_device_properties(device)
+    return f"{card.name}, {budget.readable(card.total_memory)}, compute {card.major}.{card.minor}"
 
 
 def _budget(device: torch.device) -> str:
@@ -125,8 +126,8 @@ def _where(backend: Backend, here: list[torch.device]) -> str:
     """The devices it runs on, and why not on the others."""
     runs, idle = [], []
     for device in here:
-        if backend.kernels and device.type not in backend.kernels:
-            reason: str | None = f"it runs on {' and '.join(backend.kernels)}"
+        if backend.devices and device.type not in backend.devices:
+            reason: str | None = f"it runs on {' and '.join(backend.devices)}"
         else:
             reason = why(*_example(device), causal=True).reasons[backend.name]
         if reason is None:
@@ -160,13 +161,13 @@ def check_module(device: torch.device) -> str:
         theirs = theirs.to(device)
         expected = theirs(x, x, x, average_attn_weights=False)
         output, weights = MultiHeadAttention.from_torch(theirs)(x)
-    found = {"output": _error(output, expected[0]), "weights": _error(weights.dense(), expected[1])}
-    for name, error in found.items():
+    errors = {"output": _error(output, expected[0]), "weights": _error(weights.dense(), expected[1])}
+    for name, error in errors.items():
         if error > HALF_THE_DIGITS:
             raise ArithmeticError(
                 f"{name} of the module differ by {error:.2g} from torch.nn.MultiheadAttention"
             )
-    return f"ok: the module is within {max(found.values()):.0e} of torch.nn.MultiheadAttention"
+    return f"ok: the module is within {max(errors.values()):.0e} of torch.nn.MultiheadAttention"
 
 
 def check_attention(device: torch.device) -> str:
@@ -206,6 +207,6 @@ def _plain_softmax(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return weights @ v, weights
 
 
-def _error(found: Tensor, expected: Tensor) -> float:
+def _error(ours: Tensor, expected: Tensor) -> float:
     """The largest difference; infinite where one of them is no number."""
-    return (found.double() - expected.double()).abs().nan_to_num(nan=torch.inf).max().item()
+    return (ours.double() - expected.double()).abs().nan_to_num(nan=torch.inf).max().item()

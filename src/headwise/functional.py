@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .arguments import check_dropout, scores_from, under_autocast
-from .engines import backends, first_pass, fused, statistics
+from .engines import backends, first_pass, statistics
 from .engines.express import plainest
 from .engines.gpu.cannot import cannot
 from .map import AttentionMap, make
@@ -81,9 +81,9 @@ def attention(
         mask is None and window is None and softcap is None and bias is None and sinks is None
         and not dropout and backend == "auto"
     ):  # fmt: skip
-        found = plainest(q, k, v, causal, scale)
-        if found is not None:
-            output, lse, scores = found
+        answer = plainest(q, k, v, causal, scale)
+        if answer is not None:
+            output, lse, scores = answer
             return output, make(scores, lse)
     q, k, v = under_autocast(q, k, v)
     scores = scores_from(q, k, v, mask, causal, window, scale, softcap, bias, sinks)
@@ -155,10 +155,4 @@ def why(
     check_dropout(dropout)
     call = first_pass.call_of(scores, v, dropout)
     chosen = backends.choose(call, backend)
-    if chosen.kernels:
-        how = fused.how(fused.cut(scores, chosen.kernel_for(q.device).takes_bands))
-    elif chosen.name == "tiles":
-        how = "tile by tile in plain torch"
-    else:
-        how = "as one T x S matrix in plain torch"
-    return Why(chosen.name, how, backends.verdicts(call), backend, cannot(scores))
+    return Why(chosen.name, chosen.how(call), backends.verdicts(call), backend, cannot(scores))

@@ -2,13 +2,14 @@
 
     scores.py              everything that decides one score, any tile of them, their flat form, the way back
     given_weights.py       weights someone else computed, seen as scores
-    kernels.py             torch's fused kernels, each as a forward and a backward
-    fused.py               a request cut into pieces a fused kernel can take, and run: the first pass
-    tiles.py               the same in plain torch, tile by tile: takes everything, linear memory
-    plain.py               the same as one matrix: any derivative, dropout; quadratic memory
-    backends.py            who can run what, and why not
-    express.py             the plainest calls, with nothing in their way
     first_pass.py          the door of the first pass: autograd, torch.compile
+    express.py             the plainest calls, with nothing in their way
+    backends.py            the table: who is asked to run a call, and in which order
+    backend.py             what a backend is: the call it is given, what it is asked, what it answers
+    fused.py               on fused kernels: calls cut into parts they can take, merged by lse
+    kernels.py             those kernels, torch's own, an entry each
+    tiles.py               in plain torch, tile by tile: takes everything, linear memory
+    plain.py               as one matrix: any derivative, dropout; quadratic memory
     walk.py                every tile of the weights, block of queries by block
     weights.py             dense weights and their mean over heads: the differentiable part of the second pass
     second_pass.py         pooled pictures, top keys, the way back from entropy

@@ -10,17 +10,18 @@ anywhere.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from .. import budget, masks
 from ..masks import NOTHING_HIDDEN, Mask
 from ..scoring import Scoring
-from . import backends, kernels, plain, tiles
-from .kernels import CPU_FLASH, Band, Kernel
+from . import backends, kernels, plain
+from .backend import Call
+from .kernels import Band, Kernel, KernelCall, Three
 from .scores import Scores
+from .tiles import TILES
 from .walk import REACH, check_rows
 from .weights import softmax
 
@@ -69,22 +70,31 @@ def straight(
     if (causal and S != T) or (T == 1 and H != Hk) or not scale > 0:
         return None
     scores = Scores(q, k, masks.CAUSAL if causal else NOTHING_HIDDEN, Scoring(scale))
-    kernel = CPU_FLASH
-    if not q.is_cpu:
-        call = backends.Call(scores, v)
-        chosen = backends.choose(call)
-        if not chosen.kernels:
+    kernel, device = None, q.device.type
+    for backend in backends.BACKENDS:
+        if not backend.devices or device in backend.devices:  # the first to be asked
+            kernel = backend.undisputed.get(device)
+            break
+    if kernel is None:
+        call = Call(scores, v)
+        kernel = backends.choose(call).bare(q, v)
+        if kernel is None:
             return None
-        kernel = chosen.kernel_for(q.device)
-        if not kernel.takes_as_is(q, v):
-            return None
-        backends.cudnn_churn.note(call.shape_key)
+        backends.note(call)
     band = kernels.CAUSAL if causal else kernels.FULL
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out, lse = _Straight.apply(q, k, v, kernel, band, scale)
     else:
-        out, lse = kernel.forward(q, k, v, None, band, scale)
+        out, lse = kernel.forward(KernelCall(q, k, v, None, band, scale))
     return out, lse, scores
+
+
+class _Kept(FunctionCtx):
+    """What is kept for the way back."""
+
+    call: tuple[Kernel, Band, float]
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
 
 
 class _Straight(torch.autograd.Function):
@@ -92,9 +102,9 @@ class _Straight(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, band: Band, scale: float
+        ctx: _Kept, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, band: Band, scale: float
     ) -> tuple[Tensor, Tensor]:
-        out, lse = kernel.forward(q, k, v, None, band, scale)
+        out, lse = kernel.forward(KernelCall(q, k, v, None, band, scale))
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.call = kernel, band, scale
         ctx.mark_non_differentiable(lse)
@@ -102,7 +112,7 @@ class _Straight(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Kept, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad, _ = grads
         if grad is None:
             return (None,) * 6
@@ -113,26 +123,19 @@ class _Straight(torch.autograd.Function):
             def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 return plain.forward(Scores(q, k, Mask(*band), Scoring(scale)), v)[0]
 
-            found = plain.gradients(forward, (q, k, v), ctx.needs_input_grad[:3], grad)
+            return *plain.gradients(forward, (q, k, v), ctx.needs_input_grad[:3], grad), None, None, None
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        if lse.is_cpu and float(lse.abs().max()) > REACH:
+            grads = _in_tiles(Scores(q, k, Mask(*band), Scoring(scale)), v, out, lse, grad)
         else:
-            grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-            if lse.is_cpu and float(lse.abs().max()) > REACH:
-                return (
-                    *_in_tiles(Scores(q, k, Mask(*band), Scoring(scale)), v, out, lse, grad),
-                    None,
-                    None,
-                    None,
-                )
-            found = kernel.backward(grad, q, k, v, out, lse, None, band, scale)
-        return *found, None, None, None
+            grads = kernel.backward(KernelCall(q, k, v, None, band, scale), out, lse, grad)
+        return *grads, None, None, None
 
 
-def _in_tiles(
-    scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _in_tiles(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Three:
     """The same gradients where the kernel's would be too rough."""
-    found, dv, _ = tiles.backward(scores, v, out, lse, grad, bias=False)
-    return found.q.to(v.dtype), found.k.to(v.dtype), dv.to(v.dtype)
+    back, dv, _ = TILES.backward(Call(scores, v), out, lse, grad)
+    return back.q.to(v.dtype), back.k.to(v.dtype), dv.to(v.dtype)
 
 
 def few_weights_on_cpu(scores: Scores, lse: Tensor | None) -> Tensor | None:
@@ -154,7 +157,7 @@ def few_weights_on_cpu(scores: Scores, lse: Tensor | None) -> Tensor | None:
         return None
     if plain.transforms_are_active():
         return None
-    found, now = softmax(scores.whole(), None, False, lse is not None)
+    weights, now = softmax(scores.whole(), None, False, lse is not None)
     if lse is not None and now is not None:
         check_rows(scores, slice(0, T), lse, now)
-    return found
+    return weights

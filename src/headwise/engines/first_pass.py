@@ -8,20 +8,19 @@ is saved, never differentiated: whoever needs gradients through weights goes thr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..mask_rules import can_read
-from . import backends, fused, plain, tiles
-from .backends import Backend, Call
+from . import backends, plain, tiles
+from .backend import Backend, Call
 from .fused import adds
 from .gpu.cannot import cannot
-from .kernels import CAUSAL, CUDNN, FULL, Band
-from .operator_arguments import save, saved, where_needed
-from .scores import DIFFERENTIABLE, FLAT_SCHEMA, ScoreGradients, Scores, own_precision, tile_dtype
-from .walk import REACH, is_rough
+from .kernels import CAUSAL, FULL, Band, KernelCall
+from .operator_arguments import Context, save, saved, where_needed
+from .scores import DIFFERENTIABLE, FLAT_SCHEMA, Scores, own_precision, tile_dtype
 
 __all__ = ["attend", "call_of", "lse_of"]
 
@@ -30,7 +29,8 @@ LEAVES = ("v", *DIFFERENTIABLE)
 
 def call_of(scores: Scores, v: Tensor, dropout: float = 0.0) -> Call:
     """A call as the table sees it, with what is going on around it."""
-    return Call(scores, v, dropout, _plain_because(scores, v), _bias_gradient(scores))
+    because = None if torch.compiler.is_compiling() else _plain_because(scores, v)
+    return Call(scores, v, dropout, because, _bias_gradient(scores))
 
 
 def attend(scores: Scores, v: Tensor, dropout: float = 0.0, backend: str = "auto") -> tuple[Tensor, Tensor]:
@@ -44,30 +44,27 @@ def attend(scores: Scores, v: Tensor, dropout: float = 0.0, backend: str = "auto
     if torch.compiler.is_compiling():
         out, lse = _traced(scores, v, dropout, backend)
         return out, lse.detach()
-    chosen = backends.choose(call_of(scores, v, dropout), backend)
-    if chosen.name == "plain":
-        out, lse = plain.forward(scores, v, dropout)
+    call = Call(scores, v, dropout, _plain_because(scores, v), _bias_gradient(scores))
+    chosen = backends.choose(call, backend)
+    if chosen.is_differentiable:
+        out, lse = chosen.forward(call)
     elif torch.is_grad_enabled() and _needs_grad(scores, v):
-        out, lse = _Attend.apply(*_flat(scores, v), _bias_gradient(scores), chosen.name)
+        out, lse = _Attend.apply(*_flat(scores, v), call.bias_gradient, chosen.name)
     else:
-        return _run(chosen, scores, v)
+        return _run(chosen, call)
     return out, lse.detach()
 
 
 def _traced(scores: Scores, v: Tensor, dropout: float, backend: str) -> tuple[Tensor, Tensor]:
     """What torch.compile and torch.export see: nothing that looks at sizes more than it must."""
-    if dropout or backend == "plain":
-        return plain.forward(scores, v, dropout)
+    call = Call(scores, v, dropout)
+    if dropout or (backend != "auto" and backends.backend_named(backend).is_differentiable):
+        return backends.choose(call, backend).forward(call)
     band = _plainest(scores, v)
     if band is not None:
-        chosen = backends.choose(Call(scores, v), backend)
-        kernel = chosen.kernels.get(v.device.type)
-        # torch's plan for cuDNN's backward is kept without the layout of the gradient it was made for, so
-        # that another layout gives wrong numbers: `kernels.py` always hands over the same one
-        if kernel is CUDNN and torch.is_grad_enabled() and _needs_grad(scores, v):
-            kernel = None
-        if kernel is not None and kernel.takes_as_is(scores.q, v):
-            return kernel.forward(scores.q, scores.k, v, None, band, scores.scoring.scale)
+        kernel = backends.choose(call, backend).bare(scores.q, v)
+        if kernel is not None and not (kernel.insists and torch.is_grad_enabled() and _needs_grad(scores, v)):
+            return kernel.forward(KernelCall(scores.q, scores.k, v, None, band, scores.scoring.scale))
     return torch.ops.headwise.attend.default(*_flat(scores, v), _bias_gradient(scores), backend)
 
 
@@ -97,33 +94,26 @@ def lse_of(scores: Scores) -> Tensor:
         return tiles.lse_of(scores)  # half the work of a fused forward: no values to mix
 
 
-def _run(chosen: Backend, scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
-    if v.device.type == "cuda":
-        backends.cudnn_churn.note(Call(scores, v).shape_key)
-    with own_precision(v.device):
-        if chosen.kernels:
-            kernel = chosen.kernel_for(v.device)
-            out, lse = fused.forward(kernel, scores, v)
-            # the cheap questions first: to find out whether parts are merged, the call is cut again
-            if not (can_read(lse) and is_rough(lse, REACH) and fused.merges(scores, kernel)):
-                return out, lse
-        return tiles.forward(scores, v)
+def _run(chosen: Backend, call: Call) -> tuple[Tensor, Tensor]:
+    backends.note(call)
+    with own_precision(call.v.device):
+        return chosen.forward(call)
 
 
 def _bias_gradient(scores: Scores) -> bool:
     """Whether a gradient of bias or slopes is wanted, which fused kernels do not give."""
-    tensors = (scores.scoring.bias, scores.scoring.slopes)
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    bias, slopes = scores.scoring.bias, scores.scoring.slopes
+    learned = (bias is not None and bias.requires_grad) or (slopes is not None and slopes.requires_grad)
+    return learned and torch.is_grad_enabled()
 
 
 def _needs_grad(scores: Scores, v: Tensor) -> bool:
-    tensors = (scores.q, scores.k, v, *scores.scoring.tensors.values())
-    return any(tensor.requires_grad for tensor in tensors)
+    if scores.q.requires_grad or scores.k.requires_grad or v.requires_grad:
+        return True
+    return any(tensor.requires_grad for tensor in scores.scoring.tensors.values())
 
 
 def _plain_because(scores: Scores, v: Tensor) -> str | None:
-    if torch.compiler.is_compiling():
-        return None
     if torch._C._are_functorch_transforms_active():
         return "a function transform (torch.func) is active, which only plain operations pass"
     if torch.autograd.forward_ad._current_level >= 0:
@@ -137,12 +127,8 @@ def _plain_because(scores: Scores, v: Tensor) -> str | None:
 # The operator. Arguments are flat: what an operator's schema can hold.
 
 
-def _flat(scores: Scores, v: Tensor) -> tuple[Any, ...]:
+def _flat(scores: Scores, v: Tensor) -> tuple[object, ...]:
     return v, *scores.flatten()
-
-
-def _unflat(v: Tensor, *flat: Any) -> tuple[Scores, Tensor]:
-    return Scores.restore(*flat), v
 
 
 SCHEMA = f"Tensor v, {FLAT_SCHEMA}, bool bias_gradient, str backend"
@@ -153,65 +139,54 @@ torch.library.define(
 )
 
 
-def _attend(*args: Any) -> tuple[Tensor, Tensor]:
-    out, lse = _forward(*args)
+def _attend(*args: object) -> tuple[Tensor, Tensor]:
+    # in a graph nobody has asked yet: sizes, and what a named backend has to say of them, are known only here
+    call, backend = _call(args)
+    out, lse = _run(backends.choose(call, backend), call)
     return out.contiguous(), lse.contiguous()
 
 
-def _forward(*args: Any) -> tuple[Tensor, Tensor]:
-    *flat, bias_gradient, backend = args
-    scores, v = _unflat(*flat)
-    return _run(_chosen(scores, v, bias_gradient, backend), scores, v)
+def _call(args: Sequence[Any]) -> tuple[Call, str]:
+    """The call those arguments came from, and the name of its backend."""
+    v, *flat, bias_gradient, backend = args
+    return Call(Scores.restore(*flat), v, bias_gradient=bias_gradient), backend
 
 
-def _chosen(scores: Scores, v: Tensor, bias_gradient: bool, backend: str) -> Backend:
-    """The backend by name; under torch.compile, where "auto" waits for real sizes, the table's choice."""
-    if backend != "auto":
-        return backends.backend_named(backend)
-    return backends.choose(Call(scores, v, bias_gradient=bias_gradient))
-
-
-def _attend_fake(*args: Any) -> tuple[Tensor, Tensor]:
-    v, q = args[:2]
+def _attend_fake(v: Tensor, q: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
     out = q.new_empty(*q.shape[:3], v.shape[-1], dtype=v.dtype)
     return out, q.new_empty(q.shape[:3], dtype=tile_dtype(q.dtype))
 
 
-def _attend_backward(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    found = _gradients(grad, out, lse, *args)
+def _attend_backward(grad: Tensor, out: Tensor, lse: Tensor, *args: object) -> tuple[Tensor, ...]:
+    grads = _gradients(grad, out, lse, args)
     # an operator's output is always a tensor, laid out as its fake is: an empty one stands for no gradient
-    return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in found)
+    return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in grads)
 
 
-def _gradients(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor | None, ...]:
-    *flat, bias_gradient, backend = args
-    scores, v = _unflat(*flat)
-    chosen = _chosen(scores, v, bias_gradient, backend)  # any backend's forward goes with any backward
-    found: ScoreGradients
-    with own_precision(v.device):
-        if chosen.kernels and not (can_read(lse) and is_rough(lse, REACH)):
-            kernel = chosen.kernel_for(v.device)
-            found, dv, sinks = fused.backward(kernel, scores, v, out, lse, grad)
-        else:
-            found, dv, sinks = tiles.backward(scores, v, out, lse, grad, bias_gradient)
-    grads = (dv, found.q, found.k, found.bias, found.slopes, sinks)
-    typed = zip(grads, flat[: len(grads)], strict=True)
-    return tuple(None if g is None or x is None else g.to(x.dtype) for g, x in typed)
+def _gradients(grad: Tensor, out: Tensor, lse: Tensor, args: Sequence[object]) -> tuple[Tensor | None, ...]:
+    call, backend = _call(args)
+    # any backend's backward goes with any forward, so "auto" may well choose another one here
+    chosen = backends.choose(call) if backend == "auto" else backends.backend_named(backend)
+    with own_precision(call.v.device):
+        back, dv, sinks = chosen.backward(call, out, lse, grad)
+    grads = (dv, back.q, back.k, back.bias, back.slopes, sinks)
+    typed = zip(grads, args[: len(grads)], strict=True)
+    return tuple(g.to(x.dtype) if g is not None and isinstance(x, Tensor) else None for g, x in typed)
 
 
-def _attend_backward_fake(grad: Tensor, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
+def _attend_backward_fake(grad: Tensor, out: Tensor, lse: Tensor, *args: object) -> tuple[Tensor, ...]:
     bias_gradient = args[-2]
     named = zip(LEAVES, args, strict=False)
     given = [x if bias_gradient or name not in ("bias", "slopes") else None for name, x in named]
-    return tuple(grad.new_empty(0) if x is None else x.new_empty(x.shape) for x in given)
+    return tuple(x.new_empty(x.shape) if isinstance(x, Tensor) else grad.new_empty(0) for x in given)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Context, inputs: tuple[object, ...], output: tuple[Tensor, Tensor]) -> None:
     save(ctx, inputs, *output)
     ctx.set_materialize_grads(False)
 
 
-def _operator_backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
+def _operator_backward(ctx: Context, grad: Tensor | None, _: object) -> tuple[Tensor | None, ...]:
     args, (out, lse) = saved(ctx)
     if grad is None:
         return (None,) * len(args)
@@ -222,30 +197,32 @@ class _Attend(torch.autograd.Function):
     """The operator without the operator: what eager mode uses, a fraction of the cost a call."""
 
     @staticmethod
-    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
-        output = _forward(*args)
+    def forward(ctx: Context, *args: object) -> tuple[Tensor, Tensor]:
+        call, backend = _call(args)
+        output = _run(backends.backend_named(backend), call)
         _save(ctx, args, output)
         ctx.mark_non_differentiable(output[1])
         return output
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         args, (out, lse) = saved(ctx)
-        if grads[0] is None:
+        grad = grads[0]
+        if grad is None:
             return (None,) * len(args)
-        if plain.is_needed_for(grads[0]):
-            return where_needed(ctx, _differentiate_twice(args, ctx.needs_input_grad, grads[0]))
-        return where_needed(ctx, _gradients(grads[0], out, lse, *args))
+        if plain.is_needed_for(grad):
+            return where_needed(ctx, _differentiate_twice(args, ctx.needs_input_grad, grad))
+        return where_needed(ctx, _gradients(grad, out, lse, args))
 
 
 def _differentiate_twice(
-    args: list[Any], needed: tuple[bool, ...], grad: Tensor
+    args: list[object], needed: tuple[bool, ...], grad: Tensor
 ) -> tuple[Tensor | None, ...]:
     """The same gradients through the plain path, as a graph that can be differentiated again."""
 
-    def forward(*inputs: Any) -> Tensor:
-        scores, v = _unflat(*inputs, *args[len(inputs) : -2])
-        return plain.forward(scores, v)[0]
+    def forward(*inputs: object) -> Tensor:
+        call, _ = _call([*inputs, *args[len(inputs) :]])
+        return plain.forward(call.scores, call.v)[0]
 
     return plain.gradients(forward, args[: len(LEAVES)], needed, grad)
 
@@ -262,7 +239,7 @@ def _lse(*flat: Any) -> Tensor:
     return lse_of(Scores.restore(*flat)).contiguous()
 
 
-def lse_fake(q: Tensor, *rest: Any) -> Tensor:
+def lse_fake(q: Tensor, *rest: object) -> Tensor:
     """A number a query, [B, H, T]."""
     return q.new_empty(q.shape[:3], dtype=tile_dtype(q.dtype))
 

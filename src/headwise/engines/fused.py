@@ -1,13 +1,9 @@
 """The first pass on a fused kernel: cut into parts it can take, each run in turn, merged by lse.
 
-Cutting a request into parts a fused kernel can take.
-
 A part is a rectangle of the score matrix: some queries, some keys, causal or not, with or without a tensor
 added. What a kernel can take whole is one part. Causal attention over a longer past (T < S) is two, the past
 in full and the square on the diagonal. Windows, documents and ALiBi go by blocks of queries, each block with
 the keys it can see at all and its own slice of the mask, so that no T x S mask ever exists.
-
-The first pass on a fused kernel: every part in turn, merged by lse, then sinks and empty rows.
 
 Sinks. With z = logaddexp(lse, sink), each row's output is scaled by exp(lse - z), and z is the new lse. The
 backward of the kernel, given the scaled output and z, is exact: the sink column has no value, so
@@ -25,11 +21,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ..mask_rules import can_read
 from ..scoring import HIDDEN
-from .kernels import CAUSAL, FULL, Band, Kernel
+from .backend import NO_BIAS_GRADIENT, Backend, Call, Gradients
+from .kernels import CAUSAL, FULL, Answer, Band, Kernel, KernelCall, Three
 from .scores import ScoreGradients, Scores, blocks, tile_dtype
+from .tiles import TILES, sinks_gradient, with_sinks
+from .walk import REACH, is_rough
 
-__all__ = ["Part", "backward", "cut", "forward", "how", "merges"]
+__all__ = ["Fused", "Part", "adds", "cannot", "cut"]
 
 
 @dataclass(frozen=True)
@@ -166,80 +166,150 @@ def _rows(scores: Scores) -> int:
     return min(T, max(limits.fewest_rows, min(limits.most_rows, fits)))
 
 
-def how(parts: list[Part]) -> str:
-    """One phrase on how a request was cut."""
-    if not parts:
-        return "with nothing to do: no query sees any key"
-    if len(parts) == 1:
-        return "in one call"
-    if len(parts) == 2 and parts[0].rows == parts[1].rows:
-        return "in two calls, the past and the diagonal"
-    return f"in {len(parts)} blocks of queries, each with its slice of the mask"
+class Fused(Backend):
+    """A backend of one fused kernel for each kind of device."""
+
+    def __init__(self, name: str, *kernels: Kernel) -> None:
+        self.name = name
+        self.kernels = {kernel.device: kernel for kernel in kernels}
+        self.devices = tuple(self.kernels)
+        self.counts_on = tuple(kernel.device for kernel in kernels if kernel.churn is not None)
+        self.undisputed = {kernel.device: kernel for kernel in kernels if kernel.takes_all}
+
+    def cannot(self, call: Call) -> str | None:
+        """The reasons of the kernel for the call's device."""
+        return cannot(self.kernels[call.v.device.type], call)
+
+    def how(self, call: Call) -> str:
+        """One phrase on how the call is cut."""
+        parts = cut(call.scores, self.kernels[call.v.device.type].takes_bands)
+        if not parts:
+            return "with nothing to do: no query sees any key"
+        if len(parts) == 1:
+            return "in one call"
+        if len(parts) == 2 and parts[0].rows == parts[1].rows:
+            return "in two calls, the past and the diagonal"
+        return f"in {len(parts)} blocks of queries, each with its slice of the mask"
+
+    def bare(self, q: Tensor, v: Tensor) -> Kernel | None:
+        """The kernel for the device, where it takes heads like these as they are."""
+        kernel = self.kernels[v.device.type]
+        return kernel if kernel.takes_as_is(q, v) else None
+
+    def note(self, call: Call) -> None:
+        """Count the shapes a kernel that plans would have to plan for."""
+        churn = self.kernels[call.v.device.type].churn
+        if churn is not None:
+            churn.note(call.shape_key)
+
+    def forward(self, call: Call) -> Answer:
+        """Part by part; in tiles where merging the parts would be too rough."""
+        scores, v = call.scores, call.v
+        kernel = self.kernels[v.device.type]
+        q, k, values = _ready(kernel, scores, v)
+        parts = cut(scores, kernel.takes_bands)
+        if parts and parts[0].is_whole(scores):
+            out, lse = _run(kernel, scores, parts[0], q, k, values)
+        else:
+            out, lse = _merge(kernel, scores, parts, q, k, values)
+        sinks = scores.scoring.sinks
+        if sinks is not None:
+            out, lse = with_sinks(sinks, out, lse)
+        # put together by lse, from parts of a row or with a sink
+        if (sinks is not None or _share_rows(parts)) and can_read(lse) and is_rough(lse, REACH):
+            return TILES.forward(call)
+        return _channels(out, v.shape[-1]), lse
+
+    def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
+        """Part by part, each with the whole rows' output and lse; in tiles where that would be too rough."""
+        if can_read(lse) and is_rough(lse, REACH):
+            return TILES.backward(call, out, lse, grad)
+        scores, v = call.scores, call.v
+        kernel = self.kernels[v.device.type]
+        q, k, values = _ready(kernel, scores, v)
+        B, H, T, D = q.shape
+        out, grad = _padded(out, D), _padded(grad, D)
+        finite = torch.where(torch.isneginf(lse), 0.0, lse)  # an empty row has nothing to send back
+        total = tile_dtype(q.dtype)
+        parts = cut(scores, kernel.takes_bands)
+        if parts and parts[0].is_whole(scores):
+            dq, dk, dv = _run_backward(kernel, scores, parts[0], q, k, values, out, finite, grad)
+        else:
+            dq, dk, dv = (torch.zeros(x.shape, dtype=total, device=x.device) for x in (q, k, values))
+            for part in parts:
+                rows, columns = part.rows, part.columns
+                piece = _run_backward(
+                    kernel, scores, part, q[:, :, rows], k[:, :, columns], values[:, :, columns],
+                    out[:, :, rows], finite[:, :, rows], grad[:, :, rows],
+                )  # fmt: skip
+                for whole, where, share in zip((dq, dk, dv), (rows, columns, columns), piece, strict=True):
+                    whole[:, :, where] += share
+        groups = scores.group if k.shape[1] == H else 1
+        if groups > 1:  # keys were repeated for a kernel without groups
+            dk, dv = (x.view(B, -1, groups, *x.shape[2:]).sum(2) for x in (dk, dv))
+        dq, dk = _channels(dq, scores.q.shape[-1]), _channels(dk, scores.k.shape[-1])
+        sinks = sinks_gradient(scores, out, lse, grad)
+        return ScoreGradients(dq, dk, None, None), _channels(dv, v.shape[-1]), sinks
 
 
-def forward(kernel: Kernel, scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
-    """(output [B, H, T, Dv], lse [B, H, T])."""
-    q, k, values = _ready(kernel, scores, v)
-    parts = cut(scores, kernel.takes_bands)
-    if parts and parts[0].is_whole(scores):
-        out, lse = _run(kernel, scores, parts[0], q, k, values)
-    else:
-        out, lse = _merge(kernel, scores, parts, q, k, values)
-    if scores.scoring.sinks is not None:
-        out, lse = with_sinks(scores.scoring.sinks, out, lse)
-    return _channels(out, v.shape[-1]), lse
+def cannot(kernel: Kernel, call: Call) -> str | None:
+    """None if the kernel can run the call, whole or in parts, else the reason in words."""
+    scores, scoring = call.scores, call.scores.scoring
+    q = scores.q
+    if q.dtype not in kernel.dtypes:
+        takes = ", ".join(str(dtype).removeprefix("torch.") for dtype in kernel.dtypes)
+        return f"it takes {takes}, not {str(q.dtype).removeprefix('torch.')}"
+    if call.dropout or call.plain_because:
+        return call.matrix_because
+    if scoring.softcap is not None:
+        return f"it has no soft cap (softcap={scoring.softcap:g})"
+    if not scoring.scale > 0:  # it scales what it has hidden: -inf times 0 or less is no longer hidden
+        return f"it takes a scale above 0, not {scoring.scale:g}"
+    widest = max(q.shape[-1], call.v.shape[-1])
+    if kernel.max_head_dim is not None and widest > kernel.max_head_dim:
+        return f"head_dim {widest} is over its {kernel.max_head_dim}"
+    if call.bias_gradient:
+        return NO_BIAS_GRADIENT
+    if not kernel.takes_added and (adds(scores) or min(scores.mask.left or 0, scores.mask.right or 0) < 0):
+        return "it takes no mask beyond a band, and no bias"
+    if not kernel.takes_parts and not in_one_call(scores):
+        return "it cannot take this call whole, and would plan each part anew"
+    return _says_no(kernel, call)
 
 
-def merges(scores: Scores, kernel: Kernel) -> bool:
-    """Whether what comes of a call is put together by lse: from parts of a row, or with a sink."""
-    if scores.scoring.sinks is not None:
-        return True
-    rows = [part.rows for part in cut(scores, kernel.takes_bands)]
-    return any(a == b for a, b in pairwise(rows))
+def _says_no(kernel: Kernel, call: Call) -> str | None:
+    """What the user, the device or earlier calls have against it."""
+    # torch.compile cannot trace the switches
+    if kernel.switch is not None and not torch.compiler.is_compiling() and not kernel.switch():
+        return "it is switched off in torch.backends.cuda"
+    least = kernel.capability
+    if least is not None and torch.cuda.get_device_capability(call.v.device) < least:
+        return f"it needs compute capability {least[0]}.{least[1]} or later"
+    if not kernel.repeats and torch.are_deterministic_algorithms_enabled():
+        return "deterministic algorithms were asked for, and it promises none"
+    if not kernel.takes_one_key and call.scores.k.shape[2] == 1:
+        return "it does not take a single key"
+    if kernel.churn is not None and not torch.compiler.is_compiling():
+        return kernel.churn.reason(call.shape_key)
+    return None
 
 
-def backward(
-    kernel: Kernel, scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
-) -> tuple[ScoreGradients, Tensor, Tensor | None]:
-    """(gradients of q and k, of v, of sinks), from the output, the lse and the output's gradient."""
-    q, k, values = _ready(kernel, scores, v)
-    B, H, T, D = q.shape
-    out, grad = _padded(out, D), _padded(grad, D)
-    finite = torch.where(torch.isneginf(lse), 0.0, lse)  # an empty row has nothing to send back
-    total = tile_dtype(q.dtype)
-    parts = cut(scores, kernel.takes_bands)
-    if parts and parts[0].is_whole(scores):
-        dq, dk, dv = _run_backward(kernel, scores, parts[0], q, k, values, out, finite, grad)
-    else:
-        dq, dk, dv = (torch.zeros(x.shape, dtype=total, device=x.device) for x in (q, k, values))
-        for part in parts:
-            rows, columns = part.rows, part.columns
-            piece = _run_backward(
-                kernel, scores, part, q[:, :, rows], k[:, :, columns], values[:, :, columns],
-                out[:, :, rows], finite[:, :, rows], grad[:, :, rows],
-            )  # fmt: skip
-            for whole, where, share in zip((dq, dk, dv), (rows, columns, columns), piece, strict=True):
-                whole[:, :, where] += share
-    groups = scores.group if k.shape[1] == H else 1
-    if groups > 1:  # keys were repeated for a kernel without groups
-        dk, dv = (x.view(B, -1, groups, *x.shape[2:]).sum(2) for x in (dk, dv))
-    found = ScoreGradients(_channels(dq, scores.q.shape[-1]), _channels(dk, scores.k.shape[-1]), None, None)
-    return found, _channels(dv, v.shape[-1]), sinks_gradient(scores, out, lse, grad)
+def _share_rows(parts: list[Part]) -> bool:
+    """Whether rows are put together from several parts."""
+    return len(parts) > 1 and any(a.rows == b.rows for a, b in pairwise(parts))
 
 
-def _run(
-    kernel: Kernel, scores: Scores, part: Part, q: Tensor, k: Tensor, v: Tensor
-) -> tuple[Tensor, Tensor]:
+def _run(kernel: Kernel, scores: Scores, part: Part, q: Tensor, k: Tensor, v: Tensor) -> Answer:
     added = part.mask_and_bias(scores, kernel.added_dtype(q.dtype))
     groups = q.shape[1] // k.shape[1]
     one_query = q.shape[2] == 1 and part.band == FULL
     if one_query and groups > 1 and (added is None or added.shape[1] == 1):
         # one query: the heads of a group become the rows of one product, and keys are read once
         rows = q.reshape(q.shape[0], k.shape[1], groups, -1)
-        out, lse = kernel.forward(rows, k, v, added, FULL, scores.scoring.scale)
+        out, lse = kernel.forward(KernelCall(rows, k, v, added, FULL, scores.scoring.scale))
         out, lse = out.reshape(*q.shape[:3], -1), lse.reshape(q.shape[:3])
     else:
-        out, lse = kernel.forward(q, k, v, added, part.band, scores.scoring.scale)
+        out, lse = kernel.forward(KernelCall(q, k, v, added, part.band, scores.scoring.scale))
     empty = _empty_rows(scores, part, added, lse)
     if empty is not None:
         out, lse = out.masked_fill(empty[..., None], 0), lse.masked_fill(empty, -torch.inf)
@@ -249,14 +319,12 @@ def _run(
 def _run_backward(
     kernel: Kernel, scores: Scores, part: Part, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
     lse: Tensor, grad: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> Three:  # fmt: skip
     added = part.mask_and_bias(scores, kernel.added_dtype(q.dtype))
-    return kernel.backward(grad, q, k, v, out, lse, added, part.band, scores.scoring.scale)
+    return kernel.backward(KernelCall(q, k, v, added, part.band, scores.scoring.scale), out, lse, grad)
 
 
-def _merge(
-    kernel: Kernel, scores: Scores, parts: list[Part], q: Tensor, k: Tensor, v: Tensor
-) -> tuple[Tensor, Tensor]:
+def _merge(kernel: Kernel, scores: Scores, parts: list[Part], q: Tensor, k: Tensor, v: Tensor) -> Answer:
     B, H, T, D = q.shape
     total = tile_dtype(q.dtype)
     out = torch.zeros(B, H, T, D, dtype=q.dtype, device=q.device)
@@ -287,30 +355,12 @@ def _empty_rows(scores: Scores, part: Part, added: Tensor | None, lse: Tensor) -
         return ~mask.sees_any(scores.at(part.rows), columns.start, columns.stop)[:, None]
     if part.band == FULL:  # then everything hidden is in what was added
         return (added <= HIDDEN).all(-1)  # [B or 1, H or 1, t or 1]; a NaN hides nothing
-    found = []
+    empty = []
     for rows in blocks(part.rows.start, part.rows.stop, 1024):
         whole = scores.additive(rows, columns, scores.dtype)
         assert whole is not None
-        found.append((whole <= HIDDEN).all(-1))  # the band in it makes it [.., .., t]
-    return torch.cat(found, dim=-1)
-
-
-def with_sinks(sinks: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Let the sink take its share; rows that see nothing stay as they are."""
-    total = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
-    total = torch.where(torch.isneginf(lse), lse, total)
-    share = torch.where(torch.isneginf(lse), 0.0, (lse - total).exp())
-    return (out * share[..., None]).to(out.dtype), total
-
-
-def sinks_gradient(scores: Scores, out: Tensor, lse: Tensor, grad: Tensor) -> Tensor | None:
-    """The gradient of the sinks, [H]."""
-    sinks = scores.scoring.sinks
-    if sinks is None:
-        return None
-    delta = (grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1)  # [B, H, T]
-    mass = (sinks.to(lse.dtype)[:, None] - lse).exp()
-    return -torch.where(torch.isneginf(lse), 0.0, mass * delta).sum((0, 2))
+        empty.append((whole <= HIDDEN).all(-1))  # the band in it makes it [.., .., t]
+    return torch.cat(empty, dim=-1)
 
 
 def _ready(kernel: Kernel, scores: Scores, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,24 +1,39 @@
-"""torch's fused kernels, each as a pair of plain functions: forward with lse, and backward.
+"""torch's fused kernels, each an entry: forward with lse, backward, what it can take, what it insists on.
 
 Called below `F.scaled_dot_product_attention`, because that gives no lse, forbids a mask beside `is_causal`
 (the kernels do not), and cannot be told the lse to go backward with. The last point is what makes parts and
 sinks exact: the backward of any part of a softmax, given the *whole* row's output and lse, is that part's
 exact share of the gradient.
 
-`added` is a float tensor added to the scaled product (mask and bias), or None. Shapes: q [B, H, T, D],
-k, v [B, Hk, S, D], lse [B, H, T] in natural log.
+A kernel that plans (cuDNN, up to 400 ms for each new shape) has a guard against plans built over and over. A
+run over fixed shapes pays once and is fastest. A run whose shapes keep changing (packed batches, growing
+contexts) pays at every step; there torch's flash kernel, which needs no plan, is several times faster.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["CAUSAL", "CPU_FLASH", "CUDA_EFFICIENT", "CUDA_FLASH", "CUDNN", "FULL", "KERNELS", "Kernel"]
+__all__ = [
+    "CAUSAL",
+    "CPU_FLASH",
+    "CUDA_EFFICIENT",
+    "CUDA_FLASH",
+    "CUDNN",
+    "FULL",
+    "KERNELS",
+    "Band",
+    "Kernel",
+    "KernelCall",
+    "ShapeChurn",
+]
 
 aten = torch.ops.aten
 
@@ -30,11 +45,60 @@ Band = tuple[int | None, int | None]  # keys seen before and after the query; No
 FULL: Band = (None, None)
 CAUSAL: Band = (None, 0)
 
-Forward = Callable[[Tensor, Tensor, Tensor, Tensor | None, Band, float], tuple[Tensor, Tensor]]
-Backward = Callable[
-    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Band, float],
-    tuple[Tensor, Tensor, Tensor],
-]
+
+class KernelCall(NamedTuple):
+    """What a kernel is given, forward and backward."""
+
+    q: Tensor  # [B, H, T, D]
+    k: Tensor  # [B, Hk, S, D]
+    v: Tensor  # [B, Hk, S, D]
+    added: Tensor | None  # float, added to the scaled product: mask and bias
+    band: Band
+    scale: float
+
+
+Answer = tuple[Tensor, Tensor]  # output, lse [B, H, T] in natural log
+Three = tuple[Tensor, Tensor, Tensor]  # gradients of q, k, v
+Forward = Callable[[KernelCall], Answer]
+Backward = Callable[[KernelCall, Tensor, Tensor, Tensor], Three]  # call, output, lse, output's gradient
+
+
+class ShapeChurn:
+    """Counts how many of the recent calls came with a shape not seen before.
+
+    Example:
+        >>> churn = ShapeChurn(window=8, most=3)
+        >>> for length in (5, 5, 5, 6, 7):
+        ...     churn.note(length)
+        >>> churn.reason(5) is None  # planned already
+        True
+        >>> print(churn.reason(8))
+        3 of the last 5 calls had a shape not seen before, and it plans each one anew
+    """
+
+    def __init__(self, window: int = 64, most: int = 16, remembered: int = 4096) -> None:
+        self.window, self.most, self.remembered = window, most, remembered
+        self._seen: OrderedDict[Hashable, None] = OrderedDict()
+        self._fresh: list[bool] = []
+
+    def note(self, shape: Hashable) -> None:
+        """A call with this shape is being run."""
+        self._fresh.append(shape not in self._seen)
+        del self._fresh[: -self.window]
+        self._seen[shape] = None
+        self._seen.move_to_end(shape)
+        while len(self._seen) > self.remembered:
+            self._seen.popitem(last=False)
+
+    def reason(self, shape: Hashable) -> str | None:
+        """Why a call with this shape had better go elsewhere; None if it is welcome."""
+        fresh = sum(self._fresh)
+        if shape in self._seen or fresh < self.most:
+            return None
+        return (
+            f"{fresh} of the last {len(self._fresh)} calls had a shape not seen before, "
+            "and it plans each one anew"
+        )
 
 
 @dataclass(frozen=True)
@@ -51,6 +115,20 @@ class Kernel:
     takes_bands: bool  # any band, not only causal on a square
     forward: Forward
     backward: Backward
+    takes_parts: bool = True  # a call may be cut for it
+    takes_one_key: bool = True
+    repeats: bool = True  # the same bits every time
+    takes_all: bool = False  # every plain call, just as it is
+    insists: bool = False  # on the backward above, where torch would use its own
+    capability: tuple[int, int] | None = None  # of a CUDA device, at least
+    switch: Callable[[], bool] | None = None  # torch's own, by which users turn it off
+    churn: ShapeChurn | None = None  # of one that plans: shapes that keep changing are not for it
+
+    def is_welcome(self) -> bool:
+        """Whether nobody has spoken against it, whatever the call."""
+        return (self.switch is None or self.switch()) and (
+            self.repeats or not torch.are_deterministic_algorithms_enabled()
+        )
 
     def takes_as_is(self, q: Tensor, v: Tensor) -> bool:
         """Whether it takes these with no channel padded and no key head repeated."""
@@ -61,13 +139,12 @@ class Kernel:
         return torch.float32 if self.device == "cpu" and dtype in HALF else dtype
 
 
-def _cpu_forward(
-    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, band: Band, scale: float
-) -> tuple[Tensor, Tensor]:
+def _cpu_forward(call: KernelCall) -> Answer:
+    q, k, v, added, band, scale = call
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu.default(
         q, k, v, 0.0, band == CAUSAL, attn_mask=added, scale=scale
     )
-    if not torch.compiler.is_compiling() and type(lse) is Tensor and k.shape[2] < FEWEST:
+    if not torch.compiler.is_dynamo_compiling() and type(lse) is Tensor and k.shape[2] < FEWEST:
         return _with_nan(q, k, out, lse)
     return out, lse
 
@@ -81,26 +158,16 @@ def _with_nan(q: Tensor, k: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, T
     return out.masked_fill(nan[..., None], torch.nan), lse.masked_fill(nan, torch.nan)
 
 
-def _cpu_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    added: Tensor | None,
-    band: Band,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _cpu_backward(call: KernelCall, out: Tensor, lse: Tensor, grad: Tensor) -> Three:
+    q, k, v, added, band, scale = call
     dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
         grad, q, k, v, out, lse, 0.0, band == CAUSAL, attn_mask=added, scale=scale
     )
     return dq, dk, dv
 
 
-def _flash_forward(
-    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, band: Band, scale: float
-) -> tuple[Tensor, Tensor]:
+def _flash_forward(call: KernelCall) -> Answer:
+    q, k, v, added, band, scale = call
     assert added is None
     if band == FULL or (band == CAUSAL and q.shape[2] == k.shape[2]):
         out, lse, *_ = aten._scaled_dot_product_flash_attention.default(
@@ -114,17 +181,8 @@ def _flash_forward(
     return out.transpose(1, 2), torch.where(torch.isposinf(lse), -torch.inf, lse)
 
 
-def _flash_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    added: Tensor | None,
-    band: Band,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _flash_backward(call: KernelCall, out: Tensor, lse: Tensor, grad: Tensor) -> Three:
+    q, k, v, _, band, scale = call
     state, unused = _no_dropout(q, 2)
     grad, q, k, v, out = (x.transpose(1, 2) for x in (grad, q, k, v, out))
     dq, dk, dv = aten._flash_attention_backward.default(
@@ -140,26 +198,16 @@ def _window(band: Band) -> dict[str, int]:
     return {"window_size_left": left, "window_size_right": right}
 
 
-def _cudnn_forward(
-    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, band: Band, scale: float
-) -> tuple[Tensor, Tensor]:
+def _cudnn_forward(call: KernelCall) -> Answer:
+    q, k, v, added, band, scale = call
     out, lse, *_ = aten._scaled_dot_product_cudnn_attention.default(
         q, k, v, added, True, 0.0, band == CAUSAL, False, scale=scale
     )
     return out, lse.squeeze(-1)
 
 
-def _cudnn_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    added: Tensor | None,
-    band: Band,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _cudnn_backward(call: KernelCall, out: Tensor, lse: Tensor, grad: Tensor) -> Three:
+    q, k, v, added, band, scale = call
     seed, offset = _no_dropout(q, 1)
     # torch keeps the plan by q, k and v alone: these two must always come in the layout that follows from q
     grad, out = _laid_out_like(q, grad), _laid_out_like(q, out)
@@ -170,26 +218,16 @@ def _cudnn_backward(
     return dq, dk, dv
 
 
-def _efficient_forward(
-    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, band: Band, scale: float
-) -> tuple[Tensor, Tensor]:
+def _efficient_forward(call: KernelCall) -> Answer:
+    q, k, v, added, band, scale = call
     out, lse, *_ = aten._scaled_dot_product_efficient_attention.default(
         q, k, v, _aligned(added, q, k), True, 0.0, band == CAUSAL, scale=scale
     )
     return out, lse[..., : q.shape[2]]  # the kernel rounds the length up to a multiple of 32
 
 
-def _efficient_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    added: Tensor | None,
-    band: Band,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _efficient_backward(call: KernelCall, out: Tensor, lse: Tensor, grad: Tensor) -> Three:
+    q, k, v, added, band, scale = call
     seed, offset = _no_dropout(q, 1)
     grad = grad.contiguous()
     out = out.transpose(1, 2).contiguous().transpose(1, 2)  # it reads [B, T, H, D], whatever the strides say
@@ -247,6 +285,7 @@ CPU_FLASH = Kernel(
     takes_bands=False,
     forward=_cpu_forward,
     backward=_cpu_backward,
+    takes_all=True,
 )
 CUDA_FLASH = Kernel(
     "flash",
@@ -259,6 +298,8 @@ CUDA_FLASH = Kernel(
     takes_bands=True,
     forward=_flash_forward,
     backward=_flash_backward,
+    capability=(8, 0),
+    switch=torch.backends.cuda.flash_sdp_enabled,
 )
 CUDNN = Kernel(
     "cudnn",
@@ -271,6 +312,14 @@ CUDNN = Kernel(
     takes_bands=False,
     forward=_cudnn_forward,
     backward=_cudnn_backward,
+    takes_parts=False,  # it would plan each one anew
+    takes_one_key=False,
+    repeats=False,
+    # torch keeps the plan of its own backward without the layout of the gradient it was made for, so that
+    # another layout gives wrong numbers: `_cudnn_backward` always hands over the same one
+    insists=True,
+    switch=torch.backends.cuda.cudnn_sdp_enabled,
+    churn=ShapeChurn(),
 )
 CUDA_EFFICIENT = Kernel(
     "efficient",
@@ -283,6 +332,7 @@ CUDA_EFFICIENT = Kernel(
     takes_bands=False,
     forward=_efficient_forward,
     backward=_efficient_backward,
+    switch=torch.backends.cuda.mem_efficient_sdp_enabled,
 )
 
 KERNELS = (CUDNN, CUDA_FLASH, CUDA_EFFICIENT, CPU_FLASH)

@@ -8,7 +8,6 @@ memory budget first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +15,33 @@ from torch.autograd import forward_ad
 
 from .. import budget
 from ..scoring import HIDDEN
+from .backend import Backend, Call, Gradients
 from .scores import Scores, own_precision
+from .tiles import TILES
 
-__all__ = ["forward", "gradients", "is_needed_for", "transforms_are_active", "weights_of"]
+__all__ = ["PLAIN", "Plain", "forward", "gradients", "is_needed_for", "transforms_are_active", "weights_of"]
+
+
+class Plain(Backend):
+    """Everything, whatever the mode."""
+
+    name = "plain"
+    is_differentiable = gives_bias_gradient = True
+
+    def how(self, call: Call) -> str:
+        """In a phrase."""
+        return "as one T x S matrix in plain torch"
+
+    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+        """By operations torch finds the gradients of."""
+        return forward(call.scores, call.v, call.dropout)
+
+    def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
+        """Where torch does not find them: inside an operator."""
+        return TILES.backward(call, out, lse, grad)
+
+
+PLAIN = Plain()
 
 
 def forward(scores: Scores, v: Tensor, dropout: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -75,7 +98,10 @@ def is_needed_for(grad: Tensor) -> bool:
 
 
 def gradients(
-    forward: Callable[..., Any], inputs: Sequence[Any], needed: Sequence[bool], grad: Any
+    forward: Callable[..., Tensor | Sequence[Tensor]],
+    inputs: Sequence[object],
+    needed: Sequence[bool],
+    grad: Tensor | Sequence[Tensor],
 ) -> tuple[Tensor | None, ...]:
     """The gradients of forward(*inputs), as a graph that can be differentiated again; None where not needed.
 
@@ -86,7 +112,7 @@ def gradients(
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         seen = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
-        wanted = [i for i, _ in enumerate(seen) if needed[i]]
-        found = torch.autograd.grad(forward(*seen), [seen[i] for i in wanted], grad, create_graph=again)
-    by_place = dict(zip(wanted, found, strict=True))
+        wanted = {i: x for i, x in enumerate(seen) if needed[i] and isinstance(x, Tensor)}
+        grads = torch.autograd.grad(forward(*seen), list(wanted.values()), grad, create_graph=again)
+    by_place = dict(zip(wanted, grads, strict=True))
     return tuple(by_place.get(i) for i in range(len(seen)))

@@ -10,18 +10,54 @@ import torch
 from torch import Tensor
 
 from ..scoring import HIDDEN
-from .fused import sinks_gradient
+from .backend import Backend, Call, Gradients
 from .scores import ScoreGradients, Scores, blocks
 from .walk import Tile, online, walk
 
-__all__ = ["backward", "forward", "lse_of"]
+__all__ = ["TILES", "Tiles", "lse_of", "sinks_gradient", "with_sinks"]
 
 
-def forward(scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
-    """(output [B, H, T, Dv], lse [B, H, T])."""
-    B, H, T, _ = scores.shape
-    out = torch.zeros(B, H, T, v.shape[-1], dtype=v.dtype, device=v.device)
-    return out, _walk(scores, v, out)
+class Tiles(Backend):
+    """Anything but what needs the whole matrix; the way back of those who have none of their own."""
+
+    name = "tiles"
+    gives_bias_gradient = True
+
+    def how(self, call: Call) -> str:
+        """In a phrase."""
+        return "tile by tile in plain torch"
+
+    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+        """(output [B, H, T, Dv], lse [B, H, T])."""
+        scores, v = call.scores, call.v
+        B, H, T, _ = scores.shape
+        out = torch.zeros(B, H, T, v.shape[-1], dtype=v.dtype, device=v.device)
+        return out, _walk(scores, v, out)
+
+    def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
+        """Of q, k and, if asked for, bias and slopes; of v; of sinks."""
+        scores, v = call.scores, call.v
+        gradients = ScoreGradients.zeros(scores, call.bias_gradient)
+        dv = torch.zeros(v.shape, dtype=scores.dtype, device=v.device)
+        delta = (grad.to(scores.dtype) * out.to(scores.dtype)).sum(-1, keepdim=True)  # [B, H, T, 1]
+        for block in walk(scores, lse):
+            piece, rows, mine = block.piece, block.rows, block.scores
+            assert isinstance(mine, Scores)
+            room = gradients.piece(piece)
+            values, grad_v = (x[piece.batch, piece.kv_heads] for x in (v, dv))
+            d_out = grad[block.where].to(scores.dtype)  # [B, H, t, Dv]
+            stacked = d_out.reshape(d_out.shape[0], values.shape[1], -1, d_out.shape[-1])
+            for columns in blocks(*mine.span(rows), piece.columns):
+                s, bend = mine.tile_and_bend(rows, columns)
+                p = Tile(block, columns, s).p
+                weights = p.view(*stacked.shape[:3], -1)  # [B, Hk, G * t, s]
+                grad_v[:, :, columns] += weights.transpose(-2, -1) @ stacked
+                dp = stacked @ values[:, :, columns].to(scores.dtype).transpose(-2, -1)
+                room.add(mine, rows, columns, p * (dp.view(p.shape) - delta[block.where]), bend)
+        return gradients, dv, sinks_gradient(scores, out, lse, grad)
+
+
+TILES = Tiles()
 
 
 def lse_of(scores: Scores) -> Tensor:
@@ -46,25 +82,19 @@ def _walk(scores: Scores, v: Tensor | None, out: Tensor | None) -> Tensor:
     return lse
 
 
-def backward(
-    scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, bias: bool
-) -> tuple[ScoreGradients, Tensor, Tensor | None]:
-    """(gradients of q, k and, if asked for, bias and slopes; of v; of sinks)."""
-    found = ScoreGradients.zeros(scores, bias)
-    dv = torch.zeros(v.shape, dtype=scores.dtype, device=v.device)
-    delta = (grad.to(scores.dtype) * out.to(scores.dtype)).sum(-1, keepdim=True)  # [B, H, T, 1]
-    for block in walk(scores, lse):
-        piece, rows, mine = block.piece, block.rows, block.scores
-        assert isinstance(mine, Scores)
-        room = found.piece(piece)
-        values, grad_v = (x[piece.batch, piece.kv_heads] for x in (v, dv))
-        d_out = grad[block.where].to(scores.dtype)  # [B, H, t, Dv]
-        stacked = d_out.reshape(d_out.shape[0], values.shape[1], -1, d_out.shape[-1])
-        for columns in blocks(*mine.span(rows), piece.columns):
-            s, bend = mine.tile_and_bend(rows, columns)
-            p = Tile(block, columns, s).p
-            weights = p.view(*stacked.shape[:3], -1)  # [B, Hk, G * t, s]
-            grad_v[:, :, columns] += weights.transpose(-2, -1) @ stacked
-            dp = stacked @ values[:, :, columns].to(scores.dtype).transpose(-2, -1)
-            room.add(mine, rows, columns, p * (dp.view(p.shape) - delta[block.where]), bend)
-    return found, dv, sinks_gradient(scores, out, lse, grad)
+def with_sinks(sinks: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Let the sink take its share; rows that see nothing stay as they are."""
+    total = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
+    total = torch.where(torch.isneginf(lse), lse, total)
+    share = torch.where(torch.isneginf(lse), 0.0, (lse - total).exp())
+    return (out * share[..., None]).to(out.dtype), total
+
+
+def sinks_gradient(scores: Scores, out: Tensor, lse: Tensor, grad: Tensor) -> Tensor | None:
+    """The gradient of the sinks, [H]."""
+    sinks = scores.scoring.sinks
+    if sinks is None:
+        return None
+    delta = (grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1)  # [B, H, T]
+    mass = (sinks.to(lse.dtype)[:, None] - lse).exp()
+    return -torch.where(torch.isneginf(lse), 0.0, mass * delta).sum((0, 2))

@@ -22,8 +22,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ..engines import backends, kernels, plain, weights
+from ..engines.backend import Call
 from ..engines.gpu.cannot import cannot
-from ..engines.kernels import HALF, Kernel
+from ..engines.kernels import HALF, Kernel, KernelCall, ShapeChurn
 from ..engines.scores import Scores
 from ..masks import CAUSAL, NOTHING_HIDDEN, Mask
 from ..scoring import HIDDEN, Scoring
@@ -102,6 +103,11 @@ class Step(NamedTuple):
         parts = [self.joined(heads) for heads in (q, k, v)]
         return (torch.cat(parts, -1),) if count == 1 else (parts[0], torch.cat(parts[1:], -1))
 
+    def call(self, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None) -> KernelCall:
+        """What the kernel is given."""
+        band = kernels.CAUSAL if self.causal else kernels.FULL
+        return KernelCall(q, k, v, added, band, q.shape[-1] ** -0.5)
+
     def scores(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Scores:
         """Of q and k; padding: bool [N, S], True = hidden."""
         return Scores(q, k, _mask(self.causal, padding), Scoring(q.shape[-1] ** -0.5))
@@ -113,7 +119,7 @@ def _mask(causal: bool, padding: Tensor | None) -> Mask:
     return Mask(right=0 if causal else None, keys=~padding)
 
 
-_chosen_before: dict[tuple[object, ...], Hashable] = {}  # a call -> the table's shape_key of it
+_planned_before: dict[Hashable, tuple[Kernel, ShapeChurn, Hashable]] = {}
 
 
 def chosen(
@@ -122,27 +128,25 @@ def chosen(
     """The kernel for heads of x [.., .., E] over those of memory; None where it would need help."""
     keys = x if memory is None else memory
     key = (x.shape, keys.shape, x.dtype, x.device, num_heads, first, causal, padding is not None)
-    shape_key = _chosen_before.get(key)
-    if shape_key is not None and backends.takes_cudnn():
-        backends.cudnn_churn.note(shape_key)
-        return kernels.CUDNN
+    planned = _planned_before.get(key)
+    if planned is not None:
+        kernel, churn, shape_key = planned
+        if kernel.is_welcome():
+            churn.note(shape_key)
+            return kernel
     if causal and x.shape != keys.shape:
         return None
     q, k = _looks(x, num_heads, first), _looks(keys, num_heads, first)
-    call = backends.Call(Scores(q, k, _mask(causal, padding), Scoring(1.0)), k)
-    backend = backends.choose(call)
-    if not backend.kernels:
+    call = Call(Scores(q, k, _mask(causal, padding), Scoring(1.0)), k)
+    bare = backends.choose(call).bare(q, k)
+    if bare is None:
         return None
-    kernel = backend.kernel_for(x.device)
-    if not kernel.takes_as_is(q, k):
-        return None
-    if x.is_cuda:
-        backends.cudnn_churn.note(call.shape_key)
-    if kernel is kernels.CUDNN:  # it stays the best for shapes it has planned for
-        if len(_chosen_before) >= MOST_SHAPES:
-            _chosen_before.clear()
-        _chosen_before[key] = call.shape_key
-    return kernel
+    backends.note(call)
+    if bare.churn is not None:  # it stays the best for shapes it has planned for
+        if len(_planned_before) >= MOST_SHAPES:
+            _planned_before.clear()
+        _planned_before[key] = bare, bare.churn, call.shape_key
+    return bare
 
 
 def _looks(x: Tensor, num_heads: int, first: int) -> Tensor:
@@ -194,16 +198,12 @@ def _attended(
     """(projected; heads side by side [.., .., E]; lse [N, H, L])."""
     projected = parameters.project(x, memory)
     q, k, v = step.heads(projected)
-    out, lse = step.kernel.forward(q, k, v, added, _band(step), q.shape[-1] ** -0.5)
+    out, lse = step.kernel.forward(step.call(q, k, v, added))
     if added is not None:
         empty = lse < _hiding(x.dtype) / 2  # [N, H, L]
         out = out.masked_fill_(empty[..., None], step.nothing)
         lse = lse.masked_fill_(empty, SEES_NOTHING)
     return projected, step.joined(out), lse
-
-
-def _band(step: Step) -> kernels.Band:
-    return kernels.CAUSAL if step.causal else kernels.FULL
 
 
 class _Context(Protocol):
@@ -269,12 +269,9 @@ class _OneStep(torch.autograd.Function):
                 grad = torch.mm(flat, out_weight).view(joined.shape)
             if any(needed[:4]):
                 q, k, v = step.heads(projected)
-                to_projected = step.side_by_side(
-                    *step.kernel.backward(
-                        step.apart(grad), q, k, v, step.apart(joined), lse, added, _band(step),
-                        q.shape[-1] ** -0.5,
-                    ), len(projected),
-                )  # fmt: skip
+                call, out = step.call(q, k, v, added), step.apart(joined)
+                three = step.kernel.backward(call, out, lse, step.apart(grad))
+                to_projected = step.side_by_side(*three, len(projected))
                 back = [a if b is None else a.add_(b) for a, b in zip(to_projected, back, strict=True)]
         parts = [part for part in back if part is not None]
         inputs: tuple[Tensor | None, ...] = (None,) * 4

@@ -1,0 +1,108 @@
+"""What a backend is: the call it is given, what it is asked, and what it answers.
+
+A new one is a subclass of `Backend` in a file of its own and an entry in the table, `backends.BACKENDS`.
+Nobody asks which one it is talking to: what makes one special is a field here, harmless unless it says so.
+
+Any backend's backward goes with any backend's forward: a softmax's way back needs the output and the lse of
+its rows, no matter who worked them out. One without a way back of its own may hand it on to `tiles.TILES`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .kernels import Kernel
+from .scores import ScoreGradients, Scores
+
+__all__ = ["NO_BIAS_GRADIENT", "Backend", "Call", "Gradients"]
+
+Gradients = tuple[ScoreGradients, Tensor, Tensor | None]  # of q, k, bias and slopes; of v; of sinks
+
+NO_BIAS_GRADIENT = "it gives no gradient to bias or slopes"
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of attention, as backends see it."""
+
+    scores: Scores
+    v: Tensor
+    dropout: float = 0.0
+    plain_because: str | None = None  # why only torch's own differentiable operations will do
+    bias_gradient: bool = False  # a gradient of bias or slopes is wanted
+
+    @property
+    def matrix_because(self) -> str | None:
+        """Why the whole matrix is needed, by operations torch itself can differentiate; None: it is not."""
+        if self.plain_because:
+            return self.plain_because
+        if self.dropout:
+            return f"dropout {self.dropout:g} falls on the weights, which it never has"
+        return None
+
+    @property
+    def shape_key(self) -> Hashable:
+        """What a kernel that plans plans for."""
+        q, k, v = self.scores.q, self.scores.k, self.v
+        return q.shape, k.shape, v.shape, q.dtype, self.scores.mask.right
+
+
+class Backend(ABC):
+    """A way to run the first pass.
+
+    name: what users call it by.
+    devices: the kinds of device it runs on; none: on all.
+    is_differentiable: made of torch's own operations on the whole matrix, so that torch finds its gradients
+        whatever the mode, and dropout can fall on the weights. No other is given dropout.
+    gives_bias_gradient: its backward gives gradients of bias and slopes where the call wants them.
+    counts_on: the kinds of device on which it is told of every call, whoever runs it (`note`).
+    undisputed: by kind of device, the kernel that takes every plain call as it is: nobody need be asked.
+    """
+
+    name: str
+    devices: tuple[str, ...] = ()
+    is_differentiable: bool = False
+    gives_bias_gradient: bool = False
+    counts_on: tuple[str, ...] = ()
+    undisputed: Mapping[str, Kernel] = {}
+
+    def supports(self, call: Call) -> str | None:
+        """None if it can run the call, else the reason in words."""
+        if self.devices and call.v.device.type not in self.devices:
+            return f"it runs on {' and '.join(self.devices)}, the tensors are on {call.v.device.type}"
+        reason = self.cannot(call)
+        if reason is not None or self.is_differentiable:
+            return reason
+        if call.dropout or call.plain_because:
+            return call.matrix_because
+        return NO_BIAS_GRADIENT if call.bias_gradient and not self.gives_bias_gradient else None
+
+    def cannot(self, call: Call) -> str | None:
+        """The reasons of its own, on a device that is its own; None if there are none."""
+        return None
+
+    @abstractmethod
+    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+        """(output [B, H, T, Dv], lse [B, H, T]); a row that sees nothing has output 0 and lse -inf."""
+
+    @abstractmethod
+    def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
+        """The gradients, from the output, the lse and the output's gradient, all of them whole rows'."""
+
+    def how(self, call: Call) -> str:
+        """One phrase on how it runs the call."""
+        return "in one call"
+
+    def bare(self, q: Tensor, v: Tensor) -> Kernel | None:
+        """The kernel that takes heads like these as they are, nothing padded or repeated; None: none does.
+
+        Asked for calls it supports, without options, and with no rule but causal squares and padding.
+        """
+        return None
+
+    def note(self, call: Call) -> None:  # noqa: B027, most have nothing to count
+        """A call is being run, by this backend or another."""
