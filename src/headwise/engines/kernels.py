@@ -130,10 +130,6 @@ class Kernel:
             self.repeats or not torch.are_deterministic_algorithms_enabled()
         )
 
-    def takes_as_is(self, q: Tensor, v: Tensor) -> bool:
-        """Whether it takes these with no channel padded and no key head repeated."""
-        return v.shape[-1] % self.channels == 0 and (self.takes_groups or q.shape[1] == v.shape[1])
-
     def added_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """What mask and bias are handed over in: the CPU kernel takes float32 beside half precision."""
         return torch.float32 if self.device == "cpu" and dtype in HALF else dtype
