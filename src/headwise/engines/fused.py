@@ -24,7 +24,7 @@ from torch import Tensor
 from ..mask_rules import can_read
 from ..scoring import HIDDEN
 from .backend import NO_BIAS_GRADIENT, Backend, Call, Gradients
-from .kernels import CAUSAL, FULL, Answer, Band, Kernel, KernelCall, Three
+from .kernels import CAUSAL, FULL, Answer, Band, Kernel, Three
 from .scores import ScoreGradients, Scores, blocks, tile_dtype
 from .tiles import TILES, sinks_gradient, with_sinks
 from .walk import REACH, is_rough
@@ -307,10 +307,10 @@ def _run(kernel: Kernel, scores: Scores, part: Part, q: Tensor, k: Tensor, v: Te
     if one_query and groups > 1 and (added is None or added.shape[1] == 1):
         # one query: the heads of a group become the rows of one product, and keys are read once
         rows = q.reshape(q.shape[0], k.shape[1], groups, -1)
-        out, lse = kernel.forward(KernelCall(rows, k, v, added, FULL, scores.scoring.scale))
+        out, lse = kernel.forward((rows, k, v, added, FULL, scores.scoring.scale))
         out, lse = out.reshape(*q.shape[:3], -1), lse.reshape(q.shape[:3])
     else:
-        out, lse = kernel.forward(KernelCall(q, k, v, added, part.band, scores.scoring.scale))
+        out, lse = kernel.forward((q, k, v, added, part.band, scores.scoring.scale))
     empty = _empty_rows(scores, part, added, lse)
     if empty is not None:
         out, lse = out.masked_fill(empty[..., None], 0), lse.masked_fill(empty, -torch.inf)
@@ -322,7 +322,7 @@ def _run_backward(
     lse: Tensor, grad: Tensor,
 ) -> Three:  # fmt: skip
     added = part.mask_and_bias(scores, kernel.added_dtype(q.dtype))
-    return kernel.backward(KernelCall(q, k, v, added, part.band, scores.scoring.scale), out, lse, grad)
+    return kernel.backward((q, k, v, added, part.band, scores.scoring.scale), out, lse, grad)
 
 
 def _merge(kernel: Kernel, scores: Scores, parts: list[Part], q: Tensor, k: Tensor, v: Tensor) -> Answer:
