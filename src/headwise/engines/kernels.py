@@ -45,7 +45,7 @@ FULL: Band = (None, None)
 CAUSAL: Band = (None, 0)
 
 # What a kernel is given, forward and backward: q [B, H, T, D]; k and v [B, Hk, S, D]; mask and bias, a float
-# tensor added to the scaled product; the band; the scale. A bare tuple: a class of its own costs a microsecond.
+# tensor added to the scaled product; the band; the scale. A bare tuple: a class would cost a microsecond.
 KernelCall = tuple[Tensor, Tensor, Tensor, Tensor | None, Band, float]
 Answer = tuple[Tensor, Tensor]  # output, lse [B, H, T] in natural log
 Three = tuple[Tensor, Tensor, Tensor]  # gradients of q, k, v
