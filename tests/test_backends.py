@@ -351,15 +351,15 @@ def test_a_fused_kernel_that_is_added_says_what_it_cannot_take(options: dict[str
     """One of a name unknown to torch ended in a KeyError."""
     backend, call = Fused("fa3", FA3), half_call(**options)
     assert backend.supports(call) == "it runs on cuda, the tensors are on cpu"
-    assert fused.cannot(FA3, call) == says
+    assert cannot(FA3, call) == says
 
 
 def test_the_kernel_that_is_added_brings_its_own_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     off, calm = replace(FA3, switch=lambda: False), replace(FA3, capability=None)
-    assert fused.cannot(off, half_call()) == "it is switched off in torch.backends.cuda"
+    assert cannot(off, half_call()) == "it is switched off in torch.backends.cuda"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert fused.cannot(FA3, half_call()) == "it needs compute capability 8.0 or later"
-    assert fused.cannot(calm, half_call()) is None
+    assert cannot(FA3, half_call()) == "it needs compute capability 8.0 or later"
+    assert cannot(calm, half_call()) is None
     backend = Fused("fa3", replace(calm, device="cpu"))
     monkeypatch.setattr(backends, "BACKENDS", (backend, *backends.BACKENDS))
     for length in (5, 7):
@@ -469,6 +469,11 @@ def half_call(
     return first_pass.call_of(scores_from(q, k, v, **options), v)
 
 
+def cannot(kernel: kernels.Kernel, call: Call) -> str | None:
+    """What a kernel of a GPU says of a call, were the tensors there."""
+    return Fused(kernel.name, replace(kernel, device="cpu")).cannot(call)
+
+
 @pytest.mark.parametrize(
     ("kernel", "call", "says"),
     [
@@ -499,7 +504,7 @@ def half_call(
 def test_the_kernels_of_a_gpu_say_what_they_cannot_take(
     kernel: kernels.Kernel, call: Call, says: str
 ) -> None:
-    reason = fused.cannot(kernel, call)
+    reason = cannot(kernel, call)
     assert reason is not None
     with pytest.raises(AssertionError, match=says):
         raise AssertionError(reason)
@@ -508,7 +513,7 @@ def test_the_kernels_of_a_gpu_say_what_they_cannot_take(
 def test_cudnn_steps_back_where_determinism_was_asked_for() -> None:
     torch.use_deterministic_algorithms(True)
     try:
-        reason = fused.cannot(kernels.CUDNN, half_call())
+        reason = cannot(kernels.CUDNN, half_call())
     finally:
         torch.use_deterministic_algorithms(False)
     assert reason == "deterministic algorithms were asked for, and it promises none"
@@ -516,7 +521,7 @@ def test_cudnn_steps_back_where_determinism_was_asked_for() -> None:
 
 def test_a_kernel_switched_off_in_torch_is_off_here() -> None:
     with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):
-        reason = fused.cannot(kernels.CUDNN, half_call())
+        reason = cannot(kernels.CUDNN, half_call())
     assert reason == "it is switched off in torch.backends.cuda"
 
 

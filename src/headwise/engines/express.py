@@ -19,7 +19,7 @@ from ..masks import NOTHING_HIDDEN, Mask
 from ..scoring import Scoring
 from . import backends, kernels, plain
 from .backend import Call
-from .kernels import Band, Kernel, KernelCall, Three
+from .kernels import Band, Kernel, Three
 from .scores import Scores
 from .tiles import TILES
 from .walk import REACH, check_rows
@@ -70,7 +70,7 @@ def straight(
     if (causal and S != T) or (T == 1 and H != Hk) or not scale > 0:
         return None
     scores = Scores(q, k, masks.CAUSAL if causal else NOTHING_HIDDEN, Scoring(scale))
-    kernel, device = None, q.device.type
+    kernel, device = None, "cpu" if q.is_cpu else q.device.type
     for backend in backends.BACKENDS:
         if not backend.devices or device in backend.devices:  # the first to be asked
             kernel = backend.undisputed.get(device)
@@ -85,7 +85,7 @@ def straight(
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out, lse = _Straight.apply(q, k, v, kernel, band, scale)
     else:
-        out, lse = kernel.forward(KernelCall(q, k, v, None, band, scale))
+        out, lse = kernel.forward((q, k, v, None, band, scale))
     return out, lse, scores
 
 
@@ -104,7 +104,7 @@ class _Straight(torch.autograd.Function):
     def forward(
         ctx: _Kept, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, band: Band, scale: float
     ) -> tuple[Tensor, Tensor]:
-        out, lse = kernel.forward(KernelCall(q, k, v, None, band, scale))
+        out, lse = kernel.forward((q, k, v, None, band, scale))
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.call = kernel, band, scale
         ctx.mark_non_differentiable(lse)
@@ -128,7 +128,7 @@ class _Straight(torch.autograd.Function):
         if lse.is_cpu and float(lse.abs().max()) > REACH:
             grads = _in_tiles(Scores(q, k, Mask(*band), Scoring(scale)), v, out, lse, grad)
         else:
-            grads = kernel.backward(KernelCall(q, k, v, None, band, scale), out, lse, grad)
+            grads = kernel.backward((q, k, v, None, band, scale), out, lse, grad)
         return *grads, None, None, None
 
 

@@ -18,7 +18,7 @@ from . import backends, plain, tiles
 from .backend import Backend, Call
 from .fused import adds
 from .gpu.cannot import cannot
-from .kernels import CAUSAL, FULL, Band, KernelCall
+from .kernels import CAUSAL, FULL, Band
 from .operator_arguments import Context, save, saved, where_needed
 from .scores import DIFFERENTIABLE, FLAT_SCHEMA, Scores, own_precision, tile_dtype
 
@@ -64,7 +64,7 @@ def _traced(scores: Scores, v: Tensor, dropout: float, backend: str) -> tuple[Te
     if band is not None:
         kernel = backends.choose(call, backend).bare(scores.q, v)
         if kernel is not None and not (kernel.insists and torch.is_grad_enabled() and _needs_grad(scores, v)):
-            return kernel.forward(KernelCall(scores.q, scores.k, v, None, band, scores.scoring.scale))
+            return kernel.forward((scores.q, scores.k, v, None, band, scores.scoring.scale))
     return torch.ops.headwise.attend.default(*_flat(scores, v), _bias_gradient(scores), backend)
 
 

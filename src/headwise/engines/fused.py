@@ -24,12 +24,12 @@ from torch import Tensor
 from ..mask_rules import can_read
 from ..scoring import HIDDEN
 from .backend import NO_BIAS_GRADIENT, Backend, Call, Gradients
-from .kernels import CAUSAL, FULL, Answer, Band, Kernel, KernelCall, Three
+from .kernels import CAUSAL, FULL, Answer, Band, Kernel, Three
 from .scores import ScoreGradients, Scores, blocks, tile_dtype
 from .tiles import TILES, sinks_gradient, with_sinks
 from .walk import REACH, is_rough
 
-__all__ = ["Fused", "Part", "adds", "cannot", "cut"]
+__all__ = ["Fused", "Part", "adds", "cut"]
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,41 @@ class Fused(Backend):
         self.undisputed = {kernel.device: kernel for kernel in kernels if kernel.takes_all}
 
     def cannot(self, call: Call) -> str | None:
-        """The reasons of the kernel for the call's device."""
-        return cannot(self.kernels[call.v.device.type], call)
+        """What its kernel cannot take, whole or in parts; what the user, the device, earlier calls say."""
+        kernel, scores, scoring = self.kernels[call.v.device.type], call.scores, call.scores.scoring
+        q = scores.q
+        if q.dtype not in kernel.dtypes:
+            takes = ", ".join(str(dtype).removeprefix("torch.") for dtype in kernel.dtypes)
+            return f"it takes {takes}, not {str(q.dtype).removeprefix('torch.')}"
+        if call.dropout or call.plain_because:
+            return call.matrix_because
+        if scoring.softcap is not None:
+            return f"it has no soft cap (softcap={scoring.softcap:g})"
+        if not scoring.scale > 0:  # it scales what it has hidden: -inf times 0 or less is no longer hidden
+            return f"it takes a scale above 0, not {scoring.scale:g}"
+        widest = max(q.shape[-1], call.v.shape[-1])
+        if kernel.max_head_dim is not None and widest > kernel.max_head_dim:
+            return f"head_dim {widest} is over its {kernel.max_head_dim}"
+        if call.bias_gradient:
+            return NO_BIAS_GRADIENT
+        if not kernel.takes_added and (
+            adds(scores) or min(scores.mask.left or 0, scores.mask.right or 0) < 0
+        ):
+            return "it takes no mask beyond a band, and no bias"
+        if not kernel.takes_parts and not in_one_call(scores):
+            return "it cannot take this call whole, and would plan each part anew"
+        # torch.compile cannot trace switches and counts
+        eager = (kernel.switch or kernel.churn) is not None and not torch.compiler.is_compiling()
+        if eager and kernel.switch is not None and not kernel.switch():
+            return "it is switched off in torch.backends.cuda"
+        least = kernel.capability
+        if least is not None and torch.cuda.get_device_capability(call.v.device) < least:
+            return f"it needs compute capability {least[0]}.{least[1]} or later"
+        if not kernel.repeats and torch.are_deterministic_algorithms_enabled():
+            return "deterministic algorithms were asked for, and it promises none"
+        if not kernel.takes_one_key and scores.k.shape[2] == 1:
+            return "it does not take a single key"
+        return kernel.churn.reason(call.shape_key) if eager and kernel.churn is not None else None
 
     def how(self, call: Call) -> str:
         """One phrase on how the call is cut."""
@@ -192,9 +225,10 @@ class Fused(Backend):
         return f"in {len(parts)} blocks of queries, each with its slice of the mask"
 
     def bare(self, q: Tensor, v: Tensor) -> Kernel | None:
-        """The kernel for the device, where it takes heads like these as they are."""
+        """The kernel for the device, where no channel need be padded for it and no key head repeated."""
         kernel = self.kernels[v.device.type]
-        return kernel if kernel.takes_as_is(q, v) else None
+        takes = v.shape[-1] % kernel.channels == 0 and (kernel.takes_groups or q.shape[1] == v.shape[1])
+        return kernel if takes else None
 
     def note(self, call: Call) -> None:
         """Count the shapes a kernel that plans would have to plan for."""
@@ -252,48 +286,6 @@ class Fused(Backend):
         return ScoreGradients(dq, dk, None, None), _channels(dv, v.shape[-1]), sinks
 
 
-def cannot(kernel: Kernel, call: Call) -> str | None:
-    """None if the kernel can run the call, whole or in parts, else the reason in words."""
-    scores, scoring = call.scores, call.scores.scoring
-    q = scores.q
-    if q.dtype not in kernel.dtypes:
-        takes = ", ".join(str(dtype).removeprefix("torch.") for dtype in kernel.dtypes)
-        return f"it takes {takes}, not {str(q.dtype).removeprefix('torch.')}"
-    if call.dropout or call.plain_because:
-        return call.matrix_because
-    if scoring.softcap is not None:
-        return f"it has no soft cap (softcap={scoring.softcap:g})"
-    if not scoring.scale > 0:  # it scales what it has hidden: -inf times 0 or less is no longer hidden
-        return f"it takes a scale above 0, not {scoring.scale:g}"
-    widest = max(q.shape[-1], call.v.shape[-1])
-    if kernel.max_head_dim is not None and widest > kernel.max_head_dim:
-        return f"head_dim {widest} is over its {kernel.max_head_dim}"
-    if call.bias_gradient:
-        return NO_BIAS_GRADIENT
-    if not kernel.takes_added and (adds(scores) or min(scores.mask.left or 0, scores.mask.right or 0) < 0):
-        return "it takes no mask beyond a band, and no bias"
-    if not kernel.takes_parts and not in_one_call(scores):
-        return "it cannot take this call whole, and would plan each part anew"
-    return _says_no(kernel, call)
-
-
-def _says_no(kernel: Kernel, call: Call) -> str | None:
-    """What the user, the device or earlier calls have against it."""
-    # torch.compile cannot trace the switches
-    if kernel.switch is not None and not torch.compiler.is_compiling() and not kernel.switch():
-        return "it is switched off in torch.backends.cuda"
-    least = kernel.capability
-    if least is not None and torch.cuda.get_device_capability(call.v.device) < least:
-        return f"it needs compute capability {least[0]}.{least[1]} or later"
-    if not kernel.repeats and torch.are_deterministic_algorithms_enabled():
-        return "deterministic algorithms were asked for, and it promises none"
-    if not kernel.takes_one_key and call.scores.k.shape[2] == 1:
-        return "it does not take a single key"
-    if kernel.churn is not None and not torch.compiler.is_compiling():
-        return kernel.churn.reason(call.shape_key)
-    return None
-
-
 def _share_rows(parts: list[Part]) -> bool:
     """Whether rows are put together from several parts."""
     return len(parts) > 1 and any(a.rows == b.rows for a, b in pairwise(parts))
@@ -306,10 +298,10 @@ def _run(kernel: Kernel, scores: Scores, part: Part, q: Tensor, k: Tensor, v: Te
     if one_query and groups > 1 and (added is None or added.shape[1] == 1):
         # one query: the heads of a group become the rows of one product, and keys are read once
         rows = q.reshape(q.shape[0], k.shape[1], groups, -1)
-        out, lse = kernel.forward(KernelCall(rows, k, v, added, FULL, scores.scoring.scale))
+        out, lse = kernel.forward((rows, k, v, added, FULL, scores.scoring.scale))
         out, lse = out.reshape(*q.shape[:3], -1), lse.reshape(q.shape[:3])
     else:
-        out, lse = kernel.forward(KernelCall(q, k, v, added, part.band, scores.scoring.scale))
+        out, lse = kernel.forward((q, k, v, added, part.band, scores.scoring.scale))
     empty = _empty_rows(scores, part, added, lse)
     if empty is not None:
         out, lse = out.masked_fill(empty[..., None], 0), lse.masked_fill(empty, -torch.inf)
@@ -321,7 +313,7 @@ def _run_backward(
     lse: Tensor, grad: Tensor,
 ) -> Three:  # fmt: skip
     added = part.mask_and_bias(scores, kernel.added_dtype(q.dtype))
-    return kernel.backward(KernelCall(q, k, v, added, part.band, scores.scoring.scale), out, lse, grad)
+    return kernel.backward((q, k, v, added, part.band, scores.scoring.scale), out, lse, grad)
 
 
 def _merge(kernel: Kernel, scores: Scores, parts: list[Part], q: Tensor, k: Tensor, v: Tensor) -> Answer:

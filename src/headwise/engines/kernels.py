@@ -16,7 +16,6 @@ import functools
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,18 +44,9 @@ Band = tuple[int | None, int | None]  # keys seen before and after the query; No
 FULL: Band = (None, None)
 CAUSAL: Band = (None, 0)
 
-
-class KernelCall(NamedTuple):
-    """What a kernel is given, forward and backward."""
-
-    q: Tensor  # [B, H, T, D]
-    k: Tensor  # [B, Hk, S, D]
-    v: Tensor  # [B, Hk, S, D]
-    added: Tensor | None  # float, added to the scaled product: mask and bias
-    band: Band
-    scale: float
-
-
+# What a kernel is given, forward and backward: q [B, H, T, D]; k and v [B, Hk, S, D]; mask and bias, a float
+# tensor added to the scaled product; the band; the scale. A bare tuple: a class would cost a microsecond.
+KernelCall = tuple[Tensor, Tensor, Tensor, Tensor | None, Band, float]
 Answer = tuple[Tensor, Tensor]  # output, lse [B, H, T] in natural log
 Three = tuple[Tensor, Tensor, Tensor]  # gradients of q, k, v
 Forward = Callable[[KernelCall], Answer]
@@ -129,10 +119,6 @@ class Kernel:
         return (self.switch is None or self.switch()) and (
             self.repeats or not torch.are_deterministic_algorithms_enabled()
         )
-
-    def takes_as_is(self, q: Tensor, v: Tensor) -> bool:
-        """Whether it takes these with no channel padded and no key head repeated."""
-        return v.shape[-1] % self.channels == 0 and (self.takes_groups or q.shape[1] == v.shape[1])
 
     def added_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """What mask and bias are handed over in: the CPU kernel takes float32 beside half precision."""

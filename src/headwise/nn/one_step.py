@@ -106,7 +106,7 @@ class Step(NamedTuple):
     def call(self, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None) -> KernelCall:
         """What the kernel is given."""
         band = kernels.CAUSAL if self.causal else kernels.FULL
-        return KernelCall(q, k, v, added, band, q.shape[-1] ** -0.5)
+        return q, k, v, added, band, q.shape[-1] ** -0.5
 
     def scores(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Scores:
         """Of q and k; padding: bool [N, S], True = hidden."""
