@@ -39,9 +39,22 @@ def _one_thread_for_small_tensors(request: pytest.FixtureRequest) -> Iterator[No
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def _small_models() -> None:
+    """For watched models, which are small in slow tests too: one thread, and transformers is quiet."""
+    pytest.importorskip("transformers").logging.set_verbosity_error()
+    torch.set_num_threads(1)  # put back by the fixture above
+
+
+@pytest.fixture
+def _small_models_at_rest(_small_models: None) -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test marked thinned(n) some one in n cases is quick, of thinned(keep=ids) those, or both.
+    """Of a test marked thinned(n) about one case in n is quick, of thinned(keep=ids) those, or both.
 
     A case's own name decides, whatever stands beside it: a new case moves no other in or out. Where no case
     would be left, the one of the smallest number is.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,21 +16,12 @@ from torch.nn.functional import scaled_dot_product_attention
 import headwise as hw
 from model_families import BART, PLAIN, SEEING, _draw_wide
 
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("_small_models_at_rest"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 LENGTH = 12
-
-
-@pytest.fixture(autouse=True)
-def _silent() -> Iterator[None]:
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
