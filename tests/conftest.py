@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -50,6 +51,21 @@ def _small_models() -> None:
 def _small_models_at_rest(_small_models: None) -> Iterator[None]:
     with torch.no_grad():
         yield
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def counter(fresh_compiler: None) -> Any:
+    """A backend that counts its graphs; imported where it is needed, which takes seconds."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    return CompileCounterWithBackend("aot_eager")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

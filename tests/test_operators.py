@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from benchmarks.memory import GIVES_BACK
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
 
 import headwise as hw
 from headwise import Mask
@@ -63,13 +62,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "everything": {"bias": normal(4, H, 1, S), "sinks": normal(6, H), "softcap": 1.5, "window": (3, 1)},
 }
 every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-
-
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture
@@ -243,15 +235,13 @@ ONCE = ["statistics", "with a picture", "top", "dense", "a head", "rows", "keys"
 
 
 @pytest.mark.thinned
-@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", ONCE)
-def test_new_lengths_do_not_compile_anew(name: str) -> None:
+def test_new_lengths_do_not_compile_anew(name: str, counter: Any) -> None:
     """A graph a length would run into torch's limit of eight, and fullgraph=True turns that into an error."""
 
     def function(q: Tensor, k: Tensor) -> Any:
         return LOOKS[name](hw.AttentionMap(q, k, causal=True))
 
-    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(function, fullgraph=True, backend=counter, dynamic=True)
     with torch.no_grad():
         for length in (7, 11, 13, 17):
@@ -260,13 +250,11 @@ def test_new_lengths_do_not_compile_anew(name: str) -> None:
     assert counter.frame_count == 1
 
 
-@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", ["a query", "mean"])
-def test_new_lengths_do_not_compile_anew_with_gradients_either(name: str) -> None:
+def test_new_lengths_do_not_compile_anew_with_gradients_either(name: str, counter: Any) -> None:
     def function(q: Tensor, k: Tensor) -> Any:
         return LOOKS[name](hw.AttentionMap(q, k, window=4, bias=BIASES))
 
-    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(function, fullgraph=True, backend=counter, dynamic=True)
     for length in (7, 11, 13):
         inputs = [x.requires_grad_() for x in qk(length, length)]
