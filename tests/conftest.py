@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -109,6 +111,33 @@ def _quick(test: str, cases: dict[str, pytest.Function], whole: bool) -> set[str
         n = marker.args[0] if marker.args else 3
         quick |= {case for case, number in numbers.items() if number % n == 0}
     return quick or {min(numbers, key=lambda case: numbers[case])}
+
+
+# Eight thousand tests and a library like transformers are a million objects. Python's collector would look
+# through again and again: what is there to stay is set aside.
+_modules_set_aside = 0
+
+
+def pytest_collection_finish() -> None:
+    if not gc.get_freeze_count():  # a session inside a test leaves it at that
+        _set_aside()
+
+
+def pytest_runtest_teardown() -> None:
+    if 0 < _modules_set_aside < len(sys.modules) - 200:
+        _set_aside()
+
+
+def pytest_unconfigure() -> None:
+    if _modules_set_aside:
+        gc.unfreeze()  # libraries that count what is never freed would say so at the end
+
+
+def _set_aside() -> None:
+    global _modules_set_aside
+    _modules_set_aside = len(sys.modules)
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:
