@@ -299,6 +299,7 @@ def test_a_number_from_outside_may_be_symbolic() -> None:
     assert_compiled_equals_eager(output, of_length(5, 7), compiled)
 
 
+@pytest.mark.thinned(keep=["causal"])
 @pytest.mark.parametrize("name", ["full", "causal", "window", "sinks"])
 def test_new_lengths_do_not_compile_again_and_again(name: str, counter: Any) -> None:
     """A graph a length would run into torch's limit of eight, and fullgraph=True turns that into an error."""
@@ -436,6 +437,7 @@ def test_an_exported_program_takes_any_batch_and_length(options: dict[str, Any])
 # The operator
 
 
+@pytest.mark.thinned(keep=["padding-tiles", "sinks-flash"])
 @pytest.mark.parametrize("backend", ["flash", "tiles"])
 @pytest.mark.parametrize("name", ["full", "window", "padding", "sinks", "slopes"])
 def test_the_operator_keeps_torchs_rules(name: str, backend: str) -> None:

@@ -127,6 +127,7 @@ def test_packed_apart_and_written_out_are_the_same_forward_and_back(kind: Kind) 
 # torch.compile
 
 
+@pytest.mark.thinned(keep=["self", "padding"])
 @pytest.mark.usefixtures("fresh_compiler")
 @every_kind
 def test_compiled_in_one_graph_equals_eager_forward_and_back(kind: Kind) -> None:
@@ -144,7 +145,7 @@ def test_compiled_without_gradients_equals_eager(name: str) -> None:
         assert_same([found], [kind.output(mha, *kind.inputs())])
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(keep=["padding"])
 @pytest.mark.parametrize("name", ["self", "causal", "cross", "padding", "grouped"])
 def test_one_graph_serves_all_lengths(name: str, counter: Any) -> None:
     """One for the first length it sees, one for all others; forward and back."""
@@ -232,6 +233,7 @@ def call_of(kind: Kind, *inputs: Tensor) -> tuple[tuple[Any, ...], dict[str, Any
     return (inputs[0], memory, memory, inputs[-1] if kind.pads else None), {"need_weights": False}
 
 
+@pytest.mark.thinned(keep=["self", "padding"])
 @every_kind
 def test_an_exported_program_takes_any_batch_and_lengths(kind: Kind) -> None:
     mha = kind.module()

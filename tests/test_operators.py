@@ -195,6 +195,7 @@ def test_every_way_of_looking_compiles_in_one_graph(look: Looks) -> None:
     assert_same(looked(compiled, inputs), looked(function, inputs))
 
 
+@pytest.mark.thinned(keep=["everything"])
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", ["lengths", "documents", "slopes", "everything"])
 def test_every_rule_and_option_compiles_in_one_graph(name: str) -> None:
@@ -277,6 +278,7 @@ class Look(torch.nn.Module):
         return self.look(hw.AttentionMap(q, k, causal=True))
 
 
+@pytest.mark.thinned(keep=["statistics-True", "top-True"])
 @pytest.mark.parametrize(
     ("name", "strict"),
     [("statistics", False), ("statistics", True), ("with a picture", True), ("top", True), ("mean", True)],
@@ -383,6 +385,7 @@ def judge_entropy(case: Case, dtype: torch.dtype, name: str, per: str) -> None:
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
+@pytest.mark.thinned(keep=["entropy-query", "effective_keys-head"])
 @pytest.mark.parametrize("per", ["query", "head"])
 @pytest.mark.parametrize("name", ["entropy", "effective_keys"])
 @given(case=cases(), dtype=st.sampled_from(DTYPES))
