@@ -6,6 +6,9 @@ READY := .venv/.ready
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 INSTALL := $(PIP) install --no-compile --prefer-binary --constraint constraints.txt
 
+# Where Python is told to write no bytecode, each of a hundred processes compiles what it imports: half their time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup look test docs test-slow test-models browser lint bench fuzz check-score clean

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import os
+import re
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -37,17 +42,102 @@ def _one_thread_for_small_tensors(request: pytest.FixtureRequest) -> Iterator[No
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def _small_models() -> None:
+    """For watched models, which are small in slow tests too: one thread, and transformers is quiet."""
+    pytest.importorskip("transformers").logging.set_verbosity_error()
+    torch.set_num_threads(1)  # put back by the fixture above
+
+
+@pytest.fixture
+def _small_models_at_rest(_small_models: None) -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def counter(fresh_compiler: None) -> Any:
+    """A backend that counts its graphs; imported where it is needed, which takes seconds."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    return CompileCounterWithBackend("aot_eager")
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked thinned one case in three is for the quick run; thinned(n): one in n."""
-    seen: dict[str, int] = {}
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test marked thinned(n) about one case in n is quick, of thinned(keep=ids) those, or both.
+
+    A case's own name decides, whatever stands beside it: a new case moves no other in or out. Where no case
+    would be left, the one of the smallest number is.
+    """
+    tests: dict[str, dict[str, pytest.Function]] = {}
     for item in items:
-        thinned = item.get_closest_marker("thinned")
-        if thinned:
-            name = item.nodeid.partition("[")[0]
-            seen[name] = seen.get(name, -1) + 1
-            if seen[name] % (thinned.args[0] if thinned.args else 3):
+        if item.get_closest_marker("thinned"):
+            assert isinstance(item, pytest.Function)
+            test, _, case = item.nodeid.partition("[")
+            tests.setdefault(test, {})[case.removesuffix("]")] = item
+    whole = not any("[" in argument for argument in config.args)  # no case was asked for by its name
+    for test, cases in tests.items():
+        quick = _quick(test, cases, whole)
+        for case, item in cases.items():
+            if case not in quick:
                 item.add_marker(pytest.mark.slow)
+
+
+def _quick(test: str, cases: dict[str, pytest.Function], whole: bool) -> set[str]:
+    first = next(iter(cases.values()))
+    marker = first.get_closest_marker("thinned")
+    assert marker is not None
+    keep = marker.kwargs.get("keep", [])
+    if not hasattr(first, "callspec"):
+        raise pytest.UsageError(f"thinned needs cases: {test} has none; mark it slow")
+    by_place = re.compile("|".join(["<lambda>", *(rf"\b{name}\d+\b" for name in first.callspec.params)]))
+    for case in cases:
+        if by_place.search(case):
+            raise pytest.UsageError(f"thinned needs names, not places: {test} has a case {case!r}; give ids=")
+    if whole and not set(keep) <= set(cases):
+        raise pytest.UsageError(f"keep must name cases: {test} has no {min(set(keep) - set(cases))!r}")
+    quick = set(keep) & set(cases)
+    # A checksum would do if names were not so alike: that of 32 such names modulo 3 gave 4 zeros.
+    numbers = {case: int(hashlib.sha256(item.name.encode()).hexdigest(), 16) for case, item in cases.items()}
+    if marker.args or not keep:
+        n = marker.args[0] if marker.args else 3
+        quick |= {case for case, number in numbers.items() if number % n == 0}
+    return quick or {min(numbers, key=lambda case: numbers[case])}
+
+
+# Eight thousand tests and a library like transformers are a million objects. Python's collector would look
+# through again and again: what is there to stay is set aside.
+_modules_set_aside = 0
+
+
+def pytest_collection_finish() -> None:
+    if not gc.get_freeze_count():  # a session inside a test leaves it at that
+        _set_aside()
+
+
+def pytest_runtest_teardown() -> None:
+    if 0 < _modules_set_aside < len(sys.modules) - 200:
+        _set_aside()
+
+
+def pytest_unconfigure() -> None:
+    if _modules_set_aside:
+        gc.unfreeze()  # libraries that count what is never freed would say so at the end
+
+
+def _set_aside() -> None:
+    global _modules_set_aside
+    _modules_set_aside = len(sys.modules)
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

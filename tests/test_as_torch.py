@@ -954,6 +954,7 @@ def tiny() -> tuple[MultiheadAttention, nn.MultiheadAttention, Tensor]:
     return ours, theirs, torch.randn(3, 2, 4, dtype=torch.float64)
 
 
+@pytest.mark.thinned
 @every_mask
 @with_and_without_weights
 @small_and_large
@@ -1055,7 +1056,7 @@ def test_vmap_over_inputs_masks_and_parameters(need_weights: bool) -> None:
         torch.testing.assert_close(grad[2], alone[name])
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(keep=["weights-padding", "alone-none"])
 @pytest.mark.parametrize("kind", ["none", "bool", "hint", "padding"])
 @with_and_without_weights
 def test_compiled_whole_it_says_the_same(kind: str, need_weights: bool) -> None:
@@ -1356,6 +1357,7 @@ def test_tensors_of_another_class_keep_it() -> None:
 # In one step, as on a GPU
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("weights", [None, "mean", "heads"])
 @pytest.mark.parametrize("across", [False, True])
 @pytest.mark.parametrize("padded", [False, True])

@@ -21,6 +21,14 @@ def cases(draw: Any) -> Case:
 
 @pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")
 @given(cases())
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_every_call_answers_as_torchs_class_does(case: Case) -> None:
+    assert complaint(case) is None
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")
+@given(cases())
+@settings(max_examples=600)
+def test_more_calls_answer_as_torchs_class_does(case: Case) -> None:
     assert complaint(case) is None

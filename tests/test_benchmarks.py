@@ -59,6 +59,7 @@ def test_cases_are_chosen_by_pattern_and_device() -> None:
     assert all("cpu" in case.devices for case in choose(device="cpu"))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case_passes_its_check_at_a_tiny_size(case: Case) -> None:
     """Cases for a GPU, too: on a CPU the backends they pin may be missing, ours and the peer never are."""

@@ -403,6 +403,11 @@ def test_the_command_explains_a_file(tmp_path: Path) -> None:
     assert "Mine parts from the expected numbers at step 4" in said and "Wrote" in said
     held = data_of(out.read_text("utf-8"))
     assert held["first"] == 4 and held["faults"][0]["line"] == 15 and "d_model" in held["faults"][0]["title"]
+
+
+@pytest.mark.slow
+def test_the_command_explains_a_right_file_in_the_terminal(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
     file.write_text(LEARNER.replace("SCALE", "self.d_k"))
     said = run_command(str(file), "--terminal", "--trust")
     assert "Every step of Mine equals the expected numbers" in said and "6. Softmax" in said

@@ -479,6 +479,7 @@ def test_assert_attention_fails_with_the_name_of_the_mistake(monkeypatch: pytest
     assert str(failure.value) == as_text(wrong())
 
 
+@pytest.mark.slow
 def test_testing_needs_no_pytest() -> None:
     source = (
         "import sys; sys.modules['pytest'] = None; import headwise.testing; assert 'rich' not in sys.modules"

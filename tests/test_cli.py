@@ -13,8 +13,6 @@ import headwise
 from headwise.errors import ArgumentError
 
 pytest.importorskip("typer")
-pytest.importorskip("matplotlib")
-pytest.importorskip("transformers")
 
 from headwise.cli import main
 from headwise.cli.terminal import text_or_file
@@ -23,6 +21,8 @@ from trained import minilm
 
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("typer")
-pytest.importorskip("matplotlib")
-pytest.importorskip("transformers")
 
 from typer.testing import CliRunner
 
@@ -22,6 +20,8 @@ from trained import a_folder, minilm
 
 @pytest.fixture(autouse=True)
 def _the_model_at_hand_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         "headwise.models.pretrained.load", lambda name=None: minilm() if name is None else load(name)

@@ -310,6 +310,7 @@ def measured(w: hw.AttentionMap, name: str, tokens: Tensor, *how: Any) -> Tensor
     return getattr(heads, name)(w, *([] if name == "previous_token" else [tokens]), *how)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("exclude_current", [False, True], ids=["", "without current"])
 @pytest.mark.parametrize("exclude_bos", [False, True], ids=["", "without bos"])
 @pytest.mark.parametrize("measure", ["mul", "abs"])

@@ -371,3 +371,56 @@ def test_in_ci_a_skip_is_a_failure_unless_by_design(
     if listed:
         result.stdout.fnmatch_lines_random(["*skipped tests are failures in CI*", *listed])
         result.stdout.no_fnmatch_line("*test_meant.py*by design*")
+
+
+def quick(pytester: pytest.Pytester, marker: str, ids: Iterable[str]) -> set[str]:
+    """The cases a test of that marker has in the quick run."""
+    pytester.makepyfile(
+        f"import pytest\n@{marker}\n@pytest.mark.parametrize('x', {list(ids)})\ndef test_it(x): pass"
+    )
+    result = pytester.runpytest("--collect-only", "-q", "-m", "not slow", "-p", "no:hypothesispytest")
+    return {line.partition("[")[2][:-1] for line in result.outlines if "::" in line}
+
+
+@pytest.fixture
+def _as_here(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text("utf-8"))
+    pytester.makeini("[pytest]\nmarkers =\n    slow: takes longer\n    thinned: by name")
+
+
+WORDS = [f"{one} {other}" for one in "causal padded windowed sparse".split() for other in "abcdefgh"]
+
+
+@pytest.mark.usefixtures("_as_here")
+def test_a_new_case_moves_no_other_in_or_out_of_the_quick_run(pytester: pytest.Pytester) -> None:
+    """Every n-th case once stayed, by place: a case added in front exchanged all of them."""
+    before = quick(pytester, "pytest.mark.thinned", WORDS)
+    assert 0.15 * len(WORDS) < len(before) < 0.55 * len(WORDS)  # about a third
+    assert quick(pytester, "pytest.mark.thinned", ["new", *reversed(WORDS)]) - {"new"} == before
+
+
+@pytest.mark.usefixtures("_as_here")
+def test_a_thinned_test_keeps_the_cases_it_names_and_never_loses_all(pytester: pytest.Pytester) -> None:
+    assert quick(pytester, "pytest.mark.thinned(keep=['padded b'])", WORDS) == {"padded b"}
+    both = quick(pytester, "pytest.mark.thinned(4, keep=['padded b'])", WORDS)
+    assert both == quick(pytester, "pytest.mark.thinned(4)", WORDS) | {"padded b"}
+    assert len(quick(pytester, "pytest.mark.thinned(10**9)", WORDS)) == 1
+
+
+@pytest.mark.usefixtures("_as_here")
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("@thinned\ndef test_it(): pass", "thinned needs cases: *::test_it has none; mark it slow"),
+        ("@thinned\n@cases('x', [[], []])\ndef test_it(x): pass", "*not places: *::test_it has a case 'x0'*"),
+        ("@thinned\n@cases('f', [lambda: 1])\ndef test_it(f): pass", "*not places: *has a case '<lambda>'*"),
+        ("@thinned(keep=['b'])\n@cases('x', ['a'])\ndef test_it(x): pass", "*keep must name cases: *no 'b'"),
+    ],
+    ids=["no cases", "numbered", "lambdas", "no such case"],
+)
+def test_what_cannot_be_thinned_by_name_is_refused(source: str, said: str, pytester: pytest.Pytester) -> None:
+    names = "import pytest\nthinned, cases = pytest.mark.thinned, pytest.mark.parametrize\n"
+    pytester.makepyfile(names + source)
+    result = pytester.runpytest("--collect-only", "-p", "no:hypothesispytest")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {said}"])

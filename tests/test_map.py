@@ -920,6 +920,7 @@ print(json.dumps(answer))
 """
 
 
+@pytest.mark.slow
 def test_a_saved_map_loads_safely_in_a_fresh_process(tmp_path: Path) -> None:
     saved, w = maps(), a_map()
     path = tmp_path / "maps.pt"

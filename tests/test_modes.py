@@ -5,13 +5,12 @@ Sizes are tiny (B1 H2 Hk1 T2 S3 D2) and in float64 where derivatives are compare
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
@@ -74,13 +73,6 @@ MODES = {
     ),
 }
 every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-
-
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 # Derivatives
@@ -307,11 +299,10 @@ def test_a_number_from_outside_may_be_symbolic() -> None:
     assert_compiled_equals_eager(output, of_length(5, 7), compiled)
 
 
-@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.thinned(keep=["causal"])
 @pytest.mark.parametrize("name", ["full", "causal", "window", "sinks"])
-def test_new_lengths_do_not_compile_again_and_again(name: str) -> None:
+def test_new_lengths_do_not_compile_again_and_again(name: str, counter: Any) -> None:
     """A graph a length would run into torch's limit of eight, and fullgraph=True turns that into an error."""
-    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(BY_LENGTH[name], fullgraph=True, backend=counter, dynamic=True)
     with torch.no_grad():
         for length in (5, 7, 11, 13, 17):
@@ -446,6 +437,7 @@ def test_an_exported_program_takes_any_batch_and_length(options: dict[str, Any])
 # The operator
 
 
+@pytest.mark.thinned(keep=["padding-tiles", "sinks-flash"])
 @pytest.mark.parametrize("backend", ["flash", "tiles"])
 @pytest.mark.parametrize("name", ["full", "window", "padding", "sinks", "slopes"])
 def test_the_operator_keeps_torchs_rules(name: str, backend: str) -> None:

@@ -11,14 +11,13 @@ import io
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import forward_ad
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.export import Dim
@@ -115,13 +114,6 @@ KINDS = {
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @every_kind
 def test_packed_apart_and_written_out_are_the_same_forward_and_back(kind: Kind) -> None:
     """What everything below leans on."""
@@ -135,6 +127,7 @@ def test_packed_apart_and_written_out_are_the_same_forward_and_back(kind: Kind) 
 # torch.compile
 
 
+@pytest.mark.thinned(keep=["self", "padding"])
 @pytest.mark.usefixtures("fresh_compiler")
 @every_kind
 def test_compiled_in_one_graph_equals_eager_forward_and_back(kind: Kind) -> None:
@@ -152,12 +145,11 @@ def test_compiled_without_gradients_equals_eager(name: str) -> None:
         assert_same([found], [kind.output(mha, *kind.inputs())])
 
 
-@pytest.mark.thinned
-@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.thinned(keep=["padding"])
 @pytest.mark.parametrize("name", ["self", "causal", "cross", "padding", "grouped"])
-def test_one_graph_serves_all_lengths(name: str) -> None:
+def test_one_graph_serves_all_lengths(name: str, counter: Any) -> None:
     """One for the first length it sees, one for all others; forward and back."""
-    kind, counter = KINDS[name], CompileCounterWithBackend("aot_eager")
+    kind = KINDS[name]
     mha = kind.module()
     compiled = torch.compile(mha, fullgraph=True, backend=counter)
     for length in (5, 7, 11, 13, 17):
@@ -185,10 +177,9 @@ def test_weights_come_out_of_a_compiled_module_as_a_map(kind: Kind) -> None:
     assert_same(mine, theirs)
 
 
-@pytest.mark.usefixtures("fresh_compiler")
-def test_a_compiled_module_keeps_learning() -> None:
+def test_a_compiled_module_keeps_learning(counter: Any) -> None:
     """Its graph reads the weights where they lie: steps of an optimiser do not compile it again."""
-    kind, counter = KINDS["self"], CompileCounterWithBackend("aot_eager")
+    kind = KINDS["self"]
     eager, mha = kind.module(), kind.module()
     compiled = torch.compile(mha, fullgraph=True, backend=counter)
     for _ in range(3):
@@ -242,6 +233,7 @@ def call_of(kind: Kind, *inputs: Tensor) -> tuple[tuple[Any, ...], dict[str, Any
     return (inputs[0], memory, memory, inputs[-1] if kind.pads else None), {"need_weights": False}
 
 
+@pytest.mark.thinned(keep=["self", "padding"])
 @every_kind
 def test_an_exported_program_takes_any_batch_and_lengths(kind: Kind) -> None:
     mha = kind.module()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from benchmarks.memory import GIVES_BACK
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
 
 import headwise as hw
 from headwise import Mask
@@ -63,13 +62,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "everything": {"bias": normal(4, H, 1, S), "sinks": normal(6, H), "softcap": 1.5, "window": (3, 1)},
 }
 every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-
-
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture
@@ -203,6 +195,7 @@ def test_every_way_of_looking_compiles_in_one_graph(look: Looks) -> None:
     assert_same(looked(compiled, inputs), looked(function, inputs))
 
 
+@pytest.mark.thinned(keep=["everything"])
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", ["lengths", "documents", "slopes", "everything"])
 def test_every_rule_and_option_compiles_in_one_graph(name: str) -> None:
@@ -243,15 +236,13 @@ ONCE = ["statistics", "with a picture", "top", "dense", "a head", "rows", "keys"
 
 
 @pytest.mark.thinned
-@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", ONCE)
-def test_new_lengths_do_not_compile_anew(name: str) -> None:
+def test_new_lengths_do_not_compile_anew(name: str, counter: Any) -> None:
     """A graph a length would run into torch's limit of eight, and fullgraph=True turns that into an error."""
 
     def function(q: Tensor, k: Tensor) -> Any:
         return LOOKS[name](hw.AttentionMap(q, k, causal=True))
 
-    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(function, fullgraph=True, backend=counter, dynamic=True)
     with torch.no_grad():
         for length in (7, 11, 13, 17):
@@ -260,13 +251,11 @@ def test_new_lengths_do_not_compile_anew(name: str) -> None:
     assert counter.frame_count == 1
 
 
-@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", ["a query", "mean"])
-def test_new_lengths_do_not_compile_anew_with_gradients_either(name: str) -> None:
+def test_new_lengths_do_not_compile_anew_with_gradients_either(name: str, counter: Any) -> None:
     def function(q: Tensor, k: Tensor) -> Any:
         return LOOKS[name](hw.AttentionMap(q, k, window=4, bias=BIASES))
 
-    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(function, fullgraph=True, backend=counter, dynamic=True)
     for length in (7, 11, 13):
         inputs = [x.requires_grad_() for x in qk(length, length)]
@@ -289,6 +278,7 @@ class Look(torch.nn.Module):
         return self.look(hw.AttentionMap(q, k, causal=True))
 
 
+@pytest.mark.thinned(keep=["statistics-True", "top-True"])
 @pytest.mark.parametrize(
     ("name", "strict"),
     [("statistics", False), ("statistics", True), ("with a picture", True), ("top", True), ("mean", True)],
@@ -395,6 +385,7 @@ def judge_entropy(case: Case, dtype: torch.dtype, name: str, per: str) -> None:
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
+@pytest.mark.thinned(keep=["entropy-query", "effective_keys-head"])
 @pytest.mark.parametrize("per", ["query", "head"])
 @pytest.mark.parametrize("name", ["entropy", "effective_keys"])
 @given(case=cases(), dtype=st.sampled_from(DTYPES))

@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +19,15 @@ from headwise.models import pretrained
 from headwise.models.pretrained import SPACE, Pretrained, built_in, load, most_tokens, read
 from trained import SIZES, a_folder, a_tokenizer, minilm
 
-transformers = pytest.importorskip("transformers")
-
+transformers: Any = None  # imported once a test runs: that takes seconds
 
 PUBLISHED = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # all-MiniLM-L6-v2's own file
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _the_library() -> None:
+    global transformers
+    transformers = pytest.importorskip("transformers")
 
 
 @pytest.fixture(autouse=True)

@@ -33,7 +33,7 @@ def map_of(case: Case, known_lse: bool) -> hw.AttentionMap:
     return hw.AttentionMap(case.q, case.k, mask=case.mask, **case.options)
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(keep=["one tile"])
 @given(case=cases(), dtype=st.sampled_from(DTYPES), known_lse=st.booleans())
 def test_weights_and_their_mean_are_as_exact_as_plain_torch(
     case: Case, dtype: torch.dtype, known_lse: bool
@@ -50,6 +50,7 @@ def test_weights_and_their_mean_are_as_exact_as_plain_torch(
     assert_judged(w.lse, plain_lse, lse, dtype=dtype, size=size["lse"], what="lse")
 
 
+@pytest.mark.thinned(keep=["many tiles"])
 @given(case=cases(), data=st.data())
 def test_any_part_equals_that_part_of_the_whole(case: Case, data: st.DataObject) -> None:
     w = map_of(case, data.draw(st.booleans()))
@@ -70,7 +71,7 @@ def test_any_part_equals_that_part_of_the_whole(case: Case, data: st.DataObject)
         assert error(part.mean_heads(), expected.mean(1)) < 1e-12
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(keep=["one tile"])
 @given(case=cases(), dtype=st.sampled_from(DTYPES), what=st.sampled_from(["dense", "mean", "part"]))
 def test_gradients_through_weights_are_as_exact_as_plain_torch(
     case: Case, dtype: torch.dtype, what: str
@@ -122,6 +123,7 @@ def counted_rows(case: Case) -> Tensor:
     return real[:, None].double()
 
 
+@pytest.mark.thinned(keep=["many tiles"])
 @given(case=cases(), cells=st.tuples(st.integers(1, 6), st.integers(1, 6)))
 def test_pooled_holds_the_true_mass_of_each_cell(case: Case, cells: tuple[int, int]) -> None:
     picture = map_of(case, known_lse=True).pooled(cells)
@@ -133,7 +135,7 @@ def test_pooled_holds_the_true_mass_of_each_cell(case: Case, cells: tuple[int, i
     assert error(picture.sum((2, 3)), weights.sum((2, 3))) < 1e-12
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(keep=["one tile"])
 @given(case=cases(), count=st.integers(1, 4))
 def test_top_gives_the_heaviest_keys_in_order(case: Case, count: int) -> None:
     weights = case.reference()[1]
@@ -191,6 +193,7 @@ def counts(case: Case, name: str) -> Tensor:
     return counted
 
 
+@pytest.mark.thinned(keep=["many tiles"])
 @given(case=cases(), reach=st.integers(0, 3), names=st.sets(st.sampled_from(STATISTICS)))
 def test_statistics_are_what_their_formulas_say(case: Case, reach: int, names: set[str]) -> None:
     found = map_of(case, known_lse=True).statistics(*sorted(names), reach=reach, per="query")
@@ -206,7 +209,7 @@ def test_statistics_are_what_their_formulas_say(case: Case, reach: int, names: s
         assert error(found.received.sum(-1), weights.sum((2, 3))) < 1e-12
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(keep=["one tile"])
 @given(case=cases())
 def test_a_head_is_the_mean_over_its_counted_queries(case: Case) -> None:
     stats = map_of(case, known_lse=True).statistics()
@@ -221,7 +224,7 @@ def test_a_head_is_the_mean_over_its_counted_queries(case: Case) -> None:
         assert error(stats[name].nan_to_num(0.0), expected.nan_to_num(0.0)) < 1e-10, name
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(keep=["one tile"])
 @given(case=cases(), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
 def test_statistics_in_lower_precision_stay_within_the_budget(case: Case, dtype: torch.dtype) -> None:
     low = case.to(dtype)

@@ -31,6 +31,7 @@ from model_families import FAMILIES, LENGTH, Family, text
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 pytestmark = [
+    pytest.mark.usefixtures("_small_models"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask:UserWarning"),  # WavLM's own
@@ -39,13 +40,6 @@ pytestmark = [
 NAMES = "entropy confidence distance first previous itself next local received".split()
 EXACT = 1e-10  # of a float64 model
 DOUBLE, SINGLE = torch.float64, torch.float32
-
-
-@pytest.fixture(autouse=True)
-def _silent() -> None:
-    transformers = pytest.importorskip("transformers")
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)  # the slow ones are small, too
 
 
 class Precisely(TorchFunctionMode):

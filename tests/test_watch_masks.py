@@ -18,10 +18,16 @@ from headwise.errors import BudgetExceeded
 from headwise.listeners.adapters.huggingface_masks import CompactMask, compact_mask, rules_of
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-utils = pytest.importorskip("transformers.masking_utils")
+utils: Any = None  # transformers.masking_utils, imported once a test runs: that takes seconds
 
 BATCH = 2
 LEFT = torch.tensor([2, 0])  # padding before the text, a sequence
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _masks_of_transformers() -> None:
+    global utils
+    utils = pytest.importorskip("transformers.masking_utils")
 
 
 def padding(side: str, length: int) -> Tensor | None:
@@ -201,9 +207,10 @@ def test_what_users_add_besides_hiding_is_a_bias() -> None:
 CALL: dict[str, Any] = {"batch_size": BATCH, "q_length": 5, "kv_length": 5, "allow_is_causal_skip": False}
 
 
-@pytest.mark.parametrize("own", [utils.sdpa_mask, utils.eager_mask], ids=["sdpa", "eager"])
-def test_a_mask_unread_is_a_tensor_to_a_model(own: Any) -> None:
+@pytest.mark.parametrize("name", ["sdpa", "eager"])
+def test_a_mask_unread_is_a_tensor_to_a_model(name: str) -> None:
     """Models ask whether a mask is a tensor, and of which dtype; it was none, and they went another way."""
+    own = getattr(utils, f"{name}_mask")
     call = CALL | {"attention_mask": padding("right", 5), "dtype": torch.float64}
     dense, mask = own(**call), compact_mask(own, **call)
     assert isinstance(mask, Tensor) and mask.shape == dense.shape and mask.ndim == 4

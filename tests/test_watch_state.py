@@ -27,16 +27,9 @@ import headwise as hw
 from headwise.errors import ArgumentError
 from headwise.listeners.active import active
 
+pytestmark = pytest.mark.usefixtures("_small_models_at_rest")
+
 E, H, T = 6, 2, 5
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -73,7 +66,6 @@ def encoder() -> nn.Module:
 def llama() -> nn.Module:
     import transformers
 
-    transformers.logging.set_verbosity_error()
     config = transformers.LlamaConfig(
         vocab_size=E, hidden_size=8, intermediate_size=7, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=2, max_position_embeddings=11,

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention
 
 import headwise as hw
 from model_families import BART, PLAIN, SEEING, _draw_wide
 
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("_small_models_at_rest"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 LENGTH = 12
-
-
-@pytest.fixture(autouse=True)
-def _silent() -> Iterator[None]:
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -100,9 +90,12 @@ def test_no_mask_hides_nothing_in_a_model_that_runs_eagerly(ids: Tensor) -> None
     torch.testing.assert_close(inside, before, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("bias", [causal_lower_right, causal_upper_left])
-def test_a_causal_bias_is_a_tensor_without_its_numbers(bias: Callable[[int, int], Tensor]) -> None:
+@pytest.mark.parametrize("corner", ["causal_lower_right", "causal_upper_left"])
+def test_a_causal_bias_is_a_tensor_without_its_numbers(corner: str) -> None:
     """Read as an ordinary mask it hid nothing."""
+    from torch.nn.attention import bias as torchs  # brings torch's compiler along
+
+    bias = getattr(torchs, corner)
     model, x = Fused(lambda q, k, v: scaled_dot_product_attention(q, k, v, bias(5, 5))), torch.randn(2, 5, 16)
     before = model(x)
     with hw.watch(model) as heads:
