@@ -385,7 +385,9 @@ def test_wrong_arguments_are_named_at_once() -> None:
     model = ours()
     refused(ArgumentError, "model must be a torch.nn.Module: got int", lambda: ablate(5, []))  # type: ignore[arg-type]
     refused(
-        ArgumentError, "how must be .* got 'zeros'; did you mean 'zero'", lambda: ablate(model, [], "zeros")
+        ArgumentError,
+        "method must be .* got 'zeros'; did you mean 'zero'",
+        lambda: ablate(model, [], "zeros"),
     )
     refused(ArgumentError, "fallback must be .* 'loud'", lambda: ablate(model, [], fallback="loud"))
     refused(ArgumentError, r"pairs: got 5;", lambda: ablate(model, 5))  # type: ignore[arg-type]
@@ -399,7 +401,7 @@ def test_wrong_arguments_are_named_at_once() -> None:
 
 def test_means_must_be_there_and_fit() -> None:
     model, means = ours(), {"layers.0": torch.zeros(4, 5)}
-    refused(ArgumentError, "means must go with how='mean': got how='zero'",
+    refused(ArgumentError, "means must go with method='mean': got method='zero'",
             lambda: ablate(model, [(0, 1)], means=means))  # fmt: skip
     refused(ArgumentError, "layers.1 is missing", lambda: ablate(model, [(1, 1)], "mean", means=means))
     with (

@@ -60,7 +60,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def examiner(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Examiner]:
     def appoint(*answers: Report | BaseException) -> Examiner:
         one = Examiner(*answers)
-        monkeypatch.setattr(import_module("headwise.check"), "check_file", one)
+        monkeypatch.setattr(import_module("headwise.examiner"), "check_file", one)
         return one
 
     return appoint
@@ -94,10 +94,10 @@ def test_right_is_0_and_wrong_is_1(examiner, capsys) -> None:
 def test_everything_is_handed_on(examiner) -> None:
     one = examiner(RIGHT)
     assert main(["check", "mha.py"]) == 0
-    limits = ["--seconds", "5", "--memory", "1.5 GiB", "--trust", "--heads", "3", "--width", "12"]
+    limits = ["--seconds", "5", "--memory", "1.5 GiB", "--trust", "--heads", "3", "--d-model", "12"]
     assert main(["check", "mha.py:MyAttention", *limits]) == 0
-    standard = {"seconds": 60.0, "memory": 4 * 2**30, "trust": False, "embed_dim": None, "num_heads": None}
-    asked = {"seconds": 5.0, "memory": 3 * 2**29, "trust": True, "embed_dim": 12, "num_heads": 3}
+    standard = {"seconds": 60.0, "memory": 4 * 2**30, "trust": False, "d_model": None, "num_heads": None}
+    asked = {"seconds": 5.0, "memory": 3 * 2**29, "trust": True, "d_model": 12, "num_heads": 3}
     assert one.asked == [(Path("mha.py"), None, standard), (Path("mha.py"), "MyAttention", asked)]
 
 
@@ -169,7 +169,7 @@ def test_help_tells_of_the_exit_codes(capsys) -> None:
     assert main(["check", "--help"]) == 0
     said = capsys.readouterr().out
     assert "FILE[:NAME]" in said and "Exit code 0" in said
-    for option in "hint json watch seconds memory trust heads width".split():
+    for option in "hint json watch seconds memory trust heads d-model".split():
         assert f"--{option}" in said
 
 
@@ -316,7 +316,7 @@ def test_watch_sees_what_is_saved_while_it_checks(meanwhile, monkeypatch) -> Non
             write("meanwhile")
         return WRONG
 
-    monkeypatch.setattr(import_module("headwise.check"), "check_file", check_file)
+    monkeypatch.setattr(import_module("headwise.examiner"), "check_file", check_file)
     meanwhile(nothing)
     assert main(["check", "mha.py", "--watch"]) == 130
     assert read == ["class MyAttention: ...", "meanwhile"]

@@ -454,18 +454,18 @@ def test_robustness_is_the_loss_of_models_cut_by_hand() -> None:
 
 def test_random_orders_depend_on_the_seed_alone() -> None:
     model, x = ours(), [numbers(2, 5, 13)]
-    options: dict[str, Any] = {"order": "random", "single": False, "repeats": 2}
+    options: dict[str, Any] = {"method": "random", "single": False, "repeats": 2}
     first, again, other = (robustness(model, x, squares, seed=s, **options) for s in (0, 0, 1))
     assert torch.equal(first.at_random, again.at_random) and not torch.equal(first.at_random, other.at_random)
     assert first.by_importance is None and first.single is None
 
 
-def test_steps_may_be_counted_or_listed() -> None:
+def test_points_may_be_counted_or_listed() -> None:
     model, x = ours(), [numbers(2, 5, 13)]
     known = importance(model, x, squares)
-    options: dict[str, Any] = {"order": ["importance"], "single": False, "scores": known}
-    assert robustness(model, x, squares, steps=3, **options).removed == [0, 3, 5, 8]
-    listed = robustness(model, x, squares, steps=[6, 1], **options)
+    options: dict[str, Any] = {"method": ["importance"], "single": False, "scores": known}
+    assert robustness(model, x, squares, points=3, **options).removed == [0, 3, 5, 8]
+    listed = robustness(model, x, squares, points=[6, 1], **options)
     assert listed.removed == [0, 1, 6] and listed.by_importance.shape == (3,) and listed.at_random is None
 
 
@@ -502,10 +502,10 @@ def test_without_matplotlib_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> 
 def test_wrong_arguments_of_robustness_are_named() -> None:
     model, x = ours(), [numbers(2, 5, 13)]
     for match, options in (
-        ("order must be .* got 'size'", {"order": ["size"]}),
+        ("method must be .* got 'size'", {"method": ["size"]}),
         ("repeats must be .* got 0", {"repeats": 0}),
-        ("steps must be at least 1: got 0", {"steps": 0}),
-        (r"1 to 8: got \[3, 9\]", {"steps": [3, 9]}),
+        ("points must be at least 1: got 0", {"points": 0}),
+        (r"1 to 8: got \[3, 9\]", {"points": [3, 9]}),
         (r"head 0 of layers.0 is missing", {"scores": scores(l0=[1.0])}),
     ):
         with pytest.raises(ArgumentError, match=match):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..engines.scores import Scores
-from ..errors import ArgumentError, ShapeError, nearest
+from ..errors import ArgumentError, ShapeError, nearest, renamed
 from ..functional import attention
 from ..indexing import take
 from ..masks import Mask
@@ -29,7 +29,7 @@ from .batches import Loss, Visit, as_batches, checked_loss, count_examples, ente
 from .chosen_heads import ChosenHeads, Heads, base_of
 from .head_outputs import ChosenListening, check_any, outputs_of
 
-__all__ = ["HOW", "Switches", "ablate", "check_heard", "head_means"]
+__all__ = ["METHODS", "Switches", "ablate", "check_heard", "head_means"]
 
 
 class Switches:
@@ -80,13 +80,14 @@ def check_heard(model: nn.Module, heard: Mapping[str, Any]) -> None:
         )
 
 
-HOW = ("zero", "mean", "uniform")
+METHODS = ("zero", "mean", "uniform")
 
 
+@renamed(how="method")
 def ablate(
     model: nn.Module,
     heads: Heads,
-    how: str = "zero",
+    method: str = "zero",
     *,
     means: Mapping[str, Tensor] | None = None,
     fallback: str | None = None,
@@ -101,15 +102,15 @@ def ablate(
             path; a head of None means all of the layer. A layer that runs several times in a forward is meant
             each time, "path#1" only the second time. Heads as `Heads.find` and `Importance.ranking` give
             them are taken as they are.
-        how: what takes the place of a head's output before concatenation and W_O: "zero"; "mean", its mean
+        method: what takes the place of a head's output before concatenation and W_O: "zero"; "mean", its mean
             over the real positions of the batch at hand; "uniform", what it would say if it attended evenly
             to every key it may see.
-        means: with how="mean", {path: [H, Dv]} from `head_means`, instead of the batch's own. While text is
-            generated a batch has one position, whose mean is itself: give them there.
+        means: with method="mean", {path: [H, Dv]} from `head_means`, instead of the batch's own. While text
+            is generated a batch has one position, whose mean is itself: give them there.
         fallback: for other layers, that bypass every hook: None raises; "eager" or "skip" lets them be.
 
     Raises:
-        ArgumentError: an unknown layer, how or fallback; means that are missing, or given without need. In
+        ArgumentError: an unknown layer, method or fallback; means that are missing, or given without need. In
             the model's forward: a head that the layer does not have. At the end of a block in which the
             model ran: a layer that did not.
         ShapeError: in the model's forward: means that do not fit the layer.
@@ -125,19 +126,21 @@ def ablate(
 
     Michel 2019, section 3; means: Wang 2022 (IOI), section 2.
     """
-    if how not in HOW:
-        raise ArgumentError(f"how must be a way to switch a head off: got {how!r}; {nearest(str(how), HOW)}")
+    if method not in METHODS:
+        raise ArgumentError(
+            f"method must be a way to switch a head off: got {method!r}; {nearest(str(method), METHODS)}"
+        )
     chosen = ChosenHeads(model, heads)
-    if means is not None and how != "mean":
-        raise ArgumentError(f"means must go with how='mean': got how={how!r}; leave them out")
+    if means is not None and method != "mean":
+        raise ArgumentError(f"means must go with method='mean': got method={method!r}; leave them out")
     for path in chosen.paths if means is not None else ():
         if not any(base_of(known) == path for known in means or ()):
             raise ArgumentError(f"means must hold every layer: {path} is missing; make them with head_means")
 
     def change(call: Call, index: Tensor, output: Tensor) -> Tensor:
-        if how == "zero":
+        if method == "zero":
             return output.index_fill(1, index, 0)
-        if how == "uniform":
+        if method == "uniform":
             new = _uniform(call, index)
         elif means is None:
             new = _mean(_sum(call, output), _count(call))[None, index, None]  # [1, n, 1, Dv]
