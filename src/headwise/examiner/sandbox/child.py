@@ -59,11 +59,11 @@ def _examine(request: dict[str, Any], result: Path, confine: ModuleType, tell: A
     import torch
 
     _package("headwise", HERE.parents[1])
-    from ..examine import examine
-    from ..examine.surroundings import silently
-    from .learner import choose, load
-    from .stand_ins import load_all_the_same
-    from .verdicts import of_exception
+    from headwise.examiner.examine import examine
+    from headwise.examiner.examine.surroundings import silently
+    from headwise.examiner.sandbox.learner import choose, load
+    from headwise.examiner.sandbox.stand_ins import load_all_the_same
+    from headwise.examiner.sandbox.verdicts import of_exception
 
     torch.set_num_threads(1)
     limits = sys.modules[f"{confine.__name__}.limits"]
