@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import nn
 
 from ..errors import ArgumentError
-from ..heads.layer_names import Layer, resolve
+from ..heads.layer_names import ByLayer, Layer, resolve
 from .model_structure import structure_of
 
-__all__ = ["ChosenHeads", "Heads", "base_of", "check_head"]
+__all__ = ["ChosenHeads", "Heads", "base_of", "by_path", "check_head", "of_visit"]
+
+Value = TypeVar("Value")
 
 
 class Named(Protocol):
@@ -120,6 +122,41 @@ def _visit_of(path: str) -> tuple[str, int]:
     """A call's place, and which visit of it this is."""
     base, _, visit = path.partition("#")
     return base, int(visit or 0)
+
+
+def by_path(model: nn.Module, given: Mapping[Layer, Value], argument: str) -> dict[str, Value]:
+    """What was given for some layers, by path, with "#visit" where one visit is meant; see `of_visit`.
+
+    Args:
+        given: by numbers or paths.
+        argument: what it is called, for messages.
+
+    Raises:
+        ArgumentError: not a mapping; an unknown layer, with those there are; one that is named twice.
+    """
+    if not isinstance(given, Mapping):
+        raise ArgumentError(
+            f"{argument} must be a mapping from layers to tensors: got {type(given).__name__}; for example "
+            "{5: ...}"
+        )
+    structure = structure_of(model)
+    modules = set(structure.paths.values())
+    values: dict[str, Value] = {}
+    for layer in given.paths if isinstance(given, ByLayer) else given:
+        place, visit = _place_and_visit(layer, structure.places, modules)
+        path = place if visit is None else f"{place}#{visit}"
+        if path in values:
+            raise ArgumentError(
+                f"{argument} must hold a layer once: got {layer!r}, {path}, again; leave one out"
+            )
+        values[path] = given[layer]
+    return values
+
+
+def of_visit(given: Mapping[str, Value], path: str) -> Value | None:
+    """What was given for a call, as `Call.path` names it: for this visit, or else for the layer."""
+    base, visit = _visit_of(path)
+    return given.get(f"{base}#{visit}", given.get(base))
 
 
 def check_head(head: int, num_heads: int, path: str) -> None:

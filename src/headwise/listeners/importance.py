@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, ShapeError, nearest
-from ..heads.layer_names import Layer, names_of, resolve
+from ..heads.layer_names import ByLayer, Layer, names_of
 from .ablation import Switches, check_heard
 from .active import Call, in_backward
 from .attachment import attach
@@ -40,8 +40,8 @@ class Ranked(NamedTuple):
     score: float
 
 
-class Importance(Mapping[Layer, Tensor]):
-    """The score of every head, {path: [H]}; a layer may be named by its number as in `headwise.ablate`."""
+class Importance(ByLayer[Tensor]):
+    """The score of every head, [H] by layer: its number, where the model has one stack of layers, or path."""
 
     def __init__(
         self,
@@ -51,46 +51,17 @@ class Importance(Mapping[Layer, Tensor]):
         examples: int,
         names: Mapping[str, Layer],
     ) -> None:
-        self._scores = dict(scores)
+        super().__init__(scores, names or None)
         self.method, self.normalised, self.examples = method, normalised, examples
-        self._names = dict(names)
-
-    def __getitem__(self, layer: Layer) -> Tensor:
-        if layer in self._scores:
-            return self._scores[layer]
-        if isinstance(layer, str):
-            return self._scores[resolve(layer, list(self._scores))]
-        path = resolve(
-            layer, list(self._names or self._scores)
-        )  # numbered from the model, whatever ran first
-        if path not in self._scores:
-            raise ArgumentError(
-                f"layer must be one that ran: got {layer}, {path}, which did not; there are scores of "
-                f"{', '.join(self._scores)}"
-            )
-        return self._scores[path]
-
-    def __iter__(self) -> Iterator[Layer]:
-        return iter(self._scores)
-
-    def __len__(self) -> int:
-        return len(self._scores)
-
-    def __contains__(self, layer: object) -> bool:
-        return layer in self._scores or layer in [self.name_of(path) for path in self._scores]
-
-    def name_of(self, path: str) -> Layer:
-        """A layer's number, where the model has one stack of layers; else its path."""
-        return self._names.get(path, path)
 
     def ranking(self) -> list[Ranked]:
         """All heads, the most important first."""
-        found = [
-            Ranked(self.name_of(path), head, score)
-            for path, scores in self._scores.items()
+        every = [
+            Ranked(layer, head, score)
+            for layer, scores in self.items()
             for head, score in enumerate(scores.tolist())
         ]
-        return sorted(found, key=lambda ranked: -ranked.score)
+        return sorted(every, key=lambda ranked: -ranked.score)
 
     def least(self, count: int) -> list[tuple[Layer, int]]:
         """The least important heads, the very least first, as `headwise.ablate` takes them.
@@ -114,13 +85,12 @@ class Importance(Mapping[Layer, Tensor]):
     def __str__(self) -> str:
         how = {"gradient": "by gradients", "leave_one_out": "by the loss without each"}[self.method]
         scaled = ", each layer's scores of length 1" if self.normalised else ""
-        lines = [f"Importance of {sum(map(len, self._scores.values()))} heads, {how}, "
+        lines = [f"Importance of {sum(map(len, self.values()))} heads, {how}, "
                  f"over {self.examples} sequence{'' if self.examples == 1 else 's'}{scaled}."]  # fmt: skip
-        names = {path: str(self.name_of(path)) for path in self._scores}
-        wide = max(map(len, names.values()), default=0)
-        for path, scores in self._scores.items():
+        wide = max((len(str(layer)) for layer in self), default=0)
+        for layer, scores in self.items():
             numbers = "  ".join(f"{score:9.3g}" for score in scores.tolist())
-            lines.append(f"  layer {names[path]:<{wide}}  {numbers}")
+            lines.append(f"  layer {layer!s:<{wide}}  {numbers}")
         best = self.ranking()[:3]
         lines.append(
             "Most important: " + ", ".join(f"layer {r.layer} head {r.head} ({r.score:.3g})" for r in best)
@@ -165,7 +135,7 @@ def importance(
         fallback: for layers that bypass every hook: None raises; "skip" leaves them out.
 
     Returns:
-        {path: [H]}, with `ranking()`, `least(n)` and `most(n)`; print it.
+        [H] by layer, with `ranking()`, `least(n)` and `most(n)`; print it.
 
     Raises:
         ArgumentError: an unknown method or reduction; no batches, no labels, no loss; no attention heard;

@@ -15,7 +15,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
+from ..heads.layer_names import ByLayer, names_of
 from .chosen_heads import ChosenHeads, Heads
+from .model_structure import structure_of
 from .prunable_families import Family, Prunable, bert_like, gpt2_like, headwise_own, kept_kv_heads, llama_like
 
 __all__ = [
@@ -206,8 +208,8 @@ FAMILIES: dict[str, Family] = {
 class Pruned:
     """What `prune` did; print it."""
 
-    heads: dict[str, list[int]]  # by module path, as they were numbered before
-    num_heads: dict[str, tuple[int, int]]  # before, after
+    heads: ByLayer[list[int]]  # as they were numbered before
+    num_heads: ByLayer[tuple[int, int]]  # before, after
     parameters: tuple[int, int]  # of the whole model: before, after
 
     def __str__(self) -> str:
@@ -215,9 +217,9 @@ class Pruned:
         before, after = self.parameters
         saved = f"{before:,} -> {after:,} parameters ({(after - before) / max(1, before):+.1%})"
         lines = [f"{_counted(gone, 'head')} pruned in {_counted(len(self.heads), 'layer')}: {saved}."]
-        for path, heads in self.heads.items():
+        for path in self.heads.paths:
             was, left = self.num_heads[path]
-            named = ", ".join(map(str, heads))
+            named = ", ".join(map(str, self.heads[path]))
             lines.append(f"  {path or '(the model)'}: {was} -> {_counted(left, 'head')}, without {named}")
         return "\n".join(lines)
 
@@ -280,9 +282,10 @@ def prune(model: nn.Module, heads: Heads) -> Pruned:
     for layer, gone, kept, kept_kv in plan:
         layer.keep(kept, kept_kv)
         remember(model, layer.path, gone, layer.num_heads)
+    names = names_of(structure_of(model).places)
     return Pruned(
-        {layer.path: gone for layer, gone, _, _ in plan},
-        {layer.path: (layer.num_heads, len(kept)) for layer, _, kept, _ in plan},
+        ByLayer({layer.path: gone for layer, gone, _, _ in plan}, names),
+        ByLayer({layer.path: (layer.num_heads, len(kept)) for layer, _, kept, _ in plan}, names),
         (before, _num_parameters(model)),
     )
 

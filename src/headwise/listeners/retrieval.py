@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, ShapeError, renamed
-from ..heads.layer_names import Layer
+from ..heads.layer_names import ByLayer, Layer
 from ..heads.measures import retrieval
 from .active import Call
 from .attachment import attach
@@ -36,7 +36,7 @@ class Retrieval:
             counts runs above 0.5 only.
     """
 
-    scores: dict[Layer, Tensor]
+    scores: ByLayer[Tensor]
     generated: Tensor
     recall: float
 
@@ -138,10 +138,11 @@ def retrieval_scores(
     paths = {path: keys for found in top for path, keys in found.items()}
     check_any(model, count, paths, fallback)
     generated, tokens = torch.stack(said), input_ids[0].cpu()
-    scores = {}
+    scores: dict[str, Tensor] = {}
     for path, like in paths.items():
         nowhere = torch.full_like(like, -1)  # where a layer did not run in a step
         keys = torch.stack([found.get(path, nowhere) for found in top])  # [new_tokens, H]
-        scores[attachment.name_of(path)] = retrieval(keys, tokens, generated, needle)
+        scores[path] = retrieval(keys, tokens, generated, needle)
     wanted = set(tokens[start:stop].tolist())
-    return Retrieval(scores, generated, len(wanted & set(generated.tolist())) / len(wanted))
+    recall = len(wanted & set(generated.tolist())) / len(wanted)
+    return Retrieval(ByLayer(scores, attachment.names), generated, recall)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, renamed
-from ..heads.layer_names import Layer, names_of
+from ..heads.layer_names import ByLayer, Layer, names_of
 from .ablation import Switches, check_heard
 from .attachment import attach
 from .batches import Loss, as_batches, tracked
@@ -37,7 +37,7 @@ class Robustness:
     removed: list[int]  # how many heads are off at each point, from 0
     by_importance: Tensor | None  # [points], the least important first
     at_random: Tensor | None  # [repeats, points]
-    single: dict[Layer, Tensor] | None  # layer -> [H], one head off at a time
+    single: ByLayer[Tensor] | None  # [H], one head off at a time
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and lists, as JSON takes them."""
@@ -187,7 +187,7 @@ def _counts(points: int | Sequence[int] | None, total: int) -> list[int]:
 
 def _least_first(scores: Importance, every: Off) -> Off:
     for path, head in every:
-        if path not in scores or head >= len(scores[path]):
+        if path not in scores.paths or head >= len(scores[path]):
             raise ArgumentError(
                 f"scores must cover every head: head {head} of {path} is missing; use "
                 "importance of this model"
@@ -210,9 +210,10 @@ def _assembled(
 ) -> Robustness:
     """The losses in the order in which they were asked for: all heads, each alone, then curve by curve."""
     baseline, rest = losses[0], losses[1 + len(alone) :]
-    single: dict[Layer, list[float]] = {}
+    single: dict[str, list[float]] = {}
     for (path, _), loss in zip(alone, losses[1:], strict=False):
-        single.setdefault(names.get(path, path), []).append(loss)
+        single.setdefault(path, []).append(loss)
+    by_path = {path: torch.tensor(without, dtype=torch.float64) for path, without in single.items()}
     points = len(removed) - 1
     curves = torch.tensor(
         [[baseline, *rest[i : i + points]] for i in range(0, len(rest), points)], dtype=torch.float64
@@ -224,5 +225,5 @@ def _assembled(
         removed,
         curves[0] if first else None,
         curves[first:] if "random" in methods else None,
-        {layer: torch.tensor(each, dtype=torch.float64) for layer, each in single.items()} or None,
+        ByLayer(by_path, names) if by_path else None,
     )
