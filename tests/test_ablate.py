@@ -17,9 +17,9 @@ import headwise as hw
 from headwise.errors import ArgumentError, AttentionBypassed, ShapeError
 from headwise.heads.layer_names import ByLayer
 from headwise.listeners.ablation import ablate, head_means
-from headwise.listeners.attachment import attach
 from headwise.listeners.head_outputs import collect, patch
 from headwise.listeners.importance import importance
+from headwise.listeners.model_door import attach
 from headwise.listeners.pruning import prune
 from headwise.masks import Mask
 from headwise.nn import MultiHeadAttention

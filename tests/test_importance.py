@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, ShapeError
 from headwise.listeners.active import Call
-from headwise.listeners.attachment import attach
 from headwise.listeners.batches import tracked
 from headwise.listeners.importance import Importance, importance
+from headwise.listeners.model_door import attach
 from headwise.listeners.robustness import Robustness, robustness
 from judge import error
 from small_models import albert, bert, gpt2, hooks_on, llama, numbers, ours, tokens

@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from headwise.errors import ArgumentError, AttentionBypassed
 from headwise.listeners.ablation import ablate
-from headwise.listeners.attachment import attach
 from headwise.listeners.capture import watch
+from headwise.listeners.model_door import attach
 from headwise.listeners.monitor import HISTORY, Measuring, Monitor
 from headwise.listeners.pruning import prune
 from headwise.listeners.trainer_callback import trainer_callback

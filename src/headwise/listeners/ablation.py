@@ -25,10 +25,10 @@ from ..indexing import take
 from ..masks import Mask
 from ..scoring import HIDDEN
 from .active import Call
-from .attachment import attach
 from .batches import Loss, Visit, as_batches, checked_loss, count_examples, entering, run
 from .chosen_heads import ChosenHeads, Heads, base_of, by_path, of_visit
 from .head_outputs import Changing, check_any, outputs_of
+from .model_door import attach
 from .model_structure import structure_of
 
 __all__ = ["METHODS", "Switches", "ablate", "check_heard", "head_means"]

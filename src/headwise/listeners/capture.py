@@ -24,8 +24,9 @@ from ..heads.collection import Heads
 from ..heads.layer_names import Layer
 from ..heads.record import Marks, reduce, settle
 from .active import Call, Forward, in_backward
-from .attachment import Attachment, attach
+from .attachment import Attachment
 from .head_outputs import check_any
+from .model_door import attach
 
 __all__ = ["Tokens", "watch"]
 

@@ -20,8 +20,9 @@ from ..errors import ArgumentError, AttentionBypassed, ShapeError
 from ..heads.layer_names import ByLayer, Layer, names_of
 from ..indexing import as_index, positions_of
 from .active import Call, in_backward
-from .attachment import Attachment, attach
+from .attachment import Attachment
 from .chosen_heads import ChosenHeads, Heads, base_of, by_path, of_visit
+from .model_door import attach
 from .model_structure import structure_of
 
 __all__ = ["Change", "Changing", "ChosenListening", "check_any", "collect", "outputs_of", "patch"]

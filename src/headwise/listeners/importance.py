@@ -20,10 +20,10 @@ from ..errors import ArgumentError, ShapeError, nearest
 from ..heads.layer_names import ByLayer, Layer, names_of
 from .ablation import Switches, check_heard
 from .active import Call, in_backward
-from .attachment import attach
 from .batches import Loss, as_batches, checked_loss, count_examples, entering, tracked
 from .chosen_heads import base_of
 from .head_outputs import outputs_of
+from .model_door import attach
 from .model_structure import structure_of
 
 __all__ = ["METHODS", "Importance", "Ranked", "importance"]

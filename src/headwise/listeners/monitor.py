@@ -36,9 +36,9 @@ from ..heads.layer_names import Layer
 from ..heads.record import fetched
 from ..map import AttentionMap
 from .active import Call, in_backward
-from .attachment import attach
 from .chosen_heads import base_of
 from .head_outputs import check_any
+from .model_door import attach
 
 if TYPE_CHECKING:
     import pandas

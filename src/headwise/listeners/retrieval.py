@@ -16,8 +16,8 @@ from ..errors import ArgumentError, ShapeError, renamed
 from ..heads.layer_names import ByLayer, Layer
 from ..heads.measures import retrieval
 from .active import Call
-from .attachment import attach
 from .head_outputs import check_any
+from .model_door import attach
 
 __all__ = ["Retrieval", "retrieval_scores"]
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from ..errors import ArgumentError, renamed
 from ..heads.layer_names import ByLayer, Layer, names_of
 from .ablation import Switches, check_heard
-from .attachment import attach
 from .batches import Loss, as_batches, tracked
 from .importance import Importance, importance
+from .model_door import attach
 from .model_structure import structure_of
 
 if TYPE_CHECKING:

@@ -6,15 +6,12 @@ undo that. To add a family, add a file and an entry here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ..attachment import Attachment
-from ..shared_patches import Undo
+from ..attachment import Change
 from . import functions, huggingface, modules
 
 __all__ = ["ADAPTERS"]
 
-ADAPTERS: tuple[Callable[[Attachment], Undo], ...] = (
+ADAPTERS: tuple[Change, ...] = (
     huggingface.hear_huggingface,
     modules.hear_torch,
     modules.hear_headwise,
