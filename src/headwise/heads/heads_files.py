@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 
+Told = dict[str, Any]  # what JSON holds
 Layout = dict[str, list[int]]  # "shape", and "order": the dimensions as they lie in memory
 
 NAMES = tuple(argument.split()[-1] for argument in FLAT.split(","))
@@ -52,7 +53,7 @@ def dense_bytes(map: AttentionMap | None) -> int:
     return map._scores.weights.nbytes
 
 
-def pack(map: AttentionMap) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def pack(map: AttentionMap) -> tuple[dict[str, Tensor], Told]:
     """The tensors of a map and its numbers, by name.
 
     Raises:
@@ -61,7 +62,7 @@ def pack(map: AttentionMap) -> tuple[dict[str, Tensor], dict[str, Any]]:
     map._check_unchanged()
     scores = map._scores
     if isinstance(scores, GivenWeights):
-        parts: dict[str, Any] = {name: getattr(scores.mask, name) for name in RULES}
+        parts: Told = {name: getattr(scores.mask, name) for name in RULES}
         parts |= {"weights": scores.weights, "positions": scores.positions}
     else:
         parts = dict(zip(NAMES, flatten(scores), strict=True))
@@ -73,7 +74,7 @@ def pack(map: AttentionMap) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, numbers
 
 
-def unpack(tensors: dict[str, Tensor], numbers: dict[str, Any]) -> AttentionMap:
+def unpack(tensors: dict[str, Tensor], numbers: Told) -> AttentionMap:
     """The map those are of."""
     parts = {**tensors, **numbers}
     lse, columns = parts["lse"], parts.get("columns")
@@ -136,16 +137,16 @@ def save(heads: Saved, path: str | os.PathLike[str], *, maps: bool = True) -> No
         _check_budget(heads.layers)
     tensors: dict[str, Tensor] = {}
     shelf = Shelf(tensors)
-    layers: list[dict[str, Any]] = []
+    layers: list[Told] = []
     for layer in heads.layers:
-        calls: list[dict[str, Any]] = []
+        calls: list[Told] = []
         for call in layer.calls:
             call.measure_patterns()
             key = f"{len(layers)}.{len(calls)}."
             tensors |= {
                 key + name: value.cpu().contiguous().clone() for name, value in _tensors(call).items()
             }
-            told: dict[str, Any] = {"shape": list(call.shape), "kind": call.kind, "forward": call.forward}
+            told: Told = {"shape": list(call.shape), "kind": call.kind, "forward": call.forward}
             told["reach"] = call.reach
             if maps and call.map is not None:
                 told["map"] = shelf.put(key + "map.", call.map)
@@ -205,9 +206,9 @@ class Shelf:
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.tensors = tensors
-        self._known: dict[tuple[Any, ...], tuple[str, Tensor]] = {}  # kept: memory given back may come again
+        self._known: dict[tuple[object, ...], tuple[str, Tensor]] = {}  # kept: memory may come again
 
-    def put(self, key: str, map: AttentionMap) -> dict[str, Any]:
+    def put(self, key: str, map: AttentionMap) -> Told:
         """What to write down to find a map again: its numbers, and where each tensor is and how it lies."""
         tensors, numbers = pack(map)
         places: dict[str, tuple[str, Layout]] = {}
@@ -219,7 +220,7 @@ class Shelf:
             places[name] = self._known[same][0], layout_of(value)
         return {"numbers": numbers, "tensors": places}
 
-    def take(self, told: dict[str, Any]) -> AttentionMap:
+    def take(self, told: Told) -> AttentionMap:
         """The map that was put there."""
         found = {name: unpacked(self.tensors[at], layout) for name, (at, layout) in told["tensors"].items()}
         return unpack(found, told["numbers"])
@@ -248,7 +249,7 @@ def _tensors(call: Record) -> dict[str, Tensor]:
     return found
 
 
-def _record(call: dict[str, Any], tensors: dict[str, Tensor]) -> Record:
+def _record(call: Told, tensors: dict[str, Tensor]) -> Record:
     B, H, T, S = call["shape"]
     record = Record((B, H, T, S), call["kind"], call["forward"], reach=call["reach"])
     record._has_patterns = True  # they were measured before it was saved

@@ -12,7 +12,6 @@ Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, Dv value
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +52,7 @@ class Switches:
 
     @torch.no_grad()
     def loss(
-        self, model: nn.Module, loss_fn: Loss | None, batch: Any, off: Iterable[tuple[str, int]]
+        self, model: nn.Module, loss_fn: Loss | None, batch: object, off: Iterable[tuple[str, int]]
     ) -> float:
         """The loss on a batch with these heads, (path, head), off."""
         self.off = {}
@@ -73,7 +72,7 @@ class Switches:
         return [(path, head) for path, count in self.num_heads.items() for head in range(count)]
 
 
-def check_heard(model: nn.Module, heard: Mapping[str, Any]) -> None:
+def check_heard(model: nn.Module, heard: Mapping[str, object]) -> None:
     """Raise `ArgumentError` if no layer was heard."""
     if not heard:
         raise ArgumentError(
@@ -155,7 +154,9 @@ def ablate(
     return Changing(model, chosen, change, fallback)
 
 
-def head_means(model: nn.Module, batches: Iterable[Any], *, fallback: str | None = None) -> ByLayer[Tensor]:
+def head_means(
+    model: nn.Module, batches: Iterable[object], *, fallback: str | None = None
+) -> ByLayer[Tensor]:
     """What each head says on average over all real positions of some batches, [H, Dv] by layer.
 
     Args:

@@ -54,8 +54,10 @@ class Forward:
     """One run of a model, from its first hooked module to that module's return; in one thread."""
 
     number: int = 0
-    padding: dict[Any, Tensor | None] = field(default_factory=dict)  # what layers were told, to run again
-    masked: list[Any] = field(default_factory=list)  # configs whose models made their masks of the padding
+    padding: dict[tuple[str | None, int, int], Tensor | None] = field(
+        default_factory=dict
+    )  # what layers were told, to run again
+    masked: list[object] = field(default_factory=list)  # configs whose models made their masks of the padding
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,9 +134,9 @@ class Run:
         self.told: dict[str, int] = {}  # how many calls of a path were told of
         self.bypassed: dict[str, tuple[int, ...]] = {}
 
-    def note(self, here: Entered, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note(self, here: Entered, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Tokens and padding among the arguments of a module: of the layers inside it, while it runs."""
-        kind: Any = type(here.module)
+        kind: type = type(here.module)
         named = dict(zip(_parameters(kind), args, strict=False)) | kwargs
         here.shapes = [
             value.shape
@@ -267,7 +269,7 @@ class quietly(AbstractContextManager[None]):  # noqa: N801, reads as a verb
     def __enter__(self) -> None:
         _here.depth = getattr(_here, "depth", 0) + 1
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         _here.depth -= 1
 
 

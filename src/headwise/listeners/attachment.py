@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Protocol
 from weakref import ref
 
 from torch import Tensor, nn
@@ -27,6 +27,14 @@ from .shared_patches import Undo, turns
 __all__ = ["Attachment", "Change", "Post"]
 
 
+class Mode(Protocol):
+    """Someone who is told when a module begins and ends, and listens to torch's functions in between."""
+
+    def enter(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None: ...
+
+    def leave(self) -> None: ...
+
+
 class Post:
     """One attachment at one module."""
 
@@ -34,9 +42,9 @@ class Post:
 
     def __init__(self, attachment: Attachment, path: str, is_place: bool) -> None:
         self.attachment, self.path, self.is_place = attachment, path, is_place
-        self.mode: Any = None  # which listens to torch's functions while this module runs
+        self.mode: Mode | None = None  # which listens to torch's functions while this module runs
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         run = self.attachment.run_or_new()
         here = Entered(self.path, module)
         if not self.is_place:
@@ -45,7 +53,7 @@ class Post:
         if self.mode is not None:
             self.mode.enter(args, kwargs)
 
-    def after(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def after(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         run = self.attachment.run
         assert run is not None, "somebody entered"
         if self.is_place and not run.entered[-1].heard:
@@ -289,7 +297,7 @@ class Attachment:
         )
 
 
-def _sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+def _sizes(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[int, ...]:
     """B and T of the input of a module."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor) and value.ndim >= 3:

@@ -12,12 +12,15 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, ShapeError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 __all__ = [
     "Loss",
@@ -39,7 +42,7 @@ Visit = tuple[str, int, int, Tensor | None]  # a layer's path, B and T in it, it
 IGNORED = -100  # the label of positions that do not count
 
 
-def as_batches(batches: Any) -> Iterator[Any]:
+def as_batches(batches: object) -> Iterator[object]:
     """Batches one by one; a single one, as a mapping or a tensor, counts as one.
 
     Raises:
@@ -58,14 +61,14 @@ def as_batches(batches: Any) -> Iterator[Any]:
         raise ArgumentError("batches must hold at least one: got 0; an iterator that was used up gives none")
 
 
-def run(model: nn.Module, batch: Any) -> Any:
+def run(model: nn.Module, batch: object) -> object:
     """The model on a batch: a mapping of its arguments, a tuple of them, or the only one."""
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
 
-def own_loss(model: nn.Module, batch: Any) -> Tensor:
+def own_loss(model: nn.Module, batch: object) -> Tensor:
     """The loss a Hugging Face model computes itself; a causal language model predicts its own input.
 
     Raises:
@@ -99,7 +102,7 @@ def _is_causal_language_model(model: nn.Module) -> bool:
     return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
 
 
-def checked_loss(loss_fn: Loss | None, model: nn.Module, batch: Any) -> Tensor:
+def checked_loss(loss_fn: Loss | None, model: nn.Module, batch: object) -> Tensor:
     """One number, as a tensor without dimensions.
 
     Raises:
@@ -127,7 +130,9 @@ def entering(model: nn.Module) -> Iterator[list[Tensor]]:
     except (TypeError, ValueError):  # compiled: as the caller has them
         order = []
 
-    def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def enter(
+        module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]] | None:
         named = sorted(kwargs, key=lambda name: order.index(name) if name in order else len(order))
         for where in [*range(len(args)), *named]:
             x = args[where] if isinstance(where, int) else kwargs[where]
@@ -249,7 +254,7 @@ def _is_long(seconds: float, done: int, total: int | None) -> bool:
     return seconds > AFTER or (total is not None and seconds / done * total > AFTER)
 
 
-def _bar(words: str, total: int | None) -> Any:
+def _bar(words: str, total: int | None) -> Progress | None:
     """A bar that has begun; None where there is nobody to see it or nothing to draw it."""
     if not sys.stderr.isatty():
         return None

@@ -12,7 +12,8 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from functools import lru_cache
-from typing import Any
+from types import TracebackType
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,10 +35,19 @@ __all__ = ["Tokens", "watch"]
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
 
 
+class Tokenizer(Protocol):
+    """What is asked of a tokenizer; it may know an `unk_token_id` and other roles, too."""
+
+    @property
+    def all_special_ids(self) -> Iterable[int]: ...
+
+    def convert_ids_to_tokens(self, ids: int, /) -> object: ...
+
+
 class Tokens:
     """What a tokenizer, or else the model's config, says of token ids."""
 
-    def __init__(self, model: nn.Module, tokenizer: Any = None) -> None:
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer | None = None) -> None:
         self.tokenizer = tokenizer
         self.special = _special_ids(model, tokenizer)
         self.unknown = _unknown_id(tokenizer)
@@ -90,18 +100,18 @@ class Tokens:
         return [[self._named(token) for token in row] for row in ids.tolist()]
 
     def _name(self, token: int) -> str:
-        found = self.tokenizer.convert_ids_to_tokens(token)
-        return str(found)
+        assert self.tokenizer is not None, "asked for names"
+        return str(self.tokenizer.convert_ids_to_tokens(token))
 
 
-def _special_ids(model: nn.Module, tokenizer: Any) -> list[int]:
+def _special_ids(model: nn.Module, tokenizer: Tokenizer | None) -> list[int]:
     """Ids that stand for no text: the start, the end, padding ...; an unknown word is one of the text's."""
     if tokenizer is not None:
         return sorted(set(tokenizer.all_special_ids) - {_unknown_id(tokenizer)})
     return sorted(_roles(getattr(model, "config", None)))
 
 
-def _unknown_id(tokenizer: Any) -> int | None:
+def _unknown_id(tokenizer: Tokenizer | None) -> int | None:
     """The id of a word that the tokenizer does not know; None where it has none, or where it means more.
 
     GPT-2's is its end of text, too, and bytes leave nothing unknown.
@@ -110,7 +120,7 @@ def _unknown_id(tokenizer: Any) -> int | None:
     return None if found in _roles(tokenizer) else found
 
 
-def _roles(told: Any) -> set[int]:
+def _roles(told: object) -> set[int]:
     """The ids that a tokenizer or config names for a role."""
     found: set[int] = set()
     for name in SPECIAL:
@@ -187,7 +197,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         pooled: int | None = 128,
         patterns: bool | None = None,
         diversity: bool = False,
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | None = None,
         reach: int = 8,
         fallback: str | None = None,
     ) -> None:
@@ -251,10 +261,14 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
     def __enter__(self) -> Heads:
         return self.start()
 
-    def __exit__(self, *error: Any) -> None:
-        self._stop(*error)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop(kind, error, trace)
 
-    def _stop(self, *error: Any) -> None:
+    def _stop(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with self._lock:
             self._depth = max(0, self._depth - 1)
             attachment = self._attachment
@@ -262,10 +276,10 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
                 return
             self._attachment = None
             try:
-                self._attached.__exit__(*error)
+                self._attached.__exit__(kind, error, trace)
             finally:
                 settle(call for layer in self.heads.values() for call in layer.calls)
-        if error[0] is None:
+        if kind is None:
             ran = attachment.forward.number - self._before
             check_any(self.model, ran, self.heads, self.fallback, attachment.elsewhere)
 

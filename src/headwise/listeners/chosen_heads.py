@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, SupportsIndex, TypeVar
 
 from torch import nn
 
@@ -168,7 +168,7 @@ def check_head(head: int, num_heads: int, path: str) -> None:
         )
 
 
-def _pairs(heads: Any) -> Iterable[tuple[Layer, int | None]]:
+def _pairs(heads: object) -> Iterable[tuple[Layer, int | None]]:
     if isinstance(heads, Mapping):
         for layer, some in heads.items():
             yield from ((layer, _head(head)) for head in ([None] if some is None else some))
@@ -186,7 +186,7 @@ def _pairs(heads: Any) -> Iterable[tuple[Layer, int | None]]:
         yield pair[0], _head(pair[1])
 
 
-def _head(head: Any) -> int | None:
+def _head(head: SupportsIndex | None) -> int | None:
     if head is None:
         return None
     try:
@@ -198,7 +198,7 @@ def _head(head: Any) -> int | None:
     return number
 
 
-def _place_and_visit(layer: Any, places: list[str], modules: Collection[str]) -> tuple[str, int | None]:
+def _place_and_visit(layer: Layer, places: list[str], modules: Collection[str]) -> tuple[str, int | None]:
     if isinstance(layer, str) and "#" in layer:
         base, _, visit = layer.rpartition("#")
         if not visit.isdigit():

@@ -11,7 +11,7 @@ Letters: B batch, T query_len, H num_heads, Dv value_dim.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -106,7 +106,7 @@ def _checked(count: int) -> int:
 
 def importance(
     model: nn.Module,
-    batches: Iterable[Any],
+    batches: Iterable[object],
     loss_fn: Loss | None = None,
     *,
     method: str = "gradient",
@@ -203,7 +203,12 @@ class _Outputs:
 
 
 def _by_gradient(
-    model: nn.Module, batches: Any, loss_fn: Loss | None, reduction: str, progress: bool, fallback: str | None
+    model: nn.Module,
+    batches: object,
+    loss_fn: Loss | None,
+    reduction: str,
+    progress: bool,
+    fallback: str | None,
 ) -> tuple[dict[str, Tensor], int, float]:
     """({path: [H]}, how many sequences, the sum of the losses)"""
     totals: dict[str, Tensor] = {}
@@ -263,7 +268,12 @@ def _per_example(
 
 
 def _by_leaving_out(
-    model: nn.Module, batches: Any, loss_fn: Loss | None, reduction: str, progress: bool, fallback: str | None
+    model: nn.Module,
+    batches: object,
+    loss_fn: Loss | None,
+    reduction: str,
+    progress: bool,
+    fallback: str | None,
 ) -> tuple[dict[str, Tensor], int, float]:
     """({path: [H]}, how many sequences, the sum of the losses with all heads)"""
     switches, examples, losses = Switches(), 0, 0.0
@@ -284,7 +294,7 @@ def _by_leaving_out(
 
 
 def _trials(
-    model: nn.Module, batches: Any, loss_fn: Loss | None, switches: Switches
+    model: nn.Module, batches: object, loss_fn: Loss | None, switches: Switches
 ) -> Iterator[tuple[str | None, int, float, int]]:
     """(path, head, loss without it minus loss, sequences); a batch begins with path None and its loss."""
     for batch in as_batches(batches):
@@ -296,7 +306,7 @@ def _trials(
             yield path, head, switches.loss(model, loss_fn, batch, [(path, head)]) - whole, count
 
 
-def _length(batches: Any) -> int | None:
+def _length(batches: object) -> int | None:
     return (
         len(batches) if hasattr(batches, "__len__") and not isinstance(batches, (Mapping, Tensor)) else None
     )

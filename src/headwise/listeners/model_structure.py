@@ -84,19 +84,19 @@ def _is_likely(module: nn.Module) -> bool:
 
 def _may_attend(module: nn.Module) -> bool:
     """Whether there is a softmax, or what may be one, in the code of a module or of those inside it."""
-    kinds: set[Any] = {type(each) for each in module.modules()}
+    kinds: set[type] = {type(each) for each in module.modules()}
     return any(not SOFTMAX.isdisjoint(_reached(kind)) for kind in kinds)
 
 
 @cache
-def _reached(kind: Any) -> frozenset[str]:
+def _reached(kind: type) -> frozenset[str]:
     """The names that the methods of a class mention, and the functions beside it that they call."""
     home, found = vars(sys.modules[kind.__module__]), set(names_in(kind))
     seen: set[str] = set()
     while beside := [name for name in found - seen if name in home]:
         for name in beside:
             seen.add(name)
-            value: Any = home[name]
+            value = home[name]
             code = getattr(inspect.unwrap(value) if callable(value) else None, "__code__", None)
             found.update(() if code is None else code.co_names)
     return frozenset(found) | {kind.__name__}
@@ -115,19 +115,19 @@ def sounds_cross(path: str | None) -> bool:
     return any(word in part for part in own for word in CROSS)
 
 
-def names_in(kind: Any) -> frozenset[str]:
+def names_in(kind: type) -> frozenset[str]:
     """The global names and attributes that the methods of a class mention."""
     return _names_in(kind)
 
 
 @cache
-def _names_in(kind: Any) -> frozenset[str]:
+def _names_in(kind: type) -> frozenset[str]:
     found: set[str] = set()
     for base in kind.__mro__:
         if base is nn.Module or base.__module__ == "transformers.modeling_utils":  # which knows the dispatch
             break
         for value in vars(base).values():
-            function: Any = inspect.unwrap(value) if callable(value) else None
+            function = inspect.unwrap(value) if callable(value) else None
             code = getattr(function, "__code__", None)
             if code is not None:
                 found.update(code.co_names)
@@ -190,11 +190,11 @@ class _Seen:
         )
 
 
-def _config(module: nn.Module) -> Any:
+def _config(module: nn.Module) -> object:
     return module.__dict__.get("config")
 
 
-def _weak(thing: Any) -> Callable[[], Any]:
+def _weak(thing: object) -> Callable[[], object]:
     try:
         return ref(thing)
     except TypeError:  # None, a dict: kept, so that nothing else can come to be in its place

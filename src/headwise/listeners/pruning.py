@@ -43,7 +43,7 @@ def remember(model: nn.Module, path: str, gone: list[int], num_heads: int) -> No
         gone: as numbered before this pruning.
         num_heads: how many there were before it.
     """
-    module: Any = model.get_submodule(path)
+    module = model.get_submodule(path)
     already = set(getattr(module, KEY, ()))
     stayed = [head for head in range(num_heads + len(already)) if head not in already]
     setattr(module, KEY, sorted(already | {stayed[head] for head in gone}))
@@ -124,13 +124,13 @@ def load_pruned(cls_or_model: Any, folder: str | os.PathLike[str], **changes: An
     return model.eval()
 
 
-def _by_its_own_loader(model: Any, place: Path, written: Any) -> Any:
+def _by_its_own_loader(model: Any, place: Path, written: Heads) -> nn.Module | None:
     """The model by `from_pretrained` of a class that is born pruned; None: something is missing still."""
 
     kind = type(model)
 
     class BornPruned(kind):  # type: ignore[misc, valid-type]
-        def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        def __init__(self, config: object, *args: object, **kwargs: object) -> None:
             super().__init__(config, *args, **kwargs)
             prune(self, written)
 
@@ -145,7 +145,7 @@ def _by_its_own_loader(model: Any, place: Path, written: Any) -> Any:
     return loaded
 
 
-def _config_class(cls: Any) -> Any:
+def _config_class(cls: object) -> Any:
     found = getattr(cls, "config_class", None)
     if found is None:  # an AutoModel class: the config tells which model it is
         from transformers import AutoConfig

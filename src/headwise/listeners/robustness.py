@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ class Robustness:
     at_random: Tensor | None  # [repeats, points]
     single: ByLayer[Tensor] | None  # [H], one head off at a time
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain numbers and lists, as JSON takes them."""
         return {
             "baseline": self.baseline,
@@ -82,7 +82,7 @@ class Robustness:
 @renamed(order="method", steps="points")
 def robustness(
     model: nn.Module,
-    batches: Iterable[Any],
+    batches: Iterable[object],
     loss_fn: Loss | None = None,
     *,
     method: str | Sequence[str] = METHODS,
@@ -159,7 +159,9 @@ def robustness(
     return _assembled(losses, alone, len(every), removed, methods, names_of(structure_of(model).places))
 
 
-def _weights(model: nn.Module, batches: list[Any], loss_fn: Loss | None, switches: Switches) -> list[float]:
+def _weights(
+    model: nn.Module, batches: list[object], loss_fn: Loss | None, switches: Switches
+) -> list[float]:
     """Each batch's share of the sequences; on the way the switches hear every layer."""
     counts = []
     for batch in batches:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError
 from ..heads.collection import Heads
@@ -20,9 +20,10 @@ from .heatmaps import CELLS, FAINT, INK, LONGEST, STEPS, cells, colours, draw, d
 from .tables import label
 
 if TYPE_CHECKING:
-    import numpy
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from .heatmaps import Cells
 
 __all__ = ["layer_picture", "model_picture"]
 
@@ -137,9 +138,7 @@ def model_picture(heads: Heads, *, batch: int = 0, text: str | None = None) -> F
 # What is drawn
 
 
-def _cells(
-    layer: LayerHeads, batch: int, most: int
-) -> tuple[numpy.ma.MaskedArray[Any, Any], tuple[int, int]]:
+def _cells(layer: LayerHeads, batch: int, most: int) -> tuple[Cells, tuple[int, int]]:
     """Cells of every head, [H, rows, columns], and how many queries and keys they stand for."""
     for call in reversed(layer.calls):
         _, _, T, S = call.shape

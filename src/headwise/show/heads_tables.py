@@ -12,8 +12,8 @@ from __future__ import annotations
 import io
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from ..engines.statistics import ROW_STATISTICS
 from ..errors import ArgumentError, nearest
@@ -113,7 +113,9 @@ def check_sort(sort: str) -> None:
         raise ArgumentError(f"sort must be a column: got {sort!r}; {nearest(sort, known)}")
 
 
-def _key(sort: str, heads: Heads, measured: list[str], descending: bool) -> Any:
+def _key(
+    sort: str, heads: Heads, measured: list[str], descending: bool
+) -> Callable[[Head], tuple[bool, float] | float]:
     if sort == "label":
         return lambda head: (head.label.name != MIXED, head.label.score or 0.0)
     if sort == "layer":

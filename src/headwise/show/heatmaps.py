@@ -26,7 +26,11 @@ from .tables import families, label
 if TYPE_CHECKING:
     import numpy
     from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import Colormap, PowerNorm
     from matplotlib.figure import Figure
+
+    Cells = numpy.ma.MaskedArray[Any, Any]
 
 __all__ = ["cells", "check_path", "colours", "draw", "drawing", "heatmaps", "save", "shares", "words"]
 
@@ -96,7 +100,7 @@ def heatmaps(
     return draw(cells(weights.select(batch=batch)), (T, S), tokens, titles=titles, title=title)
 
 
-def drawing() -> tuple[type[Figure], Any, Any]:
+def drawing() -> tuple[type[Figure], type[FigureCanvasAgg], PowerNorm]:
     """What pictures are drawn with: Figure, its canvas, the scale of colours.
 
     Raises:
@@ -113,7 +117,7 @@ def drawing() -> tuple[type[Figure], Any, Any]:
 
 
 def draw(
-    picture: numpy.ma.MaskedArray[Any, Any],
+    picture: Cells,
     lengths: tuple[int, int],
     tokens: Sequence[str] | None = None,
     *,
@@ -161,7 +165,7 @@ def _check(weights: AttentionMap, tokens: Sequence[str] | None, titles: Sequence
         raise ShapeError(f"titles must match num_heads: {len(titles)} titles for {H}; give one a head")
 
 
-def cells(weights: AttentionMap, most: int = CELLS) -> numpy.ma.MaskedArray[Any, Any]:
+def cells(weights: AttentionMap, most: int = CELLS) -> Cells:
     """[H, rows, columns], hidden where there is no weight: weights, or shares of a query's weight."""
     _, _, T, S = weights.shape
     if max(T, S) <= most:
@@ -170,7 +174,7 @@ def cells(weights: AttentionMap, most: int = CELLS) -> numpy.ma.MaskedArray[Any,
     return shares(weights.pooled(most)[0], T, None if counted is None else counted[0])
 
 
-def shares(mass: Tensor, query_len: int, counted: Tensor | None = None) -> numpy.ma.MaskedArray[Any, Any]:
+def shares(mass: Tensor, query_len: int, counted: Tensor | None = None) -> Cells:
     """The same from pooled mass [H, rows, columns]; counted: bool [T], which queries it is the mass of."""
     rows = mass.shape[1]
     queries = torch.ones(query_len) if counted is None else counted.cpu().float()
@@ -178,7 +182,7 @@ def shares(mass: Tensor, query_len: int, counted: Tensor | None = None) -> numpy
     return _hidden(mass / inside.clamp(min=1).to(mass)[:, None])
 
 
-def _hidden(values: Tensor) -> numpy.ma.MaskedArray[Any, Any]:
+def _hidden(values: Tensor) -> Cells:
     import numpy
 
     array = values.cpu().float().numpy()
@@ -201,7 +205,7 @@ def _inches(length: int) -> float:
     return max(1.5, 0.145 * length) if length <= NAMED else 2.6
 
 
-def colours() -> Any:
+def colours() -> Colormap:
     """Magma from white instead of yellow: lightness falls evenly, nothing is told by hue alone."""
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -235,7 +239,7 @@ def _dress(ax: Axes, query_len: int, key_len: int, names: list[str], *, left: bo
 
 
 def _frame(
-    figure: Figure, axes: list[Axes], lengths: tuple[int, int], picture: Any, title: str | None
+    figure: Figure, axes: list[Axes], lengths: tuple[int, int], picture: Cells, title: str | None
 ) -> None:
     """What the heads share: the scale, the names of the axes, the title."""
     T, S = lengths

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +34,8 @@ from .attended import attended, with_padding
 from .loans import unseen
 
 __all__ = ["hear_functions"]
+
+Function = Callable[..., Any]
 
 SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
 HEARD = frozenset(
@@ -91,7 +94,7 @@ class _Functions(TorchFunctionMode):
             found = self._here.running = []
         return found
 
-    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         given = [x.shape for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim > 2]
         self.running.append(_Running(given))
         if len(self.running) == 1:
@@ -102,13 +105,15 @@ class _Functions(TorchFunctionMode):
         if not self.running:
             self.__exit__(None, None, None)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Function, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         if func not in HEARD:  # nothing else before this: a compiler reads it for every function of its own
             return func(*args, **(kwargs or {}))
         return self._hear(func, args, kwargs or {})
 
     @unseen
-    def _hear(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _hear(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         if is_quiet():
             return func(*args, **kwargs)
         if func is functional.scaled_dot_product_attention:

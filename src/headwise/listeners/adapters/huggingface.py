@@ -44,7 +44,7 @@ def hear_huggingface(attachment: Attachment) -> Undo:
 class _Same:
     """A key that is this very object, and keeps it: a number of an object may go to another one."""
 
-    def __init__(self, this: Any) -> None:
+    def __init__(self, this: object) -> None:
         self.this = this
 
     def __eq__(self, other: object) -> bool:
@@ -57,15 +57,15 @@ class _Same:
 # Whose masks and calls are ours
 
 
-def _configs(attachment: Attachment) -> list[Any]:
+def _configs(attachment: Attachment) -> list[object]:
     """The configs that layers which dispatch, and the models around them, read the implementation from."""
     return attachment.structure.once(NAME, lambda: _find_configs(attachment.model))
 
 
-def _find_configs(model: nn.Module) -> list[Any]:
+def _find_configs(model: nn.Module) -> list[object]:
     if "transformers" not in sys.modules:
         return []
-    found: list[Any] = []
+    found: list[object] = []
     for module in model.modules():
         is_one = DISPATCHES in names_in(type(module))
         if is_one or any(DISPATCHES in names_in(type(inner)) for inner in _below_a_model(module)):
@@ -81,14 +81,14 @@ def _below_a_model(module: nn.Module) -> list[nn.Module]:
     return list(module.modules()) if isinstance(module, PreTrainedModel) else []
 
 
-def _listening_to(config: Any) -> list[Attachment]:
+def _listening_to(config: object) -> list[Attachment]:
     return [one for one in active if any(config is each for each in _configs(one))]
 
 
 # Kernels that say nothing of what they do: the model's other implementation takes their place
 
 
-def _is_a_kernel_of(config: Any) -> bool:
+def _is_a_kernel_of(config: object) -> bool:
     name = getattr(config, OWN)
     name = name.own if isinstance(name, _InPlaceOf) else name  # another block is at work
     return isinstance(name, str) and ("flash" in name or name == "flex_attention") and "paged|" not in name
@@ -104,14 +104,14 @@ class _InPlaceOf(str):
         made.own = own
         return made
 
-    def __deepcopy__(self, _: Any) -> str:
+    def __deepcopy__(self, _: object) -> str:
         return self.own
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (self.own,)
 
 
-def _stand_in(attachment: Attachment, config: Any) -> Undo:
+def _stand_in(attachment: Attachment, config: object) -> Undo:
     """Flash and flex attention compute what "sdpa" does, or "eager" where a model has no "sdpa"."""
     from transformers import PreTrainedModel
 
@@ -138,7 +138,7 @@ def _stand_between() -> Undo:
     found = AttentionInterface.get_interface
 
     @functools.wraps(found)
-    def get_interface(self: Any, *args: Any, **kwargs: Any) -> Function:
+    def get_interface(self: AttentionInterface, *args: Any, **kwargs: Any) -> Function:
         return _between(found(self, *args, **kwargs))
 
     return undo_all(
@@ -156,7 +156,7 @@ def _stand_between() -> Undo:
 
 def _answering(look_up: Function, between: Function) -> Function:
     @functools.wraps(look_up)
-    def __getitem__(self: Any, name: Any) -> Function:  # noqa: N807
+    def __getitem__(self: object, name: object) -> Function:  # noqa: N807
         found: Function = between(look_up(self, name))
         return found
 
@@ -184,7 +184,7 @@ def _between(own: Function) -> Function:
         return own
 
     @functools.wraps(own)
-    def attend(module: Any, *args: Any, **kwargs: Any) -> Any:
+    def attend(module: nn.Module, *args: object, **kwargs: object) -> object:
         listening = [each for each in active if module in each.paths]
         if not listening:
             return own(module, *map(as_tensor, args), **{n: as_tensor(x) for n, x in kwargs.items()})
@@ -199,7 +199,7 @@ def _between_masks(own: Function) -> Function:
         return own
 
     @functools.wraps(own)
-    def mask(*args: Any, **call: Any) -> Any:
+    def mask(*args: object, **call: object) -> object:
         listening = [] if args else _listening_to(call.get("config"))
         for each in listening:
             each.forward.masked.append(call["config"])

@@ -8,7 +8,7 @@ to nothing, one that it uses and we do not is refused.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import CodeType, FunctionType
 from typing import Any
@@ -58,7 +58,7 @@ class _Own:
 
 
 FIRST = ("query", "key", "value", "attention_mask")
-_read: WeakKeyDictionary[Any, _Own] = WeakKeyDictionary()
+_read: WeakKeyDictionary[FunctionType, _Own] = WeakKeyDictionary()
 
 
 def _own(function: Function) -> _Own:
@@ -106,7 +106,7 @@ def _names_and_words(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(names), frozenset(words)
 
 
-def _why_not(own: _Own, given: dict[str, Any]) -> str | None:
+def _why_not(own: _Own, given: Mapping[str, object]) -> str | None:
     """What keeps us from answering for a function, in words; None: nothing."""
     if own.unknown:
         return f"{own.function} uses {', '.join(own.unknown)}"
@@ -127,7 +127,7 @@ def answered(
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Any:
+) -> object:
     """What a model's own function would answer.
 
     Args:
@@ -158,7 +158,7 @@ def answered(
     return answer
 
 
-def _look(module: nn.Module, answer: Any, query: Tensor, key: Tensor) -> None:
+def _look(module: nn.Module, answer: object, query: Tensor, key: Tensor) -> None:
     """Tell of the weights that a model's own function gives beside its output."""
     weights = answer[1] if isinstance(answer, tuple) and len(answer) > 1 else None
     (B, H, T), S, path = query.shape[:3], key.shape[2], path_of(module)
@@ -277,7 +277,7 @@ def _is_written_to(key: Tensor) -> bool:
     return key.is_inference() or key._version > 0
 
 
-def _is_cross(module: nn.Module, T: int, S: int, mask: Any, is_causal: bool | None) -> bool:
+def _is_cross(module: nn.Module, T: int, S: int, mask: object, is_causal: bool | None) -> bool:
     """Whether keys come from elsewhere, as far as a layer lets one know."""
     if getattr(module, "is_cross_attention", False) is True:
         return True

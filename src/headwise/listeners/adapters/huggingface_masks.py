@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import WRAPPER_ASSIGNMENTS, cached_property, update_wrapper
 from types import CellType, FunctionType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -133,7 +133,9 @@ class Standing(Tensor):
         return self.compact if self.compact is not None and unwritten else self.made()
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, func: Predicate, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if func in ABOUT:
             with torch._C.DisableTorchFunctionSubclass():
@@ -144,8 +146,8 @@ class Standing(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        cls, func: Predicate, types: object, args: object = (), kwargs: object = None
+    ) -> object:
         return func(*_made(args), **_made(kwargs or {}))
 
 
@@ -182,11 +184,11 @@ class _Asked(Exception):
     """A mask function asks who sees whom: it is going to make a mask."""
 
 
-def _ask(*_: Any) -> Any:
+def _ask(*_: object) -> NoReturn:
     raise _Asked
 
 
-def compact_mask(own: Callable[..., Any], **call: Any) -> Any:
+def compact_mask(own: Predicate, **call: Any) -> Tensor | None:
     """What a model's own mask function gives, without the tensor: nothing, where it gives nothing.
 
     Args:
@@ -297,7 +299,7 @@ def _chunks(size: int, left_padding: Tensor, of: CompactMask) -> Mask:
 
 
 def rules_of(
-    mask: Any, query_len: int, key_len: int, itself: bool, batch: int = 1
+    mask: CompactMask | Tensor, query_len: int, key_len: int, itself: bool, batch: int = 1
 ) -> tuple[Mask, Tensor | None, int]:
     """(rules, bias, keys in use) of what an attention function was handed.
 
