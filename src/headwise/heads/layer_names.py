@@ -15,11 +15,14 @@ from typing import TypeVar, overload
 
 from ..errors import ArgumentError
 
-__all__ = ["ByLayer", "Layer", "names_of", "resolve", "stack_of", "stacks"]
+__all__ = ["ByLayer", "GivenByLayer", "Layer", "names_of", "resolve", "stack_of", "stacks"]
 
 Layer = int | str  # how users name a layer
 Value = TypeVar("Value")
 Default = TypeVar("Default")
+
+# What users may hand in: keys are invariant, so a dict by numbers alone is no mapping by either.
+GivenByLayer = Mapping[int, Value] | Mapping[str, Value] | Mapping[Layer, Value]
 
 NUMBER = re.compile(r"(?:(?<![^.])|(?<=_))\d+(?![^.#])")  # in "layers.3.attn" and in "layers.layer_3.attn"
 

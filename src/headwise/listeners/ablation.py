@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..engines.scores import Scores
 from ..errors import ArgumentError, ShapeError, nearest, renamed
 from ..functional import attention
-from ..heads.layer_names import ByLayer, Layer, names_of
+from ..heads.layer_names import ByLayer, GivenByLayer, names_of
 from ..indexing import take
 from ..masks import Mask
 from ..scoring import HIDDEN
@@ -90,7 +90,7 @@ def ablate(
     heads: Heads,
     method: str = "zero",
     *,
-    means: Mapping[Layer, Tensor] | None = None,
+    means: GivenByLayer[Tensor] | None = None,
     fallback: str | None = None,
 ) -> Changing:
     """The model without some heads, inside a `with` block; afterwards it is as it was.

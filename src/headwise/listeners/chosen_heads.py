@@ -9,7 +9,7 @@ from typing import Protocol, SupportsIndex, TypeVar
 from torch import nn
 
 from ..errors import ArgumentError
-from ..heads.layer_names import ByLayer, Layer, resolve
+from ..heads.layer_names import ByLayer, GivenByLayer, Layer, resolve
 from .model_structure import structure_of
 
 __all__ = ["ChosenHeads", "Heads", "base_of", "by_path", "check_head", "of_visit"]
@@ -28,7 +28,7 @@ class Named(Protocol):
 
 
 # (layer, head) pairs, or layer -> heads; a head of None means all heads of that layer.
-Heads = Iterable[tuple[Layer, int | None] | Named] | Mapping[Layer, Iterable[int] | None]
+Heads = Iterable[tuple[Layer, int | None] | Named] | GivenByLayer[Iterable[int] | None]
 
 
 def base_of(path: str) -> str:
@@ -124,7 +124,7 @@ def _visit_of(path: str) -> tuple[str, int]:
     return base, int(visit or 0)
 
 
-def by_path(model: nn.Module, given: Mapping[Layer, Value], argument: str) -> dict[str, Value]:
+def by_path(model: nn.Module, given: GivenByLayer[Value], argument: str) -> dict[str, Value]:
     """What was given for some layers, by path, with "#visit" where one visit is meant; see `of_visit`.
 
     Args:
@@ -142,14 +142,15 @@ def by_path(model: nn.Module, given: Mapping[Layer, Value], argument: str) -> di
     structure = structure_of(model)
     modules = set(structure.paths.values())
     values: dict[str, Value] = {}
-    for layer in given.paths if isinstance(given, ByLayer) else given:
+    by_name: Mapping[Layer, Value] = given  # type: ignore[assignment]  # of whatever keys
+    for layer in given.paths if isinstance(given, ByLayer) else by_name:
         place, visit = _place_and_visit(layer, structure.places, modules)
         path = place if visit is None else f"{place}#{visit}"
         if path in values:
             raise ArgumentError(
                 f"{argument} must hold a layer once: got {layer!r}, {path}, again; leave one out"
             )
-        values[path] = given[layer]
+        values[path] = by_name[layer]
     return values
 
 

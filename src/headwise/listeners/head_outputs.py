@@ -8,7 +8,7 @@ Letters: B batch, T query_len, H num_heads, Dv value_dim; n heads chosen, t posi
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import NamedTuple, TypeVar
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, AttentionBypassed, ShapeError
-from ..heads.layer_names import ByLayer, Layer, names_of
+from ..heads.layer_names import ByLayer, GivenByLayer, names_of
 from ..indexing import as_index, positions_of
 from .active import Call, in_backward
 from .attachment import Attachment
@@ -198,7 +198,7 @@ class _Collecting(ChosenListening[ByLayer[Tensor]]):
 def patch(
     model: nn.Module,
     heads: Heads,
-    outputs: Mapping[Layer, Tensor],
+    outputs: GivenByLayer[Tensor],
     positions: Positions | None = None,
     *,
     fallback: str | None = None,
