@@ -1,10 +1,7 @@
-"""`headwise check` and `headwise explain`: a file of somebody's attention, judged and told step by step.
+"""`headwise check` and `headwise explain`: a file of somebody's attention.
 
-`headwise check`: whether a file's attention is right, and which mistake it makes if not.
-
-`headwise explain`: every step of multi-head attention in a file's own numbers.
-
-Noticing that a file was saved.
+`check` says whether it is right, and which mistake it makes if not, again after every save if asked to;
+`explain` shows every step in the file's own numbers.
 """
 
 from __future__ import annotations

@@ -84,14 +84,14 @@ def resolve(layer: Layer, paths: Sequence[str]) -> str:
         raise ArgumentError(f"layer must be a place of attention: got {layer!r}; {_some(paths)}")
     if isinstance(layer, bool) or not isinstance(layer, int):
         raise ArgumentError(f"layer must be a number or a module path: got {layer!r}; {_some(paths)}")
-    found = stacks(paths)
-    if len(found) > 1:
-        example = next(iter(next(iter(found.values())).values()))
+    by_stack = stacks(paths)
+    if len(by_stack) > 1:
+        example = next(iter(next(iter(by_stack.values())).values()))
         raise ArgumentError(
             f"layer must be a module path where a model has several stacks: got {layer} for "
-            f"{', '.join(found)}; for example {example!r}"
+            f"{', '.join(by_stack)}; for example {example!r}"
         )
-    numbered = next(iter(found.values()), {})
+    numbered = next(iter(by_stack.values()), {})
     if layer < 0 and numbered:
         layer = {rank - len(numbered): number for rank, number in enumerate(numbered)}.get(layer, layer)
     if layer not in numbered:
@@ -120,10 +120,10 @@ def names_of(paths: Sequence[str]) -> dict[str, Layer]:
         >>> names_of(["h.0.attn", "h.1.attn"])
         {'h.0.attn': 0, 'h.1.attn': 1}
     """
-    found = stacks(paths)
-    if len(found) != 1:
+    by_stack = stacks(paths)
+    if len(by_stack) != 1:
         return {path: path for path in paths}
-    return {path: number for number, path in next(iter(found.values())).items()}
+    return {path: number for number, path in next(iter(by_stack.values())).items()}
 
 
 class ByLayer(Mapping[Layer, Value]):

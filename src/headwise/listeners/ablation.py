@@ -1,10 +1,10 @@
 """Heads switched off: what does the model do without them?
 
-Heads that are switched off and on again between runs, and the loss each time.
-
     zero      the head says nothing:                             0
     mean      it says what it says on average:                   mean over the real positions
     uniform   it looks at all it may see, and chooses nothing:   mean of the values it may see
+
+`Switches` are for `importance` and `robustness`: heads off and on again between runs, and the loss each time.
 
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, Dv value_dim; n heads chosen.
 """

@@ -112,7 +112,7 @@ class Entered:
         """Of what it was given, what is of the decoder's text, or what is not: all that a decoder has is."""
         if decodes and "decoder" in self.path.split("."):
             return what
-        return {name: each for name, each in what.items() if name.startswith("decoder_") == decodes}
+        return {name: value for name, value in what.items() if name.startswith("decoder_") == decodes}
 
     def may_read(self, text: Tensor) -> bool:
         """Whether it was given nothing, or something that can have been made of [B, T] tokens."""
@@ -163,27 +163,27 @@ class Run:
         Args:
             decodes: the layer is of a decoder beside an encoder, each with a text of its own.
         """
-        for inside, each in enumerate(reversed(self.entered)):
-            found = each.given(each.tokens, decodes)
-            if found:
-                return {name: ids for name, ids in found.items() if self._is_read(ids, inside)}
+        for inside, entered in enumerate(reversed(self.entered)):
+            given = entered.given(entered.tokens, decodes)
+            if given:
+                return {name: ids for name, ids in given.items() if self._is_read(ids, inside)}
         return {}
 
     def padding(self, decodes: bool) -> Tensor | None:
         """Likewise, which tokens are real; nothing is known of a text that it was not given with."""
-        for inside, each in enumerate(reversed(self.entered)):
-            found = next(iter(each.given(each.padding, decodes).values()), None)
-            if found is not None:
-                return found if self._is_read(found, inside) else None
-            text = each.given(each.tokens, decodes)
-            outer = [ids for one in self.entered[: -1 - inside] for ids in one.tokens.values()]
+        for inside, entered in enumerate(reversed(self.entered)):
+            real = next(iter(entered.given(entered.padding, decodes).values()), None)
+            if real is not None:
+                return real if self._is_read(real, inside) else None
+            text = entered.given(entered.tokens, decodes)
+            outer = [ids for around in self.entered[: -1 - inside] for ids in around.tokens.values()]
             if text and outer and not any(ids is other for ids in text.values() for other in outer):
                 return None
         return None
 
     def _is_read(self, text: Tensor, inside: int) -> bool:
         """Whether what all of the innermost modules were given can come from this text: no image does."""
-        return all(each.may_read(text) for each in self.entered[len(self.entered) - inside :])
+        return all(entered.may_read(text) for entered in self.entered[len(self.entered) - inside :])
 
 
 def _as_padding(module: nn.Module, value: Tensor) -> Tensor | None:
@@ -221,14 +221,14 @@ _here = threading.local()
 
 def running() -> list[tuple[Attachment, Run]]:
     """The models that run in this thread, the one whose module was entered last first."""
-    found = [(each, run) for each in tuple(active) if (run := each.run) is not None]
-    return found if len(found) < 2 else sorted(found, key=lambda pair: -pair[1].entered[-1].order)
+    at_work = [(attachment, run) for attachment in tuple(active) if (run := attachment.run) is not None]
+    return at_work if len(at_work) < 2 else sorted(at_work, key=lambda pair: -pair[1].entered[-1].order)
 
 
 def innermost() -> nn.Module | None:
     """The module that runs now in this thread, of all that are listened to."""
-    found = running()
-    return found[0][1].entered[-1].module if found else None
+    at_work = running()
+    return at_work[0][1].entered[-1].module if at_work else None
 
 
 def announce(
@@ -279,8 +279,8 @@ def is_quiet() -> bool:
 
 def path_of(module: nn.Module) -> str | None:
     """Where a module is in a model that is listened to."""
-    found = (each.path_of(module) for each in tuple(active))
-    return next((path for path in found if path is not None), None)
+    paths = (attachment.path_of(module) for attachment in tuple(active))
+    return next((path for path in paths if path is not None), None)
 
 
 def padding_now(path: str | None, batch: int, length: int) -> Tensor | None:
@@ -289,8 +289,8 @@ def padding_now(path: str | None, batch: int, length: int) -> Tensor | None:
         decodes = attachment.two_texts and "decoder" in (path or "").split(".")
         told, key = run.forward.padding, (path, batch, length)
         if key not in told or not in_backward():  # what is run again for its gradients begins further in
-            found = run.padding(decodes)
-            told[key] = found if found is not None and tuple(found.shape) == (batch, length) else None
+            real = run.padding(decodes)
+            told[key] = real if real is not None and tuple(real.shape) == (batch, length) else None
         if told[key] is not None:
             return told[key]
     return None
@@ -310,9 +310,9 @@ def beside(module: nn.Module, queries: Tensor | None, sizes: tuple[int, ...] | N
             if sizes is None:
                 run.beside[parent] = queries
             else:
-                found = run.beside.get(parent)
-                if found is not None and tuple(found.shape) == sizes:
-                    return found
+                real = run.beside.get(parent)
+                if real is not None and tuple(real.shape) == sizes:
+                    return real
     return None
 
 
@@ -320,5 +320,5 @@ def nothing_to_hear() -> None:
     """A layer ran on nothing: there is no attention to tell of, and none was missed."""
     for attachment, run in running():
         attachment.elsewhere = True
-        for each in run.entered:
-            each.heard = True
+        for entered in run.entered:
+            entered.heard = True

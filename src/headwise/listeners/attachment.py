@@ -116,9 +116,9 @@ class Attachment:
 
     def add(self, listener: Listener, fallback: str | None) -> ref[Listener]:
         """Someone who is told for as long as they live, and are not taken away."""
-        found = ref(listener, lambda gone: turns.later(partial(self._drop, gone)))
-        self.listeners[found] = fallback
-        return found
+        place = ref(listener, lambda gone: turns.later(partial(self._drop, gone)))
+        self.listeners[place] = fallback
+        return place
 
     def remove(self, listener: ref[Listener]) -> None:
         self.listeners.pop(listener, None)
@@ -140,8 +140,8 @@ class Attachment:
 
     def heard_by(self) -> Iterator[tuple[Listener, str | None]]:
         """The listeners, and what each wants of layers that bypass."""
-        for found, fallback in list(self.listeners.items()):
-            listener = found()
+        for place, fallback in list(self.listeners.items()):
+            listener = place()
             if listener is not None:
                 yield listener, fallback
 
@@ -231,11 +231,11 @@ class Attachment:
 
     def path_of(self, module: nn.Module) -> str | None:
         """Where a module is in the model. A replica is where the module is that it was made of."""
-        found = self.paths.get(module)
+        path = self.paths.get(module)
         run = self.run
-        if found is None and run is not None and run.entered[-1].module is module:
+        if path is None and run is not None and run.entered[-1].module is module:
             return run.entered[-1].path
-        return found
+        return path
 
     def bypass(self) -> None:
         """The innermost module attends in a way that nobody can hear."""
@@ -257,8 +257,8 @@ class Attachment:
                 return output
             path = run.entered[-1].path
         run = Run(self._new_forward()) if run is None else run  # of a layer whose forward is called directly
-        for each in run.entered:
-            each.heard = True
+        for entered in run.entered:
+            entered.heard = True
         before = run.told.get(path, 0)
         run.told[path] = before + 1
         named = path if not before else f"{path}#{before}"
@@ -307,9 +307,9 @@ def _sizes(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[int, ..
 
 def _memory(sizes: tuple[int, ...]) -> str:
     if len(sizes) < 2:
-        return "B x H x T x S numbers a layer, which the model makes anyway"
+        return "B x H x T x S numbers per layer, which the model makes anyway"
     B, T = sizes
-    size = f"{B * T * T * 4 / 2**20:.3g} MiB a head and layer in float32"
+    size = f"{B * T * T * 4 / 2**20:.3g} MiB per head and layer in float32"
     return f"B x H x T x S, {size}, made by the model anyway"
 
 
@@ -318,4 +318,4 @@ def _has_two_texts(model: nn.Module, places: list[str]) -> bool:
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False) is True:
         return True
     parts = [set(path.split(".")) for path in places]
-    return any("encoder" in each for each in parts) and any("decoder" in each for each in parts)
+    return any("encoder" in names for names in parts) and any("decoder" in names for names in parts)

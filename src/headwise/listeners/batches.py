@@ -1,8 +1,6 @@
-"""Batches of examples: run through a model one by one, with their loss and a progress bar.
+"""Batches of examples: run through a model one by one, with their loss and, where it takes long, a bar.
 
-Batches, the loss of a model on one, and how many examples are in it.
-
-A progress bar for what takes longer than a moment.
+How many examples are in a batch is asked of the model's input: layers may see windows or frames of them.
 """
 
 from __future__ import annotations
@@ -90,12 +88,12 @@ def own_loss(model: nn.Module, batch: object) -> Tensor:
             )
         labels, real = batch["input_ids"], batch.get("attention_mask")
         batch["labels"] = labels if real is None else labels.masked_fill(real == 0, IGNORED)
-    found = getattr(model(**batch), "loss", None)
-    if found is None:
+    loss = getattr(model(**batch), "loss", None)
+    if loss is None:
         raise ArgumentError(
             f"model must return a loss: {type(model).__name__} returned none; give loss_fn(model, batch)"
         )
-    return found
+    return loss
 
 
 def _is_causal_language_model(model: nn.Module) -> bool:
@@ -124,7 +122,7 @@ def entering(model: nn.Module) -> Iterator[list[Tensor]]:
 
     With gradients on, one of fractions is handed over such that the outputs of layers can be followed back.
     """
-    found: list[Tensor] = []
+    given: list[Tensor] = []
     try:
         order = list(inspect.signature(model.forward).parameters)
     except (TypeError, ValueError):  # compiled: as the caller has them
@@ -145,17 +143,17 @@ def entering(model: nn.Module) -> Iterator[list[Tensor]]:
             or x.requires_grad
             or not (x.is_floating_point() and torch.is_grad_enabled())
         ):
-            found.append(x)
+            given.append(x)
             return None
-        found.append(x.detach().clone().requires_grad_())
-        handed = found[-1].clone()  # no leaf, so that the model may still write to it
+        given.append(x.detach().clone().requires_grad_())
+        handed = given[-1].clone()  # no leaf, so that the model may still write to it
         if isinstance(where, int):
             return (*args[:where], handed, *args[where + 1 :]), kwargs
         return args, kwargs | {where: handed}
 
     hook = model.register_forward_pre_hook(enter, with_kwargs=True)
     try:
-        yield found
+        yield given
     finally:
         hook.remove()
 
@@ -208,10 +206,10 @@ def _lie_together(given: Sequence[Tensor], visits: Sequence[Visit], N: int, dim:
     followed = [x for x in given if x.requires_grad]
     if N == 1 or not rows or not followed:
         return True
-    total = torch.stack([one.cpu().double() for one in rows]).sum()
+    total = torch.stack([row.cpu().double() for row in rows]).sum()
     grads = torch.autograd.grad(total, followed, retain_graph=True, allow_unused=True)
-    others = [each.narrow(dim, 1, N - 1) for each in grads if each is not None]
-    return not any(bool(each.nan_to_num(0.0, 0.0, 0.0).any()) for each in others)  # NaN is told of later
+    others = [grad.narrow(dim, 1, N - 1) for grad in grads if grad is not None]
+    return not any(bool(grad.nan_to_num(0.0, 0.0, 0.0).any()) for grad in others)  # NaN is told of later
 
 
 AFTER = 2.0  # seconds: what is quicker needs no bar

@@ -1,9 +1,4 @@
-"""`watch`: what every head of a model does, measured while the model runs; and which tokens it read.
-
-Which tokens a call attends to, and what is known of them.
-
-`watch`: what every head of a model does, measured while the model runs.
-"""
+"""`watch`: what every head of a model does, measured while the model runs, and which tokens it read."""
 
 from __future__ import annotations
 
@@ -68,10 +63,10 @@ class Tokens:
 
     def marks(self, call: Call) -> Marks | None:
         """What is known of the tokens of a call's keys, if they are known; the ids copied, once a forward."""
-        found = self.of(call)
-        if found is None:
+        known = self.of(call)
+        if known is None:
             return None
-        name, ids = found
+        name, ids = known
         made = self._marks.setdefault(call.forward, {})
         if name in made and made[name][0] is ids:
             return made[name][1]
@@ -116,17 +111,17 @@ def _unknown_id(tokenizer: Tokenizer | None) -> int | None:
 
     GPT-2's is its end of text, too, and bytes leave nothing unknown.
     """
-    found = getattr(tokenizer, "unk_token_id", None)
-    return None if found in _roles(tokenizer) else found
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    return None if unknown in _roles(tokenizer) else unknown
 
 
 def _roles(told: object) -> set[int]:
     """The ids that a tokenizer or config names for a role."""
-    found: set[int] = set()
+    ids: set[int] = set()
     for name in SPECIAL:
         value = getattr(told, name, None)
-        found.update(x for x in (value if isinstance(value, list) else [value]) if isinstance(x, int))
-    return found
+        ids.update(x for x in (value if isinstance(value, list) else [value]) if isinstance(x, int))
+    return ids
 
 
 def _is_punctuation(token: str) -> bool:
@@ -152,7 +147,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
     same up to rounding. A compiled model runs uncompiled inside it, and everything else as it is: a compiled
     function that calls the model lets it run by itself, or raises if it was compiled with fullgraph=True.
     Forwards may run in several threads. What is copied or saved inside the block is the model without all
-    this. Every forward is measured as it happens and reduced at once: what stays is a number a head, a
+    this. Every forward is measured as it happens and reduced at once: what stays are numbers per head, a
     picture, and for texts of up to 2,048 keys the map itself (q and k). After the block, also after an
     exception, the model is exactly as it was. Prefill and generation, any number of forwards, may follow each
     other; means are over all queries of all of them, padding left out. What a checkpointed forward repeats in
@@ -172,7 +167,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         tokenizer: tells special tokens and punctuation, and gives tokens their names in pictures.
         reach: how near counts as `local`.
         fallback: for layers that compute their own weights: None raises, "eager" reads those (the model makes
-            them anyway: B x H x T x S numbers a layer), "skip" leaves these layers out.
+            them anyway: B x H x T x S numbers per layer), "skip" leaves these layers out.
 
     Raises:
         ArgumentError: not a module; an unknown statistic, keep, pooled or fallback.

@@ -108,14 +108,14 @@ class ChosenHeads:
             ArgumentError: a head that this layer does not have.
         """
         base, visit = _visit_of(path)
-        found: set[int] = set(range(num_heads)) if self.everything else set()
+        numbers: set[int] = set(range(num_heads)) if self.everything else set()
         for key in ((base, None), (base, visit)):
             if key in self._chosen:
                 heads = self._chosen[key]
-                found |= set(range(num_heads)) if heads is None else heads
-        for head in found:
+                numbers |= set(range(num_heads)) if heads is None else heads
+        for head in numbers:
             check_head(head, num_heads, path)
-        return sorted(found)
+        return sorted(numbers)
 
 
 def _visit_of(path: str) -> tuple[str, int]:

@@ -166,19 +166,19 @@ def importance(
     scaled = method == "gradient" if normalise is None else normalise
     if scaled:
         tiny = torch.finfo(torch.float32).tiny  # a layer of zeros stays one
-        scores = {path: each / each.norm().clamp(min=tiny) for path, each in scores.items()}
+        scores = {path: of_layer / of_layer.norm().clamp(min=tiny) for path, of_layer in scores.items()}
     return Importance(scores, method, scaled, examples, names)
 
 
 def _check_numbers(scores: Mapping[str, Tensor], loss: float, names: Mapping[str, Layer]) -> None:
     """Scores that are no numbers would be ranked anywhere."""
-    for path, each in scores.items():
-        heads = (~each.isfinite()).nonzero().flatten().tolist()
+    for path, of_layer in scores.items():
+        heads = (~of_layer.isfinite()).nonzero().flatten().tolist()
         if heads:
             raise ArgumentError(
                 f"loss_fn must give finite losses and gradients: the losses of all batches sum to {loss:g}, "
                 f"and in layer {names.get(path, path)} the scores of heads {', '.join(map(str, heads))} are "
-                f"{each[heads[0]]:g}; look for NaN in the weights, the inputs or the loss"
+                f"{of_layer[heads[0]]:g}; look for NaN in the weights, the inputs or the loss"
             )
 
 
@@ -229,8 +229,9 @@ def _by_gradient(
             losses.append(loss.detach())
             heard = outputs.heard
             _check_visits(heard)
-            B = count_examples(given, [(path, each.shape[0], each.shape[2], each) for path, each in heard])
-            grads = torch.autograd.grad(loss, [each for _, each in heard], allow_unused=True)
+            visits = [(path, output.shape[0], output.shape[2], output) for path, output in heard]
+            B = count_examples(given, visits)
+            grads = torch.autograd.grad(loss, [output for _, output in heard], allow_unused=True)
             examples += B
             for path, signed in _per_example(heard, grads, B).items():
                 score = signed.abs().sum(0) * (B if reduction == "mean" else 1)  # [H]
@@ -255,16 +256,16 @@ def _per_example(
     heard: list[tuple[str, Tensor]], grads: tuple[Tensor | None, ...], B: int
 ) -> dict[str, Tensor]:
     """Att_h^T dL/dAtt_h for each example, {path: [B, H]}: all windows of it and all visits of a layer."""
-    found: dict[str, Tensor] = {}
+    products: dict[str, Tensor] = {}
     for (path, output), grad in zip(heard, grads, strict=True):
         wide = torch.promote_types(output.dtype, torch.float32)
         if grad is None:  # the loss does not depend on this layer
             product = torch.zeros((B, output.shape[1]), dtype=wide, device=output.device)
         else:
-            each = (output.detach().to(wide) * grad.to(wide)).sum((2, 3))  # [B * windows, H]
-            product = each.unflatten(0, (B, -1)).sum(1)  # [B, H]
-        found[path] = found[path] + product if path in found else product
-    return found
+            of_windows = (output.detach().to(wide) * grad.to(wide)).sum((2, 3))  # [B * windows, H]
+            product = of_windows.unflatten(0, (B, -1)).sum(1)  # [B, H]
+        products[path] = products[path] + product if path in products else product
+    return products
 
 
 def _by_leaving_out(

@@ -68,10 +68,10 @@ class _Attached(AbstractContextManager[Attachment]):
 
     def __enter__(self) -> Attachment:
         with turns:
-            found = next((each for each in active if each.model is self.model), None)
-            attachment = Attachment(self.model) if found is None else found
+            known = next((attachment for attachment in active if attachment.model is self.model), None)
+            attachment = Attachment(self.model) if known is None else known
             self._block = _Block(attachment, attachment.add(self.listener, self.fallback))
-            if found is None:
+            if known is None:
                 attachment.begin(CHANGES)
         return attachment
 

@@ -1,9 +1,7 @@
-"""What a model is made of, worked out once: paths, places of attention, which modules need a hook.
+"""What a model is made of: paths, places of attention, told from its modules alone, and which need a hook.
 
-Where attention happens in a model, told from its modules alone: the paths of the layers to expect.
-
-Watching begins and ends around single forwards, so what does not change between them is kept beside the
-model, for as long as it has the same modules, of the same classes, with the same configs.
+Watching begins and ends around single forwards, so what does not change between them is worked out once and
+kept beside the model, for as long as it has the same modules, of the same classes, with the same configs.
 """
 
 from __future__ import annotations
@@ -84,22 +82,22 @@ def _is_likely(module: nn.Module) -> bool:
 
 def _may_attend(module: nn.Module) -> bool:
     """Whether there is a softmax, or what may be one, in the code of a module or of those inside it."""
-    kinds: set[type] = {type(each) for each in module.modules()}
+    kinds: set[type] = {type(inner) for inner in module.modules()}
     return any(not SOFTMAX.isdisjoint(_reached(kind)) for kind in kinds)
 
 
 @cache
 def _reached(kind: type) -> frozenset[str]:
     """The names that the methods of a class mention, and the functions beside it that they call."""
-    home, found = vars(sys.modules[kind.__module__]), set(names_in(kind))
+    home, names = vars(sys.modules[kind.__module__]), set(names_in(kind))
     seen: set[str] = set()
-    while beside := [name for name in found - seen if name in home]:
+    while beside := [name for name in names - seen if name in home]:
         for name in beside:
             seen.add(name)
             value = home[name]
             code = getattr(inspect.unwrap(value) if callable(value) else None, "__code__", None)
-            found.update(() if code is None else code.co_names)
-    return frozenset(found) | {kind.__name__}
+            names.update(() if code is None else code.co_names)
+    return frozenset(names) | {kind.__name__}
 
 
 def sounds_cross(path: str | None) -> bool:
@@ -122,7 +120,7 @@ def names_in(kind: type) -> frozenset[str]:
 
 @cache
 def _names_in(kind: type) -> frozenset[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     for base in kind.__mro__:
         if base is nn.Module or base.__module__ == "transformers.modeling_utils":  # which knows the dispatch
             break
@@ -130,8 +128,8 @@ def _names_in(kind: type) -> frozenset[str]:
             function = inspect.unwrap(value) if callable(value) else None
             code = getattr(function, "__code__", None)
             if code is not None:
-                found.update(code.co_names)
-    return frozenset(found)
+                names.update(code.co_names)
+    return frozenset(names)
 
 
 Found = TypeVar("Found")
@@ -163,8 +161,8 @@ class Structure:
         """What `find` returns, worked out the first time."""
         if name not in self._memo:
             self._memo[name] = find()
-        found: Found = self._memo[name]
-        return found
+        known: Found = self._memo[name]
+        return known
 
 
 def _is_bystander(module: nn.Module) -> bool:
@@ -213,6 +211,6 @@ def structure_of(model: nn.Module) -> Structure:
     kept = _known.get(model)
     if kept is not None and kept[0].is_still(model):
         return kept[1]
-    found = Structure(model)
-    _known[model] = (_Seen(model), found)
-    return found
+    structure = Structure(model)
+    _known[model] = (_Seen(model), structure)
+    return structure

@@ -1,6 +1,6 @@
-"""`prune`: heads taken out for good, and with them their weights; written down, and brought back.
+"""`prune`: heads taken out for good, and with them their weights.
 
-What was pruned, written down in a Hugging Face model's config, and models brought back from there.
+What was pruned is written down in a Hugging Face model's config; `load_pruned` brings models back from there.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def remember(model: nn.Module, path: str, gone: list[int], num_heads: int) -> No
     setattr(module, KEY, sorted(already | {stayed[head] for head in gone}))
     owner = _owner(model, path)
     if owner is not None:
-        marked = {name: getattr(each, KEY, None) for name, each in owner.named_modules()}
+        marked = {name: getattr(inner, KEY, None) for name, inner in owner.named_modules()}
         setattr(owner.config, KEY, {name: heads for name, heads in marked.items() if heads})
 
 
@@ -146,12 +146,12 @@ def _by_its_own_loader(model: Any, place: Path, written: Heads) -> nn.Module | N
 
 
 def _config_class(cls: object) -> Any:
-    found = getattr(cls, "config_class", None)
-    if found is None:  # an AutoModel class: the config tells which model it is
+    config_class = getattr(cls, "config_class", None)
+    if config_class is None:  # an AutoModel class: the config tells which model it is
         from transformers import AutoConfig
 
         return AutoConfig
-    return found
+    return config_class
 
 
 def _weights(place: Path) -> dict[str, Tensor]:
@@ -296,9 +296,9 @@ def _num_parameters(model: nn.Module) -> int:
 
 def _prunable(model: nn.Module, path: str) -> Prunable:
     for family in FAMILIES.values():
-        found = family(model, path)
-        if found is not None:
-            return found
+        layer = family(model, path)
+        if layer is not None:
+            return layer
     module = model.get_submodule(path)
     if isinstance(module, nn.MultiheadAttention):
         raise ArgumentError(

@@ -59,7 +59,7 @@ class Retrieval:
         said = f"{count} token{' was' if count == 1 else 's were'} said"
         said += f", with {self.recall:.0%} of the needle's among them"
         verdict = "" if self.found else f": not above {ENOUGH:.0%}, so that the scores tell little"
-        copied = [each for each in self.ranking()[:SHOWN] if each[2] > 0]
+        copied = [ranked for ranked in self.ranking()[:SHOWN] if ranked[2] > 0]
         best = ", ".join(f"layer {layer} head {head} ({score:.2f})" for layer, head, score in copied)
         return f"{said}{verdict}. Copied most by: {best or 'no head'}."
 
@@ -135,13 +135,13 @@ def retrieval_scores(
                 )
             said.append(given[0, 0].cpu())
             top.append({path: keys.cpu() for path, keys in listener.found.items()})
-    paths = {path: keys for found in top for path, keys in found.items()}
+    paths = {path: keys for by_path in top for path, keys in by_path.items()}
     check_any(model, count, paths, fallback)
     generated, tokens = torch.stack(said), input_ids[0].cpu()
     scores: dict[str, Tensor] = {}
     for path, like in paths.items():
         nowhere = torch.full_like(like, -1)  # where a layer did not run in a step
-        keys = torch.stack([found.get(path, nowhere) for found in top])  # [new_tokens, H]
+        keys = torch.stack([by_path.get(path, nowhere) for by_path in top])  # [new_tokens, H]
         scores[path] = retrieval(keys, tokens, generated, needle)
     wanted = set(tokens[start:stop].tolist())
     recall = len(wanted & set(generated.tolist())) / len(wanted)

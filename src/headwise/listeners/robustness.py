@@ -59,8 +59,8 @@ class Robustness:
     def __str__(self) -> str:
         words = [f"With all {self.num_heads} heads the loss is {self.baseline:.4g}."]
         if self.single:
-            changes = {(layer, h): loss - self.baseline for layer, each in self.single.items()
-                       for h, loss in enumerate(each.tolist())}  # fmt: skip
+            changes = {(layer, h): loss - self.baseline for layer, losses in self.single.items()
+                       for h, loss in enumerate(losses.tolist())}  # fmt: skip
             (layer, head), worst = max(changes.items(), key=lambda item: item[1])
             small = sum(abs(change) <= 0.01 * abs(self.baseline) for change in changes.values())
             words.append(
@@ -143,7 +143,7 @@ def robustness(
         every = switches.every_head()
         removed = _counts(points, len(every))
         trials: list[Off] = [[]]
-        trials += [[one] for one in every] if single else []
+        trials += [[head] for head in every] if single else []
         sequences: list[Off] = []
         if "importance" in methods:
             assert scores is not None
@@ -153,8 +153,8 @@ def robustness(
         trials += [ordered[:count] for ordered in sequences for count in removed[1:]]
         losses = []
         for off in tracked(trials, "robustness", progress):
-            each = [switches.loss(model, loss_fn, batch, off) for batch in kept]
-            losses.append(sum(loss * weight for loss, weight in zip(each, weights, strict=True)))
+            of_batches = [switches.loss(model, loss_fn, batch, off) for batch in kept]
+            losses.append(sum(loss * weight for loss, weight in zip(of_batches, weights, strict=True)))
     alone = every if single else []
     return _assembled(losses, alone, len(every), removed, methods, names_of(structure_of(model).places))
 

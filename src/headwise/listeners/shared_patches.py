@@ -89,7 +89,7 @@ def undo_all(undos: list[Undo]) -> Undo:
     """Many as one, the last first."""
 
     def undo() -> None:
-        for each in reversed(undos):
-            each()
+        for undo_last in reversed(undos):
+            undo_last()
 
     return undo

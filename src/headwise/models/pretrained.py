@@ -1,11 +1,7 @@
-"""Trained models, and a text as their input.
-
-Trained models: the one that headwise looks at by default, a folder's, or one of the Hugging Face hub.
+"""Trained models (the default, a folder's, one of the Hugging Face hub), and a text as their input.
 
 Only safetensors are read, and no code that comes with a model is run. The network is used only for a name on
 the hub.
-
-A text as a model's input: tokens, their names, and what did not fit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Heat maps: one picture per head, all on one scale, as a matplotlib figure that touches no global state.
 
-Writing pictures: the whole file or none of it.
-
-Heat maps: one picture a head, all on one scale, as a matplotlib figure that touches no global state.
+A picture is written as a whole file or not at all.
 
 Letters: H num_heads, T query_len, S key_len.
 """
@@ -82,7 +80,7 @@ def heatmaps(
         weights: [B, H, T, S]
         tokens: one a position; written out where there are at most 24. Needs T = S.
         batch: which sequence.
-        titles: one a head, instead of "head 0", "head 1", ...
+        titles: one per head, instead of "head 0", "head 1", ...
         title: of the whole figure.
 
     Raises:
@@ -162,7 +160,7 @@ def _check(weights: AttentionMap, tokens: Sequence[str] | None, titles: Sequence
             "give one a position, or none where the two differ"
         )
     if titles is not None and len(titles) != H:
-        raise ShapeError(f"titles must match num_heads: {len(titles)} titles for {H}; give one a head")
+        raise ShapeError(f"titles must match num_heads: {len(titles)} titles for {H}; give one per head")
 
 
 def cells(weights: AttentionMap, most: int = CELLS) -> Cells:

@@ -1,7 +1,7 @@
-"""How attention is heard, one file a family; a model gets all that fit it.
+"""How attention is heard, by family; a model gets all that fit it.
 
 An adapter takes an `Attachment`, changes the model so that its attention is announced, and returns how to
-undo that. To add a family, add a file and an entry here.
+undo that. To add a family, add its function and an entry here.
 """
 
 from __future__ import annotations

@@ -65,14 +65,14 @@ def _configs(attachment: Attachment) -> list[object]:
 def _find_configs(model: nn.Module) -> list[object]:
     if "transformers" not in sys.modules:
         return []
-    found: list[object] = []
+    configs: list[object] = []
     for module in model.modules():
         is_one = DISPATCHES in names_in(type(module))
         if is_one or any(DISPATCHES in names_in(type(inner)) for inner in _below_a_model(module)):
             config = getattr(module, "config", None)
-            if hasattr(config, OWN) and not any(config is each for each in found):
-                found.append(config)
-    return found
+            if hasattr(config, OWN) and not any(config is known for known in configs):
+                configs.append(config)
+    return configs
 
 
 def _below_a_model(module: nn.Module) -> list[nn.Module]:
@@ -82,7 +82,7 @@ def _below_a_model(module: nn.Module) -> list[nn.Module]:
 
 
 def _listening_to(config: object) -> list[Attachment]:
-    return [one for one in active if any(config is each for each in _configs(one))]
+    return [attachment for attachment in active if any(config is known for known in _configs(attachment))]
 
 
 # Kernels that say nothing of what they do: the model's other implementation takes their place
@@ -135,11 +135,11 @@ def _stand_in(attachment: Attachment, config: object) -> Undo:
 def _stand_between() -> Undo:
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    found = AttentionInterface.get_interface
+    own = AttentionInterface.get_interface
 
-    @functools.wraps(found)
+    @functools.wraps(own)
     def get_interface(self: AttentionInterface, *args: Any, **kwargs: Any) -> Function:
-        return _between(found(self, *args, **kwargs))
+        return _between(own(self, *args, **kwargs))
 
     return undo_all(
         [
@@ -157,8 +157,8 @@ def _stand_between() -> Undo:
 def _answering(look_up: Function, between: Function) -> Function:
     @functools.wraps(look_up)
     def __getitem__(self: object, name: object) -> Function:  # noqa: N807
-        found: Function = between(look_up(self, name))
-        return found
+        function: Function = between(look_up(self, name))
+        return function
 
     return __getitem__
 
@@ -185,7 +185,7 @@ def _between(own: Function) -> Function:
 
     @functools.wraps(own)
     def attend(module: nn.Module, *args: object, **kwargs: object) -> object:
-        listening = [each for each in active if module in each.paths]
+        listening = [attachment for attachment in active if module in attachment.paths]
         if not listening:
             return own(module, *map(as_tensor, args), **{n: as_tensor(x) for n, x in kwargs.items()})
         return answered(listening, own, module, args, kwargs)
@@ -201,8 +201,8 @@ def _between_masks(own: Function) -> Function:
     @functools.wraps(own)
     def mask(*args: object, **call: object) -> object:
         listening = [] if args else _listening_to(call.get("config"))
-        for each in listening:
-            each.forward.masked.append(call["config"])
+        for attachment in listening:
+            attachment.forward.masked.append(call["config"])
         return compact_mask(own, **call) if listening else own(*args, **call)
 
     mask.__headwise_own__ = own  # type: ignore[attr-defined]

@@ -64,10 +64,10 @@ _read: WeakKeyDictionary[FunctionType, _Own] = WeakKeyDictionary()
 def _own(function: Function) -> _Own:
     if not isinstance(function, FunctionType):
         return _read_code(function)
-    found = _read.get(function)
-    if found is None or found.code is not function.__code__:
-        found = _read[function] = _read_code(function)
-    return found
+    read = _read.get(function)
+    if read is None or read.code is not function.__code__:
+        read = _read[function] = _read_code(function)
+    return read
 
 
 def _read_code(function: Function) -> _Own:
@@ -146,14 +146,14 @@ def answered(
     refuses = own.is_fused and "softcap" in own.mentions and given.get("softcap") is not None
     if reason is None and not refuses:
         return attention_function(own, module, query, key, value, mask, given)
-    if reason is not None and any(each.fallback is None for each in listening):
+    if reason is not None and any(attachment.fallback is None for attachment in listening):
         raise AttentionBypassed(
             f"attention of {path_of(module)} must be one that headwise knows: {reason}; read its weights "
             "with fallback='eager' if it makes them, or leave this layer out with fallback='skip'"
         )
     with quietly():
         answer = function(module, *map(as_tensor, args), **{n: as_tensor(x) for n, x in kwargs.items()})
-    if any(each.reads_eager for each in listening):
+    if any(attachment.reads_eager for attachment in listening):
         _look(module, answer, query, key)
     return answer
 
@@ -163,8 +163,8 @@ def _look(module: nn.Module, answer: object, query: Tensor, key: Tensor) -> None
     weights = answer[1] if isinstance(answer, tuple) and len(answer) > 1 else None
     (B, H, T), S, path = query.shape[:3], key.shape[2], path_of(module)
     if isinstance(weights, Tensor) and tuple(weights.shape) == (B, H, T, S):
-        found = AttentionMap.from_weights(weights.detach(), Mask(queries=padding_now(path, B, T)))
-        announce(module, "cross" if _is_cross(module, T, S, None, None) else "self", found, None, None)
+        given = AttentionMap.from_weights(weights.detach(), Mask(queries=padding_now(path, B, T)))
+        announce(module, "cross" if _is_cross(module, T, S, None, None) else "self", given, None, None)
 
 
 def attention_function(
@@ -229,10 +229,8 @@ def attention_function(
     joined = output.transpose(1, 2).contiguous()  # [B, T, H, D]
 
     def dense() -> Tensor:
-        found = torch.nn.functional.pad(weights.dense(), (0, S - used))
-        return (
-            found / found.sum(-1, keepdim=True) if "logsumexp" in own.mentions else found
-        )  # before the sink
+        p = torch.nn.functional.pad(weights.dense(), (0, S - used))
+        return p / p.sum(-1, keepdim=True) if "logsumexp" in own.mentions else p  # before the sink
 
     if given.get("output_attentions"):
         return joined, dense()
@@ -262,7 +260,8 @@ def _with_padding_given(rules: Mask, real: Tensor | None) -> Mask:
 def _is_masked(module: nn.Module) -> bool:
     """Whether the model around a layer has asked its own mask function in this forward."""
     config = getattr(module, "config", None)
-    return any(config is each for one in active if module in one.paths for each in one.forward.masked)
+    around = [attachment.forward.masked for attachment in active if module in attachment.paths]
+    return any(config is asked for masked in around for asked in masked)
 
 
 def _scale(own: _Own, module: nn.Module, query: Tensor, scaling: Any) -> float | None:

@@ -45,9 +45,9 @@ class CompactMask:
     @cached_property
     def rules(self) -> Mask | None:
         """What the predicate and the padding come to; None: a predicate of unknown parts."""
-        found = _read(self.predicate, self)
+        seen = _read(self.predicate, self)
         padding = self.keys_padding
-        return found if found is None or padding is None else found & Mask.padding(padding)
+        return seen if seen is None or padding is None else seen & Mask.padding(padding)
 
     @property
     def shift(self) -> int:
@@ -235,11 +235,11 @@ def _as_now(value: Any, around: tuple[Any, ...] = ()) -> Any:
     if isinstance(value, Tensor):
         return value.clone()
     if type(value) in (tuple, list):
-        return type(value)(_as_now(each, around) for each in value)
+        return type(value)(_as_now(part, around) for part in value)
     if not isinstance(value, FunctionType) or not value.__closure__ or value in around:
         return value
     inside = [cell.cell_contents for cell in value.__closure__]
-    copies = [_as_now(each, (*around, value)) for each in inside]
+    copies = [_as_now(part, (*around, value)) for part in inside]
     cells = tuple(map(CellType, copies))
     made = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
     return update_wrapper(made, value, (*WRAPPER_ASSIGNMENTS, "__kwdefaults__"))

@@ -163,17 +163,17 @@ class _Loan:
         return (*made[:2], state, *made[3:])
 
     def _without(self, state: dict[str, object]) -> dict[str, object]:
-        found = {name: value for name, value in state.items() if value is not self}
+        rest = {name: value for name, value in state.items() if value is not self}
         for name, lent in self.attributes.items():
-            if name in found and found[name] is lent.value:
+            if name in rest and rest[name] is lent.value:
                 if lent.before is _missing:
-                    del found[name]
+                    del rest[name]
                 else:
-                    found[name] = lent.before
-        hooks = found.get(HOOKS)
+                    rest[name] = lent.before
+        hooks = rest.get(HOOKS)
         if isinstance(hooks, dict) and any(hook is _called for hook in hooks.values()):
-            found[HOOKS] = type(hooks)((key, hook) for key, hook in hooks.items() if hook is not _called)
-        return found
+            rest[HOOKS] = type(hooks)((key, hook) for key, hook in hooks.items() if hook is not _called)
+        return rest
 
     def deepcopy(self, memo: dict[int, object]) -> object:
         """For a class that makes deep copies its own way, which may take along what is in the dict."""
@@ -207,8 +207,8 @@ def _nothing() -> None:
 
 
 def _loan_to(module: nn.Module) -> _Loan:
-    found = module.__dict__.get(REDUCE)
-    return found if isinstance(found, _Loan) and found._module() is module else _Loan(module)
+    loan = module.__dict__.get(REDUCE)
+    return loan if isinstance(loan, _Loan) and loan._module() is module else _Loan(module)
 
 
 def lend(module: nn.Module, name: str, value: object) -> Undo:
@@ -221,10 +221,10 @@ def lend(module: nn.Module, name: str, value: object) -> Undo:
 
 def without_loan(module: nn.Module, name: str) -> Any:
     """An attribute of a module as it would be if it were not lent; None: it has none."""
-    loan, found = module.__dict__.get(REDUCE), module.__dict__.get(name, _missing)
+    loan, value = module.__dict__.get(REDUCE), module.__dict__.get(name, _missing)
     if isinstance(loan, _Loan) and name in loan.attributes:
-        found = loan.attributes[name].before
-    return None if found is _missing else found
+        value = loan.attributes[name].before
+    return None if value is _missing else value
 
 
 def station(module: nn.Module, post: Post) -> Undo:
@@ -235,7 +235,7 @@ def station(module: nn.Module, post: Post) -> Undo:
         loan.posts += (post,)
 
     def undo() -> None:
-        loan.posts = tuple(each for each in loan.posts if each is not post)
+        loan.posts = tuple(other for other in loan.posts if other is not post)
         loan.take_back_forward()
 
     return _once(undo)
@@ -393,10 +393,10 @@ class _StandIn:
 
 def _lent_forward(kind: type[nn.Module]) -> FunctionType:
     """One function a class, with its signature; the same each time, as compiled code looks at which it is."""
-    found = _forwards.get(kind)
-    if found is None:
-        found = _forwards[kind] = _StandIn(_missing, True).as_function(kind.forward)
-    return found
+    lent = _forwards.get(kind)
+    if lent is None:
+        lent = _forwards[kind] = _StandIn(_missing, True).as_function(kind.forward)
+    return lent
 
 
 _forwards: WeakKeyDictionary[type[nn.Module], FunctionType] = WeakKeyDictionary()
@@ -435,15 +435,15 @@ def _stand_in(forward: object) -> _StandIn | None:
     """What is behind a forward that is lent, or was."""
     if not isinstance(forward, MethodType):
         return None
-    found = getattr(forward.__func__, "_stand_in", None)
-    return found if isinstance(found, _StandIn) and found.is_behind(forward.__func__) else None
+    stand_in = getattr(forward.__func__, "_stand_in", None)
+    return stand_in if isinstance(stand_in, _StandIn) and stand_in.is_behind(forward.__func__) else None
 
 
 def _before(module: nn.Module) -> Forward:
     """The forward in a module's dict, or what was there before one was lent that has stayed there."""
     own: Forward = module.__dict__.get(FORWARD, _missing)
-    while (found := _stand_in(own)) is not None and getattr(own, "__self__", None) is module:
-        own = found.before(module)
+    while (stand_in := _stand_in(own)) is not None and getattr(own, "__self__", None) is module:
+        own = stand_in.before(module)
     return own
 
 
