@@ -279,8 +279,11 @@ def is_quiet() -> bool:
 
 def path_of(module: nn.Module) -> str | None:
     """Where a module is in a model that is listened to."""
-    paths = (attachment.path_of(module) for attachment in tuple(active))
-    return next((path for path in paths if path is not None), None)
+    for attachment in tuple(active):
+        path = attachment.path_of(module)
+        if path is not None:
+            return path
+    return None
 
 
 def padding_now(path: str | None, batch: int, length: int) -> Tensor | None:

@@ -295,6 +295,7 @@ class _Ear:
     ) -> None:
         self.keep, self.names, self.pooled, self.patterns = keep, names, pooled, patterns
         self.reach, self.between, self.tokens = reach, between, tokens
+        self._without_scores = tuple(name for name in names if name != "max_logit")
         self.heads = Heads()
         self.name_of: Callable[[str], Layer] = str
         self._named: Marks | None = None  # the last whose tokens were put into words
@@ -304,8 +305,8 @@ class _Ear:
         if in_backward():
             return
         _, _, T, S = call.weights.shape
-        weighed = call.value is not None  # else only weights are to be had, without the scores behind them
-        names = tuple(name for name in self.names if weighed or name != "max_logit")
+        # Without values only weights are to be had, without the scores behind them.
+        names = self.names if call.value is not None else self._without_scores
         # A step of generation: numbers alone, or memory would grow with the square of its length.
         decoding = T == 1 and S > 1
         keep = self.keep is True or (self.keep == "auto" and S <= SHORT and not decoding)

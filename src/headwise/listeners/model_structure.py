@@ -10,7 +10,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, ref
 
@@ -100,6 +100,7 @@ def _reached(kind: type) -> frozenset[str]:
     return frozenset(names) | {kind.__name__}
 
 
+@lru_cache(maxsize=4096)
 def sounds_cross(path: str | None) -> bool:
     """Whether a place is named as one whose keys come from another text; its own name, not its model's.
 

@@ -140,7 +140,7 @@ def answered(
     own = _own(function)
     names = own.parameters[1:] or FIRST
     given = dict(zip(names, args, strict=False)) | kwargs
-    query, key, value, mask = (given.pop(name, None) for name in names[: len(FIRST)])
+    query, key, value, mask = [given.pop(name, None) for name in names[: len(FIRST)]]
     reason = _why_not(own, given)
     # Torch's function has no soft cap: Transformers' around it says so, or, before 5.18, leaves the cap out.
     refuses = own.is_fused and "softcap" in own.mentions and given.get("softcap") is not None
