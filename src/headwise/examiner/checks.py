@@ -40,7 +40,7 @@ def check(
 
     Example:
         >>> import torch
-        >>> from headwise import check
+        >>> from headwise.examiner import check
         >>> check(torch.nn.MultiheadAttention).ok
         True
     """
