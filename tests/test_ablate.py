@@ -15,10 +15,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import headwise as hw
 from headwise.errors import ArgumentError, AttentionBypassed, ShapeError
+from headwise.heads.layer_names import ByLayer
 from headwise.listeners.ablation import ablate, head_means
-from headwise.listeners.attachment import attach
 from headwise.listeners.head_outputs import collect, patch
 from headwise.listeners.importance import importance
+from headwise.listeners.model_door import attach
 from headwise.listeners.pruning import prune
 from headwise.masks import Mask
 from headwise.nn import MultiHeadAttention
@@ -189,7 +190,7 @@ def test_what_is_heard_can_be_ablated_though_it_looks_like_no_attention() -> Non
             assert error(model(x), expected) < EXACT
     with collect(model) as outputs:
         model(x)
-    assert list(outputs) == ["1"] and outputs["1"].shape == (2, 3, 5, 4)
+    assert outputs.paths == ["1"] and outputs["1"].shape == (2, 3, 5, 4)
     with pytest.raises(ArgumentError, match="layer must be a place of attention: got '7'"):
         ablate(model, [("7", 1)])
 
@@ -222,7 +223,7 @@ def test_gradients_are_those_of_the_model_without_the_head() -> None:
 # The mean
 
 
-def heads_of(model: Any, run: Run) -> dict[str, Tensor]:
+def heads_of(model: Any, run: Run) -> ByLayer[Tensor]:
     with torch.no_grad(), collect(model) as outputs:
         run(model)
     return outputs
@@ -308,13 +309,13 @@ def test_a_shared_layer_is_ablated_at_every_visit_or_at_one() -> None:
     model = albert()
     path = "encoder.albert_layer_groups.0.albert_layers.0.attention"
 
-    def said(*layers: str) -> dict[str, Tensor]:
+    def said(*layers: str) -> ByLayer[Tensor]:
         with torch.no_grad(), ablate(model, [(layer, 2) for layer in layers]), collect(model) as outputs:
             model(tokens())
         return outputs
 
     plain = said()
-    assert list(plain) == [path, f"{path}#1", f"{path}#2"]
+    assert plain.paths == [path, f"{path}#1", f"{path}#2"] and list(plain) == [0, 1, 2]
     assert [not each[:, 2].any() for each in said(path).values()] == [True, True, True]
     assert [not each[:, 2].any() for each in said(f"{path}#1").values()] == [False, True, False]
     assert [not each[:, 2].any() for each in said(f"{path}#0", f"{path}#2").values()] == [True, False, True]
@@ -356,9 +357,7 @@ def test_what_is_collected_is_a_copy_without_a_graph_and_a_block_has_its_own() -
         with block as inner:
             model(numbers(2, 7, 13, seed=1))
         model(numbers(2, 7, 13, seed=2))
-    assert list(inner) == list(outer) == ["layers.0"] and not torch.equal(
-        inner["layers.0"], outer["layers.0"]
-    )
+    assert list(inner) == list(outer) == [0] and not torch.equal(inner["layers.0"], outer["layers.0"])
     assert not inner["layers.0"].requires_grad
 
 
@@ -385,7 +384,9 @@ def test_wrong_arguments_are_named_at_once() -> None:
     model = ours()
     refused(ArgumentError, "model must be a torch.nn.Module: got int", lambda: ablate(5, []))  # type: ignore[arg-type]
     refused(
-        ArgumentError, "how must be .* got 'zeros'; did you mean 'zero'", lambda: ablate(model, [], "zeros")
+        ArgumentError,
+        "method must be .* got 'zeros'; did you mean 'zero'",
+        lambda: ablate(model, [], "zeros"),
     )
     refused(ArgumentError, "fallback must be .* 'loud'", lambda: ablate(model, [], fallback="loud"))
     refused(ArgumentError, r"pairs: got 5;", lambda: ablate(model, 5))  # type: ignore[arg-type]
@@ -399,7 +400,7 @@ def test_wrong_arguments_are_named_at_once() -> None:
 
 def test_means_must_be_there_and_fit() -> None:
     model, means = ours(), {"layers.0": torch.zeros(4, 5)}
-    refused(ArgumentError, "means must go with how='mean': got how='zero'",
+    refused(ArgumentError, "means must go with method='mean': got method='zero'",
             lambda: ablate(model, [(0, 1)], means=means))  # fmt: skip
     refused(ArgumentError, "layers.1 is missing", lambda: ablate(model, [(1, 1)], "mean", means=means))
     with (

@@ -147,8 +147,8 @@ def test_bad_arguments_are_refused() -> None:
         explain(module, torch.zeros(2, 4, E).long())
     with pytest.raises(ShapeError, match="agree in batch"):
         explain(module, x, x[:1], x[:1])
-    with pytest.raises(ArgumentError, match="sample must be from 0 to 1: got 2"):
-        explain(module, x, sample=2)
+    with pytest.raises(ArgumentError, match="batch must be from 0 to 1: got 2"):
+        explain(module, x, batch=2)
     with pytest.raises(ShapeError, match="3 for 4 queries"):
         explain(module, x, tokens=["a", "b", "c"])
     with pytest.raises(MaskError, match="same for every head"):
@@ -216,7 +216,7 @@ def test_it_opens_where_something_differs() -> None:
 
     evidence, yours = evidence_of({"softmax": second_head_of_last_sample})
     explanation = explain_evidence(evidence, yours)
-    assert (explanation.first is explanation.steps[6], explanation.sample, explanation.head) == (True, 2, 1)
+    assert (explanation.first is explanation.steps[6], explanation.batch, explanation.head) == (True, 2, 1)
 
 
 def test_without_a_diagnosis_only_the_output_is_compared() -> None:
@@ -326,7 +326,7 @@ def test_every_step_is_told_as_text() -> None:
     weight = explanation.fields["p"][0, 0, 3, 1]
     assert f"{weight:.2f}" in text[text.index("6. Softmax") : text.index("7. Weigh")]
     assert str(explanation) == text and repr(explanation).startswith("Explanation(B=2, T=4, S=4, H=3: ")
-    assert explanation.text(sample=1, head=2) != text
+    assert explanation.text(batch=1, head=2) != text
     with pytest.raises(IndexError, match="head must be from 0 to 2: got 3"):
         explanation.text(head=3)
 

@@ -469,11 +469,11 @@ def test_assert_attention_passes_what_is_right(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(import_module("headwise.examiner"), "check", check)
     assert_attention(dict, num_heads=2)
-    assert asked == [(dict, {"num_heads": 2})]
+    assert asked == [(dict, {"roles": None, "d_model": None, "num_heads": 2})]
 
 
 def test_assert_attention_fails_with_the_name_of_the_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("headwise.examiner"), "check", lambda obj: wrong())
+    monkeypatch.setattr(import_module("headwise.examiner"), "check", lambda obj, **options: wrong())
     with pytest.raises(AssertionError) as failure:
         assert_attention(dict)
     assert str(failure.value) == as_text(wrong())

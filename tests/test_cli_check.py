@@ -94,10 +94,10 @@ def test_right_is_0_and_wrong_is_1(examiner, capsys) -> None:
 def test_everything_is_handed_on(examiner) -> None:
     one = examiner(RIGHT)
     assert main(["check", "mha.py"]) == 0
-    limits = ["--seconds", "5", "--memory", "1.5 GiB", "--trust", "--heads", "3", "--width", "12"]
+    limits = ["--seconds", "5", "--memory", "1.5 GiB", "--trust", "--heads", "3", "--d-model", "12"]
     assert main(["check", "mha.py:MyAttention", *limits]) == 0
-    standard = {"seconds": 60.0, "memory": 4 * 2**30, "trust": False, "embed_dim": None, "num_heads": None}
-    asked = {"seconds": 5.0, "memory": 3 * 2**29, "trust": True, "embed_dim": 12, "num_heads": 3}
+    standard = {"seconds": 60.0, "memory": 4 * 2**30, "trust": False, "d_model": None, "num_heads": None}
+    asked = {"seconds": 5.0, "memory": 3 * 2**29, "trust": True, "d_model": 12, "num_heads": 3}
     assert one.asked == [(Path("mha.py"), None, standard), (Path("mha.py"), "MyAttention", asked)]
 
 
@@ -169,7 +169,7 @@ def test_help_tells_of_the_exit_codes(capsys) -> None:
     assert main(["check", "--help"]) == 0
     said = capsys.readouterr().out
     assert "FILE[:NAME]" in said and "Exit code 0" in said
-    for option in "hint json watch seconds memory trust heads width".split():
+    for option in "hint json watch seconds memory trust heads d-model".split():
         assert f"--{option}" in said
 
 

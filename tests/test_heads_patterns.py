@@ -422,7 +422,7 @@ def test_any_tokens_are_detected_as_in_the_dense_formula(tokens: list[int], meas
         (
             lambda w: heads.previous_token(w, "sum"),
             ArgumentError,
-            'measure must be "mean", "mul" or "abs": got \'sum\'',
+            'method must be "mean", "mul" or "abs": got \'sum\'',
         ),
         (lambda w: heads.induction(w, SPOTS, "max"), ArgumentError, "got 'max'"),
         (

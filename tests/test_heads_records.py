@@ -19,7 +19,7 @@ from headwise import AttentionMap, Heads, Mask
 from headwise.engines.statistics import ROW_STATISTICS, counted
 from headwise.errors import ArgumentError, BudgetExceeded
 from headwise.heads import jensen_shannon, locality, one_number, similarity, spread
-from headwise.heads.heads_files import load, save
+from headwise.heads.collection import load_heads as load
 from headwise.heads.model_diversity import attention_between
 from headwise.heads.record import OFFSETS, Marks, _counts, _with_a_key, reduce
 from headwise.scoring import alibi
@@ -323,7 +323,7 @@ def test_a_map_in_a_file_is_the_same_map(name: str, tmp_path: Path) -> None:
     weights = MAPS[name]()
     names = [each for each in ROWS if name != "given" or each != "max_logit"]
     heads = one_layer(reduce(weights, names=names, keep=True, reach=3))
-    save(heads, tmp_path / "heads")
+    heads.save(tmp_path / "heads")
     (call,) = load(tmp_path / "heads")[0].calls
     again, before = call.map, heads[0].calls[0].map
     assert again is not None and before is not None and repr(again) == repr(before)
@@ -341,7 +341,7 @@ def test_a_map_in_a_file_is_the_same_map(name: str, tmp_path: Path) -> None:
 def test_chosen_keys_of_a_map_stay_chosen(tmp_path: Path) -> None:
     record = reduce(a_map().select(keys=slice(2, 9, 3)))
     record.map, record._has_patterns = a_map().select(keys=slice(2, 9, 3)), True
-    save(one_layer(record), tmp_path / "heads")
+    one_layer(record).save(tmp_path / "heads")
     (call,) = load(tmp_path / "heads")[0].calls
     assert call.map is not None and torch.equal(call.map.dense(), record.map.dense())
 
@@ -350,7 +350,7 @@ def test_a_file_grows_with_the_length_not_with_its_square(tmp_path: Path) -> Non
     sizes = []
     for length in (200, 400):
         q, k = normal(0, 2, 1, H, length, D)
-        save(one_layer(reduce(AttentionMap(q, k, causal=True), keep=True)), tmp_path / "heads")
+        one_layer(reduce(AttentionMap(q, k, causal=True), keep=True)).save(tmp_path / "heads")
         sizes.append((tmp_path / "heads").stat().st_size)
     assert sizes[1] < 2.1 * sizes[0]
 
@@ -360,9 +360,9 @@ def test_maps_are_never_left_out_unsaid(limit: str | None, tmp_path: Path) -> No
     """Over 64 MiB, or whenever a limit was set, maps were dropped and nothing was said."""
     heads = one_layer(reduce(a_map(causal=True), names=ROWS, keep=True))
     with hw.budget.limit(limit or "1 GiB"):
-        save(heads, tmp_path / "heads")
+        heads.save(tmp_path / "heads")
     assert load(tmp_path / "heads")[0].calls[0].map is not None
-    save(heads, tmp_path / "small", maps=False)
+    heads.save(tmp_path / "small", maps=False)
     without = load(tmp_path / "small")
     assert without[0].calls[0].map is None
     torch.testing.assert_close(without[0].statistics.entropy, heads[0].statistics.entropy, rtol=0, atol=0)
@@ -378,8 +378,8 @@ def test_given_weights_are_asked_about(tmp_path: Path) -> None:
     )
     with hw.budget.limit("7 KiB"):
         with pytest.raises(BudgetExceeded, match=said):
-            save(heads, tmp_path / "heads")
-        save(heads, tmp_path / "heads", maps=False)
+            heads.save(tmp_path / "heads")
+        heads.save(tmp_path / "heads", maps=False)
     assert load(tmp_path / "heads")[0].calls[1].map is None
 
 
@@ -389,7 +389,7 @@ def test_what_layers_share_is_saved_once(tmp_path: Path) -> None:
     for number in range(6):
         q, k = normal(number, 2, 1, H, 100, D)
         heads.add(f"layers.{number}.attn", reduce(AttentionMap(q, k, mask=shared), keep=True))
-    save(heads, tmp_path / "heads")
+    heads.save(tmp_path / "heads")
     every = 6 * 2 * H * 100 * D * 4
     assert (tmp_path / "heads").stat().st_size < every + 2 * shared.tensors["allowed"].nbytes
     again = load(tmp_path / "heads")
@@ -404,7 +404,7 @@ def test_log_sum_exps_not_made_yet_are_told_apart(tmp_path: Path) -> None:
         heads.add(f"layers.{number}.attn", reduce(a_map(), keep=True))
         record = heads[number].calls[0]
         record.map, record._has_patterns = a_map(number, causal=True), True  # its lse is made when asked for
-    save(heads, tmp_path / "heads")
+    heads.save(tmp_path / "heads")
     again = load(tmp_path / "heads")
     for number in range(8):
         assert torch.equal(again[number].map.lse, a_map(number, causal=True).lse)
@@ -415,7 +415,7 @@ def test_a_map_whose_keys_were_overwritten_is_not_saved(tmp_path: Path) -> None:
     heads = one_layer(reduce(AttentionMap(q, k), names=ROWS, keep=True, with_patterns=True))
     k.zero_()
     with pytest.raises(ArgumentError, match="must not change while their map is in use: one was written to"):
-        save(heads, tmp_path / "heads")
+        heads.save(tmp_path / "heads")
     assert not list(tmp_path.iterdir())
 
 
@@ -436,7 +436,7 @@ def test_layers_keep_their_names_marks_and_tokens_in_a_file(tmp_path: Path) -> N
     heads.tokens, heads.title = [["a"] * T] * B, "Toy"
     for layer, path in ((7, "encoder.7.attn"), ("decoder.attn", "decoder.attn")):
         heads.add(path, reduce(a_map(causal=True), names=ROWS, marks=marks, keep=True), layer=layer)
-    save(heads, tmp_path / "heads")
+    heads.save(tmp_path / "heads")
     again = load(tmp_path / "heads")
     assert [layer.layer for layer in again.values()] == [7, "decoder.attn"] and again.paths == heads.paths
     assert (again.tokens, again.title) == (heads.tokens, heads.title)
@@ -452,7 +452,7 @@ def test_a_watched_model_comes_back_whole(tmp_path: Path) -> None:
     model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
     with torch.no_grad(), hw.watch(model, diversity=True) as heads:
         model(torch.randn(B, T, 16), src_key_padding_mask=~REAL)
-    save(heads, tmp_path / "heads")
+    heads.save(tmp_path / "heads")
     again = load(tmp_path / "heads")
     assert list(again) == list(heads)
     for one, other in zip(again.values(), heads.values(), strict=True):

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, ShapeError
 from headwise.listeners.active import Call
-from headwise.listeners.attachment import attach
 from headwise.listeners.batches import tracked
 from headwise.listeners.importance import Importance, importance
+from headwise.listeners.model_door import attach
 from headwise.listeners.robustness import Robustness, robustness
 from judge import error
 from small_models import albert, bert, gpt2, hooks_on, llama, numbers, ours, tokens
@@ -67,10 +67,10 @@ def by_gates(
     return total
 
 
-def agree(found: Importance, truth: dict[str, Tensor]) -> None:
-    assert list(found) == list(truth)
-    for path, expected in truth.items():
-        assert error(found[path], expected) < EXACT * expected.abs().max()
+def agree(found: Importance, truth: Importance | dict[str, Tensor]) -> None:
+    assert found.paths == (truth.paths if isinstance(truth, Importance) else list(truth))
+    for layer, expected in truth.items():
+        assert error(found[layer], expected) < EXACT * expected.abs().max()
 
 
 # Gradients
@@ -88,7 +88,7 @@ def test_a_language_model_predicts_its_own_input() -> None:
     model, ids = llama(), tokens()
     expected = importance(model, [ids], lambda m, x: m(input_ids=x, labels=x).loss)
     for batches in ([ids], ids, {"input_ids": ids}, [{"input_ids": ids}]):
-        agree(importance(model, batches), {str(path): each for path, each in expected.items()})
+        agree(importance(model, batches), expected)
 
 
 def test_a_summed_loss_gives_the_same() -> None:
@@ -96,7 +96,7 @@ def test_a_summed_loss_gives_the_same() -> None:
     mean = importance(model, [x], squares, normalise=False)
     summed = importance(model, [x], lambda m, b: squares(m, b) * len(b), reduction="sum", normalise=False)
     agree(mean, by_gates(model, list(x.split(1)), squares))
-    agree(summed, {str(path): each for path, each in mean.items()})
+    agree(summed, mean)
 
 
 def test_normalised_scores_of_a_layer_have_length_one() -> None:
@@ -121,7 +121,7 @@ def test_padding_is_no_label_of_a_language_model() -> None:
     batch = {"input_ids": tokens(1), "attention_mask": torch.ones_like(tokens(1))}
     batch["attention_mask"][:, -2:] = 0
     short = {"input_ids": tokens(1)[:, :-2]}
-    agree(importance(model, [batch]), {str(p): s for p, s in importance(model, [short]).items()})
+    agree(importance(model, [batch]), importance(model, [short]))
 
 
 def test_nothing_about_the_parameters_changes_and_frozen_models_work() -> None:
@@ -132,7 +132,7 @@ def test_nothing_about_the_parameters_changes_and_frozen_models_work() -> None:
     for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
         with mode():
             frozen = importance(model, [x], squares)
-        agree(frozen, {str(path): each for path, each in expected.items()})
+        agree(frozen, expected)
     assert all(p.grad is None and not p.requires_grad for p in model.parameters())
     assert hooks_on(model) == 0
 
@@ -162,7 +162,7 @@ def test_layers_that_are_checkpointed_are_counted_once() -> None:
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
     assert model.model.gradient_checkpointing
-    agree(importance(model, [tokens()], normalise=False), {str(p): s for p, s in expected.items()})
+    agree(importance(model, [tokens()], normalise=False), expected)
 
 
 # Leaving out
@@ -233,7 +233,7 @@ def test_numbers_of_layers_are_the_models_whatever_ran_first() -> None:
         return m.layers[0](m.layers[1](x)[0])[0].square().mean()
 
     found = importance(model, [x], backwards)
-    assert list(found) == ["layers.1", "layers.0"]
+    assert found.paths == ["layers.1", "layers.0"] and list(found) == [1, 0]
     assert found[-1] is found[1] is found["layers.1"]
     partly = importance(model, [x], lambda m, x: m.layers[1](x)[0].square().mean())
     with pytest.raises(ArgumentError, match=r"layer must be one that ran: got 0, layers.0, which did not"):
@@ -454,18 +454,18 @@ def test_robustness_is_the_loss_of_models_cut_by_hand() -> None:
 
 def test_random_orders_depend_on_the_seed_alone() -> None:
     model, x = ours(), [numbers(2, 5, 13)]
-    options: dict[str, Any] = {"order": "random", "single": False, "repeats": 2}
+    options: dict[str, Any] = {"method": "random", "single": False, "repeats": 2}
     first, again, other = (robustness(model, x, squares, seed=s, **options) for s in (0, 0, 1))
     assert torch.equal(first.at_random, again.at_random) and not torch.equal(first.at_random, other.at_random)
     assert first.by_importance is None and first.single is None
 
 
-def test_steps_may_be_counted_or_listed() -> None:
+def test_points_may_be_counted_or_listed() -> None:
     model, x = ours(), [numbers(2, 5, 13)]
     known = importance(model, x, squares)
-    options: dict[str, Any] = {"order": ["importance"], "single": False, "scores": known}
-    assert robustness(model, x, squares, steps=3, **options).removed == [0, 3, 5, 8]
-    listed = robustness(model, x, squares, steps=[6, 1], **options)
+    options: dict[str, Any] = {"method": ["importance"], "single": False, "scores": known}
+    assert robustness(model, x, squares, points=3, **options).removed == [0, 3, 5, 8]
+    listed = robustness(model, x, squares, points=[6, 1], **options)
     assert listed.removed == [0, 1, 6] and listed.by_importance.shape == (3,) and listed.at_random is None
 
 
@@ -502,10 +502,10 @@ def test_without_matplotlib_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> 
 def test_wrong_arguments_of_robustness_are_named() -> None:
     model, x = ours(), [numbers(2, 5, 13)]
     for match, options in (
-        ("order must be .* got 'size'", {"order": ["size"]}),
+        ("method must be .* got 'size'", {"method": ["size"]}),
         ("repeats must be .* got 0", {"repeats": 0}),
-        ("steps must be at least 1: got 0", {"steps": 0}),
-        (r"1 to 8: got \[3, 9\]", {"steps": [3, 9]}),
+        ("points must be at least 1: got 0", {"points": 0}),
+        (r"1 to 8: got \[3, 9\]", {"points": [3, 9]}),
         (r"head 0 of layers.0 is missing", {"scores": scores(l0=[1.0])}),
     ):
         with pytest.raises(ArgumentError, match=match):

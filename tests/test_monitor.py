@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from headwise.errors import ArgumentError, AttentionBypassed
 from headwise.listeners.ablation import ablate
-from headwise.listeners.attachment import attach
 from headwise.listeners.capture import watch
+from headwise.listeners.model_door import attach
 from headwise.listeners.monitor import HISTORY, Measuring, Monitor
 from headwise.listeners.pruning import prune
 from headwise.listeners.trainer_callback import trainer_callback
@@ -378,7 +378,8 @@ def test_dead_heads_are_those_that_prune_takes_out() -> None:
     with monitor.step():
         model(torch.randn(B, T, E, dtype=torch.float64))
     assert monitor.dead_heads == [(1, 3)]
-    assert prune(model, monitor.dead_heads).heads == {"stages.0.1.attention": [3]}
+    pruned = prune(model, monitor.dead_heads).heads
+    assert pruned.paths == ["stages.0.1.attention"] and pruned["stages.0.1.attention"] == [3]
 
 
 class Twice(nn.Module):
@@ -408,7 +409,8 @@ def test_a_head_of_a_shared_layer_is_dead_if_it_is_so_in_every_visit() -> None:
     assert monitor.latest["heads/attention#1/1/output"] == 0.0 < monitor.latest["heads/0/1/output"]
     assert monitor.latest["layers/0/dead"] == 1 and monitor.latest["layers/attention#1/dead"] == 2
     assert monitor.dead_heads == [(0, 4)] and monitor.summary["dead"] == 1
-    assert prune(model, monitor.dead_heads).heads == {"attention": [4]}
+    pruned = prune(model, monitor.dead_heads).heads
+    assert pruned.paths == ["attention"] and pruned["attention"] == [4]
 
 
 def test_a_path_that_is_a_number_stays_a_path() -> None:
@@ -424,7 +426,8 @@ def test_a_path_that_is_a_number_stays_a_path() -> None:
         second(first(torch.randn(B, T, E))[0])
     assert monitor.dead_heads == [("0", 1)]
     assert set(monitor.to_pandas()["layer"]) == {"0", "last"}
-    assert prune(model, monitor.dead_heads).heads == {"0": [1]}
+    pruned = prune(model, monitor.dead_heads).heads
+    assert pruned.paths == ["0"] and pruned["0"] == [1]
 
 
 # When

@@ -178,7 +178,7 @@ def test_a_model_without_memory_can_be_pruned() -> None:
     with torch.device("meta"):
         model = Stack(MultiHeadAttention(12, 4))
     report = prune(model, [(0, 3)])
-    assert report.num_heads == {"layers.0": (4, 3)} and model.layers[0].q_proj.weight.shape == (9, 12)
+    assert report.num_heads == {0: (4, 3)} and model.layers[0].q_proj.weight.shape == (9, 12)
 
 
 # Pruning again, and bringing back
@@ -189,7 +189,7 @@ def test_heads_are_numbered_anew_and_written_down_as_they_were() -> None:
     prune(model, {0: [0, 3, 4], 1: [2, 3]})
     report = prune(model, [(0, 1), (1, 0), (1, 1)])
     first, second = "model.layers.0.self_attn", "model.layers.1.self_attn"
-    assert report.heads == {first: [1], second: [0, 1]}
+    assert report.heads == {0: [1], 1: [0, 1]} and report.heads[second] == [0, 1]
     assert getattr(model.config, KEY) == {first: [0, 2, 3, 4], second: [0, 1, 2, 3]}
     once = llama()
     prune(once, getattr(model.config, KEY))

@@ -109,7 +109,7 @@ def test_with_a_sliding_window_keys_are_counted_from_the_beginning_of_the_text(
     """
     ids = torch.randint(0, 5, (1, 40), generator=torch.Generator().manual_seed(seed))
     expected, said = without_a_cache(sliding, ids, needle, 7)
-    found = hw.retrieval_scores(sliding, ids, needle, steps=7)
+    found = hw.retrieval_scores(sliding, ids, needle, new_tokens=7)
     assert found.generated.tolist() == said
     for layer, scores in expected.items():
         torch.testing.assert_close(found.scores[layer], scores)
@@ -131,8 +131,8 @@ def test_what_cannot_be_is_refused(model: Any) -> None:
         hw.retrieval_scores(model, ids.expand(2, -1), (1, 3))
     with pytest.raises(ArgumentError, match=r"needle must lie in the text: got \(7, 12\) of 9 tokens"):
         hw.retrieval_scores(model, ids, (7, 12))
-    with pytest.raises(ArgumentError, match="steps must be at least 1: got 0"):
-        hw.retrieval_scores(model, ids, (1, 3), steps=0)
+    with pytest.raises(ArgumentError, match="new_tokens must be at least 1: got 0"):
+        hw.retrieval_scores(model, ids, (1, 3), new_tokens=0)
 
 
 def test_a_model_without_a_cache_is_refused(model: Any) -> None:
@@ -147,7 +147,7 @@ def test_a_model_without_a_cache_is_refused(model: Any) -> None:
         )
         with pytest.raises(ArgumentError, match=match):
             hw.retrieval_scores(model, ids, (1, 3))
-        assert len(hw.retrieval_scores(model, ids, (1, 3), steps=1).generated) == 1  # which needs none
+        assert len(hw.retrieval_scores(model, ids, (1, 3), new_tokens=1).generated) == 1  # which needs none
     finally:
         model.gradient_checkpointing_disable()
         model.eval()
@@ -174,14 +174,14 @@ class Answering(nn.Module):
 def test_layers_go_by_their_numbers_in_the_model_and_count_in_the_steps_in_which_they_run() -> None:
     """Numbers were those of the order in which layers were heard; and of a layer that did not run, the keys
     of the step before were counted again."""
-    found = hw.retrieval_scores(Answering(2), torch.tensor([[1, 1, 1, 1]]), (0, 4), steps=2)
+    found = hw.retrieval_scores(Answering(2), torch.tensor([[1, 1, 1, 1]]), (0, 4), new_tokens=2)
     assert found.generated.tolist() == [1, 1]
     assert list(found.scores) == [3, 2, 1, 0]
     assert all(scores.tolist() == [0.25, 0.25] for scores in found.scores.values())  # of the first step
 
 
 def test_a_run_can_be_read() -> None:
-    found = hw.retrieval_scores(Answering(1), torch.tensor([[1, 1, 1]]), (0, 3), steps=1)
+    found = hw.retrieval_scores(Answering(1), torch.tensor([[1, 1, 1]]), (0, 3), new_tokens=1)
     assert str(found) == (
         "1 token was said, with 100% of the needle's among them. Copied most by: layer 1 head 0 (0.33), "
         "layer 1 head 1 (0.33), layer 0 head 0 (0.33), layer 0 head 1 (0.33)."

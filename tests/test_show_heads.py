@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise import AttentionMap, Heads, Mask, MultiHeadAttention, listeners
+from headwise import AttentionMap, Heads, Mask, MultiHeadAttention, watch
 from headwise.engines.statistics import ROW_STATISTICS
 from headwise.errors import ArgumentError
 from headwise.heads.labels import LABELS
@@ -215,7 +215,7 @@ def test_padded_queries_do_not_thin_the_means() -> None:
 
 def test_what_no_query_may_see_is_grey_and_the_scale_says_so() -> None:
     mha = MultiHeadAttention(16, 2, causal=True)
-    with listeners(mha) as heads:
+    with watch(mha) as heads:
         mha(torch.randn(2, 5, 16))
     figure = model_picture(heads, batch=1)
     image = figure.axes[0].images[1].get_array()
@@ -286,7 +286,7 @@ def test_a_layer_without_its_map_is_drawn_from_its_pooled_picture() -> None:
 
 def test_steps_of_generation_do_not_hide_the_picture_of_the_prompt() -> None:
     mha = MultiHeadAttention(16, 2, causal=True)
-    with listeners(mha) as heads:
+    with watch(mha) as heads:
         x = torch.randn(1, 5, 16)
         mha(x)
         mha(x[:, -1:], x, x)
@@ -358,9 +358,9 @@ def test_diversity_is_a_dash_where_it_is_not_known() -> None:
 def test_diversity_that_was_measured_needs_no_map() -> None:
     mha = MultiHeadAttention(16, 2)
     x = torch.randn(1, 7, 16)
-    with listeners(mha) as kept:
+    with watch(mha) as kept:
         mha(x)
-    with listeners(mha, keep=False, diversity=True) as measured:
+    with watch(mha, keep=False, diversity=True) as measured:
         mha(x)
     assert diversity_of(measured[0]) == pytest.approx(diversity_of(kept[0]), rel=1e-5)
 
@@ -383,7 +383,7 @@ def test_nothing_watched_has_no_table() -> None:
 def test_long_texts_keep_pictures_but_no_maps() -> None:
     """What `headwise look` counts on when a model reads more than it keeps maps of."""
     mha = MultiHeadAttention(8, 1)
-    with listeners(mha, pooled=16, patterns=True, diversity=True, statistics="entropy") as heads:
+    with watch(mha, pooled=16, patterns=True, diversity=True, statistics="entropy") as heads:
         mha(torch.randn(1, SHORT + 1, 8))
     assert heads[0].calls[0].map is None
     assert model_picture(heads).axes[0].images[0].get_array().shape == (16, 16)

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from headwise import AttentionMap, Mask, ablate, budget, listeners
+from headwise import AttentionMap, Mask, ablate, budget, watch
 from headwise.errors import AttentionBypassed
 from headwise.listeners.active import Call
-from headwise.listeners.attachment import attach
+from headwise.listeners.model_door import attach
 from headwise.listeners.model_structure import DISPATCHES, likely_places, names_in
 from heard import Heard
 from judge import error
@@ -448,7 +448,7 @@ def test_layers_without_a_softmax_are_left_out_and_the_others_keep_their_numbers
     for name in ("minimax", "olmo hybrid", "qwen3-next"):
         model = by_name(name).build()
         for fallback in (None, "eager", "skip"):
-            with listeners(model, fallback=fallback) as heads:
+            with watch(model, fallback=fallback) as heads:
                 run(model, text("none"))
             assert list(heads) == [1], name
 

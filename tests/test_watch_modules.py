@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import headwise as hw
 from headwise.errors import ArgumentError, AttentionBypassed
 from headwise.listeners.active import Call, in_backward
-from headwise.listeners.attachment import attach
+from headwise.listeners.model_door import attach
 from heard import Heard
 from judge import error
 

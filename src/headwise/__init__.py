@@ -18,8 +18,7 @@ from .engines import operators as _operators  # noqa: F401, registers what torch
 from .examiner.checks import check, check_file
 from .examiner.explanations import explain
 from .functional import attention, why
-from .heads.collection import Heads
-from .heads.heads_files import load as load_heads
+from .heads.collection import Heads, load_heads
 from .heads.model_diversity import diversity
 from .listeners.ablation import ablate, head_means
 from .listeners.capture import watch

@@ -10,19 +10,26 @@ It needs no pytest, and suits it:
 
 from __future__ import annotations
 
-from typing import Any
+from .errors import renamed
 
 __all__ = ["assert_attention"]
 
 
-def assert_attention(obj: Any, **options: Any) -> None:
+@renamed(embed_dim="d_model")
+def assert_attention(
+    obj: object,
+    *,
+    roles: dict[str, str] | None = None,
+    d_model: int | None = None,
+    num_heads: int | None = None,
+) -> None:
     """Pass if `obj` is multi-head attention, else fail with all that `headwise check` would say.
 
     The code runs in this process, as tests do.
 
     Args:
         obj: a class, an `nn.Module`, or a function of q, k, v.
-        options: as for `hw.check`.
+        roles, d_model, num_heads: as for `hw.check`.
 
     Raises:
         AssertionError: it is not; the message names the mistake, its line and the repair.
@@ -32,6 +39,6 @@ def assert_attention(obj: Any, **options: Any) -> None:
     from .examiner import check
     from .examiner.showing import as_text
 
-    report = check(obj, **options)
+    report = check(obj, roles=roles, d_model=d_model, num_heads=num_heads)
     if not report.ok:
         raise AssertionError(as_text(report))

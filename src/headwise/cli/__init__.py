@@ -1,4 +1,4 @@
-"""The command line: `headwise <verb>`, one file a verb.
+"""The command line: `headwise <verb>`, a file per verb or per kind of them.
 
 Whatever a user gets wrong is one line on stderr and exit code 2; Ctrl-C is 130; a missing extra is 1, and so
 is a problem that `headwise doctor` finds.

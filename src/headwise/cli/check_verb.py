@@ -1,10 +1,7 @@
-"""`headwise check` and `headwise explain`: a file of somebody's attention, judged and told step by step.
+"""`headwise check` and `headwise explain`: a file of somebody's attention.
 
-`headwise check`: whether a file's attention is right, and which mistake it makes if not.
-
-`headwise explain`: every step of multi-head attention in a file's own numbers.
-
-Noticing that a file was saved.
+`check` says whether it is right, and which mistake it makes if not, again after every save if asked to;
+`explain` shows every step in the file's own numbers.
 """
 
 from __future__ import annotations
@@ -46,9 +43,10 @@ def check(
     heads: Annotated[
         int | None, typer.Option(min=1, help="Build it with this many heads.", show_default=False)
     ] = None,
-    width: Annotated[
+    d_model: Annotated[
         int | None, typer.Option(min=1, help="Build it with this d_model.", show_default=False)
     ] = None,
+    width: Annotated[int | None, typer.Option(min=1, hidden=True)] = None,
 ) -> None:
     """Check your attention: is it right, and if not, which mistake is it?
 
@@ -70,13 +68,21 @@ def check(
         raise ArgumentError(
             f"json must go without a hint: got --hint {hint}; JSON always holds the whole answer"
         )
+    if width is not None:
+        if d_model is not None:
+            raise ArgumentError(
+                f"d-model must be given once: got --d-model {d_model} and --width {width}; --width is its "
+                "old name, leave it out"
+            )
+        typer.echo(f"headwise: --width is called --d-model now: write --d-model {width}", err=True)
+        d_model = width
     most = _bytes(memory)
     console = None if as_json else _console()
 
     def verdict() -> Report:
         with sign_of_life(f"Checking {_plain(source)}, {seconds:g} s at most"):
             return check_file(
-                path, name, seconds=seconds, memory=most, trust=trust, embed_dim=width, num_heads=heads
+                path, name, seconds=seconds, memory=most, trust=trust, d_model=d_model, num_heads=heads
             )
 
     if not watch:

@@ -1,10 +1,8 @@
-"""The verbs that only tell: `headwise presets`, `headwise doctor`, `headwise` alone and `--version`.
+"""The verbs that only tell.
 
-`headwise presets`: the attention layers of models people know, in numbers.
-
-`headwise doctor`: whether headwise is well on this machine.
-
-`headwise` alone, and `headwise --version`.
+headwise presets              the attention layers of models people know, in numbers
+headwise doctor               whether headwise is well on this machine
+headwise, headwise --version  what there is to do, and which version this is
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""What every verb shares: the arguments FILE[:NAME] and TEXT|FILE, and a sign of life.
-
-The argument FILE[:NAME]: Python source, and which class or function in it.
-
-The argument TEXT|FILE: a sentence, or a file that holds one.
-
-A sign of life while something takes its time.
-"""
+"""What verbs share: the arguments FILE[:NAME] and TEXT|FILE, and a sign of life while one waits."""
 
 from __future__ import annotations
 
@@ -70,7 +63,7 @@ def _source(file: Path, argument: str) -> Path:
 def _missing(file: Path, argument: str) -> ArgumentError:
     there: list[str] = []
     with suppress(OSError, ValueError):
-        there = [each.name for each in file.parent.glob("*.py")]
+        there = [file_there.name for file_there in file.parent.glob("*.py")]
     close = difflib.get_close_matches(file.name, there, n=1)
     advice = f"did you mean {str(file.with_name(close[0]))!r}?" if close else "check the name"
     return ArgumentError(f"FILE must exist: there is no {argument!r}; {advice}")

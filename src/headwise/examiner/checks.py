@@ -7,7 +7,7 @@ import inspect
 import time
 from pathlib import Path
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, renamed
 from .evidence import Evidence, Problem
 from .faults import FAULTS
 from .report import Named, Report
@@ -15,11 +15,12 @@ from .report import Named, Report
 __all__ = ["check", "check_file"]
 
 
+@renamed(embed_dim="d_model")
 def check(
     obj: object,
     *,
     roles: dict[str, str] | None = None,
-    embed_dim: int | None = None,
+    d_model: int | None = None,
     num_heads: int | None = None,
 ) -> Report:
     """Whether a class, a module or a function is multi-head attention, and if not, which mistake it makes.
@@ -31,7 +32,7 @@ def check(
     Args:
         obj: a class, an `nn.Module`, or a function of q, k, v.
         roles: where headwise cannot find the projections itself: "q", "k", "v", "o" -> the parameter's name.
-        embed_dim, num_heads: to build a class with, where the usual ones do not suit it.
+        d_model, num_heads: to build a class with, where the usual ones do not suit it.
 
     Raises:
         ArgumentError: something that is none of these.
@@ -52,7 +53,7 @@ def check(
     start = time.perf_counter()
     source, path = _source_of(obj)
     report = judge(
-        examine(obj, source=source, path=path, roles=roles, embed_dim=embed_dim, num_heads=num_heads)
+        examine(obj, source=source, path=path, roles=roles, embed_dim=d_model, num_heads=num_heads)
     )
     report.protections = ["none: it ran in this process"]
     report.seconds = time.perf_counter() - start
@@ -70,6 +71,7 @@ def _source_of(obj: object) -> tuple[str | None, str | None]:
     return "".join(lines), path
 
 
+@renamed(embed_dim="d_model")
 def check_file(
     path: Path,
     name: str | None = None,
@@ -77,7 +79,7 @@ def check_file(
     seconds: float = 60.0,
     memory: int = 4 * 2**30,
     trust: bool = False,
-    embed_dim: int | None = None,
+    d_model: int | None = None,
     num_heads: int | None = None,
 ) -> Report:
     """The same for a file, which is run in a process of its own, fenced in.
@@ -86,6 +88,7 @@ def check_file(
         name: which class or function; None: the one that looks most like multi-head attention.
         seconds, memory: the most it may take.
         trust: run it even where the system offers no fences.
+        d_model, num_heads: as in `check`.
 
     Raises:
         ArgumentError: no such file or name; no fences and no trust.
@@ -99,7 +102,7 @@ def check_file(
     if report is None:
         if name is None:
             name = _likeliest(path, source)
-        options = {"embed_dim": embed_dim, "num_heads": num_heads}
+        options = {"embed_dim": d_model, "num_heads": num_heads}
         outcome = run_file(path.resolve(), name, seconds=seconds, memory=memory, trust=trust, options=options)
         if outcome.problem is not None and outcome.problem.kind == ArgumentError.__name__:
             raise ArgumentError(outcome.problem.message)  # no such name

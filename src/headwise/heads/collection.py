@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, overload
 
 from ..errors import ArgumentError, nearest
+from . import heads_files
 from .labels import LABELS
 from .layer import POSITIONS, Head, LayerHeads
-from .layer_names import Layer, names_of, resolve, stacks
+from .layer_names import ByLayer, Layer, names_of, stacks
 from .record import Record
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+    from rich.table import Table
 
-__all__ = ["Heads"]
+__all__ = ["Heads", "ShownTable", "load_heads"]
 
 
-class Heads(Mapping[Layer, LayerHeads]):
+class ShownTable(Protocol):
+    """A table that shows itself wherever it is: printed, in a terminal, in a notebook."""
+
+    @property
+    def table(self) -> Table: ...
+
+    def __rich__(self) -> Table: ...
+
+
+class Heads(ByLayer[LayerHeads]):
     """Every head that was watched, by layer: a module's path, or its number where there is one stack.
 
     Example:
@@ -38,7 +49,7 @@ class Heads(Mapping[Layer, LayerHeads]):
     """
 
     def __init__(self) -> None:
-        self._layers: dict[str, LayerHeads] = {}
+        super().__init__({})
         self.tokens: list[list[str]] | None = None  # of the last forward, where a tokenizer was given
         self.title: str | None = None
 
@@ -50,28 +61,31 @@ class Heads(Mapping[Layer, LayerHeads]):
         Args:
             layer: what it goes by; by default its number among the paths added, where they are one stack.
         """
-        known = self._layers.get(path)
+        known = self._values.get(path)
         if known is None:
-            known = self._layers[path] = LayerHeads(path, layer)
+            known = self._values[path] = LayerHeads(path, layer)
+            self._names[path] = known.layer
             base, again, _ = path.partition("#")
-            if again and base in self._layers:
-                self._layers[base].runs_again = True
+            if again and base in self._values:
+                self._values[base].runs_again = True
             if layer is None or again:
-                for each, name in names_of(list(self._layers)).items():
-                    self._layers[each].layer = name
+                self._names = names_of(list(self._values))
+                for place, name in self._names.items():
+                    self._values[place].layer = name
         known.calls.append(record)
-
-    @property
-    def paths(self) -> list[str]:
-        """The layers' module paths, in the order in which they first ran."""
-        return list(self._layers)
 
     @property
     def stacks(self) -> dict[str, dict[int, str]]:
         """The layers by stack: paths that differ in numbers only."""
         return stacks(self.paths)
 
-    def __getitem__(self, layer: Any) -> Any:
+    @overload
+    def __getitem__(self, layer: Layer) -> LayerHeads: ...
+
+    @overload
+    def __getitem__(self, layer: tuple[Layer, int]) -> Head: ...
+
+    def __getitem__(self, layer: Layer | tuple[Layer, int]) -> LayerHeads | Head:
         """heads[layer]: `LayerHeads`; heads[layer, head]: `Head`.
 
         Raises:
@@ -80,31 +94,7 @@ class Heads(Mapping[Layer, LayerHeads]):
         """
         if isinstance(layer, tuple) and len(layer) == 2:
             return self[layer[0]][layer[1]]
-        if not isinstance(layer, str) and not isinstance(layer, bool):
-            for each in self._layers.values():
-                if each.layer == layer:
-                    return each
-        return self._layers[resolve(layer, self.paths)]
-
-    def get(self, layer: Layer, default: Any = None) -> Any:
-        """heads[layer], or the default where there is no such layer."""
-        try:
-            return self[layer]
-        except (ArgumentError, IndexError):
-            return default
-
-    def __iter__(self) -> Iterator[Layer]:
-        return (layer.layer for layer in self._layers.values())
-
-    def __len__(self) -> int:
-        return len(self._layers)
-
-    def __contains__(self, layer: object) -> bool:
-        try:
-            self[layer]
-        except (ArgumentError, IndexError):
-            return False
-        return True
+        return super().__getitem__(layer)
 
     def __repr__(self) -> str:
         layers, heads = len(self), sum(len(layer) for layer in self.values())
@@ -120,7 +110,7 @@ class Heads(Mapping[Layer, LayerHeads]):
         """
         if not self:
             raise ArgumentError("heads must not be empty: 0 layers; run the model inside the watch block")
-        return [head for layer in self._layers.values() for head in layer]
+        return [head for layer in self.values() for head in layer]
 
     def find(self, what: str, *, threshold: float | None = None, top: int | None = None) -> list[Head]:
         """The heads that do something, most first.
@@ -163,15 +153,15 @@ class Heads(Mapping[Layer, LayerHeads]):
             )
         if top is not None and top < 1:
             raise ArgumentError(f"top must be at least 1: got {top}; None gives all")
-        found = [
+        fitting = [
             replace(head, score=head.values[score])
             for head in everyone
             if self._has(head, score)
             and (least is None or head.values[score] >= least)
             and not (what in known and threshold is None and score in head.few)
         ]
-        found.sort(key=lambda head: -(head.score or 0.0))
-        return found if top is None else found[:top]
+        fitting.sort(key=lambda head: -(head.score or 0.0))
+        return fitting if top is None else fitting[:top]
 
     def _has(self, head: Head, score: str) -> bool:
         """Whether a head has a score that says something: one that is a number, and not of another text."""
@@ -185,7 +175,7 @@ class Heads(Mapping[Layer, LayerHeads]):
         descending: bool = True,
         top: int | None = None,
         columns: Sequence[str] | None = None,
-    ) -> Any:
+    ) -> ShownTable:
         """A table of heads for the terminal (rich): where, label and score, numbers.
 
         Args:
@@ -209,7 +199,7 @@ class Heads(Mapping[Layer, LayerHeads]):
         return layer_picture(self, self.paths[-1] if layer is None and self else layer or 0, batch=batch)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row a head: layer, head, path, label, and every number measured.
+        """A row per head: layer, head, path, label, and every number measured.
 
         Raises:
             ImportError: pandas is not installed.
@@ -244,6 +234,30 @@ class Heads(Mapping[Layer, LayerHeads]):
             ArgumentError: nothing was watched; a place that cannot be written to.
             ImportError: safetensors is not installed.
         """
-        from .heads_files import save
+        if not self:
+            raise ArgumentError("heads must not be empty: 0 layers; run the model inside the watch block")
+        heads_files.save(heads_files.Saved(list(self.values()), self.tokens, self.title), path, maps=maps)
 
-        save(self, path, maps=maps)
+
+def load_heads(path: str | os.PathLike[str]) -> Heads:
+    """Heads as they were saved, in main memory.
+
+    Raises:
+        ArgumentError: no such file, or not one of ours.
+        ImportError: safetensors is not installed.
+
+    Example:
+        >>> import torch, headwise as hw
+        >>> mha = hw.MultiHeadAttention(64, 4)
+        >>> with hw.watch(mha) as heads:
+        ...     output, _ = mha(torch.randn(2, 7, 64))
+        >>> heads.save("heads.safetensors"); hw.load_heads("heads.safetensors")  # doctest: +SKIP
+        Heads(1 layer, 4 heads)
+    """
+    saved = heads_files.load(path)
+    heads = Heads()
+    heads.tokens, heads.title = saved.tokens, saved.title
+    for layer in saved.layers:
+        for call in layer.calls:
+            heads.add(layer.path, call, layer=layer.layer)
+    return heads

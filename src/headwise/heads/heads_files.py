@@ -1,11 +1,7 @@
 """Heads in one safetensors file: numbers as tensors, maps as q and k, the rest as JSON in its header.
 
-A map as named tensors and plain numbers, and back: what a file can hold, and exactly the map that it was.
-
-A map of q and k is packed as q, k, its log-sum-exp and its rules, linear in the length; only weights that
-someone gave are a matrix.
-
-Heads in a file: one safetensors file, numbers as tensors, the rest as JSON in its header.
+A map becomes named tensors and plain numbers, and from them exactly the map that it was: q, k, its
+log-sum-exp and its rules, linear in the length; only weights that someone gave are a matrix.
 """
 
 from __future__ import annotations
@@ -13,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,12 +21,24 @@ from ..errors import ArgumentError
 from ..indexing import positions_of
 from ..map import AttentionMap, make
 from ..whole_files import whole_file
-from .collection import Heads
+from .layer import LayerHeads
 from .record import Marks, Record
 
-__all__ = ["Layout", "dense_bytes", "layout_of", "load", "pack", "packed", "save", "unpack", "unpacked"]
+__all__ = [
+    "Layout",
+    "Saved",
+    "dense_bytes",
+    "layout_of",
+    "load",
+    "pack",
+    "packed",
+    "save",
+    "unpack",
+    "unpacked",
+]
 
 
+Told = dict[str, Any]  # what JSON holds
 Layout = dict[str, list[int]]  # "shape", and "order": the dimensions as they lie in memory
 
 
@@ -40,7 +48,7 @@ def dense_bytes(map: AttentionMap | None) -> int:
     return scores.weights.nbytes if isinstance(scores, GivenWeights) else 0
 
 
-def pack(map: AttentionMap) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def pack(map: AttentionMap) -> tuple[dict[str, Tensor], Told]:
     """The tensors of a map and its numbers, by name.
 
     Raises:
@@ -55,7 +63,7 @@ def pack(map: AttentionMap) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, numbers
 
 
-def unpack(tensors: dict[str, Tensor], numbers: dict[str, Any]) -> AttentionMap:
+def unpack(tensors: dict[str, Tensor], numbers: Told) -> AttentionMap:
     """The map those are of."""
     parts = {**tensors, **numbers}
     lse, columns = parts["lse"], parts.get("columns")
@@ -88,7 +96,15 @@ FORMAT = "headwise-heads-3"  # 2: scores of patterns were means over all queries
 MARKS = ("ids", "special", "punctuation", "unknown")
 
 
-def save(heads: Heads, path: str | os.PathLike[str], *, maps: bool = True) -> None:
+class Saved(NamedTuple):
+    """All that a file holds: layers in the order in which they first ran, and what is said of all of them."""
+
+    layers: list[LayerHeads]
+    tokens: list[list[str]] | None = None
+    title: str | None = None
+
+
+def save(heads: Saved, path: str | os.PathLike[str], *, maps: bool = True) -> None:
     """Write heads: all of it or, where anything goes wrong, nothing.
 
     Maps are saved as q, k and their rules, which grow with the length alone; what layers share, once. Only
@@ -98,28 +114,26 @@ def save(heads: Heads, path: str | os.PathLike[str], *, maps: bool = True) -> No
         maps: also the maps that were kept; without them numbers and pictures remain.
 
     Raises:
-        ArgumentError: nothing was watched; a place that cannot be written to.
+        ArgumentError: a place that cannot be written to.
         BudgetExceeded: maps of given weights that would not fit.
         ImportError: safetensors is not installed.
     """
     to_bytes = _library("save")
-    if not heads:
-        raise ArgumentError("heads must not be empty: 0 layers; run the model inside the watch block")
     place = Path(path)
     if maps:
-        _check_budget(heads)
+        _check_budget(heads.layers)
     tensors: dict[str, Tensor] = {}
     shelf = Shelf(tensors)
-    layers: list[dict[str, Any]] = []
-    for layer in heads.values():
-        calls: list[dict[str, Any]] = []
+    layers: list[Told] = []
+    for layer in heads.layers:
+        calls: list[Told] = []
         for call in layer.calls:
             call.measure_patterns()
             key = f"{len(layers)}.{len(calls)}."
             tensors |= {
                 key + name: value.cpu().contiguous().clone() for name, value in _tensors(call).items()
             }
-            told: dict[str, Any] = {"shape": list(call.shape), "kind": call.kind, "forward": call.forward}
+            told: Told = {"shape": list(call.shape), "kind": call.kind, "forward": call.forward}
             told["reach"] = call.reach
             if maps and call.map is not None:
                 told["map"] = shelf.put(key + "map.", call.map)
@@ -130,20 +144,12 @@ def save(heads: Heads, path: str | os.PathLike[str], *, maps: bool = True) -> No
         half.write_bytes(to_bytes(tensors, metadata={"headwise": json.dumps(header)}))
 
 
-def load(path: str | os.PathLike[str]) -> Heads:
-    """Heads as they were saved, in main memory.
+def load(path: str | os.PathLike[str]) -> Saved:
+    """What `save` has put there, in main memory.
 
     Raises:
         ArgumentError: no such file, or not one of ours.
         ImportError: safetensors is not installed.
-
-    Example:
-        >>> import torch, headwise as hw
-        >>> mha = hw.MultiHeadAttention(64, 4)
-        >>> with hw.watch(mha) as heads:
-        ...     output, _ = mha(torch.randn(2, 7, 64))
-        >>> heads.save("heads.safetensors"); hw.load_heads("heads.safetensors")  # doctest: +SKIP
-        Heads(1 layer, 4 heads)
     """
     open_file = _library("safe_open")
     place = Path(path)
@@ -159,19 +165,20 @@ def load(path: str | os.PathLike[str]) -> Heads:
                     f"path must be a file of heads.save: {str(place)!r} is {header.get('format')!r}, not "
                     f"{FORMAT!r}; save it again"
                 )
-            heads = Heads()
-            heads.tokens, heads.title = header["tokens"], header["title"]
+            heads = Saved([], header["tokens"], header["title"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
             mine: dict[str, dict[str, Tensor]] = {}
             for name, value in tensors.items():
                 layer_at, call_at, rest = name.split(".", 2)
                 mine.setdefault(f"{layer_at}.{call_at}", {})[rest] = value
-            for at, layer in enumerate(header["layers"]):
-                for number, call in enumerate(layer["calls"]):
+            for at, told in enumerate(header["layers"]):
+                layer = LayerHeads(told["path"], told["layer"])
+                heads.layers.append(layer)
+                for number, call in enumerate(told["calls"]):
                     record = _record(call, mine.get(f"{at}.{number}", {}))
                     if "map" in call:
                         record.map = Shelf(tensors).take(call["map"])
-                    heads.add(layer["path"], record, layer=layer["layer"])
+                    layer.calls.append(record)
     except ArgumentError:
         raise
     except Exception as error:
@@ -186,9 +193,9 @@ class Shelf:
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.tensors = tensors
-        self._known: dict[tuple[Any, ...], tuple[str, Tensor]] = {}  # kept: memory given back may come again
+        self._known: dict[tuple[object, ...], tuple[str, Tensor]] = {}  # kept: memory may come again
 
-    def put(self, key: str, map: AttentionMap) -> dict[str, Any]:
+    def put(self, key: str, map: AttentionMap) -> Told:
         """What to write down to find a map again: its numbers, and where each tensor is and how it lies."""
         tensors, numbers = pack(map)
         places: dict[str, tuple[str, Layout]] = {}
@@ -200,15 +207,15 @@ class Shelf:
             places[name] = self._known[same][0], layout_of(value)
         return {"numbers": numbers, "tensors": places}
 
-    def take(self, told: dict[str, Any]) -> AttentionMap:
+    def take(self, told: Told) -> AttentionMap:
         """The map that was put there."""
         found = {name: unpacked(self.tensors[at], layout) for name, (at, layout) in told["tensors"].items()}
         return unpack(found, told["numbers"])
 
 
-def _check_budget(heads: Heads) -> None:
+def _check_budget(layers: list[LayerHeads]) -> None:
     """Maps of given weights are dense: all of them together must fit."""
-    given = [call for layer in heads.values() for call in layer.calls if dense_bytes(call.map)]
+    given = [call for layer in layers for call in layer.calls if dense_bytes(call.map)]
     if given:
         budget.check(
             sum(dense_bytes(call.map) for call in given),
@@ -229,7 +236,7 @@ def _tensors(call: Record) -> dict[str, Tensor]:
     return found
 
 
-def _record(call: dict[str, Any], tensors: dict[str, Tensor]) -> Record:
+def _record(call: Told, tensors: dict[str, Tensor]) -> Record:
     B, H, T, S = call["shape"]
     record = Record((B, H, T, S), call["kind"], call["forward"], reach=call["reach"])
     record._has_patterns = True  # they were measured before it was saved

@@ -141,15 +141,15 @@ def label(scores: Mapping[str, float]) -> Label:
         mixed
     """
     best: tuple[bool, float] | None = None
-    found = Label(MIXED)
+    earned = Label(MIXED)
     for entry in LABELS:
         score = float(scores.get(entry.score, math.nan))
         if math.isnan(score) or score < entry.threshold:
             continue
         rank = (not entry.general, (score - entry.threshold) / (1 - entry.threshold))
         if best is None or rank > best:
-            best, found = rank, Label(entry.name, score)
-    return found
+            best, earned = rank, Label(entry.name, score)
+    return earned
 
 
 def of_too_few(queries: Mapping[str, float]) -> frozenset[str]:

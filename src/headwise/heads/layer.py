@@ -47,7 +47,7 @@ class LayerHeads:
 
     Attributes:
         path: of the module.
-        calls: a `Record` a call, with numbers a sequence, [B, H].
+        calls: a `Record` per call, with numbers per sequence, [B, H].
     """
 
     def __init__(self, path: str, layer: Layer | None = None) -> None:
@@ -136,7 +136,7 @@ class LayerHeads:
 
     @property
     def labels(self) -> list[Label]:
-        """A label a head, from its measured numbers."""
+        """A label per head, from its measured numbers."""
         return [head.label for head in self]
 
     def __len__(self) -> int:
@@ -157,8 +157,8 @@ class LayerHeads:
         asked = [entry.score for entry in LABELS if entry.queries > 1 and entry.score in values]
         queries = {name: self._with_counts(name)[1].sum(0).tolist() for name in asked}
         for number in range(self.num_heads):
-            row = {name: each[number] for name, each in values.items()}
-            few = of_too_few({name: each[number] for name, each in queries.items()})
+            row = {name: numbers[number] for name, numbers in values.items()}
+            few = of_too_few({name: numbers[number] for name, numbers in queries.items()})
             out = few if self.kind == "self" else few.union(POSITIONS)
             scores = {name: value for name, value in row.items() if name not in out}
             yield Head(self.name, number, self.place, label(scores), row, few=few)

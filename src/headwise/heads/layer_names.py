@@ -3,18 +3,26 @@
 A layer is known by its module's path ("encoder.layer.3.attention.self"). Paths that differ only in numbers
 form a stack; where a model has one stack, its layers go by number alone. A layer that runs several times in
 one forward is "path", "path#1", "path#2"; where it is the only one, these are the layers of its stack.
+
+`ByLayer` is what all results by layer are: either name of a layer will do.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar, overload
 
 from ..errors import ArgumentError
 
-__all__ = ["Layer", "names_of", "resolve", "stack_of", "stacks"]
+__all__ = ["ByLayer", "GivenByLayer", "Layer", "names_of", "resolve", "stack_of", "stacks"]
 
 Layer = int | str  # how users name a layer
+Value = TypeVar("Value")
+Default = TypeVar("Default")
+
+# What users may hand in: keys are invariant, so a dict by numbers alone is no mapping by either.
+GivenByLayer = Mapping[int, Value] | Mapping[str, Value] | Mapping[Layer, Value]
 
 NUMBER = re.compile(r"(?:(?<![^.])|(?<=_))\d+(?![^.#])")  # in "layers.3.attn" and in "layers.layer_3.attn"
 
@@ -76,14 +84,14 @@ def resolve(layer: Layer, paths: Sequence[str]) -> str:
         raise ArgumentError(f"layer must be a place of attention: got {layer!r}; {_some(paths)}")
     if isinstance(layer, bool) or not isinstance(layer, int):
         raise ArgumentError(f"layer must be a number or a module path: got {layer!r}; {_some(paths)}")
-    found = stacks(paths)
-    if len(found) > 1:
-        example = next(iter(next(iter(found.values())).values()))
+    by_stack = stacks(paths)
+    if len(by_stack) > 1:
+        example = next(iter(next(iter(by_stack.values())).values()))
         raise ArgumentError(
             f"layer must be a module path where a model has several stacks: got {layer} for "
-            f"{', '.join(found)}; for example {example!r}"
+            f"{', '.join(by_stack)}; for example {example!r}"
         )
-    numbered = next(iter(found.values()), {})
+    numbered = next(iter(by_stack.values()), {})
     if layer < 0 and numbered:
         layer = {rank - len(numbered): number for rank, number in enumerate(numbered)}.get(layer, layer)
     if layer not in numbered:
@@ -112,7 +120,103 @@ def names_of(paths: Sequence[str]) -> dict[str, Layer]:
         >>> names_of(["h.0.attn", "h.1.attn"])
         {'h.0.attn': 0, 'h.1.attn': 1}
     """
-    found = stacks(paths)
-    if len(found) != 1:
+    by_stack = stacks(paths)
+    if len(by_stack) != 1:
         return {path: path for path in paths}
-    return {path: number for number, path in next(iter(found.values())).items()}
+    return {path: number for number, path in next(iter(by_stack.values())).items()}
+
+
+class ByLayer(Mapping[Layer, Value]):
+    """Something of every layer. A layer goes by its number, where there is one stack, and by its path always.
+
+    Iterating gives what layers go by; numbers are those of the model, whatever ran. Into a file goes
+    `dict(...)` of it, which `headwise.ablate` and `patch` take as well.
+
+    Args:
+        values: by path.
+        names: what the places of the model go by, `names_of` them; None: these are all there are.
+
+    Example:
+        >>> found = ByLayer({"h.0.attn": "a", "h.1.attn": "b"})
+        >>> list(found), found[1], found[-1], found["h.0.attn"]
+        ([0, 1], 'b', 'b', 'a')
+        >>> found.path_of(1), found.name_of("h.1.attn"), 2 in found
+        ('h.1.attn', 1, False)
+    """
+
+    def __init__(self, values: Mapping[str, Value], names: Mapping[str, Layer] | None = None) -> None:
+        self._values: dict[str, Value] = {}
+        self._names: dict[str, Layer] = dict(names_of(list(values)) if names is None else names)
+        for path, value in values.items():
+            self._put(path, value)
+
+    def _put(self, path: str, value: Value) -> None:
+        """Take a value in, while this is being made. Visits of a layer change what all of them go by."""
+        if path not in self._values and "#" in path:
+            self._names = names_of(list(dict.fromkeys([*self._names, *self._values, path])))
+        self._values[path] = value
+
+    @property
+    def paths(self) -> list[str]:
+        """The layers' module paths, in the order in which they first ran."""
+        return list(self._values)
+
+    def name_of(self, path: str) -> Layer:
+        """What the layer at a path goes by: its number, where there is one stack; else the path itself."""
+        return self._names.get(path, path)
+
+    def path_of(self, layer: Layer) -> str:
+        """The module path of a layer.
+
+        Raises:
+            ArgumentError: no such layer; one that did not run; a number where there are several stacks.
+        """
+        if isinstance(layer, str):
+            return resolve(layer, self.paths)
+        if not isinstance(layer, bool):
+            for path in self._values:
+                if self.name_of(path) == layer:
+                    return path
+        path = resolve(layer, list(self._names) or self.paths)
+        if path not in self._values:
+            raise ArgumentError(
+                f"layer must be one that ran: got {layer}, {path}, which did not; {_some(self.paths)}"
+            )
+        return path
+
+    def __getitem__(self, layer: Layer) -> Value:
+        """The value of a layer, by number or path; -1 is the model's last.
+
+        Raises:
+            ArgumentError: no such layer; one that did not run; a number where there are several stacks.
+        """
+        return self._values[self.path_of(layer)]
+
+    @overload
+    def get(self, layer: Layer) -> Value | None: ...
+
+    @overload
+    def get(self, layer: Layer, default: Value | Default) -> Value | Default: ...
+
+    def get(self, layer: Layer, default: object = None) -> object:
+        """The value of a layer, or the default where there is no such layer."""
+        try:
+            return self[layer]
+        except (ArgumentError, IndexError):
+            return default
+
+    def __iter__(self) -> Iterator[Layer]:
+        return map(self.name_of, self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, layer: object) -> bool:
+        try:
+            self[layer]  # type: ignore[index]  # which says no to what is no layer
+        except (ArgumentError, IndexError):
+            return False
+        return True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({dict(self)!r})"

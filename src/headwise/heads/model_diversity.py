@@ -16,7 +16,6 @@ from ..engines.scores import tile_dtype
 from ..errors import ArgumentError, ShapeError
 from ..map import AttentionMap
 from ..masks import Mask
-from .collection import Heads
 from .head_distances import QUERIES, clusters, jensen_shannon, layout, one_number
 from .layer import LayerHeads
 from .layer_names import Layer
@@ -84,7 +83,7 @@ class Diversity:
 
 
 def diversity(
-    what: Heads | LayerHeads | AttentionMap | Tensor,
+    what: Mapping[Layer, LayerHeads] | LayerHeads | AttentionMap | Tensor,
     *,
     across: bool = False,
     smooth: float = 0.0,
@@ -128,7 +127,7 @@ def diversity(
         return _one({0: found}, {}, {})
     if isinstance(what, LayerHeads):
         layers = [what]
-    elif isinstance(what, Heads):
+    elif isinstance(what, Mapping) and all(isinstance(layer, LayerHeads) for layer in what.values()):
         layers = list(what.values())
     else:
         raise ArgumentError(

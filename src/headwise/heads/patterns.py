@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError, ShapeError
+from ..errors import ArgumentError, ShapeError, renamed
 from ..map import AttentionMap
 from ..masks import Mask
 from .measures import first_keys, mean_over, mean_where_seen
@@ -32,15 +32,16 @@ __all__ = [
     "token_mass",
 ]
 
-MEASURES = ("mean", "mul", "abs")
+METHODS = ("mean", "mul", "abs")
 NO_TOKEN = torch.iinfo(torch.int64).min  # the label of a key that matches no query
 
 
 # Where a head of a kind would look: D_ij is 1 there, else 0.
 
 
+@renamed(measure="method")
 def previous_token(
-    map: AttentionMap, measure: str = "mean", exclude_bos: bool = False, exclude_current: bool = False
+    map: AttentionMap, method: str = "mean", exclude_bos: bool = False, exclude_current: bool = False
 ) -> Tensor:
     """How much the head looks at the token before: D_ij = 1 where j = i - 1.
 
@@ -54,7 +55,7 @@ def previous_token(
 
     Args:
         map: [B, H, T, S].
-        measure: "mean", "mul" or "abs".
+        method: "mean", "mul" or "abs".
         exclude_bos: leave out the first real key, in weights and pattern, before anything is summed.
         exclude_current: leave out the query's own position likewise.
 
@@ -62,7 +63,7 @@ def previous_token(
         [B, H]; NaN where no query has a key in D, and where there is no weight to take a share of.
 
     Raises:
-        ArgumentError: another measure; a map of chosen keys.
+        ArgumentError: another method; a map of chosen keys.
 
     Example:
         >>> w = AttentionMap(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8), causal=True)
@@ -77,19 +78,20 @@ def previous_token(
     before = Mask(left=1, right=-1)
     if exclude_bos or map.mask.keys is not None:
         before = before & Mask.padding(keys)
-    return _similarity(map, before, measure, exclude_bos, exclude_current)
+    return _similarity(map, before, method, exclude_bos, exclude_current)
 
 
+@renamed(measure="method")
 def duplicate_token(
     map: AttentionMap,
     tokens: Tensor,
-    measure: str = "mean",
+    method: str = "mean",
     exclude_bos: bool = False,
     exclude_current: bool = False,
 ) -> Tensor:
     """How much the head looks at earlier copies of its token: D_ij = 1 where token_j = token_i and j < i.
 
-    Measures and exclusions are those of `previous_token`. "abs" expects weight on all of D, also where a
+    Methods and exclusions are those of `previous_token`. "abs" expects weight on all of D, also where a
     window hides it. The pattern: TransformerLens, `head_detector.py`; the name: Wang 2022.
 
     Args:
@@ -100,7 +102,7 @@ def duplicate_token(
         [B, H]
 
     Raises:
-        ArgumentError: another measure; tokens that are not integers; a map of chosen keys.
+        ArgumentError: another method; tokens that are not integers; a map of chosen keys.
         ShapeError: tokens that do not fit the keys; queries that stand outside the keys.
 
     Example:
@@ -109,13 +111,14 @@ def duplicate_token(
         tensor([[0.2917]])
     """
     pattern = copies(map, tokens, 0, exclude_bos)
-    return _similarity(map, pattern, measure, exclude_bos, exclude_current)
+    return _similarity(map, pattern, method, exclude_bos, exclude_current)
 
 
+@renamed(measure="method")
 def induction(
     map: AttentionMap,
     tokens: Tensor,
-    measure: str = "mean",
+    method: str = "mean",
     exclude_bos: bool = False,
     exclude_current: bool = False,
 ) -> Tensor:
@@ -134,7 +137,7 @@ def induction(
         tensor([[0.2917]])
     """
     pattern = copies(map, tokens, 1, exclude_bos, exclude_current)
-    return _similarity(map, pattern, measure, exclude_bos, exclude_current)
+    return _similarity(map, pattern, method, exclude_bos, exclude_current)
 
 
 def copies(
@@ -152,18 +155,18 @@ def copies(
 
 
 def _similarity(
-    map: AttentionMap, pattern: Mask, measure: str, exclude_bos: bool, exclude_current: bool
+    map: AttentionMap, pattern: Mask, method: str, exclude_bos: bool, exclude_current: bool
 ) -> Tensor:
     """The score of a pattern; what is excluded must not be in it."""
-    if measure not in MEASURES:
+    if method not in METHODS:
         raise ArgumentError(
-            f'measure must be "mean", "mul" or "abs": got {measure!r}; "mean" is what labels are given by'
+            f'method must be "mean", "mul" or "abs": got {method!r}; "mean" is what labels are given by'
         )
-    if measure == "mean":
+    if method == "mean":
         return mean_where_seen(map, pattern)[0]
     on = map.mass(pattern)  # [B, H]
     total = _total(map, exclude_bos, exclude_current)
-    if measure == "mul":
+    if method == "mul":
         return on / total
     matches = mean_over(map.visible(pattern).to(on.dtype), map.counted_queries())
     return 1 - (total + matches - 2 * on)

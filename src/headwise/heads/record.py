@@ -1,8 +1,6 @@
 """What is kept of one call of one attention layer: numbers per head, a picture, and perhaps the map.
 
-Numbers from where they were made to main memory, all at once.
-
-What is kept of one call of one attention layer: numbers a head, a picture, and perhaps the map.
+Numbers stay where they were made until they are asked for, and then come to main memory all at once.
 
 Letters: B batch, T query_len, S key_len, H num_heads.
 """
@@ -31,14 +29,14 @@ def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
         >>> fetched([torch.ones(2), torch.zeros(1, 2)])
         [tensor([1., 1.]), tensor([[0., 0.]])]
     """
-    found = list(tensors)
+    here_now = list(tensors)
     kinds = dict.fromkeys((x.device, x.dtype) for x in tensors if not x.is_cpu)
     for kind in kinds:
         here = [at for at, x in enumerate(tensors) if (x.device, x.dtype) == kind]
         together = torch.cat([tensors[at].flatten() for at in here]).cpu()
         for at, part in zip(here, together.split([tensors[at].numel() for at in here]), strict=True):
-            found[at] = part.view(tensors[at].shape)
-    return found
+            here_now[at] = part.view(tensors[at].shape)
+    return here_now
 
 
 PATTERNS = ("induction", "duplicate_token", "special", "punctuation", "spread", "locality", "streaming")
@@ -59,8 +57,8 @@ class Marks:
 
     def to(self, device: torch.device) -> Marks:
         """The same, on another device."""
-        each = (self.ids, self.special, self.punctuation, self.unknown)
-        moved = (None if x is None else x.to(device) for x in each)
+        known = (self.ids, self.special, self.punctuation, self.unknown)
+        moved = (None if x is None else x.to(device) for x in known)
         return Marks(*moved)  # type: ignore[arg-type]
 
     @property
@@ -113,7 +111,7 @@ class Record:
 
     @property
     def statistics(self) -> Statistics:
-        """All that was measured, a sequence: [B, H] each, `received` [B, H, S], `pooled` a picture."""
+        """All that was measured, per sequence: [B, H] each, `received` [B, H, S], `pooled` a picture."""
         extra = {RECEIVED: self.received, PICTURE: self.pooled}
         return Statistics(self.rows | {name: value for name, value in extra.items() if value is not None})
 
@@ -171,9 +169,9 @@ def reduce(
     record = Record((B, H, T, S), kind, forward, marks=marks, reach=reach)
     names = tuple(names)
     if names:
-        found = weights.statistics(*names, reach=reach, pooled=pooled)
-        record.rows = {name: found[name] for name in names if name in ROW_STATISTICS}
-        record.large = {name: found[name] for name in (RECEIVED, PICTURE) if name in found}
+        measured = weights.statistics(*names, reach=reach, pooled=pooled)
+        record.rows = {name: measured[name] for name in names if name in ROW_STATISTICS}
+        record.large = {name: measured[name] for name in (RECEIVED, PICTURE) if name in measured}
     elif pooled is not None:
         record.large[PICTURE] = weights.pooled(pooled)
     padding = weights.mask.counted(T)
@@ -186,11 +184,11 @@ def reduce(
         record._has_patterns = True
         record._add(*measure_patterns(weights, kind, marks, record.rows, reach))
     for name in between:
-        found_pairs = _pairs(name, weights, outputs, values)
-        if found_pairs is not None:
-            record.pairs[name] = found_pairs
+        pairs = _pairs(name, weights, outputs, values)
+        if pairs is not None:
+            record.pairs[name] = pairs
             if name == "values":  # a mean over keys
-                record.counts[name] = weights.real_keys.sum(-1)[:, None].expand(found_pairs.shape[:2])
+                record.counts[name] = weights.real_keys.sum(-1)[:, None].expand(pairs.shape[:2])
     if keep:
         record.map = weights
     return record
@@ -220,8 +218,8 @@ def _queries_in_rows(counted: Tensor, rows: int) -> Tensor:
     """How many queries that count fall into each row of a picture, [B, rows]; nothing is waited for."""
     B, T = counted.shape
     row = torch.arange(T, device=counted.device) * rows // T
-    found = torch.zeros(B, rows, device=counted.device)
-    return found.index_add_(1, row, counted.to(found.dtype))
+    counts = torch.zeros(B, rows, device=counted.device)
+    return counts.index_add_(1, row, counted.to(counts.dtype))
 
 
 def measure_patterns(
@@ -236,15 +234,15 @@ def measure_patterns(
     entropy, local = (
         None if x is None else x.to(weights.device) for x in (known.get("entropy"), known.get("local"))
     )
-    found = {"spread": spread(weights, entropy)}
+    scores = {"spread": spread(weights, entropy)}
     counts: dict[str, Tensor] = {}
     if kind != "self":
-        return found, counts
-    found["locality"] = locality(weights, reach, local)
+        return scores, counts
+    scores["locality"] = locality(weights, reach, local)
     if weights.shape[3] > SINK + RECENT:
-        found["streaming"], counts["streaming"] = patterns.streaming(weights, SINK, RECENT)
+        scores["streaming"], counts["streaming"] = patterns.streaming(weights, SINK, RECENT)
     if marks is None:
-        return found, counts
+        return scores, counts
     marks = marks.to(weights.device)
     words = marks.words
     on = {
@@ -255,8 +253,8 @@ def measure_patterns(
         if which is not None:
             on[name] = Mask.padding(which)
     for name, mask in on.items():
-        found[name], counts[name] = mean_where_seen(weights, mask)
-    return found, counts
+        scores[name], counts[name] = mean_where_seen(weights, mask)
+    return scores, counts
 
 
 def _pairs(name: str, weights: AttentionMap, outputs: Tensor | None, values: Tensor | None) -> Tensor | None:

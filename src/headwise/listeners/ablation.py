@@ -1,10 +1,10 @@
 """Heads switched off: what does the model do without them?
 
-Heads that are switched off and on again between runs, and the loss each time.
-
     zero      the head says nothing:                             0
     mean      it says what it says on average:                   mean over the real positions
     uniform   it looks at all it may see, and chooses nothing:   mean of the values it may see
+
+`Switches` are for `importance` and `robustness`: heads off and on again between runs, and the loss each time.
 
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, Dv value_dim; n heads chosen.
 """
@@ -12,23 +12,24 @@ Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, Dv value
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError, ShapeError, nearest
+from ..errors import ArgumentError, ShapeError, nearest, renamed
 from ..functional import attention
+from ..heads.layer_names import ByLayer, GivenByLayer, names_of
 from ..indexing import take
 from ..masks import Mask
 from ..scoring import HIDDEN
 from .active import Call
-from .attachment import attach
 from .batches import Loss, Visit, as_batches, checked_loss, count_examples, entering, run
-from .chosen_heads import ChosenHeads, Heads, base_of
-from .head_outputs import ChosenListening, check_any, outputs_of
+from .chosen_heads import ChosenHeads, Heads, base_of, by_path, of_visit
+from .head_outputs import Changing, check_any, outputs_of
+from .model_door import attach
+from .model_structure import structure_of
 
-__all__ = ["HOW", "Switches", "ablate", "check_heard", "head_means"]
+__all__ = ["METHODS", "Switches", "ablate", "check_heard", "head_means"]
 
 
 class Switches:
@@ -50,7 +51,7 @@ class Switches:
 
     @torch.no_grad()
     def loss(
-        self, model: nn.Module, loss_fn: Loss | None, batch: Any, off: Iterable[tuple[str, int]]
+        self, model: nn.Module, loss_fn: Loss | None, batch: object, off: Iterable[tuple[str, int]]
     ) -> float:
         """The loss on a batch with these heads, (path, head), off."""
         self.off = {}
@@ -70,7 +71,7 @@ class Switches:
         return [(path, head) for path, count in self.num_heads.items() for head in range(count)]
 
 
-def check_heard(model: nn.Module, heard: Mapping[str, Any]) -> None:
+def check_heard(model: nn.Module, heard: Mapping[str, object]) -> None:
     """Raise `ArgumentError` if no layer was heard."""
     if not heard:
         raise ArgumentError(
@@ -79,17 +80,18 @@ def check_heard(model: nn.Module, heard: Mapping[str, Any]) -> None:
         )
 
 
-HOW = ("zero", "mean", "uniform")
+METHODS = ("zero", "mean", "uniform")
 
 
+@renamed(how="method")
 def ablate(
     model: nn.Module,
     heads: Heads,
-    how: str = "zero",
+    method: str = "zero",
     *,
-    means: Mapping[str, Tensor] | None = None,
+    means: GivenByLayer[Tensor] | None = None,
     fallback: str | None = None,
-) -> ChosenListening:
+) -> Changing:
     """The model without some heads, inside a `with` block; afterwards it is as it was.
 
     Blocks may be nested, and one may be entered again. Gradients flow as if the heads were so. Where layers
@@ -100,15 +102,15 @@ def ablate(
             path; a head of None means all of the layer. A layer that runs several times in a forward is meant
             each time, "path#1" only the second time. Heads as `Heads.find` and `Importance.ranking` give
             them are taken as they are.
-        how: what takes the place of a head's output before concatenation and W_O: "zero"; "mean", its mean
+        method: what takes the place of a head's output before concatenation and W_O: "zero"; "mean", its mean
             over the real positions of the batch at hand; "uniform", what it would say if it attended evenly
             to every key it may see.
-        means: with how="mean", {path: [H, Dv]} from `head_means`, instead of the batch's own. While text is
-            generated a batch has one position, whose mean is itself: give them there.
+        means: with method="mean", [H, Dv] by layer from `head_means`, or made by hand, instead of the batch's
+            own. While text is generated a batch has one position, whose mean is itself: give them there.
         fallback: for other layers, that bypass every hook: None raises; "eager" or "skip" lets them be.
 
     Raises:
-        ArgumentError: an unknown layer, how or fallback; means that are missing, or given without need. In
+        ArgumentError: an unknown layer, method or fallback; means that are missing, or given without need. In
             the model's forward: a head that the layer does not have. At the end of a block in which the
             model ran: a layer that did not.
         ShapeError: in the model's forward: means that do not fit the layer.
@@ -124,32 +126,37 @@ def ablate(
 
     Michel 2019, section 3; means: Wang 2022 (IOI), section 2.
     """
-    if how not in HOW:
-        raise ArgumentError(f"how must be a way to switch a head off: got {how!r}; {nearest(str(how), HOW)}")
+    if method not in METHODS:
+        raise ArgumentError(
+            f"method must be a way to switch a head off: got {method!r}; {nearest(str(method), METHODS)}"
+        )
     chosen = ChosenHeads(model, heads)
-    if means is not None and how != "mean":
-        raise ArgumentError(f"means must go with how='mean': got how={how!r}; leave them out")
-    for path in chosen.paths if means is not None else ():
-        if not any(base_of(known) == path for known in means or ()):
+    if means is not None and method != "mean":
+        raise ArgumentError(f"means must go with method='mean': got method={method!r}; leave them out")
+    given = None if means is None else by_path(model, means, "means")
+    for path in chosen.paths if given is not None else ():
+        if not any(base_of(known) == path for known in given or ()):
             raise ArgumentError(f"means must hold every layer: {path} is missing; make them with head_means")
 
     def change(call: Call, index: Tensor, output: Tensor) -> Tensor:
-        if how == "zero":
+        if method == "zero":
             return output.index_fill(1, index, 0)
-        if how == "uniform":
+        if method == "uniform":
             new = _uniform(call, index)
-        elif means is None:
+        elif given is None:
             new = _mean(_sum(call, output), _count(call))[None, index, None]  # [1, n, 1, Dv]
         else:
-            new = _given(means, call, output)[None, index, None]
+            new = _given(given, call, output)[None, index, None]
         B, _, T, Dv = output.shape
         return output.index_copy(1, index, new.to(output).expand(B, len(index), T, Dv))
 
-    return ChosenListening(model, chosen, change, fallback)
+    return Changing(model, chosen, change, fallback)
 
 
-def head_means(model: nn.Module, batches: Iterable[Any], *, fallback: str | None = None) -> dict[str, Tensor]:
-    """What each head says on average over all real positions of some batches, {path: [H, Dv]}.
+def head_means(
+    model: nn.Module, batches: Iterable[object], *, fallback: str | None = None
+) -> ByLayer[Tensor]:
+    """What each head says on average over all real positions of some batches, [H, Dv] by layer.
 
     Args:
         batches: what the model takes: a mapping of its arguments, a tuple of them, or one tensor.
@@ -163,7 +170,7 @@ def head_means(model: nn.Module, batches: Iterable[Any], *, fallback: str | None
         >>> from headwise.nn import MultiHeadAttention
         >>> mha, x = MultiHeadAttention(8, 4), torch.randn(2, 3, 8)
         >>> means = head_means(mha, [x])
-        >>> torch.allclose(means[""], mha.head_outputs(x).mean((0, 2)), atol=1e-6)
+        >>> torch.allclose(means[0], mha.head_outputs(x).mean((0, 2)), atol=1e-6)
         True
     """
     totals = _Totals()
@@ -172,7 +179,8 @@ def head_means(model: nn.Module, batches: Iterable[Any], *, fallback: str | None
         for count, batch in enumerate(as_batches(batches), 1):  # noqa: B007, counted to the end
             run(model, batch)
     check_any(model, count, totals.sums, fallback)
-    return {path: _mean(total, totals.counts[path]) for path, total in totals.sums.items()}
+    means = {path: _mean(total, totals.counts[path]) for path, total in totals.sums.items()}
+    return ByLayer(means, names_of(structure_of(model).places))
 
 
 class _Totals:
@@ -209,16 +217,16 @@ def _mean(total: Tensor, count: Tensor | int) -> Tensor:
 
 def _given(means: Mapping[str, Tensor], call: Call, output: Tensor) -> Tensor:
     """The means of this visit, or of the layer, [H, Dv]."""
-    found = means.get(call.path, means.get(base_of(call.path)))
-    if found is None:
+    mean = of_visit(means, call.path)
+    if mean is None:
         raise ArgumentError(f"means must hold every visit: {call.path} is missing; make them with head_means")
     want = (output.shape[1], output.shape[3])
-    if tuple(found.shape) != want:
+    if tuple(mean.shape) != want:
         raise ShapeError(
-            f"means must be [H, Dv] = {list(want)} in {call.path}: got {list(found.shape)}; make them with "
+            f"means must be [H, Dv] = {list(want)} in {call.path}: got {list(mean.shape)}; make them with "
             "head_means of this model"
         )
-    return found
+    return mean
 
 
 def _uniform(call: Call, index: Tensor) -> Tensor:

@@ -1,32 +1,35 @@
 """What is heard when an attention layer runs, who listens, and what runs now.
 
-What is heard when an attention layer runs, and who listens.
-
-What runs now: who is attached, what they must not hear, what the forward at work knows of padding.
-
-Who is attached is known to all threads; what runs is each thread's own.
+Who is attached is known to all threads; what runs is each thread's own: a forward, the modules it is in, and
+what those were given of tokens and padding.
 """
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import threading
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
+from ..foreign_masks import AS_GOOD_AS_HIDDEN
 from ..map import AttentionMap
 
 if TYPE_CHECKING:
-    from .attachment import Attachment, Run
+    from .attachment import Attachment
 
 __all__ = [
     "Call",
+    "Entered",
     "Forward",
     "Listener",
+    "Run",
     "active",
     "announce",
     "beside",
@@ -40,13 +43,21 @@ __all__ = [
 ]
 
 
+TOKENS = ("decoder_input_ids", "input_ids", "input", "tokens", "idx", "x")
+PADDING = ("decoder_attention_mask", "attention_mask")
+
+_order = itertools.count()
+
+
 @dataclass(eq=False)
 class Forward:
     """One run of a model, from its first hooked module to that module's return; in one thread."""
 
     number: int = 0
-    padding: dict[Any, Tensor | None] = field(default_factory=dict)  # what layers were told, to run again
-    masked: list[Any] = field(default_factory=list)  # configs whose models made their masks of the padding
+    padding: dict[tuple[str | None, int, int], Tensor | None] = field(
+        default_factory=dict
+    )  # what layers were told, to run again
+    masked: list[object] = field(default_factory=list)  # configs whose models made their masks of the padding
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,20 +93,142 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+# One forward, and what its modules were given
+
+
+class Entered:
+    """A module that is running now."""
+
+    __slots__ = ("heard", "module", "order", "padding", "path", "shapes", "tokens")
+
+    def __init__(self, path: str, module: nn.Module) -> None:
+        self.path, self.module, self.heard = path, module, False
+        self.order = next(_order)  # among the modules of all models
+        self.tokens: dict[str, Tensor] = {}  # that it was given, by argument name: int [B, T]
+        self.padding: dict[str, Tensor] = {}  # likewise: bool [B, S], True = real
+        self.shapes: list[torch.Size] = []  # of the numbers that it was given
+
+    def given(self, what: dict[str, Tensor], decodes: bool) -> dict[str, Tensor]:
+        """Of what it was given, what is of the decoder's text, or what is not: all that a decoder has is."""
+        if decodes and "decoder" in self.path.split("."):
+            return what
+        return {name: value for name, value in what.items() if name.startswith("decoder_") == decodes}
+
+    def may_read(self, text: Tensor) -> bool:
+        """Whether it was given nothing, or something that can have been made of [B, T] tokens."""
+        B, T = text.shape
+        return not self.shapes or any(
+            tuple(shape[:2]) in ((B, T), (T, B)) or shape[0] == B * T for shape in self.shapes
+        )
+
+
+class Run:
+    """One forward at work, in one thread: from the first of its model's modules to that module's return."""
+
+    __slots__ = ("beside", "bypassed", "entered", "forward", "told")
+
+    def __init__(self, forward: Forward) -> None:
+        self.forward = forward
+        self.entered: list[Entered] = []  # the modules that run now, the innermost last
+        self.beside: dict[str, Tensor | None] = {}  # parent -> which queries of its self-attention are real
+        self.told: dict[str, int] = {}  # how many calls of a path were told of
+        self.bypassed: dict[str, tuple[int, ...]] = {}
+
+    def note(self, here: Entered, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Tokens and padding among the arguments of a module: of the layers inside it, while it runs."""
+        kind: type = type(here.module)
+        named = dict(zip(_parameters(kind), args, strict=False)) | kwargs
+        here.shapes = [
+            value.shape
+            for value in (*args, *kwargs.values())
+            if isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1
+        ]
+        # Beside numbers, what an inner module takes first are positions, say
+        if args and isinstance(args[0], Tensor) and not (self.entered and here.shapes):
+            named.setdefault("input_ids", args[0])
+        for name in TOKENS:
+            value = named.get(name)
+            if isinstance(value, Tensor) and value.ndim == 2 and not _is_real(value):
+                here.tokens.setdefault(name, value)
+        for name in PADDING:
+            value = named.get(name)
+            if isinstance(value, Tensor) and value.ndim == 2:
+                real = _as_padding(here.module, value)
+                if real is not None:
+                    here.padding.setdefault(name, real)
+
+    def tokens(self, decodes: bool) -> dict[str, Tensor]:
+        """The ids that the innermost module around the layer at work was given, of those that were given any.
+
+        Args:
+            decodes: the layer is of a decoder beside an encoder, each with a text of its own.
+        """
+        for inside, entered in enumerate(reversed(self.entered)):
+            given = entered.given(entered.tokens, decodes)
+            if given:
+                return {name: ids for name, ids in given.items() if self._is_read(ids, inside)}
+        return {}
+
+    def padding(self, decodes: bool) -> Tensor | None:
+        """Likewise, which tokens are real; nothing is known of a text that it was not given with."""
+        for inside, entered in enumerate(reversed(self.entered)):
+            real = next(iter(entered.given(entered.padding, decodes).values()), None)
+            if real is not None:
+                return real if self._is_read(real, inside) else None
+            text = entered.given(entered.tokens, decodes)
+            outer = [ids for around in self.entered[: -1 - inside] for ids in around.tokens.values()]
+            if text and outer and not any(ids is other for ids in text.values() for other in outer):
+                return None
+        return None
+
+    def _is_read(self, text: Tensor, inside: int) -> bool:
+        """Whether what all of the innermost modules were given can come from this text: no image does."""
+        return all(entered.may_read(text) for entered in self.entered[len(self.entered) - inside :])
+
+
+def _as_padding(module: nn.Module, value: Tensor) -> Tensor | None:
+    """Which positions an `attention_mask` [B, S] calls real, bool; None: it says nothing of the kind."""
+    if not type(module).__module__.startswith("transformers.") and value.shape[0] == value.shape[1]:
+        return None  # it may as well be who attends to whom, [T, T]
+    if not value.is_floating_point():
+        return value.bool()
+    hidden = value <= AS_GOOD_AS_HIDDEN
+    if bool(((value != 0) & (value != 1) & ~hidden).any()):
+        return None  # numbers that are added
+    if bool(hidden.any()):
+        return ~hidden
+    return value.bool() if bool(value.any()) else None  # zeros alone are added, and hide nothing
+
+
+def _is_real(value: Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex() or value.dtype == torch.bool
+
+
+@cache
+def _parameters(kind: Any) -> tuple[str, ...]:
+    """The names of what a module's forward takes, in order."""
+    try:
+        return tuple(inspect.signature(kind.forward).parameters)[1:]
+    except (TypeError, ValueError):
+        return ()
+
+
+# All that runs now
+
 active: list[Attachment] = []  # in the order in which they were attached
 _here = threading.local()
 
 
 def running() -> list[tuple[Attachment, Run]]:
     """The models that run in this thread, the one whose module was entered last first."""
-    found = [(each, run) for each in tuple(active) if (run := each.run) is not None]
-    return found if len(found) < 2 else sorted(found, key=lambda pair: -pair[1].entered[-1].order)
+    at_work = [(attachment, run) for attachment in tuple(active) if (run := attachment.run) is not None]
+    return at_work if len(at_work) < 2 else sorted(at_work, key=lambda pair: -pair[1].entered[-1].order)
 
 
 def innermost() -> nn.Module | None:
     """The module that runs now in this thread, of all that are listened to."""
-    found = running()
-    return found[0][1].entered[-1].module if found else None
+    at_work = running()
+    return at_work[0][1].entered[-1].module if at_work else None
 
 
 def announce(
@@ -136,7 +269,7 @@ class quietly(AbstractContextManager[None]):  # noqa: N801, reads as a verb
     def __enter__(self) -> None:
         _here.depth = getattr(_here, "depth", 0) + 1
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         _here.depth -= 1
 
 
@@ -146,8 +279,11 @@ def is_quiet() -> bool:
 
 def path_of(module: nn.Module) -> str | None:
     """Where a module is in a model that is listened to."""
-    found = (each.path_of(module) for each in tuple(active))
-    return next((path for path in found if path is not None), None)
+    for attachment in tuple(active):
+        path = attachment.path_of(module)
+        if path is not None:
+            return path
+    return None
 
 
 def padding_now(path: str | None, batch: int, length: int) -> Tensor | None:
@@ -156,8 +292,8 @@ def padding_now(path: str | None, batch: int, length: int) -> Tensor | None:
         decodes = attachment.two_texts and "decoder" in (path or "").split(".")
         told, key = run.forward.padding, (path, batch, length)
         if key not in told or not in_backward():  # what is run again for its gradients begins further in
-            found = run.padding(decodes)
-            told[key] = found if found is not None and tuple(found.shape) == (batch, length) else None
+            real = run.padding(decodes)
+            told[key] = real if real is not None and tuple(real.shape) == (batch, length) else None
         if told[key] is not None:
             return told[key]
     return None
@@ -177,9 +313,9 @@ def beside(module: nn.Module, queries: Tensor | None, sizes: tuple[int, ...] | N
             if sizes is None:
                 run.beside[parent] = queries
             else:
-                found = run.beside.get(parent)
-                if found is not None and tuple(found.shape) == sizes:
-                    return found
+                real = run.beside.get(parent)
+                if real is not None and tuple(real.shape) == sizes:
+                    return real
     return None
 
 
@@ -187,5 +323,5 @@ def nothing_to_hear() -> None:
     """A layer ran on nothing: there is no attention to tell of, and none was missed."""
     for attachment, run in running():
         attachment.elsewhere = True
-        for each in run.entered:
-            each.heard = True
+        for entered in run.entered:
+            entered.heard = True

@@ -1,8 +1,6 @@
-"""Batches of examples: run through a model one by one, with their loss and a progress bar.
+"""Batches of examples: run through a model one by one, with their loss and, where it takes long, a bar.
 
-Batches, the loss of a model on one, and how many examples are in it.
-
-A progress bar for what takes longer than a moment.
+How many examples are in a batch is asked of the model's input: layers may see windows or frames of them.
 """
 
 from __future__ import annotations
@@ -12,12 +10,15 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, ShapeError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 __all__ = [
     "Loss",
@@ -39,7 +40,7 @@ Visit = tuple[str, int, int, Tensor | None]  # a layer's path, B and T in it, it
 IGNORED = -100  # the label of positions that do not count
 
 
-def as_batches(batches: Any) -> Iterator[Any]:
+def as_batches(batches: object) -> Iterator[object]:
     """Batches one by one; a single one, as a mapping or a tensor, counts as one.
 
     Raises:
@@ -58,14 +59,14 @@ def as_batches(batches: Any) -> Iterator[Any]:
         raise ArgumentError("batches must hold at least one: got 0; an iterator that was used up gives none")
 
 
-def run(model: nn.Module, batch: Any) -> Any:
+def run(model: nn.Module, batch: object) -> object:
     """The model on a batch: a mapping of its arguments, a tuple of them, or the only one."""
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
 
-def own_loss(model: nn.Module, batch: Any) -> Tensor:
+def own_loss(model: nn.Module, batch: object) -> Tensor:
     """The loss a Hugging Face model computes itself; a causal language model predicts its own input.
 
     Raises:
@@ -87,19 +88,19 @@ def own_loss(model: nn.Module, batch: Any) -> Tensor:
             )
         labels, real = batch["input_ids"], batch.get("attention_mask")
         batch["labels"] = labels if real is None else labels.masked_fill(real == 0, IGNORED)
-    found = getattr(model(**batch), "loss", None)
-    if found is None:
+    loss = getattr(model(**batch), "loss", None)
+    if loss is None:
         raise ArgumentError(
             f"model must return a loss: {type(model).__name__} returned none; give loss_fn(model, batch)"
         )
-    return found
+    return loss
 
 
 def _is_causal_language_model(model: nn.Module) -> bool:
     return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
 
 
-def checked_loss(loss_fn: Loss | None, model: nn.Module, batch: Any) -> Tensor:
+def checked_loss(loss_fn: Loss | None, model: nn.Module, batch: object) -> Tensor:
     """One number, as a tensor without dimensions.
 
     Raises:
@@ -121,13 +122,15 @@ def entering(model: nn.Module) -> Iterator[list[Tensor]]:
 
     With gradients on, one of fractions is handed over such that the outputs of layers can be followed back.
     """
-    found: list[Tensor] = []
+    given: list[Tensor] = []
     try:
         order = list(inspect.signature(model.forward).parameters)
     except (TypeError, ValueError):  # compiled: as the caller has them
         order = []
 
-    def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def enter(
+        module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]] | None:
         named = sorted(kwargs, key=lambda name: order.index(name) if name in order else len(order))
         for where in [*range(len(args)), *named]:
             x = args[where] if isinstance(where, int) else kwargs[where]
@@ -140,17 +143,17 @@ def entering(model: nn.Module) -> Iterator[list[Tensor]]:
             or x.requires_grad
             or not (x.is_floating_point() and torch.is_grad_enabled())
         ):
-            found.append(x)
+            given.append(x)
             return None
-        found.append(x.detach().clone().requires_grad_())
-        handed = found[-1].clone()  # no leaf, so that the model may still write to it
+        given.append(x.detach().clone().requires_grad_())
+        handed = given[-1].clone()  # no leaf, so that the model may still write to it
         if isinstance(where, int):
             return (*args[:where], handed, *args[where + 1 :]), kwargs
         return args, kwargs | {where: handed}
 
     hook = model.register_forward_pre_hook(enter, with_kwargs=True)
     try:
-        yield found
+        yield given
     finally:
         hook.remove()
 
@@ -203,10 +206,10 @@ def _lie_together(given: Sequence[Tensor], visits: Sequence[Visit], N: int, dim:
     followed = [x for x in given if x.requires_grad]
     if N == 1 or not rows or not followed:
         return True
-    total = torch.stack([one.cpu().double() for one in rows]).sum()
+    total = torch.stack([row.cpu().double() for row in rows]).sum()
     grads = torch.autograd.grad(total, followed, retain_graph=True, allow_unused=True)
-    others = [each.narrow(dim, 1, N - 1) for each in grads if each is not None]
-    return not any(bool(each.nan_to_num(0.0, 0.0, 0.0).any()) for each in others)  # NaN is told of later
+    others = [grad.narrow(dim, 1, N - 1) for grad in grads if grad is not None]
+    return not any(bool(grad.nan_to_num(0.0, 0.0, 0.0).any()) for grad in others)  # NaN is told of later
 
 
 AFTER = 2.0  # seconds: what is quicker needs no bar
@@ -249,7 +252,7 @@ def _is_long(seconds: float, done: int, total: int | None) -> bool:
     return seconds > AFTER or (total is not None and seconds / done * total > AFTER)
 
 
-def _bar(words: str, total: int | None) -> Any:
+def _bar(words: str, total: int | None) -> Progress | None:
     """A bar that has begun; None where there is nobody to see it or nothing to draw it."""
     if not sys.stderr.isatty():
         return None

@@ -1,9 +1,4 @@
-"""`watch`: what every head of a model does, measured while the model runs; and which tokens it read.
-
-Which tokens a call attends to, and what is known of them.
-
-`watch`: what every head of a model does, measured while the model runs.
-"""
+"""`watch`: what every head of a model does, measured while the model runs, and which tokens it read."""
 
 from __future__ import annotations
 
@@ -12,7 +7,8 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from functools import lru_cache
-from typing import Any
+from types import TracebackType
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,8 +20,9 @@ from ..heads.collection import Heads
 from ..heads.layer_names import Layer
 from ..heads.record import Marks, reduce, settle
 from .active import Call, Forward, in_backward
-from .attachment import Attachment, attach
+from .attachment import Attachment
 from .head_outputs import check_any
+from .model_door import attach
 
 __all__ = ["Tokens", "watch"]
 
@@ -33,10 +30,19 @@ __all__ = ["Tokens", "watch"]
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
 
 
+class Tokenizer(Protocol):
+    """What is asked of a tokenizer; it may know an `unk_token_id` and other roles, too."""
+
+    @property
+    def all_special_ids(self) -> Iterable[int]: ...
+
+    def convert_ids_to_tokens(self, ids: int, /) -> object: ...
+
+
 class Tokens:
     """What a tokenizer, or else the model's config, says of token ids."""
 
-    def __init__(self, model: nn.Module, tokenizer: Any = None) -> None:
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer | None = None) -> None:
         self.tokenizer = tokenizer
         self.special = _special_ids(model, tokenizer)
         self.unknown = _unknown_id(tokenizer)
@@ -57,10 +63,10 @@ class Tokens:
 
     def marks(self, call: Call) -> Marks | None:
         """What is known of the tokens of a call's keys, if they are known; the ids copied, once a forward."""
-        found = self.of(call)
-        if found is None:
+        known = self.of(call)
+        if known is None:
             return None
-        name, ids = found
+        name, ids = known
         made = self._marks.setdefault(call.forward, {})
         if name in made and made[name][0] is ids:
             return made[name][1]
@@ -89,33 +95,33 @@ class Tokens:
         return [[self._named(token) for token in row] for row in ids.tolist()]
 
     def _name(self, token: int) -> str:
-        found = self.tokenizer.convert_ids_to_tokens(token)
-        return str(found)
+        assert self.tokenizer is not None, "asked for names"
+        return str(self.tokenizer.convert_ids_to_tokens(token))
 
 
-def _special_ids(model: nn.Module, tokenizer: Any) -> list[int]:
+def _special_ids(model: nn.Module, tokenizer: Tokenizer | None) -> list[int]:
     """Ids that stand for no text: the start, the end, padding ...; an unknown word is one of the text's."""
     if tokenizer is not None:
         return sorted(set(tokenizer.all_special_ids) - {_unknown_id(tokenizer)})
     return sorted(_roles(getattr(model, "config", None)))
 
 
-def _unknown_id(tokenizer: Any) -> int | None:
+def _unknown_id(tokenizer: Tokenizer | None) -> int | None:
     """The id of a word that the tokenizer does not know; None where it has none, or where it means more.
 
     GPT-2's is its end of text, too, and bytes leave nothing unknown.
     """
-    found = getattr(tokenizer, "unk_token_id", None)
-    return None if found in _roles(tokenizer) else found
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    return None if unknown in _roles(tokenizer) else unknown
 
 
-def _roles(told: Any) -> set[int]:
+def _roles(told: object) -> set[int]:
     """The ids that a tokenizer or config names for a role."""
-    found: set[int] = set()
+    ids: set[int] = set()
     for name in SPECIAL:
         value = getattr(told, name, None)
-        found.update(x for x in (value if isinstance(value, list) else [value]) if isinstance(x, int))
-    return found
+        ids.update(x for x in (value if isinstance(value, list) else [value]) if isinstance(x, int))
+    return ids
 
 
 def _is_punctuation(token: str) -> bool:
@@ -141,7 +147,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
     same up to rounding. A compiled model runs uncompiled inside it, and everything else as it is: a compiled
     function that calls the model lets it run by itself, or raises if it was compiled with fullgraph=True.
     Forwards may run in several threads. What is copied or saved inside the block is the model without all
-    this. Every forward is measured as it happens and reduced at once: what stays is a number a head, a
+    this. Every forward is measured as it happens and reduced at once: what stays are numbers per head, a
     picture, and for texts of up to 2,048 keys the map itself (q and k). After the block, also after an
     exception, the model is exactly as it was. Prefill and generation, any number of forwards, may follow each
     other; means are over all queries of all of them, padding left out. What a checkpointed forward repeats in
@@ -161,7 +167,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         tokenizer: tells special tokens and punctuation, and gives tokens their names in pictures.
         reach: how near counts as `local`.
         fallback: for layers that compute their own weights: None raises, "eager" reads those (the model makes
-            them anyway: B x H x T x S numbers a layer), "skip" leaves these layers out.
+            them anyway: B x H x T x S numbers per layer), "skip" leaves these layers out.
 
     Raises:
         ArgumentError: not a module; an unknown statistic, keep, pooled or fallback.
@@ -186,7 +192,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         pooled: int | None = 128,
         patterns: bool | None = None,
         diversity: bool = False,
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | None = None,
         reach: int = 8,
         fallback: str | None = None,
     ) -> None:
@@ -250,10 +256,14 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
     def __enter__(self) -> Heads:
         return self.start()
 
-    def __exit__(self, *error: Any) -> None:
-        self._stop(*error)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop(kind, error, trace)
 
-    def _stop(self, *error: Any) -> None:
+    def _stop(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with self._lock:
             self._depth = max(0, self._depth - 1)
             attachment = self._attachment
@@ -261,10 +271,10 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
                 return
             self._attachment = None
             try:
-                self._attached.__exit__(*error)
+                self._attached.__exit__(kind, error, trace)
             finally:
                 settle(call for layer in self.heads.values() for call in layer.calls)
-        if error[0] is None:
+        if kind is None:
             ran = attachment.forward.number - self._before
             check_any(self.model, ran, self.heads, self.fallback, attachment.elsewhere)
 
@@ -285,6 +295,7 @@ class _Ear:
     ) -> None:
         self.keep, self.names, self.pooled, self.patterns = keep, names, pooled, patterns
         self.reach, self.between, self.tokens = reach, between, tokens
+        self._without_scores = tuple(name for name in names if name != "max_logit")
         self.heads = Heads()
         self.name_of: Callable[[str], Layer] = str
         self._named: Marks | None = None  # the last whose tokens were put into words
@@ -294,8 +305,8 @@ class _Ear:
         if in_backward():
             return
         _, _, T, S = call.weights.shape
-        weighed = call.value is not None  # else only weights are to be had, without the scores behind them
-        names = tuple(name for name in self.names if weighed or name != "max_logit")
+        # Without values only weights are to be had, without the scores behind them.
+        names = self.names if call.value is not None else self._without_scores
         # A step of generation: numbers alone, or memory would grow with the square of its length.
         decoding = T == 1 and S > 1
         keep = self.keep is True or (self.keep == "auto" and S <= SHORT and not decoding)

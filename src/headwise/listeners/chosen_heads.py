@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Protocol, SupportsIndex, TypeVar
 
 from torch import nn
 
 from ..errors import ArgumentError
-from ..heads.layer_names import Layer, resolve
+from ..heads.layer_names import ByLayer, GivenByLayer, Layer, resolve
 from .model_structure import structure_of
 
-__all__ = ["ChosenHeads", "Heads", "base_of", "check_head"]
+__all__ = ["ChosenHeads", "Heads", "base_of", "by_path", "check_head", "of_visit"]
+
+Value = TypeVar("Value")
 
 
 class Named(Protocol):
@@ -26,7 +28,7 @@ class Named(Protocol):
 
 
 # (layer, head) pairs, or layer -> heads; a head of None means all heads of that layer.
-Heads = Iterable[tuple[Layer, int | None] | Named] | Mapping[Layer, Iterable[int] | None]
+Heads = Iterable[tuple[Layer, int | None] | Named] | GivenByLayer[Iterable[int] | None]
 
 
 def base_of(path: str) -> str:
@@ -106,20 +108,56 @@ class ChosenHeads:
             ArgumentError: a head that this layer does not have.
         """
         base, visit = _visit_of(path)
-        found: set[int] = set(range(num_heads)) if self.everything else set()
+        numbers: set[int] = set(range(num_heads)) if self.everything else set()
         for key in ((base, None), (base, visit)):
             if key in self._chosen:
                 heads = self._chosen[key]
-                found |= set(range(num_heads)) if heads is None else heads
-        for head in found:
+                numbers |= set(range(num_heads)) if heads is None else heads
+        for head in numbers:
             check_head(head, num_heads, path)
-        return sorted(found)
+        return sorted(numbers)
 
 
 def _visit_of(path: str) -> tuple[str, int]:
     """A call's place, and which visit of it this is."""
     base, _, visit = path.partition("#")
     return base, int(visit or 0)
+
+
+def by_path(model: nn.Module, given: GivenByLayer[Value], argument: str) -> dict[str, Value]:
+    """What was given for some layers, by path, with "#visit" where one visit is meant; see `of_visit`.
+
+    Args:
+        given: by numbers or paths.
+        argument: what it is called, for messages.
+
+    Raises:
+        ArgumentError: not a mapping; an unknown layer, with those there are; one that is named twice.
+    """
+    if not isinstance(given, Mapping):
+        raise ArgumentError(
+            f"{argument} must be a mapping from layers to tensors: got {type(given).__name__}; for example "
+            "{5: ...}"
+        )
+    structure = structure_of(model)
+    modules = set(structure.paths.values())
+    values: dict[str, Value] = {}
+    by_name: Mapping[Layer, Value] = given  # type: ignore[assignment]  # of whatever keys
+    for layer in given.paths if isinstance(given, ByLayer) else by_name:
+        place, visit = _place_and_visit(layer, structure.places, modules)
+        path = place if visit is None else f"{place}#{visit}"
+        if path in values:
+            raise ArgumentError(
+                f"{argument} must hold a layer once: got {layer!r}, {path}, again; leave one out"
+            )
+        values[path] = by_name[layer]
+    return values
+
+
+def of_visit(given: Mapping[str, Value], path: str) -> Value | None:
+    """What was given for a call, as `Call.path` names it: for this visit, or else for the layer."""
+    base, visit = _visit_of(path)
+    return given.get(f"{base}#{visit}", given.get(base))
 
 
 def check_head(head: int, num_heads: int, path: str) -> None:
@@ -131,7 +169,7 @@ def check_head(head: int, num_heads: int, path: str) -> None:
         )
 
 
-def _pairs(heads: Any) -> Iterable[tuple[Layer, int | None]]:
+def _pairs(heads: object) -> Iterable[tuple[Layer, int | None]]:
     if isinstance(heads, Mapping):
         for layer, some in heads.items():
             yield from ((layer, _head(head)) for head in ([None] if some is None else some))
@@ -149,7 +187,7 @@ def _pairs(heads: Any) -> Iterable[tuple[Layer, int | None]]:
         yield pair[0], _head(pair[1])
 
 
-def _head(head: Any) -> int | None:
+def _head(head: SupportsIndex | None) -> int | None:
     if head is None:
         return None
     try:
@@ -161,7 +199,7 @@ def _head(head: Any) -> int | None:
     return number
 
 
-def _place_and_visit(layer: Any, places: list[str], modules: Collection[str]) -> tuple[str, int | None]:
+def _place_and_visit(layer: Layer, places: list[str], modules: Collection[str]) -> tuple[str, int | None]:
     if isinstance(layer, str) and "#" in layer:
         base, _, visit = layer.rpartition("#")
         if not visit.isdigit():

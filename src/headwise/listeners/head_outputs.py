@@ -1,29 +1,34 @@
-"""Heads' outputs of one run, put into another; what listeners ask of a run.
+"""What heads say in one run, put in their place in another (activation patching).
 
-A block in which chosen heads are heard, and perhaps changed.
-
-Activation patching: what a head said in one run, put in its place in another.
+With it the block that `ablate` stands on, too: chosen heads are heard, and perhaps changed, while it lasts.
 
 Letters: B batch, T query_len, H num_heads, Dv value_dim; n heads chosen, t positions chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, AttentionBypassed, ShapeError
+from ..heads.layer_names import ByLayer, GivenByLayer, names_of
 from ..indexing import as_index, positions_of
 from .active import Call, in_backward
-from .attachment import Attachment, attach
-from .chosen_heads import ChosenHeads, Heads, base_of
+from .attachment import Attachment
+from .chosen_heads import ChosenHeads, Heads, base_of, by_path, of_visit
+from .model_door import attach
+from .model_structure import structure_of
 
-__all__ = ["Change", "ChosenListening", "check_any", "collect", "outputs_of", "patch"]
+__all__ = ["Change", "Changing", "ChosenListening", "check_any", "collect", "outputs_of", "patch"]
 
+
+Inside = TypeVar("Inside", covariant=True)  # what a block is given
 
 # What is done at a call, given the heads chosen there, int [n], and their output [B, H, T, Dv]
 Change = Callable[[Call, Tensor, Tensor], Tensor | None]
@@ -44,7 +49,7 @@ def outputs_of(call: Call) -> Tensor:
 
 
 def check_any(
-    model: nn.Module, ran: int, heard: Collection[Any], fallback: str | None, elsewhere: bool = False
+    model: nn.Module, ran: int, heard: Collection[object], fallback: str | None, elsewhere: bool = False
 ) -> None:
     """Raise where a model ran and nothing was heard, unless that was allowed.
 
@@ -64,22 +69,22 @@ def check_any(
         )
 
 
-class ChosenListening(AbstractContextManager[Any]):
-    """Lets `change` act on the chosen heads for as long as a block lasts.
+class ChosenListening(AbstractContextManager[Inside]):
+    """Hears the chosen heads, and perhaps changes them, for as long as a block lasts.
 
     It may be entered again, also inside itself, and beside others: each hears what those before it left.
     """
 
-    def __init__(self, model: nn.Module, chosen: ChosenHeads, change: Change, fallback: str | None) -> None:
-        self.model, self.chosen, self.change, self.fallback = model, chosen, change, fallback
-        attach(model, _Listener(chosen, change), fallback)  # says at once what is wrong with the arguments
+    def __init__(self, model: nn.Module, chosen: ChosenHeads, fallback: str | None) -> None:
+        self.model, self.chosen, self.fallback = model, chosen, fallback
+        attach(model, _Listener(chosen, _nothing), fallback)  # says at once what is wrong with the arguments
         self._entered: list[_Block] = []
 
-    def begin(self) -> tuple[Change, Any]:
+    @abstractmethod
+    def begin(self) -> tuple[Change, Inside]:
         """What is done in a block, and what the block is given."""
-        return self.change, self
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Inside:
         change, given = self.begin()
         listener = _Listener(self.chosen, change)
         attached = attach(self.model, listener, self.fallback)
@@ -87,11 +92,13 @@ class ChosenListening(AbstractContextManager[Any]):
         self._entered.append(_Block(attached, attachment, listener, attachment.forward.number))
         return given
 
-    def __exit__(self, kind: Any, *rest: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         block = self._entered.pop()
         missed = [path for path in self.chosen.paths if path in block.attachment.bypassed]
         ran = block.attachment.forward.number - block.before
-        block.attached.__exit__(kind, *rest)
+        block.attached.__exit__(kind, error, trace)
         if kind is not None:
             return
         if missed:
@@ -108,6 +115,21 @@ class ChosenListening(AbstractContextManager[Any]):
                 f"heads must be in layers that run: the model ran {ran} times and {', '.join(absent)} never "
                 "attended; nothing was done to them, leave them out"
             )
+
+
+class Changing(ChosenListening["Changing"]):
+    """Lets `change` act on the chosen heads."""
+
+    def __init__(self, model: nn.Module, chosen: ChosenHeads, change: Change, fallback: str | None) -> None:
+        super().__init__(model, chosen, fallback)
+        self.change = change
+
+    def begin(self) -> tuple[Change, Changing]:
+        return self.change, self
+
+
+def _nothing(call: Call, index: Tensor, output: Tensor) -> None:
+    """What is done to heads that are only heard."""
 
 
 class _Block(NamedTuple):
@@ -136,8 +158,10 @@ class _Listener:
 Positions = int | slice | Sequence[int] | Tensor
 
 
-def collect(model: nn.Module, heads: Heads | None = None, *, fallback: str | None = None) -> ChosenListening:
-    """What the heads of some layers say while a `with` block lasts, {path: [B, H, T, Dv]}, detached.
+def collect(
+    model: nn.Module, heads: Heads | None = None, *, fallback: str | None = None
+) -> AbstractContextManager[ByLayer[Tensor]]:
+    """What the heads of some layers say while a `with` block lasts, [B, H, T, Dv] by layer, detached.
 
     A layer is kept whole, whichever of its heads were chosen; a second run takes the place of the first.
 
@@ -153,20 +177,20 @@ def collect(model: nn.Module, heads: Heads | None = None, *, fallback: str | Non
         >>> mha, x = MultiHeadAttention(8, 4), torch.randn(1, 3, 8)
         >>> with collect(mha, [(0, 1)]) as outputs:
         ...     _ = mha(x)
-        >>> outputs[""].shape
+        >>> outputs[0].shape
         torch.Size([1, 4, 3, 2])
     """
     chosen = ChosenHeads(model, () if heads is None else heads, everything=heads is None)
-    return _Collecting(model, chosen, lambda *_: None, fallback)
+    return _Collecting(model, chosen, fallback)
 
 
-class _Collecting(ChosenListening):
-    def begin(self) -> tuple[Change, dict[str, Tensor]]:
-        kept: dict[str, Tensor] = {}
+class _Collecting(ChosenListening[ByLayer[Tensor]]):
+    def begin(self) -> tuple[Change, ByLayer[Tensor]]:
+        kept = ByLayer[Tensor]({}, names_of(structure_of(self.model).places))
 
         def keep(call: Call, index: Tensor, output: Tensor) -> None:
             if not in_backward():
-                kept[call.path] = output.detach().clone()
+                kept._put(call.path, output.detach().clone())
 
         return keep, kept
 
@@ -174,16 +198,16 @@ class _Collecting(ChosenListening):
 def patch(
     model: nn.Module,
     heads: Heads,
-    outputs: Mapping[str, Tensor],
+    outputs: GivenByLayer[Tensor],
     positions: Positions | None = None,
     *,
     fallback: str | None = None,
-) -> ChosenListening:
+) -> Changing:
     """Some heads say what they said in another run, inside a `with` block; afterwards all is as it was.
 
     Args:
         heads: as in `headwise.ablate`.
-        outputs: {path: [B, H, T, Dv]} from `collect`, or made by hand.
+        outputs: [B, H, T, Dv] by layer from `collect`, or made by hand.
         positions: at which query positions, a slice or numbers; None: at all.
         fallback: as in `headwise.ablate`.
 
@@ -204,12 +228,13 @@ def patch(
     Vig 2020 (causal mediation); Wang 2022 (IOI), section 3.
     """
     chosen = ChosenHeads(model, heads)
+    given = by_path(model, outputs, "outputs")
     for path in chosen.paths:
-        if not any(base_of(known) == path for known in outputs):
+        if not any(base_of(known) == path for known in given):
             raise ArgumentError(f"outputs must hold every layer: {path} is missing; make them with collect")
 
     def change(call: Call, index: Tensor, output: Tensor) -> Tensor:
-        new = outputs.get(call.path, outputs.get(base_of(call.path)))
+        new = of_visit(given, call.path)
         if new is None:
             raise ArgumentError(
                 f"outputs must hold every visit: {call.path} is missing; make them with collect"
@@ -227,4 +252,4 @@ def patch(
         chosen_here[index[:, None], spots] = True  # [H, T]
         return torch.where(chosen_here[..., None], new, output)
 
-    return ChosenListening(model, chosen, change, fallback)
+    return Changing(model, chosen, change, fallback)

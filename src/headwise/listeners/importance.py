@@ -11,19 +11,19 @@ Letters: B batch, T query_len, H num_heads, Dv value_dim.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, ShapeError, nearest
-from ..heads.layer_names import Layer, names_of, resolve
+from ..heads.layer_names import ByLayer, Layer, names_of
 from .ablation import Switches, check_heard
 from .active import Call, in_backward
-from .attachment import attach
 from .batches import Loss, as_batches, checked_loss, count_examples, entering, tracked
 from .chosen_heads import base_of
 from .head_outputs import outputs_of
+from .model_door import attach
 from .model_structure import structure_of
 
 __all__ = ["METHODS", "Importance", "Ranked", "importance"]
@@ -40,8 +40,8 @@ class Ranked(NamedTuple):
     score: float
 
 
-class Importance(Mapping[Layer, Tensor]):
-    """The score of every head, {path: [H]}; a layer may be named by its number as in `headwise.ablate`."""
+class Importance(ByLayer[Tensor]):
+    """The score of every head, [H] by layer: its number, where the model has one stack of layers, or path."""
 
     def __init__(
         self,
@@ -51,46 +51,17 @@ class Importance(Mapping[Layer, Tensor]):
         examples: int,
         names: Mapping[str, Layer],
     ) -> None:
-        self._scores = dict(scores)
+        super().__init__(scores, names or None)
         self.method, self.normalised, self.examples = method, normalised, examples
-        self._names = dict(names)
-
-    def __getitem__(self, layer: Layer) -> Tensor:
-        if layer in self._scores:
-            return self._scores[layer]
-        if isinstance(layer, str):
-            return self._scores[resolve(layer, list(self._scores))]
-        path = resolve(
-            layer, list(self._names or self._scores)
-        )  # numbered from the model, whatever ran first
-        if path not in self._scores:
-            raise ArgumentError(
-                f"layer must be one that ran: got {layer}, {path}, which did not; there are scores of "
-                f"{', '.join(self._scores)}"
-            )
-        return self._scores[path]
-
-    def __iter__(self) -> Iterator[Layer]:
-        return iter(self._scores)
-
-    def __len__(self) -> int:
-        return len(self._scores)
-
-    def __contains__(self, layer: object) -> bool:
-        return layer in self._scores or layer in [self.name_of(path) for path in self._scores]
-
-    def name_of(self, path: str) -> Layer:
-        """A layer's number, where the model has one stack of layers; else its path."""
-        return self._names.get(path, path)
 
     def ranking(self) -> list[Ranked]:
         """All heads, the most important first."""
-        found = [
-            Ranked(self.name_of(path), head, score)
-            for path, scores in self._scores.items()
+        every = [
+            Ranked(layer, head, score)
+            for layer, scores in self.items()
             for head, score in enumerate(scores.tolist())
         ]
-        return sorted(found, key=lambda ranked: -ranked.score)
+        return sorted(every, key=lambda ranked: -ranked.score)
 
     def least(self, count: int) -> list[tuple[Layer, int]]:
         """The least important heads, the very least first, as `headwise.ablate` takes them.
@@ -114,13 +85,12 @@ class Importance(Mapping[Layer, Tensor]):
     def __str__(self) -> str:
         how = {"gradient": "by gradients", "leave_one_out": "by the loss without each"}[self.method]
         scaled = ", each layer's scores of length 1" if self.normalised else ""
-        lines = [f"Importance of {sum(map(len, self._scores.values()))} heads, {how}, "
+        lines = [f"Importance of {sum(map(len, self.values()))} heads, {how}, "
                  f"over {self.examples} sequence{'' if self.examples == 1 else 's'}{scaled}."]  # fmt: skip
-        names = {path: str(self.name_of(path)) for path in self._scores}
-        wide = max(map(len, names.values()), default=0)
-        for path, scores in self._scores.items():
+        wide = max((len(str(layer)) for layer in self), default=0)
+        for layer, scores in self.items():
             numbers = "  ".join(f"{score:9.3g}" for score in scores.tolist())
-            lines.append(f"  layer {names[path]:<{wide}}  {numbers}")
+            lines.append(f"  layer {layer!s:<{wide}}  {numbers}")
         best = self.ranking()[:3]
         lines.append(
             "Most important: " + ", ".join(f"layer {r.layer} head {r.head} ({r.score:.3g})" for r in best)
@@ -136,7 +106,7 @@ def _checked(count: int) -> int:
 
 def importance(
     model: nn.Module,
-    batches: Iterable[Any],
+    batches: Iterable[object],
     loss_fn: Loss | None = None,
     *,
     method: str = "gradient",
@@ -165,7 +135,7 @@ def importance(
         fallback: for layers that bypass every hook: None raises; "skip" leaves them out.
 
     Returns:
-        {path: [H]}, with `ranking()`, `least(n)` and `most(n)`; print it.
+        [H] by layer, with `ranking()`, `least(n)` and `most(n)`; print it.
 
     Raises:
         ArgumentError: an unknown method or reduction; no batches, no labels, no loss; no attention heard;
@@ -196,19 +166,19 @@ def importance(
     scaled = method == "gradient" if normalise is None else normalise
     if scaled:
         tiny = torch.finfo(torch.float32).tiny  # a layer of zeros stays one
-        scores = {path: each / each.norm().clamp(min=tiny) for path, each in scores.items()}
+        scores = {path: of_layer / of_layer.norm().clamp(min=tiny) for path, of_layer in scores.items()}
     return Importance(scores, method, scaled, examples, names)
 
 
 def _check_numbers(scores: Mapping[str, Tensor], loss: float, names: Mapping[str, Layer]) -> None:
     """Scores that are no numbers would be ranked anywhere."""
-    for path, each in scores.items():
-        heads = (~each.isfinite()).nonzero().flatten().tolist()
+    for path, of_layer in scores.items():
+        heads = (~of_layer.isfinite()).nonzero().flatten().tolist()
         if heads:
             raise ArgumentError(
                 f"loss_fn must give finite losses and gradients: the losses of all batches sum to {loss:g}, "
                 f"and in layer {names.get(path, path)} the scores of heads {', '.join(map(str, heads))} are "
-                f"{each[heads[0]]:g}; look for NaN in the weights, the inputs or the loss"
+                f"{of_layer[heads[0]]:g}; look for NaN in the weights, the inputs or the loss"
             )
 
 
@@ -233,7 +203,12 @@ class _Outputs:
 
 
 def _by_gradient(
-    model: nn.Module, batches: Any, loss_fn: Loss | None, reduction: str, progress: bool, fallback: str | None
+    model: nn.Module,
+    batches: object,
+    loss_fn: Loss | None,
+    reduction: str,
+    progress: bool,
+    fallback: str | None,
 ) -> tuple[dict[str, Tensor], int, float]:
     """({path: [H]}, how many sequences, the sum of the losses)"""
     totals: dict[str, Tensor] = {}
@@ -254,8 +229,9 @@ def _by_gradient(
             losses.append(loss.detach())
             heard = outputs.heard
             _check_visits(heard)
-            B = count_examples(given, [(path, each.shape[0], each.shape[2], each) for path, each in heard])
-            grads = torch.autograd.grad(loss, [each for _, each in heard], allow_unused=True)
+            visits = [(path, output.shape[0], output.shape[2], output) for path, output in heard]
+            B = count_examples(given, visits)
+            grads = torch.autograd.grad(loss, [output for _, output in heard], allow_unused=True)
             examples += B
             for path, signed in _per_example(heard, grads, B).items():
                 score = signed.abs().sum(0) * (B if reduction == "mean" else 1)  # [H]
@@ -280,20 +256,25 @@ def _per_example(
     heard: list[tuple[str, Tensor]], grads: tuple[Tensor | None, ...], B: int
 ) -> dict[str, Tensor]:
     """Att_h^T dL/dAtt_h for each example, {path: [B, H]}: all windows of it and all visits of a layer."""
-    found: dict[str, Tensor] = {}
+    products: dict[str, Tensor] = {}
     for (path, output), grad in zip(heard, grads, strict=True):
         wide = torch.promote_types(output.dtype, torch.float32)
         if grad is None:  # the loss does not depend on this layer
             product = torch.zeros((B, output.shape[1]), dtype=wide, device=output.device)
         else:
-            each = (output.detach().to(wide) * grad.to(wide)).sum((2, 3))  # [B * windows, H]
-            product = each.unflatten(0, (B, -1)).sum(1)  # [B, H]
-        found[path] = found[path] + product if path in found else product
-    return found
+            of_windows = (output.detach().to(wide) * grad.to(wide)).sum((2, 3))  # [B * windows, H]
+            product = of_windows.unflatten(0, (B, -1)).sum(1)  # [B, H]
+        products[path] = products[path] + product if path in products else product
+    return products
 
 
 def _by_leaving_out(
-    model: nn.Module, batches: Any, loss_fn: Loss | None, reduction: str, progress: bool, fallback: str | None
+    model: nn.Module,
+    batches: object,
+    loss_fn: Loss | None,
+    reduction: str,
+    progress: bool,
+    fallback: str | None,
 ) -> tuple[dict[str, Tensor], int, float]:
     """({path: [H]}, how many sequences, the sum of the losses with all heads)"""
     switches, examples, losses = Switches(), 0, 0.0
@@ -314,7 +295,7 @@ def _by_leaving_out(
 
 
 def _trials(
-    model: nn.Module, batches: Any, loss_fn: Loss | None, switches: Switches
+    model: nn.Module, batches: object, loss_fn: Loss | None, switches: Switches
 ) -> Iterator[tuple[str | None, int, float, int]]:
     """(path, head, loss without it minus loss, sequences); a batch begins with path None and its loss."""
     for batch in as_batches(batches):
@@ -326,7 +307,7 @@ def _trials(
             yield path, head, switches.loss(model, loss_fn, batch, [(path, head)]) - whole, count
 
 
-def _length(batches: Any) -> int | None:
+def _length(batches: object) -> int | None:
     return (
         len(batches) if hasattr(batches, "__len__") and not isinstance(batches, (Mapping, Tensor)) else None
     )

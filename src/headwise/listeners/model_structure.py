@@ -1,9 +1,7 @@
-"""What a model is made of, worked out once: paths, places of attention, which modules need a hook.
+"""What a model is made of: paths, places of attention, told from its modules alone, and which need a hook.
 
-Where attention happens in a model, told from its modules alone: the paths of the layers to expect.
-
-Watching begins and ends around single forwards, so what does not change between them is kept beside the
-model, for as long as it has the same modules, of the same classes, with the same configs.
+Watching begins and ends around single forwards, so what does not change between them is worked out once and
+kept beside the model, for as long as it has the same modules, of the same classes, with the same configs.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, ref
 
@@ -84,24 +82,25 @@ def _is_likely(module: nn.Module) -> bool:
 
 def _may_attend(module: nn.Module) -> bool:
     """Whether there is a softmax, or what may be one, in the code of a module or of those inside it."""
-    kinds: set[Any] = {type(each) for each in module.modules()}
+    kinds: set[type] = {type(inner) for inner in module.modules()}
     return any(not SOFTMAX.isdisjoint(_reached(kind)) for kind in kinds)
 
 
 @cache
-def _reached(kind: Any) -> frozenset[str]:
+def _reached(kind: type) -> frozenset[str]:
     """The names that the methods of a class mention, and the functions beside it that they call."""
-    home, found = vars(sys.modules[kind.__module__]), set(names_in(kind))
+    home, names = vars(sys.modules[kind.__module__]), set(names_in(kind))
     seen: set[str] = set()
-    while beside := [name for name in found - seen if name in home]:
+    while beside := [name for name in names - seen if name in home]:
         for name in beside:
             seen.add(name)
-            value: Any = home[name]
+            value = home[name]
             code = getattr(inspect.unwrap(value) if callable(value) else None, "__code__", None)
-            found.update(() if code is None else code.co_names)
-    return frozenset(found) | {kind.__name__}
+            names.update(() if code is None else code.co_names)
+    return frozenset(names) | {kind.__name__}
 
 
+@lru_cache(maxsize=4096)
 def sounds_cross(path: str | None) -> bool:
     """Whether a place is named as one whose keys come from another text; its own name, not its model's.
 
@@ -115,23 +114,23 @@ def sounds_cross(path: str | None) -> bool:
     return any(word in part for part in own for word in CROSS)
 
 
-def names_in(kind: Any) -> frozenset[str]:
+def names_in(kind: type) -> frozenset[str]:
     """The global names and attributes that the methods of a class mention."""
     return _names_in(kind)
 
 
 @cache
-def _names_in(kind: Any) -> frozenset[str]:
-    found: set[str] = set()
+def _names_in(kind: type) -> frozenset[str]:
+    names: set[str] = set()
     for base in kind.__mro__:
         if base is nn.Module or base.__module__ == "transformers.modeling_utils":  # which knows the dispatch
             break
         for value in vars(base).values():
-            function: Any = inspect.unwrap(value) if callable(value) else None
+            function = inspect.unwrap(value) if callable(value) else None
             code = getattr(function, "__code__", None)
             if code is not None:
-                found.update(code.co_names)
-    return frozenset(found)
+                names.update(code.co_names)
+    return frozenset(names)
 
 
 Found = TypeVar("Found")
@@ -163,8 +162,8 @@ class Structure:
         """What `find` returns, worked out the first time."""
         if name not in self._memo:
             self._memo[name] = find()
-        found: Found = self._memo[name]
-        return found
+        known: Found = self._memo[name]
+        return known
 
 
 def _is_bystander(module: nn.Module) -> bool:
@@ -190,11 +189,11 @@ class _Seen:
         )
 
 
-def _config(module: nn.Module) -> Any:
+def _config(module: nn.Module) -> object:
     return module.__dict__.get("config")
 
 
-def _weak(thing: Any) -> Callable[[], Any]:
+def _weak(thing: object) -> Callable[[], object]:
     try:
         return ref(thing)
     except TypeError:  # None, a dict: kept, so that nothing else can come to be in its place
@@ -213,6 +212,6 @@ def structure_of(model: nn.Module) -> Structure:
     kept = _known.get(model)
     if kept is not None and kept[0].is_still(model):
         return kept[1]
-    found = Structure(model)
-    _known[model] = (_Seen(model), found)
-    return found
+    structure = Structure(model)
+    _known[model] = (_Seen(model), structure)
+    return structure

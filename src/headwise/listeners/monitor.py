@@ -1,10 +1,6 @@
 """`Monitor`: how the heads of a model fare while it is trained, as plain numbers every so many steps.
 
-What one training step does to its heads: sums over all its calls, kept where the model is, read once.
-
-Letters: B batch, T query_len, H num_heads, Dv value_dim.
-
-    step    0  measured: attached, heard, reduced where the model is, read once, detached
+    step    0  measured: attached, heard, summed over all its calls where the model is, read once, detached
     step    1  nothing is attached
     ...
     step  100  measured
@@ -15,6 +11,8 @@ What is watched for, and who saw it go wrong first:
     max_logit   grows without bound before a loss diverges      Dehghani 2023; Wortsman 2023
     first       rises as a head comes to rest on the first key  Xiao 2024
     output      falls to 0 as a head says less and less: dead   Sandoval-Segura 2025
+
+Letters: B batch, T query_len, H num_heads, Dv value_dim.
 """
 
 from __future__ import annotations
@@ -36,9 +34,9 @@ from ..heads.layer_names import Layer
 from ..heads.record import fetched
 from ..map import AttentionMap
 from .active import Call, in_backward
-from .attachment import attach
 from .chosen_heads import base_of
 from .head_outputs import check_any
+from .model_door import attach
 
 if TYPE_CHECKING:
     import pandas
@@ -75,9 +73,9 @@ class Measuring:
         weights = call.weights.detach()
         scored = call.value is not None  # else only weights are to be had, without the scores behind them
         names = tuple(name for name in self.names if scored or name != "max_logit")
-        found = dict(weights.statistics(*names)) if names else {}  # [B, H] each
+        measured = dict(weights.statistics(*names)) if names else {}  # [B, H] each
         counts = _counts(weights, names)
-        for name, values in found.items():
+        for name, values in measured.items():
             count = counts[ROW_STATISTICS[name].offset].sum(-1).to(values.dtype)  # [B, H]
             largest = ROW_STATISTICS[name].largest
             value = values.amax(0) if largest else torch.where(count > 0, values * count, 0).sum(0)
@@ -94,15 +92,15 @@ class Measuring:
     def read(self) -> dict[str, list[Values]]:
         """path -> head -> statistic -> value; what had no query to be measured at is left out."""
         sums = [(path, name, two) for path, layer in self.layers.items() for name, two in layer.items()]
-        found: dict[str, list[Values]] = {path: [] for path in self.layers}
+        values_of: dict[str, list[Values]] = {path: [] for path in self.layers}
         for (path, name, _), (values, counts) in zip(sums, fetched([two for _, _, two in sums]), strict=True):
-            heads = found[path]
+            heads = values_of[path]
             heads += [{} for _ in range(len(values) - len(heads))]
             for head, value, count in zip(heads, values.tolist(), counts.tolist(), strict=True):
                 if count:
                     largest = name != OUTPUT and ROW_STATISTICS[name].largest
                     head[name] = value if largest else value / count
-        return found
+        return values_of
 
 
 def _counts(weights: AttentionMap, names: Iterable[str]) -> dict[int | None, Tensor]:
@@ -331,7 +329,7 @@ class Monitor:
         return list(self._dead_heads)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row a head and measured step: step, layer, head, and its numbers.
+        """A row per head and measured step: step, layer, head, and its numbers.
 
         Raises:
             ArgumentError: nothing was measured yet.

@@ -1,30 +1,18 @@
 """The families of attention that can be pruned: which weights belong to which head.
 
-Projections made smaller: rows and columns of weights taken out, everything else about them kept.
+    headwise_own    headwise's own `MultiHeadAttention`
+    bert_like       query, key and value in one module, the output projection beside it or in it: BERT,
+                    RoBERTa, ELECTRA, CamemBERT, XLM-RoBERTa, ViT of that form, ... ; ALBERT; DistilBERT
+    llama_like      q_proj, k_proj, v_proj and o_proj, out_proj or dense, keys and values perhaps shared by
+                    groups of heads: Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3, SmolLM, gpt-oss, ... ; BART,
+                    OPT, Whisper, CLIP, ... ; Phi
+    gpt2_like       q, k and v side by side in one `Conv1D`; in cross-attention q apart
 
-`nn.Linear` keeps its weight as [out, in], Hugging Face's `Conv1D` (GPT-2) as [in, out].
-
-Attention of four projections, whatever they are called: what the families of Hugging Face have in common.
+Each says how many heads a layer has and how to keep some of them: rows and columns of its projections'
+weights are taken out, everything else about them stays. `nn.Linear` keeps its weight as [out, in], Hugging
+Face's `Conv1D` as [in, out].
 
 Letters: H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
-
-BERT and its relatives: query, key and value in one module, the output projection beside it or in it.
-
-BERT, RoBERTa, ELECTRA, CamemBERT, XLM-RoBERTa, ViT of that form, ... ; ALBERT; DistilBERT.
-
-q_proj, k_proj, v_proj and o_proj, out_proj or dense, keys and values perhaps shared by groups of heads.
-
-Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3, SmolLM, gpt-oss, ... ; BART, OPT, Whisper, CLIP, ... ; Phi
-
-GPT-2: q, k and v side by side in one `Conv1D`; in cross-attention q apart.
-
-Letters: H num_heads, D head_dim.
-
-headwise's own `MultiHeadAttention`.
-
-A layer as pruning sees it says how many heads it has, and how to keep some of them.
-
-Letters: D head_dim, Dv value_dim.
 """
 
 from __future__ import annotations
@@ -121,8 +109,8 @@ def channels(heads: Iterable[int], width: int, start: int = 0) -> Tensor:
         >>> channels([0, 2], 3).tolist()
         [0, 1, 2, 6, 7, 8]
     """
-    found = [start + head * width + i for head in heads for i in range(width)]
-    return torch.tensor(found, dtype=torch.int64, device="cpu")
+    numbers = [start + head * width + i for head in heads for i in range(width)]
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 def check(model: nn.Module, path: str, layers: Sequence[tuple[str, nn.Module]]) -> None:

@@ -1,6 +1,6 @@
-"""`prune`: heads taken out for good, and with them their weights; written down, and brought back.
+"""`prune`: heads taken out for good, and with them their weights.
 
-What was pruned, written down in a Hugging Face model's config, and models brought back from there.
+What was pruned is written down in a Hugging Face model's config; `load_pruned` brings models back from there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
+from ..heads.layer_names import ByLayer, names_of
 from .chosen_heads import ChosenHeads, Heads
+from .model_structure import structure_of
 from .prunable_families import Family, Prunable, bert_like, gpt2_like, headwise_own, kept_kv_heads, llama_like
 
 __all__ = [
@@ -41,13 +43,13 @@ def remember(model: nn.Module, path: str, gone: list[int], num_heads: int) -> No
         gone: as numbered before this pruning.
         num_heads: how many there were before it.
     """
-    module: Any = model.get_submodule(path)
+    module = model.get_submodule(path)
     already = set(getattr(module, KEY, ()))
     stayed = [head for head in range(num_heads + len(already)) if head not in already]
     setattr(module, KEY, sorted(already | {stayed[head] for head in gone}))
     owner = _owner(model, path)
     if owner is not None:
-        marked = {name: getattr(each, KEY, None) for name, each in owner.named_modules()}
+        marked = {name: getattr(inner, KEY, None) for name, inner in owner.named_modules()}
         setattr(owner.config, KEY, {name: heads for name, heads in marked.items() if heads})
 
 
@@ -122,13 +124,13 @@ def load_pruned(cls_or_model: Any, folder: str | os.PathLike[str], **changes: An
     return model.eval()
 
 
-def _by_its_own_loader(model: Any, place: Path, written: Any) -> Any:
+def _by_its_own_loader(model: Any, place: Path, written: Heads) -> nn.Module | None:
     """The model by `from_pretrained` of a class that is born pruned; None: something is missing still."""
 
     kind = type(model)
 
     class BornPruned(kind):  # type: ignore[misc, valid-type]
-        def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        def __init__(self, config: object, *args: object, **kwargs: object) -> None:
             super().__init__(config, *args, **kwargs)
             prune(self, written)
 
@@ -143,13 +145,13 @@ def _by_its_own_loader(model: Any, place: Path, written: Any) -> Any:
     return loaded
 
 
-def _config_class(cls: Any) -> Any:
-    found = getattr(cls, "config_class", None)
-    if found is None:  # an AutoModel class: the config tells which model it is
+def _config_class(cls: object) -> Any:
+    config_class = getattr(cls, "config_class", None)
+    if config_class is None:  # an AutoModel class: the config tells which model it is
         from transformers import AutoConfig
 
         return AutoConfig
-    return found
+    return config_class
 
 
 def _weights(place: Path) -> dict[str, Tensor]:
@@ -206,8 +208,8 @@ FAMILIES: dict[str, Family] = {
 class Pruned:
     """What `prune` did; print it."""
 
-    heads: dict[str, list[int]]  # by module path, as they were numbered before
-    num_heads: dict[str, tuple[int, int]]  # before, after
+    heads: ByLayer[list[int]]  # as they were numbered before
+    num_heads: ByLayer[tuple[int, int]]  # before, after
     parameters: tuple[int, int]  # of the whole model: before, after
 
     def __str__(self) -> str:
@@ -215,9 +217,9 @@ class Pruned:
         before, after = self.parameters
         saved = f"{before:,} -> {after:,} parameters ({(after - before) / max(1, before):+.1%})"
         lines = [f"{_counted(gone, 'head')} pruned in {_counted(len(self.heads), 'layer')}: {saved}."]
-        for path, heads in self.heads.items():
+        for path in self.heads.paths:
             was, left = self.num_heads[path]
-            named = ", ".join(map(str, heads))
+            named = ", ".join(map(str, self.heads[path]))
             lines.append(f"  {path or '(the model)'}: {was} -> {_counted(left, 'head')}, without {named}")
         return "\n".join(lines)
 
@@ -280,9 +282,10 @@ def prune(model: nn.Module, heads: Heads) -> Pruned:
     for layer, gone, kept, kept_kv in plan:
         layer.keep(kept, kept_kv)
         remember(model, layer.path, gone, layer.num_heads)
+    names = names_of(structure_of(model).places)
     return Pruned(
-        {layer.path: gone for layer, gone, _, _ in plan},
-        {layer.path: (layer.num_heads, len(kept)) for layer, _, kept, _ in plan},
+        ByLayer({layer.path: gone for layer, gone, _, _ in plan}, names),
+        ByLayer({layer.path: (layer.num_heads, len(kept)) for layer, _, kept, _ in plan}, names),
         (before, _num_parameters(model)),
     )
 
@@ -293,9 +296,9 @@ def _num_parameters(model: nn.Module) -> int:
 
 def _prunable(model: nn.Module, path: str) -> Prunable:
     for family in FAMILIES.values():
-        found = family(model, path)
-        if found is not None:
-            return found
+        layer = family(model, path)
+        if layer is not None:
+            return layer
     module = model.get_submodule(path)
     if isinstance(module, nn.MultiheadAttention):
         raise ArgumentError(

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError, ShapeError
-from ..heads.layer_names import Layer
+from ..errors import ArgumentError, ShapeError, renamed
+from ..heads.layer_names import ByLayer, Layer
 from ..heads.measures import retrieval
 from .active import Call
-from .attachment import attach
 from .head_outputs import check_any
+from .model_door import attach
 
 __all__ = ["Retrieval", "retrieval_scores"]
 
@@ -31,12 +31,12 @@ class Retrieval:
 
     Attributes:
         scores: by layer, [H]: the share of the needle each head copied.
-        generated: int [steps], what the model said.
+        generated: int [new_tokens], what the model said.
         recall: the share of the needle's different tokens among them (ROUGE-1 recall, by tokens). Wu 2024
             counts runs above 0.5 only.
     """
 
-    scores: dict[Layer, Tensor]
+    scores: ByLayer[Tensor]
     generated: Tensor
     recall: float
 
@@ -59,7 +59,7 @@ class Retrieval:
         said = f"{count} token{' was' if count == 1 else 's were'} said"
         said += f", with {self.recall:.0%} of the needle's among them"
         verdict = "" if self.found else f": not above {ENOUGH:.0%}, so that the scores tell little"
-        copied = [each for each in self.ranking()[:SHOWN] if each[2] > 0]
+        copied = [ranked for ranked in self.ranking()[:SHOWN] if ranked[2] > 0]
         best = ", ".join(f"layer {layer} head {head} ({score:.2f})" for layer, head, score in copied)
         return f"{said}{verdict}. Copied most by: {best or 'no head'}."
 
@@ -79,13 +79,14 @@ class _TopKeys:
             self.found[call.path] = last.top(1).indices[0, :, 0, 0] + gone  # [H]
 
 
+@renamed(steps="new_tokens")
 @torch.no_grad()
 def retrieval_scores(
     model: nn.Module,
     input_ids: Tensor,
     needle: tuple[int, int],
     *,
-    steps: int | None = None,
+    new_tokens: int | None = None,
     fallback: str | None = None,
 ) -> Retrieval:
     """Let a causal language model answer greedily, and see which heads fetch the needle.
@@ -95,11 +96,12 @@ def retrieval_scores(
             takes that away.
         input_ids: int [1, S]: text, needle and question.
         needle: (start, stop), where the needle lies among them.
-        steps: tokens to generate; by default as many as the needle has.
+        new_tokens: how many to generate; by default as many as the needle has.
 
     Raises:
         ShapeError: more than one sequence.
-        ArgumentError: a needle that is empty or outside the text; steps below 1; a model that gives no cache.
+        ArgumentError: a needle that is empty or outside the text; fewer than one new token; a model
+            that gives no cache.
         AttentionBypassed: layers that cannot be heard, or nothing heard at all.
 
     Wu 2024, "Retrieval Head Mechanistically Explains Long-Context Factuality".
@@ -114,32 +116,33 @@ def retrieval_scores(
         raise ArgumentError(
             f"needle must lie in the text: got ({start}, {stop}) of {S} tokens; it is (first, last + 1)"
         )
-    steps = stop - start if steps is None else steps
-    if steps < 1:
-        raise ArgumentError(f"steps must be at least 1: got {steps}; the needle has {stop - start} tokens")
+    count = stop - start if new_tokens is None else new_tokens
+    if count < 1:
+        raise ArgumentError(f"new_tokens must be at least 1: got {count}; the needle has {stop - start}")
     listener = _TopKeys()
     top: list[dict[str, Tensor]] = []  # a step: path -> [H]
     said: list[Tensor] = []
     given, cache = input_ids, None
     with attach(model, listener, fallback) as attachment:
-        for step in range(steps):
+        for step in range(count):
             listener.found, listener.tokens = {}, S + step
             answer: Any = model(input_ids=given, past_key_values=cache, use_cache=True)
             given, cache = answer.logits[:, -1:].argmax(-1), getattr(answer, "past_key_values", None)
-            if cache is None and step + 1 < steps:
+            if cache is None and step + 1 < count:
                 raise ArgumentError(
                     f"model must give a cache: {type(model).__name__} gave past_key_values=None in step "
-                    f"{step + 1} of {steps}; use model.eval(), and a causal language model"
+                    f"{step + 1} of {count}; use model.eval(), and a causal language model"
                 )
             said.append(given[0, 0].cpu())
             top.append({path: keys.cpu() for path, keys in listener.found.items()})
-    paths = {path: keys for found in top for path, keys in found.items()}
-    check_any(model, steps, paths, fallback)
+    paths = {path: keys for by_path in top for path, keys in by_path.items()}
+    check_any(model, count, paths, fallback)
     generated, tokens = torch.stack(said), input_ids[0].cpu()
-    scores = {}
+    scores: dict[str, Tensor] = {}
     for path, like in paths.items():
         nowhere = torch.full_like(like, -1)  # where a layer did not run in a step
-        keys = torch.stack([found.get(path, nowhere) for found in top])  # [steps, H]
-        scores[attachment.name_of(path)] = retrieval(keys, tokens, generated, needle)
+        keys = torch.stack([by_path.get(path, nowhere) for by_path in top])  # [new_tokens, H]
+        scores[path] = retrieval(keys, tokens, generated, needle)
     wanted = set(tokens[start:stop].tolist())
-    return Retrieval(scores, generated, len(wanted & set(generated.tolist())) / len(wanted))
+    recall = len(wanted & set(generated.tolist())) / len(wanted)
+    return Retrieval(ByLayer(scores, attachment.names), generated, recall)

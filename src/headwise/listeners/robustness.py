@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError
-from ..heads.layer_names import Layer, names_of
+from ..errors import ArgumentError, renamed
+from ..heads.layer_names import ByLayer, Layer, names_of
 from .ablation import Switches, check_heard
-from .attachment import attach
 from .batches import Loss, as_batches, tracked
 from .importance import Importance, importance
+from .model_door import attach
 from .model_structure import structure_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["ORDERS", "Robustness", "robustness"]
+__all__ = ["METHODS", "Robustness", "robustness"]
 
-ORDERS = ("importance", "random")
-STEPS = 10  # points of a curve, besides the one with all heads
+METHODS = ("importance", "random")
+POINTS = 10  # points of a curve, besides the one with all heads
 
 Off = list[tuple[str, int]]
 
@@ -37,9 +37,9 @@ class Robustness:
     removed: list[int]  # how many heads are off at each point, from 0
     by_importance: Tensor | None  # [points], the least important first
     at_random: Tensor | None  # [repeats, points]
-    single: dict[Layer, Tensor] | None  # layer -> [H], one head off at a time
+    single: ByLayer[Tensor] | None  # [H], one head off at a time
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain numbers and lists, as JSON takes them."""
         return {
             "baseline": self.baseline,
@@ -59,8 +59,8 @@ class Robustness:
     def __str__(self) -> str:
         words = [f"With all {self.num_heads} heads the loss is {self.baseline:.4g}."]
         if self.single:
-            changes = {(layer, h): loss - self.baseline for layer, each in self.single.items()
-                       for h, loss in enumerate(each.tolist())}  # fmt: skip
+            changes = {(layer, h): loss - self.baseline for layer, losses in self.single.items()
+                       for h, loss in enumerate(losses.tolist())}  # fmt: skip
             (layer, head), worst = max(changes.items(), key=lambda item: item[1])
             small = sum(abs(change) <= 0.01 * abs(self.baseline) for change in changes.values())
             words.append(
@@ -79,14 +79,15 @@ class Robustness:
         return " ".join(words)
 
 
+@renamed(order="method", steps="points")
 def robustness(
     model: nn.Module,
-    batches: Iterable[Any],
+    batches: Iterable[object],
     loss_fn: Loss | None = None,
     *,
-    order: Sequence[str] = ORDERS,
+    method: str | Sequence[str] = METHODS,
     repeats: int = 5,
-    steps: int | Sequence[int] | None = None,
+    points: int | Sequence[int] | None = None,
     single: bool = True,
     scores: Importance | None = None,
     seed: int = 0,
@@ -102,9 +103,9 @@ def robustness(
         batches: kept in memory and gone through again and again.
         loss_fn: as in `headwise.importance`; that of several batches is their mean, weighted by their
             sequences.
-        order: which curves: "importance", the least important head first, and "random".
+        method: which curves: "importance", the least important head first, and "random".
         repeats: random orders.
-        steps: how many points after the one with all heads, evenly spaced up to no head at all; or the
+        points: how many after the one with all heads, evenly spaced up to no head at all; or the
             numbers of removed heads themselves. None: 10, or as many as there are heads.
         single: whether to remove each head alone, too.
         scores: how important the heads are, where that is known; else `headwise.importance` by gradients.
@@ -112,7 +113,7 @@ def robustness(
         progress, fallback: as in `headwise.importance`.
 
     Raises:
-        ArgumentError: an unknown order; fewer than one repeat or step; more heads than there are; scores of
+        ArgumentError: an unknown method; fewer than one repeat or point; more heads than there are; scores of
             other heads; and as `headwise.importance`.
         AttentionBypassed: a layer whose outputs are not in hand.
 
@@ -125,40 +126,42 @@ def robustness(
 
     Michel 2019, section 4.2; Voita 2019, section 6.
     """
-    orders = [order] if isinstance(order, str) else list(order)
-    for name in orders:
-        if name not in ORDERS:
-            raise ArgumentError(f"order must be of 'importance' and 'random': got {name!r}; or both")
+    methods = [method] if isinstance(method, str) else list(method)
+    for name in methods:
+        if name not in METHODS:
+            raise ArgumentError(f"method must be of 'importance' and 'random': got {name!r}; or both")
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
         raise ArgumentError(
             f"repeats must be a whole number of at least 1: got {repeats!r}; 5 shows a spread"
         )
     kept = list(as_batches(batches))
-    if "importance" in orders and scores is None:
+    if "importance" in methods and scores is None:
         scores = importance(model, kept, loss_fn, progress=progress, fallback=fallback)
     switches = Switches()
     with attach(model, switches, fallback):
         weights = _weights(model, kept, loss_fn, switches)
         every = switches.every_head()
-        removed = _counts(steps, len(every))
+        removed = _counts(points, len(every))
         trials: list[Off] = [[]]
-        trials += [[one] for one in every] if single else []
+        trials += [[head] for head in every] if single else []
         sequences: list[Off] = []
-        if "importance" in orders:
+        if "importance" in methods:
             assert scores is not None
             sequences.append(_least_first(scores, every))
-        if "random" in orders:
+        if "random" in methods:
             sequences += _shuffled(every, repeats, seed)
         trials += [ordered[:count] for ordered in sequences for count in removed[1:]]
         losses = []
         for off in tracked(trials, "robustness", progress):
-            each = [switches.loss(model, loss_fn, batch, off) for batch in kept]
-            losses.append(sum(loss * weight for loss, weight in zip(each, weights, strict=True)))
+            of_batches = [switches.loss(model, loss_fn, batch, off) for batch in kept]
+            losses.append(sum(loss * weight for loss, weight in zip(of_batches, weights, strict=True)))
     alone = every if single else []
-    return _assembled(losses, alone, len(every), removed, orders, names_of(structure_of(model).places))
+    return _assembled(losses, alone, len(every), removed, methods, names_of(structure_of(model).places))
 
 
-def _weights(model: nn.Module, batches: list[Any], loss_fn: Loss | None, switches: Switches) -> list[float]:
+def _weights(
+    model: nn.Module, batches: list[object], loss_fn: Loss | None, switches: Switches
+) -> list[float]:
     """Each batch's share of the sequences; on the way the switches hear every layer."""
     counts = []
     for batch in batches:
@@ -168,25 +171,25 @@ def _weights(model: nn.Module, batches: list[Any], loss_fn: Loss | None, switche
     return [count / sum(counts) for count in counts]
 
 
-def _counts(steps: int | Sequence[int] | None, total: int) -> list[int]:
+def _counts(points: int | Sequence[int] | None, total: int) -> list[int]:
     """How many heads are off at each point, from 0."""
-    if steps is None or isinstance(steps, int):
-        points = STEPS if steps is None else steps
-        if isinstance(steps, bool) or points < 1:
-            raise ArgumentError(f"steps must be at least 1: got {steps!r}; 10 draws a curve")
-        points = min(points, total)
-        return [round(total * point / points) for point in range(points + 1)]
-    counts = sorted({0, *steps})
+    if points is None or isinstance(points, int):
+        count = POINTS if points is None else points
+        if isinstance(points, bool) or count < 1:
+            raise ArgumentError(f"points must be at least 1: got {points!r}; 10 draws a curve")
+        count = min(count, total)
+        return [round(total * point / count) for point in range(count + 1)]
+    counts = sorted({0, *points})
     if len(counts) < 2 or counts[0] < 0 or counts[-1] > total:
         raise ArgumentError(
-            f"steps must be numbers of removed heads, 1 to {total}: got {list(steps)}; or give a count"
+            f"points must be numbers of removed heads, 1 to {total}: got {list(points)}; or give a count"
         )
     return counts
 
 
 def _least_first(scores: Importance, every: Off) -> Off:
     for path, head in every:
-        if path not in scores or head >= len(scores[path]):
+        if path not in scores.paths or head >= len(scores[path]):
             raise ArgumentError(
                 f"scores must cover every head: head {head} of {path} is missing; use "
                 "importance of this model"
@@ -204,24 +207,25 @@ def _assembled(
     alone: Off,
     num_heads: int,
     removed: list[int],
-    orders: list[str],
+    methods: list[str],
     names: dict[str, Layer],
 ) -> Robustness:
     """The losses in the order in which they were asked for: all heads, each alone, then curve by curve."""
     baseline, rest = losses[0], losses[1 + len(alone) :]
-    single: dict[Layer, list[float]] = {}
+    single: dict[str, list[float]] = {}
     for (path, _), loss in zip(alone, losses[1:], strict=False):
-        single.setdefault(names.get(path, path), []).append(loss)
+        single.setdefault(path, []).append(loss)
+    by_path = {path: torch.tensor(without, dtype=torch.float64) for path, without in single.items()}
     points = len(removed) - 1
     curves = torch.tensor(
         [[baseline, *rest[i : i + points]] for i in range(0, len(rest), points)], dtype=torch.float64
     )
-    first = int("importance" in orders)
+    first = int("importance" in methods)
     return Robustness(
         baseline,
         num_heads,
         removed,
         curves[0] if first else None,
-        curves[first:] if "random" in orders else None,
-        {layer: torch.tensor(each, dtype=torch.float64) for layer, each in single.items()} or None,
+        curves[first:] if "random" in methods else None,
+        ByLayer(by_path, names) if by_path else None,
     )

@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
-from typing import Any
 
 __all__ = ["Undo", "hold", "turns", "undo_all"]
 
@@ -30,7 +29,7 @@ class _Turns(AbstractContextManager[None]):
         self._lock.acquire()
         self._depth += 1
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             if self._depth == 1:
                 self._catch_up()
@@ -90,7 +89,7 @@ def undo_all(undos: list[Undo]) -> Undo:
     """Many as one, the last first."""
 
     def undo() -> None:
-        for each in reversed(undos):
-            each()
+        for undo_last in reversed(undos):
+            undo_last()
 
     return undo

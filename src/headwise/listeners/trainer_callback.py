@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import Any
+from typing import Any, Protocol, TypedDict, Unpack
 
 from torch import nn
 
@@ -16,7 +17,30 @@ __all__ = ["trainer_callback"]
 PREFIX = "heads/"  # of our numbers among those of others
 
 
-def trainer_callback(every: int | Monitor = 100, **options: Any) -> Any:
+class MonitorOptions(TypedDict, total=False):
+    """Further arguments of `headwise.Monitor`."""
+
+    statistics: Iterable[str] | str
+    dead: float | None
+    fallback: str | None
+
+
+class _State(Protocol):
+    """What Trainer says of a training."""
+
+    global_step: int
+    log_history: list[dict[str, float]]
+
+
+class _Handler(Protocol):
+    callbacks: list[object]
+
+
+class _Trainer(Protocol):
+    callback_handler: _Handler
+
+
+def trainer_callback(every: int | Monitor = 100, **options: Unpack[MonitorOptions]) -> Any:
     """A `transformers.TrainerCallback` that measures a step in `every` and adds its numbers to the logs.
 
         callback = hw.trainer_callback(every=100)
@@ -72,14 +96,14 @@ def _callback_class() -> type[Any]:
     class MonitorCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         """Made by `headwise.trainer_callback`, which describes it."""
 
-        def __init__(self, every: int | Monitor, options: dict[str, Any]) -> None:
+        def __init__(self, every: int | Monitor, options: MonitorOptions) -> None:
             self.monitor = every if isinstance(every, Monitor) else None
             self.every: int = self.monitor.every if self.monitor else every  # type: ignore[assignment]
             self.options = options
             self._step: AbstractContextManager[Monitor] | None = None
             self._fresh = False  # whether there are numbers that no log has had
 
-        def join(self, trainer: Any) -> MonitorCallback:
+        def join(self, trainer: _Trainer) -> MonitorCallback:
             """Take the first place among a trainer's callbacks; it may be among them already."""
             callbacks = trainer.callback_handler.callbacks
             if self in callbacks:
@@ -93,25 +117,35 @@ def _callback_class() -> type[Any]:
             if step is not None:
                 step.__exit__(RuntimeError, RuntimeError("the step was left"), None)
 
-        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        def on_train_begin(
+            self, args: object, state: object, control: object, model: nn.Module | None = None, **_: object
+        ) -> None:
             self.close()
             if self.monitor is None:
+                assert model is not None, "Trainer says which"
                 self.monitor = Monitor(model, self.every, **self.options)
 
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_step_begin(self, args: object, state: _State, control: object, **_: object) -> None:
             self.close()
             assert self.monitor is not None
             self.monitor.number = state.global_step
             self._step = self.monitor.step()
             self._step.__enter__()
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_step_end(self, args: object, state: _State, control: object, **_: object) -> None:
             step, self._step = self._step, None
             if step is not None and self.monitor is not None:
                 step.__exit__(None, None, None)
                 self._fresh |= self.monitor.measured
 
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        def on_log(
+            self,
+            args: object,
+            state: _State,
+            control: object,
+            logs: dict[str, float] | None = None,
+            **_: object,
+        ) -> None:
             if not self._fresh or logs is None or self.monitor is None:
                 return
             self._fresh = False

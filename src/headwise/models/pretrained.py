@@ -1,11 +1,7 @@
-"""Trained models, and a text as their input.
-
-Trained models: the one that headwise looks at by default, a folder's, or one of the Hugging Face hub.
+"""Trained models (the default, a folder's, one of the Hugging Face hub), and a text as their input.
 
 Only safetensors are read, and no code that comes with a model is run. The network is used only for a name on
 the hub.
-
-A text as a model's input: tokens, their names, and what did not fit.
 """
 
 from __future__ import annotations
@@ -15,11 +11,11 @@ import inspect
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -39,11 +35,24 @@ NOT_NEEDED = "pooler"  # on top of many encoders, absent from many files; no hea
 _loading = threading.RLock()
 
 
+class Tokenizer(Protocol):
+    """What is asked of a tokenizer; it may know an `unk_token_id` and a `model_max_length`, too."""
+
+    @property
+    def all_special_ids(self) -> list[int]: ...
+
+    def __call__(self, text: str, /, **options: object) -> Mapping[str, Any]: ...
+
+    def convert_ids_to_tokens(self, ids: int, /) -> object: ...
+
+    def decode(self, tokens: list[int], /, *, clean_up_tokenization_spaces: bool) -> object: ...
+
+
 class Pretrained(NamedTuple):
     """A model in eval mode, its tokenizer, and what to call it."""
 
     model: nn.Module
-    tokenizer: Any
+    tokenizer: Tokenizer
     title: str
 
 
@@ -108,7 +117,7 @@ def _from_folder(folder: Path, title: str) -> Pretrained:
     from transformers import AutoModel, AutoTokenizer
 
     _check(folder)
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    options = {"local_files_only": True, "trust_remote_code": False}
     with _quietly():
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, **options)
@@ -233,7 +242,7 @@ class Reading:
         return self.found > len(self.tokens)
 
 
-def read(text: str, model: nn.Module, tokenizer: Any, *, most: int = MOST_TOKENS) -> Reading:
+def read(text: str, model: nn.Module, tokenizer: Tokenizer, *, most: int = MOST_TOKENS) -> Reading:
     """Turn a text into tokens: as many, from its beginning, as the model takes and `most` allows.
 
     Raises:
@@ -259,7 +268,7 @@ def read(text: str, model: nn.Module, tokenizer: Any, *, most: int = MOST_TOKENS
     return Reading(inputs, [_name(tokenizer, token) for token in ids], found, limit)
 
 
-def most_tokens(model: nn.Module, tokenizer: Any) -> int | None:
+def most_tokens(model: nn.Module, tokenizer: Tokenizer) -> int | None:
     """How many tokens the model reads at once; None where nobody says."""
     limits = [getattr(tokenizer, "model_max_length", UNLIMITED)]
     limits.append(getattr(model.config, "max_position_embeddings", None) or UNLIMITED)
@@ -271,7 +280,7 @@ def most_tokens(model: nn.Module, tokenizer: Any) -> int | None:
     return None if least >= UNLIMITED else int(least)
 
 
-def _name(tokenizer: Any, token: int) -> str:
+def _name(tokenizer: Tokenizer, token: int) -> str:
     """A token as people write it: without the marks of its alphabet of bytes, Ġ for a space."""
     said = str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
     return said.strip(" ") or SPACE

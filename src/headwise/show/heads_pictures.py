@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError
 from ..heads.collection import Heads
@@ -20,9 +20,10 @@ from .heatmaps import CELLS, FAINT, INK, LONGEST, STEPS, cells, colours, draw, d
 from .tables import label
 
 if TYPE_CHECKING:
-    import numpy
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from .heatmaps import Cells
 
 __all__ = ["layer_picture", "model_picture"]
 
@@ -56,11 +57,11 @@ def layer_picture(heads: Heads, layer: Layer, *, batch: int = 0) -> Figure:
         IndexError: no such sequence.
         ImportError: matplotlib is not installed.
     """
-    found: LayerHeads = heads[layer]
+    chosen: LayerHeads = heads[layer]
     drawing()
-    picture, lengths = _cells(found, batch, CELLS)
-    titles = [_title(head) for head in found]
-    name = f"layer {found.layer}" if isinstance(found.layer, int) else found.path
+    picture, lengths = _cells(chosen, batch, CELLS)
+    titles = [_title(head) for head in chosen]
+    name = f"layer {chosen.layer}" if isinstance(chosen.layer, int) else chosen.path
     title = name if heads.title is None else f"{heads.title}, {name}"
     return draw(picture, lengths, _tokens(heads, batch, lengths), titles=titles, title=title)
 
@@ -137,9 +138,7 @@ def model_picture(heads: Heads, *, batch: int = 0, text: str | None = None) -> F
 # What is drawn
 
 
-def _cells(
-    layer: LayerHeads, batch: int, most: int
-) -> tuple[numpy.ma.MaskedArray[Any, Any], tuple[int, int]]:
+def _cells(layer: LayerHeads, batch: int, most: int) -> tuple[Cells, tuple[int, int]]:
     """Cells of every head, [H, rows, columns], and how many queries and keys they stand for."""
     for call in reversed(layer.calls):
         _, _, T, S = call.shape
@@ -161,8 +160,8 @@ def _tokens(heads: Heads, batch: int, lengths: tuple[int, int]) -> list[str] | N
     """The names of the tokens, where queries and keys are the text that they are of."""
     if heads.tokens is None or not -len(heads.tokens) <= batch < len(heads.tokens):
         return None
-    found = heads.tokens[batch]
-    return found if lengths == (len(found), len(found)) else None
+    words_of = heads.tokens[batch]
+    return words_of if lengths == (len(words_of), len(words_of)) else None
 
 
 def _label(head: Head) -> str:
@@ -201,7 +200,7 @@ class Sheet:
         legend: int,
     ) -> Sheet:
         rows, columns = len(heads), max(map(len, heads.values()))
-        longest = max(max(each) for each in lengths)
+        longest = max(max(sizes) for sizes in lengths)
         fine = max(1.0, 0.085 * longest) if longest <= MOST_NAMED else 1.0
         side = max(0.3, min(fine, 30 / columns, 34 / rows))
         written = [min(len(token), LONGEST) for known in names for token in known or ()]
@@ -232,8 +231,8 @@ def _lines(
         return []
     down = [(x + sheet.side * s / S) for s in range(1, S)]
     across = [(y + sheet.side * t / T) for t in range(1, T)]
-    return [((each, y), (each, y + sheet.side)) for each in down] + [
-        ((x, each), (x + sheet.side, each)) for each in across
+    return [((at, y), (at, y + sheet.side)) for at in down] + [
+        ((x, at), (x + sheet.side, at)) for at in across
     ]
 
 

@@ -1,19 +1,12 @@
-"""Heads and layers as tables for the terminal, and what their labels mean.
-
-All heads of a model as a table for the terminal.
-
-Which labels were found on how many heads, and what they mean.
-
-The layers of a model as a table for the terminal: what their heads come to.
-"""
+"""Heads and layers of a model as tables for the terminal, and what their labels mean."""
 
 from __future__ import annotations
 
 import io
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from ..engines.statistics import ROW_STATISTICS
 from ..errors import ArgumentError, nearest
@@ -75,7 +68,7 @@ def heads_table(
     columns: Sequence[str] | None = None,
     title: str | None = None,
 ) -> HeadsTable:
-    """One row a head: layer, head, label with its score, numbers; shares of at least one half stand out.
+    """One row per head: layer, head, label with its score, numbers; shares of at least one half stand out.
 
     The number that heads are sorted by is always among them; heads without it come last.
 
@@ -113,7 +106,9 @@ def check_sort(sort: str) -> None:
         raise ArgumentError(f"sort must be a column: got {sort!r}; {nearest(sort, known)}")
 
 
-def _key(sort: str, heads: Heads, measured: list[str], descending: bool) -> Any:
+def _key(
+    sort: str, heads: Heads, measured: list[str], descending: bool
+) -> Callable[[Head], tuple[bool, float] | float]:
     if sort == "label":
         return lambda head: (head.label.name != MIXED, head.label.score or 0.0)
     if sort == "layer":
@@ -165,7 +160,7 @@ NUMBERS = ("entropy", "distance", "first")
 
 
 def layers_table(heads: Heads, *, title: str | None = None) -> HeadsTable:
-    """One row a layer: means over its heads, how much they differ, and how many have which label.
+    """One row per layer: means over its heads, how much they differ, and how many have which label.
 
     Diversity is the mean Jensen-Shannon divergence between two heads, in nats: 0 where all look alike, 0.69
     (log 2) where no two look at the same keys. A layer whose maps were not kept has a dash, unless it was
@@ -195,5 +190,5 @@ def layers_table(heads: Heads, *, title: str | None = None) -> HeadsTable:
 
 def diversity_of(layer: LayerHeads) -> float:
     """How much the heads of a layer differ, in nats: the mean over pairs and queries, or NaN."""
-    found = attention_between(layer)
-    return math.nan if found is None else float(one_number(found))
+    matrix = attention_between(layer)
+    return math.nan if matrix is None else float(one_number(matrix))

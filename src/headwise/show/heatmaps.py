@@ -1,8 +1,6 @@
 """Heat maps: one picture per head, all on one scale, as a matplotlib figure that touches no global state.
 
-Writing pictures: the whole file or none of it.
-
-Heat maps: one picture a head, all on one scale, as a matplotlib figure that touches no global state.
+A picture is written as a whole file or not at all.
 
 Letters: H num_heads, T query_len, S key_len.
 """
@@ -26,7 +24,11 @@ from .tables import families, label
 if TYPE_CHECKING:
     import numpy
     from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import Colormap, PowerNorm
     from matplotlib.figure import Figure
+
+    Cells = numpy.ma.MaskedArray[Any, Any]
 
 __all__ = ["cells", "check_path", "colours", "draw", "drawing", "heatmaps", "save", "shares", "words"]
 
@@ -78,7 +80,7 @@ def heatmaps(
         weights: [B, H, T, S]
         tokens: one a position; written out where there are at most 24. Needs T = S.
         batch: which sequence.
-        titles: one a head, instead of "head 0", "head 1", ...
+        titles: one per head, instead of "head 0", "head 1", ...
         title: of the whole figure.
 
     Raises:
@@ -96,7 +98,7 @@ def heatmaps(
     return draw(cells(weights.select(batch=batch)), (T, S), tokens, titles=titles, title=title)
 
 
-def drawing() -> tuple[type[Figure], Any, Any]:
+def drawing() -> tuple[type[Figure], type[FigureCanvasAgg], PowerNorm]:
     """What pictures are drawn with: Figure, its canvas, the scale of colours.
 
     Raises:
@@ -113,7 +115,7 @@ def drawing() -> tuple[type[Figure], Any, Any]:
 
 
 def draw(
-    picture: numpy.ma.MaskedArray[Any, Any],
+    picture: Cells,
     lengths: tuple[int, int],
     tokens: Sequence[str] | None = None,
     *,
@@ -158,10 +160,10 @@ def _check(weights: AttentionMap, tokens: Sequence[str] | None, titles: Sequence
             "give one a position, or none where the two differ"
         )
     if titles is not None and len(titles) != H:
-        raise ShapeError(f"titles must match num_heads: {len(titles)} titles for {H}; give one a head")
+        raise ShapeError(f"titles must match num_heads: {len(titles)} titles for {H}; give one per head")
 
 
-def cells(weights: AttentionMap, most: int = CELLS) -> numpy.ma.MaskedArray[Any, Any]:
+def cells(weights: AttentionMap, most: int = CELLS) -> Cells:
     """[H, rows, columns], hidden where there is no weight: weights, or shares of a query's weight."""
     _, _, T, S = weights.shape
     if max(T, S) <= most:
@@ -170,7 +172,7 @@ def cells(weights: AttentionMap, most: int = CELLS) -> numpy.ma.MaskedArray[Any,
     return shares(weights.pooled(most)[0], T, None if counted is None else counted[0])
 
 
-def shares(mass: Tensor, query_len: int, counted: Tensor | None = None) -> numpy.ma.MaskedArray[Any, Any]:
+def shares(mass: Tensor, query_len: int, counted: Tensor | None = None) -> Cells:
     """The same from pooled mass [H, rows, columns]; counted: bool [T], which queries it is the mass of."""
     rows = mass.shape[1]
     queries = torch.ones(query_len) if counted is None else counted.cpu().float()
@@ -178,7 +180,7 @@ def shares(mass: Tensor, query_len: int, counted: Tensor | None = None) -> numpy
     return _hidden(mass / inside.clamp(min=1).to(mass)[:, None])
 
 
-def _hidden(values: Tensor) -> numpy.ma.MaskedArray[Any, Any]:
+def _hidden(values: Tensor) -> Cells:
     import numpy
 
     array = values.cpu().float().numpy()
@@ -201,7 +203,7 @@ def _inches(length: int) -> float:
     return max(1.5, 0.145 * length) if length <= NAMED else 2.6
 
 
-def colours() -> Any:
+def colours() -> Colormap:
     """Magma from white instead of yellow: lightness falls evenly, nothing is told by hue alone."""
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -235,7 +237,7 @@ def _dress(ax: Axes, query_len: int, key_len: int, names: list[str], *, left: bo
 
 
 def _frame(
-    figure: Figure, axes: list[Axes], lengths: tuple[int, int], picture: Any, title: str | None
+    figure: Figure, axes: list[Axes], lengths: tuple[int, int], picture: Cells, title: str | None
 ) -> None:
     """What the heads share: the scale, the names of the axes, the title."""
     T, S = lengths

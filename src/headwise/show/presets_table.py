@@ -55,7 +55,7 @@ def figures(preset: Preset) -> Figures:
         2362368
     """
     layer = MultiHeadAttention(**preset.options, device="meta")
-    parameters = sum(each.numel() for each in layer.parameters())
+    parameters = sum(weight.numel() for weight in layer.parameters())
     cached = BF16_BYTES * preset.layers * layer.num_kv_heads * (layer.head_dim + layer.value_dim)
     return Figures(
         layer.d_model,
@@ -80,17 +80,17 @@ def presets_table(presets: Iterable[Preset]) -> Table:
     for header in COLUMNS:
         table.add_column(header, justify="right", no_wrap=True)
     for preset in presets:
-        found = figures(preset)
+        numbers = figures(preset)
         table.add_row(
             preset.name,
-            str(found.d_model),
-            str(found.num_heads),
-            str(found.num_kv_heads),
-            str(found.head_dim),
-            count(found.parameters),
-            str(found.layers),
-            count(found.all_parameters),
-            "-" if found.cache_bytes is None else readable(found.cache_bytes),
+            str(numbers.d_model),
+            str(numbers.num_heads),
+            str(numbers.num_kv_heads),
+            str(numbers.head_dim),
+            count(numbers.parameters),
+            str(numbers.layers),
+            count(numbers.all_parameters),
+            "-" if numbers.cache_bytes is None else readable(numbers.cache_bytes),
         )
     return table
 

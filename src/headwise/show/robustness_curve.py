@@ -38,7 +38,7 @@ def robustness_curve(found: Robustness) -> Figure:
     ax = figure.add_subplot()
     ax.axhline(found.baseline, color=FAINT, linewidth=0.8, linestyle=":", label="all heads")
     if found.single is not None:
-        alone = [loss for each in found.single.values() for loss in each.tolist()]
+        alone = [loss for losses in found.single.values() for loss in losses.tolist()]
         ax.plot([1] * len(alone), alone, ".", color=INK, alpha=0.4, markersize=5, label="one head removed")
     if found.at_random is not None:
         low, high = found.at_random.amin(0).tolist(), found.at_random.amax(0).tolist()

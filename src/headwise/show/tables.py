@@ -1,8 +1,6 @@
-"""Tables for the terminal, and texts as they can be printed.
+"""Statistics as a table for the terminal, and texts as they can be printed.
 
-Text that users give, as labels: data, never markup, nothing a terminal or a font stumbles over.
-
-Statistics as a table for the terminal.
+What users give as labels is data, never markup, and holds nothing that a terminal or a font stumbles over.
 """
 
 from __future__ import annotations
@@ -136,11 +134,11 @@ def table_class() -> type[Table]:
 def statistics_table(
     stats: Statistics, names: Sequence[str] | None = None, batch: int = 0, title: str | None = None
 ) -> Table:
-    """One row a head, one column a statistic; shares of at least one half stand out. `received` is left out.
+    """One row per head, one column per statistic; shares from one half on stand out. `received` is left out.
 
     Args:
         stats: measured per head, [B, H] each.
-        names: one a head, instead of 0, 1, ...
+        names: one per head, instead of 0, 1, ...
         batch: which sequence.
         title: above the table.
 
@@ -153,11 +151,11 @@ def statistics_table(
     table = empty_table(title)
     columns = {name: values for name, values in stats.items() if name != RECEIVED}
     if not columns:
-        raise ArgumentError('stats must hold a number a head: found none; try statistics("entropy")')
+        raise ArgumentError('stats must hold numbers per head: found none; try statistics("entropy")')
     for name, values in columns.items():
         if values.ndim != 2:
             raise ShapeError(
-                f"stats must be one number a head, [B, H]: {name} is {list(values.shape)}; "
+                f"stats must be one number per head, [B, H]: {name} is {list(values.shape)}; "
                 'measure them with per="head"'
             )
     heads = next(iter(columns.values())).shape[1]

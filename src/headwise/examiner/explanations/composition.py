@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import ArgumentError, MaskError, ShapeError
+from ...errors import ArgumentError, MaskError, ShapeError, renamed
 from ...masks import CAUSAL, Mask, as_mask
 from ...nn import MultiHeadAttention
 from .. import recipe
@@ -28,6 +28,7 @@ __all__ = ["best_call", "explain", "explain_evidence"]
 PROBES = ("causal", "random mask", "padding", "plain", "self")  # the likeliest to show all there is, first
 
 
+@renamed(sample="batch")
 def explain(
     module: nn.Module,
     query: Tensor,
@@ -37,7 +38,7 @@ def explain(
     mask: Mask | Tensor | None = None,
     causal: bool = False,
     tokens: Sequence[str] | tuple[Sequence[str], Sequence[str]] | None = None,
-    sample: int = 0,
+    batch: int = 0,
 ) -> Explanation:
     """Every step of multi-head attention in this module's own numbers.
 
@@ -53,7 +54,7 @@ def explain(
             broadcastable to [B, H, T, S], the same for every head.
         causal: hide the keys that come after the query; with T != S the last query sees the last key.
         tokens: T words, or a pair of lists, T words for queries and S for keys.
-        sample: which sequence to show first.
+        batch: which sequence to show first.
 
     Raises:
         ArgumentError: a class that `headwise.check` does not understand; more numbers than a page can hold.
@@ -75,14 +76,14 @@ def explain(
     inputs = _batch_first(module, query, key, value, weights.q.shape[1])
     (B, T, E), S = inputs[0].shape, inputs[1].shape[1]
     check_size(B, num_heads, T, S, E)
-    if not 0 <= sample < B:
-        raise ArgumentError(f"sample must be from 0 to {B - 1}: got {sample}; the batch is {B}")
+    if not 0 <= batch < B:
+        raise ArgumentError(f"batch must be from 0 to {B - 1}: got {batch}; there are {B} sequences")
     own_mask = _own_mask(module) & as_mask(mask) & (CAUSAL if causal else Mask())
     if mine is not None:
         own_mask = own_mask & (CAUSAL if mine.evidence.conventions.always_causal else Mask())
         given = Given(*inputs, _dense(own_mask, B, num_heads, T, S))
         labels = _labels(tokens, T, S, given.query is given.key)
-        return mine.explanation(given, labels, sample)
+        return mine.explanation(given, labels, batch)
     given = Given(*inputs, _dense(own_mask, B, num_heads, T, S))
     if isinstance(module, MultiHeadAttention) and module.scale is not None:
         scale = module.scale
@@ -107,7 +108,7 @@ def explain(
         notes.append(f"{shared} heads share their keys and values; here each head has its own copy of them.")
     return Explanation(
         name, state, own_numbers(module, given), query_labels=query_labels, key_labels=key_labels,
-        scale=scale, notes=notes, sample=sample,
+        scale=scale, notes=notes, batch=batch,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...errors import renamed
 from ..recipe import State
 from ..report import Named
 from .mask_sentences import in_words
@@ -50,13 +51,14 @@ class Explanation:
         scale: what the scores are multiplied by; 1 / sqrt(head_dim) unless told.
         faults: what is known to be wrong with it.
         notes: sentences to show with it.
-        sample: which sequence is shown first, where nothing differs.
+        batch: which sequence is shown first, where nothing differs.
 
     Attributes:
         steps: an `ExplainedStep` each.
         first: the first step where yours parts from the expected; None where it does not, or is not known.
     """
 
+    @renamed(sample="batch")
     def __init__(
         self,
         name: str,
@@ -68,7 +70,7 @@ class Explanation:
         scale: float | None = None,
         faults: Sequence[Named] = (),
         notes: Sequence[str] = (),
-        sample: int = 0,
+        batch: int = 0,
     ) -> None:
         self.name, self.expected, self.faults, self.notes = name, expected, tuple(faults), list(notes)
         self.query_labels = None if query_labels is None else list(query_labels)
@@ -81,7 +83,7 @@ class Explanation:
         self.steps: tuple[ExplainedStep, ...] = tuple(steps_of(expected, self.scale, self.masks))
         self.allowed: dict[str, float] = {}  # by field: differences up to this are none
         self.first: ExplainedStep | None = None
-        self.sample, self.head = sample, 0
+        self.batch, self.head = batch, 0
         for step in self.steps:
             self._compare(step)
 
@@ -102,7 +104,7 @@ class Explanation:
             wrong = True
             if self.first is None:  # begin where there is something to see
                 place = where.nonzero()[0].tolist()
-                self.sample = place[0]
+                self.batch = place[0]
                 self.head = place[1] if where.ndim == 4 else 0
                 self.first = step
         if step.yours:
@@ -142,22 +144,24 @@ class Explanation:
 
         return framed(page(self))
 
-    def text(self, sample: int | None = None, head: int | None = None, width: int = 110) -> str:
-        """All steps as text, for one sample and one head.
+    @renamed(sample="batch")
+    def text(self, batch: int | None = None, head: int | None = None, width: int = 110) -> str:
+        """All steps as text, for one sequence and one head.
 
         Raises:
             ImportError: rich is not installed.
-            IndexError: no such sample or head.
+            IndexError: no such sequence or head.
         """
         from .text import as_text
 
-        return as_text(self, sample, head, width)
+        return as_text(self, batch, head, width)
 
-    def print(self, sample: int | None = None, head: int | None = None) -> None:
+    @renamed(sample="batch")
+    def print(self, batch: int | None = None, head: int | None = None) -> None:
         """The same on the terminal, in colour."""
         from .text import to_terminal
 
-        to_terminal(self, sample, head)
+        to_terminal(self, batch, head)
 
     def __str__(self) -> str:
         return self.text()

@@ -35,7 +35,7 @@ class Understood:
 
     @undisturbed()
     def explanation(
-        self, given: Given, labels: tuple[list[str] | None, list[str] | None], sample: int
+        self, given: Given, labels: tuple[list[str] | None, list[str] | None], batch: int
     ) -> Explanation:
         """Every step on these inputs, the module's own numbers beside the expected ones."""
         expected = recipe.run(given, self.weights, self.num_heads)
@@ -61,7 +61,7 @@ class Understood:
                 notes.append(f"Your module could not be called with these inputs: {error}")
         return Explanation(
             name, expected, yours, query_labels=labels[0], key_labels=labels[1], faults=named, notes=notes,
-            sample=sample,
+            batch=batch,
         )  # fmt: skip
 
 

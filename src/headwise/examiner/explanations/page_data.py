@@ -75,7 +75,7 @@ def _contents(explanation: Explanation) -> dict[str, object]:
         "masks": None if state.given.mask is None else [asdict(one) for one in explanation.masks],
         "steps": [_step(step) for step in explanation.steps],
         "first": None if explanation.first is None else explanation.steps.index(explanation.first),
-        "sample": explanation.sample,
+        "sample": explanation.batch,
         "head": explanation.head,
         "verdict": explanation.verdict,
         "faults": [

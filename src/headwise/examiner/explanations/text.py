@@ -28,34 +28,34 @@ STATUS = {
 }
 
 
-def as_text(explanation: Explanation, sample: int | None, head: int | None, width: int) -> str:
+def as_text(explanation: Explanation, batch: int | None, head: int | None, width: int) -> str:
     """All steps without colour; marks are * beside numbers that differ."""
     empty_table()  # raises where rich is missing
     from rich.console import Console
 
     file = io.StringIO()
-    _write(Console(file=file, width=width, color_system=None, highlight=False), explanation, sample, head)
+    _write(Console(file=file, width=width, color_system=None, highlight=False), explanation, batch, head)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
 
 
-def to_terminal(explanation: Explanation, sample: int | None, head: int | None) -> None:
+def to_terminal(explanation: Explanation, batch: int | None, head: int | None) -> None:
     """All steps, in colour where the terminal has it."""
     empty_table()
     from rich.console import Console
 
-    _write(Console(highlight=False), explanation, sample, head)
+    _write(Console(highlight=False), explanation, batch, head)
 
 
-def _write(console: Console, explanation: Explanation, sample: int | None, head: int | None) -> None:
+def _write(console: Console, explanation: Explanation, batch: int | None, head: int | None) -> None:
     from rich.text import Text
 
-    sample, head = (
-        explanation.sample if sample is None else sample,
+    batch, head = (
+        explanation.batch if batch is None else batch,
         explanation.head if head is None else head,
     )
     state = explanation.expected
     B, H = state.query.shape[0], state.num_heads
-    for name, got, size in (("sample", sample, B), ("head", head, H)):
+    for name, got, size in (("batch", batch, B), ("head", head, H)):
         if not 0 <= got < size:
             raise IndexError(f"{name} must be from 0 to {size - 1}: got {got}; there are {size}")
 
@@ -63,7 +63,7 @@ def _write(console: Console, explanation: Explanation, sample: int | None, head:
         console.print(Text(plain(text), style))
 
     say(f"{explanation.name}, step by step", "bold")
-    say(f"Shown: sample {sample} of {B}, head {head} of {H}; positions count from 0.", "dim")
+    say(f"Shown: sequence {batch} of {B}, head {head} of {H}; positions count from 0.", "dim")
     say(explanation.verdict, "green" if explanation.first is None else "bold red")
     for fault in explanation.faults:
         say(fault.title, "bold red")
@@ -81,21 +81,21 @@ def _write(console: Console, explanation: Explanation, sample: int | None, head:
         for shape in step.shapes:
             say(f"   {shape}", "dim")
         if step.key == "mask":
-            for words in explanation.masks[sample].words if state.mask is not None else ():
+            for words in explanation.masks[batch].words if state.mask is not None else ():
                 say(f"   {words}", "magenta")
         if step.status in STATUS:
             say(f"   {STATUS[step.status]}", "bold red" if step.status == "first" else "dim")
-        for title, table in _tables(explanation, step, sample, head):
+        for title, table in _tables(explanation, step, batch, head):
             say(title)
             console.print(table)
 
 
-def _tables(explanation: Explanation, step: ExplainedStep, sample: int, head: int) -> list[tuple[str, Table]]:
+def _tables(explanation: Explanation, step: ExplainedStep, batch: int, head: int) -> list[tuple[str, Table]]:
     tables = []
     for flow in step.flows:
         name = flow.result.field
-        wanted = _shown(explanation, explanation.fields, name, sample, head)
-        theirs = _shown(explanation, explanation.yours, name, sample, head)
+        wanted = _shown(explanation, explanation.fields, name, batch, head)
+        theirs = _shown(explanation, explanation.yours, name, batch, head)
         assert wanted is not None
         off = None if theirs is None or name == "weighted" else differing(wanted, theirs)[0]
         title = flow.result.name + (", for query 0" if name == "weighted" else "")
@@ -112,18 +112,18 @@ def _tables(explanation: Explanation, step: ExplainedStep, sample: int, head: in
 
 
 def _shown(
-    explanation: Explanation, fields: dict[str, Tensor], name: str, sample: int, head: int
+    explanation: Explanation, fields: dict[str, Tensor], name: str, batch: int, head: int
 ) -> Tensor | None:
-    """One matrix of a field, for one sample and head."""
+    """One matrix of a field, for one sequence and head."""
     if name == "weighted":  # of the first query
         p, v = fields.get("p"), fields.get("v")
         if p is None or v is None or p.ndim != 4 or v.ndim != 4 or p.shape[-1] != v.shape[-2]:
             return None
-        return p[sample, head, 0, :, None] * v[sample, head]  # [S, D]
+        return p[batch, head, 0, :, None] * v[batch, head]  # [S, D]
     if name not in fields:
         return None
     x = fields[name]
-    x = x[min(sample, x.shape[0] - 1)]
+    x = x[min(batch, x.shape[0] - 1)]
     return x[min(head, x.shape[0] - 1)] if x.ndim == 3 else x
 
 

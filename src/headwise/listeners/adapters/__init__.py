@@ -1,20 +1,17 @@
-"""How attention is heard, one file a family; a model gets all that fit it.
+"""How attention is heard, by family; a model gets all that fit it.
 
 An adapter takes an `Attachment`, changes the model so that its attention is announced, and returns how to
-undo that. To add a family, add a file and an entry here.
+undo that. To add a family, add its function and an entry here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ..attachment import Attachment
-from ..shared_patches import Undo
+from ..attachment import Change
 from . import functions, huggingface, modules
 
 __all__ = ["ADAPTERS"]
 
-ADAPTERS: tuple[Callable[[Attachment], Undo], ...] = (
+ADAPTERS: tuple[Change, ...] = (
     huggingface.hear_huggingface,
     modules.hear_torch,
     modules.hear_headwise,

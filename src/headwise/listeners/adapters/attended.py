@@ -88,7 +88,7 @@ def with_padding(mask: Mask, batch: int) -> Mask:
 
 
 def for_each(real: Tensor, batch: int) -> Tensor:
-    """Which positions are real, [B, S], from one row for all or one a sequence."""
+    """Which positions are real, [B, S], from one row for all or one per sequence."""
     return real.expand(batch, -1) if real.shape[0] == 1 else real
 
 

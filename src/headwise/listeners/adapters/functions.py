@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +34,8 @@ from .attended import attended, with_padding
 from .loans import unseen
 
 __all__ = ["hear_functions"]
+
+Function = Callable[..., Any]
 
 SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
 HEARD = frozenset(
@@ -86,12 +89,12 @@ class _Functions(TorchFunctionMode):
     @property
     def running(self) -> list[_Running]:
         """The modules that run in this thread, the innermost last."""
-        found: list[_Running] | None = getattr(self._here, "running", None)
-        if found is None:
-            found = self._here.running = []
-        return found
+        modules: list[_Running] | None = getattr(self._here, "running", None)
+        if modules is None:
+            modules = self._here.running = []
+        return modules
 
-    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         given = [x.shape for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim > 2]
         self.running.append(_Running(given))
         if len(self.running) == 1:
@@ -102,18 +105,20 @@ class _Functions(TorchFunctionMode):
         if not self.running:
             self.__exit__(None, None, None)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Function, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         if func not in HEARD:  # nothing else before this: a compiler reads it for every function of its own
             return func(*args, **(kwargs or {}))
         return self._hear(func, args, kwargs or {})
 
     @unseen
-    def _hear(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _hear(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         if is_quiet():
             return func(*args, **kwargs)
         if func is functional.scaled_dot_product_attention:
-            found = self._fused(*args, **kwargs)
-            return func(*args, **kwargs) if found is None else found
+            answer = self._fused(*args, **kwargs)
+            return func(*args, **kwargs) if answer is None else answer
         eager, place = self.attachment.reads_eager, self.attachment.here in self.places
         if func is functional.multi_head_attention_forward:
             return self._multi_head(*args, **kwargs) if eager and place else func(*args, **kwargs)
@@ -135,7 +140,7 @@ class _Functions(TorchFunctionMode):
         """
         if result.shape[-1] == result.shape[-2]:
             return True
-        sizes = {size for one in self.running for shape in one.inputs for size in shape[:-1]}
+        sizes = {size for module in self.running for shape in module.inputs for size in shape[:-1]}
         return result.ndim == 4 and result.shape[-1] in sizes
 
     def _look(self, weights: Tensor) -> None:
@@ -144,11 +149,11 @@ class _Functions(TorchFunctionMode):
         if running.softmaxes > 1:  # one part of the attention among several: none of them is the weights
             self.attachment.bypass()
             return
-        found = _by_head(weights, self._num_heads())
-        if found is not None and running.was_given_rows_of(found):
-            B, _, T, S = found.shape
+        by_head = _by_head(weights, self._num_heads())
+        if by_head is not None and running.was_given_rows_of(by_head):
+            B, _, T, S = by_head.shape
             cross = sounds_cross(self.attachment.here)
-            self._tell(found, None if cross or T != S else padding_now(self.attachment.here, B, T), cross)
+            self._tell(by_head, None if cross or T != S else padding_now(self.attachment.here, B, T), cross)
         elif self.attachment.here not in self.places:
             self.attachment.bypass()
 
@@ -235,8 +240,8 @@ class _Functions(TorchFunctionMode):
         if here is None:
             return None
         module = self.attachment.model.get_submodule(here)
-        found = (getattr(module, name, None) for name in COUNTS)
-        return next((count for count in found if isinstance(count, int)), None)
+        counts = (getattr(module, name, None) for name in COUNTS)
+        return next((count for count in counts if isinstance(count, int)), None)
 
 
 def _by_head(weights: Tensor, H: int | None) -> Tensor | None:

@@ -44,7 +44,7 @@ def hear_huggingface(attachment: Attachment) -> Undo:
 class _Same:
     """A key that is this very object, and keeps it: a number of an object may go to another one."""
 
-    def __init__(self, this: Any) -> None:
+    def __init__(self, this: object) -> None:
         self.this = this
 
     def __eq__(self, other: object) -> bool:
@@ -57,22 +57,22 @@ class _Same:
 # Whose masks and calls are ours
 
 
-def _configs(attachment: Attachment) -> list[Any]:
+def _configs(attachment: Attachment) -> list[object]:
     """The configs that layers which dispatch, and the models around them, read the implementation from."""
     return attachment.structure.once(NAME, lambda: _find_configs(attachment.model))
 
 
-def _find_configs(model: nn.Module) -> list[Any]:
+def _find_configs(model: nn.Module) -> list[object]:
     if "transformers" not in sys.modules:
         return []
-    found: list[Any] = []
+    configs: list[object] = []
     for module in model.modules():
         is_one = DISPATCHES in names_in(type(module))
         if is_one or any(DISPATCHES in names_in(type(inner)) for inner in _below_a_model(module)):
             config = getattr(module, "config", None)
-            if hasattr(config, OWN) and not any(config is each for each in found):
-                found.append(config)
-    return found
+            if hasattr(config, OWN) and not any(config is known for known in configs):
+                configs.append(config)
+    return configs
 
 
 def _below_a_model(module: nn.Module) -> list[nn.Module]:
@@ -81,14 +81,14 @@ def _below_a_model(module: nn.Module) -> list[nn.Module]:
     return list(module.modules()) if isinstance(module, PreTrainedModel) else []
 
 
-def _listening_to(config: Any) -> list[Attachment]:
-    return [one for one in active if any(config is each for each in _configs(one))]
+def _listening_to(config: object) -> list[Attachment]:
+    return [attachment for attachment in active if any(config is known for known in _configs(attachment))]
 
 
 # Kernels that say nothing of what they do: the model's other implementation takes their place
 
 
-def _is_a_kernel_of(config: Any) -> bool:
+def _is_a_kernel_of(config: object) -> bool:
     name = getattr(config, OWN)
     name = name.own if isinstance(name, _InPlaceOf) else name  # another block is at work
     return isinstance(name, str) and ("flash" in name or name == "flex_attention") and "paged|" not in name
@@ -104,14 +104,14 @@ class _InPlaceOf(str):
         made.own = own
         return made
 
-    def __deepcopy__(self, _: Any) -> str:
+    def __deepcopy__(self, _: object) -> str:
         return self.own
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (self.own,)
 
 
-def _stand_in(attachment: Attachment, config: Any) -> Undo:
+def _stand_in(attachment: Attachment, config: object) -> Undo:
     """Flash and flex attention compute what "sdpa" does, or "eager" where a model has no "sdpa"."""
     from transformers import PreTrainedModel
 
@@ -135,11 +135,11 @@ def _stand_in(attachment: Attachment, config: Any) -> Undo:
 def _stand_between() -> Undo:
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    found = AttentionInterface.get_interface
+    own = AttentionInterface.get_interface
 
-    @functools.wraps(found)
-    def get_interface(self: Any, *args: Any, **kwargs: Any) -> Function:
-        return _between(found(self, *args, **kwargs))
+    @functools.wraps(own)
+    def get_interface(self: AttentionInterface, *args: Any, **kwargs: Any) -> Function:
+        return _between(own(self, *args, **kwargs))
 
     return undo_all(
         [
@@ -156,9 +156,9 @@ def _stand_between() -> Undo:
 
 def _answering(look_up: Function, between: Function) -> Function:
     @functools.wraps(look_up)
-    def __getitem__(self: Any, name: Any) -> Function:  # noqa: N807
-        found: Function = between(look_up(self, name))
-        return found
+    def __getitem__(self: object, name: object) -> Function:  # noqa: N807
+        function: Function = between(look_up(self, name))
+        return function
 
     return __getitem__
 
@@ -184,8 +184,8 @@ def _between(own: Function) -> Function:
         return own
 
     @functools.wraps(own)
-    def attend(module: Any, *args: Any, **kwargs: Any) -> Any:
-        listening = [each for each in active if module in each.paths]
+    def attend(module: nn.Module, *args: object, **kwargs: object) -> object:
+        listening = [attachment for attachment in active if module in attachment.paths]
         if not listening:
             return own(module, *map(as_tensor, args), **{n: as_tensor(x) for n, x in kwargs.items()})
         return answered(listening, own, module, args, kwargs)
@@ -199,10 +199,10 @@ def _between_masks(own: Function) -> Function:
         return own
 
     @functools.wraps(own)
-    def mask(*args: Any, **call: Any) -> Any:
+    def mask(*args: object, **call: object) -> object:
         listening = [] if args else _listening_to(call.get("config"))
-        for each in listening:
-            each.forward.masked.append(call["config"])
+        for attachment in listening:
+            attachment.forward.masked.append(call["config"])
         return compact_mask(own, **call) if listening else own(*args, **call)
 
     mask.__headwise_own__ = own  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ to nothing, one that it uses and we do not is refused.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import CodeType, FunctionType
 from typing import Any
@@ -58,16 +58,16 @@ class _Own:
 
 
 FIRST = ("query", "key", "value", "attention_mask")
-_read: WeakKeyDictionary[Any, _Own] = WeakKeyDictionary()
+_read: WeakKeyDictionary[FunctionType, _Own] = WeakKeyDictionary()
 
 
 def _own(function: Function) -> _Own:
     if not isinstance(function, FunctionType):
         return _read_code(function)
-    found = _read.get(function)
-    if found is None or found.code is not function.__code__:
-        found = _read[function] = _read_code(function)
-    return found
+    read = _read.get(function)
+    if read is None or read.code is not function.__code__:
+        read = _read[function] = _read_code(function)
+    return read
 
 
 def _read_code(function: Function) -> _Own:
@@ -106,7 +106,7 @@ def _names_and_words(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(names), frozenset(words)
 
 
-def _why_not(own: _Own, given: dict[str, Any]) -> str | None:
+def _why_not(own: _Own, given: Mapping[str, object]) -> str | None:
     """What keeps us from answering for a function, in words; None: nothing."""
     if own.unknown:
         return f"{own.function} uses {', '.join(own.unknown)}"
@@ -127,7 +127,7 @@ def answered(
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Any:
+) -> object:
     """What a model's own function would answer.
 
     Args:
@@ -140,31 +140,31 @@ def answered(
     own = _own(function)
     names = own.parameters[1:] or FIRST
     given = dict(zip(names, args, strict=False)) | kwargs
-    query, key, value, mask = (given.pop(name, None) for name in names[: len(FIRST)])
+    query, key, value, mask = [given.pop(name, None) for name in names[: len(FIRST)]]
     reason = _why_not(own, given)
     # Torch's function has no soft cap: Transformers' around it says so, or, before 5.18, leaves the cap out.
     refuses = own.is_fused and "softcap" in own.mentions and given.get("softcap") is not None
     if reason is None and not refuses:
         return attention_function(own, module, query, key, value, mask, given)
-    if reason is not None and any(each.fallback is None for each in listening):
+    if reason is not None and any(attachment.fallback is None for attachment in listening):
         raise AttentionBypassed(
             f"attention of {path_of(module)} must be one that headwise knows: {reason}; read its weights "
             "with fallback='eager' if it makes them, or leave this layer out with fallback='skip'"
         )
     with quietly():
         answer = function(module, *map(as_tensor, args), **{n: as_tensor(x) for n, x in kwargs.items()})
-    if any(each.reads_eager for each in listening):
+    if any(attachment.reads_eager for attachment in listening):
         _look(module, answer, query, key)
     return answer
 
 
-def _look(module: nn.Module, answer: Any, query: Tensor, key: Tensor) -> None:
+def _look(module: nn.Module, answer: object, query: Tensor, key: Tensor) -> None:
     """Tell of the weights that a model's own function gives beside its output."""
     weights = answer[1] if isinstance(answer, tuple) and len(answer) > 1 else None
     (B, H, T), S, path = query.shape[:3], key.shape[2], path_of(module)
     if isinstance(weights, Tensor) and tuple(weights.shape) == (B, H, T, S):
-        found = AttentionMap.from_weights(weights.detach(), Mask(queries=padding_now(path, B, T)))
-        announce(module, "cross" if _is_cross(module, T, S, None, None) else "self", found, None, None)
+        given = AttentionMap.from_weights(weights.detach(), Mask(queries=padding_now(path, B, T)))
+        announce(module, "cross" if _is_cross(module, T, S, None, None) else "self", given, None, None)
 
 
 def attention_function(
@@ -229,10 +229,8 @@ def attention_function(
     joined = output.transpose(1, 2).contiguous()  # [B, T, H, D]
 
     def dense() -> Tensor:
-        found = torch.nn.functional.pad(weights.dense(), (0, S - used))
-        return (
-            found / found.sum(-1, keepdim=True) if "logsumexp" in own.mentions else found
-        )  # before the sink
+        p = torch.nn.functional.pad(weights.dense(), (0, S - used))
+        return p / p.sum(-1, keepdim=True) if "logsumexp" in own.mentions else p  # before the sink
 
     if given.get("output_attentions"):
         return joined, dense()
@@ -262,7 +260,8 @@ def _with_padding_given(rules: Mask, real: Tensor | None) -> Mask:
 def _is_masked(module: nn.Module) -> bool:
     """Whether the model around a layer has asked its own mask function in this forward."""
     config = getattr(module, "config", None)
-    return any(config is each for one in active if module in one.paths for each in one.forward.masked)
+    around = [attachment.forward.masked for attachment in active if module in attachment.paths]
+    return any(config is asked for masked in around for asked in masked)
 
 
 def _scale(own: _Own, module: nn.Module, query: Tensor, scaling: Any) -> float | None:
@@ -277,7 +276,7 @@ def _is_written_to(key: Tensor) -> bool:
     return key.is_inference() or key._version > 0
 
 
-def _is_cross(module: nn.Module, T: int, S: int, mask: Any, is_causal: bool | None) -> bool:
+def _is_cross(module: nn.Module, T: int, S: int, mask: object, is_causal: bool | None) -> bool:
     """Whether keys come from elsewhere, as far as a layer lets one know."""
     if getattr(module, "is_cross_attention", False) is True:
         return True

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import WRAPPER_ASSIGNMENTS, cached_property, update_wrapper
 from types import CellType, FunctionType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -45,9 +45,9 @@ class CompactMask:
     @cached_property
     def rules(self) -> Mask | None:
         """What the predicate and the padding come to; None: a predicate of unknown parts."""
-        found = _read(self.predicate, self)
+        seen = _read(self.predicate, self)
         padding = self.keys_padding
-        return found if found is None or padding is None else found & Mask.padding(padding)
+        return seen if seen is None or padding is None else seen & Mask.padding(padding)
 
     @property
     def shift(self) -> int:
@@ -133,7 +133,9 @@ class Standing(Tensor):
         return self.compact if self.compact is not None and unwritten else self.made()
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, func: Predicate, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if func in ABOUT:
             with torch._C.DisableTorchFunctionSubclass():
@@ -144,8 +146,8 @@ class Standing(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        cls, func: Predicate, types: object, args: object = (), kwargs: object = None
+    ) -> object:
         return func(*_made(args), **_made(kwargs or {}))
 
 
@@ -182,11 +184,11 @@ class _Asked(Exception):
     """A mask function asks who sees whom: it is going to make a mask."""
 
 
-def _ask(*_: Any) -> Any:
+def _ask(*_: object) -> NoReturn:
     raise _Asked
 
 
-def compact_mask(own: Callable[..., Any], **call: Any) -> Any:
+def compact_mask(own: Predicate, **call: Any) -> Tensor | None:
     """What a model's own mask function gives, without the tensor: nothing, where it gives nothing.
 
     Args:
@@ -233,11 +235,11 @@ def _as_now(value: Any, around: tuple[Any, ...] = ()) -> Any:
     if isinstance(value, Tensor):
         return value.clone()
     if type(value) in (tuple, list):
-        return type(value)(_as_now(each, around) for each in value)
+        return type(value)(_as_now(part, around) for part in value)
     if not isinstance(value, FunctionType) or not value.__closure__ or value in around:
         return value
     inside = [cell.cell_contents for cell in value.__closure__]
-    copies = [_as_now(each, (*around, value)) for each in inside]
+    copies = [_as_now(part, (*around, value)) for part in inside]
     cells = tuple(map(CellType, copies))
     made = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
     return update_wrapper(made, value, (*WRAPPER_ASSIGNMENTS, "__kwdefaults__"))
@@ -297,7 +299,7 @@ def _chunks(size: int, left_padding: Tensor, of: CompactMask) -> Mask:
 
 
 def rules_of(
-    mask: Any, query_len: int, key_len: int, itself: bool, batch: int = 1
+    mask: CompactMask | Tensor, query_len: int, key_len: int, itself: bool, batch: int = 1
 ) -> tuple[Mask, Tensor | None, int]:
     """(rules, bias, keys in use) of what an attention function was handed.
 

@@ -20,11 +20,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from types import FunctionType, MethodType
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, SupportsIndex, TypeVar, cast
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from ...errors import ArgumentError
 from ..shared_patches import Undo, turns, undo_all
@@ -42,16 +43,24 @@ FORWARD, WRAPPED, COMPILED = "forward", "_old_forward", "_compiled_call_impl"
 REDUCE, DEEPCOPY, HOOKS = "__reduce_ex__", "__deepcopy__", "_forward_pre_hooks"
 WHY = "headwise listens to this model, which runs uncompiled meanwhile; compile without fullgraph=True"
 
-_missing: Any = object()
 _here = threading.local()
+
+
+def _missing() -> None:
+    """Stands for an attribute that is not there."""
+
+
+Forward = Callable[..., object]
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
 
 
 class Post(Protocol):
     """Someone who is told of every run of a module."""
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+    def enter(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None: ...
 
-    def after(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def after(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """It came back; not told where it raised."""
 
     def leave(self) -> None: ...
@@ -62,7 +71,7 @@ class _Attribute:
 
     __slots__ = ("before", "count", "value")
 
-    def __init__(self, value: Any, before: Any) -> None:
+    def __init__(self, value: object, before: object) -> None:
         self.value, self.before, self.count = value, before, 0
 
 
@@ -75,12 +84,12 @@ class _Loan:
         self._module = ref(module)
         self.attributes: dict[str, _Attribute] = {}
         self.posts: tuple[Post, ...] = ()
-        self.instead: tuple[Callable[..., Any], ...] = ()  # of the module's own forward: the first
-        self._hook: Any = None
+        self.instead: tuple[Forward, ...] = ()  # of the module's own forward: the first
+        self._hook: RemovableHandle | None = None
 
     # Lending; only inside `turns`
 
-    def give(self, name: str, value: Any) -> None:
+    def give(self, name: str, value: object) -> None:
         module = self._module()
         assert module is not None
         if name not in self.attributes:
@@ -129,17 +138,17 @@ class _Loan:
 
     def take_back_forward(self) -> None:
         self.take_back(FORWARD)
-        if FORWARD not in self.attributes:
+        if FORWARD not in self.attributes and self._hook is not None:
             self._hook.remove()
 
     # While it lasts
 
-    def lends(self, function: Any) -> bool:
+    def lends(self, function: object) -> bool:
         """Whether this is the forward that is lent now."""
         lent = self.attributes.get(FORWARD)
-        return lent is not None and lent.value.__func__ is function
+        return lent is not None and getattr(lent.value, "__func__", None) is function
 
-    def __call__(self, protocol: Any) -> Any:
+    def __call__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
         """What pickle and copy are told: the module without what it was lent."""
         module = self._module()
         assert module is not None, "asked through the module"
@@ -153,24 +162,24 @@ class _Loan:
             state = (self._without(state[0]), *state[1:])
         return (*made[:2], state, *made[3:])
 
-    def _without(self, state: dict[str, Any]) -> dict[str, Any]:
-        found = {name: value for name, value in state.items() if value is not self}
+    def _without(self, state: dict[str, object]) -> dict[str, object]:
+        rest = {name: value for name, value in state.items() if value is not self}
         for name, lent in self.attributes.items():
-            if name in found and found[name] is lent.value:
+            if name in rest and rest[name] is lent.value:
                 if lent.before is _missing:
-                    del found[name]
+                    del rest[name]
                 else:
-                    found[name] = lent.before
-        hooks = found.get(HOOKS)
-        if hooks and any(hook is _called for hook in hooks.values()):
-            found[HOOKS] = type(hooks)((key, hook) for key, hook in hooks.items() if hook is not _called)
-        return found
+                    rest[name] = lent.before
+        hooks = rest.get(HOOKS)
+        if isinstance(hooks, dict) and any(hook is _called for hook in hooks.values()):
+            rest[HOOKS] = type(hooks)((key, hook) for key, hook in hooks.items() if hook is not _called)
+        return rest
 
-    def deepcopy(self, memo: dict[int, Any]) -> Any:
+    def deepcopy(self, memo: dict[int, object]) -> object:
         """For a class that makes deep copies its own way, which may take along what is in the dict."""
         module = self._module()
         assert module is not None, "asked through the module"
-        made: Any = type(module).__deepcopy__(module, memo)  # type: ignore[attr-defined]
+        made: object = type(module).__deepcopy__(module, memo)  # type: ignore[attr-defined]
         if isinstance(made, nn.Module) and made is not module:
             same = {id(lent.value): lent.value for lent in self.attributes.values()}
             own = made.__dict__
@@ -186,10 +195,10 @@ class _Loan:
                 del own[HOOKS][key]
         return made
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Loan:
+    def __deepcopy__(self, memo: dict[int, object]) -> _Loan:
         return self
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return _nothing, ()
 
 
@@ -198,11 +207,11 @@ def _nothing() -> None:
 
 
 def _loan_to(module: nn.Module) -> _Loan:
-    found = module.__dict__.get(REDUCE)
-    return found if isinstance(found, _Loan) and found._module() is module else _Loan(module)
+    loan = module.__dict__.get(REDUCE)
+    return loan if isinstance(loan, _Loan) and loan._module() is module else _Loan(module)
 
 
-def lend(module: nn.Module, name: str, value: Any) -> Undo:
+def lend(module: nn.Module, name: str, value: object) -> Undo:
     """Give a module an attribute for a while; the first value lent under a name stays until the last ends."""
     with turns:
         loan = _loan_to(module)
@@ -212,10 +221,10 @@ def lend(module: nn.Module, name: str, value: Any) -> Undo:
 
 def without_loan(module: nn.Module, name: str) -> Any:
     """An attribute of a module as it would be if it were not lent; None: it has none."""
-    loan, found = module.__dict__.get(REDUCE), module.__dict__.get(name, _missing)
+    loan, value = module.__dict__.get(REDUCE), module.__dict__.get(name, _missing)
     if isinstance(loan, _Loan) and name in loan.attributes:
-        found = loan.attributes[name].before
-    return None if found is _missing else found
+        value = loan.attributes[name].before
+    return None if value is _missing else value
 
 
 def station(module: nn.Module, post: Post) -> Undo:
@@ -226,13 +235,13 @@ def station(module: nn.Module, post: Post) -> Undo:
         loan.posts += (post,)
 
     def undo() -> None:
-        loan.posts = tuple(each for each in loan.posts if each is not post)
+        loan.posts = tuple(other for other in loan.posts if other is not post)
         loan.take_back_forward()
 
     return _once(undo)
 
 
-def override(modules: Iterable[nn.Module], forward: Callable[..., Any]) -> Undo:
+def override(modules: Iterable[nn.Module], forward: Forward) -> Undo:
     """Let `forward(module, ...)` run in place of each module's own; one with its own forward is left alone.
 
     Where a placement library has wrapped the forward of a module (device_map), what it wrapped is replaced.
@@ -260,11 +269,11 @@ def uncompile(modules: Iterable[nn.Module]) -> Undo:
     return undo_all(undos)
 
 
-def _original(module: Any, *args: Any, **kwargs: Any) -> Any:
+def _original(module: Any, *args: object, **kwargs: object) -> object:
     return module._orig_mod(*args, **kwargs)
 
 
-def _replace(module: nn.Module, forward: Callable[..., Any]) -> Undo:
+def _replace(module: nn.Module, forward: Forward) -> Undo:
     with turns:
         loan = _loan_to(module)
         loan.give_forward()
@@ -295,13 +304,14 @@ def _once(undo: Undo) -> Undo:
 # The forward that is lent
 
 
-def unseen(function: Callable[..., Any], like: Any = None) -> Callable[..., Any]:
+def unseen(function: Callable[Given, Answer], like: Forward | None = None) -> Callable[Given, Answer]:
     """A function into which no compiler looks, nor into what it calls; to be called as another one is."""
 
-    def alone(*args: Any, **kwargs: Any) -> Any:
+    def alone(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
         return function(*args, **kwargs)
 
-    functools.update_wrapper(alone, function if like is None else like)
+    behind: Forward = function if like is None else like
+    functools.update_wrapper(alone, behind)
     if _FrameAction is None:
         return torch.compiler.disable(alone, reason=WHY)
     skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
@@ -320,24 +330,24 @@ class _StandIn:
 
     __slots__ = ("_binds", "_module", "_own", "_seen")
 
-    def __init__(self, own: Any, binds: bool, module: nn.Module | None = None) -> None:
+    def __init__(self, own: Forward, binds: bool, module: nn.Module | None = None) -> None:
         self._own, self._binds = own, binds  # _missing: the class's; whether it takes the module first
         self._module = None if module is None else ref(module)  # whose alone it is
 
-    def as_function(self, like: Any) -> Any:
-        found: Any = unseen(self, like)
-        found._stand_in, self._seen = self, ref(found)
-        return found
+    def as_function(self, like: Forward) -> FunctionType:
+        function = cast(FunctionType, unseen(self, like))
+        function.__dict__["_stand_in"], self._seen = self, ref(function)
+        return function
 
-    def is_behind(self, function: Any) -> bool:
+    def is_behind(self, function: object) -> bool:
         """Not behind one that was made to look like it: `functools.wraps` copies what a function carries."""
         return self._seen() is function
 
-    def before(self, module: nn.Module) -> Any:
+    def before(self, module: nn.Module) -> Forward:
         """What was in the module's dict."""
         return MethodType(self._own, module) if self._binds and self._own is not _missing else self._own
 
-    def forward_of(self, module: nn.Module, found: Callable[[Any], Any] = lambda own: own) -> Any:
+    def forward_of(self, module: nn.Module, found: Callable[[Forward], Forward] = lambda own: own) -> Forward:
         own = found(type(module).forward if self._own is _missing else self._own)
         return MethodType(own, module) if self._binds else own
 
@@ -355,7 +365,7 @@ class _StandIn:
                 "wrapper off, copy, and wrap the copy"
             )
 
-    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, module: nn.Module, *args: object, **kwargs: object) -> object:
         taken = getattr(_here, "replica", None)
         if taken is not None:
             _here.replica = None
@@ -381,68 +391,70 @@ class _StandIn:
                 post.leave()
 
 
-def _lent_forward(kind: type[nn.Module]) -> Callable[..., Any]:
+def _lent_forward(kind: type[nn.Module]) -> FunctionType:
     """One function a class, with its signature; the same each time, as compiled code looks at which it is."""
-    found = _forwards.get(kind)
-    if found is None:
-        found = _forwards[kind] = _StandIn(_missing, True).as_function(kind.forward)
-    return found
+    lent = _forwards.get(kind)
+    if lent is None:
+        lent = _forwards[kind] = _StandIn(_missing, True).as_function(kind.forward)
+    return lent
 
 
-_forwards: WeakKeyDictionary[type[nn.Module], Callable[..., Any]] = WeakKeyDictionary()
+_forwards: WeakKeyDictionary[type[nn.Module], FunctionType] = WeakKeyDictionary()
 
 
-def _lent_in_place_of(module: nn.Module, own: Any) -> Callable[..., Any]:
+def _lent_in_place_of(module: nn.Module, own: Forward) -> FunctionType:
     """The same for one module that has a forward of its own in its dict, which is bound already."""
-    binds = isinstance(own, MethodType) and own.__self__ is module
-    found: Any = _StandIn(own.__func__ if binds else own, binds, module).as_function(own)
+    unbound = own.__func__ if isinstance(own, MethodType) and own.__self__ is module else own
+    function = _StandIn(unbound, unbound is not own, module).as_function(own)
     try:
         signature = inspect.signature(own)
     except (TypeError, ValueError):
-        return found
+        return function
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    taken = [one.replace(kind=one.kind) for one in signature.parameters.values()]
-    found.__signature__ = inspect.Signature([itself, *taken], return_annotation=signature.return_annotation)
-    return found
+    taken = list(signature.parameters.values())
+    function.__dict__["__signature__"] = inspect.Signature(
+        [itself, *taken], return_annotation=signature.return_annotation
+    )
+    return function
 
 
-def _called(module: nn.Module, _: Any) -> None:
+def _called(module: nn.Module, _: object) -> None:
     """Before every run: a shallow copy of a module, as `nn.DataParallel` makes them, has the other's forward.
 
     It gets its own for the next time; for this one torch has looked it up already.
     """
-    method: Any = module.__dict__.get(FORWARD)
-    if _stand_in(method) is None or method.__self__ is module:
+    method = module.__dict__.get(FORWARD)
+    if not isinstance(method, MethodType) or _stand_in(method) is None or method.__self__ is module:
         return
     if method.__self__.__dict__.get(REDUCE) is module.__dict__.get(REDUCE):
         module.__dict__[FORWARD] = MethodType(method.__func__, module)
         _here.replica = ref(module)
 
 
-def _stand_in(forward: Any) -> _StandIn | None:
+def _stand_in(forward: object) -> _StandIn | None:
     """What is behind a forward that is lent, or was."""
     if not isinstance(forward, MethodType):
         return None
-    found = getattr(forward.__func__, "_stand_in", None)
-    return found if isinstance(found, _StandIn) and found.is_behind(forward.__func__) else None
+    stand_in = getattr(forward.__func__, "_stand_in", None)
+    return stand_in if isinstance(stand_in, _StandIn) and stand_in.is_behind(forward.__func__) else None
 
 
-def _before(module: nn.Module) -> Any:
+def _before(module: nn.Module) -> Forward:
     """The forward in a module's dict, or what was there before one was lent that has stayed there."""
-    own = module.__dict__.get(FORWARD, _missing)
-    while (found := _stand_in(own)) is not None and own.__self__ is module:
-        own = found.before(module)
+    own: Forward = module.__dict__.get(FORWARD, _missing)
+    while (stand_in := _stand_in(own)) is not None and getattr(own, "__self__", None) is module:
+        own = stand_in.before(module)
     return own
 
 
-def _written(forward: Any) -> Any:
+def _written(forward: Forward) -> Forward:
     """The function behind a compiled one."""
     return getattr(forward, "_torchdynamo_orig_callable", forward)
 
 
 def _is_of_its_class(module: nn.Module) -> bool:
     """Whether a module runs the forward of its class."""
-    loan, own = module.__dict__.get(REDUCE), _before(module)
-    if isinstance(loan, _Loan) and FORWARD in loan.attributes:
-        own = loan.attributes[FORWARD].before
+    loan = module.__dict__.get(REDUCE)
+    lent = loan.attributes.get(FORWARD) if isinstance(loan, _Loan) else None
+    own = _before(module) if lent is None else cast(Forward, lent.before)
     return own is _missing or getattr(_written(own), "__func__", None) is type(module).forward

@@ -1,0 +1,107 @@
+"""The door to a model: `attach` lets somebody hear its attention, for a while.
+
+    model ── posts: which module runs now ──┐
+          └─ adapters: q, k, v, mask ───────┴─> announce(module, ...) ──> every listener's hear(call)
+
+While somebody listens, attention runs on headwise's engines: that is where the log-sum-exp comes from that
+makes the second pass possible. Nothing else in the model changes, nothing outside of it does, and all of it
+is undone at the end.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import NamedTuple
+from weakref import ref
+
+from torch import nn
+
+from ..errors import ArgumentError
+from .active import Listener, active
+from .adapters import ADAPTERS
+from .adapters.loans import station, uncompile
+from .attachment import Attachment, Change, Post
+from .shared_patches import Undo, turns, undo_all
+
+__all__ = ["FALLBACKS", "attach"]
+
+FALLBACKS = (None, "eager", "skip")
+
+
+def attach(
+    model: nn.Module, listener: Listener, fallback: str | None = None
+) -> AbstractContextManager[Attachment]:
+    """Let `listener` hear every attention call of `model` inside a `with` block.
+
+    Args:
+        fallback: for layers that bypass every hook: None raises, naming them; "eager" reads the weights they
+            compute; "skip" leaves them out.
+
+    Raises:
+        ArgumentError: not a module; an unknown fallback.
+        AttentionBypassed: in the model's forward, or at the end.
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(
+            f"model must be a torch.nn.Module: got {type(model).__name__}; pass the model itself"
+        )
+    if fallback not in FALLBACKS:
+        raise ArgumentError(
+            f"fallback must be None, 'eager' or 'skip': got {fallback!r}; None names the layers"
+        )
+    return _Attached(model, listener, fallback)
+
+
+class _Block(NamedTuple):
+    """One time that an attachment was entered."""
+
+    attachment: Attachment
+    place: ref[Listener]
+
+
+class _Attached(AbstractContextManager[Attachment]):
+    """Keeps the listener: an attachment itself does not."""
+
+    def __init__(self, model: nn.Module, listener: Listener, fallback: str | None) -> None:
+        self.model, self.listener, self.fallback = model, listener, fallback
+
+    def __enter__(self) -> Attachment:
+        with turns:
+            known = next((attachment for attachment in active if attachment.model is self.model), None)
+            attachment = Attachment(self.model) if known is None else known
+            self._block = _Block(attachment, attachment.add(self.listener, self.fallback))
+            if known is None:
+                attachment.begin(CHANGES)
+        return attachment
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        attachment, place = self._block
+        try:
+            if kind is None and attachment.run is None:
+                attachment.check()
+        finally:
+            with turns:
+                attachment.remove(place)
+
+
+def _post(attachment: Attachment) -> Undo:
+    """Every module that may attend, or around one that does, tells when it runs."""
+    undos: list[Undo] = []
+    try:
+        for module, (path, is_place) in attachment.structure.hooked.items():
+            post = attachment.posts[module] = Post(attachment, path, is_place)
+            undos.append(station(module, post))
+    except BaseException:
+        undo_all(undos)()
+        raise
+    return undo_all(undos)
+
+
+def _uncompile(attachment: Attachment) -> Undo:
+    return uncompile(attachment.paths)
+
+
+CHANGES: tuple[Change, ...] = (_post, _uncompile, *ADAPTERS)

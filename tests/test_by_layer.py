@@ -1,0 +1,147 @@
+"""Results by layer: a layer goes by its number or its path, in whatever is asked and given."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import headwise as hw
+from headwise.errors import ArgumentError
+from headwise.heads.layer_names import ByLayer, names_of
+from judge import error
+from small_models import albert, bert, gpt2, ours, tokens
+
+PLACES = ["h.0.attn", "h.1.attn", "h.2.attn", "h.3.attn"]
+NAMES = names_of(PLACES)
+
+
+def test_a_layer_goes_by_its_number_its_path_the_end_of_its_path_and_from_the_end() -> None:
+    found = ByLayer(dict.fromkeys(PLACES, "x") | {"h.3.attn": "last"}, NAMES)
+    assert found[3] == found[-1] == found["h.3.attn"] == found["3.attn"] == "last"
+    assert list(found) == [0, 1, 2, 3] and found.paths == PLACES and len(found) == 4
+    assert found.path_of(-1) == found.path_of("3.attn") == "h.3.attn" and found.name_of("h.3.attn") == 3
+    assert all(name in found for name in (0, -4, "h.0.attn", "0.attn"))
+    assert not any(name in found for name in (4, -5, "h.4.attn", True, 1.5, None, (0, 1)))
+    assert found.get(9) is None and found.get(9, "none") == "none" and found.get(3, "none") == "last"
+    assert dict(found) == {0: "x", 1: "x", 2: "x", 3: "last"} == found
+    assert repr(ByLayer({"h.0.attn": 7})) == "ByLayer({0: 7})"
+
+
+def test_numbers_are_the_models_whatever_is_there() -> None:
+    found = ByLayer({"h.2.attn": 2, "h.1.attn": 1}, NAMES)
+    assert list(found) == [2, 1] and found[2] == 2 and found[-3] == 1
+    with pytest.raises(ArgumentError, match=r"layer must be one that ran: got -1, h\.3\.attn, which did not"):
+        found[-1]
+    with pytest.raises(ArgumentError, match=r"layer must be one of 0 to 3: got 7; there are h\.0\.attn"):
+        found[7]
+
+
+def test_where_there_are_several_stacks_layers_go_by_paths() -> None:
+    found = ByLayer({"encoder.0": 1, "decoder.0": 2})
+    assert list(found) == ["encoder.0", "decoder.0"] and found["decoder.0"] == 2
+    with pytest.raises(ArgumentError, match=r"several stacks: got 0 for encoder\.\*, decoder\.\*"):
+        found[0]
+
+
+def test_visits_of_the_only_layer_are_its_layers_and_of_one_among_others_go_by_paths() -> None:
+    alone = ByLayer({"attn": 0, "attn#1": 1, "attn#2": 2}, names_of(["attn"]))
+    assert list(alone) == [0, 1, 2] and alone[-1] == alone["attn#2"] == 2 and alone["attn#0"] == 0
+    among = ByLayer({"h.1.attn": 0, "h.1.attn#1": 1}, NAMES)
+    assert list(among) == ["h.1.attn", "h.1.attn#1"]  # the number 1 would mean either
+    with pytest.raises(ArgumentError, match="several stacks: got 1"):
+        among[1]
+
+
+def test_it_can_be_copied_and_pickled() -> None:
+    found = ByLayer({"h.1.attn": [5]}, NAMES)
+    for again in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+        assert again == found and again[1] == [5] and again.path_of(1) == "h.1.attn"
+
+
+def test_what_is_collected_measured_and_pruned_goes_by_number_and_path_alike() -> None:
+    model, ids = gpt2(), tokens()
+    path = "transformer.h.1.attn"
+    with torch.no_grad(), hw.collect(model) as outputs:
+        model(ids)
+    means = hw.head_means(model, [ids])
+    scores = hw.importance(model, [ids])
+    losses = hw.robustness(model, [ids], method="random", repeats=1, points=1).single
+    assert losses is not None
+    for found in (outputs, means, scores, losses):
+        assert isinstance(found, ByLayer) and list(found) == [0, 1]
+        assert found[1] is found[-1] is found[path] and found.path_of(1) == path
+    pruned = hw.prune(model, [(-1, 0)])
+    assert pruned.heads == {1: [0]} and pruned.heads[path] == [0] and pruned.num_heads[-1] == (3, 2)
+
+
+@pytest.mark.parametrize("name", [1, -1, "layers.1"])
+def test_means_and_outputs_are_taken_by_number_and_by_path(name: int | str) -> None:
+    model, x = ours(), torch.randn(2, 5, 13, dtype=torch.float64)
+    with torch.no_grad(), hw.collect(model) as outputs:
+        model(x)
+    means = hw.head_means(model, [x])
+    with torch.no_grad():
+        with hw.ablate(model, [(1, 2)], method="mean", means=means):
+            expected = model(x)
+        with hw.ablate(model, [(name, 2)], method="mean", means={name: means[1]}):
+            assert torch.equal(model(x), expected)
+        with hw.patch(model, [(1, 2)], {name: outputs[1].flip(0)}), hw.collect(model) as changed:
+            model(x)
+    assert error(changed[1][:, 2], outputs[1].flip(0)[:, 2]) == 0
+
+
+def test_what_was_collected_of_a_model_is_known_in_the_model_around_it() -> None:
+    class Around(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    model, x = ours(), torch.randn(2, 5, 13, dtype=torch.float64)
+    with torch.no_grad(), hw.collect(model) as outputs:
+        model(x)
+    around = Around(model)
+    with torch.no_grad(), hw.patch(around, [(0, None), (1, None)], outputs), hw.collect(around) as again:
+        around(x.flip(0))
+    assert again.paths == ["inner.layers.0", "inner.layers.1"]
+    assert all(torch.equal(again[layer], outputs[layer]) for layer in (0, 1))
+
+
+def test_every_visit_of_a_shared_layer_is_patched_with_its_own() -> None:
+    model = albert()
+    with torch.no_grad(), hw.collect(model) as outputs:
+        model(tokens(seed=1))
+        path = outputs.paths[0]
+        one_visit = {f"{path}#0": outputs[0], f"{path}#1": outputs[1], f"{path}#2": outputs[2]}
+    for given in (outputs, one_visit):
+        with torch.no_grad(), hw.patch(model, [(0, None)], given), hw.collect(model) as again:
+            model(tokens(seed=2))
+        assert all(torch.equal(again[layer], outputs[layer]) for layer in outputs)
+
+
+def test_layers_that_are_given_wrongly_are_named() -> None:
+    model = ours()
+    mean = torch.zeros(4, 7)
+    for match, means in (
+        (r"means must hold a layer once: got 'layers.0', layers.0, again", {0: mean, "layers.0": mean}),
+        (r"layer must be one of 0 to 1: got 5", {0: mean, 5: mean}),
+        (r"layer must be a place of attention: got 'layers.9'", {0: mean, "layers.9": mean}),
+        (r"means must be a mapping from layers to tensors: got list", [mean]),
+    ):
+        with pytest.raises(ArgumentError, match=match):
+            hw.ablate(model, [(0, 1)], method="mean", means=means)  # type: ignore[arg-type]
+
+
+def test_heads_that_were_watched_are_by_layer_as_well() -> None:
+    model = bert()
+    with torch.no_grad(), hw.watch(model) as heads:
+        model(tokens())
+    assert isinstance(heads, ByLayer) and heads.path_of(1) == "bert.encoder.layer.1.attention.self"
+    assert heads[1] is heads[-1] is heads[heads.path_of(1)] and heads[1, 2].head == 2
+    assert (1, 2) in heads and (1, 99) not in heads and heads.get((1, 99)) is None  # type: ignore[call-overload]
