@@ -28,7 +28,6 @@ from .indexing import Index, take
 from .mask_rules import (
     AnyRule,
     Changes,
-    Facts,
     Fields,
     Rule,
     RuleSet,
@@ -40,8 +39,6 @@ from .mask_rules import (
     as_padding,
     can_read,
     check_padding,
-    facts_of,
-    fields_of,
     join_allowed,
     join_ids,
     join_padding,
@@ -260,8 +257,6 @@ class Mask(RuleSet):
     """
 
     RULES: ClassVar[tuple[AnyRule, ...]] = (Band(), Padding(), Counted(), Documents(), Dense())
-    FACTS: ClassVar[tuple[Facts, ...]] = facts_of(RULES)
-    FIELDS: ClassVar[Fields] = fields_of(RULES)
 
     left: int | None = None  # keys before p_i - left are hidden
     right: int | None = None  # keys after p_i + right are hidden
