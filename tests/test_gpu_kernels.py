@@ -750,6 +750,23 @@ def test_what_the_kernels_cannot_take_is_said_in_words_and_runs_on_tiles(
     assert door.cannot(hw.AttentionMap(q, k)._scores) == "it runs on cuda, the tensors are on cpu"
 
 
+@pytest.mark.parametrize("shared", ["keys", "queries"])
+def test_labels_that_all_sequences_share_meet_labels_of_each(shared: str) -> None:
+    """Of queries a batch, of keys one for all: the kernels read the first sequence's labels for every one."""
+    B, T, S = 2, 19, 23
+    keys, queries = torch.arange(S) // 7, torch.stack([torch.arange(T) // 5, torch.arange(T) // 5 + 1])
+    if shared == "queries":
+        keys, queries = torch.stack([keys, keys + 1]), queries[0]
+    mask = Mask.documents(keys, queries)
+    case = replace(numbers(B, 2, 1, T, S, 16), mask=mask).to(torch.float32)
+    truth, plain = case.to(torch.float64).reference()[1], case.reference()[1]
+    w = map_of(case)
+    assert_judged(w.dense(), plain, truth, dtype=torch.float32, size=1.0)
+    seen = mask.full(T, S, B).expand(B, 1, T, S).sum(-1)
+    assert torch.equal(w.visible(), seen)
+    assert torch.equal(w.counted_queries(), (seen > 0).expand(B, 2, T))
+
+
 def test_a_statistic_without_a_kernel_is_measured_beside_those_that_have_one(
     monkeypatch: pytest.MonkeyPatch, launched: list[str]
 ) -> None:

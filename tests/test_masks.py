@@ -240,7 +240,7 @@ def test_padded_queries_alone_hide_nothing() -> None:
 
 BAND, PADDED, DOCUMENTS = Mask.window(2), Mask.padding([3]), Mask.documents([0, 0, 1])
 DENSE, COUNTED = Mask.dense(torch.ones(3, 3)), Mask(queries=torch.tensor([3]))
-KINDS = {
+FACTS = {
     "nothing": (Mask(), "positional band padded_band countable"),
     "a band": (BAND, "positional band padded_band countable made"),
     "queries": (BAND & COUNTED, "band padded_band countable made"),
@@ -251,7 +251,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize(("mask", "kinds"), KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(("mask", "kinds"), FACTS.values(), ids=FACTS)
 def test_a_mask_knows_of_what_kind_it_is(mask: Mask, kinds: str) -> None:
     """Engines ask this in every call, instead of naming the rules one by one."""
     every = ("positional", "band", "padded_band", "countable", "narrow", "made")

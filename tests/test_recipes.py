@@ -68,7 +68,7 @@ STRIDE: Recipe = {
         ),
     ],
     "engines/gpu/tile.py": [
-        ("after", "    lengths: Any = None", "    stride: Any = None\n"),
+        ("after", "    lengths: Tensor | None = None", "    stride: int | None = None\n"),
         (
             "before",
             "    if rules.allowed is not None:",

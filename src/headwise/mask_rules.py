@@ -254,7 +254,7 @@ class Rule(Generic[Some]):
 
 AnyRule = Rule[Any]
 # The answers of a set of rules that depend on nothing but which rules are there.
-Facts = tuple[tuple[str, object], ...]
+Facts = dict[str, object]
 
 
 def facts_of(rules: Sequence[AnyRule]) -> tuple[Facts, ...]:
@@ -270,22 +270,18 @@ def facts_of(rules: Sequence[AnyRule]) -> tuple[Facts, ...]:
         told["is_countable"] = all(rule.is_countable for rule in hiding)
         told["is_narrow"] = any(rule.is_narrow for rule in hiding)
         told["is_made"] = any(rule.is_made for rule in hiding)
-        found.append(tuple(told.items()))
+        found.append(told)
     return tuple(found)
-
-
-def fields_of(rules: Sequence[AnyRule]) -> dict[str, str]:
-    """The fields of all rules, in order, and the dimensions of each."""
-    return {name: dims for rule in rules for name, dims in rule.fields.items()}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RuleSet:
-    """What is done with the rules of a mask, whichever they are. A subclass names them and their fields."""
+    """What is done with the rules of a mask, whichever they are. A subclass names them, and their fields."""
 
     RULES: ClassVar[tuple[AnyRule, ...]] = ()
-    FACTS: ClassVar[tuple[Facts, ...]] = facts_of(())
-    FIELDS: ClassVar[Fields] = {}  # all fields in order, and their dimensions: the one list
+    FIELDS: ClassVar[Fields] = {}  # of all rules, in order, and their dimensions: the one list
+    FACTS: ClassVar[tuple[Facts, ...]]  # of every set of rules, by its number
+    BITS: ClassVar[tuple[tuple[str, int], ...]]  # fields, each with the bit of its rule
 
     # found out when a mask is made, for they are asked in every call
     rules: tuple[AnyRule, ...] = field(init=False)  # that are there
@@ -298,16 +294,21 @@ class RuleSet:
     is_narrow: bool = field(init=False)  # a block of queries sees few of the keys
     is_made: bool = field(init=False)  # a tile of it is made anew, one bool a query and key
 
+    def __init_subclass__(cls) -> None:
+        cls.FIELDS = {name: dims for rule in cls.RULES for name, dims in rule.fields.items()}
+        cls.FACTS = facts_of(cls.RULES)
+        cls.BITS = tuple((name, 1 << i) for i, rule in enumerate(cls.RULES) for name in rule.fields)
+
     def __post_init__(self) -> None:
-        bits, bit = 0, 1
-        for rule in self.RULES:
-            for name in rule.fields:
-                if getattr(self, name) is not None:
-                    bits |= bit
-                    break
-            bit += bit
-        for name, value in self.FACTS[bits]:
-            object.__setattr__(self, name, value)
+        there = 0
+        for name, bit in self.BITS:
+            if getattr(self, name) is not None:
+                there |= bit
+        if torch.compiler.is_compiling():  # which knows the slow way alone
+            for name, value in self.FACTS[there].items():
+                object.__setattr__(self, name, value)
+        else:
+            self.__dict__.update(self.FACTS[there])
 
     def __repr__(self) -> str:
         parts = []

@@ -28,7 +28,6 @@ from .indexing import Index, take
 from .mask_rules import (
     AnyRule,
     Changes,
-    Facts,
     Fields,
     Rule,
     RuleSet,
@@ -40,8 +39,6 @@ from .mask_rules import (
     as_padding,
     can_read,
     check_padding,
-    facts_of,
-    fields_of,
     join_allowed,
     join_ids,
     join_padding,
@@ -192,15 +189,17 @@ class Documents(Rule["Mask"]):
         return max(keys[0], int(first[rows].min())), min(keys[1], int(beyond[rows].max()))
 
     def added_shape(self, mask: Mask, shape: Shape) -> tuple[int, ...]:
-        assert mask.key_ids is not None
-        return mask.key_ids.shape[0], 1, *shape[2:]
+        assert mask.key_ids is not None and mask.query_ids is not None, "bind the mask first"
+        return max(mask.key_ids.shape[0], mask.query_ids.shape[0]), 1, *shape[2:]
 
     def for_kernels(self, mask: Mask) -> dict[str, Value | None]:
         assert mask.key_ids is not None and mask.query_ids is not None, "bind the mask first"
+        batch = max(mask.key_ids.shape[0], mask.query_ids.shape[0])  # either may be one for all
         keys, queries = (
-            ids.to(torch.int64).transpose(1, 2).contiguous() for ids in (mask.key_ids, mask.query_ids)
+            ids.to(torch.int64).transpose(1, 2).expand(batch, -1, -1).contiguous()
+            for ids in (mask.key_ids, mask.query_ids)
         )
-        return {"key_ids": keys, "query_ids": queries, "ids_batch": int(keys.shape[0] > 1)}
+        return {"key_ids": keys, "query_ids": queries, "ids_batch": int(batch > 1)}
 
 
 class Dense(Rule["Mask"]):
@@ -260,8 +259,6 @@ class Mask(RuleSet):
     """
 
     RULES: ClassVar[tuple[AnyRule, ...]] = (Band(), Padding(), Counted(), Documents(), Dense())
-    FACTS: ClassVar[tuple[Facts, ...]] = facts_of(RULES)
-    FIELDS: ClassVar[Fields] = fields_of(RULES)
 
     left: int | None = None  # keys before p_i - left are hidden
     right: int | None = None  # keys after p_i + right are hidden

@@ -113,7 +113,9 @@ def visible(scores: Tiled, mask: Mask | None = None) -> Tensor:
         return torch.cat(found, dim=-1).expand(B, -1, T)
     keys, queries = (torch.zeros(B, n, dtype=torch.int64, device=device) for n in (S, T))
     if mask.key_ids is not None and mask.query_ids is not None:
-        labels = torch.cat([mask.key_ids, mask.query_ids], dim=1)  # [B or 1, S + T, N]
+        batch = max(mask.key_ids.shape[0], mask.query_ids.shape[0])  # either may be one for all
+        both = (ids.expand(batch, -1, -1) for ids in (mask.key_ids, mask.query_ids))
+        labels = torch.cat(tuple(both), dim=1)  # [B or 1, S + T, N]
         ranks = torch.unique(labels.flatten(0, 1), dim=0, return_inverse=True)[1].view(labels.shape[:2])
         keys, queries = (rank.expand(B, -1) for rank in (ranks[:, :S], ranks[:, S:]))
     # sorted by label, then by place: a query's keys stand together, in order
