@@ -258,7 +258,13 @@ class Mask(RuleSet):
                   [0, 0, 1, 1]]]], dtype=torch.int32)
     """
 
-    RULES: ClassVar[tuple[AnyRule, ...]] = (Band(), Padding(), Counted(), Documents(), Dense())
+    RULES: ClassVar[tuple[AnyRule, ...]] = (
+        Band(),
+        Padding(),
+        Counted(),
+        Documents(),
+        Dense(),
+    )
 
     left: int | None = None  # keys before p_i - left are hidden
     right: int | None = None  # keys after p_i + right are hidden
