@@ -20,7 +20,7 @@ The rooms:
     runner.py     arms in turn, in changing order; medians, ratios, and the peer against itself
     memory.py     the extra memory of one call, at its peak
     machine.py    what it ran on
-    report.py     results as JSON, one file a device and month
+    report.py     results as JSON, one file per device and month
     readme.py     docs/benchmarks.md from those files; grid.py: torch's class, and README's line of speed
     sweep.py      everything a map tells, at every length; lengths.py: its table and its picture
     progress.py   what is going on, with rich or without

@@ -1,4 +1,4 @@
-"""Results as JSON, one file a device and month: <device>_<yyyymm>.json.
+"""Results as JSON, one file per device and month: <device>_<yyyymm>.json.
 
     {"schema": 1, "device": "cpu",
      "runs":  {"2026-01-31T12:00:00Z": {machine, versions, commit, dirty, repeats, ...}},

@@ -261,7 +261,7 @@ SCORING: dict[str, Refusal] = {
     "slopes of other heads": Refusal(
         {"bias": alibi(4)},
         ShapeError,
-        "slopes must hold one number a head: [4] for 6 heads; give a tensor of shape [6]",
+        "slopes must hold one number per head: [4] for 6 heads; give a tensor of shape [6]",
     ),
     "slopes of integers": Refusal(
         {"bias": Alibi(torch.ones(H).int())},
@@ -274,10 +274,10 @@ SCORING: dict[str, Refusal] = {
     "sinks a key head": Refusal(
         {"sinks": normal(HK)},
         ShapeError,
-        "sinks must hold one number a head: [3] for 6 heads; give a tensor of shape [6]",
+        "sinks must hold one number per head: [3] for 6 heads; give a tensor of shape [6]",
     ),
     "sinks in two dimensions": Refusal(
-        {"sinks": normal(H, 1)}, ShapeError, "sinks must hold one number a head: [6, 1] for 6 heads"
+        {"sinks": normal(H, 1)}, ShapeError, "sinks must hold one number per head: [6, 1] for 6 heads"
     ),
     "one sink as number": Refusal(
         {"sinks": 0.5}, ArgumentError, "sinks must be a floating tensor: got float"

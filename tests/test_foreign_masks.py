@@ -486,7 +486,7 @@ REFUSALS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "key_padding_mask turned round": (
         torch_masks(key_padding_mask=some(7, 2)),
         ShapeError,
-        "key_padding_mask must be [B, S] = [2, 7]: got [7, 2]; give one value a key",
+        "key_padding_mask must be [B, S] = [2, 7]: got [7, 2]; give one value per key",
     ),
     "a mask that does not fit torch": (
         lambda: to_torch(Mask.padding([3, 5]), **named((3, 2, 5, 7))),
@@ -506,7 +506,7 @@ REFUSALS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "other rows": (
         lambda: from_huggingface(some(2, 1, 7, 7), query_len=5),
         ShapeError,
-        "attention_mask must have a row a query: 7 for 5 queries; cut it",
+        "attention_mask must have a row per query: 7 for 5 queries; cut it",
     ),
     "more queries than positions": (
         lambda: from_huggingface(some(2, 7), query_len=11),

@@ -125,7 +125,7 @@ ON = {
     "lengths": Mask.padding(torch.tensor([3, 17])),
     "no keys": Mask.padding(torch.zeros(B, L, dtype=torch.bool)),
     "one set of labels": Mask.documents(SPOTS % 3),
-    "labels a sequence": Mask.documents((SPOTS + torch.tensor([[0], [1]])) % 4) & Mask.causal(),
+    "labels per sequence": Mask.documents((SPOTS + torch.tensor([[0], [1]])) % 4) & Mask.causal(),
     "labels of queries": Mask.documents(SPOTS % 5, (SPOTS + 1) % 5),
     "dense": Mask.dense(normal(8, B, 1, L, L) > 0),
     "dense a head": Mask.dense(normal(9, H, L, L) > 0),
@@ -168,7 +168,7 @@ def test_mass_of_chosen_queries_is_that_of_the_whole_map(case: Self, queries: An
     """A label belongs to the query's position: the last labels would be another query's."""
     if lse_known:
         _ = case.map.lse
-    for name in ("everything", "previous", "some keys", "one set of labels", "labels a sequence"):
+    for name in ("everything", "previous", "some keys", "one set of labels", "labels per sequence"):
         whole = case.map.mass(ON[name], per="query")[:, :, queries]
         part = case.map.select(queries=queries).mass(ON[name], per="query")
         assert error(part, whole) <= 10 * TIGHT[case.dtype], name

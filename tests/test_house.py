@@ -336,6 +336,23 @@ def test_no_package_has_the_name_of_a_public_function() -> None:
     assert sorted(functions & folders) == []
 
 
+# Texts
+
+
+def test_texts_name_only_files_that_are_there() -> None:
+    """DESIGN drew rooms that had moved, and lists of rooms in packages outlived them."""
+    there = {
+        path.name
+        for folder in ("src", "tests", "benchmarks", "docs")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    texts = {name: (ROOT / name).read_text("utf-8") for name in ("DESIGN.md", "README.md")}
+    texts["CONTRIBUTING.md"] = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("\n## Recipes\n")[0]
+    texts |= {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in PACKAGE.rglob("__init__.py")}
+    named = {(text, name) for text in texts for name in re.findall(r"[a-z_]+\.py\b", texts[text])}
+    assert sorted((text, name) for text, name in named if name not in there) == []
+
+
 # The gate
 
 SKIPS = {

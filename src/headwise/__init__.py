@@ -12,7 +12,7 @@ with hw.watch(model) as heads:                         # any model's heads, as i
 heads.table()
 """
 
-from . import budget, errors, heads, nn, scoring, testing
+from . import budget, errors, heads, models, nn, scoring, testing
 from . import pytrees as _pytrees  # noqa: F401, registers what travels through torch.compile and torch.save
 from .engines import operators as _operators  # noqa: F401, registers what torch.compile sees of the second pass
 from .examiner.checks import check, check_file
@@ -56,6 +56,7 @@ __all__ = [
     "importance",
     "load_heads",
     "load_pruned",
+    "models",
     "nn",
     "patch",
     "prune",

@@ -87,7 +87,7 @@ def from_torch(
         if list(key_padding_mask.shape) != [batch, key_len]:
             raise ShapeError(
                 f"key_padding_mask must be [B, S] = {[batch, key_len]}: got {list(key_padding_mask.shape)}; "
-                "give one value a key, for each sequence"
+                "give one value per key, for each sequence"
             )
         if key_padding_mask.dtype == torch.bool:
             mask = mask & Mask.padding(~key_padding_mask)
@@ -198,7 +198,7 @@ def from_huggingface(
         )
     if query_len is not None and attention_mask.shape[2] not in (1, query_len):
         raise ShapeError(
-            f"attention_mask must have a row a query: {attention_mask.shape[2]} for {query_len} queries; "
+            f"attention_mask must have a row per query: {attention_mask.shape[2]} for {query_len} queries; "
             "cut it to the queries of this call"
         )
     if attention_mask.is_floating_point():

@@ -1,4 +1,4 @@
-"""Indices: from what people write in brackets to one slice or index tensor a dimension, and taking them."""
+"""Indices: from what people write in brackets to one slice or index tensor per dimension, and taking them."""
 
 from __future__ import annotations
 

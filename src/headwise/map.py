@@ -1,8 +1,8 @@
 """`AttentionMap`: attention weights that exist only where you look.
 
-The weights are decided by q, k, the mask and one number a row, the log-sum-exp. So they are not stored: a map
-holds those and computes what is asked for, one head, a few rows, the mean, a picture, a statistic. The whole
-matrix is made only when someone asks for all of it, and only inside the memory budget.
+The weights are decided by q, k, the mask and one number per row, the log-sum-exp. So they are not stored: a
+map holds those and computes what is asked for, one head, a few rows, the mean, a picture, a statistic. The
+whole matrix is made only when someone asks for all of it, and only inside the memory budget.
 
 Letters: B batch, T query_len, S key_len, H num_heads, D head_dim.
 """

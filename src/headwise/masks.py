@@ -270,7 +270,7 @@ class Mask(RuleSet):
     right: int | None = None  # keys after p_i + right are hidden
     keys: Tensor | None = None  # int [B] lengths, or bool [B, S]: which keys are real
     queries: Tensor | None = None  # int [B] lengths, or bool [B, T]: which queries count in means
-    key_ids: Tensor | None = None  # int [B or 1, S, N]: N labels a key, all of which must match
+    key_ids: Tensor | None = None  # int [B or 1, S, N]: N labels per key, all of which must match
     query_ids: Tensor | None = None  # int [B or 1, T, N]; None: the last T of key_ids
     allowed: Tensor | None = None  # bool, 4-D, broadcastable to [B, H, T, S]
 

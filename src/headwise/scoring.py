@@ -120,7 +120,7 @@ class Scoring:
         for value, name in ((self.slopes, "slopes"), (self.sinks, "sinks")):
             if value is not None and tuple(value.shape) != (num_heads,):
                 raise ShapeError(
-                    f"{name} must hold one number a head: {list(value.shape)} for {num_heads} heads; "
+                    f"{name} must hold one number per head: {list(value.shape)} for {num_heads} heads; "
                     f"give a tensor of shape [{num_heads}]"
                 )
 

@@ -240,7 +240,7 @@ def _lse(*flat: Any) -> Tensor:
 
 
 def lse_fake(q: Tensor, *rest: object) -> Tensor:
-    """A number a query, [B, H, T]."""
+    """A number per query, [B, H, T]."""
     return q.new_empty(q.shape[:3], dtype=tile_dtype(q.dtype))
 
 

@@ -405,7 +405,7 @@ class Scores(Tiled):
         into = s.view(B, Hk, -1, S)  # [B, Hk, G * T, S]
         q, k = self.q.reshape(B, Hk, -1, D), self.k.transpose(2, 3)
         scaled = {"beta": 0, "alpha": self.scoring.scale}
-        if H * T * S >= LARGE_PRODUCT:  # worth a call a sequence, which takes q and k as they lie
+        if H * T * S >= LARGE_PRODUCT:  # worth a call per sequence, which takes q and k as they lie
             for b in range(B):
                 into[b].baddbmm_(q[b], k[b], **scaled)
         else:

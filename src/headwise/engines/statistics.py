@@ -1,12 +1,12 @@
 """What can be said of a head without storing its matrix: the statistics, one entry each.
 
 p_ij is the weight of key j for query i, s_ij the score, l_i the row's log-sum-exp, p_i (the position) where
-the query stands among the keys: i + S - T. Every statistic has a value a query; a head's value is the mean
+the query stands among the keys: i + S - T. Every statistic has a value per query; a head's value is the mean
 over its queries, leaving out padded queries and those that see nothing (`max_logit`: the largest).
 
-An entry is a function from a block of queries and its sums to a value a query; the sums are collected tile by
-tile by accumulators. To add a statistic, add its function here under `@statistic`, with an accumulator if it
-needs a new sum. Without a kernel in engines/gpu/rows.py it runs on tiles everywhere, and `why` says so.
+An entry is a function from a block of queries and its sums to a value per query; the sums are collected tile
+by tile by accumulators. To add a statistic, add its function here under `@statistic`, with an accumulator if
+it needs a new sum. Without a kernel in engines/gpu/rows.py it runs on tiles everywhere, and `why` says so.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Cells = tuple[int, int] | None  # rows and columns of a picture
 
 @dataclass(frozen=True)
 class Statistic:
-    """One entry: a function from a block of queries and its sums to a value a query."""
+    """One entry: a function from a block of queries and its sums to a value per query."""
 
     of: Formula
     needs: tuple[str, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import time
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def _source_of(obj: object) -> tuple[str | None, str | None]:
 
 @renamed(embed_dim="d_model")
 def check_file(
-    path: Path,
+    path: str | os.PathLike[str],
     name: str | None = None,
     *,
     seconds: float = 60.0,
@@ -85,8 +86,9 @@ def check_file(
     """The same for a file, which is run in a process of its own, fenced in.
 
     Args:
+        path: a file of Python source.
         name: which class or function; None: the one that looks most like multi-head attention.
-        seconds, memory: the most it may take.
+        seconds, memory: the most it may take: seconds, bytes.
         trust: run it even where the system offers no fences.
         d_model, num_heads: as in `check`.
 
@@ -96,7 +98,7 @@ def check_file(
     from .judging import judge
     from .sandbox import run_file
 
-    start = time.perf_counter()
+    start, path = time.perf_counter(), Path(path)
     source = _read(path)
     report = _before_running(path, name, source)
     if report is None:

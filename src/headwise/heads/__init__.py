@@ -5,7 +5,6 @@ One map:
     measures.py         a head by itself: how evenly it looks, how far on a grid, what it copies
     head_distances.py   how much the heads of a layer differ; heads as points and in groups
     labels.py           a name for what a head does, from scores above stated thresholds
-    queries.py          what these ask of a map: which queries count, which keys are real
 All that was watched:
     layer_names.py      what a layer goes by; `ByLayer`, results by layer
     record.py           what is kept of one call

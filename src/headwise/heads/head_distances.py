@@ -163,7 +163,7 @@ def similarity(x: Tensor, counted: Tensor | None = None) -> Tensor:
 
 
 def one_number(matrix: Tensor) -> Tensor:
-    """A number a layer: the mean over pairs of two different heads; pairs not measured (NaN) are left out.
+    """A number per layer: the mean over pairs of two different heads; pairs not measured (NaN) are left out.
 
     Args:
         matrix: [B, H, H], or any [..., H, H].

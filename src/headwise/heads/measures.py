@@ -2,8 +2,8 @@
 
 Evenness: a head against one that weighs all it sees alike.
 
-Each function takes an `AttentionMap` and gives a number a head, [B, H]; no matrix is made. Padded queries and
-queries that see nothing are left out, as in `AttentionMap.statistics`. No gradient flows.
+Each function takes an `AttentionMap` and gives a number per head, [B, H]; no matrix is made. Padded queries
+and queries that see nothing are left out, as in `AttentionMap.statistics`. No gradient flows.
 
 Letters: B batch, H num_heads, T query_len, S key_len.
 

@@ -48,7 +48,7 @@ class Diversity:
 
     @property
     def by_layer(self) -> dict[Layer, float]:
-        """One number a layer: the mean divergence of two different heads."""
+        """One number per layer: the mean divergence of two different heads."""
         return {layer: float(one_number(matrix[None])) for layer, matrix in self.attention.items()}
 
     @property
@@ -62,7 +62,7 @@ class Diversity:
         return layout(self._distances())
 
     def clusters(self, count: int | None = None, threshold: float | None = None) -> list[int]:
-        """A group's number a head, in the order of `heads` (`headwise.heads.clusters`)."""
+        """A group's number per head, in the order of `heads` (`headwise.heads.clusters`)."""
         return clusters(self._distances(), count, threshold)
 
     def _distances(self) -> Tensor:

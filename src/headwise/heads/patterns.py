@@ -1,6 +1,6 @@
 """Patterns: how much of a head's weight goes where a known kind of head would put it.
 
-Each function takes an `AttentionMap` and gives a number a head, [B, H], from the log-sum-exp of the keys
+Each function takes an `AttentionMap` and gives a number per head, [B, H], from the log-sum-exp of the keys
 concerned (`AttentionMap.mass`): no matrix is made. Padded queries and queries that see nothing are left out,
 as in `AttentionMap.statistics`, and so are those for which a score is not defined: a query that may see no
 earlier copy of its token, no special token, cannot look at one. A head without any counted query has NaN. No

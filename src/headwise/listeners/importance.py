@@ -126,7 +126,7 @@ def importance(
         loss_fn: loss_fn(model, batch) gives one number. Without it, batches are mappings and the loss is the
             model's own (`model(**batch).loss`); a causal language model without labels predicts its input.
         method: "gradient", one backward pass a batch; or "leave_one_out", the loss with the head at zero
-            minus the loss, exact, one forward a head and batch: below 0, the model is better without it.
+            minus the loss, exact, one forward per head and batch: below 0, the model is better without it.
         normalise: divide the scores of a layer by their Euclidean length. None: as the paper does, for
             gradients; not for leave_one_out, whose scores are differences of the loss.
         reduction: how loss_fn joins the sequences of a batch, "mean" or "sum": scores are absolute for each

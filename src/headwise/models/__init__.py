@@ -1,1 +1,5 @@
 """Models: the trained one that headwise looks at by default, and those of others."""
+
+from .pretrained import Pretrained, load
+
+__all__ = ["Pretrained", "load"]

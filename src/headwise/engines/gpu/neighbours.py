@@ -1,6 +1,6 @@
 """From a value per query to a value per head; the weights around each query; what each key receives.
 
-From a value a query to a value a head: the mean over counted queries, or the largest.
+From a value per query to a value per head: the mean over counted queries, or the largest.
 
 The weights around each query and of the first key: a few tiles a block, however long the rest.
 

@@ -305,7 +305,7 @@ def rows(
     counted_only: bool = False,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """([len(names), B, H, T] values a query, [B, H, rows, columns] picture), in one walk.
+    """([len(names), B, H, T] values per query, [B, H, rows, columns] picture), in one walk.
 
     counted_only: queries that do not count may be left out. out: where the values go.
     """

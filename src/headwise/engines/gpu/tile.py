@@ -43,7 +43,7 @@ class Setup(NamedTuple):
     behind: bool  # no key ahead of its query is ever seen
     listed: bool  # whether tiles come from a list: rules kept as tensors
     placed: bool  # whether positions are given, else they are aligned with the last key
-    labels: int  # document labels a key
+    labels: int  # document labels per key
 
 
 class Rules(NamedTuple):

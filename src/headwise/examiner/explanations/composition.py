@@ -138,7 +138,7 @@ def _batch_first(
     if not query.shape[0] == key.shape[0] == value.shape[0] or key.shape[1] != value.shape[1]:
         raise ShapeError(
             f"query, key and value must agree in batch, key and value in length: {list(query.shape)}, "
-            f"{list(key.shape)}, {list(value.shape)}; there is one value a key"
+            f"{list(key.shape)}, {list(value.shape)}; there is one value per key"
         )
     return query, key, value
 

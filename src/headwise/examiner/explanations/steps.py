@@ -149,7 +149,7 @@ def steps_of(state: State, scale: float, masks: list[MaskWords]) -> list[Explain
         ),
         ExplainedStep(
             "scale", f"Scale: {'divide by' if usual else 'multiply by'} {scaling[2:]}",
-            f"scaled = scores {scaling}" + (f"        (√D, D = {D} channels a head)" if usual else ""),
+            f"scaled = scores {scaling}" + (f"        (√D, D = {D} channels per head)" if usual else ""),
             f"A sum of {D} products grows like √{D}. Without this the softmax would be nearly all or "
             "nothing, and its gradient nearly zero. It is the width of a head that counts, not of the model.",
             (pairs,), (Flow(scaled, (scores,)),),
