@@ -350,7 +350,7 @@ FA3 = replace(
 def test_a_fused_kernel_that_is_added_says_what_it_cannot_take(options: dict[str, Any], says: str) -> None:
     """One of a name unknown to torch ended in a KeyError."""
     backend, call = Fused("fa3", FA3), half_call(**options)
-    assert backend.supports(call) == "it runs on cuda, the tensors are on cpu"
+    assert backend.why_not(call) == "it runs on cuda, the tensors are on cpu"
     assert cannot(FA3, call) == says
 
 
@@ -363,10 +363,10 @@ def test_the_kernel_that_is_added_brings_its_own_rules(monkeypatch: pytest.Monke
     backend = Fused("fa3", replace(calm, device="cpu"))
     monkeypatch.setattr(backends, "BACKENDS", (backend, *backends.BACKENDS))
     for length in (5, 7):
-        assert backend.supports(half_call(S=length)) is None
+        assert backend.why_not(half_call(S=length)) is None
         backends.note(half_call(S=length))
     says = "2 of the last 2 calls had a shape not seen before, and it plans each one anew"
-    assert backend.supports(half_call(S=11)) == says and backend.supports(half_call(S=7)) is None
+    assert backend.why_not(half_call(S=11)) == says and backend.why_not(half_call(S=7)) is None
 
 
 @every_option

@@ -20,15 +20,14 @@ import pytest
 import torch
 
 from headwise.errors import ArgumentError
-from headwise.examiner.sandbox import Outcome, protections_here, run, run_file
-from headwise.examiner.sandbox import watch as sandbox_watch
+from headwise.examiner.sandbox import Outcome, protections_here, run, run_file, watchdog
 from headwise.examiner.sandbox.confine import limits
 from headwise.examiner.sandbox.confine.sweep import descendants_of
 from headwise.examiner.sandbox.learner import choose, load
 from headwise.examiner.sandbox.reach import readable
 from headwise.examiner.sandbox.stand_ins import load_all_the_same
 from headwise.examiner.sandbox.verdicts import hidden, of_exception, of_kill, of_status
-from headwise.examiner.sandbox.watch import Watch
+from headwise.examiner.sandbox.watchdog import Watch
 
 GOOD = """
 import math
@@ -607,15 +606,15 @@ def test_time_spent_waiting_for_a_processor_is_not_the_learners(
 ) -> None:
     """On a busy machine a right file was told that its loop never ends."""
     lost = [7.0, 9.5, 6.0, 1000.0]
-    monkeypatch.setattr(sandbox_watch, "waited", lambda number: lost.pop(0))
+    monkeypatch.setattr(watchdog, "waited", lambda number: lost.pop(0))
     with subprocess.Popen(["true"]) as process:
         watch = Watch(process, -1, tmp_path, "", 2.0, 1)
     watch.facts["waited"] = 7.0
     assert [watch._starved([1]) for _ in range(4)] == [0.0, 2.5, 0.0, 6.0]  # three times its own, at most
     monkeypatch.setattr(watch, "_family", lambda: [1])
-    monkeypatch.setattr(sandbox_watch, "waited", lambda number: 8.0)  # one second more than before it began
+    monkeypatch.setattr(watchdog, "waited", lambda number: 8.0)  # one second more than before it began
     used = 0
-    monkeypatch.setattr(sandbox_watch, "memory_of", lambda number: used)
+    monkeypatch.setattr(watchdog, "memory_of", lambda number: used)
     assert [watch._too_much(elapsed) for elapsed in (1.9, 2.9, 3.1)] == [None, None, "timeout"]
     used = 5  # of one byte; in the time that is added, too
     assert [watch._too_much(elapsed) for elapsed in (1.9, 2.9, 3.1)] == ["memory", "memory", "timeout"]

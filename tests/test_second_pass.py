@@ -11,7 +11,8 @@ from torch import Tensor
 import headwise as hw
 from headwise import reference
 from headwise.engines import scores as scores_room
-from headwise.engines.statistics import STATISTICS
+from headwise.engines.accumulators import ACCUMULATORS, NEAR_ROWS, Accumulator, _near
+from headwise.engines.statistics import ROW_STATISTICS, STATISTICS, Statistic
 from judge import Case, assert_judged, error, sizes, strategies
 
 cases = strategies()
@@ -238,3 +239,17 @@ def test_statistics_in_lower_precision_stay_within_the_budget(case: Case, dtype:
         assert_judged(
             found[name][seen], plain[name][seen], expected[seen], dtype=dtype, size=extent, what=name
         )
+
+
+def test_a_statistic_may_look_farther_than_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys two away were silently 0 in the first row of every block, unless `local` was asked for, too."""
+    two_away = Accumulator("near", lambda tile, reach: _near(tile, -2), away=2)
+    monkeypatch.setitem(ACCUMULATORS, "two_away", two_away)
+    entry = Statistic(lambda block, sums: sums["two_away"], ("two_away",), offset=-2)
+    monkeypatch.setitem(ROW_STATISTICS, "two_away", entry)
+    T = 3 * NEAR_ROWS + 1
+    weights = hw.AttentionMap(*torch.randn(2, 1, 3, T, 5, dtype=torch.float64).unbind(0))
+    expected = weights.dense().diagonal(-2, 2, 3)  # [1, 3, T - 2]
+    for others in ((), ("entropy",)):
+        measured = weights.statistics("two_away", *others, per="query").two_away
+        torch.testing.assert_close(measured[..., 2:], expected)

@@ -30,12 +30,15 @@ class Accumulator:
     """A sum (or maximum) over the keys of each query, collected from tiles.
 
     where: which keys it needs: "all", "near" the query, or the "first" one.
-    of: a tile's share, [B, H, t].
+    of: a tile's share, [B, H, t], from the tile and the `reach` that was asked for (of `local`).
+    largest: the largest share instead of their sum.
+    away: of "near", how far from the query the farthest key is that it looks at; None: `reach`.
     """
 
     where: str
     of: Callable[[Tile, int], Tensor]
     largest: bool = False
+    away: int | None = 1
 
 
 def _near(tile: Tile, offset: int) -> Tensor:
@@ -74,7 +77,7 @@ ACCUMULATORS: dict[str, Accumulator] = {
     "previous": Accumulator("near", lambda tile, reach: _near(tile, -1)),
     "itself": Accumulator("near", lambda tile, reach: _near(tile, 0)),
     "next": Accumulator("near", lambda tile, reach: _near(tile, 1)),
-    "local": Accumulator("near", _local),
+    "local": Accumulator("near", _local, away=None),
 }
 
 
@@ -101,7 +104,7 @@ def sums_of(
                 sums[name] = combine(sums[name], share)
 
     wanted = {ACCUMULATORS[name].where for name in needed}
-    near = _around(block, reach if "local" in needed else 1)
+    near = _around(block, needed, reach)
     first = _first_key(block.scores)
     # Of rough rows, everything is taken from one and the same product: the tiles of the walk.
     apart = not block.is_rough
@@ -136,10 +139,11 @@ def _gather_inside(
         gather(tile.part(key - columns.start), "first")
 
 
-def _around(block: Block, reach: int) -> slice:
-    """The keys at most `reach`, and at least one, away from any of the queries."""
+def _around(block: Block, needed: set[str], reach: int) -> slice:
+    """The keys that any of these may look for near the queries."""
     first_at, last_at = block.scores.ends(block.rows)
-    around = max(1, reach)
+    away = (ACCUMULATORS[name].away for name in needed)
+    around = max([1, *(reach if far is None else far for far in away)])
     return slice(max(0, first_at - around), min(block.scores.shape[3], last_at + around + 1))
 
 

@@ -70,7 +70,7 @@ class Backend(ABC):
     counts_on: tuple[str, ...] = ()
     undisputed: Mapping[str, Kernel] = {}
 
-    def supports(self, call: Call) -> str | None:
+    def why_not(self, call: Call) -> str | None:
         """None if it can run the call, else the reason in words."""
         if self.devices and call.v.device.type not in self.devices:
             return f"it runs on {' and '.join(self.devices)}, the tensors are on {call.v.device.type}"
@@ -100,7 +100,7 @@ class Backend(ABC):
     def bare(self, q: Tensor, v: Tensor) -> Kernel | None:
         """The kernel that takes heads like these as they are, nothing padded or repeated; None: none does.
 
-        Asked for calls it supports, without options, and with no rule but causal squares and padding.
+        Asked for calls it can run, without options, and with no rule but causal squares and padding.
         """
         return None
 

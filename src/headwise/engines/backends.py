@@ -40,7 +40,7 @@ def backend_named(name: str) -> Backend:
 
 def verdicts(call: Call) -> dict[str, str | None]:
     """Every backend's answer: None if it can run the call, else why not."""
-    return {backend.name: backend.supports(call) for backend in BACKENDS}
+    return {backend.name: backend.why_not(call) for backend in BACKENDS}
 
 
 def choose(call: Call, name: str = "auto") -> Backend:
@@ -52,10 +52,10 @@ def choose(call: Call, name: str = "auto") -> Backend:
     """
     if name == "auto":
         for backend in BACKENDS:
-            if backend.supports(call) is None:
+            if backend.why_not(call) is None:
                 return backend
     backend = backend_named(name)
-    reason = backend.supports(call)
+    reason = backend.why_not(call)
     if reason is not None:
         others = [other for other, why_not in verdicts(call).items() if why_not is None]
         raise BackendUnavailable(

@@ -171,7 +171,7 @@ STATISTICS = (*ROW_STATISTICS, RECEIVED)
 class Statistics(Mapping[str, Tensor]):
     """Measured statistics by name, as attributes and as a mapping.
 
-    Row statistics are [B, H] (or [B, H, T] when asked a query); `received` is [B, H, S]; a picture made in
+    Row statistics are [B, H] (or [B, H, T] when asked per query); `received` is [B, H, S]; a picture made in
     the same walk is `pooled`, [B, H, rows, columns].
     """
 

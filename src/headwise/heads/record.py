@@ -43,7 +43,9 @@ PATTERNS = ("induction", "duplicate_token", "special", "punctuation", "spread", 
 SINK, RECENT = 128, 256  # keys whose mass is `streaming`: DuoAttention's; a shorter text has no others
 EVERYONE = "entropy"  # its mean is over all queries that count
 IN_ROWS = "pooled_queries"
-OFFSETS = {None: "entropy", -1: "previous", 0: "itself", 1: "next"}  # a statistic for each way of counting
+OFFSETS: dict[int | None, str] = {None: EVERYONE} | {  # a statistic for each way of counting queries
+    entry.offset: name for name, entry in ROW_STATISTICS.items() if entry.offset is not None
+}
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,1 +1,20 @@
-"""Watching a model at work: what each of its heads does, what happens without it, how to take it out."""
+"""Listeners: what each head of a model does while it runs, what happens without it, how to take it out.
+
+Hearing a model:
+    model_door.py         `attach`: the one way in, for a while
+    attachment.py         a model and those who listen to it
+    active.py             one call as it is heard, who listens, what runs now
+    model_structure.py    paths, places of attention, which modules need a hook
+    adapters/             how each family's attention is heard
+    shared_patches.py     changes that several may want at once
+Listening to it:
+    capture.py            `watch`
+    chosen_heads.py       which heads a user means
+    ablation.py           `ablate`, `head_means`
+    head_outputs.py       `collect`, `patch`
+    batches.py            batches, their loss, a bar
+    importance.py robustness.py retrieval.py
+    monitor.py trainer_callback.py     heads in training
+Changing it:
+    pruning.py prunable_families.py    `prune`, `load_pruned`
+"""

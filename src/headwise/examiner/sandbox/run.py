@@ -21,7 +21,7 @@ from ..evidence import Evidence, Problem
 from .outcome import Outcome
 from .reach import import_roots, listable, readable
 from .verdicts import LONGEST_MESSAGE, hidden, of_kill, of_status
-from .watch import Watch
+from .watchdog import Watch
 
 __all__ = ["protections_here", "run_file"]
 
