@@ -1,19 +1,16 @@
 """Read off the tiles of the second pass: pictures, the heaviest keys, and the way back from entropy.
 
-The second pass: what is asked of the weights, from q, k, mask and lse, in tiles of plain torch.
-
-Everything here reads weights and keeps something smaller. Gradients flow through `weights.py` alone.
-
-Letters: B batch, H num_heads, T query_len, S key_len.
-
-The way back from entropy: a training loss may use it.
-
-With H_i = -sum_j p_ij log p_ij (a sink counts as one more key) and g_i what is wanted of it,
+Everything here reads weights, made from q, k, mask and lse in tiles of plain torch (on a GPU by kernels), and
+keeps something smaller. Gradients flow through the weights themselves (`weights.py`) and through entropy: a
+training loss may use it. With H_i = -sum_j p_ij log p_ij (a sink counts as one more key) and g_i what is
+wanted of it,
 
     d loss / d s_ij = -g_i p_ij (log p_ij + H_i)
 
 which is the gradient of weights for the cotangent -g_i log p_ij: the normalisation brings H_i. Memory is
 linear in length; the weights are made again, tile by tile.
+
+Letters: B batch, H num_heads, T query_len, S key_len.
 """
 
 from __future__ import annotations
@@ -126,6 +123,9 @@ def _top_of(block: Block, count: int) -> tuple[Tensor, Tensor]:
         mass += tile.p.sum(-1)
     check_mass(block.scores, block.rows, block.lse, block.with_sink(mass))
     return best.exp(), keys.masked_fill(best <= HIDDEN / 2, -1)
+
+
+# The way back from entropy
 
 
 def with_gradient(scores: Scores, lse: Tensor, value: Tensor | None) -> Tensor:

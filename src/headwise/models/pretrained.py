@@ -1,7 +1,7 @@
 """Trained models (the default, a folder's, one of the Hugging Face hub), and a text as their input.
 
 Only safetensors are read, and no code that comes with a model is run. The network is used only for a name on
-the hub.
+the hub. A text is read as far as the model takes it and `most` allows; `Reading` says how far that was.
 """
 
 from __future__ import annotations
@@ -220,6 +220,9 @@ def _quietly() -> Iterator[None]:
         if hub_bars:
             enable_progress_bars()
         _loading.release()
+
+
+# A text as input
 
 
 MOST_TOKENS = 4096  # without being asked for more: a look should take seconds

@@ -1,8 +1,7 @@
-"""The heaviest keys of each query, and the light pass: the log-sum-exp alone.
+"""The heaviest keys of each query; the light pass: the log-sum-exp alone.
 
-The heaviest keys of each query: a running list of the best, entered wherever a tile beats its last.
-
-The light pass: the log-sum-exp of each query's scores, where the first pass did not give it.
+The heaviest keys are a running list of the best, entered wherever a tile beats its last. The light pass gives
+the log-sum-exp of each query's scores, where the first pass did not.
 """
 
 from __future__ import annotations
@@ -37,6 +36,9 @@ from .tile import (
 )
 
 __all__ = ["lse_of", "top"]
+
+
+# The heaviest keys
 
 
 @triton.jit
@@ -125,6 +127,9 @@ def top(prepared: Prepared, count: int) -> tuple[Tensor, Tensor]:
         sizes=(request.blocks, count), options=(max(2, triton.next_power_of_2(count)),),
     )  # fmt: skip
     return values, indices
+
+
+# The light pass
 
 
 @triton.jit(do_not_specialize=NOT_SPECIAL)

@@ -2,6 +2,9 @@
 
 Block sizes are a small measured table instead of minutes of autotuning at the first call: on an H200 (compute
 capability 9.0); LOG.md has the runners-up. Older GPUs have less shared memory and take the careful column.
+
+A compiled kernel is looked up by us, by what Triton would compile anew for (`kind_of`): its own way there
+looks at every argument each time.
 """
 
 from __future__ import annotations

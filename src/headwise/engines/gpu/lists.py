@@ -29,6 +29,9 @@ ROOM = 256  # no tile is larger
 SIZE = 1024
 
 
+# Lists of tiles
+
+
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "heads", "row_tiles", "column_tiles", "step", "parts", "begin"])
 def look(
     SEEN, rules, heads, T, S, shift, left, right, row_tiles, column_tiles, step, parts, begin,
@@ -95,6 +98,9 @@ def in_order(seen: Tensor) -> tuple[Tensor, Tensor]:
     numbers = torch.arange(seen.shape[-1], dtype=torch.int32, device=seen.device)
     tiles.scatter_(-1, where, numbers.expand_as(where))
     return tiles, counts
+
+
+# lse as powers of two
 
 
 @triton.jit(do_not_specialize=["H", "T", "padded"])

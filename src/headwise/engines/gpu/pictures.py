@@ -1,12 +1,10 @@
-"""Pictures of narrow cells, and statistics and pictures together in as few walks as they need.
+"""Pictures of narrow cells; statistics and pictures together, in as few walks as they need.
 
-Pictures whose cells are narrower than a tile.
-
-A tile covers as many whole cells as fit into its columns, so no cell is shared between tiles. Its weights are
-added up by two products with indicators, columns first. In 16 bits a weight goes in as two numbers, which
-together hold it to 2^-17.
-
-Statistics and a picture in as few walks as they need: over rows, over keys, a glance around each query.
+`measure` plans the walks: one over rows, one over keys, a glance around each query. A picture whose cells are
+wider than a tile comes with the walk over rows (rows.py); here is the one for narrower cells. There a tile
+covers as many whole cells as fit into its columns, so no cell is shared between tiles. Its weights are added
+up by two products with indicators, columns first. In 16 bits a weight goes in as two numbers, which together
+hold it to 2^-17.
 """
 
 from __future__ import annotations
@@ -137,10 +135,11 @@ def narrow(prepared: Prepared, picture: Picture) -> Tensor:
     return added_up(request, parts, picture)
 
 
-NAMES = (
-    *(name for name in by_row.NAMES if name != "mass"),
-    *around.NAMES,
-)  # row statistics that have a kernel
+# Statistics and a picture together
+
+
+# Row statistics that have a kernel.
+NAMES = (*(name for name in by_row.NAMES if name != "mass"), *around.NAMES)
 
 
 class Measured(NamedTuple):
