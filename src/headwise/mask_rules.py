@@ -259,7 +259,7 @@ Facts = dict[str, object]
 
 def facts_of(rules: Sequence[AnyRule]) -> tuple[Facts, ...]:
     """The facts of every set of these rules; the i-th rule is bit i of the number of a set."""
-    found = []
+    facts = []
     for bits in range(1 << len(rules)):
         there = tuple(rule for i, rule in enumerate(rules) if bits >> i & 1)
         hiding = tuple(rule for rule in there if rule.hides)
@@ -270,8 +270,8 @@ def facts_of(rules: Sequence[AnyRule]) -> tuple[Facts, ...]:
         told["is_countable"] = all(rule.is_countable for rule in hiding)
         told["is_narrow"] = any(rule.is_narrow for rule in hiding)
         told["is_made"] = any(rule.is_made for rule in hiding)
-        found.append(told)
-    return tuple(found)
+        facts.append(told)
+    return tuple(facts)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -323,34 +323,34 @@ class RuleSet:
     @property
     def held(self) -> dict[str, Value]:
         """The fields that are there, by name."""
-        found = {}
+        held = {}
         for rule in self.rules:
             for name in rule.fields:
                 value = getattr(self, name)
                 if value is not None:
-                    found[name] = value
-        return found
+                    held[name] = value
+        return held
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The tensors in it by name."""
-        found = {}
+        tensors = {}
         for rule in self.rules:
             for name in rule.fields:
                 value = getattr(self, name)
                 if isinstance(value, Tensor):
-                    found[name] = value
-        return found
+                    tensors[name] = value
+        return tensors
 
     def copies(self) -> Changes:
         """The fields that are there; small tensors copied."""
-        found: Changes = {}
+        fields: Changes = {}
         for rule in self.rules:
             for name in rule.fields:
                 value = getattr(self, name)
                 if value is not None:
-                    found[name] = value.clone() if rule.is_copied and isinstance(value, Tensor) else value
-        return found
+                    fields[name] = value.clone() if rule.is_copied and isinstance(value, Tensor) else value
+        return fields
 
     def to(self, device: torch.device | str) -> Self:
         """The same rules, with their tensors on another device."""
@@ -431,10 +431,10 @@ class RuleSet:
 
     def for_kernels(self) -> dict[str, Value | None]:
         """What the kernels on a GPU take of it, by the names of `engines.gpu.tile.Rules`."""
-        found: dict[str, Value | None] = {}
+        taken: dict[str, Value | None] = {}
         for rule in self.hiding:
-            found |= rule.for_kernels(self)
-        return found
+            taken |= rule.for_kernels(self)
+        return taken
 
     @property
     def is_listed(self) -> bool:

@@ -81,8 +81,8 @@ def settle_exponentials() -> None:
     """
     with SETTLING:
         for dtype in (torch.float32, torch.float64):
-            one = torch.ones(64, dtype=dtype, device="cpu")
-            one.exp(), one.log(), one.tanh()
+            ones = torch.ones(64, dtype=dtype, device="cpu")
+            ones.exp(), ones.log(), ones.tanh()
 
 
 class Piece(NamedTuple):

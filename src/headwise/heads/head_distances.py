@@ -72,8 +72,8 @@ def jensen_shannon(map: AttentionMap, *, smooth: float = 0.0, queries: int | Non
         for head in range(H - 1):
             others = slice(head + 1, H)
             between = torch.special.entr((p[head] + p[others]) / 2).sum(-1)
-            found = between - (entropy[head] + entropy[others]) / 2
-            total[b, head, others] += torch.where(counts[head] & counts[others], found, 0).sum(-1)
+            apart = between - (entropy[head] + entropy[others]) / 2
+            total[b, head, others] += torch.where(counts[head] & counts[others], apart, 0).sum(-1)
         number[b] += _pairs(counts, total.dtype)
     return (total + total.transpose(1, 2)).clamp(min=0) / number
 
@@ -206,8 +206,8 @@ def _blocks(map: AttentionMap, queries: int | None) -> Iterator[tuple[int, Tenso
 
 def _pairs(counts: Tensor, dtype: torch.dtype) -> Tensor:
     """How many of these queries count for both heads of a pair, [H, H]."""
-    each = counts.to(dtype)
-    return each @ each.T
+    numbers = counts.to(dtype)
+    return numbers @ numbers.T
 
 
 # Points and groups

@@ -159,8 +159,8 @@ class Shelf:
 
     def take(self, told: Told) -> AttentionMap:
         """The map that was put there."""
-        found = {name: unpacked(self.tensors[at], layout) for name, (at, layout) in told["tensors"].items()}
-        return unpack(found, told["numbers"])
+        tensors = {name: unpacked(self.tensors[at], layout) for name, (at, layout) in told["tensors"].items()}
+        return unpack(tensors, told["numbers"])
 
 
 def _check_budget(layers: list[LayerHeads]) -> None:
@@ -176,14 +176,14 @@ def _check_budget(layers: list[LayerHeads]) -> None:
 
 
 def _tensors(call: Record) -> dict[str, Tensor]:
-    found = {f"rows.{name}": value for name, value in call.rows.items()}
-    found |= {f"counts.{name}": value for name, value in call.counts.items()}
-    found |= {f"pairs.{name}": value for name, value in call.pairs.items()}
-    found |= {f"large.{name}": value for name, value in call.large.items()}
+    tensors = {f"rows.{name}": value for name, value in call.rows.items()}
+    tensors |= {f"counts.{name}": value for name, value in call.counts.items()}
+    tensors |= {f"pairs.{name}": value for name, value in call.pairs.items()}
+    tensors |= {f"large.{name}": value for name, value in call.large.items()}
     if call.marks is not None:
         marks = ((name, getattr(call.marks, name)) for name in MARKS)
-        found |= {name: value for name, value in marks if value is not None}
-    return found
+        tensors |= {name: value for name, value in marks if value is not None}
+    return tensors
 
 
 def _record(call: Told, tensors: dict[str, Tensor]) -> Record:

@@ -54,10 +54,11 @@ def spread(map: AttentionMap, entropy: Tensor | None = None) -> Tensor:
         >>> spread(w)
         tensor([[1.]])
     """
-    found = map.detach().statistics("entropy").entropy if entropy is None else entropy
+    if entropy is None:
+        entropy = map.detach().statistics("entropy").entropy
     choices = map.visible() + (map.sinks is not None)
-    most = mean_over(choices.clamp(min=1).to(found.dtype).log(), map.counted_queries())
-    return torch.where(most > 0, found / most, torch.nan)  # an entropy of rounding over 0 would be infinite
+    most = mean_over(choices.clamp(min=1).to(entropy.dtype).log(), map.counted_queries())
+    return torch.where(most > 0, entropy / most, torch.nan)  # an entropy of rounding over 0 would be infinite
 
 
 def locality(map: AttentionMap, reach: int = 8, local: Tensor | None = None) -> Tensor:
@@ -85,11 +86,12 @@ def locality(map: AttentionMap, reach: int = 8, local: Tensor | None = None) -> 
     if reach < 0:
         raise ArgumentError(f"reach must not be negative: got {reach}; 0 is the query's own position")
     near = Mask.window(left_right=(reach, reach))
-    found = map.mass(near) if local is None else local
+    if local is None:
+        local = map.mass(near)
     seen = map.visible()  # [B, 1 or H, T]
-    beyond = (seen - map.visible(map.mask & near)).to(found.dtype) / seen.clamp(min=1)
+    beyond = (seen - map.visible(map.mask & near)).to(local.dtype) / seen.clamp(min=1)
     evenly = mean_over(beyond, map.counted_queries())
-    return torch.where(evenly > 0, 1 - (1 - found) / evenly, torch.nan)
+    return torch.where(evenly > 0, 1 - (1 - local) / evenly, torch.nan)
 
 
 def grid_distance(map: AttentionMap, height: int, width: int, patch: float = 1.0, prefix: int = 1) -> Tensor:
@@ -133,12 +135,12 @@ def grid_distance(map: AttentionMap, height: int, width: int, patch: float = 1.0
     place = torch.arange(height * width, device=map.device)
     place = torch.stack([place // width, place % width], -1).to(dtype) * patch  # [S - prefix, 2]
     counts = map.counted_queries() & (at >= prefix) & (at < S)
-    found = torch.zeros(B, H, T, dtype=dtype, device=map.device)
+    distance = torch.zeros(B, H, T, dtype=dtype, device=map.device)
     for rows, p in weights_in_blocks(map, torch.arange(T)):  # [B, H, t, S]
         mine = place[(at[rows] - prefix).clamp(0, len(place) - 1)]
         away = (mine[:, None] - place).square().sum(-1).sqrt()  # [t, S - prefix]
-        found[:, :, rows] = (p[..., prefix:] * away).sum(-1)
-    return mean_over(found, counts)
+        distance[:, :, rows] = (p[..., prefix:] * away).sum(-1)
+    return mean_over(distance, counts)
 
 
 def retrieval(top_keys: Tensor, key_tokens: Tensor, generated: Tensor, needle: tuple[int, int]) -> Tensor:

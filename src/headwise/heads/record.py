@@ -104,9 +104,9 @@ class Record:
             self._has_patterns = True
             self._add(*measure_patterns(self.map, self.kind, self.marks, self.rows, self.reach))
 
-    def _add(self, found: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
-        self.rows |= found
-        self.counts |= dict.fromkeys(found, self.counts[EVERYONE]) | counts
+    def _add(self, values: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
+        self.rows |= values
+        self.counts |= dict.fromkeys(values, self.counts[EVERYONE]) | counts
 
     def _slots(self) -> list[tuple[dict[str, Tensor], str, Tensor]]:
         """Every small tensor of numbers in it and where it belongs."""

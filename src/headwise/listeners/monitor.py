@@ -284,11 +284,11 @@ class Monitor:
                 stacklevel=4,  # past contextlib, where the block ends
             )
 
-    def _take(self, number: int, found: dict[str, list[Values]], name_of: Callable[[str], Layer]) -> None:
-        for heads in found.values():
+    def _take(self, number: int, measured: dict[str, list[Values]], name_of: Callable[[str], Layer]) -> None:
+        for heads in measured.values():
             _share(heads)
-        self._dead_heads = [] if self.dead is None else _dead(found, self.dead, name_of)
-        layers = {name_of(path): heads for path, heads in found.items()}
+        self._dead_heads = [] if self.dead is None else _dead(measured, self.dead, name_of)
+        layers = {name_of(path): heads for path, heads in measured.items()}
         numbers = _flat(layers, self.statistics, self.dead, len(self._dead_heads))
         before = self._history[-1].keys if self._history else ()
         kept = tuple(numbers)
@@ -389,11 +389,11 @@ class _Row(NamedTuple):
 
 
 def _dead(
-    found: Mapping[str, list[Values]], dead: float, name_of: Callable[[str], Layer]
+    measured: Mapping[str, list[Values]], dead: float, name_of: Callable[[str], Layer]
 ) -> list[tuple[Layer, int]]:
     """The heads whose share is at most `dead` in every visit of their layer."""
     alive: dict[tuple[Layer, int], bool] = {}
-    for path, heads in found.items():
+    for path, heads in measured.items():
         layer = name_of(base_of(path))
         for number, head in enumerate(heads):
             if OUTPUT in head:

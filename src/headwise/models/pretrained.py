@@ -254,7 +254,7 @@ def read(text: str, model: nn.Module, tokenizer: Tokenizer, *, most: int = MOST_
     limit = most_tokens(model, tokenizer)
     room = most if limit is None else min(most, limit)
     verbose = {"verbose": False}  # that a text is too long is for us to say
-    found = len(tokenizer(text, **verbose)["input_ids"])
+    length = len(tokenizer(text, **verbose)["input_ids"])
     encoded = tokenizer(text, return_tensors="pt", truncation=True, max_length=room, **verbose)
     ids = encoded["input_ids"][0].tolist()
     special = set(tokenizer.all_special_ids)
@@ -268,7 +268,7 @@ def read(text: str, model: nn.Module, tokenizer: Tokenizer, *, most: int = MOST_
         )
     taken = inspect.signature(model.forward).parameters
     inputs = {name: value for name, value in encoded.items() if name in taken}
-    return Reading(inputs, [_name(tokenizer, token) for token in ids], found, limit)
+    return Reading(inputs, [_name(tokenizer, token) for token in ids], length, limit)
 
 
 def most_tokens(model: nn.Module, tokenizer: Tokenizer) -> int | None:

@@ -137,7 +137,7 @@ def census(heads: Iterable[Head]) -> list[tuple[str, int, str]]:
     """(label, how many heads, what it means): the most frequent first, those without a label last."""
     known = {entry.name: entry.meaning for entry in LABELS}
     counts = Counter(head.label.name for head in heads)
-    order = sorted(counts.items(), key=lambda each: (each[0] == MIXED, -each[1]))
+    order = sorted(counts.items(), key=lambda counted: (counted[0] == MIXED, -counted[1]))
     return [(name, count, known.get(name, NOTHING_CLEAR)) for name, count in order]
 
 

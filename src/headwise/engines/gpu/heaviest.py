@@ -44,21 +44,21 @@ __all__ = ["lse_of", "top"]
 @triton.jit
 def insert(x, cols, best, keys, K: tl.constexpr):
     """Put the tile's scores that beat a row's worst into the row's list, one a round."""
-    found = tl.max(x, 1)
+    highest = tl.max(x, 1)
     worst = tl.min(best, 1)
-    while tl.max((found > worst).to(tl.int32), 0) > 0:
-        better = found > worst
+    while tl.max((highest > worst).to(tl.int32), 0) > 0:
+        better = highest > worst
         # of equal scores the first key enters first, and the last key leaves first
-        key = tl.min(tl.where(x == found[:, None], cols[None, :], 2147483647), 1)
+        key = tl.min(tl.where(x == highest[:, None], cols[None, :], 2147483647), 1)
         leaves = best == worst[:, None]
         last = tl.max(tl.where(leaves, keys, -2), 1)
         slots = tl.arange(0, K)[None, :]
         slot = tl.min(tl.where(leaves & (keys == last[:, None]), slots, K), 1)
         here = better[:, None] & (slots == slot[:, None])
-        best = tl.where(here, found[:, None], best)
+        best = tl.where(here, highest[:, None], best)
         keys = tl.where(here, key[:, None], keys)
         x = tl.where(better[:, None] & (cols[None, :] == key[:, None]), HIDDEN, x)
-        found = tl.max(x, 1)
+        highest = tl.max(x, 1)
         worst = tl.min(best, 1)
     return best, keys
 
@@ -104,12 +104,12 @@ def top_kernel(
     best = tl.where(slots[None, :] < count, best, 2 * HIDDEN)
     here = rows < T
     for n in range(count):
-        found = tl.max(best, 1)
-        key = tl.min(tl.where(best == found[:, None], keys, 2147483647), 1)
-        slot = tl.min(tl.where((best == found[:, None]) & (keys == key[:, None]), slots[None, :], K), 1)
-        seen = found > 0.5 * HIDDEN
+        heaviest = tl.max(best, 1)
+        key = tl.min(tl.where(best == heaviest[:, None], keys, 2147483647), 1)
+        slot = tl.min(tl.where((best == heaviest[:, None]) & (keys == key[:, None]), slots[None, :], K), 1)
+        seen = heaviest > 0.5 * HIDDEN
         there = (base + rows) * count + n
-        value = tl.where(seen, tl.exp2(found), 0.0)
+        value = tl.where(seen, tl.exp2(heaviest), 0.0)
         tl.store(VALUES + there, tl.where(lse == lse, value, lse), mask=here)  # no maximum knows a NaN
         tl.store(INDICES + there, long(tl.where(seen, key, -1)), mask=here)
         best = tl.where(slots[None, :] == slot[:, None], 2 * HIDDEN, best)

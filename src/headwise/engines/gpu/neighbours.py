@@ -186,8 +186,8 @@ def received_kernel(
                     b, h, stop, rules, T, S, left, right, edge == 1, setup,
                 )  # fmt: skip
                 total += tl.sum(fours(tl.exp2(x), M, N), 1)
-    found = tl.where(keys < stop, tl.sum(tl.sum(total, 2), 1), 0.0)
-    tl.store(OUT + long(bh) * S + keys, found, mask=keys < S)
+    mass = tl.where(keys < stop, tl.sum(tl.sum(total, 2), 1), 0.0)
+    tl.store(OUT + long(bh) * S + keys, mass, mask=keys < S)
 
 
 def received(prepared: Prepared) -> Tensor:
@@ -241,8 +241,8 @@ def of_heads_kernel(
         largest = tl.maximum(largest, tl.where(counts, value, -float("inf")))
     summed = tl.sum(total, 0)
     highest = tl.where(summed == summed, tl.max(largest, 0), summed)  # a NaN is the largest of all
-    found = tl.where(kind >= 4, highest, summed / tl.sum(count, 0))
-    tl.store(OUT + n * programs + bh, found)
+    of_head = tl.where(kind >= 4, highest, summed / tl.sum(count, 0))
+    tl.store(OUT + n * programs + bh, of_head)
 
 
 def of_heads(prepared: Prepared, values: Tensor, kinds: list[tuple[int | None, bool]]) -> Tensor:
