@@ -20,7 +20,7 @@ import torch
 
 from .errors import ArgumentError, BudgetExceeded
 
-__all__ = ["bytes_allowed", "check", "free_bytes", "limit", "readable"]
+__all__ = ["bytes_allowed", "check", "free_bytes", "limit", "parse", "readable"]
 
 SHARE_OF_FREE = 0.5
 ALWAYS_FINE = 64 * 2**20  # asking the system costs more than a result this small could hurt

@@ -32,7 +32,7 @@ from .tensor_stand_in import StandIn
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["AttentionMap"]
+__all__ = ["AttentionMap", "make"]
 
 WHOLE = slice(None)
 

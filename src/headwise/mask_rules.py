@@ -18,6 +18,27 @@ from torch._subclasses import FakeTensor
 from .errors import MaskError
 from .indexing import Index, positions_of
 
+__all__ = [
+    "AnyRule",
+    "Changes",
+    "Fields",
+    "Rule",
+    "RuleSet",
+    "Shape",
+    "Span",
+    "Value",
+    "as_allowed",
+    "as_ids",
+    "as_padding",
+    "can_read",
+    "check_padding",
+    "join_allowed",
+    "join_ids",
+    "join_padding",
+    "smaller",
+    "whole_number",
+]
+
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch knows them, but finds no smallest among them
 
 

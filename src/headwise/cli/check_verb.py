@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ..examiner.report import Report
 
-__all__ = ["saves"]
+__all__ = ["check", "explain", "saves"]
 
 
 def check(

@@ -34,6 +34,7 @@ from ..masks import BoundMask, Mask
 from ..scoring import HIDDEN, Scoring
 
 __all__ = [
+    "CPU_TILE",
     "DIFFERENTIABLE",
     "FLAT",
     "FLAT_SCHEMA",

@@ -24,7 +24,7 @@ from .attachment import Attachment
 from .head_outputs import check_any
 from .model_door import attach
 
-__all__ = ["Tokens", "watch"]
+__all__ = ["SHORT", "Tokens", "watch"]
 
 
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id")

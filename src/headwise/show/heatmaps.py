@@ -30,7 +30,22 @@ if TYPE_CHECKING:
 
     Cells = numpy.ma.MaskedArray[Any, Any]
 
-__all__ = ["cells", "check_path", "colours", "draw", "drawing", "heatmaps", "save", "shares", "words"]
+__all__ = [
+    "CELLS",
+    "FAINT",
+    "INK",
+    "LONGEST",
+    "STEPS",
+    "cells",
+    "check_path",
+    "colours",
+    "draw",
+    "drawing",
+    "heatmaps",
+    "save",
+    "shares",
+    "words",
+]
 
 
 CELLS = 256  # the finest picture: beyond it positions share a cell

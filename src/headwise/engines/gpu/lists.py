@@ -23,7 +23,7 @@ from .tile import BIG, Setup, key_stop, listed_rules, load_lse, long, place
 if TYPE_CHECKING:
     from .request import Request
 
-__all__ = ["lists", "powers_of", "seen_tiles"]
+__all__ = ["in_order", "lists", "powers_of", "seen_tiles"]
 
 ROOM = 256  # no tile is larger
 SIZE = 1024
