@@ -84,6 +84,9 @@ def whole_number(number: object, name: str) -> int:
     return operator.index(number)
 
 
+# Reading what users give
+
+
 def as_padding(value: Tensor | Sequence[int], name: str) -> Tensor:
     """Lengths int [B], or real positions bool [B, length]."""
     lengths = torch.as_tensor(value)
@@ -158,6 +161,9 @@ def _check_zero_one(value: Tensor) -> None:
         )
 
 
+# Two masks as one
+
+
 def join_padding(a: Tensor | None, b: Tensor | None, name: str) -> Tensor | None:
     """What is real under both."""
     if a is None or b is None:
@@ -210,6 +216,9 @@ def _cannot_join(name: str, a: torch.Size, b: torch.Size) -> MaskError:
     return MaskError(
         f"{name} joined with & must agree in size: {list(a)} and {list(b)}; make both for the same sequences"
     )
+
+
+# Rules, and any set of them
 
 
 Fields = Mapping[str, str]  # names, and the dimensions of each

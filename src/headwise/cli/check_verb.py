@@ -187,6 +187,9 @@ def explain(
     typer.echo(f"Wrote {out}")
 
 
+# Again after every save
+
+
 BETWEEN_LOOKS = 0.3  # seconds
 TO_SETTLE = 0.05  # many editors empty a file before they fill it
 

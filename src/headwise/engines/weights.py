@@ -196,6 +196,9 @@ def _tiles(scores: Scores, lse: Tensor, keys: Sequence[int]) -> Iterator[tuple[P
                 yield block.where, here, block.tile(numbers[here]).p
 
 
+# The way back
+
+
 class _Weights(torch.autograd.Function):
     @staticmethod
     def forward(

@@ -130,6 +130,9 @@ def _key(
     return of
 
 
+# Labels
+
+
 NOTHING_CLEAR = "does several things: no score above its threshold"
 
 
@@ -154,6 +157,9 @@ def meanings(heads: Iterable[Head]) -> Table:
     for name, count, meaning in census(heads):
         table.add_row(str(count), as_text(name), meaning)
     return table
+
+
+# Layers
 
 
 NUMBERS = ("entropy", "distance", "first")
