@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise import Mask, foreign_masks
+from headwise import Mask, foreign_masks, reference
 from judge import assert_judged, error, largest
 
 
@@ -218,6 +218,23 @@ def test_the_map_of_causal_self_attention_is_before_dropout_and_lower_triangular
     dense = weights.dense()
     assert error(dense.sum(-1), torch.ones(2, 5, 7)) <= 1e-6
     assert not dense.triu(1).any()
+
+
+def test_the_equation_of_the_paper_gives_what_the_module_gives() -> None:
+    """Section 3.2.2 as `reference.multi_head` has it: causal, query and memory of two lengths, no biases."""
+    mha = hw.MultiHeadAttention(15, 3, bias=False, causal=True)
+    x, memory = torch.randn(2, 11, 15), torch.randn(2, 13, 15)
+    matrices = [layer.weight.detach() for layer in (mha.q_proj, mha.k_proj, mha.v_proj, mha.out_proj)]
+
+    def by_the_paper(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        inputs = (y.to(dtype) for y in (x, memory, memory, *matrices))
+        return reference.multi_head(*inputs, num_heads=3, mask=Mask.causal())
+
+    output, weights = mha(x, memory, memory)
+    plain, truth = by_the_paper(torch.float32), by_the_paper(torch.float64)
+    size = max(1.0, largest(x), largest(memory))
+    assert_judged(output, plain[0], truth[0], dtype=torch.float32, size=size, what="output")
+    assert_judged(weights.dense(), plain[1], truth[1], dtype=torch.float32, what="weights")
 
 
 def sorting(steps: int, module: nn.Module, dtype: torch.dtype, nudge: float = 0.0) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 
 from headwise import AttentionMap, Mask
 from headwise.errors import ArgumentError, ShapeError
-from headwise.show.tables import plain
+from headwise.show.tables import as_number, as_text, empty_table, plain
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
@@ -24,7 +24,6 @@ from rich.console import Console
 from rich.table import Table
 
 from headwise.show.heatmaps import LIGHT_TO_DARK, NOTHING, _grid, heatmaps, save
-from headwise.show.tables import statistics_table
 
 
 def a_map(
@@ -244,7 +243,7 @@ def test_the_grid_holds_every_head_and_is_not_a_strip(heads: int) -> None:
     ("missing", "call", "hint"),
     [
         ("matplotlib", lambda: heatmaps(a_map()), r'pictures need matplotlib.*"headwise\[viz\]"'),
-        ("rich", lambda: statistics_table(a_map().statistics()), r'tables need rich.*"headwise\[cli\]"'),
+        ("rich", empty_table, r'tables need rich.*"headwise\[cli\]"'),
     ],
 )
 def test_a_missing_extra_says_how_to_get_it(monkeypatch, missing, call, hint) -> None:
@@ -301,37 +300,25 @@ def text_of(table: Table, width: int = 200) -> str:
     return console.file.getvalue()
 
 
-def test_a_table_has_a_row_a_head_and_a_column_a_statistic() -> None:
-    stats = a_map().statistics()
-    table = statistics_table(stats, batch=1)
-    assert table.row_count == 3
-    assert len(table.columns) == 1 + len(stats) - 1  # the head's name; all but `received`
-    assert "received" not in text_of(table)
-    cells = [str(cell) for cell in table.columns[1].cells]
-    assert cells == [f"{value:.2f}" for value in stats.entropy[1].tolist()]
-    assert all(column.justify == "right" for column in table.columns[1:])
-
-
 def test_names_in_a_table_are_data() -> None:
-    shown = text_of(statistics_table(a_map().statistics("first"), ["[red]x[/red]", "\x1b[31mred", "ok"]))
-    assert "[red]x[/red]" in shown
+    table = empty_table("[b]title[/b]")
+    table.add_column("head")
+    for name in ("[red]x[/red]", "\x1b[31mred", "ok"):
+        table.add_row(as_text(name))
+    shown = text_of(table)
+    assert "[red]x[/red]" in shown and "[b]title[/b]" in shown
     assert "\x1b" not in shown
     assert "�[31mred" in shown
 
 
 def test_what_no_query_has_is_a_dash() -> None:
-    table = statistics_table(a_map(1, 1).statistics("previous", "itself"))
-    assert [str(cell) for column in table.columns[1:] for cell in column.cells] == ["-", "1.00"]
+    stats = a_map(1, 1).statistics("previous", "itself")
+    assert [str(as_number(name, values[0, 0].item())) for name, values in stats.items()] == ["-", "1.00"]
 
 
-def test_a_table_of_something_else_is_refused() -> None:
-    weights = a_map()
-    with pytest.raises(ShapeError, match=r"entropy is \[2, 3, 5\]"):
-        statistics_table(weights.statistics("entropy", per="query"))
-    with pytest.raises(ShapeError, match=r"2 names for 3"):
-        statistics_table(weights.statistics("entropy"), ["a", "b"])
-    with pytest.raises(ArgumentError, match="found none"):
-        statistics_table(weights.statistics("received"))
+def test_shares_from_one_half_on_stand_out() -> None:
+    assert [as_number("first", share).style for share in (0.49, 0.5)] == ["", "bold"]
+    assert as_number("entropy", 3.0).style == ""
 
 
 # Labels

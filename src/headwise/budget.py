@@ -20,7 +20,7 @@ import torch
 
 from .errors import ArgumentError, BudgetExceeded
 
-__all__ = ["bytes_allowed", "check", "free_bytes", "limit", "readable"]
+__all__ = ["bytes_allowed", "check", "free_bytes", "limit", "parse", "readable"]
 
 SHARE_OF_FREE = 0.5
 ALWAYS_FINE = 64 * 2**20  # asking the system costs more than a result this small could hurt
@@ -38,8 +38,8 @@ def parse(size: int | str) -> int:
     if isinstance(size, int) and not isinstance(size, bool):
         amount: float | None = size
     else:
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?b|b)\s*", str(size), re.IGNORECASE)
-        amount = float(found[1]) * UNITS[found[2].upper()] if found else None
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?b|b)\s*", str(size), re.IGNORECASE)
+        amount = float(match[1]) * UNITS[match[2].upper()] if match else None
     if amount is None or amount <= 0:
         raise ArgumentError(f'budget must be a positive number of bytes: got {size!r}; use e.g. "2 GiB"')
     return int(amount)

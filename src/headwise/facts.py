@@ -54,8 +54,8 @@ def fact(tensor: Tensor, question: str, find: Callable[[Tensor], Found]) -> Foun
     copy, answers = kept
     if question not in answers:  # of the copy, so that the answer is of these bytes whoever writes meanwhile
         answers[question] = find(copy.expand(tensor.shape))
-    found: Found = answers[question]
-    return found
+    answer: Found = answers[question]
+    return answer
 
 
 def _keep(place: Hashable, copy: Tensor) -> Kept:

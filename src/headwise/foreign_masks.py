@@ -259,12 +259,12 @@ def _check_torch_kind(value: Tensor, name: str) -> None:
 def _spread(attn_mask: Tensor, batch: int, num_heads: int, query_len: int, key_len: int) -> Tensor:
     """torch's attn_mask as [1, 1, T, S] or [B, H, T, S]."""
     _check_torch_kind(attn_mask, "attn_mask")
-    shared, each = [query_len, key_len], [batch * num_heads, query_len, key_len]
+    shared, per_head = [query_len, key_len], [batch * num_heads, query_len, key_len]
     if list(attn_mask.shape) == shared:
         return attn_mask[None, None]
-    if list(attn_mask.shape) != each:
+    if list(attn_mask.shape) != per_head:
         raise ShapeError(
-            f"attn_mask must be [T, S] = {shared} or [B*H, T, S] = {each}: got {list(attn_mask.shape)}; "
+            f"attn_mask must be [T, S] = {shared} or [B*H, T, S] = {per_head}: got {list(attn_mask.shape)}; "
             "repeat one mask a sequence with attn_mask.repeat_interleave(num_heads, dim=0)"
         )
     return attn_mask.view(batch, num_heads, query_len, key_len)
@@ -296,11 +296,11 @@ def _from_tokenizer(attention_mask: Tensor, query_len: int | None) -> Mask:
 
 def _from_additive(attention_mask: Tensor) -> tuple[Mask, Tensor | None]:
     if can_read(attention_mask):
-        one = attention_mask == 1
-        if one.any() and bool((one | (attention_mask == 0)).all()):
+        ones = attention_mask == 1
+        if ones.any() and bool((ones | (attention_mask == 0)).all()):
             raise MaskError(
-                f"attention_mask of 0 and 1 must not be 4-D {attention_mask.dtype}: {int(one.sum())} ones in "
-                f"{list(attention_mask.shape)}, and a float mask is added to the scores; use .bool() if "
+                f"attention_mask of 0 and 1 must not be 4-D {attention_mask.dtype}: {int(ones.sum())} ones "
+                f"in {list(attention_mask.shape)}, and a float mask is added to the scores; use .bool() if "
                 "1 = may attend"
             )
     hidden = attention_mask <= torch.finfo(attention_mask.dtype).min / 2

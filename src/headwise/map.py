@@ -32,7 +32,7 @@ from .tensor_stand_in import StandIn
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["AttentionMap"]
+__all__ = ["AttentionMap", "make"]
 
 WHOLE = slice(None)
 
@@ -320,9 +320,9 @@ class AttentionMap(StandIn):
         if isinstance(self._scores, GivenWeights):
             return self._scores.weights if self._columns is None else self._scores.weights[..., self._columns]
         if self._columns is None and limit is None:
-            found = few_weights_on_cpu(self._scores, self._lse)
-            if found is not None:
-                return found
+            few = few_weights_on_cpu(self._scores, self._lse)
+            if few is not None:
+                return few
         shape = self.shape
         self._check_budget(shape, "weights", limit)
         if 0 in shape:

@@ -18,6 +18,27 @@ from torch._subclasses import FakeTensor
 from .errors import MaskError
 from .indexing import Index, positions_of
 
+__all__ = [
+    "AnyRule",
+    "Changes",
+    "Fields",
+    "Rule",
+    "RuleSet",
+    "Shape",
+    "Span",
+    "Value",
+    "as_allowed",
+    "as_ids",
+    "as_padding",
+    "can_read",
+    "check_padding",
+    "join_allowed",
+    "join_ids",
+    "join_padding",
+    "smaller",
+    "whole_number",
+]
+
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch knows them, but finds no smallest among them
 
 
@@ -61,6 +82,9 @@ def whole_number(number: object, name: str) -> int:
     if isinstance(number, bool) or not isinstance(number, SupportsIndex):
         raise MaskError(f"{name} must be a whole number: got {number!r}; count keys, e.g. 256")
     return operator.index(number)
+
+
+# Reading what users give
 
 
 def as_padding(value: Tensor | Sequence[int], name: str) -> Tensor:
@@ -137,6 +161,9 @@ def _check_zero_one(value: Tensor) -> None:
         )
 
 
+# Two masks as one
+
+
 def join_padding(a: Tensor | None, b: Tensor | None, name: str) -> Tensor | None:
     """What is real under both."""
     if a is None or b is None:
@@ -189,6 +216,9 @@ def _cannot_join(name: str, a: torch.Size, b: torch.Size) -> MaskError:
     return MaskError(
         f"{name} joined with & must agree in size: {list(a)} and {list(b)}; make both for the same sequences"
     )
+
+
+# Rules, and any set of them
 
 
 Fields = Mapping[str, str]  # names, and the dimensions of each
@@ -259,7 +289,7 @@ Facts = dict[str, object]
 
 def facts_of(rules: Sequence[AnyRule]) -> tuple[Facts, ...]:
     """The facts of every set of these rules; the i-th rule is bit i of the number of a set."""
-    found = []
+    facts = []
     for bits in range(1 << len(rules)):
         there = tuple(rule for i, rule in enumerate(rules) if bits >> i & 1)
         hiding = tuple(rule for rule in there if rule.hides)
@@ -270,8 +300,8 @@ def facts_of(rules: Sequence[AnyRule]) -> tuple[Facts, ...]:
         told["is_countable"] = all(rule.is_countable for rule in hiding)
         told["is_narrow"] = any(rule.is_narrow for rule in hiding)
         told["is_made"] = any(rule.is_made for rule in hiding)
-        found.append(told)
-    return tuple(found)
+        facts.append(told)
+    return tuple(facts)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -323,34 +353,34 @@ class RuleSet:
     @property
     def held(self) -> dict[str, Value]:
         """The fields that are there, by name."""
-        found = {}
+        held = {}
         for rule in self.rules:
             for name in rule.fields:
                 value = getattr(self, name)
                 if value is not None:
-                    found[name] = value
-        return found
+                    held[name] = value
+        return held
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The tensors in it by name."""
-        found = {}
+        tensors = {}
         for rule in self.rules:
             for name in rule.fields:
                 value = getattr(self, name)
                 if isinstance(value, Tensor):
-                    found[name] = value
-        return found
+                    tensors[name] = value
+        return tensors
 
     def copies(self) -> Changes:
         """The fields that are there; small tensors copied."""
-        found: Changes = {}
+        fields: Changes = {}
         for rule in self.rules:
             for name in rule.fields:
                 value = getattr(self, name)
                 if value is not None:
-                    found[name] = value.clone() if rule.is_copied and isinstance(value, Tensor) else value
-        return found
+                    fields[name] = value.clone() if rule.is_copied and isinstance(value, Tensor) else value
+        return fields
 
     def to(self, device: torch.device | str) -> Self:
         """The same rules, with their tensors on another device."""
@@ -431,10 +461,10 @@ class RuleSet:
 
     def for_kernels(self) -> dict[str, Value | None]:
         """What the kernels on a GPU take of it, by the names of `engines.gpu.tile.Rules`."""
-        found: dict[str, Value | None] = {}
+        taken: dict[str, Value | None] = {}
         for rule in self.hiding:
-            found |= rule.for_kernels(self)
-        return found
+            taken |= rule.for_kernels(self)
+        return taken
 
     @property
     def is_listed(self) -> bool:

@@ -424,9 +424,9 @@ class Mask(RuleSet):
         first.scatter_reduce_(0, place.flatten(), spots, "amin")
         beyond.scatter_reduce_(0, place.flatten(), spots + 1, "amax")
         mine = self.query_ids[..., 0].contiguous()  # [B or 1, T]
-        found = torch.searchsorted(names, mine).clamp(max=len(names) - 1)
-        found = torch.where(names[found] == mine, found, len(names))
-        return first[found].amin(0), beyond[found].amax(0)
+        document = torch.searchsorted(names, mine).clamp(max=len(names) - 1)
+        document = torch.where(names[document] == mine, document, len(names))
+        return first[document].amin(0), beyond[document].amax(0)
 
     def sees_any(self, at: Tensor, start: int, stop: int) -> Tensor:
         """Which queries at these positions see a key in [start, stop), as far as positions and padding say.

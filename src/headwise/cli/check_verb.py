@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ..examiner.report import Report
 
-__all__ = ["saves"]
+__all__ = ["check", "explain", "saves"]
 
 
 def check(
@@ -185,6 +185,9 @@ def explain(
     explanation.to_html(out)
     typer.echo(explanation.verdict)
     typer.echo(f"Wrote {out}")
+
+
+# Again after every save
 
 
 BETWEEN_LOOKS = 0.3  # seconds

@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+__all__ = ["doctor", "presets", "start"]
+
 
 def presets(
     name: Annotated[

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+__all__ = ["look"]
+
 SENTENCE = "The cat that I saw yesterday ran away"
 NARROW = ("entropy", "distance", "first", "previous", "itself", "next")  # for terminals of 80 columns
 LEAST = "previous"  # makes room for a column to sort by that is not among them

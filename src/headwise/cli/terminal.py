@@ -16,6 +16,9 @@ from ..errors import ArgumentError
 __all__ = ["file_and_name", "sign_of_life", "text_or_file"]
 
 
+# FILE[:NAME]
+
+
 def file_and_name(argument: str) -> tuple[Path, str | None]:
     """The file, which exists, and the name behind the colon; None where there is no name.
 
@@ -69,6 +72,9 @@ def _missing(file: Path, argument: str) -> ArgumentError:
     return ArgumentError(f"FILE must exist: there is no {argument!r}; {advice}")
 
 
+# TEXT|FILE
+
+
 MOST_BYTES = 1 << 20
 LIKE_A_PATH = re.compile(r"[./~]\S*/\S*|\S*\w\.[A-Za-z]\w{0,4}")  # ./notes, story.txt; not 3.5
 
@@ -110,6 +116,9 @@ def text_or_file(argument: str) -> str:
             "convert it first"
         )
     return text
+
+
+# A sign of life
 
 
 AFTER = 2.0  # seconds: what is quicker needs no sign

@@ -22,7 +22,7 @@ from .kernels import CAUSAL, FULL, Band
 from .operator_arguments import Context, save, saved, where_needed
 from .scores import DIFFERENTIABLE, FLAT_SCHEMA, Scores, own_precision, tile_dtype
 
-__all__ = ["attend", "call_of", "lse_of"]
+__all__ = ["ANYWHERE", "attend", "call_of", "lse_of"]
 
 LEAVES = ("v", *DIFFERENTIABLE)
 

@@ -32,6 +32,9 @@ from .walk import REACH, is_rough
 __all__ = ["Fused", "Part", "adds", "cut"]
 
 
+# The parts of a call
+
+
 @dataclass(frozen=True)
 class Limits:
     """What suits a device: elements of a mask made whole, queries a block."""
@@ -164,6 +167,9 @@ def _rows(scores: Scores) -> int:
         reach = max(stop - start for start, stop in spans)
     fits = limits.added // max(1, batch_and_heads * reach)
     return min(T, max(limits.fewest_rows, min(limits.most_rows, fits)))
+
+
+# Running them
 
 
 class Fused(Backend):

@@ -27,11 +27,14 @@ __all__ = [
     "CUDA_FLASH",
     "CUDNN",
     "FULL",
+    "HALF",
     "KERNELS",
+    "Answer",
     "Band",
     "Kernel",
     "KernelCall",
     "ShapeChurn",
+    "Three",
 ]
 
 aten = torch.ops.aten

@@ -109,8 +109,8 @@ def visible(scores: Tiled, mask: Mask | None = None) -> Tensor:
     (B, _, T, S), device = scores.shape, scores.device
     at = scores.at(slice(0, T))
     if not mask.is_countable:
-        found = [_counted(mask, at, rows, S) for rows in blocks(0, T, ROWS)]
-        return torch.cat(found, dim=-1).expand(B, -1, T)
+        counts = [_counted(mask, at, rows, S) for rows in blocks(0, T, ROWS)]
+        return torch.cat(counts, dim=-1).expand(B, -1, T)
     keys, queries = (torch.zeros(B, n, dtype=torch.int64, device=device) for n in (S, T))
     if mask.key_ids is not None and mask.query_ids is not None:
         batch = max(mask.key_ids.shape[0], mask.query_ids.shape[0])  # either may be one for all

@@ -78,8 +78,8 @@ def _measure(
     scores: Scores, lse: Tensor, names: Names, per_query: bool, reach: int, cells: Cells
 ) -> list[Tensor]:
     chosen = None if cells is None else (int(cells[0]), int(cells[1]))
-    found = statistics.measured(scores, lse, tuple(names), per_query, reach, chosen)
-    return [_alone(value) for value in found.values()]
+    values = statistics.measured(scores, lse, tuple(names), per_query, reach, chosen)
+    return [_alone(value) for value in values.values()]
 
 
 def _alone(value: Tensor) -> Tensor:

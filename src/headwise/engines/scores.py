@@ -1,21 +1,17 @@
 """`Scores`: all that decides the score of any query against any key; any tile of them, and the way back.
 
-Memory for large results on a CPU, in huge pages where the system gives them on request.
-
-A fresh result of 50 MB is 12,000 pages that the system hands over one by one as they are first written to:
-12 ms where the numbers in it took 17. In huge pages it is 25. Linux does that for memory it was asked to
-(`madvise`; its usual setting), which is a hint and nothing more: elsewhere the memory is as always.
-
-`Scores`: everything that decides the score of any query against any key, and any tile of them.
-
     s_ij = cap(scale q_i . k_j) + bias_ij - slope |p_i - j|   where the mask allows, else HIDDEN
 
 A tile is [B, H, t, s] for a block of t queries and s keys, in float32 (float64 for float64 inputs). A group
-of query heads that shares a key head is stacked as rows of one product, so keys are never repeated.
+of query heads that shares a key head is stacked as rows of one product, so keys are never repeated. The way
+back, `ScoreGradients`, goes from the gradient of a tile to q, k, bias and slopes.
+
+Beside them `huge_empty`: memory for large results on a CPU. A fresh result of 50 MB is 12,000 pages that the
+system hands over one by one as they are first written to: 12 ms where the numbers in it took 17. In huge
+pages it is 25. Linux does that for memory it was asked to (`madvise`; its usual setting), which is a hint and
+nothing more: elsewhere the memory is as always.
 
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, G = H // Hk, D head_dim.
-
-The way back: from the gradient of a tile of scores to q, k, bias and slopes.
 """
 
 from __future__ import annotations
@@ -38,6 +34,7 @@ from ..masks import BoundMask, Mask
 from ..scoring import HIDDEN, Scoring
 
 __all__ = [
+    "CPU_TILE",
     "DIFFERENTIABLE",
     "FLAT",
     "FLAT_SCHEMA",
@@ -55,35 +52,6 @@ __all__ = [
     "settle_exponentials",
     "tile_dtype",
 ]
-
-
-HUGE = 2**21
-LEAST = 4 * HUGE  # below this pages are few, and may be the allocator's own
-
-
-def huge_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """torch.empty, ready to be written to at full speed."""
-    new = torch.empty(shape, dtype=dtype, device=device)
-    if not torch.compiler.is_compiling() and type(new) is Tensor and new.is_cpu and new.nbytes >= LEAST:
-        advise = _advise()
-        if advise is not None:
-            start = -(-new.data_ptr() // HUGE) * HUGE
-            advise(start, (new.data_ptr() + new.nbytes) // HUGE * HUGE - start)
-    return new
-
-
-@functools.cache
-def _advise() -> Callable[[int, int], object] | None:
-    """The system's own function; None where there is none."""
-    hint = getattr(mmap, "MADV_HUGEPAGE", None)
-    if hint is None:
-        return None
-    try:
-        madvise = ctypes.CDLL(None).madvise
-    except (OSError, AttributeError):
-        return None
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return lambda start, length: madvise(start, length, hint)
 
 
 # Elements of one tile: on a CPU it should stay in the second-level cache, elsewhere be worth a launch.
@@ -114,8 +82,8 @@ def settle_exponentials() -> None:
     """
     with SETTLING:
         for dtype in (torch.float32, torch.float64):
-            one = torch.ones(64, dtype=dtype, device="cpu")
-            one.exp(), one.log(), one.tanh()
+            ones = torch.ones(64, dtype=dtype, device="cpu")
+            ones.exp(), ones.log(), ones.tanh()
 
 
 class Piece(NamedTuple):
@@ -476,6 +444,9 @@ def _kv_heads(heads: list[int], group: int) -> Index:
     return torch.tensor(wanted, dtype=torch.int64, device="cpu")
 
 
+# The way back
+
+
 @dataclass(frozen=True, eq=False)
 class ScoreGradients:
     """Gradients of everything the scores depend on, filled tile by tile."""
@@ -527,3 +498,35 @@ class ScoreGradients:
         self.q[:, :, rows].add_((stacked @ k).view(B, H, t, D), alpha=scale)
         turned = stacked.transpose(-2, -1) @ q.reshape(B, k.shape[1], -1, D)  # [B, Hk, s, D]
         self.k[:, :, columns].add_(turned, alpha=scale)
+
+
+# Memory for large results
+
+
+HUGE = 2**21
+LEAST = 4 * HUGE  # below this pages are few, and may be the allocator's own
+
+
+def huge_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """torch.empty, ready to be written to at full speed."""
+    new = torch.empty(shape, dtype=dtype, device=device)
+    if not torch.compiler.is_compiling() and type(new) is Tensor and new.is_cpu and new.nbytes >= LEAST:
+        advise = _advise()
+        if advise is not None:
+            start = -(-new.data_ptr() // HUGE) * HUGE
+            advise(start, (new.data_ptr() + new.nbytes) // HUGE * HUGE - start)
+    return new
+
+
+@functools.cache
+def _advise() -> Callable[[int, int], object] | None:
+    """The system's own function; None where there is none."""
+    hint = getattr(mmap, "MADV_HUGEPAGE", None)
+    if hint is None:
+        return None
+    try:
+        madvise = ctypes.CDLL(None).madvise
+    except (OSError, AttributeError):
+        return None
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return lambda start, length: madvise(start, length, hint)

@@ -1,19 +1,16 @@
 """Read off the tiles of the second pass: pictures, the heaviest keys, and the way back from entropy.
 
-The second pass: what is asked of the weights, from q, k, mask and lse, in tiles of plain torch.
-
-Everything here reads weights and keeps something smaller. Gradients flow through `weights.py` alone.
-
-Letters: B batch, H num_heads, T query_len, S key_len.
-
-The way back from entropy: a training loss may use it.
-
-With H_i = -sum_j p_ij log p_ij (a sink counts as one more key) and g_i what is wanted of it,
+Everything here reads weights, made from q, k, mask and lse in tiles of plain torch (on a GPU by kernels), and
+keeps something smaller. Gradients flow through the weights themselves (`weights.py`) and through entropy: a
+training loss may use it. With H_i = -sum_j p_ij log p_ij (a sink counts as one more key) and g_i what is
+wanted of it,
 
     d loss / d s_ij = -g_i p_ij (log p_ij + H_i)
 
 which is the gradient of weights for the cotangent -g_i log p_ij: the normalisation brings H_i. Memory is
 linear in length; the weights are made again, tile by tile.
+
+Letters: B batch, H num_heads, T query_len, S key_len.
 """
 
 from __future__ import annotations
@@ -120,12 +117,15 @@ def _top_of(block: Block, count: int) -> tuple[Tensor, Tensor]:
     keys = torch.full((B, H, t, count), -1, dtype=torch.int64, device=block.lse.device)
     mass = torch.zeros_like(block.lse)
     for tile in block.tiles():
-        found, at = tile.log_p.topk(min(count, tile.log_p.shape[-1]), dim=-1)
-        best, order = torch.cat([best, found], -1).topk(count, dim=-1)
+        heaviest, at = tile.log_p.topk(min(count, tile.log_p.shape[-1]), dim=-1)
+        best, order = torch.cat([best, heaviest], -1).topk(count, dim=-1)
         keys = torch.cat([keys, at + tile.columns.start], -1).gather(-1, order)
         mass += tile.p.sum(-1)
     check_mass(block.scores, block.rows, block.lse, block.with_sink(mass))
     return best.exp(), keys.masked_fill(best <= HIDDEN / 2, -1)
+
+
+# The way back from entropy
 
 
 def with_gradient(scores: Scores, lse: Tensor, value: Tensor | None) -> Tensor:
@@ -137,8 +137,8 @@ def with_gradient(scores: Scores, lse: Tensor, value: Tensor | None) -> Tensor:
         return _plainly(scores)
     if torch.compiler.is_compiling():
         return torch.ops.headwise.entropy.default(*scores.flatten(), lse)
-    found: Tensor = _Entropy.apply(*scores.leaves, Rest(scores), lse, value)
-    return found
+    entropy: Tensor = _Entropy.apply(*scores.leaves, Rest(scores), lse, value)
+    return entropy
 
 
 def gradients(scores: Scores, lse: Tensor, grad: Tensor, bias: bool) -> tuple[Tensor | None, ...]:
@@ -164,13 +164,13 @@ def gradients(scores: Scores, lse: Tensor, grad: Tensor, bias: bool) -> tuple[Te
 def _plainly(scores: Scores) -> Tensor:
     """The same from one matrix, for derivatives of derivatives."""
     weights, lse = plain.weights_of(scores)
-    found = -(weights * torch.where(weights > 0, weights, 1.0).log()).sum(-1)
+    entropy = -(weights * torch.where(weights > 0, weights, 1.0).log()).sum(-1)
     if scores.sinks is not None:
         log_sunk = scores.sinks.to(lse.dtype)[:, None] - lse
         empty = torch.isneginf(lse)
         log_sunk = log_sunk.masked_fill(empty, 0.0)
-        found = found - (log_sunk.exp() * log_sunk).masked_fill(empty, 0.0)
-    return found
+        entropy = entropy - (log_sunk.exp() * log_sunk).masked_fill(empty, 0.0)
+    return entropy
 
 
 class _Entropy(torch.autograd.Function):
@@ -196,8 +196,8 @@ class _Entropy(torch.autograd.Function):
         *inputs, lse = ctx.saved_tensors
         needed = ctx.needs_input_grad
         if plain.is_needed_for(grad):
-            found = plain.gradients(lambda *given: _plainly(ctx.rest(*given)), inputs, needed, grad)
+            d_inputs = plain.gradients(lambda *given: _plainly(ctx.rest(*given)), inputs, needed, grad)
         else:
-            found = gradients(ctx.rest(*inputs), lse, grad, needed[2] or needed[3])
-        typed = [None if g is None else g.to(x.dtype) for g, x in zip(found, inputs, strict=True)]
+            d_inputs = gradients(ctx.rest(*inputs), lse, grad, needed[2] or needed[3])
+        typed = [None if g is None else g.to(x.dtype) for g, x in zip(d_inputs, inputs, strict=True)]
         return (*typed, None, None, None)

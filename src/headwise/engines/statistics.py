@@ -273,16 +273,16 @@ def _with_gradient(
     wanted = names if "entropy" in names else ("entropy", *names)
     if torch.compiler.is_compiling():  # entropy is an operator of its own there: it need not be known before
         wanted = tuple(name for name in names if name not in WITH_GRADIENT)
-    found = _measure(scores, lse, wanted, True, reach, cells)
-    value = with_gradient(scores, lse, found.get("entropy"))
-    found["entropy"] = value
+    values = _measure(scores, lse, wanted, True, reach, cells)
+    value = with_gradient(scores, lse, values.get("entropy"))
+    values["entropy"] = value
     if "effective_keys" in names:
-        found["effective_keys"] = value.exp().masked_fill(torch.isneginf(lse), 0)
+        values["effective_keys"] = value.exp().masked_fill(torch.isneginf(lse), 0)
     if not per_query:
         for name in ROW_STATISTICS:
-            if name in found:
-                found[name] = of_head(name, found[name], scores, lse)
-    return {name: found[name] for name in (*names, *([] if cells is None else [PICTURE]))}
+            if name in values:
+                values[name] = of_head(name, values[name], scores, lse)
+    return {name: values[name] for name in (*names, *([] if cells is None else [PICTURE]))}
 
 
 def _measure(
@@ -315,12 +315,12 @@ def measured(
     with own_precision(scores.device):
         if cannot(scores) is None:
             assert isinstance(scores, Scores)
-            found = _by_kernels(scores, lse, names, per_query, reach, cells)
+            values = _by_kernels(scores, lse, names, per_query, reach, cells)
         else:
-            found = _in_tiles(scores, lse, names, per_query, reach)
+            values = _in_tiles(scores, lse, names, per_query, reach)
             if cells is not None:
-                found[PICTURE] = pooled(scores, lse, *cells)
-    return {name: found[name] for name in (*names, PICTURE) if name in found}
+                values[PICTURE] = pooled(scores, lse, *cells)
+    return {name: values[name] for name in (*names, PICTURE) if name in values}
 
 
 def _by_kernels(
@@ -337,13 +337,13 @@ def _by_kernels(
         name: (ROW_STATISTICS[name].offset, ROW_STATISTICS[name].largest) for name in names if name in NAMES
     }
     done = measure(prepared(scores, lse), kinds, per_query, reach, RECEIVED in names, cells)
-    found = dict(done.rows)
+    values = dict(done.rows)
     if done.received is not None:
-        found[RECEIVED] = done.received
+        values[RECEIVED] = done.received
     if done.picture is not None:
-        found[PICTURE] = done.picture
-    others = tuple(name for name in names if name not in found)  # an entry without a kernel
-    return found | _in_tiles(scores, lse, others, per_query, reach) if others else found
+        values[PICTURE] = done.picture
+    others = tuple(name for name in names if name not in values)  # an entry without a kernel
+    return values | _in_tiles(scores, lse, others, per_query, reach) if others else values
 
 
 def without_kernel() -> tuple[str, ...]:

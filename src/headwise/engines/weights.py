@@ -42,8 +42,8 @@ def weights(scores: Scores, lse: Tensor | None, columns: Index | None = None, me
     with own_precision(scores.device):
         if not scores.wants_gradient:
             return dense(scores, lse, columns, mean)
-        found: Tensor = _Weights.apply(*scores.leaves, Rest(scores), lse, columns, mean)
-    return found
+        p: Tensor = _Weights.apply(*scores.leaves, Rest(scores), lse, columns, mean)
+    return p
 
 
 def _chosen(columns: Index | None, scores: Scores) -> tuple[Tensor | None, list[int] | None]:
@@ -85,12 +85,12 @@ def dense(scores: Scores, lse: Tensor | None, columns: Index | None, mean: bool)
     dtype = scores.dtype if mean else scores.given_dtype
     out = huge_empty(shape, dtype, scores.device).zero_()
     if lse is None or (columns is None and not mean) or (columns is not None and is_rough(lse)):
-        found = _whole_rows(scores, lse, columns)
+        parts = _whole_rows(scores, lse, columns)
     else:
         if columns is not None:
             check_some(scores, lse)
-        found = _tiles(scores, lse, keys)
-    for where, here, p in found:
+        parts = _tiles(scores, lse, keys)
+    for where, here, p in parts:
         if mean:
             out[where[0], where[2], here] += p.sum(1)
         else:
@@ -196,6 +196,9 @@ def _tiles(scores: Scores, lse: Tensor, keys: Sequence[int]) -> Iterator[tuple[P
                 yield block.where, here, block.tile(numbers[here]).p
 
 
+# The way back
+
+
 class _Weights(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -227,10 +230,10 @@ class _Weights(torch.autograd.Function):
             def forward(*inputs: Tensor) -> Tensor:
                 return _plainly(ctx.rest(*inputs), columns, mean)
 
-            found = plain.gradients(forward, inputs, needed, grad)
+            d_inputs = plain.gradients(forward, inputs, needed, grad)
         else:
-            found = gradients(ctx.rest(*inputs), lse, columns, mean, grad, needed[2] or needed[3])
-        typed = [None if g is None else g.to(x.dtype) for g, x in zip(found, inputs, strict=True)]
+            d_inputs = gradients(ctx.rest(*inputs), lse, columns, mean, grad, needed[2] or needed[3])
+        typed = [None if g is None else g.to(x.dtype) for g, x in zip(d_inputs, inputs, strict=True)]
         return (*typed, None, None, None, None)
 
 
@@ -282,11 +285,11 @@ def score_gradients(
     of_sink: what is wanted of the sink's weight, from a block and the logarithm of that weight, [B, H, t];
     None: nothing.
     """
-    found = ScoreGradients.zeros(scores, bias)
+    totals = ScoreGradients.zeros(scores, bias)
     sinks = scores.sinks
     d_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=scores.dtype)
     for block in walk(scores, lse):
-        mine, room = block.scores, found.piece(block.piece)
+        mine, room = block.scores, totals.piece(block.piece)
         assert isinstance(mine, Scores)
         delta: Tensor | float = 0.0
         mass: Tensor | float = 0.0
@@ -315,7 +318,7 @@ def score_gradients(
             room.add(mine, block.rows, here, p * (cotangent(tile) - delta[..., None]), bend)
         if d_sinks is not None:
             d_sinks[block.piece.heads] += (sunk * right * (d_sink - delta)).sum((0, 2))
-    return found.q, found.k, found.bias, found.slopes, d_sinks
+    return totals.q, totals.k, totals.bias, totals.slopes, d_sinks
 
 
 def _cotangent(grad: Tensor, block: Block, here: slice, columns: Index | None) -> Tensor:

@@ -23,7 +23,7 @@ from .faults import FAULTS, computed, pairs
 from .faults.fault import Fault, Way
 from .recipe import State, Step
 
-__all__ = ["Diagnosis", "Made", "diagnose", "difference", "first_difference"]
+__all__ = ["INFORMATION", "NEAR", "Diagnosis", "Made", "diagnose", "difference", "first_difference"]
 
 NEAR = 2e-5  # of the size of the numbers: float32 somewhere inside passes, the nearest fault is off by 1e-2
 INFORMATION = ("empty row",)  # a probe that has three right answers

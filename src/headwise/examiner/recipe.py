@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["RIGHT", "STEPS", "Given", "State", "Step", "Weights", "run"]
+__all__ = ["RIGHT", "Given", "State", "Step", "Weights", "run"]
 
 
 class Weights(NamedTuple):
@@ -150,7 +150,6 @@ RIGHT: dict[str, Step] = {
     "finish": _finish,
     "after": _after,
 }
-STEPS = tuple(RIGHT)
 
 
 @torch.no_grad()

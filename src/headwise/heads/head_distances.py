@@ -1,16 +1,13 @@
-"""How far apart the heads of a layer are; from that, heads as points and in groups.
+"""How far apart heads are, in where they look and in what they say; from that, heads as points and in groups.
 
-Diversity: how much the heads of one layer differ, in where they look and in what they say.
+The distances: each function gives a matrix of every head of a layer against every head, [B, H, H];
+`one_number` makes it a number per layer. Weights are read a block of queries at a time, so memory is that of
+a few rows of every head.
 
-Each function gives a matrix of every head against every head, [B, H, H]; `one_number` makes it a number a
-layer. Weights are read a block of queries at a time, so memory is that of a few rows of every head.
+Points and groups are made of distances [N, N] between N heads, of one layer or of many: e.g. the square root
+of `jensen_shannon`, or one minus a cosine.
 
 Letters: B batch, H num_heads, T query_len, S key_len, D head_dim.
-
-Layout: heads as points and in groups, from how far apart they are.
-
-Distances [N, N] between N heads, of one layer or of many: e.g. the square root of `jensen_shannon`, or one
-minus a cosine.
 """
 
 from __future__ import annotations
@@ -75,8 +72,8 @@ def jensen_shannon(map: AttentionMap, *, smooth: float = 0.0, queries: int | Non
         for head in range(H - 1):
             others = slice(head + 1, H)
             between = torch.special.entr((p[head] + p[others]) / 2).sum(-1)
-            found = between - (entropy[head] + entropy[others]) / 2
-            total[b, head, others] += torch.where(counts[head] & counts[others], found, 0).sum(-1)
+            apart = between - (entropy[head] + entropy[others]) / 2
+            total[b, head, others] += torch.where(counts[head] & counts[others], apart, 0).sum(-1)
         number[b] += _pairs(counts, total.dtype)
     return (total + total.transpose(1, 2)).clamp(min=0) / number
 
@@ -209,8 +206,11 @@ def _blocks(map: AttentionMap, queries: int | None) -> Iterator[tuple[int, Tenso
 
 def _pairs(counts: Tensor, dtype: torch.dtype) -> Tensor:
     """How many of these queries count for both heads of a pair, [H, H]."""
-    each = counts.to(dtype)
-    return each @ each.T
+    numbers = counts.to(dtype)
+    return numbers @ numbers.T
+
+
+# Points and groups
 
 
 UNEQUAL = 1e-4  # how far apart, as a share of the largest, the two sides of the diagonal may be

@@ -42,56 +42,6 @@ Told = dict[str, Any]  # what JSON holds
 Layout = dict[str, list[int]]  # "shape", and "order": the dimensions as they lie in memory
 
 
-def dense_bytes(map: AttentionMap | None) -> int:
-    """How many bytes of a packed map are a matrix of weights."""
-    scores = None if map is None else map.parts()[0]
-    return scores.weights.nbytes if isinstance(scores, GivenWeights) else 0
-
-
-def pack(map: AttentionMap) -> tuple[dict[str, Tensor], Told]:
-    """The tensors of a map and its numbers, by name.
-
-    Raises:
-        ArgumentError: q, k or a rule was written to since the map was made.
-    """
-    scores, _, columns = map.parts()
-    parts = scores.parts() | {"lse": map.lse}
-    if columns is not None:
-        parts["columns"] = positions_of(columns, scores.shape[3], torch.device("cpu"))
-    tensors = {name: value for name, value in parts.items() if isinstance(value, Tensor)}
-    numbers = {name: value for name, value in parts.items() if not isinstance(value, Tensor | None)}
-    return tensors, numbers
-
-
-def unpack(tensors: dict[str, Tensor], numbers: Told) -> AttentionMap:
-    """The map those are of."""
-    parts = {**tensors, **numbers}
-    lse, columns = parts["lse"], parts.get("columns")
-    kind = GivenWeights if "weights" in parts else Scores
-    return make(kind.from_parts(parts), lse, columns)
-
-
-def layout_of(x: Tensor) -> Layout:
-    """How a tensor lies in memory: products of tensors that lie otherwise are rounded otherwise."""
-    steps = x.stride()
-    return {"shape": list(x.shape), "order": sorted(range(x.ndim), key=lambda dim: -steps[dim])}
-
-
-def packed(x: Tensor) -> Tensor:
-    """The numbers of a tensor as they lie, in main memory; what is expanded (a mask over heads) once."""
-    order = layout_of(x)["order"]
-    for dim, (size, step) in enumerate(zip(x.shape, x.stride(), strict=True)):
-        if size > 1 and step == 0:
-            x = x.narrow(dim, 0, 1)
-    return x.detach().permute(order).cpu().contiguous().clone()
-
-
-def unpacked(x: Tensor, layout: Layout) -> Tensor:
-    """The tensor that was packed."""
-    order = layout["order"]
-    return x.permute([order.index(dim) for dim in range(len(order))]).expand(layout["shape"])
-
-
 FORMAT = "headwise-heads-3"  # 2: scores of patterns were means over all queries
 MARKS = ("ids", "special", "punctuation", "unknown")
 
@@ -209,8 +159,8 @@ class Shelf:
 
     def take(self, told: Told) -> AttentionMap:
         """The map that was put there."""
-        found = {name: unpacked(self.tensors[at], layout) for name, (at, layout) in told["tensors"].items()}
-        return unpack(found, told["numbers"])
+        tensors = {name: unpacked(self.tensors[at], layout) for name, (at, layout) in told["tensors"].items()}
+        return unpack(tensors, told["numbers"])
 
 
 def _check_budget(layers: list[LayerHeads]) -> None:
@@ -226,14 +176,14 @@ def _check_budget(layers: list[LayerHeads]) -> None:
 
 
 def _tensors(call: Record) -> dict[str, Tensor]:
-    found = {f"rows.{name}": value for name, value in call.rows.items()}
-    found |= {f"counts.{name}": value for name, value in call.counts.items()}
-    found |= {f"pairs.{name}": value for name, value in call.pairs.items()}
-    found |= {f"large.{name}": value for name, value in call.large.items()}
+    tensors = {f"rows.{name}": value for name, value in call.rows.items()}
+    tensors |= {f"counts.{name}": value for name, value in call.counts.items()}
+    tensors |= {f"pairs.{name}": value for name, value in call.pairs.items()}
+    tensors |= {f"large.{name}": value for name, value in call.large.items()}
     if call.marks is not None:
         marks = ((name, getattr(call.marks, name)) for name in MARKS)
-        found |= {name: value for name, value in marks if value is not None}
-    return found
+        tensors |= {name: value for name, value in marks if value is not None}
+    return tensors
 
 
 def _record(call: Told, tensors: dict[str, Tensor]) -> Record:
@@ -261,3 +211,56 @@ def _library(name: str) -> Any:
     except ModuleNotFoundError as error:
         hint = 'saving heads needs safetensors; install with: pip install "headwise[watch]"'
         raise ImportError(hint, name="safetensors") from error
+
+
+# A map as tensors and numbers
+
+
+def dense_bytes(map: AttentionMap | None) -> int:
+    """How many bytes of a packed map are a matrix of weights."""
+    scores = None if map is None else map.parts()[0]
+    return scores.weights.nbytes if isinstance(scores, GivenWeights) else 0
+
+
+def pack(map: AttentionMap) -> tuple[dict[str, Tensor], Told]:
+    """The tensors of a map and its numbers, by name.
+
+    Raises:
+        ArgumentError: q, k or a rule was written to since the map was made.
+    """
+    scores, _, columns = map.parts()
+    parts = scores.parts() | {"lse": map.lse}
+    if columns is not None:
+        parts["columns"] = positions_of(columns, scores.shape[3], torch.device("cpu"))
+    tensors = {name: value for name, value in parts.items() if isinstance(value, Tensor)}
+    numbers = {name: value for name, value in parts.items() if not isinstance(value, Tensor | None)}
+    return tensors, numbers
+
+
+def unpack(tensors: dict[str, Tensor], numbers: Told) -> AttentionMap:
+    """The map those are of."""
+    parts = {**tensors, **numbers}
+    lse, columns = parts["lse"], parts.get("columns")
+    kind = GivenWeights if "weights" in parts else Scores
+    return make(kind.from_parts(parts), lse, columns)
+
+
+def layout_of(x: Tensor) -> Layout:
+    """How a tensor lies in memory: products of tensors that lie otherwise are rounded otherwise."""
+    steps = x.stride()
+    return {"shape": list(x.shape), "order": sorted(range(x.ndim), key=lambda dim: -steps[dim])}
+
+
+def packed(x: Tensor) -> Tensor:
+    """The numbers of a tensor as they lie, in main memory; what is expanded (a mask over heads) once."""
+    order = layout_of(x)["order"]
+    for dim, (size, step) in enumerate(zip(x.shape, x.stride(), strict=True)):
+        if size > 1 and step == 0:
+            x = x.narrow(dim, 0, 1)
+    return x.detach().permute(order).cpu().contiguous().clone()
+
+
+def unpacked(x: Tensor, layout: Layout) -> Tensor:
+    """The tensor that was packed."""
+    order = layout["order"]
+    return x.permute([order.index(dim) for dim in range(len(order))]).expand(layout["shape"])

@@ -1,19 +1,14 @@
-"""Measures of a head by itself: how even it is, how far it looks on a grid, how much of a needle it copies.
+"""Measures of a head by itself: how evenly it looks, how near, how far on a grid, what it copies.
 
-Evenness: a head against one that weighs all it sees alike.
+    spread, locality   against a head that weighs all it sees alike
+    grid_distance      how far a head of a vision Transformer looks, on the grid its tokens were cut from
+    retrieval          how much of a passage a head copies out of a long context
 
-Each function takes an `AttentionMap` and gives a number per head, [B, H]; no matrix is made. Padded queries
-and queries that see nothing are left out, as in `AttentionMap.statistics`. No gradient flows.
+All but the last take an `AttentionMap` and give a number per head, [B, H]. Padded queries and queries that
+see nothing are left out, as in `AttentionMap.statistics`. No matrix is made; where whole rows are needed, a
+block of them at a time. No gradient flows. `retrieval` takes plain tensors of one sequence and gives [H].
 
 Letters: B batch, H num_heads, T query_len, S key_len.
-
-Patches: how far a head of a vision Transformer looks, on the grid its tokens were cut from.
-
-Letters: B batch, H num_heads, T query_len, S key_len.
-
-Needle: how much of a passage a head copies out of a long context.
-
-Letters: H num_heads, S key_len.
 """
 
 from __future__ import annotations
@@ -40,39 +35,6 @@ __all__ = [
     "weights_in_blocks",
 ]
 
-BLOCK = 32 * 2**20  # bytes of weights in memory at a time, where whole rows are needed
-
-
-def weights_in_blocks(map: AttentionMap, queries: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Whole rows of chosen queries, a block at a time: (queries int [t], weights [B, H, t, S]).
-
-    Weights are in float32 at least; a block stays within `BLOCK` bytes and the memory budget, or is one row.
-    """
-    B, H, _, S = map.shape
-    map, dtype = map.detach(), tile_dtype(map.dtype)
-    room = min(BLOCK, budget.bytes_allowed(map.device))
-    for some in queries.split(max(1, room // (B * H * S * dtype.itemsize))):
-        yield some.to(map.device), map.select(queries=some).dense().to(dtype)
-
-
-def mean_over(values: Tensor, counts: Tensor) -> Tensor:
-    """[B, H], the mean of [B, 1 or H, T] over the queries that count."""
-    return torch.where(counts, values, 0).sum(-1) / counts.sum(-1)
-
-
-def mean_where_seen(map: AttentionMap, on: Mask) -> tuple[Tensor, Tensor]:
-    """The mean weight on the keys that `on` allows, [B, H], and over how many queries it is, [B, H].
-
-    It is over the queries that may see at least one of those keys; NaN where there is none.
-    """
-    counts = map.counted_queries() & (map.visible(map.mask & on) > 0)
-    return mean_over(map.mass(on, per="query"), counts), counts.sum(-1)
-
-
-def first_keys(real: Tensor, count: int) -> Tensor:
-    """The first `count` real keys of each sequence, bool [B, S]."""
-    return real & (real.cumsum(-1) <= count)
-
 
 def spread(map: AttentionMap, entropy: Tensor | None = None) -> Tensor:
     """How evenly the head looks at all it may see: mean_i H_i / mean_i log n_i, n_i the keys query i may see.
@@ -92,10 +54,11 @@ def spread(map: AttentionMap, entropy: Tensor | None = None) -> Tensor:
         >>> spread(w)
         tensor([[1.]])
     """
-    found = map.detach().statistics("entropy").entropy if entropy is None else entropy
+    if entropy is None:
+        entropy = map.detach().statistics("entropy").entropy
     choices = map.visible() + (map.sinks is not None)
-    most = mean_over(choices.clamp(min=1).to(found.dtype).log(), map.counted_queries())
-    return torch.where(most > 0, found / most, torch.nan)  # an entropy of rounding over 0 would be infinite
+    most = mean_over(choices.clamp(min=1).to(entropy.dtype).log(), map.counted_queries())
+    return torch.where(most > 0, entropy / most, torch.nan)  # an entropy of rounding over 0 would be infinite
 
 
 def locality(map: AttentionMap, reach: int = 8, local: Tensor | None = None) -> Tensor:
@@ -123,11 +86,12 @@ def locality(map: AttentionMap, reach: int = 8, local: Tensor | None = None) -> 
     if reach < 0:
         raise ArgumentError(f"reach must not be negative: got {reach}; 0 is the query's own position")
     near = Mask.window(left_right=(reach, reach))
-    found = map.mass(near) if local is None else local
+    if local is None:
+        local = map.mass(near)
     seen = map.visible()  # [B, 1 or H, T]
-    beyond = (seen - map.visible(map.mask & near)).to(found.dtype) / seen.clamp(min=1)
+    beyond = (seen - map.visible(map.mask & near)).to(local.dtype) / seen.clamp(min=1)
     evenly = mean_over(beyond, map.counted_queries())
-    return torch.where(evenly > 0, 1 - (1 - found) / evenly, torch.nan)
+    return torch.where(evenly > 0, 1 - (1 - local) / evenly, torch.nan)
 
 
 def grid_distance(map: AttentionMap, height: int, width: int, patch: float = 1.0, prefix: int = 1) -> Tensor:
@@ -171,12 +135,12 @@ def grid_distance(map: AttentionMap, height: int, width: int, patch: float = 1.0
     place = torch.arange(height * width, device=map.device)
     place = torch.stack([place // width, place % width], -1).to(dtype) * patch  # [S - prefix, 2]
     counts = map.counted_queries() & (at >= prefix) & (at < S)
-    found = torch.zeros(B, H, T, dtype=dtype, device=map.device)
+    distance = torch.zeros(B, H, T, dtype=dtype, device=map.device)
     for rows, p in weights_in_blocks(map, torch.arange(T)):  # [B, H, t, S]
         mine = place[(at[rows] - prefix).clamp(0, len(place) - 1)]
         away = (mine[:, None] - place).square().sum(-1).sqrt()  # [t, S - prefix]
-        found[:, :, rows] = (p[..., prefix:] * away).sum(-1)
-    return mean_over(found, counts)
+        distance[:, :, rows] = (p[..., prefix:] * away).sum(-1)
+    return mean_over(distance, counts)
 
 
 def retrieval(top_keys: Tensor, key_tokens: Tensor, generated: Tensor, needle: tuple[int, int]) -> Tensor:
@@ -219,3 +183,40 @@ def retrieval(top_keys: Tensor, key_tokens: Tensor, generated: Tensor, needle: t
     inside = (top_keys >= start) & (top_keys < stop)
     copied = key_tokens[top_keys.clamp(0, S - 1)] == generated[:, None]  # [steps, H]
     return (inside & copied).sum(0) / (stop - start)
+
+
+# What measures are made with, here and in other files
+
+
+BLOCK = 32 * 2**20  # bytes of weights in memory at a time, where whole rows are needed
+
+
+def weights_in_blocks(map: AttentionMap, queries: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Whole rows of chosen queries, a block at a time: (queries int [t], weights [B, H, t, S]).
+
+    Weights are in float32 at least; a block stays within `BLOCK` bytes and the memory budget, or is one row.
+    """
+    B, H, _, S = map.shape
+    map, dtype = map.detach(), tile_dtype(map.dtype)
+    room = min(BLOCK, budget.bytes_allowed(map.device))
+    for some in queries.split(max(1, room // (B * H * S * dtype.itemsize))):
+        yield some.to(map.device), map.select(queries=some).dense().to(dtype)
+
+
+def mean_over(values: Tensor, counts: Tensor) -> Tensor:
+    """[B, H], the mean of [B, 1 or H, T] over the queries that count."""
+    return torch.where(counts, values, 0).sum(-1) / counts.sum(-1)
+
+
+def mean_where_seen(map: AttentionMap, on: Mask) -> tuple[Tensor, Tensor]:
+    """The mean weight on the keys that `on` allows, [B, H], and over how many queries it is, [B, H].
+
+    It is over the queries that may see at least one of those keys; NaN where there is none.
+    """
+    counts = map.counted_queries() & (map.visible(map.mask & on) > 0)
+    return mean_over(map.mass(on, per="query"), counts), counts.sum(-1)
+
+
+def first_keys(real: Tensor, count: int) -> Tensor:
+    """The first `count` real keys of each sequence, bool [B, S]."""
+    return real & (real.cumsum(-1) <= count)

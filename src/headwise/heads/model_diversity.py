@@ -123,8 +123,8 @@ def diversity(
         what = AttentionMap.from_weights(what)
     if isinstance(what, AttentionMap):
         counts = what.counted_queries().sum(-1)
-        found = _over_sequences([(jensen_shannon(what, smooth=smooth, queries=queries), counts)])
-        return _one({0: found}, {}, {})
+        matrix = _over_sequences([(jensen_shannon(what, smooth=smooth, queries=queries), counts)])
+        return _one({0: matrix}, {}, {})
     if isinstance(what, LayerHeads):
         layers = [what]
     elif isinstance(what, Mapping) and all(isinstance(layer, LayerHeads) for layer in what.values()):
@@ -155,15 +155,15 @@ def _one(
     return Diversity(attention, outputs, values, heads, matrix.clamp(min=0).sqrt())
 
 
-def _over_sequences(found: list[tuple[Tensor, Tensor]]) -> Tensor:
+def _over_sequences(measured: list[tuple[Tensor, Tensor]]) -> Tensor:
     """[H, H], the mean over queries, from the means of sequences [B, H, H] and their counts [B, H].
 
     A pair counts the queries of the head that has fewer; sequences in which it was not measured, none.
     """
-    matrix = torch.cat([each.cpu().double() for each, _ in found])
-    counts = torch.cat([each.cpu().double() for _, each in found])
+    matrix = torch.cat([pairs.cpu().double() for pairs, _ in measured])
+    counts = torch.cat([number.cpu().double() for _, number in measured])
     both = torch.minimum(counts[:, :, None], counts[:, None, :]).masked_fill(matrix.isnan(), 0)
-    return ((matrix.nan_to_num() * both).sum(0) / both.sum(0)).to(found[0][0].dtype)
+    return ((matrix.nan_to_num() * both).sum(0) / both.sum(0)).to(measured[0][0].dtype)
 
 
 def attention_between(
@@ -174,16 +174,16 @@ def attention_between(
     As measured while watching where that is what is asked for, else from maps. Calls of which neither was
     kept, as steps of generation, are left out.
     """
-    found = []
+    measured = []
     for call in layer.calls:
         if "attention" in call.pairs and not smooth and _same(queries, call):
-            found.append((call.pairs["attention"], call.counts[EVERYONE]))
+            measured.append((call.pairs["attention"], call.counts[EVERYONE]))
         elif call.map is not None:
             pairs = jensen_shannon(call.map, smooth=smooth, queries=queries)
-            found.append((pairs, call.counts[EVERYONE]))
+            measured.append((pairs, call.counts[EVERYONE]))
         elif "attention" in call.pairs:
             return None  # measured, but not so
-    return _over_sequences(found) if found else None
+    return _over_sequences(measured) if measured else None
 
 
 def _same(queries: int | None, call: Record) -> bool:
@@ -193,9 +193,9 @@ def _same(queries: int | None, call: Record) -> bool:
 
 
 def _attention(layer: LayerHeads, smooth: float, queries: int | None) -> Tensor:
-    found = attention_between(layer, smooth=smooth, queries=queries)
-    if found is not None:
-        return found
+    between = attention_between(layer, smooth=smooth, queries=queries)
+    if between is not None:
+        return between
     if any("attention" in call.pairs for call in layer.calls):
         raise ArgumentError(
             f"maps must have been kept for smooth={smooth}, queries={queries}: {layer.path} was measured "
@@ -208,12 +208,12 @@ def _attention(layer: LayerHeads, smooth: float, queries: int | None) -> Tensor:
 
 
 def _measured(layer: LayerHeads, name: str) -> Tensor | None:
-    found = [
+    measured = [
         (call.pairs[name], call.counts.get(name, call.counts[EVERYONE]))
         for call in layer.calls
         if name in call.pairs
     ]
-    return _over_sequences(found) if found else None
+    return _over_sequences(measured) if measured else None
 
 
 def _across(layers: list[LayerHeads], smooth: float) -> Tensor:
@@ -240,8 +240,8 @@ def _across(layers: list[LayerHeads], smooth: float) -> Tensor:
     keys = torch.cat([maps[0].real_keys.cpu(), torch.zeros(B, 1, dtype=torch.bool)], dim=1)
     mask = Mask(keys=keys, queries=None if counted is None else counted[:, chosen].cpu())
     joined = AttentionMap.from_weights(together, mask)
-    found = jensen_shannon(joined, smooth=smooth), joined.counted_queries().sum(-1)
-    return _over_sequences([found]).clamp(min=0).sqrt()
+    measured = jensen_shannon(joined, smooth=smooth), joined.counted_queries().sum(-1)
+    return _over_sequences([measured]).clamp(min=0).sqrt()
 
 
 def _with_sinks(map: AttentionMap) -> Tensor:

@@ -235,10 +235,10 @@ def induction_stripe(map: AttentionMap, period: int) -> Tensor:
             f"period must be between 1 and key_len: got {period} of {S}; it is the length of what is repeated"
         )
     back = period - 1
-    found = map.mass(Mask(left=back, right=-back), per="query")  # one key a query
+    mass = map.mass(Mask(left=back, right=-back), per="query")  # one key a query
     key = map.positions - back
     there = map.real_keys[:, key.clamp(0, S - 1)] & (key >= 0) & (key < S)  # [B, T]
-    return mean_over(found, map.counted_queries() & there[:, None])
+    return mean_over(mass, map.counted_queries() & there[:, None])
 
 
 def token_mass(map: AttentionMap, which: Tensor) -> Tensor:
@@ -299,10 +299,10 @@ def sink(map: AttentionMap, key: int = 0) -> Tensor:
         raise ArgumentError(f"key must lie inside the sequence: got {key} of {S}; 0 is the first real key")
     real = map.real_keys
     chosen = first_keys(real, key + 1) & ~first_keys(real, key)  # [B, S], one True a sequence at most
-    found = map.mass(Mask.padding(chosen), per="query")
+    mass = map.mass(Mask.padding(chosen), per="query")
     place = torch.where(chosen.any(-1), chosen.int().argmax(-1), S)  # [B]
     from_there = map.positions >= place[:, None]  # [B, T]
-    return mean_over(found, map.counted_queries() & from_there[:, None])
+    return mean_over(mass, map.counted_queries() & from_there[:, None])
 
 
 def sink_rate(alpha: Tensor, epsilon: float = 0.3) -> float:
@@ -357,9 +357,9 @@ def streaming_mass(map: AttentionMap, sink: int = 128, recent: int = 256) -> Ten
 def streaming(map: AttentionMap, sink: int, recent: int) -> tuple[Tensor, Tensor]:
     """`streaming_mass`, and over how many queries it is the mean."""
     near, early = Mask(left=recent - 1), first_keys(map.real_keys, sink)
-    found = map.mass(near & Mask.padding(~early), per="query")
+    mass = map.mass(near & Mask.padding(~early), per="query")
     if sink:
-        found = found + map.mass(Mask.padding(early), per="query")
+        mass = mass + map.mass(Mask.padding(early), per="query")
     others = map.mask & Mask(right=-recent) & Mask.padding(~early)  # neither first nor recent
     counts = map.counted_queries() & (map.visible(others) > 0)
-    return mean_over(found, counts), counts.sum(-1)
+    return mean_over(mass, counts), counts.sum(-1)

@@ -22,23 +22,6 @@ from .measures import locality, mean_where_seen, spread
 __all__ = ["EVERYONE", "PATTERNS", "Marks", "Record", "fetched", "reduce", "settle"]
 
 
-def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same tensors in main memory, each in its shape; a GPU is waited for once, not once a tensor.
-
-    Example:
-        >>> fetched([torch.ones(2), torch.zeros(1, 2)])
-        [tensor([1., 1.]), tensor([[0., 0.]])]
-    """
-    here_now = list(tensors)
-    kinds = dict.fromkeys((x.device, x.dtype) for x in tensors if not x.is_cpu)
-    for kind in kinds:
-        here = [at for at, x in enumerate(tensors) if (x.device, x.dtype) == kind]
-        together = torch.cat([tensors[at].flatten() for at in here]).cpu()
-        for at, part in zip(here, together.split([tensors[at].numel() for at in here]), strict=True):
-            here_now[at] = part.view(tensors[at].shape)
-    return here_now
-
-
 PATTERNS = ("induction", "duplicate_token", "special", "punctuation", "spread", "locality", "streaming")
 SINK, RECENT = 128, 256  # keys whose mass is `streaming`: DuoAttention's; a shorter text has no others
 EVERYONE = "entropy"  # its mean is over all queries that count
@@ -123,9 +106,9 @@ class Record:
             self._has_patterns = True
             self._add(*measure_patterns(self.map, self.kind, self.marks, self.rows, self.reach))
 
-    def _add(self, found: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
-        self.rows |= found
-        self.counts |= dict.fromkeys(found, self.counts[EVERYONE]) | counts
+    def _add(self, values: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
+        self.rows |= values
+        self.counts |= dict.fromkeys(values, self.counts[EVERYONE]) | counts
 
     def _slots(self) -> list[tuple[dict[str, Tensor], str, Tensor]]:
         """Every small tensor of numbers in it and where it belongs."""
@@ -138,6 +121,23 @@ def settle(records: Iterable[Record]) -> None:
     slots = [slot for record in records for slot in record._slots()]
     for (numbers, name, _), value in zip(slots, fetched([value for _, _, value in slots]), strict=True):
         numbers[name] = value
+
+
+def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors in main memory, each in its shape; a GPU is waited for once, not once a tensor.
+
+    Example:
+        >>> fetched([torch.ones(2), torch.zeros(1, 2)])
+        [tensor([1., 1.]), tensor([[0., 0.]])]
+    """
+    here_now = list(tensors)
+    kinds = dict.fromkeys((x.device, x.dtype) for x in tensors if not x.is_cpu)
+    for kind in kinds:
+        here = [at for at, x in enumerate(tensors) if (x.device, x.dtype) == kind]
+        together = torch.cat([tensors[at].flatten() for at in here]).cpu()
+        for at, part in zip(here, together.split([tensors[at].numel() for at in here]), strict=True):
+            here_now[at] = part.view(tensors[at].shape)
+    return here_now
 
 
 @torch.no_grad()

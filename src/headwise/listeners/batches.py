@@ -212,6 +212,9 @@ def _lie_together(given: Sequence[Tensor], visits: Sequence[Visit], N: int, dim:
     return not any(bool(grad.nan_to_num(0.0, 0.0, 0.0).any()) for grad in others)  # NaN is told of later
 
 
+# The bar
+
+
 AFTER = 2.0  # seconds: what is quicker needs no bar
 
 Item = TypeVar("Item")

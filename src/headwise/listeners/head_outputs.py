@@ -34,6 +34,9 @@ Inside = TypeVar("Inside", covariant=True)  # what a block is given
 Change = Callable[[Call, Tensor, Tensor], Tensor | None]
 
 
+# The block
+
+
 def outputs_of(call: Call) -> Tensor:
     """The heads' output of a call, [B, H, T, Dv].
 
@@ -153,6 +156,9 @@ class _Listener:
             return None
         output = outputs_of(call)
         return self.change(call, torch.tensor(heads, device=output.device), output)
+
+
+# What heads say, and putting it elsewhere
 
 
 Positions = int | slice | Sequence[int] | Tensor

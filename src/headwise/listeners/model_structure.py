@@ -22,6 +22,7 @@ from ..heads.layer_names import Layer, resolve, stacks
 from ..nn import MultiHeadAttention
 
 __all__ = [
+    "DISPATCHES",
     "Layer",
     "Structure",
     "likely_places",

@@ -49,73 +49,6 @@ OUTPUT = "output"  # the mean norm of a head's output
 Values = dict[str, float]  # of one head, by statistic
 
 
-class Measuring:
-    """A listener for one step.
-
-    Args:
-        names: row statistics.
-        outputs: whether to measure the norm of what heads say, too.
-
-    Attributes:
-        layers: path -> statistic -> [2, H]: the sum over queries, or their largest, and how many they are.
-    """
-
-    def __init__(self, names: Sequence[str], outputs: bool) -> None:
-        self.names, self.outputs = tuple(names), outputs
-        self.layers: dict[str, dict[str, Tensor]] = {}
-
-    @torch.no_grad()
-    def hear(self, call: Call) -> None:
-        """Add one call to what was heard before."""
-        if in_backward():
-            return
-        layer = self.layers.setdefault(call.path, {})
-        weights = call.weights.detach()
-        scored = call.value is not None  # else only weights are to be had, without the scores behind them
-        names = tuple(name for name in self.names if scored or name != "max_logit")
-        measured = dict(weights.statistics(*names)) if names else {}  # [B, H] each
-        counts = _counts(weights, names)
-        for name, values in measured.items():
-            count = counts[ROW_STATISTICS[name].offset].sum(-1).to(values.dtype)  # [B, H]
-            largest = ROW_STATISTICS[name].largest
-            value = values.amax(0) if largest else torch.where(count > 0, values * count, 0).sum(0)
-            layer[name] = _joined(layer.get(name), torch.stack([value, count.sum(0)]), largest)
-        if self.outputs and call.output is not None:
-            precise = torch.promote_types(call.output.dtype, torch.float32)
-            norms = torch.linalg.vector_norm(call.output.detach(), dim=-1, dtype=precise)  # [B, H, T]
-            counting = counts[None]
-            both = torch.stack(
-                [norms.masked_fill(~counting, 0).sum((0, 2)), counting.sum((0, 2)).to(precise)]
-            )
-            layer[OUTPUT] = _joined(layer.get(OUTPUT), both)
-
-    def read(self) -> dict[str, list[Values]]:
-        """path -> head -> statistic -> value; what had no query to be measured at is left out."""
-        sums = [(path, name, two) for path, layer in self.layers.items() for name, two in layer.items()]
-        values_of: dict[str, list[Values]] = {path: [] for path in self.layers}
-        for (path, name, _), (values, counts) in zip(sums, fetched([two for _, _, two in sums]), strict=True):
-            heads = values_of[path]
-            heads += [{} for _ in range(len(values) - len(heads))]
-            for head, value, count in zip(heads, values.tolist(), counts.tolist(), strict=True):
-                if count:
-                    largest = name != OUTPUT and ROW_STATISTICS[name].largest
-                    head[name] = value if largest else value / count
-        return values_of
-
-
-def _counts(weights: AttentionMap, names: Iterable[str]) -> dict[int | None, Tensor]:
-    """Which queries count, by where a statistic looks for a key: bool [B, H, T] each."""
-    like = {None: "entropy"} | {ROW_STATISTICS[name].offset: name for name in names}
-    return {offset: weights.counted_queries(name) for offset, name in like.items()}
-
-
-def _joined(known: Tensor | None, new: Tensor, largest: bool = False) -> Tensor:
-    """Two calls as one, [2, H]."""
-    if known is None:
-        return new
-    return torch.stack([torch.maximum(known[0], new[0]), known[1] + new[1]]) if largest else known + new
-
-
 HISTORY = 1000  # measured steps that are kept
 PATIENCE = 3  # steps to be measured in a row in which the model may do without running
 SUMMARIES = {"entropy": ("min", "mean"), "max_logit": ("max",)}  # of all heads; others: their mean
@@ -284,11 +217,11 @@ class Monitor:
                 stacklevel=4,  # past contextlib, where the block ends
             )
 
-    def _take(self, number: int, found: dict[str, list[Values]], name_of: Callable[[str], Layer]) -> None:
-        for heads in found.values():
+    def _take(self, number: int, measured: dict[str, list[Values]], name_of: Callable[[str], Layer]) -> None:
+        for heads in measured.values():
             _share(heads)
-        self._dead_heads = [] if self.dead is None else _dead(found, self.dead, name_of)
-        layers = {name_of(path): heads for path, heads in found.items()}
+        self._dead_heads = [] if self.dead is None else _dead(measured, self.dead, name_of)
+        layers = {name_of(path): heads for path, heads in measured.items()}
         numbers = _flat(layers, self.statistics, self.dead, len(self._dead_heads))
         before = self._history[-1].keys if self._history else ()
         kept = tuple(numbers)
@@ -360,6 +293,9 @@ class Monitor:
         )
 
 
+# What is logged
+
+
 class _Key(NamedTuple):
     """What a number is of: a head, a layer, or neither, where it is over all heads."""
 
@@ -389,11 +325,11 @@ class _Row(NamedTuple):
 
 
 def _dead(
-    found: Mapping[str, list[Values]], dead: float, name_of: Callable[[str], Layer]
+    measured: Mapping[str, list[Values]], dead: float, name_of: Callable[[str], Layer]
 ) -> list[tuple[Layer, int]]:
     """The heads whose share is at most `dead` in every visit of their layer."""
     alive: dict[tuple[Layer, int], bool] = {}
-    for path, heads in found.items():
+    for path, heads in measured.items():
         layer = name_of(base_of(path))
         for number, head in enumerate(heads):
             if OUTPUT in head:
@@ -437,3 +373,73 @@ def _reduced(how: str, values: list[float]) -> float:
     if how == "mean":
         return math.fsum(values) / len(values)
     return min(values) if how == "min" else max(values)
+
+
+# One measured step
+
+
+class Measuring:
+    """A listener for one step.
+
+    Args:
+        names: row statistics.
+        outputs: whether to measure the norm of what heads say, too.
+
+    Attributes:
+        layers: path -> statistic -> [2, H]: the sum over queries, or their largest, and how many they are.
+    """
+
+    def __init__(self, names: Sequence[str], outputs: bool) -> None:
+        self.names, self.outputs = tuple(names), outputs
+        self.layers: dict[str, dict[str, Tensor]] = {}
+
+    @torch.no_grad()
+    def hear(self, call: Call) -> None:
+        """Add one call to what was heard before."""
+        if in_backward():
+            return
+        layer = self.layers.setdefault(call.path, {})
+        weights = call.weights.detach()
+        scored = call.value is not None  # else only weights are to be had, without the scores behind them
+        names = tuple(name for name in self.names if scored or name != "max_logit")
+        measured = dict(weights.statistics(*names)) if names else {}  # [B, H] each
+        counts = _counts(weights, names)
+        for name, values in measured.items():
+            count = counts[ROW_STATISTICS[name].offset].sum(-1).to(values.dtype)  # [B, H]
+            largest = ROW_STATISTICS[name].largest
+            value = values.amax(0) if largest else torch.where(count > 0, values * count, 0).sum(0)
+            layer[name] = _joined(layer.get(name), torch.stack([value, count.sum(0)]), largest)
+        if self.outputs and call.output is not None:
+            precise = torch.promote_types(call.output.dtype, torch.float32)
+            norms = torch.linalg.vector_norm(call.output.detach(), dim=-1, dtype=precise)  # [B, H, T]
+            counting = counts[None]
+            both = torch.stack(
+                [norms.masked_fill(~counting, 0).sum((0, 2)), counting.sum((0, 2)).to(precise)]
+            )
+            layer[OUTPUT] = _joined(layer.get(OUTPUT), both)
+
+    def read(self) -> dict[str, list[Values]]:
+        """path -> head -> statistic -> value; what had no query to be measured at is left out."""
+        sums = [(path, name, two) for path, layer in self.layers.items() for name, two in layer.items()]
+        values_of: dict[str, list[Values]] = {path: [] for path in self.layers}
+        for (path, name, _), (values, counts) in zip(sums, fetched([two for _, _, two in sums]), strict=True):
+            heads = values_of[path]
+            heads += [{} for _ in range(len(values) - len(heads))]
+            for head, value, count in zip(heads, values.tolist(), counts.tolist(), strict=True):
+                if count:
+                    largest = name != OUTPUT and ROW_STATISTICS[name].largest
+                    head[name] = value if largest else value / count
+        return values_of
+
+
+def _counts(weights: AttentionMap, names: Iterable[str]) -> dict[int | None, Tensor]:
+    """Which queries count, by where a statistic looks for a key: bool [B, H, T] each."""
+    like = {None: "entropy"} | {ROW_STATISTICS[name].offset: name for name in names}
+    return {offset: weights.counted_queries(name) for offset, name in like.items()}
+
+
+def _joined(known: Tensor | None, new: Tensor, largest: bool = False) -> Tensor:
+    """Two calls as one, [2, H]."""
+    if known is None:
+        return new
+    return torch.stack([torch.maximum(known[0], new[0]), known[1] + new[1]]) if largest else known + new

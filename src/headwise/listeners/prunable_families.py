@@ -65,6 +65,9 @@ class Prunable:
 Family = Callable[[nn.Module, str], Prunable | None]
 
 
+# Cutting projections
+
+
 def kept_kv_heads(layer: Prunable, kept: Sequence[int]) -> list[int]:
     """The key/value heads that some query heads need.
 
@@ -177,6 +180,9 @@ def cut_parameter(layer: nn.Module, name: str, dim: int, kept: Tensor) -> None:
     setattr(layer, name, nn.Parameter(new, requires_grad=old.requires_grad))
 
 
+# A layer of projections with names
+
+
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")  # H
 KV_COUNTS = ("num_key_value_heads", "num_kv_heads")  # Hk
 GROUPS = ("num_key_value_groups",)  # H / Hk
@@ -277,6 +283,30 @@ def _strange(path: str, module: nn.Module, what: str) -> ArgumentError:
     )
 
 
+# The families
+
+
+def headwise_own(model: nn.Module, path: str) -> Prunable | None:
+    """The layer at `path`, if it is ours."""
+    module = model.get_submodule(path)
+    if not isinstance(module, MultiHeadAttention):
+        return None
+    check(model, path, [(name, getattr(module, name)) for name in ("q_proj", "k_proj", "v_proj", "out_proj")])
+
+    def keep(heads: Sequence[int], kv_heads: Sequence[int]) -> None:
+        D, Dv = module.head_dim, module.value_dim
+        keep_outputs(module.q_proj, channels(heads, D))
+        keep_outputs(module.k_proj, channels(kv_heads, D))
+        keep_outputs(module.v_proj, channels(kv_heads, Dv))
+        keep_inputs(module.out_proj, channels(heads, Dv))
+        if module.sinks is not None:
+            cut_parameter(module, "sinks", 0, channels(heads, 1))
+        module.num_heads, module.num_kv_heads = len(heads), len(kv_heads)
+        module._pack()
+
+    return Prunable(path, module.num_heads, module.num_kv_heads, keep)
+
+
 BERT = Names("query", "key", "value", "output.dense", "attention_head_size")
 ALBERT = Names("query", "key", "value", "dense", "attention_head_size", apart=("LayerNorm",))
 DISTILBERT = Names("q_lin", "k_lin", "v_lin", "out_lin", "attention_head_size")
@@ -332,24 +362,3 @@ def gpt2_like(model: nn.Module, path: str) -> Prunable | None:
         module.num_heads, module.split_size = len(heads), len(heads) * D
 
     return Prunable(path, H, H, keep)
-
-
-def headwise_own(model: nn.Module, path: str) -> Prunable | None:
-    """The layer at `path`, if it is ours."""
-    module = model.get_submodule(path)
-    if not isinstance(module, MultiHeadAttention):
-        return None
-    check(model, path, [(name, getattr(module, name)) for name in ("q_proj", "k_proj", "v_proj", "out_proj")])
-
-    def keep(heads: Sequence[int], kv_heads: Sequence[int]) -> None:
-        D, Dv = module.head_dim, module.value_dim
-        keep_outputs(module.q_proj, channels(heads, D))
-        keep_outputs(module.k_proj, channels(kv_heads, D))
-        keep_outputs(module.v_proj, channels(kv_heads, Dv))
-        keep_inputs(module.out_proj, channels(heads, Dv))
-        if module.sinks is not None:
-            cut_parameter(module, "sinks", 0, channels(heads, 1))
-        module.num_heads, module.num_kv_heads = len(heads), len(kv_heads)
-        module._pack()
-
-    return Prunable(path, module.num_heads, module.num_kv_heads, keep)

@@ -52,7 +52,7 @@ class Retrieval:
             for layer, scores in self.scores.items()
             for head, score in enumerate(scores.tolist())
         ]
-        return sorted(every, key=lambda each: -each[2])
+        return sorted(every, key=lambda entry: -entry[2])
 
     def __str__(self) -> str:
         count = len(self.generated)

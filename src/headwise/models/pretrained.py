@@ -1,7 +1,7 @@
 """Trained models (the default, a folder's, one of the Hugging Face hub), and a text as their input.
 
 Only safetensors are read, and no code that comes with a model is run. The network is used only for a name on
-the hub.
+the hub. A text is read as far as the model takes it and `most` allows; `Reading` says how far that was.
 """
 
 from __future__ import annotations
@@ -222,6 +222,9 @@ def _quietly() -> Iterator[None]:
         _loading.release()
 
 
+# A text as input
+
+
 MOST_TOKENS = 4096  # without being asked for more: a look should take seconds
 UNLIMITED = 1 << 24  # a tokenizer that knows no limit says 10^30
 SPACE = "␣"
@@ -251,7 +254,7 @@ def read(text: str, model: nn.Module, tokenizer: Tokenizer, *, most: int = MOST_
     limit = most_tokens(model, tokenizer)
     room = most if limit is None else min(most, limit)
     verbose = {"verbose": False}  # that a text is too long is for us to say
-    found = len(tokenizer(text, **verbose)["input_ids"])
+    length = len(tokenizer(text, **verbose)["input_ids"])
     encoded = tokenizer(text, return_tensors="pt", truncation=True, max_length=room, **verbose)
     ids = encoded["input_ids"][0].tolist()
     special = set(tokenizer.all_special_ids)
@@ -265,7 +268,7 @@ def read(text: str, model: nn.Module, tokenizer: Tokenizer, *, most: int = MOST_
         )
     taken = inspect.signature(model.forward).parameters
     inputs = {name: value for name, value in encoded.items() if name in taken}
-    return Reading(inputs, [_name(tokenizer, token) for token in ids], found, limit)
+    return Reading(inputs, [_name(tokenizer, token) for token in ids], length, limit)
 
 
 def most_tokens(model: nn.Module, tokenizer: Tokenizer) -> int | None:

@@ -126,6 +126,9 @@ def _near(whole: int, part: int) -> str:
     return " or ".join(map(str, below + above))
 
 
+# First weights
+
+
 def undrawn(
     width_in: int, width_out: int, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None
 ) -> nn.Linear:
@@ -165,6 +168,9 @@ def reset(module: MultiHeadAttention) -> None:
 def _glorot(weight: Tensor, fan_in: int, fan_out: int) -> None:
     bound = math.sqrt(3.0) * math.sqrt(2.0 / (fan_in + fan_out))  # sqrt(6 / ..) rounds otherwise than torch
     nn.init.uniform_(weight, -bound, bound)
+
+
+# The line in the repr
 
 
 def of(module: MultiHeadAttention) -> str:

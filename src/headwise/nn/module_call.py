@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
 __all__ = [
+    "ONE_LETTER",
     "check",
     "check_call",
     "check_constructor",

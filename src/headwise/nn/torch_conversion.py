@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 __all__ = ["arguments_of", "freeze_alike", "state_of", "to_own_names", "torchs_twin"]
 
 
+# torch's class
+
+
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
@@ -159,6 +162,9 @@ def _copy_weights(layers: list[nn.Linear], twin: nn.MultiheadAttention) -> None:
             home.zero_()
         else:
             home.copy_(layer.bias)
+
+
+# State dicts under other names
 
 
 State = MutableMapping[str, Tensor]

@@ -130,6 +130,9 @@ def _key(
     return of
 
 
+# Labels
+
+
 NOTHING_CLEAR = "does several things: no score above its threshold"
 
 
@@ -137,7 +140,7 @@ def census(heads: Iterable[Head]) -> list[tuple[str, int, str]]:
     """(label, how many heads, what it means): the most frequent first, those without a label last."""
     known = {entry.name: entry.meaning for entry in LABELS}
     counts = Counter(head.label.name for head in heads)
-    order = sorted(counts.items(), key=lambda each: (each[0] == MIXED, -each[1]))
+    order = sorted(counts.items(), key=lambda counted: (counted[0] == MIXED, -counted[1]))
     return [(name, count, known.get(name, NOTHING_CLEAR)) for name, count in order]
 
 
@@ -154,6 +157,9 @@ def meanings(heads: Iterable[Head]) -> Table:
     for name, count, meaning in census(heads):
         table.add_row(str(count), as_text(name), meaning)
     return table
+
+
+# Layers
 
 
 NUMBERS = ("entropy", "distance", "first")

@@ -1,6 +1,6 @@
 """Heat maps: one picture per head, all on one scale, as a matplotlib figure that touches no global state.
 
-A picture is written as a whole file or not at all.
+Written, a picture is a whole file or none at all.
 
 Letters: H num_heads, T query_len, S key_len.
 """
@@ -30,27 +30,22 @@ if TYPE_CHECKING:
 
     Cells = numpy.ma.MaskedArray[Any, Any]
 
-__all__ = ["cells", "check_path", "colours", "draw", "drawing", "heatmaps", "save", "shares", "words"]
-
-
-FORMATS = (".png", ".svg", ".pdf")
-
-
-def save(figure: Figure, out: str | os.PathLike[str]) -> Path:
-    """Write a figure: all of it or, where anything goes wrong, nothing. Returns where.
-
-    Raises:
-        ArgumentError: not a .png, .svg or .pdf; no such folder; a folder that cannot be written to.
-    """
-    place = check_path(out)
-    with whole_file(place) as half, half.open("wb") as file:
-        figure.savefig(file, format=place.suffix[1:].lower())
-    return place
-
-
-def check_path(out: str | os.PathLike[str]) -> Path:
-    """Where a picture may be written, links followed; raises `ArgumentError` as `save` does."""
-    return place_for(out, FORMATS, ", ".join(FORMATS), "heads.png")
+__all__ = [
+    "CELLS",
+    "FAINT",
+    "INK",
+    "LONGEST",
+    "STEPS",
+    "cells",
+    "check_path",
+    "colours",
+    "draw",
+    "drawing",
+    "heatmaps",
+    "save",
+    "shares",
+    "words",
+]
 
 
 CELLS = 256  # the finest picture: beyond it positions share a cell
@@ -258,3 +253,26 @@ def _frame(
     figure.supylabel(queries, size=8, **words(FAINT))
     if title is not None:
         figure.suptitle(title, size=11, **words(INK))
+
+
+# Pictures as files
+
+
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def save(figure: Figure, out: str | os.PathLike[str]) -> Path:
+    """Write a figure: all of it or, where anything goes wrong, nothing. Returns where.
+
+    Raises:
+        ArgumentError: not a .png, .svg or .pdf; no such folder; a folder that cannot be written to.
+    """
+    place = check_path(out)
+    with whole_file(place) as half, half.open("wb") as file:
+        figure.savefig(file, format=place.suffix[1:].lower())
+    return place
+
+
+def check_path(out: str | os.PathLike[str]) -> Path:
+    """Where a picture may be written, links followed; raises `ArgumentError` as `save` does."""
+    return place_for(out, FORMATS, ", ".join(FORMATS), "heads.png")

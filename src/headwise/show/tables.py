@@ -1,4 +1,4 @@
-"""Statistics as a table for the terminal, and texts as they can be printed.
+"""What tables and pictures are written with: texts as they can be shown, numbers, an empty table.
 
 What users give as labels is data, never markup, and holds nothing that a terminal or a font stumbles over.
 """
@@ -7,27 +7,17 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
-
-from ..engines.statistics import RECEIVED, Statistics
-from ..errors import ArgumentError, ShapeError
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = [
-    "as_number",
-    "as_text",
-    "empty_table",
-    "families",
-    "label",
-    "plain",
-    "statistics_table",
-    "table_class",
-]
+__all__ = ["HEADERS", "as_number", "as_text", "empty_table", "families", "label", "plain", "table_class"]
+
+
+# Texts
 
 
 SEEN = {"\n": "↵", "\r": "↵", "\t": "⇥"}
@@ -83,6 +73,9 @@ def _drawable(char: str) -> bool:
     return any(get_font(findfont(name)).get_char_index(ord(char)) for name in families())
 
 
+# Tables
+
+
 HEADERS = {  # name -> what stands above its column: the name, and what the numbers are
     "entropy": "entropy\nnats",
     "effective_keys": "effective\nkeys",
@@ -131,47 +124,6 @@ def table_class() -> type[Table]:
     return Table
 
 
-def statistics_table(
-    stats: Statistics, names: Sequence[str] | None = None, batch: int = 0, title: str | None = None
-) -> Table:
-    """One row per head, one column per statistic; shares from one half on stand out. `received` is left out.
-
-    Args:
-        stats: measured per head, [B, H] each.
-        names: one per head, instead of 0, 1, ...
-        batch: which sequence.
-        title: above the table.
-
-    Raises:
-        ImportError: rich is not installed.
-        ArgumentError: no statistic but `received`.
-        ShapeError: statistics per query; names that do not fit.
-        IndexError: no such sequence.
-    """
-    table = empty_table(title)
-    columns = {name: values for name, values in stats.items() if name != RECEIVED}
-    if not columns:
-        raise ArgumentError('stats must hold numbers per head: found none; try statistics("entropy")')
-    for name, values in columns.items():
-        if values.ndim != 2:
-            raise ShapeError(
-                f"stats must be one number per head, [B, H]: {name} is {list(values.shape)}; "
-                'measure them with per="head"'
-            )
-    heads = next(iter(columns.values())).shape[1]
-    names = [str(head) for head in range(heads)] if names is None else names
-    if len(names) != heads:
-        raise ShapeError(f"names must match num_heads: {len(names)} names for {heads}; give one a head")
-
-    table.add_column("head", no_wrap=True)
-    for name in columns:
-        table.add_column(HEADERS.get(name, name), justify="right", no_wrap=True)
-    rows = zip(*(values[batch].tolist() for values in columns.values()), strict=True)
-    for head, row in zip(names, rows, strict=True):
-        table.add_row(as_text(head), *map(as_number, columns, row))
-    return table
-
-
 def as_text(text: str) -> Text:
     """Names are data: no markup, no escape codes."""
     from rich.text import Text
@@ -180,6 +132,7 @@ def as_text(text: str) -> Text:
 
 
 def as_number(name: str, value: float) -> Text:
+    """The number of a column; shares from one half on stand out."""
     from rich.text import Text
 
     if math.isnan(value):  # no query had such a key

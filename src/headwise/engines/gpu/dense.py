@@ -204,14 +204,14 @@ def mean_kernel(
         )  # fmt: skip
         total = tl.where(in_band(at[:, None], cols[None, :], stop, left, right, setup), total, 0.0)
         more = tl.where(in_band(at[:, None], more_cols[None, :], stop, left, right, setup), more, 0.0)
-    each = 1.0 / H
+    share = 1.0 / H
     out = OUT + (long(b) * T + rows)[:, None] * count
     tl.store(
-        out + spots[None, :], (total * each).to(OUT.dtype.element_ty),
+        out + spots[None, :], (total * share).to(OUT.dtype.element_ty),
         mask=(rows[:, None] < T) & (spots[None, :] < count),
     )  # fmt: skip
     tl.store(
-        out + more_spots[None, :], (more * each).to(OUT.dtype.element_ty),
+        out + more_spots[None, :], (more * share).to(OUT.dtype.element_ty),
         mask=(rows[:, None] < T) & (more_spots[None, :] < count),
     )  # fmt: skip
 

@@ -1,8 +1,7 @@
-"""The heaviest keys of each query, and the light pass: the log-sum-exp alone.
+"""The heaviest keys of each query; the light pass: the log-sum-exp alone.
 
-The heaviest keys of each query: a running list of the best, entered wherever a tile beats its last.
-
-The light pass: the log-sum-exp of each query's scores, where the first pass did not give it.
+The heaviest keys are a running list of the best, entered wherever a tile beats its last. The light pass gives
+the log-sum-exp of each query's scores, where the first pass did not.
 """
 
 from __future__ import annotations
@@ -39,24 +38,27 @@ from .tile import (
 __all__ = ["lse_of", "top"]
 
 
+# The heaviest keys
+
+
 @triton.jit
 def insert(x, cols, best, keys, K: tl.constexpr):
     """Put the tile's scores that beat a row's worst into the row's list, one a round."""
-    found = tl.max(x, 1)
+    highest = tl.max(x, 1)
     worst = tl.min(best, 1)
-    while tl.max((found > worst).to(tl.int32), 0) > 0:
-        better = found > worst
+    while tl.max((highest > worst).to(tl.int32), 0) > 0:
+        better = highest > worst
         # of equal scores the first key enters first, and the last key leaves first
-        key = tl.min(tl.where(x == found[:, None], cols[None, :], 2147483647), 1)
+        key = tl.min(tl.where(x == highest[:, None], cols[None, :], 2147483647), 1)
         leaves = best == worst[:, None]
         last = tl.max(tl.where(leaves, keys, -2), 1)
         slots = tl.arange(0, K)[None, :]
         slot = tl.min(tl.where(leaves & (keys == last[:, None]), slots, K), 1)
         here = better[:, None] & (slots == slot[:, None])
-        best = tl.where(here, found[:, None], best)
+        best = tl.where(here, highest[:, None], best)
         keys = tl.where(here, key[:, None], keys)
         x = tl.where(better[:, None] & (cols[None, :] == key[:, None]), HIDDEN, x)
-        found = tl.max(x, 1)
+        highest = tl.max(x, 1)
         worst = tl.min(best, 1)
     return best, keys
 
@@ -102,12 +104,12 @@ def top_kernel(
     best = tl.where(slots[None, :] < count, best, 2 * HIDDEN)
     here = rows < T
     for n in range(count):
-        found = tl.max(best, 1)
-        key = tl.min(tl.where(best == found[:, None], keys, 2147483647), 1)
-        slot = tl.min(tl.where((best == found[:, None]) & (keys == key[:, None]), slots[None, :], K), 1)
-        seen = found > 0.5 * HIDDEN
+        heaviest = tl.max(best, 1)
+        key = tl.min(tl.where(best == heaviest[:, None], keys, 2147483647), 1)
+        slot = tl.min(tl.where((best == heaviest[:, None]) & (keys == key[:, None]), slots[None, :], K), 1)
+        seen = heaviest > 0.5 * HIDDEN
         there = (base + rows) * count + n
-        value = tl.where(seen, tl.exp2(found), 0.0)
+        value = tl.where(seen, tl.exp2(heaviest), 0.0)
         tl.store(VALUES + there, tl.where(lse == lse, value, lse), mask=here)  # no maximum knows a NaN
         tl.store(INDICES + there, long(tl.where(seen, key, -1)), mask=here)
         best = tl.where(slots[None, :] == slot[:, None], 2 * HIDDEN, best)
@@ -125,6 +127,9 @@ def top(prepared: Prepared, count: int) -> tuple[Tensor, Tensor]:
         sizes=(request.blocks, count), options=(max(2, triton.next_power_of_2(count)),),
     )  # fmt: skip
     return values, indices
+
+
+# The light pass
 
 
 @triton.jit(do_not_specialize=NOT_SPECIAL)

@@ -2,6 +2,9 @@
 
 Block sizes are a small measured table instead of minutes of autotuning at the first call: on an H200 (compute
 capability 9.0); LOG.md has the runners-up. Older GPUs have less shared memory and take the careful column.
+
+A compiled kernel is looked up by us, by what Triton would compile anew for (`kind_of`): its own way there
+looks at every argument each time.
 """
 
 from __future__ import annotations
@@ -117,18 +120,18 @@ def launch(
             kernel[grid](*args, *constants, num_warps=warps)
             return
         key = (kernel.__name__, device.index, warps, registers, constants, kinds)
-        found = COMPILED.get(key)
-        if found is None:
+        compiled = COMPILED.get(key)
+        if compiled is None:
             limit = {"maxnreg": registers} if registers else {}
             COMPILED[key] = kernel[grid](*args, *constants, num_warps=warps, enable_fp_fusion=True, **limit)
         else:
-            found[grid](*args, *constants)
+            compiled[grid](*args, *constants)
 
 
 def kind_of(x: object) -> Hashable:
     """What Triton compiles anew for: types, what is missing, sixteens and ones, numbers beyond 32 bits."""
     if isinstance(x, tuple):
-        return tuple([kind_of(one) for one in x])
+        return tuple([kind_of(part) for part in x])
     if isinstance(x, Tensor):
         return x.dtype, x.data_ptr() & 15 == 0
     if isinstance(x, int):

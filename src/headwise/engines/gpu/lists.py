@@ -23,10 +23,13 @@ from .tile import BIG, Setup, key_stop, listed_rules, load_lse, long, place
 if TYPE_CHECKING:
     from .request import Request
 
-__all__ = ["lists", "powers_of", "seen_tiles"]
+__all__ = ["in_order", "lists", "powers_of", "seen_tiles"]
 
 ROOM = 256  # no tile is larger
 SIZE = 1024
+
+
+# Lists of tiles
 
 
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "heads", "row_tiles", "column_tiles", "step", "parts", "begin"])
@@ -95,6 +98,9 @@ def in_order(seen: Tensor) -> tuple[Tensor, Tensor]:
     numbers = torch.arange(seen.shape[-1], dtype=torch.int32, device=seen.device)
     tiles.scatter_(-1, where, numbers.expand_as(where))
     return tiles, counts
+
+
+# lse as powers of two
 
 
 @triton.jit(do_not_specialize=["H", "T", "padded"])

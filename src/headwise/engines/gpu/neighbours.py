@@ -1,13 +1,9 @@
-"""From a value per query to a value per head; the weights around each query; what each key receives.
+"""The weights around each query, what each key receives, and values per query made values per head.
 
-From a value per query to a value per head: the mean over counted queries, or the largest.
-
-The weights around each query and of the first key: a few tiles a block, however long the rest.
-
-Attention received: sums over each key's queries.
-
-One program keeps M keys of one head and walks the queries that see them. Nothing is shared between programs,
-so there are no atomics, and the same bits come out every time.
+The weights around each query, and of the first key, take a few tiles a block, however long the rest. What
+each key receives is a sum over its queries: one program keeps M keys of one head and walks the queries that
+see them. Nothing is shared between programs, so there are no atomics, and the same bits come out every time.
+A head's value is the mean over its counted queries, or the largest.
 """
 
 from __future__ import annotations
@@ -41,68 +37,7 @@ from .tile import (
 __all__ = ["NAMES", "near", "of_heads", "received"]
 
 
-NO_OFFSET, LARGEST = (
-    3,
-    4,
-)  # how a statistic is told to the kernel: its offset + 1, or 3; and 4 for the largest
-
-
-@triton.jit(do_not_specialize=["H", "shift", "programs", "low_kinds", "high_kinds"])
-def of_heads_kernel(
-    VALUES, LSE, OUT, rules, H, T, S, shift, programs, low_kinds, high_kinds, SIZE: tl.constexpr,
-    PLACED: tl.constexpr,
-):  # fmt: skip
-    bh = tl.program_id(0)
-    n = tl.program_id(1)
-    kinds = tl.where(n < 8, low_kinds, high_kinds)
-    kind = (kinds >> (n % 8 * 3)) & 7
-    b = bh // H
-    base = long(bh) * T
-    VALUES += (long(n) * programs) * T + base
-    total = tl.zeros([SIZE], tl.float32)
-    count = tl.zeros([SIZE], tl.float32)
-    largest = tl.full([SIZE], -float("inf"), tl.float32)
-    for start in range(0, T, SIZE):
-        rows = start + tl.arange(0, SIZE)
-        here = rows < T
-        counts = tl.load(LSE + base + rows, mask=here, other=-float("inf")) != -float("inf")
-        if rules.counted is not None:
-            counts = counts & (tl.load(rules.counted + long(b) * T + rows, mask=here, other=0) != 0)
-        at = rows + shift
-        if PLACED:
-            at = tl.load(rules.at + rows, mask=here, other=0)
-        key = tl.where((kind & 3) == 3, 0, at + (kind & 3) - 1)
-        counts = counts & (key >= 0) & (key < S)
-        value = tl.load(VALUES + rows, mask=counts, other=0.0)
-        total += value
-        count += tl.where(counts, 1.0, 0.0)
-        largest = tl.maximum(largest, tl.where(counts, value, -float("inf")))
-    summed = tl.sum(total, 0)
-    highest = tl.where(summed == summed, tl.max(largest, 0), summed)  # a NaN is the largest of all
-    found = tl.where(kind >= 4, highest, summed / tl.sum(count, 0))
-    tl.store(OUT + n * programs + bh, found)
-
-
-def of_heads(prepared: Prepared, values: Tensor, kinds: list[tuple[int | None, bool]]) -> Tensor:
-    """[n, B, H] from [n, B, H, T]; each kind is (offset, whether the largest is meant)."""
-    codes = [(NO_OFFSET if offset is None else offset + 1) + LARGEST * largest for offset, largest in kinds]
-    low, high = (sum(code << (3 * i) for i, code in enumerate(part)) for part in (codes[:8], codes[8:]))
-    assert len(codes) <= 16
-    B, H, T, S = prepared.shape
-    out = prepared.empty(len(kinds), B, H)
-    placed = prepared.scores.positions is not None
-    args = (values, prepared.lse, out, prepared.rules, H, T, S, S - T, B * H, low, high)
-    constants = (32 if interpreted() else 1024 if T <= 1024 else 4096, placed)
-    launch(
-        of_heads_kernel,
-        (B * H, len(kinds), 1),
-        args,
-        constants,
-        (prepared.kind, kind_of((values, out))),
-        values.device,
-        warps=4 if T <= 1024 else 8,
-    )
-    return out
+# Around each query
 
 
 NAMES = ("first", "previous", "itself", "next", "local")
@@ -199,6 +134,9 @@ def near(prepared: Prepared, names: tuple[str, ...], reach: int, out: Tensor) ->
     )  # fmt: skip
 
 
+# What each key receives
+
+
 @triton.jit(do_not_specialize=[*NOT_SPECIAL])
 def received_kernel(
     Q0, Q1, K0, K1, q_strides, k_strides, POWERS, OUT, COUNTED, TILES, COUNTS, list_strides, rules,
@@ -248,8 +186,8 @@ def received_kernel(
                     b, h, stop, rules, T, S, left, right, edge == 1, setup,
                 )  # fmt: skip
                 total += tl.sum(fours(tl.exp2(x), M, N), 1)
-    found = tl.where(keys < stop, tl.sum(tl.sum(total, 2), 1), 0.0)
-    tl.store(OUT + long(bh) * S + keys, found, mask=keys < S)
+    mass = tl.where(keys < stop, tl.sum(tl.sum(total, 2), 1), 0.0)
+    tl.store(OUT + long(bh) * S + keys, mass, mask=keys < S)
 
 
 def received(prepared: Prepared) -> Tensor:
@@ -261,4 +199,69 @@ def received(prepared: Prepared) -> Tensor:
         received_kernel, request.grid, powers, out, prepared.counted_range, *request.tile_lists,
         sizes=(powers.shape[-1],),
     )  # fmt: skip
+    return out
+
+
+# From queries to heads
+
+
+# How a statistic is told to the kernel: its offset + 1, or 3; and 4 for the largest.
+NO_OFFSET, LARGEST = 3, 4
+
+
+@triton.jit(do_not_specialize=["H", "shift", "programs", "low_kinds", "high_kinds"])
+def of_heads_kernel(
+    VALUES, LSE, OUT, rules, H, T, S, shift, programs, low_kinds, high_kinds, SIZE: tl.constexpr,
+    PLACED: tl.constexpr,
+):  # fmt: skip
+    bh = tl.program_id(0)
+    n = tl.program_id(1)
+    kinds = tl.where(n < 8, low_kinds, high_kinds)
+    kind = (kinds >> (n % 8 * 3)) & 7
+    b = bh // H
+    base = long(bh) * T
+    VALUES += (long(n) * programs) * T + base
+    total = tl.zeros([SIZE], tl.float32)
+    count = tl.zeros([SIZE], tl.float32)
+    largest = tl.full([SIZE], -float("inf"), tl.float32)
+    for start in range(0, T, SIZE):
+        rows = start + tl.arange(0, SIZE)
+        here = rows < T
+        counts = tl.load(LSE + base + rows, mask=here, other=-float("inf")) != -float("inf")
+        if rules.counted is not None:
+            counts = counts & (tl.load(rules.counted + long(b) * T + rows, mask=here, other=0) != 0)
+        at = rows + shift
+        if PLACED:
+            at = tl.load(rules.at + rows, mask=here, other=0)
+        key = tl.where((kind & 3) == 3, 0, at + (kind & 3) - 1)
+        counts = counts & (key >= 0) & (key < S)
+        value = tl.load(VALUES + rows, mask=counts, other=0.0)
+        total += value
+        count += tl.where(counts, 1.0, 0.0)
+        largest = tl.maximum(largest, tl.where(counts, value, -float("inf")))
+    summed = tl.sum(total, 0)
+    highest = tl.where(summed == summed, tl.max(largest, 0), summed)  # a NaN is the largest of all
+    of_head = tl.where(kind >= 4, highest, summed / tl.sum(count, 0))
+    tl.store(OUT + n * programs + bh, of_head)
+
+
+def of_heads(prepared: Prepared, values: Tensor, kinds: list[tuple[int | None, bool]]) -> Tensor:
+    """[n, B, H] from [n, B, H, T]; each kind is (offset, whether the largest is meant)."""
+    codes = [(NO_OFFSET if offset is None else offset + 1) + LARGEST * largest for offset, largest in kinds]
+    low, high = (sum(code << (3 * i) for i, code in enumerate(part)) for part in (codes[:8], codes[8:]))
+    assert len(codes) <= 16
+    B, H, T, S = prepared.shape
+    out = prepared.empty(len(kinds), B, H)
+    placed = prepared.scores.positions is not None
+    args = (values, prepared.lse, out, prepared.rules, H, T, S, S - T, B * H, low, high)
+    constants = (32 if interpreted() else 1024 if T <= 1024 else 4096, placed)
+    launch(
+        of_heads_kernel,
+        (B * H, len(kinds), 1),
+        args,
+        constants,
+        (prepared.kind, kind_of((values, out))),
+        values.device,
+        warps=4 if T <= 1024 else 8,
+    )
     return out

@@ -1,12 +1,10 @@
-"""Pictures of narrow cells, and statistics and pictures together in as few walks as they need.
+"""Pictures of narrow cells; statistics and pictures together, in as few walks as they need.
 
-Pictures whose cells are narrower than a tile.
-
-A tile covers as many whole cells as fit into its columns, so no cell is shared between tiles. Its weights are
-added up by two products with indicators, columns first. In 16 bits a weight goes in as two numbers, which
-together hold it to 2^-17.
-
-Statistics and a picture in as few walks as they need: over rows, over keys, a glance around each query.
+`measure` plans the walks: one over rows, one over keys, a glance around each query. A picture whose cells are
+wider than a tile comes with the walk over rows (rows.py); here is the one for narrower cells. There a tile
+covers as many whole cells as fit into its columns, so no cell is shared between tiles. Its weights are added
+up by two products with indicators, columns first. In 16 bits a weight goes in as two numbers, which together
+hold it to 2^-17.
 """
 
 from __future__ import annotations
@@ -93,18 +91,18 @@ def picture_kernel(
         )  # fmt: skip
         p = tl.exp2(x)
         if EVEN:
-            found = even_cells(p, R, C, M, N)
+            masses = even_cells(p, R, C, M, N)
         else:
             by_column = tl.load(CELLS + cols, mask=cols < S, other=-1) - cell
             pooled = dot_with_ones(p, by_column[:, None] == c, setup.exact)  # [M, C]
             if setup.exact:
-                found = tl.dot(by_row.to(tl.float32), pooled, input_precision="tf32x3")
+                masses = tl.dot(by_row.to(tl.float32), pooled, input_precision="tf32x3")
             else:
                 high = pooled.to(tl.bfloat16)
                 low = (pooled - high.to(tl.float32)).to(tl.bfloat16)
-                found = tl.dot(by_row.to(tl.bfloat16), low, acc=tl.dot(by_row.to(tl.bfloat16), high))
+                masses = tl.dot(by_row.to(tl.bfloat16), low, acc=tl.dot(by_row.to(tl.bfloat16), high))
         mine = (r < row_cells) & (c < fit) & (cell + c < columns)
-        tl.store(PARTS + r * columns + cell + c, found, mask=mine)
+        tl.store(PARTS + r * columns + cell + c, masses, mask=mine)
 
 
 def narrow(prepared: Prepared, picture: Picture) -> Tensor:
@@ -137,10 +135,11 @@ def narrow(prepared: Prepared, picture: Picture) -> Tensor:
     return added_up(request, parts, picture)
 
 
-NAMES = (
-    *(name for name in by_row.NAMES if name != "mass"),
-    *around.NAMES,
-)  # row statistics that have a kernel
+# Statistics and a picture together
+
+
+# Row statistics that have a kernel.
+NAMES = (*(name for name in by_row.NAMES if name != "mass"), *around.NAMES)
 
 
 class Measured(NamedTuple):
@@ -176,21 +175,21 @@ def measure(
     request = Request(prepared, "rows")
     fits = picture is not None and by_row.wide(request, picture)
     out = prepared.empty(len(walked) + len(glanced), *prepared.shape[:3])
-    found = None
+    drawn = None
     if walked or fits:
-        _, found = by_row.rows(request, walked, picture if fits else None, not per_query, out)
+        _, drawn = by_row.rows(request, walked, picture if fits else None, not per_query, out)
     if glanced:
         around.near(prepared, glanced, reach, out[len(walked) :])
     if picture is not None and not fits:
-        found = narrow(prepared, picture)
+        drawn = narrow(prepared, picture)
     names = walked + glanced
     if names and not per_query:
         out = of_heads(prepared, out, [kinds[name] for name in names])
-    return Measured(dict(zip(names, out, strict=True)), received(prepared) if keys else None, found)
+    return Measured(dict(zip(names, out, strict=True)), received(prepared) if keys else None, drawn)
 
 
 def pooled(prepared: Prepared, cells: tuple[int, int]) -> Tensor:
     """[B, H, rows, columns]: the true mass of each cell."""
-    found = measure(prepared, {}, per_query=True, reach=0, keys=False, cells=cells).picture
-    assert found is not None
-    return found
+    picture = measure(prepared, {}, per_query=True, reach=0, keys=False, cells=cells).picture
+    assert picture is not None
+    return picture

@@ -92,12 +92,12 @@ class Prepared:
     @cached_property
     def rules(self) -> Rules:
         scores, scoring = self.scores, self.scores.scoring
-        found: dict[str, Any] = {"bias": scoring.bias, **scores.mask.for_kernels()}
-        for name, value in tuple(found.items()):
+        fields: dict[str, Any] = {"bias": scoring.bias, **scores.mask.for_kernels()}
+        for name, value in tuple(fields.items()):
             if isinstance(value, Tensor) and value.ndim == 4:
-                found |= _named_strides(name, value)
+                fields |= _named_strides(name, value)
             if isinstance(value, Tensor) and value.dtype == torch.bool:
-                found[name] = value.view(torch.uint8)  # what a kernel loads
+                fields[name] = value.view(torch.uint8)  # what a kernel loads
         return Rules(
             scale=scoring.scale,
             scale_log2=scoring.scale * LOG2E.value,
@@ -106,7 +106,7 @@ class Prepared:
             sinks=None if scoring.sinks is None else scoring.sinks.float().contiguous(),
             at=None if scores.positions is None else scores.positions.to(self.device, torch.int32),
             counted=None if self.counted is None else self.counted.contiguous().view(torch.uint8),
-            **found,
+            **fields,
         )
 
     @cached_property

@@ -351,11 +351,11 @@ def added_up(request: Request, parts: Tensor, picture: Picture) -> Tensor:
     """[B, H, rows, columns] from each block's shares, [B * H, blocks, row_cells, columns, shares]."""
     B, H, T = request.B, request.H, request.T
     C = min(256, triton.next_power_of_2(picture.columns))
-    found = request.prepared.empty(B, H, *picture)
-    args = (parts, found, T, parts.shape[1], picture.rows, picture.columns, parts.shape[2])
+    out = request.prepared.empty(B, H, *picture)
+    args = (parts, out, T, parts.shape[1], picture.rows, picture.columns, parts.shape[2])
     grid = (B * H * picture.rows, triton.cdiv(picture.columns, C), 1)
-    launch(add_up, grid, args, (parts.shape[4], request.setup.M, C), kind_of((parts, found, T)), parts.device)
-    return found
+    launch(add_up, grid, args, (parts.shape[4], request.setup.M, C), kind_of((parts, out, T)), parts.device)
+    return out
 
 
 def mass_of(prepared: Prepared) -> Tensor:

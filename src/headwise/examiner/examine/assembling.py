@@ -11,7 +11,7 @@ from torch import Tensor
 from ..evidence import Role
 from ..recipe import Weights
 
-__all__ = ["Guess", "Piece", "join", "out_rows", "role_of", "rows_of", "weights_of"]
+__all__ = ["Guess", "Piece", "is_small", "join", "out_rows", "role_of", "rows_of", "weights_of"]
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ import types
 
 from ..evidence import Problem
 
-__all__ = ["Unreadable", "files_of", "problem_of"]
+__all__ = ["CAUGHT", "Unreadable", "files_of", "problem_of"]
 
 CAUGHT = (Exception, SystemExit)
 

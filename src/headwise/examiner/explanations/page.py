@@ -17,7 +17,7 @@ from .page_data import page_json
 if TYPE_CHECKING:
     from .explanation import Explanation
 
-__all__ = ["framed", "page", "save"]
+__all__ = ["check_path", "framed", "page", "save"]
 
 SCRIPTS = ("numbers.js", "sums.js", "maps.js", "panel.js", "controls.js")
 

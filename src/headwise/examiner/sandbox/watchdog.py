@@ -24,7 +24,6 @@ STARVED = 3.0  # times the seconds it has, at most: while it waits for a process
 OUTPUT_BYTES = 32 * 2**10  # kept of the beginning, and of the end
 FOLDER_BYTES = 1 * 2**30
 FOLDER_FILES = 10_000
-STATUS_BYTES = 2**16
 
 
 class Watch:

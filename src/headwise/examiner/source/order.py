@@ -16,7 +16,6 @@ __all__ = ["catches_names", "may_not_run", "used_too_early"]
 CAUGHT = {"NameError", "UnboundLocalError", "Exception", "BaseException"}
 # an `if` on one of these may keep its body from ever running here
 HERE = {"version_info", "platform", "hexversion", "PY2", "PY3", "TYPE_CHECKING", "MYPY"}
-COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def catches_names(node: ast.Try | ast.TryStar) -> bool:

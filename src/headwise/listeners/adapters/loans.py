@@ -347,8 +347,10 @@ class _StandIn:
         """What was in the module's dict."""
         return MethodType(self._own, module) if self._binds and self._own is not _missing else self._own
 
-    def forward_of(self, module: nn.Module, found: Callable[[Forward], Forward] = lambda own: own) -> Forward:
-        own = found(type(module).forward if self._own is _missing else self._own)
+    def forward_of(
+        self, module: nn.Module, behind: Callable[[Forward], Forward] = lambda own: own
+    ) -> Forward:
+        own = behind(type(module).forward if self._own is _missing else self._own)
         return MethodType(own, module) if self._binds else own
 
     def _check_copy(self, module: nn.Module) -> None:

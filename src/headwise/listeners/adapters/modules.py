@@ -38,6 +38,9 @@ from .loans import lend, override, without_loan
 __all__ = ["hear_headwise", "hear_timm", "hear_torch"]
 
 
+# Ours
+
+
 def hear_headwise(attachment: Attachment) -> Undo:
     """Let every module of ours tell of its calls."""
     return override(
@@ -69,13 +72,7 @@ def headwise_forward(
     return output, weights if need_weights else None
 
 
-FLAG = "fused_attn"
-
-
-def hear_timm(attachment: Attachment) -> Undo:
-    """Turn the flag on wherever there is one."""
-    modules = [module for module in attachment.paths if FLAG in module.__dict__]
-    return undo_all([lend(module, FLAG, True) for module in modules])
+# torch's
 
 
 KNOWN = (nn.MultiheadAttention, MultiheadAttention)  # not their subclasses, which may do otherwise
@@ -184,3 +181,15 @@ def _as_bool(padding: Tensor) -> Tensor | None:
     """torch's encoder makes 0 and -inf of a bool mask; the bool mask again, if that is all there is in it."""
     hidden = padding == -torch.inf
     return None if bool(padding.masked_fill(hidden, 0).any()) else hidden
+
+
+# timm
+
+
+FLAG = "fused_attn"
+
+
+def hear_timm(attachment: Attachment) -> Undo:
+    """Turn the flag on wherever there is one."""
+    modules = [module for module in attachment.paths if FLAG in module.__dict__]
+    return undo_all([lend(module, FLAG, True) for module in modules])

@@ -35,7 +35,7 @@ from .torch_masks import Rules
 if TYPE_CHECKING:
     from .module import MultiheadAttention
 
-__all__ = ["answer", "leaves_some", "native"]
+__all__ = ["FEW", "answer", "leaves_some", "native"]
 
 
 FEW = 2**16  # weights: what stands around them takes longer than they do
