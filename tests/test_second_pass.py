@@ -247,6 +247,7 @@ def test_a_statistic_may_look_farther_than_its_neighbours(monkeypatch: pytest.Mo
     monkeypatch.setitem(ACCUMULATORS, "two_away", two_away)
     entry = Statistic(lambda block, sums: sums["two_away"], ("two_away",), offset=-2)
     monkeypatch.setitem(ROW_STATISTICS, "two_away", entry)
+    monkeypatch.setattr("headwise.engines.statistics.STATISTICS", (*STATISTICS, "two_away"))
     T = 3 * NEAR_ROWS + 1
     weights = hw.AttentionMap(*torch.randn(2, 1, 3, T, 5, dtype=torch.float64).unbind(0))
     expected = weights.dense().diagonal(-2, 2, 3)  # [1, 3, T - 2]

@@ -1,7 +1,7 @@
 """What a rule of a `Mask` is, and what is done with any set of them; reading rules from what users give.
 
 The rules themselves are entries in masks.py. Whatever is asked of any rule is asked through what is here, so
-that nobody need know of a new one; bands, padding and documents are also asked for by name, where that is faster.
+that nobody need know of a new one; bands, padding and documents are also asked for by name, where that pays.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ NAMES = (*(name for name in by_row.NAMES if name != "mass"), *around.NAMES)
 class Measured(NamedTuple):
     """What was asked for."""
 
-    rows: dict[str, Tensor]  # [B, H], or [B, H, T] a query
+    rows: dict[str, Tensor]  # [B, H], or [B, H, T] per query
     received: Tensor | None  # [B, H, S]
     picture: Tensor | None  # [B, H, rows, columns]
 
