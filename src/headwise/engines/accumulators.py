@@ -142,8 +142,10 @@ def _gather_inside(
 def _around(block: Block, needed: set[str], reach: int) -> slice:
     """The keys that any of these may look for near the queries."""
     first_at, last_at = block.scores.ends(block.rows)
-    away = (ACCUMULATORS[name].away for name in needed)
-    around = max([1, *(reach if far is None else far for far in away)])
+    around = 1
+    for name in needed:
+        away = ACCUMULATORS[name].away
+        around = max(around, reach if away is None else away)
     return slice(max(0, first_at - around), min(block.scores.shape[3], last_at + around + 1))
 
 
