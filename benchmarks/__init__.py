@@ -16,7 +16,7 @@ The rooms:
     problem.py    q, k, v and who sees whom, and the plain truth about any of their rows
     truths.py     the plain truth about what is summed over rows: statistics, pictures, gradients
     peers.py      the dense routes headwise is compared with
-    checking.py   is an arm right? nothing wrong is ever timed
+    verdicts.py   is an arm right? nothing wrong is ever timed
     runner.py     arms in turn, in changing order; medians, ratios, and the peer against itself
     memory.py     the extra memory of one call, at its peak
     machine.py    what it ran on

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from . import memory
-from .checking import Checked, check
 from .registry import Arm, Case, Prepared, Values, around
+from .verdicts import Checked, check
 
 __all__ = ["CpuTimer", "CudaTimer", "Ratio", "Timer", "alternate", "compare", "order", "run_case"]
 

@@ -22,7 +22,6 @@ from benchmarks import __main__ as command
 from benchmarks import grid, machine, memory, progress, readme, registry, report, truths
 from benchmarks import problem as problems
 from benchmarks.cases import choose, every, second_pass
-from benchmarks.checking import check
 from benchmarks.registry import Apart, Case, Pinned, Prepared
 from benchmarks.runner import (
     alternate,
@@ -34,6 +33,7 @@ from benchmarks.runner import (
     run_case,
     settle,
 )
+from benchmarks.verdicts import check
 from torch import Tensor
 
 import headwise as hw

@@ -6,10 +6,21 @@ import fnmatch
 from collections.abc import Iterable
 
 from ..registry import CASES, Case
-from . import adopting, attention, drop_in, maps, masks, modules, monitoring, second_pass, training, watching
+from . import (
+    adopted_models,
+    attention,
+    drop_in,
+    maps,
+    masks,
+    modules,
+    monitors,
+    second_pass,
+    training,
+    watched_models,
+)
 
 __all__ = [
-    "adopting",
+    "adopted_models",
     "attention",
     "choose",
     "drop_in",
@@ -17,10 +28,10 @@ __all__ = [
     "maps",
     "masks",
     "modules",
-    "monitoring",
+    "monitors",
     "second_pass",
     "training",
-    "watching",
+    "watched_models",
 ]
 
 
