@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -145,3 +146,57 @@ def test_heads_that_were_watched_are_by_layer_as_well() -> None:
     assert isinstance(heads, ByLayer) and heads.path_of(1) == "bert.encoder.layer.1.attention.self"
     assert heads[1] is heads[-1] is heads[heads.path_of(1)] and heads[1, 2].head == 2
     assert (1, 2) in heads and (1, 99) not in heads and heads.get((1, 99)) is None  # type: ignore[call-overload]
+
+
+def test_a_plain_dict_of_a_looped_layers_visits_goes_back_in() -> None:
+    """`dict(...)` of what an ALBERT gave names its visits 0, 1, 2: `patch` and `ablate` did not know those."""
+    model = albert()
+    with hw.collect(model) as outputs:
+        model(tokens())
+    means = hw.head_means(model, [{"input_ids": tokens()}])
+    assert len(outputs) > 1 and list(outputs) == list(range(len(outputs)))
+    runs = []
+    for given in (outputs, dict(outputs)):
+        with hw.patch(model, [(0, 1)], given):
+            runs.append(model(tokens(seed=4))[0])
+    for given in (means, dict(means)):
+        with hw.ablate(model, [(0, 1)], "mean", means=given):
+            runs.append(model(tokens(seed=4))[0])
+    assert torch.equal(runs[0], runs[1]) and torch.equal(runs[2], runs[3])
+    assert not torch.equal(runs[0], runs[2])
+
+
+def test_scores_for_robustness_may_be_a_plain_dict() -> None:
+    model, x = ours(), torch.randn(1, 5, 13, dtype=torch.float64)
+    batches = [x]
+    scores = hw.importance(model, batches, lambda m, b: m(b)[0].square().mean())
+    curves = [
+        hw.robustness(
+            model, batches, lambda m, b: m(b)[0].square().mean(), method=["importance"], scores=given
+        )
+        for given in (scores, dict(scores), {path: scores[path] for path in scores.paths})
+    ]
+    assert str(curves[0]) == str(curves[1]) == str(curves[2])
+
+
+def test_results_by_layer_travel_in_safe_files(tmp_path: Path) -> None:
+    model = gpt2()
+    means = hw.head_means(model, [{"input_ids": tokens()}])
+    torch.save(means, tmp_path / "means.pt")
+    back = torch.load(tmp_path / "means.pt", weights_only=True)
+    assert type(back) is ByLayer and list(back) == list(means) and torch.equal(back[0], means[0])
+
+
+def test_what_0_1_pickled_is_read_or_refused() -> None:
+    """Its `Heads` came back without their layers, and every question about them was an AttributeError."""
+    model = ours()
+    with hw.watch(model) as heads:
+        model(torch.randn(1, 5, 13, dtype=torch.float64))
+    state = dict(heads.__dict__)
+    del state["_names"]
+    state["_layers"] = state.pop("_values")
+    old = hw.Heads.__new__(hw.Heads)
+    old.__setstate__(state)
+    assert list(old) == list(heads) and torch.equal(old[0].statistics.entropy, heads[0].statistics.entropy)
+    with pytest.raises(ArgumentError, match=r"must be of headwise 0\.2 or later: this ByLayer holds _scores"):
+        ByLayer.__new__(ByLayer).__setstate__({"_scores": {}})

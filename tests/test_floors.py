@@ -36,7 +36,7 @@ FLOORS = (
     ("listeners",),
     ("show",),
     ("examiner",),
-    ("cli", "doctor", "testing", "__main__"),
+    ("cli", "doctor", "moved_modules", "testing", "__main__"),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 

@@ -1188,3 +1188,15 @@ def test_the_parts_of_a_map_make_it_again() -> None:
     q.zero_()
     with pytest.raises(ArgumentError, match="one was written to in place"):
         written.parts()
+
+
+def test_visible_counts_keys_of_chosen_queries_where_they_stand() -> None:
+    """Of chosen queries the last labels were taken for theirs: [2, 2] keys where there are [4, 2]."""
+    x = torch.randn(1, 1, 6, 4)
+    weights, mask = hw.AttentionMap(x, x), hw.Mask.documents([0, 0, 0, 0, 1, 1])
+    for queries in ([1, 4], slice(0, 2), [5]):
+        chosen = weights.select(queries=queries)
+        assert torch.equal(chosen.visible(mask), weights.visible(mask)[..., queries])
+        assert torch.equal(chosen.visible(mask.full(6, 6)[..., queries, :]), chosen.visible(mask))
+    with pytest.raises(ArgumentError, match="visible must see whole rows: this map holds 2 chosen of 6 keys"):
+        weights.select(keys=[0, 1]).visible()

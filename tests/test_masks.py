@@ -648,3 +648,9 @@ def test_a_refusal_names_the_argument_the_numbers_and_what_to_do(case: str) -> N
 def test_an_integer_mask_of_zeros_may_hide_everything() -> None:
     assert not Mask.dense(torch.zeros(5, 7, dtype=torch.int64)).full(5, 7).any()
     assert not Mask.dense(torch.zeros(5, 7, dtype=torch.bool)).full(5, 7).any()
+
+
+def test_the_fields_of_a_mask_are_its_rules_alone() -> None:
+    mask = Mask.causal() & Mask.padding([3, 5])
+    assert [field.name for field in dataclasses.fields(Mask)] == [*Mask.FIELDS]
+    assert repr(Mask(**{name: getattr(mask, name) for name in Mask.FIELDS})) == repr(mask)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 import headwise as hw
 from headwise.cli import main
 from headwise.errors import ArgumentError, renamed
+from headwise.moved_modules import MOVED
 from headwise.testing import assert_attention
 
 X, TOKENS = torch.randn(2, 5, 8), torch.tensor([3, 1, 3, 1, 3])
@@ -133,3 +135,21 @@ def test_the_command_line_takes_width_with_a_word_and_hides_it(
     assert main(["check", "--help"]) == 0
     told = capsys.readouterr().out
     assert "--d-model" in told and "--width" not in told
+
+
+@pytest.mark.parametrize("path", MOVED)
+def test_a_module_is_found_under_its_old_path(path: str) -> None:
+    """`torch.save(model)` names classes by their modules: those of 0.1 must still be found, and say so."""
+    module, new = import_module(path), import_module(MOVED[path])
+    name = next(name for name in vars(new) if not name.startswith("_"))
+    with pytest.warns(DeprecationWarning, match=f"{path} is now {MOVED[path]}"):
+        assert getattr(module, name) is getattr(new, name)
+    with pytest.raises(AttributeError, match="nothing_of_this_name"):
+        _ = module.nothing_of_this_name
+    assert callable(hw.check) and callable(hw.watch), "no package takes a function's place"
+
+
+def test_an_explanations_sample_is_its_batch() -> None:
+    explained = hw.explain(module(), X)
+    with pytest.warns(DeprecationWarning, match="Explanation.sample is now Explanation.batch"):
+        assert explained.sample == explained.batch == 0

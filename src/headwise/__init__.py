@@ -13,6 +13,7 @@ heads.table()
 """
 
 from . import budget, errors, heads, models, nn, scoring, testing
+from . import moved_modules as _moved_modules  # noqa: F401, what 0.1 pickled by its old paths
 from . import pytrees as _pytrees  # noqa: F401, registers what travels through torch.compile and torch.save
 from .engines import operators as _operators  # noqa: F401, registers what torch.compile sees of the second pass
 from .examiner.checks import check, check_file

@@ -230,15 +230,17 @@ class AttentionMap(StandIn):
         scores = self._scores
         return isinstance(scores, Scores) and scores.mask.queries is None and not scores.may_see_nothing
 
-    def visible(self, mask: Mask | None = None) -> Tensor:
+    def visible(self, mask: Mask | Tensor | None = None) -> Tensor:
         """How many keys a mask shows each query, int [B, 1 or H, T]; by default the map's own.
 
         Scores are not asked, so a key hidden by an endless bias counts.
 
         Raises:
+            ArgumentError: a map of chosen keys.
             MaskError: the mask does not fit the map.
         """
-        return mass.visible(self._scores, mask)
+        self.check_whole_rows("visible")
+        return mass.visible(self._scores, None if mask is None else as_mask(mask))
 
     @property
     def mask(self) -> Mask:

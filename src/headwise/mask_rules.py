@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Self, SupportsIndex, TypeVar
 
 import torch
@@ -304,25 +304,28 @@ def facts_of(rules: Sequence[AnyRule]) -> tuple[Facts, ...]:
     return tuple(facts)
 
 
+class Known:
+    """What is found out of its rules when a mask is made, for it is asked in every call."""
+
+    rules: tuple[AnyRule, ...]  # that are there
+    hiding: tuple[AnyRule, ...]  # of those, the ones that hide keys
+    hides_nothing: bool  # every query may attend to every key
+    is_positional: bool  # no more than a band: no tensor in it
+    is_band: bool  # a band at most hides keys: kernels need no tensor for it
+    is_padded_band: bool  # a band and padding at most
+    is_countable: bool  # the keys a query sees are counted without looking at each
+    is_narrow: bool  # a block of queries sees few of the keys
+    is_made: bool  # a tile of it is made anew, one bool a query and key
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class RuleSet:
+class RuleSet(Known):
     """What is done with the rules of a mask, whichever they are. A subclass names them, and their fields."""
 
     RULES: ClassVar[tuple[AnyRule, ...]] = ()
     FIELDS: ClassVar[Fields] = {}  # of all rules, in order, and their dimensions: the one list
     FACTS: ClassVar[tuple[Facts, ...]]  # of every set of rules, by its number
     BITS: ClassVar[tuple[tuple[str, int], ...]]  # fields, each with the bit of its rule
-
-    # found out when a mask is made, for they are asked in every call
-    rules: tuple[AnyRule, ...] = field(init=False)  # that are there
-    hiding: tuple[AnyRule, ...] = field(init=False)  # of those, the ones that hide keys
-    hides_nothing: bool = field(init=False)  # every query may attend to every key
-    is_positional: bool = field(init=False)  # no more than a band: no tensor in it
-    is_band: bool = field(init=False)  # a band at most hides keys: kernels need no tensor for it
-    is_padded_band: bool = field(init=False)  # a band and padding at most
-    is_countable: bool = field(init=False)  # the keys a query sees are counted without looking at each
-    is_narrow: bool = field(init=False)  # a block of queries sees few of the keys
-    is_made: bool = field(init=False)  # a tile of it is made anew, one bool a query and key
 
     def __init_subclass__(cls) -> None:
         cls.FIELDS = {name: dims for rule in cls.RULES for name, dims in rule.fields.items()}

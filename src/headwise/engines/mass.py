@@ -105,7 +105,7 @@ def visible(scores: Tiled, mask: Mask | None = None) -> Tensor:
     Scores are not asked, so a key hidden by an endless bias counts. Linear in T and S
     but for dense masks.
     """
-    mask = scores.mask if mask is None else mask.bind(*scores.shape)
+    mask = scores.mask if mask is None else _bound(mask, scores)
     (B, _, T, S), device = scores.shape, scores.device
     at = scores.at(slice(0, T))
     if not mask.is_countable:

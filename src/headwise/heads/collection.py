@@ -53,6 +53,14 @@ class Heads(ByLayer[LayerHeads]):
         self.tokens: list[list[str]] | None = None  # of the last forward, where a tokenizer was given
         self.title: str | None = None
 
+    def __setstate__(self, state: dict[str, object]) -> None:
+        if "_layers" in state:  # as headwise 0.1 pickled it
+            layers: dict[str, LayerHeads] = state["_layers"]  # type: ignore[assignment]
+            names = {path: layer.layer for path, layer in layers.items()}
+            kept = {name: value for name, value in state.items() if name != "_layers"}
+            state = {**kept, "_values": layers, "_names": names}
+        super().__setstate__(state)
+
     # What is in it
 
     def add(self, path: str, record: Record, layer: Layer | None = None) -> None:

@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar, overload
 
+import torch
+
 from ..errors import ArgumentError
 
 __all__ = ["ByLayer", "GivenByLayer", "Layer", "names_of", "resolve", "stack_of", "stacks"]
@@ -129,8 +131,8 @@ def names_of(paths: Sequence[str]) -> dict[str, Layer]:
 class ByLayer(Mapping[Layer, Value]):
     """Something of every layer. A layer goes by its number, where there is one stack, and by its path always.
 
-    Iterating gives what layers go by; numbers are those of the model, whatever ran. Into a file goes
-    `dict(...)` of it, which `headwise.ablate` and `patch` take as well.
+    Iterating gives what layers go by; numbers are those of the model, whatever ran. `headwise.ablate` and
+    `patch` take it, and a `dict(...)` of it, as well.
 
     Args:
         values: by path.
@@ -155,6 +157,14 @@ class ByLayer(Mapping[Layer, Value]):
         if path not in self._values and "#" in path:
             self._names = names_of(list(dict.fromkeys([*self._names, *self._values, path])))
         self._values[path] = value
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        if "_values" not in state:
+            raise ArgumentError(
+                f"pickle must be of headwise 0.2 or later: this {type(self).__name__} holds "
+                f"{', '.join(state)}; make it again"
+            )
+        self.__dict__.update(state)
 
     @property
     def paths(self) -> list[str]:
@@ -220,3 +230,6 @@ class ByLayer(Mapping[Layer, Value]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self)!r})"
+
+
+torch.serialization.add_safe_globals([ByLayer])  # names and tensors: safe to load

@@ -143,8 +143,12 @@ def by_path(model: nn.Module, given: GivenByLayer[Value], argument: str) -> dict
     modules = set(structure.paths.values())
     values: dict[str, Value] = {}
     by_name: Mapping[Layer, Value] = given  # type: ignore[assignment]  # of whatever keys
+    # several numbers where there is one layer are those of its visits
+    in_visits = len(structure.places) == 1 and len(by_name) > 1
     for layer in given.paths if isinstance(given, ByLayer) else by_name:
-        place, visit = _place_and_visit(layer, structure.places, modules)
+        is_visit = in_visits and isinstance(layer, int) and not isinstance(layer, bool) and layer >= 0
+        named = f"{structure.places[0]}#{layer}" if is_visit else layer
+        place, visit = _place_and_visit(named, structure.places, modules)
         path = place if visit is None else f"{place}#{visit}"
         if path in values:
             raise ArgumentError(

@@ -118,7 +118,9 @@ def retrieval_scores(
         )
     count = stop - start if new_tokens is None else new_tokens
     if count < 1:
-        raise ArgumentError(f"new_tokens must be at least 1: got {count}; the needle has {stop - start}")
+        raise ArgumentError(
+            f"new_tokens must be at least 1: got {count}; the needle has {stop - start} tokens"
+        )
     listener = _TopKeys()
     top: list[dict[str, Tensor]] = []  # a step: path -> [H]
     said: list[Tensor] = []

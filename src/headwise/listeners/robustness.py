@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, renamed
-from ..heads.layer_names import ByLayer, Layer, names_of
+from ..heads.layer_names import ByLayer, GivenByLayer, Layer, names_of
 from .ablation import Switches, check_heard
 from .batches import Loss, as_batches, tracked
+from .chosen_heads import by_path
 from .importance import Importance, importance
 from .model_door import attach
 from .model_structure import structure_of
@@ -89,7 +90,7 @@ def robustness(
     repeats: int = 5,
     points: int | Sequence[int] | None = None,
     single: bool = True,
-    scores: Importance | None = None,
+    scores: Importance | GivenByLayer[Tensor] | None = None,
     seed: int = 0,
     progress: bool = True,
     fallback: str | None = None,
@@ -147,7 +148,7 @@ def robustness(
         sequences: list[Off] = []
         if "importance" in methods:
             assert scores is not None
-            sequences.append(_least_first(scores, every))
+            sequences.append(_least_first(by_path(model, scores, "scores"), every))
         if "random" in methods:
             sequences += _shuffled(every, repeats, seed)
         trials += [ordered[:count] for ordered in sequences for count in removed[1:]]
@@ -187,9 +188,9 @@ def _counts(points: int | Sequence[int] | None, total: int) -> list[int]:
     return counts
 
 
-def _least_first(scores: Importance, every: Off) -> Off:
+def _least_first(scores: Mapping[str, Tensor], every: Off) -> Off:
     for path, head in every:
-        if path not in scores.paths or head >= len(scores[path]):
+        if path not in scores or head >= len(scores[path]):
             raise ArgumentError(
                 f"scores must cover every head: head {head} of {path} is missing; use "
                 "importance of this model"

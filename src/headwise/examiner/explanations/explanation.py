@@ -6,6 +6,7 @@ Letters: B batch, T query_len, S key_len, H num_heads.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -86,6 +87,12 @@ class Explanation:
         self.batch, self.head = batch, 0
         for step in self.steps:
             self._compare(step)
+
+    @property
+    def sample(self) -> int:
+        """What `batch` was called; gone in the next version."""
+        warnings.warn("Explanation.sample is now Explanation.batch", DeprecationWarning, stacklevel=2)
+        return self.batch
 
     def _compare(self, step: ExplainedStep) -> None:
         if step.key == "weigh":  # not kept for every query: it differs where what it is made of does
