@@ -149,7 +149,7 @@ def test_heads_that_were_watched_are_by_layer_as_well() -> None:
 
 
 def test_a_plain_dict_of_a_looped_layers_visits_goes_back_in() -> None:
-    """`dict(...)` of what an ALBERT gave names its visits 0, 1, 2: `patch` and `ablate` did not know those."""
+    """`dict(...)` of what an ALBERT gave names its visits 0, 1, 2: `patch` and `ablate` knew them not."""
     model = albert()
     with hw.collect(model) as outputs:
         model(tokens())
