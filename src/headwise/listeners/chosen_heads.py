@@ -148,7 +148,10 @@ def by_path(model: nn.Module, given: GivenByLayer[Value], argument: str) -> dict
     for layer in given.paths if isinstance(given, ByLayer) else by_name:
         is_visit = in_visits and isinstance(layer, int) and not isinstance(layer, bool) and layer >= 0
         named = f"{structure.places[0]}#{layer}" if is_visit else layer
-        place, visit = _place_and_visit(named, structure.places, modules)
+        try:
+            place, visit = _place_and_visit(named, structure.places, modules)
+        except ArgumentError as error:
+            raise ArgumentError(f"in {argument}, {error}") from None
         path = place if visit is None else f"{place}#{visit}"
         if path in values:
             raise ArgumentError(
