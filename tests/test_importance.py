@@ -506,7 +506,8 @@ def test_wrong_arguments_of_robustness_are_named() -> None:
         ("repeats must be .* got 0", {"repeats": 0}),
         ("points must be at least 1: got 0", {"points": 0}),
         (r"1 to 8: got \[3, 9\]", {"points": [3, 9]}),
-        (r"head 0 of layers.0 is missing", {"scores": scores(l0=[1.0])}),
+        (r"in scores, layer must be a place of attention: got 'h\.0\.attn'", {"scores": scores(l0=[1.0])}),
+        (r"head 0 of layers\.1 is missing", {"scores": {"layers.0": torch.ones(4)}}),
     ):
         with pytest.raises(ArgumentError, match=match):
             robustness(model, x, squares, **options)  # type: ignore[arg-type]
