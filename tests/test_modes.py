@@ -648,3 +648,26 @@ def test_an_input_changed_before_backward_is_noticed() -> None:
         keys.zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_mask_of_one_length_is_taken_after_calls_of_other_lengths() -> None:
+    """Traced with a length that is not known, 17 was not among (1, 17), and the mask was said not to fit."""
+    ours = hw.nn.MultiheadAttention(6, 2, batch_first=True).eval()
+
+    def attend(q: Tensor, **options: Any) -> Tensor:
+        return hw.attention(q, q, q, **options)[0]
+
+    compiled, module = (torch.compile(f, backend="aot_eager", fullgraph=True) for f in (attend, ours))
+    with torch.no_grad():
+        for length in (7, 11, 13):
+            compiled(torch.randn(1, 2, length, 5))
+            module(*[torch.randn(2, length, 6)] * 3, need_weights=False)
+        q, x, hidden = torch.randn(1, 2, 17, 5), torch.randn(3, 17, 6), torch.ones(17, 17).triu(1) > 0
+        for options in ({"bias": torch.randn(17, 17)}, {"mask": ~hidden}):
+            torch.testing.assert_close(compiled(q, **options), attend(q, **options))
+        for mask in (hidden, torch.zeros(17, 17).masked_fill(hidden, -torch.inf)):
+            torch.testing.assert_close(
+                module(x, x, x, attn_mask=mask, need_weights=False)[0],
+                ours(x, x, x, attn_mask=mask, need_weights=False)[0],
+            )

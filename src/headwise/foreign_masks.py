@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .errors import ArgumentError, MaskError, ShapeError
+from .indexing import fits
 from .mask_rules import can_read
 from .masks import Mask
 
@@ -196,7 +197,7 @@ def from_huggingface(
             f"attention_mask must be [B, S] or [B, 1 or H, T, S]: got {attention_mask.ndim} dimensions "
             f"{list(attention_mask.shape)}; [B, T, S] goes in as attention_mask[:, None]"
         )
-    if query_len is not None and attention_mask.shape[2] not in (1, query_len):
+    if query_len is not None and not fits(attention_mask.shape[2], query_len):
         raise ShapeError(
             f"attention_mask must have a row per query: {attention_mask.shape[2]} for {query_len} queries; "
             "cut it to the queries of this call"

@@ -9,7 +9,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Choice", "Index", "Plan", "as_index", "compose", "in_order", "positions_of", "resolve", "take"]
+__all__ = [
+    "Choice",
+    "Index",
+    "Plan",
+    "as_index",
+    "compose",
+    "fits",
+    "in_order",
+    "positions_of",
+    "resolve",
+    "take",
+]
 
 Choice = int | slice | Sequence[int] | Tensor | None  # what people write for one dimension; None: all
 Index = slice | Tensor  # one dimension's: a run of places, or their numbers
@@ -152,3 +163,11 @@ def positions_of(index: Index, length: int, device: torch.device) -> Tensor:
         return torch.arange(*index.indices(length), device=device)
     spots: Tensor = index.to(device)
     return spots
+
+
+def fits(size: int, wanted: int) -> bool:
+    """Whether a dimension broadcasts to another.
+
+    Not `size in (1, wanted)`: traced, that says no to a size it knows and one it does not.
+    """
+    return size == 1 or size == wanted

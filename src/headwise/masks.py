@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .errors import MaskError
-from .indexing import Index, take
+from .indexing import Index, fits, take
 from .mask_rules import (
     AnyRule,
     Changes,
@@ -149,7 +149,7 @@ class Documents(Rule["Mask"]):
     def check(self, mask: Mask, shape: Shape) -> None:
         batch, _, query_len, key_len = shape
         for value, length, name in ((mask.key_ids, key_len, "ids"), (mask.query_ids, query_len, "query_ids")):
-            if value is not None and (value.shape[0] not in (1, batch) or value.shape[1] != length):
+            if value is not None and (not fits(value.shape[0], batch) or value.shape[1] != length):
                 raise MaskError(
                     f"document {name} must cover the sequence: {list(value.shape[:2])} for batch {batch}, "
                     f"length {length}; give one id a position"
@@ -213,7 +213,7 @@ class Dense(Rule["Mask"]):
 
     def check(self, mask: Mask, shape: Shape) -> None:
         assert mask.allowed is not None
-        if any(have not in (1, want) for have, want in zip(mask.allowed.shape, shape, strict=True)):
+        if not all(map(fits, mask.allowed.shape, shape)):
             raise MaskError(
                 f"mask must broadcast to [B, H, T, S] = {list(shape)}: got {list(mask.allowed.shape)}; "
                 "a [B, S] padding mask goes in as Mask.padding(mask), a [B, T, S] mask as mask[:, None]"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .errors import ArgumentError, ShapeError
-from .indexing import Index, take
+from .indexing import Index, fits, take
 
 __all__ = ["HIDDEN", "Alibi", "Scoring", "alibi"]
 
@@ -110,9 +110,7 @@ class Scoring:
     def check(self, batch: int, num_heads: int, query_len: int, key_len: int) -> None:
         """Raise `ShapeError` where a tensor does not fit [B, H, T, S]."""
         full = (batch, num_heads, query_len, key_len)
-        if self.bias is not None and any(
-            have not in (1, want) for have, want in zip(self.bias.shape, full, strict=True)
-        ):
+        if self.bias is not None and not all(map(fits, self.bias.shape, full)):
             raise ShapeError(
                 f"bias must broadcast to [B, H, T, S] = {list(full)}: got {list(self.bias.shape)}; "
                 "add dimensions of size 1 where it does not vary"

@@ -24,6 +24,7 @@ from ..arguments import autocasting, check_dropout, window_rule
 from ..engines.express import straight
 from ..errors import ArgumentError, ShapeError, nearest
 from ..functional import attention
+from ..indexing import fits
 from ..map import AttentionMap, make
 from ..masks import Mask, as_mask
 from ..scoring import Scoring
@@ -183,7 +184,7 @@ def rules_of(mask: Mask | Tensor, batch: int, key_len: int, itself: bool) -> Mas
     rules = as_mask(mask)
     allowed = rules.allowed
     same = allowed is not None and tuple(allowed.shape[1:]) == (1, 1, key_len)  # for all heads and queries
-    if allowed is not None and same and allowed.shape[0] in (1, batch) and rules.keys is None:
+    if allowed is not None and same and fits(allowed.shape[0], batch) and rules.keys is None:
         rules = replace(rules, allowed=None, keys=allowed[:, 0, 0].expand(batch, key_len))  # it is padding
     if itself and rules.keys is not None and rules.queries is None:
         rules = replace(rules, queries=rules.keys)
