@@ -14,8 +14,8 @@ __all__ = ["MOVED", "Moved"]
 
 # room: old and new name in pairs
 TABLE = {
-    "engines": """attend first_pass, churn kernels, entropy second_pass, flat operator_arguments,
-        given given_weights, gradients scores, huge_pages scores, parts fused, rounding walk,
+    "engines": """attend first_pass, churn kernels, entropy second_pass, flat gradients,
+        given given_weights, huge_pages scores, parts fused, rounding walk,
         table backends""",
     "heads": """comparing model_diversity, diversity head_distances, evenness measures,
         fetching record, layout head_distances, naming layer_names, needle measures,

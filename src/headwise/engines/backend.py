@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .gradients import ScoreGradients
 from .kernels import Kernel
-from .scores import ScoreGradients, Scores
+from .scores import Scores
 
 __all__ = ["NO_BIAS_GRADIENT", "Backend", "Call", "Gradients"]
 

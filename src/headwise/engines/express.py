@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from .. import budget, masks
 from ..masks import NOTHING_HIDDEN, Mask
 from ..scoring import Scoring
 from . import backends, kernels, plain
 from .backend import Call
+from .gradients import Context
 from .kernels import Band, Kernel, Three
 from .scores import Scores
 from .tiles import TILES
@@ -89,20 +89,12 @@ def straight(
     return out, lse, scores
 
 
-class _Kept(FunctionCtx):
-    """What is kept for the way back."""
-
-    call: tuple[Kernel, Band, float]
-    saved_tensors: tuple[Tensor, ...]
-    needs_input_grad: tuple[bool, ...]
-
-
 class _Straight(torch.autograd.Function):
     """One kernel, forward and backward, with nothing around it."""
 
     @staticmethod
     def forward(
-        ctx: _Kept, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, band: Band, scale: float
+        ctx: Context, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, band: Band, scale: float
     ) -> tuple[Tensor, Tensor]:
         out, lse = kernel.forward((q, k, v, None, band, scale))
         ctx.save_for_backward(q, k, v, out, lse)
@@ -112,7 +104,7 @@ class _Straight(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    def backward(ctx: _Kept, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad, _ = grads
         if grad is None:
             return (None,) * 6

@@ -18,8 +18,8 @@ from . import backends, plain, tiles
 from .backend import Backend, Call
 from .fused import adds
 from .gpu.cannot import cannot
+from .gradients import Context, save, saved, where_needed
 from .kernels import CAUSAL, FULL, Band
-from .operator_arguments import Context, save, saved, where_needed
 from .scores import DIFFERENTIABLE, FLAT_SCHEMA, Scores, own_precision, tile_dtype
 
 __all__ = ["ANYWHERE", "attend", "call_of", "lse_of"]

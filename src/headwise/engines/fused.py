@@ -24,8 +24,9 @@ from torch import Tensor
 from ..mask_rules import can_read
 from ..scoring import HIDDEN
 from .backend import NO_BIAS_GRADIENT, Backend, Call, Gradients
+from .gradients import ScoreGradients
 from .kernels import CAUSAL, FULL, Answer, Band, Kernel, Three
-from .scores import ScoreGradients, Scores, blocks, tile_dtype
+from .scores import Scores, blocks, tile_dtype
 from .tiles import TILES, sinks_gradient, with_sinks
 from .walk import REACH, is_rough
 

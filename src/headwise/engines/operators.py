@@ -21,7 +21,7 @@ from .. import budget
 from ..indexing import Index
 from . import second_pass, statistics, weights
 from .first_pass import ANYWHERE, lse_of
-from .operator_arguments import Context, save, saved, where_needed
+from .gradients import Context, save, saved, where_needed
 from .scores import DIFFERENTIABLE, FLAT, FLAT_SCHEMA, Scores
 
 Result = TypeVar("Result")

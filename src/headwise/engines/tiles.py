@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..scoring import HIDDEN
 from .backend import Backend, Call, Gradients
-from .scores import ScoreGradients, Scores, blocks
+from .gradients import ScoreGradients
+from .scores import Scores, blocks
 from .walk import Tile, online, walk
 
 __all__ = ["TILES", "Tiles", "lse_of", "sinks_gradient", "with_sinks"]

@@ -20,8 +20,8 @@ from ..scoring import HIDDEN, Scoring
 from . import plain
 from .first_pass import lse_of
 from .gpu.cannot import cannot, prepared
-from .operator_arguments import Context
-from .scores import CPU_TILE, ScoreGradients, Scores, blocks, huge_empty, own_precision, settle_exponentials
+from .gradients import Context, ScoreGradients
+from .scores import CPU_TILE, Scores, blocks, huge_empty, own_precision, settle_exponentials
 from .walk import Block, Tile, check_mass, check_rows, check_some, is_rough, walk
 
 __all__ = ["Rest", "dense", "gradients", "score_gradients", "softmax", "weights"]

@@ -15,7 +15,7 @@ Letters: N batch, L query_len, S key_len, E width, H num_heads, D head_dim.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from torch.nn.functional import linear
 from ..engines import backends, kernels, plain, weights
 from ..engines.backend import Call
 from ..engines.gpu.cannot import cannot
+from ..engines.gradients import Context
 from ..engines.kernels import HALF, Kernel, KernelCall, ShapeChurn
 from ..engines.scores import Scores
 from ..masks import CAUSAL, NOTHING_HIDDEN, Mask
@@ -206,23 +207,10 @@ def _attended(
     return projected, step.joined(out), lse
 
 
-class _Context(Protocol):
-    """What autograd keeps of a call."""
-
-    saved_tensors: tuple[Any, ...]  # tensors; None where none was given
-    needs_input_grad: tuple[bool, ...]
-    step: Step
-    average: bool
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
-    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
-    def set_materialize_grads(self, value: bool) -> None: ...
-
-
 class _OneStep(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: _Context,
+        ctx: Context,
         x: Tensor,
         memory: Tensor | None,
         in_weight: Tensor,
@@ -243,7 +231,7 @@ class _OneStep(torch.autograd.Function):
         return parameters.finish(joined), lse, *projected
 
     @staticmethod
-    def backward(ctx: _Context, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, memory, *four, joined, lse, padding, added = ctx.saved_tensors[:10]
         projected = ctx.saved_tensors[10:]
         step, needed, rest = ctx.step, ctx.needs_input_grad, (None,) * 4
@@ -353,7 +341,7 @@ class _Weights(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _Context,
+        ctx: Context,
         lse: Tensor,
         padding: Tensor | None,
         added: Tensor | None,
@@ -366,7 +354,7 @@ class _Weights(torch.autograd.Function):
         return _in_kernels(projected, lse, added, step, average)
 
     @staticmethod
-    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), (lse, padding, *kept) = grads, ctx.saved_tensors
         step, average, projected = ctx.step, ctx.average, tuple(kept)
         if plain.is_needed_for(grad):

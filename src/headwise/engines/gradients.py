@@ -1,0 +1,105 @@
+"""The way back: from the gradient of a tile to q, k, bias and slopes; what autograd keeps of a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from ..indexing import take
+from .scores import Piece, Scores
+
+__all__ = ["Context", "ScoreGradients", "save", "saved", "where_needed"]
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreGradients:
+    """Gradients of everything the scores depend on, filled tile by tile."""
+
+    q: Tensor
+    k: Tensor
+    bias: Tensor | None
+    slopes: Tensor | None
+
+    @classmethod
+    def zeros(cls, scores: Scores, bias: bool) -> ScoreGradients:
+        """Room for them, in the tiles' dtype; `bias`: those of bias and slopes, too."""
+
+        def room(like: Tensor | None) -> Tensor | None:
+            if like is None:
+                return None
+            return torch.zeros(like.shape, dtype=scores.dtype, device=like.device)
+
+        q, k = room(scores.q), room(scores.k)
+        assert q is not None and k is not None
+        if not bias:
+            return cls(q, k, None, None)
+        return cls(q, k, room(scores.scoring.bias), room(scores.scoring.slopes))
+
+    def piece(self, piece: Piece) -> ScoreGradients:
+        """The part of it that belongs to one piece: views, so writing there writes here."""
+        bias = self.bias
+        return ScoreGradients(
+            self.q[piece.batch, piece.heads],
+            self.k[piece.batch, piece.kv_heads],
+            None if bias is None else take(bias, (piece.batch, piece.heads, None, None)),
+            None if self.slopes is None else self.slopes[piece.heads],
+        )
+
+    def add(self, scores: Scores, rows: slice, columns: slice, grad: Tensor, bend: Tensor | None) -> None:
+        """Carry a tile's gradient d loss / d s [B, H, t, s] back to q, k, bias and slopes."""
+        if self.bias is not None:
+            room = take(self.bias, (None, None, rows, columns))
+            room += grad.sum_to_size(room.shape)
+        if self.slopes is not None:
+            self.slopes.sub_((grad * scores.distance(rows, columns)).sum((0, 2, 3)))
+        if bend is not None:
+            grad = grad * bend
+        q = scores.q[:, :, rows].to(grad.dtype)
+        k = scores.k[:, :, columns].to(grad.dtype)
+        B, H, t, D = q.shape
+        stacked = grad.reshape(B, k.shape[1], -1, k.shape[2])  # [B, Hk, G * t, s]
+        scale = scores.scoring.scale
+        self.q[:, :, rows].add_((stacked @ k).view(B, H, t, D), alpha=scale)
+        turned = stacked.transpose(-2, -1) @ q.reshape(B, k.shape[1], -1, D)  # [B, Hk, s, D]
+        self.k[:, :, columns].add_(turned, alpha=scale)
+
+
+# What is kept of a call
+
+
+class Context(FunctionCtx):
+    """What autograd hands a function on its way there and back: it keeps what is put on it."""
+
+    if TYPE_CHECKING:
+        saved_tensors: tuple[Tensor, ...]
+        needs_input_grad: tuple[bool, ...]
+
+        def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: object) -> None: ...
+
+
+def save(ctx: Context, inputs: tuple[object, ...], *more: Tensor) -> None:
+    """Keep an operator's arguments, and more, for its way back."""
+    ctx.tensors_at = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
+    ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
+    ctx.save_for_backward(*(value for value in inputs if isinstance(value, Tensor)), *more)
+
+
+def saved(ctx: Context) -> tuple[list[Any], tuple[Tensor, ...]]:
+    """(the arguments, what was kept with them)."""
+    kept, count = ctx.saved_tensors, len(ctx.tensors_at)  # asked for once: under checkpointing no second time
+    args = list(ctx.others)
+    for i, tensor in zip(ctx.tensors_at, kept[:count], strict=True):
+        args[i] = tensor
+    return args, kept[count:]
+
+
+def where_needed(ctx: Context, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """One gradient per argument: those that are needed, None for the rest."""
+    needed = ctx.needs_input_grad
+    return tuple(grads[i] if i < len(grads) and needed[i] else None for i in range(len(needed)))
