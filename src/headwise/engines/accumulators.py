@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..indexing import Index
-from ..mask_rules import can_read
 from ..scoring import HIDDEN
 from .scores import Tiled
 from .walk import Block, Tile
@@ -58,19 +56,19 @@ def _distance(tile: Tile, reach: int) -> Tensor:
         behind = tile.p @ (first - keys).to(tile.p.dtype)
         return behind + tile.p.sum(-1) * (at - first)
     away = (at[:, None] - keys).abs().to(tile.p.dtype)
-    return torch.einsum("bhts,ts->bht", tile.p, away)
+    return torch.linalg.vecdot(tile.p, away)
 
 
 def _local(tile: Tile, reach: int) -> Tensor:
     at, columns = tile.block.at, tile.columns
     keys = torch.arange(columns.start, columns.stop, device=at.device)
     close = ((at[:, None] - keys).abs() <= reach).to(tile.p.dtype)
-    return torch.einsum("bhts,ts->bht", tile.p, close)
+    return torch.linalg.vecdot(tile.p, close)
 
 
 ACCUMULATORS: dict[str, Accumulator] = {
     "mass": Accumulator("all", lambda tile, reach: tile.p.sum(-1)),
-    "surprise": Accumulator("all", lambda tile, reach: -torch.einsum("bhts,bhts->bht", tile.p, tile.log_p)),
+    "surprise": Accumulator("all", lambda tile, reach: -torch.linalg.vecdot(tile.p, tile.log_p)),
     "peak": Accumulator("all", lambda tile, reach: tile.log_p.amax(-1), largest=True),
     "distance": Accumulator("all", _distance),
     "first": Accumulator("first", lambda tile, reach: tile.p.sum(-1)),
@@ -104,54 +102,45 @@ def sums_of(
                 sums[name] = combine(sums[name], share)
 
     wanted = {ACCUMULATORS[name].where for name in needed}
-    near = _around(block, needed, reach)
-    first = _first_key(block.scores)
-    # Of rough rows, everything is taken from one and the same product: the tiles of the walk.
-    apart = not block.is_rough
-    if everywhere:
+    chosen: dict[str, slice] = {}
+    if "near" in wanted:
+        chosen["near"] = _around(block, needed, reach)
+    if "first" in wanted:
+        chosen["first"] = _first_key(block.scores)
+    if everywhere or block.is_rough:
+        # Of rough rows everything is taken from one and the same product, the tiles of the walk; where those
+        # are made anyway, nothing is made twice.
         counted = block.counted()
         for tile in block.tiles():
             gather(tile, "all")
             if received is not None:
                 p = tile.p if counted is None else tile.p * counted[..., None]
                 received[..., tile.columns] += p.sum(-2)
-            if not apart:
-                _gather_inside(tile, near, first, wanted, gather)
-    elif not apart:
-        for tile in block.tiles():
-            _gather_inside(tile, near, first, wanted, gather)
-    if "near" in wanted and apart and near.start < near.stop:
-        gather(block.tile(near), "near")
-    if "first" in wanted and apart:
-        gather(block.tile(first), "first")
+            for where, keys in chosen.items():
+                if tile.columns.start < keys.stop and keys.start < tile.columns.stop:
+                    gather(tile.part(keys), where)
+    else:
+        for where, keys in chosen.items():
+            if keys.start < keys.stop:
+                gather(block.tile(keys), where)
     return sums
 
 
-def _gather_inside(
-    tile: Tile, near: slice, first: Index, wanted: set[str], gather: Callable[[Tile, str], None]
-) -> None:
-    """What a tile of the walk holds of the keys near the queries, and of the first one."""
-    columns = tile.columns
-    if "near" in wanted and columns.start < near.stop and near.start < columns.stop:
-        gather(tile, "near")
-    key = first.start if isinstance(first, slice) else int(first)
-    if "first" in wanted and columns.start <= key < columns.stop:
-        gather(tile.part(key - columns.start), "first")
-
-
 def _around(block: Block, needed: set[str], reach: int) -> slice:
-    """The keys that any of these may look for near the queries."""
+    """The keys that any of these may look for near the queries; none where all queries stand outside."""
     first_at, last_at = block.scores.ends(block.rows)
     around = 1
     for name in needed:
         away = ACCUMULATORS[name].away
         around = max(around, reach if away is None else away)
-    return slice(max(0, first_at - around), min(block.scores.shape[3], last_at + around + 1))
+    start = max(0, first_at - around)
+    return slice(start, max(start, min(block.scores.shape[3], last_at + around + 1)))
 
 
-def _first_key(scores: Tiled) -> Index:
+def _first_key(scores: Tiled) -> slice:
     """The first real key of a piece: key 0, unless padding says otherwise."""
     keys = scores.mask.keys
-    if keys is None or keys.ndim == 1 or (can_read(keys) and bool(keys[0, 0])):
+    if keys is None or keys.ndim == 1:
         return slice(0, 1)
-    return keys[0].int().argmax(keepdim=True)
+    first = int(keys[0].int().argmax())
+    return slice(first, first + 1)

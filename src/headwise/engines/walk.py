@@ -60,12 +60,14 @@ class Tile:
         self.log_p = block.log_of(s)  # [B, H, t, s]
         self._p: Tensor | None = None
 
-    def part(self, key: int) -> Tile:
-        """One of its keys."""
+    def part(self, keys: slice) -> Tile:
+        """What it holds of a run of keys."""
+        start, stop = max(self.columns.start, keys.start), min(self.columns.stop, keys.stop)
+        here = slice(start - self.columns.start, stop - self.columns.start)
         new = Tile.__new__(Tile)
-        at = self.columns.start + key
-        new.block, new.columns = self.block, slice(at, at + 1)
-        new.log_p, new._p = self.log_p[..., key : key + 1], None
+        new.block, new.columns = self.block, slice(start, stop)
+        new.log_p = self.log_p[..., here]
+        new._p = None if self._p is None else self._p[..., here]
         return new
 
     @property

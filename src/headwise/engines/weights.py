@@ -295,7 +295,7 @@ def score_gradients(
         mass: Tensor | float = 0.0
         for tile in block.tiles():
             dp = cotangent(tile)
-            delta = delta + torch.einsum("bhts,bhts->bht", tile.p, dp.expand_as(tile.p))
+            delta = delta + torch.linalg.vecdot(tile.p, dp)
             mass = mass + tile.p.sum(-1)
         if isinstance(delta, float) or isinstance(mass, float):
             continue  # these queries see nothing
