@@ -39,31 +39,37 @@ class Accumulator:
     away: int | None = 1
 
 
-def _near(tile: Tile, offset: int) -> Tensor:
-    """The weight of the key `offset` ahead of each query, 0 where there is none."""
-    key = tile.block.at + offset - tile.columns.start  # [t]
-    inside = (key >= 0) & (key < tile.p.shape[-1])
-    index = key.clamp(0, tile.p.shape[-1] - 1)
-    picked = tile.p.gather(-1, index[:, None].expand(*tile.p.shape[:3], 1)).squeeze(-1)
-    return picked * inside
+def _near(tile: Tile, low: int, high: int) -> Tensor:
+    """The weight of the keys that are `low` to `high` ahead of each query; 0 where there is none."""
+    p, at, count = tile.p, tile.block.at - tile.columns.start, tile.p.shape[-1]
+    if 2 * (high + 1 - low) > count:  # most of the tile
+        offset = torch.arange(count, device=at.device) - at[:, None]  # [t, s]
+        return torch.linalg.vecdot(p, ((offset >= low) & (offset <= high)).to(p.dtype))
+    spots = at[:, None] + torch.arange(low, high + 1, device=at.device)
+    index = spots.clamp(0, count - 1)  # [t, high + 1 - low]
+    picked = p.gather(-1, index.expand(*p.shape[:2], *index.shape))
+    return torch.linalg.vecdot(picked, (index == spots).to(p.dtype))
 
 
 def _distance(tile: Tile, reach: int) -> Tensor:
-    at, columns = tile.block.at, tile.columns
-    keys = torch.arange(columns.start, columns.stop, device=at.device)
-    first, _ = tile.block.scores.ends(tile.block.rows)
-    if columns.stop - 1 <= first:  # all keys behind all queries: two small products instead of a t x s one
-        behind = tile.p @ (first - keys).to(tile.p.dtype)
-        return behind + tile.p.sum(-1) * (at - first)
-    away = (at[:, None] - keys).abs().to(tile.p.dtype)
-    return torch.linalg.vecdot(tile.p, away)
-
-
-def _local(tile: Tile, reach: int) -> Tensor:
-    at, columns = tile.block.at, tile.columns
-    keys = torch.arange(columns.start, columns.stop, device=at.device)
-    close = ((at[:, None] - keys).abs() <= reach).to(tile.p.dtype)
-    return torch.linalg.vecdot(tile.p, close)
+    """Of keys behind all queries, or ahead of all: two small products, not one as large as the tile."""
+    p, at, start, stop = tile.p, tile.block.at, tile.columns.start, tile.columns.stop
+    first, last = tile.block.scores.ends(tile.block.rows)
+    keys = torch.arange(start, stop, device=at.device)
+    behind, ahead = min(max(first + 1, start), stop) - start, max(min(last, stop), start) - start
+    if ahead <= behind:  # one query: at its own key either is 0
+        ahead = behind
+    total = torch.zeros_like(p[..., 0])
+    if behind:
+        part = p[..., :behind]
+        total += part @ (first - keys[:behind]).to(p.dtype) + part.sum(-1) * (at - first)
+    if behind < ahead:
+        away = (at[:, None] - keys[behind:ahead]).abs().to(p.dtype)
+        total += torch.linalg.vecdot(p[..., behind:ahead], away)
+    if ahead < stop - start:
+        part = p[..., ahead:]
+        total += part @ (keys[ahead:] - last).to(p.dtype) + part.sum(-1) * (last - at)
+    return total
 
 
 ACCUMULATORS: dict[str, Accumulator] = {
@@ -72,10 +78,10 @@ ACCUMULATORS: dict[str, Accumulator] = {
     "peak": Accumulator("all", lambda tile, reach: tile.log_p.amax(-1), largest=True),
     "distance": Accumulator("all", _distance),
     "first": Accumulator("first", lambda tile, reach: tile.p.sum(-1)),
-    "previous": Accumulator("near", lambda tile, reach: _near(tile, -1)),
-    "itself": Accumulator("near", lambda tile, reach: _near(tile, 0)),
-    "next": Accumulator("near", lambda tile, reach: _near(tile, 1)),
-    "local": Accumulator("near", _local, away=None),
+    "previous": Accumulator("near", lambda tile, reach: _near(tile, -1, -1)),
+    "itself": Accumulator("near", lambda tile, reach: _near(tile, 0, 0)),
+    "next": Accumulator("near", lambda tile, reach: _near(tile, 1, 1)),
+    "local": Accumulator("near", lambda tile, reach: _near(tile, -reach, reach), away=None),
 }
 
 

@@ -407,10 +407,33 @@ class Scores(Tiled):
         return s if cap is None else s.div_(cap).tanh_().mul_(cap)
 
     def _finish(self, s: Tensor, rows: slice, columns: Index) -> Tensor:
-        added, seen = self.bias(rows, columns), self.seen(rows, columns)
+        added = self.bias(rows, columns)
         if added is not None:
             s = s.add_(added).clamp_(min=HIDDEN)
-        return s if seen is None else s.masked_fill_(~seen, HIDDEN)
+        for edge in self._edges(rows, columns):
+            seen = self.seen(rows, edge)
+            if seen is not None:
+                part = s
+                if isinstance(edge, slice) and isinstance(columns, slice):
+                    part = s[..., edge.start - columns.start : edge.stop - columns.start]
+                part.masked_fill_(~seen, HIDDEN)
+        return s
+
+    def _edges(self, rows: slice, columns: Index) -> Sequence[Index]:
+        """The keys among these that a mask may hide from some of these queries: a band hides at its edges."""
+        mask = self.mask
+        if not mask.is_band or not isinstance(columns, slice):
+            return [columns]
+        first, last = self.ends(rows)
+        start, stop = columns.start, columns.stop  # of the keys that all of these queries see
+        if mask.left is not None:
+            start = min(stop, max(start, last - mask.left))
+        if mask.right is not None:
+            stop = max(columns.start, min(stop, first + mask.right + 1))
+        if start >= stop:
+            return [columns]
+        edges = slice(columns.start, start), slice(stop, columns.stop)
+        return [edge for edge in edges if edge.start < edge.stop]
 
 
 # The one flat form: for operators, for trees, for files. What gradients flow to comes first.
