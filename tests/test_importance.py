@@ -476,8 +476,8 @@ def test_robustness_can_be_read_kept_and_drawn() -> None:
     )  # fmt: skip
     assert str(found) == (
         "With all 4 heads the loss is 2. Without any one of them it changes by at most 1% for 3 of 4; the "
-        "costliest is layer 0 head 1 (+0.3). With 2 heads removed, least important first, it is 2.1; with 4, "
-        "3. With 2 heads removed, at random, it is 2.6 ± 0.14; with 4, 3."
+        "costliest is layer 0 head 1 (+0.3). With 2 removed it is 2.1 least important first and 2.6 ± 0.14 at "
+        "random; without any head it is 3."
     )
     kept = json.loads(json.dumps(found.to_dict()))
     assert kept["removed"] == [0, 2, 4] and kept["single"]["1"] == pytest.approx([2.0, 1.99])
@@ -491,6 +491,31 @@ def test_robustness_can_be_read_kept_and_drawn() -> None:
         "least important first",
     ]
     figure.savefig(io.BytesIO(), format="png")
+
+
+@pytest.mark.parametrize(
+    ("removed", "told"),
+    [
+        ([0, 5], "With 5 removed it is 2.3 least important first and 2.7 ± 0.14 at random."),
+        ([0, 7], "Without any head it is 2.3."),
+        ([0, 3, 5], "With 3 removed it is 2.1 least important first and 2.5 ± 0.14 at random; with 5 removed "
+                    "it is 2.3 least important first and 2.7 ± 0.14 at random."),
+    ],
+)  # fmt: skip
+def test_robustness_says_no_number_twice(removed: list[int], told: str) -> None:
+    """The loss without any head stood there once for each curve; with one point, that point or the loss with
+    all heads: "With 3 heads removed it is 2.3; with 3, 2.3"."""
+    ordered = torch.tensor([2.0, 2.1, 2.3])
+    shuffled = torch.tensor([[2.0, 2.4, 2.6], [2.0, 2.6, 2.8]])
+    points = [0, -1] if len(removed) == 2 else [0, 1, 2]
+    measured = Robustness(2.0, 7, removed, ordered[points], shuffled[:, points], None)
+    assert str(measured) == f"With all 7 heads the loss is 2. {told}"
+
+
+def test_robustness_of_one_head_is_told_in_one_line() -> None:
+    alone = {0: torch.tensor([2.3])}
+    measured = Robustness(2.0, 1, [0, 1], torch.tensor([2.0, 2.3]), None, alone)  # type: ignore[arg-type]
+    assert str(measured) == "With its one head the loss is 2. Without any head it is 2.3."
 
 
 def test_without_matplotlib_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
