@@ -218,13 +218,14 @@ class Switches:
     def __init__(self) -> None:
         self.off: dict[str, list[int]] = {}  # by path
         self.num_heads: dict[str, int] = {}  # of every layer heard so far
+        self.num_kv_heads: dict[str, int] = {}
         self.examples = 0  # sequences in the last run
         self._visits: list[Visit] = []
 
     def hear(self, call: Call) -> Tensor | None:
         """Take note of the layer; its output without the heads that are off."""
         output, path = outputs_of(call), base_of(call.path)
-        self.num_heads[path] = call.num_heads
+        self.num_heads[path], self.num_kv_heads[path] = call.num_heads, call.num_kv_heads
         self._visits.append((path, output.shape[0], output.shape[2], None))
         heads = self.off.get(path)
         return output.index_fill(1, torch.tensor(heads, device=output.device), 0) if heads else None
