@@ -21,8 +21,9 @@ from torch.utils.checkpoint import checkpoint
 from headwise.errors import ArgumentError, AttentionBypassed
 from headwise.listeners.ablation import ablate
 from headwise.listeners.capture import watch
+from headwise.listeners.measured_step import Measuring
 from headwise.listeners.model_door import attach
-from headwise.listeners.monitor import HISTORY, Measuring, Monitor
+from headwise.listeners.monitor import HISTORY, Monitor
 from headwise.listeners.pruning import prune
 from headwise.listeners.trainer_callback import trainer_callback
 from headwise.nn import MultiHeadAttention
