@@ -106,7 +106,8 @@ class Alarm:
 
     def __str__(self) -> str:
         what, do = SENTENCES[self.kind]
-        who = f"layer {self.layer}" if self.head is None else f"head {self.head} of layer {self.layer}"
+        layer = "the model" if self.layer == "" else f"layer {self.layer}"  # which is one layer itself
+        who = layer if self.head is None else f"head {self.head} of {layer}"
         return f"{who} {what.format(self.value, self.threshold)} at step {self.step}; {do}"
 
 
