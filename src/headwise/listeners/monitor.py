@@ -217,8 +217,9 @@ class Monitor:
         check_any(self.model, ran, measuring.layers, self.fallback, attachment.elsewhere)
         raised = self._take(number, measuring.read(), attachment.name_of)
         tell(raised, stacklevel=3)  # past contextlib, where the block ends
-        for alarm in raised if self.on_alarm is not None else ():
-            self.on_alarm(alarm)
+        if self.on_alarm is not None:
+            for alarm in raised:
+                self.on_alarm(alarm)
 
     def _is_due(self, number: int) -> bool:
         """Whether none was measured since the last multiple of `every`, or since training began again."""
