@@ -188,11 +188,28 @@ def test_a_model_spread_over_cpu_and_gpu() -> None:
         assert (heads[path].statistics.entropy - exact[path].statistics.entropy).abs().max() < 1e-4
 
 
+def test_a_monitor_with_alarms_says_on_a_gpu_what_it_says_on_a_cpu() -> None:
+    torch.manual_seed(0)
+    layer = hw.MultiHeadAttention(30, 5, num_kv_heads=1)
+    x, bias = torch.randn(2, 67, 30), torch.zeros(2, 1, 67, 67)
+    bias[1, ..., 41:] = torch.finfo(torch.float32).min
+    for options in ({}, {"mask": hw.Mask.causal()}, {"mask": hw.Mask.padding([31, 67])}, {"bias": bias}):
+        numbers = []
+        for device in ("cpu", "cuda"):
+            monitor = hw.Monitor(layer.to(device), alarms=hw.Alarms())
+            with monitor.step():
+                layer(x.to(device), **{k: v.to(device) if k == "bias" else v for k, v in options.items()})
+            numbers.append(monitor.latest)
+        assert numbers[0].keys() == numbers[1].keys() and "layers/0/entropy_share" in numbers[0]
+        assert all(abs(value - numbers[1][name]) < 1e-3 for name, value in numbers[0].items())
+
+
 TESTS: tuple[Callable[[], None], ...] = (
     test_torchvisions_vision_transformer,
     test_timms_vision_transformers,
     test_generation_is_the_same_with_every_cache,
     test_a_model_spread_over_cpu_and_gpu,
+    test_a_monitor_with_alarms_says_on_a_gpu_what_it_says_on_a_cpu,
     test_low_precision_is_near_the_truth,
     test_families_say_on_a_gpu_what_they_say_in_float64_on_a_cpu,
 )

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, ShapeError
+from headwise.listeners.ablation import ablate
 from headwise.listeners.active import Call
 from headwise.listeners.batches import tracked
 from headwise.listeners.importance import Importance, importance
 from headwise.listeners.model_door import attach
+from headwise.listeners.pruning import prune
 from headwise.listeners.robustness import Robustness, robustness
 from judge import error
 from small_models import albert, bert, gpt2, hooks_on, llama, numbers, ours, tokens
@@ -193,7 +195,7 @@ def test_a_head_that_says_nothing_has_no_importance() -> None:
     for method in ("gradient", "leave_one_out"):
         found = importance(model, [x], squares, method=method)
         assert found[1][2] == 0
-        assert (1, 2) in found.least(1) or min(found[1].tolist()) < 0
+        assert (1, 2) in found.least(1, groups=False) or min(found[1].tolist()) < 0
 
 
 # The result
@@ -248,6 +250,69 @@ def test_a_count_of_heads_is_not_below_zero(count: Any) -> None:
         with pytest.raises(ArgumentError, match=f"count must be .* at least 0: got {count!r}"):
             asked(count)
     assert found.least(0) == found.most(0) == []
+
+
+@pytest.mark.parametrize("method", ["gradient", "leave_one_out"])
+@pytest.mark.parametrize(("H", "Hk"), [(6, 3), (14, 2), (7, 1)])
+def test_the_least_important_heads_can_be_pruned_where_they_share_keys(H: int, Hk: int, method: str) -> None:
+    """`prune` refused them: "heads must leave groups of one size". In a layer of one group none can go."""
+    model = llama(hidden_size=42, num_attention_heads=H, num_key_value_heads=Hk)
+    found = importance(model, [tokens(2, 5)], surprise, method=method, progress=False)
+    G, total = H // Hk, 2 * H
+    assert found.num_kv_heads == dict.fromkeys(LLAMA, Hk)
+    for count in range(total + 1):
+        if count % G:
+            below, above = count - count % G, count - count % G + G
+            with pytest.raises(
+                ArgumentError, match=rf"got {count}, and .* {G} query heads; use {below} or {above}"
+            ):
+                found.least(count)
+            continue
+        chosen = found.least(count)
+        assert len(set(chosen)) == count
+        cut = copy.deepcopy(model)
+        if count > total - 2 * G:
+            with pytest.raises(ArgumentError, match=rf"heads must leave one in every layer: all {H} of"):
+                prune(cut, chosen)
+            continue
+        assert sum(map(len, prune(cut, chosen).heads.values())) == count
+        with torch.no_grad(), ablate(model, chosen):
+            assert error(surprise(cut, tokens()), surprise(model, tokens())) < EXACT
+    assert found.least(total + 5) == found.least(total)
+
+
+def test_groups_go_by_the_mean_of_their_heads_and_the_best_of_a_layer_last() -> None:
+    paths = {f"h.{i}.attn": torch.tensor(each) for i, each in enumerate(([1.0, 9.0, 2.0, 4.0], [0.5, 0.6]))}
+    found = Importance(paths, "gradient", True, 7, {"h.0.attn": 0, "h.1.attn": 1}, {"h.0.attn": 2})
+    assert found.least(1) == [(1, 0)] and found.least(3) == [(1, 0), (0, 2), (0, 3)]
+    assert found.least(2) == [(0, 2), (0, 3)]  # (1, 1) is all that its layer would have left
+    assert found.least(5) == [(1, 0), (0, 2), (0, 3), (0, 0), (0, 1)]
+    assert found.least(4) == [(1, 0), (0, 2), (0, 3), (1, 1)]
+    assert found.least(2, groups=False) == [(1, 0), (1, 1)]
+
+
+def test_groups_of_different_sizes_come_to_what_they_can() -> None:
+    paths = {f"h.{i}.attn": torch.arange(6.0) + i for i in range(2)}
+    found = Importance(paths, "gradient", True, 7, {path: int(path[2]) for path in paths},
+                       {"h.0.attn": 3, "h.1.attn": 2})  # fmt: skip
+    for count in range(13):
+        if count in (1, 11):
+            match = (
+                "have 2 or 3 query heads; use 0 or 2" if count == 1 else "2 or 3 query heads; use 10 or 12"
+            )
+            with pytest.raises(ArgumentError, match=match):
+                found.least(count)
+        else:
+            assert len(set(found.least(count))) == count
+
+
+def test_scores_kept_before_groups_were_known_are_ranked_one_by_one() -> None:
+    found = scores(l0=[0.5, 0.1], l1=[0.9, 0.3])
+    state = vars(found).copy()
+    del state["num_kv_heads"]
+    old = Importance.__new__(Importance)
+    old.__setstate__(state)
+    assert old.least(2) == found.least(2) == [(0, 1), (1, 1)]
 
 
 @pytest.mark.parametrize("method", ["gradient", "leave_one_out"])
@@ -435,7 +500,7 @@ def test_robustness_is_the_loss_of_models_cut_by_hand() -> None:
     found = robustness(model, batches, squares, repeats=2, seed=3)
     assert found.removed == list(range(9)) and found.num_heads == 8
     assert found.baseline == pytest.approx(loss(model), rel=1e-12)
-    order = importance(model, batches, squares).least(8)
+    order = importance(model, batches, squares).least(8, groups=False)
     for count in found.removed:
         assert found.by_importance[count].item() == pytest.approx(
             loss(zeroed(model, order[:count])), rel=1e-10
@@ -476,8 +541,8 @@ def test_robustness_can_be_read_kept_and_drawn() -> None:
     )  # fmt: skip
     assert str(found) == (
         "With all 4 heads the loss is 2. Without any one of them it changes by at most 1% for 3 of 4; the "
-        "costliest is layer 0 head 1 (+0.3). With 2 heads removed, least important first, it is 2.1; with 4, "
-        "3. With 2 heads removed, at random, it is 2.6 ± 0.14; with 4, 3."
+        "costliest is layer 0 head 1 (+0.3). With 2 removed it is 2.1 least important first and 2.6 ± 0.14 "
+        "at random; without any head it is 3."
     )
     kept = json.loads(json.dumps(found.to_dict()))
     assert kept["removed"] == [0, 2, 4] and kept["single"]["1"] == pytest.approx([2.0, 1.99])
@@ -491,6 +556,31 @@ def test_robustness_can_be_read_kept_and_drawn() -> None:
         "least important first",
     ]
     figure.savefig(io.BytesIO(), format="png")
+
+
+@pytest.mark.parametrize(
+    ("removed", "told"),
+    [
+        ([0, 5], "With 5 removed it is 2.3 least important first and 2.7 ± 0.14 at random."),
+        ([0, 7], "Without any head it is 2.3."),
+        ([0, 3, 5], "With 3 removed it is 2.1 least important first and 2.5 ± 0.14 at random; with 5 removed "
+                    "it is 2.3 least important first and 2.7 ± 0.14 at random."),
+    ],
+)  # fmt: skip
+def test_robustness_says_no_number_twice(removed: list[int], told: str) -> None:
+    """The loss without any head stood there once for each curve; with one point, that point or the loss with
+    all heads: "With 3 heads removed it is 2.3; with 3, 2.3"."""
+    ordered = torch.tensor([2.0, 2.1, 2.3])
+    shuffled = torch.tensor([[2.0, 2.4, 2.6], [2.0, 2.6, 2.8]])
+    points = [0, -1] if len(removed) == 2 else [0, 1, 2]
+    measured = Robustness(2.0, 7, removed, ordered[points], shuffled[:, points], None)
+    assert str(measured) == f"With all 7 heads the loss is 2. {told}"
+
+
+def test_robustness_of_one_head_is_told_in_one_line() -> None:
+    alone = {0: torch.tensor([2.3])}
+    measured = Robustness(2.0, 1, [0, 1], torch.tensor([2.0, 2.3]), None, alone)  # type: ignore[arg-type]
+    assert str(measured) == "With its one head the loss is 2. Without any head it is 2.3."
 
 
 def test_without_matplotlib_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:

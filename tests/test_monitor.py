@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from headwise.errors import ArgumentError, AttentionBypassed
+from headwise.errors import ArgumentError, AttentionBypassed, HeadsAlarm
 from headwise.listeners.ablation import ablate
+from headwise.listeners.alarms import Alarms
 from headwise.listeners.capture import watch
+from headwise.listeners.measured_step import Measuring
 from headwise.listeners.model_door import attach
-from headwise.listeners.monitor import HISTORY, Measuring, Monitor
+from headwise.listeners.monitor import HISTORY, Monitor
 from headwise.listeners.pruning import prune
 from headwise.listeners.trainer_callback import trainer_callback
 from headwise.nn import MultiHeadAttention
@@ -820,6 +822,32 @@ def test_after_an_exception_in_a_trainer_the_callback_can_be_closed(tmp_path: Pa
         del trained.compute_loss
         trained.train()
     assert [step for step, _ in callback.monitor.history] == [0, 1, 2, 3, 4] and traces(model) == []
+
+
+@in_trainer
+def test_in_a_trainer_an_alarm_reaches_the_logs_and_may_end_the_training(tmp_path: Path) -> None:
+    model = gpt2()
+    with torch.no_grad():
+        model.transformer.h[1].attn.c_attn.weight[:, :E] *= 1e6  # the queries
+    heard: list[Any] = []
+    callback = trainer_callback(every=2, alarms=Alarms(entropy=None), on_alarm=heard.append)
+    with (
+        trainer(tmp_path, callback, model) as trained,
+        pytest.warns(HeadsAlarm, match="of layer 1 must keep"),
+    ):
+        trained.train()
+    assert {(alarm.step, alarm.layer, alarm.kind) for alarm in heard} == {(0, 1, "max_logit")}
+    assert callback.monitor.raised == heard
+    assert trained.state.log_history[0]["heads/alarms"] == len(heard)
+
+    callback = trainer_callback(every=2, on_alarm=lambda alarm: 1 / 0)
+    with (
+        trainer(tmp_path, callback, model) as trained,
+        pytest.warns(HeadsAlarm),
+        pytest.raises(ZeroDivisionError),
+    ):
+        trained.train()
+    assert traces(model) == []
 
 
 def test_a_monitor_has_its_own_options() -> None:

@@ -22,6 +22,7 @@ from .functional import attention, why
 from .heads.collection import Heads, load_heads
 from .heads.model_diversity import diversity
 from .listeners.ablation import ablate, head_means
+from .listeners.alarms import Alarms
 from .listeners.capture import watch
 from .listeners.head_outputs import collect, patch
 from .listeners.importance import importance
@@ -37,6 +38,7 @@ from .nn import MultiHeadAttention, adopt, restore
 __version__ = "0.2.0"
 
 __all__ = [
+    "Alarms",
     "AttentionMap",
     "Heads",
     "Mask",

@@ -19,6 +19,7 @@ __all__ = [
     "AttentionBypassed",
     "BackendUnavailable",
     "BudgetExceeded",
+    "HeadsAlarm",
     "HeadwiseError",
     "MaskError",
     "ShapeError",
@@ -51,6 +52,10 @@ class AttentionBypassed(HeadwiseError, RuntimeError):
 
 class BudgetExceeded(HeadwiseError, MemoryError):
     """A dense result would not fit the memory budget."""
+
+
+class HeadsAlarm(HeadwiseError, UserWarning):
+    """A warning of `headwise.Monitor`: heads in training went past a threshold of its alarms."""
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ Listening to it:
     head_outputs.py       `collect`, `patch`
     batches.py            batches, their loss, a bar
     importance.py robustness.py retrieval.py
-    monitor.py trainer_callback.py     heads in training
+    monitor.py measured_step.py alarms.py trainer_callback.py     heads in training
 Changing it:
     pruning.py prunable_families.py    `prune`, `load_pruned`
 """

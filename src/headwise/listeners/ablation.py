@@ -29,7 +29,7 @@ from .head_outputs import Changing, check_any, outputs_of
 from .model_door import attach
 from .model_structure import structure_of
 
-__all__ = ["METHODS", "Switches", "ablate", "check_heard", "head_means"]
+__all__ = ["METHODS", "Switches", "ablate", "check_heard", "even_scores", "head_means"]
 
 
 METHODS = ("zero", "mean", "uniform")
@@ -182,20 +182,27 @@ def _given(means: Mapping[str, Tensor], call: Call, output: Tensor) -> Tensor:
 
 
 def _uniform(call: Call, index: Tensor) -> Tensor:
-    """What these heads say if they attend evenly to all they may see, [B, n, T, Dv].
+    """What these heads say if they attend evenly to all they may see, [B, n, T, Dv]."""
+    assert call.value is not None  # there where outputs are
+    group = call.num_heads // call.num_kv_heads
+    q, k, mask = even_scores(call, index)
+    return attention(q, k, call.value.index_select(1, index // group), mask)[0]
+
+
+def even_scores(call: Call, index: Tensor) -> tuple[Tensor, Tensor, Mask]:
+    """Queries and keys by which these heads attend evenly to all they may see, and who may see whom.
 
     Queries and keys of zeros make every score 0; only who may see whom is left of the rules.
     """
-    assert call.value is not None  # there where outputs are
-    B, H, T, S = call.weights.shape
-    value = call.value.index_select(1, index // (H // call.value.shape[1]))  # [B, n, S, Dv]
+    assert call.value is not None
+    B, _, T, S = call.weights.shape
     everything = slice(None)
     mask = call.weights.mask.select(everything, index, everything)
     hidden = _hidden_by_bias(call, index)
     if hidden is not None:
         mask = mask & Mask.dense(~hidden)
-    q, k = (value.new_zeros(B, len(index), length, 8) for length in (T, S))
-    return attention(q, k, value, mask)[0]
+    q, k = (call.value.new_zeros(B, len(index), length, 8) for length in (T, S))
+    return q, k, mask
 
 
 def _hidden_by_bias(call: Call, index: Tensor) -> Tensor | None:
@@ -218,13 +225,14 @@ class Switches:
     def __init__(self) -> None:
         self.off: dict[str, list[int]] = {}  # by path
         self.num_heads: dict[str, int] = {}  # of every layer heard so far
+        self.num_kv_heads: dict[str, int] = {}
         self.examples = 0  # sequences in the last run
         self._visits: list[Visit] = []
 
     def hear(self, call: Call) -> Tensor | None:
         """Take note of the layer; its output without the heads that are off."""
         output, path = outputs_of(call), base_of(call.path)
-        self.num_heads[path] = call.num_heads
+        self.num_heads[path], self.num_kv_heads[path] = call.num_heads, call.num_kv_heads
         self._visits.append((path, output.shape[0], output.shape[2], None))
         heads = self.off.get(path)
         return output.index_fill(1, torch.tensor(heads, device=output.device), 0) if heads else None

@@ -79,6 +79,11 @@ class Call:
     def num_heads(self) -> int:
         return self.weights.shape[1]
 
+    @property
+    def num_kv_heads(self) -> int:
+        """As many as heads, where values are not to be had."""
+        return self.num_heads if self.value is None else self.value.shape[1]
+
 
 class Listener(Protocol):
     """Someone who is told of every call while attached to a model."""

@@ -5,11 +5,12 @@
 Att_h(x) is all that head h says about a sequence x. This is the first-order change of the loss if the head
 were multiplied by a gate that goes from 1 to 0: |dL / dgate_h|, which takes one backward pass for all heads.
 
-Letters: B batch, T query_len, H num_heads, Dv value_dim.
+Letters: B batch, T query_len, H num_heads, Hk num_kv_heads, Dv value_dim.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -31,6 +32,8 @@ __all__ = ["METHODS", "Importance", "Ranked", "importance"]
 METHODS = ("gradient", "leave_one_out")
 REDUCTIONS = ("mean", "sum")
 
+Group = list[tuple[Layer, int]]  # heads that go together
+
 
 class Ranked(NamedTuple):
     """A head and its score: unpacks to three, and goes into `headwise.ablate` and `prune` as it is."""
@@ -50,9 +53,11 @@ class Importance(ByLayer[Tensor]):
         normalised: bool,
         examples: int,
         names: Mapping[str, Layer],
+        num_kv_heads: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(scores, names or None)
         self.method, self.normalised, self.examples = method, normalised, examples
+        self.num_kv_heads = dict(num_kv_heads or {})  # by path; a layer that is not there has one per head
 
     def ranking(self) -> list[Ranked]:
         """All heads, the most important first."""
@@ -63,13 +68,72 @@ class Importance(ByLayer[Tensor]):
         ]
         return sorted(every, key=lambda ranked: -ranked.score)
 
-    def least(self, count: int) -> list[tuple[Layer, int]]:
-        """The least important heads, the very least first, as `headwise.ablate` takes them.
+    def least(self, count: int, *, groups: bool = True) -> list[tuple[Layer, int]]:
+        """The least important heads, the very least first, as `headwise.prune` and `ablate` take them.
+
+        Where several query heads share a key/value head, whole groups go, since `prune` takes no others: by
+        the mean score of their heads, and the best group of every layer after all that are not, since a layer
+        must keep one. A `count` that whole groups cannot come to is refused, never rounded.
+
+        Args:
+            count: how many heads; more than there are: all.
+            groups: False: one by one, whatever the heads share. `ablate` takes these, `prune` may not.
 
         Raises:
-            ArgumentError: a count below 0.
+            ArgumentError: a count below 0; one that whole groups do not come to.
+
+        Example:
+            >>> from headwise.nn import MultiHeadAttention
+            >>> mha, x = MultiHeadAttention(12, 6, num_kv_heads=3), torch.randn(5, 3, 12)
+            >>> scores = importance(mha, [x], lambda model, batch: model(batch)[0].square().mean())
+            >>> chosen = scores.least(4)
+            >>> len(chosen), len({head // 2 for _, head in chosen})          # two groups of two
+            (4, 2)
         """
-        return [(layer, head) for layer, head, _ in reversed(self.ranking())][: _checked(count)]
+        heads = [(layer, head) for layer, head, _ in reversed(self.ranking())]
+        count = min(_checked(count), len(heads))
+        shared = [self._kv_heads(path) < len(self[path]) for path in self.paths]
+        if not groups or not any(shared):
+            return heads[:count]
+        others, best = self._groups()
+        for offered in (others, others + best):
+            chosen = _whole(offered, count)
+            if chosen is not None:
+                return chosen
+        sizes = sorted({len(group) for group in others + best})
+        below, above = (
+            next(number for number in numbers if _whole(others + best, number) is not None)
+            for numbers in (range(count, -1, -1), range(count, len(heads) + 1))
+        )
+        raise ArgumentError(
+            f"count must come from whole groups: got {count}, and groups that share a key/value head have "
+            f"{' or '.join(map(str, sizes))} query heads; use {below} or {above}, or groups=False for ablate"
+        )
+
+    def _kv_heads(self, path: str) -> int:
+        return self.num_kv_heads.get(path, len(self[path]))
+
+    def _groups(self) -> tuple[list[Group], list[Group]]:
+        """Those that share a key/value head, the least first; the best of each layer apart."""
+        others: list[tuple[float, Group]] = []
+        best: list[tuple[float, Group]] = []
+        for path in self.paths:
+            layer, scores = self.name_of(path), self[path].tolist()
+            size = len(scores) // self._kv_heads(path)
+            of_layer = []
+            for first in range(0, len(scores), size):
+                heads = sorted(range(first, first + size), key=scores.__getitem__)
+                mean = math.fsum(scores[head] for head in heads) / size
+                of_layer.append((mean, [(layer, head) for head in heads]))
+            of_layer.sort(key=_mean)
+            others += of_layer[:-1]
+            best += of_layer[-1:]
+        return [group for _, group in sorted(others, key=_mean)], [
+            group for _, group in sorted(best, key=_mean)
+        ]
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__({"num_kv_heads": {}} | state)  # which was not kept at first
 
     def most(self, count: int) -> list[tuple[Layer, int]]:
         """The most important heads, the first first.
@@ -96,6 +160,25 @@ class Importance(ByLayer[Tensor]):
             "Most important: " + ", ".join(f"layer {r.layer} head {r.head} ({r.score:.3g})" for r in best)
         )
         return "\n".join(lines)
+
+
+def _mean(scored: tuple[float, Group]) -> float:
+    return scored[0]
+
+
+def _whole(groups: list[Group], count: int) -> Group | None:
+    """The first groups whose heads are `count` in all, each taken unless the rest would not come out even."""
+    reach = [1]  # bit n: whether the groups from here on can come to n heads
+    for group in reversed(groups):
+        reach.append(reach[-1] | reach[-1] << len(group))
+    if not reach[-1] >> count & 1:
+        return None
+    chosen: Group = []
+    for group, rest in zip(groups, reach[-2::-1], strict=True):
+        left = count - len(chosen) - len(group)
+        if left >= 0 and rest >> left & 1:
+            chosen += group
+    return chosen
 
 
 def _checked(count: int) -> int:
@@ -135,7 +218,7 @@ def importance(
         fallback: for layers that bypass every hook: None raises; "skip" leaves them out.
 
     Returns:
-        [H] by layer, with `ranking()`, `least(n)` and `most(n)`; print it.
+        [H] by layer, with `ranking()`, `most(n)` and `least(n)`, which can be pruned; print it.
 
     Raises:
         ArgumentError: an unknown method or reduction; no batches, no labels, no loss; no attention heard;
@@ -160,14 +243,14 @@ def importance(
             f"reduction must be 'mean' or 'sum': got {reduction!r}; torch's losses take the mean"
         )
     measure = _by_gradient if method == "gradient" else _by_leaving_out
-    scores, examples, loss = measure(model, batches, loss_fn, reduction, progress, fallback)
+    scores, num_kv_heads, examples, loss = measure(model, batches, loss_fn, reduction, progress, fallback)
     names = names_of(structure_of(model).places)
     _check_numbers(scores, loss, names)
     scaled = method == "gradient" if normalise is None else normalise
     if scaled:
         tiny = torch.finfo(torch.float32).tiny  # a layer of zeros stays one
         scores = {path: of_layer / of_layer.norm().clamp(min=tiny) for path, of_layer in scores.items()}
-    return Importance(scores, method, scaled, examples, names)
+    return Importance(scores, method, scaled, examples, names, num_kv_heads)
 
 
 def _check_numbers(scores: Mapping[str, Tensor], loss: float, names: Mapping[str, Layer]) -> None:
@@ -187,9 +270,11 @@ class _Outputs:
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, Tensor]] = []
+        self.num_kv_heads: dict[str, int] = {}
 
     def hear(self, call: Call) -> Tensor:
         output = outputs_of(call)
+        self.num_kv_heads[base_of(call.path)] = call.num_kv_heads
         if not torch.is_grad_enabled():
             raise ArgumentError(
                 f"model must run with gradients: {call.path} runs without (no_grad, or reentrant "
@@ -209,8 +294,8 @@ def _by_gradient(
     reduction: str,
     progress: bool,
     fallback: str | None,
-) -> tuple[dict[str, Tensor], int, float]:
-    """({path: [H]}, how many sequences, the sum of the losses)"""
+) -> tuple[dict[str, Tensor], dict[str, int], int, float]:
+    """({path: [H]}, {path: Hk}, how many sequences, the sum of the losses)"""
     totals: dict[str, Tensor] = {}
     losses: list[Tensor] = []  # read at the end: a GPU need not be waited for at every batch
     examples = 0
@@ -238,7 +323,7 @@ def _by_gradient(
                 totals[path] = totals[path] + score if path in totals else score
             outputs.heard.clear()
     scores = {path: total / examples for path, total in totals.items()}
-    return scores, examples, sum(loss.item() for loss in losses)
+    return scores, outputs.num_kv_heads, examples, sum(loss.item() for loss in losses)
 
 
 def _check_visits(heard: list[tuple[str, Tensor]]) -> None:
@@ -275,8 +360,8 @@ def _by_leaving_out(
     reduction: str,
     progress: bool,
     fallback: str | None,
-) -> tuple[dict[str, Tensor], int, float]:
-    """({path: [H]}, how many sequences, the sum of the losses with all heads)"""
+) -> tuple[dict[str, Tensor], dict[str, int], int, float]:
+    """({path: [H]}, {path: Hk}, how many sequences, the sum of the losses with all heads)"""
     switches, examples, losses = Switches(), 0, 0.0
     total: dict[tuple[str, int], float] = {}
     with attach(model, switches, fallback):
@@ -291,7 +376,7 @@ def _by_leaving_out(
         path: torch.tensor([total[path, head] / examples for head in range(count)], dtype=torch.float64)
         for path, count in switches.num_heads.items()
     }
-    return scores, examples, losses
+    return scores, switches.num_kv_heads, examples, losses
 
 
 def _trials(

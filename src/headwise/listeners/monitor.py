@@ -12,46 +12,36 @@ What is watched for, and who saw it go wrong first:
     first       rises as a head comes to rest on the first key  Xiao 2024
     output      falls to 0 as a head says less and less: dead   Sandoval-Segura 2025
 
-Letters: B batch, T query_len, H num_heads, Dv value_dim.
+`measured_step.py` measures a step, `alarms.py` tells what went too far.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..engines.statistics import ROW_STATISTICS
 from ..errors import ArgumentError, nearest
 from ..heads.layer_names import Layer
-from ..heads.record import fetched
-from ..map import AttentionMap
-from .active import Call, in_backward
-from .chosen_heads import base_of
+from .alarms import Alarm, Alarms, Bells, OnAlarm, tell
 from .head_outputs import check_any
+from .measured_step import ENTROPY_SHARE, Measuring, Row, Values, loudest, middle, numbers_of, share
 from .model_door import attach
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["OUTPUT", "Measuring", "Monitor", "Values"]
-
-
-OUTPUT = "output"  # the mean norm of a head's output
-
-Values = dict[str, float]  # of one head, by statistic
+__all__ = ["Monitor"]
 
 
 HISTORY = 1000  # measured steps that are kept
 PATIENCE = 3  # steps to be measured in a row in which the model may do without running
-SUMMARIES = {"entropy": ("min", "mean"), "max_logit": ("max",)}  # of all heads; others: their mean
 
 
 class Monitor:
@@ -83,11 +73,20 @@ class Monitor:
     is dead; one that rests there and repeats a large value is not, and shows in `first`. Where all heads of a
     layer say nothing at all, all are dead; where all grow faint together, none is.
 
+    With `alarms`, numbers that go too far are told of: see `headwise.Alarms`. Each is a warning
+    (`headwise.errors.HeadsAlarm`; `warnings.simplefilter("error", HeadsAlarm)` makes it stop the training), a
+    call of `on_alarm`, and kept in `raised`. They come where the block of a measured step ends, and so does
+    what `on_alarm` raises.
+
     Args:
         model: with everything inside it.
         every: how many steps from one that is measured to the next.
         statistics: which, of the row statistics of `headwise.AttentionMap.statistics`.
         dead: the share of its layer's mean output norm up to which a head is dead; None: not measured.
+        alarms: thresholds of alarms; what they look at is measured beside `statistics`. None: no alarms,
+            unless there is `on_alarm`, which alone means `Alarms()` of all that is measured.
+        on_alarm: called with each alarm as it is raised: `step`, `layer`, `head` (None where it is of more
+            than half of the layer's), `kind`, `value`, `threshold`; `str` of it is a sentence.
         fallback: for layers that compute their own weights: None raises, "eager" reads those (without
             `max_logit`, `output` and dead heads), "skip" leaves these layers out.
 
@@ -99,10 +98,14 @@ class Monitor:
             "max_logit/max", "output/min", "<statistic>/mean" of others, and "dead". A head's `output` is its
             mean output norm, divided by its layer's mean. A layer goes by its number in the model, or by its
             path where there are several stacks; one that runs several times in a forward also as "<path>#1",
-            "<path>#2", with numbers for each visit, and "dead" counts a head where it is dead in all.
+            "<path>#2", with numbers for each visit, and "dead" counts a head where it is dead in all. With
+            alarms of entropy also "entropy_share", of the largest entropy that a head could have: for every
+            head; for a layer, what more than half of its heads do not exceed; and "entropy_share/mean". With
+            any, "alarms": how many ring.
 
     Raises:
-        ArgumentError: not a module; `every` below 1; an unknown statistic or fallback; `dead` not in [0, 1).
+        ArgumentError: not a module; `every` below 1; an unknown statistic or fallback; `dead` not in [0, 1);
+            `alarms` or `on_alarm` of another kind; alarms of dead heads where none are measured.
 
     Example:
         >>> import torch
@@ -126,6 +129,8 @@ class Monitor:
         *,
         statistics: Iterable[str] | str = ("entropy", "max_logit", "first"),
         dead: float | None = 0.01,
+        alarms: Alarms | None = None,
+        on_alarm: OnAlarm | None = None,
         fallback: str | None = None,
     ) -> None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
@@ -143,7 +148,21 @@ class Monitor:
                 f"dead must be a share of the layer's mean output norm, from 0 to below 1: got {dead!r}; "
                 "0.01 finds heads that say next to nothing, None looks for none"
             )
+        if alarms is not None and not isinstance(alarms, Alarms):
+            raise ArgumentError(f"alarms must be headwise.Alarms: got {alarms!r}; for example Alarms()")
+        if on_alarm is not None and not callable(on_alarm):
+            raise ArgumentError(
+                f"on_alarm must be a function of an alarm: got {on_alarm!r}; for example print"
+            )
         self.model, self.every, self.dead, self.fallback = model, every, dead, fallback
+        if alarms is None and on_alarm is not None:
+            alarms = Alarms(dead=dead is not None)
+        self.alarms = alarms
+        self.on_alarm = on_alarm
+        self._bells: Bells | None = None
+        if self.alarms is not None:
+            self._bells = Bells(self.alarms, dead)
+            self.statistics = tuple(dict.fromkeys((*self.statistics, *self.alarms.statistics)))
         self.number = 0
         self.measured = False
         self.latest: dict[str, float] = {}
@@ -151,7 +170,7 @@ class Monitor:
         self._missed = 0  # steps in a row that were to be measured, and in which the model did not run
         self._warned = False
         self._dead_heads: list[tuple[Layer, int]] = []
-        self._history: deque[_Row] = deque(maxlen=HISTORY)
+        self._history: deque[Row] = deque(maxlen=HISTORY)
         attach(model, Measuring((), False), fallback)  # says at once what is wrong with these
 
     @contextmanager
@@ -164,6 +183,7 @@ class Monitor:
         Raises:
             AttentionBypassed: in a measured step: a layer that cannot be heard, or nothing heard at all.
             ArgumentError: in the first measured step: the model did not run in it.
+            Exception: what `on_alarm` raises.
 
         Example:
             >>> import torch
@@ -184,7 +204,8 @@ class Monitor:
         if not self._is_due(number):
             yield self
             return
-        measuring = Measuring(self.statistics, self.dead is not None)
+        shares = self.alarms is not None and self.alarms.entropy is not None
+        measuring = Measuring(self.statistics, self.dead is not None, shares)
         with attach(self.model, measuring, self.fallback) as attachment:
             before = attachment.forward.number
             yield self
@@ -194,7 +215,11 @@ class Monitor:
             return
         self._missed = 0
         check_any(self.model, ran, measuring.layers, self.fallback, attachment.elsewhere)
-        self._take(number, measuring.read(), attachment.name_of)
+        raised = self._take(number, measuring.read(), attachment.name_of)
+        tell(raised, stacklevel=3)  # past contextlib, where the block ends
+        if self.on_alarm is not None:
+            for alarm in raised:
+                self.on_alarm(alarm)
 
     def _is_due(self, number: int) -> bool:
         """Whether none was measured since the last multiple of `every`, or since training began again."""
@@ -217,18 +242,46 @@ class Monitor:
                 stacklevel=4,  # past contextlib, where the block ends
             )
 
-    def _take(self, number: int, measured: dict[str, list[Values]], name_of: Callable[[str], Layer]) -> None:
+    def _take(
+        self, number: int, measured: dict[str, list[Values]], name_of: Callable[[str], Layer]
+    ) -> list[Alarm]:
+        """Keep the numbers of a step; the alarms that they raise."""
         for heads in measured.values():
-            _share(heads)
-        self._dead_heads = [] if self.dead is None else _dead(measured, self.dead, name_of)
+            share(heads)
+        said = {} if self.dead is None else loudest(measured, name_of)
+        self._dead_heads = [at for at, most in said.items() if self.dead is not None and most <= self.dead]
         layers = {name_of(path): heads for path, heads in measured.items()}
-        numbers = _flat(layers, self.statistics, self.dead, len(self._dead_heads))
+        raised = self._raise(number, layers, said)
+        ringing = None if self._bells is None else len(self._bells.ringing)
+        numbers = numbers_of(layers, self.statistics, self.dead, len(self._dead_heads), ringing)
         before = self._history[-1].keys if self._history else ()
         kept = tuple(numbers)
-        row = _Row(number, before if before == kept else kept, array("d", numbers.values()))
+        row = Row(number, before if before == kept else kept, array("d", numbers.values()))
         self._history.append(row)
         self.latest = row.written()
         self._last, self.measured = number, True
+        return raised
+
+    def _raise(
+        self, number: int, layers: dict[Layer, list[Values]], said: dict[tuple[Layer, int], float]
+    ) -> list[Alarm]:
+        if self._bells is None:
+            return []
+        if self._last is not None and number <= self._last:
+            self._bells.ringing.clear()  # another training
+        return self._bells.hear(
+            number,
+            {
+                "entropy": [(layer, None, value) for layer, value in middle(layers, ENTROPY_SHARE).items()],
+                "max_logit": [
+                    (layer, head, values["max_logit"])
+                    for layer, heads in layers.items()
+                    for head, values in enumerate(heads)
+                    if "max_logit" in values
+                ],
+                "dead": [(layer, head, value) for (layer, head), value in said.items()],
+            },
+        )
 
     @property
     def summary(self) -> dict[str, float]:
@@ -261,6 +314,24 @@ class Monitor:
         """
         return list(self._dead_heads)
 
+    @property
+    def raised(self) -> list[Alarm]:
+        """The last 1,000 alarms, the oldest first; `pandas.DataFrame(monitor.raised)` is a table of them.
+
+        Example:
+            >>> import torch
+            >>> from headwise.nn import MultiHeadAttention
+            >>> model = MultiHeadAttention(8, 4)
+            >>> model.v_proj.weight.data[2:4] = 0                      # the second head's values
+            >>> monitor = Monitor(model, on_alarm=lambda alarm: print(alarm.kind, alarm.layer, alarm.head))
+            >>> with warnings.catch_warnings(action="ignore"), monitor.step():
+            ...     output, _ = model(torch.randn(1, 5, 8))
+            dead 0 1
+            >>> str(monitor.raised[0]).split(": ")[0]
+            'head 1 of layer 0 must say something'
+        """
+        return [] if self._bells is None else list(self._bells.raised)
+
     def to_pandas(self) -> pandas.DataFrame:
         """A row per head and measured step: step, layer, head, and its numbers.
 
@@ -291,155 +362,3 @@ class Monitor:
         return (
             f"Monitor({type(self.model).__name__}, every={self.every}, {len(self._history)} steps measured)"
         )
-
-
-# What is logged
-
-
-class _Key(NamedTuple):
-    """What a number is of: a head, a layer, or neither, where it is over all heads."""
-
-    layer: Layer | None
-    head: int | None
-    name: str
-
-    def written(self) -> str:
-        if self.layer is None:
-            return self.name
-        return (
-            f"layers/{self.layer}/{self.name}"
-            if self.head is None
-            else f"heads/{self.layer}/{self.head}/{self.name}"
-        )
-
-
-class _Row(NamedTuple):
-    """One measured step, small: keys are shared from step to step."""
-
-    step: int
-    keys: tuple[_Key, ...]
-    values: array[float]
-
-    def written(self) -> dict[str, float]:
-        return {key.written(): value for key, value in zip(self.keys, self.values, strict=True)}
-
-
-def _dead(
-    measured: Mapping[str, list[Values]], dead: float, name_of: Callable[[str], Layer]
-) -> list[tuple[Layer, int]]:
-    """The heads whose share is at most `dead` in every visit of their layer."""
-    alive: dict[tuple[Layer, int], bool] = {}
-    for path, heads in measured.items():
-        layer = name_of(base_of(path))
-        for number, head in enumerate(heads):
-            if OUTPUT in head:
-                alive[layer, number] = alive.get((layer, number), False) or not head[OUTPUT] <= dead
-    return [at for at, lives in alive.items() if not lives]
-
-
-def _flat(
-    layers: Mapping[Layer, list[Values]], names: Sequence[str], dead: float | None, dead_heads: int
-) -> dict[_Key, float]:
-    """What is logged: over all heads, layer by layer, head by head."""
-    flat: dict[_Key, float] = {}
-    for name in (*names, OUTPUT):
-        values = [head[name] for heads in layers.values() for head in heads if name in head]
-        for how in ("min",) if name == OUTPUT else SUMMARIES.get(name, ("mean",)):
-            if values:
-                flat[_Key(None, None, f"{name}/{how}")] = _reduced(how, values)
-    said = {layer: [head[OUTPUT] for head in heads if OUTPUT in head] for layer, heads in layers.items()}
-    if dead is not None and any(said.values()):
-        count = {layer: sum(share <= dead for share in shares) for layer, shares in said.items() if shares}
-        flat[_Key(None, None, "dead")] = float(dead_heads)
-        flat |= {_Key(layer, None, "dead"): float(number) for layer, number in count.items()}
-    for layer, heads in layers.items():
-        for number, head in enumerate(heads):
-            flat |= {_Key(layer, number, name): value for name, value in head.items()}
-    return flat
-
-
-def _share(heads: list[Values]) -> None:
-    """Output norms by their mean over the layer; 0 where nobody says anything."""
-    norms = [head[OUTPUT] for head in heads if OUTPUT in head]
-    mean = math.fsum(norms) / len(norms) if norms else 0.0
-    for head in heads:
-        if OUTPUT in head:
-            head[OUTPUT] = head[OUTPUT] / mean if mean else 0.0
-
-
-def _reduced(how: str, values: list[float]) -> float:
-    if any(map(math.isnan, values)):
-        return math.nan  # which min and max would lose or keep as the order has it
-    if how == "mean":
-        return math.fsum(values) / len(values)
-    return min(values) if how == "min" else max(values)
-
-
-# One measured step
-
-
-class Measuring:
-    """A listener for one step.
-
-    Args:
-        names: row statistics.
-        outputs: whether to measure the norm of what heads say, too.
-
-    Attributes:
-        layers: path -> statistic -> [2, H]: the sum over queries, or their largest, and how many they are.
-    """
-
-    def __init__(self, names: Sequence[str], outputs: bool) -> None:
-        self.names, self.outputs = tuple(names), outputs
-        self.layers: dict[str, dict[str, Tensor]] = {}
-
-    @torch.no_grad()
-    def hear(self, call: Call) -> None:
-        """Add one call to what was heard before."""
-        if in_backward():
-            return
-        layer = self.layers.setdefault(call.path, {})
-        weights = call.weights.detach()
-        scored = call.value is not None  # else only weights are to be had, without the scores behind them
-        names = tuple(name for name in self.names if scored or name != "max_logit")
-        measured = dict(weights.statistics(*names)) if names else {}  # [B, H] each
-        counts = _counts(weights, names)
-        for name, values in measured.items():
-            count = counts[ROW_STATISTICS[name].offset].sum(-1).to(values.dtype)  # [B, H]
-            largest = ROW_STATISTICS[name].largest
-            value = values.amax(0) if largest else torch.where(count > 0, values * count, 0).sum(0)
-            layer[name] = _joined(layer.get(name), torch.stack([value, count.sum(0)]), largest)
-        if self.outputs and call.output is not None:
-            precise = torch.promote_types(call.output.dtype, torch.float32)
-            norms = torch.linalg.vector_norm(call.output.detach(), dim=-1, dtype=precise)  # [B, H, T]
-            counting = counts[None]
-            both = torch.stack(
-                [norms.masked_fill(~counting, 0).sum((0, 2)), counting.sum((0, 2)).to(precise)]
-            )
-            layer[OUTPUT] = _joined(layer.get(OUTPUT), both)
-
-    def read(self) -> dict[str, list[Values]]:
-        """path -> head -> statistic -> value; what had no query to be measured at is left out."""
-        sums = [(path, name, two) for path, layer in self.layers.items() for name, two in layer.items()]
-        values_of: dict[str, list[Values]] = {path: [] for path in self.layers}
-        for (path, name, _), (values, counts) in zip(sums, fetched([two for _, _, two in sums]), strict=True):
-            heads = values_of[path]
-            heads += [{} for _ in range(len(values) - len(heads))]
-            for head, value, count in zip(heads, values.tolist(), counts.tolist(), strict=True):
-                if count:
-                    largest = name != OUTPUT and ROW_STATISTICS[name].largest
-                    head[name] = value if largest else value / count
-        return values_of
-
-
-def _counts(weights: AttentionMap, names: Iterable[str]) -> dict[int | None, Tensor]:
-    """Which queries count, by where a statistic looks for a key: bool [B, H, T] each."""
-    like = {None: "entropy"} | {ROW_STATISTICS[name].offset: name for name in names}
-    return {offset: weights.counted_queries(name) for offset, name in like.items()}
-
-
-def _joined(known: Tensor | None, new: Tensor, largest: bool = False) -> Tensor:
-    """Two calls as one, [2, H]."""
-    if known is None:
-        return new
-    return torch.stack([torch.maximum(known[0], new[0]), known[1] + new[1]]) if largest else known + new

@@ -58,8 +58,9 @@ class Robustness:
         return robustness_curve(self)
 
     def __str__(self) -> str:
-        words = [f"With all {self.num_heads} heads the loss is {self.baseline:.4g}."]
-        if self.single:
+        heads = "its one head" if self.num_heads == 1 else f"all {self.num_heads} heads"
+        words = [f"With {heads} the loss is {self.baseline:.4g}."]
+        if self.single and self.num_heads > 1:  # a head that is alone is all heads
             changes = {(layer, h): loss - self.baseline for layer, losses in self.single.items()
                        for h, loss in enumerate(losses.tolist())}  # fmt: skip
             (layer, head), worst = max(changes.items(), key=lambda item: item[1])
@@ -68,16 +69,25 @@ class Robustness:
                 f"Without any one of them it changes by at most 1% for {small} of {len(changes)}; the "
                 f"costliest is layer {layer} head {head} ({worst:+.3g})."
             )
-        middle = min(range(len(self.removed)), key=lambda i: abs(self.removed[i] - self.num_heads / 2))
-        for curve, name in ((self.by_importance, "least important first"), (self.at_random, "at random")):
-            if curve is not None:
-                here, end = curve[..., middle], curve[..., -1]
-                spread = f" ± {here.std():.2g}" if here.numel() > 1 else ""
-                words.append(
-                    f"With {self.removed[middle]} heads removed, {name}, it is {here.mean():.4g}{spread}; "
-                    f"with {self.removed[-1]}, {end.mean():.4g}."
-                )
+        last = len(self.removed) - 1
+        middle = min(range(1, last + 1), key=lambda i: abs(self.removed[i] - self.num_heads / 2))
+        curves = {"least important first": self.by_importance, "at random": self.at_random}
+        measured = {name: curve for name, curve in curves.items() if curve is not None}
+        if measured:
+            told = "; ".join(self._at(point, measured) for point in dict.fromkeys((middle, last)))
+            words.append(f"{told[0].upper()}{told[1:]}.")
         return " ".join(words)
+
+    def _at(self, point: int, curves: Mapping[str, Tensor]) -> str:
+        """The loss at a point. Without any head, all orders come to the same."""
+        if self.removed[point] == self.num_heads:
+            return f"without any head it is {next(iter(curves.values()))[..., point].mean():.4g}"
+        losses = []
+        for name, curve in curves.items():
+            here = curve[..., point]
+            spread = f" ± {here.std():.2g}" if here.numel() > 1 else ""
+            losses.append(f"{here.mean():.4g}{spread} {name}")
+        return f"with {self.removed[point]} removed it is {' and '.join(losses)}"
 
 
 @renamed(order="method", steps="points")

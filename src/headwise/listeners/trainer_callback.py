@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypedDict, Unpack
 from torch import nn
 
 from ..errors import ArgumentError
+from .alarms import Alarms, OnAlarm
 from .monitor import Monitor
 
 __all__ = ["trainer_callback"]
@@ -22,6 +23,8 @@ class MonitorOptions(TypedDict, total=False):
 
     statistics: Iterable[str] | str
     dead: float | None
+    alarms: Alarms | None
+    on_alarm: OnAlarm | None
     fallback: str | None
 
 
@@ -53,7 +56,8 @@ def trainer_callback(every: int | Monitor = 100, **options: Unpack[MonitorOption
     backward, so that checkpointing works. Logs get the numbers over all heads ("heads/entropy/min",
     "heads/dead", ...), once for each measured step; those of every head are in `callback.monitor`. Trainer
     calls what it is given as `callbacks` after what reports to TensorBoard and its like: there the numbers
-    reach `state.log_history` and the terminal only. `callback.join(trainer)` puts it before them.
+    reach `state.log_history` and the terminal only. `callback.join(trainer)` puts it before them. What
+    `on_alarm` raises ends `train()`.
 
     Trainer tells nobody of an exception. After one that ended `train()` in a measured step, the model stays
     attached until `callback.close()` or the next `train()`.

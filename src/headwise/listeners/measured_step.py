@@ -1,0 +1,235 @@
+"""One step of training, measured: what a `Monitor` hears while the model runs, and what is logged of it.
+
+Letters: B batch, T query_len, H num_heads, Dv value_dim.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..engines.statistics import ROW_STATISTICS
+from ..heads.layer_names import Layer
+from ..heads.record import fetched
+from ..map import AttentionMap
+from .ablation import even_scores
+from .active import Call, in_backward
+from .chosen_heads import base_of
+
+__all__ = [
+    "ENTROPY_SHARE",
+    "OUTPUT",
+    "Key",
+    "Measuring",
+    "Row",
+    "Values",
+    "loudest",
+    "middle",
+    "numbers_of",
+    "share",
+]
+
+
+OUTPUT = "output"  # the mean norm of a head's output
+ENTROPY_SHARE = "entropy_share"  # of the entropy that even attention to the same keys has
+
+Values = dict[str, float]  # of one head, by statistic
+
+SUMMARIES = {"entropy": ("min", "mean"), "max_logit": ("max",), OUTPUT: ("min",)}  # others: the mean
+
+
+# While the model runs
+
+
+class Measuring:
+    """A listener for one step.
+
+    Args:
+        names: row statistics.
+        outputs: whether to measure the norm of what heads say, too.
+        shares: whether to measure which share of the largest possible entropy they have, too.
+
+    Attributes:
+        layers: path -> statistic -> [2, H]: the sum over queries, or their largest, and how many they are; of
+            entropy's share, the sum of entropies, and of those that even attention would have.
+    """
+
+    def __init__(self, names: Sequence[str], outputs: bool, shares: bool = False) -> None:
+        self.names, self.outputs, self.shares = tuple(names), outputs, shares
+        self.layers: dict[str, dict[str, Tensor]] = {}
+
+    @torch.no_grad()
+    def hear(self, call: Call) -> None:
+        """Add one call to what was heard before."""
+        if in_backward():
+            return
+        layer = self.layers.setdefault(call.path, {})
+        weights = call.weights.detach()
+        scored = call.value is not None  # else only weights are to be had, without the scores behind them
+        names = tuple(name for name in self.names if scored or name != "max_logit")
+        measured = dict(weights.statistics(*names)) if names else {}  # [B, H] each
+        counts = _counts(weights, names)
+        for name, values in measured.items():
+            count = counts[ROW_STATISTICS[name].offset].sum(-1).to(values.dtype)  # [B, H]
+            largest = ROW_STATISTICS[name].largest
+            value = values.amax(0) if largest else torch.where(count > 0, values * count, 0).sum(0)
+            layer[name] = _joined(layer.get(name), torch.stack([value, count.sum(0)]), largest)
+            if name == "entropy" and self.shares:
+                even = _even_entropy(call).to(value.dtype).expand_as(counts[None])  # [B, H, T]
+                even = even.masked_fill(~counts[None], 0).sum((0, 2))
+                layer[ENTROPY_SHARE] = _joined(layer.get(ENTROPY_SHARE), torch.stack([value, even]))
+        if self.outputs and call.output is not None:
+            precise = torch.promote_types(call.output.dtype, torch.float32)
+            norms = torch.linalg.vector_norm(call.output.detach(), dim=-1, dtype=precise)  # [B, H, T]
+            counting = counts[None]
+            both = torch.stack(
+                [norms.masked_fill(~counting, 0).sum((0, 2)), counting.sum((0, 2)).to(precise)]
+            )
+            layer[OUTPUT] = _joined(layer.get(OUTPUT), both)
+
+    def read(self) -> dict[str, list[Values]]:
+        """path -> head -> statistic -> value; what had no query to be measured at is left out."""
+        sums = [(path, name, two) for path, layer in self.layers.items() for name, two in layer.items()]
+        values_of: dict[str, list[Values]] = {path: [] for path in self.layers}
+        for (path, name, _), (values, counts) in zip(sums, fetched([two for _, _, two in sums]), strict=True):
+            heads = values_of[path]
+            heads += [{} for _ in range(len(values) - len(heads))]
+            for head, value, count in zip(heads, values.tolist(), counts.tolist(), strict=True):
+                if count:
+                    largest = name in ROW_STATISTICS and ROW_STATISTICS[name].largest
+                    head[name] = value if largest else value / count
+        return values_of
+
+
+def _even_entropy(call: Call) -> Tensor:
+    """The entropy of each query that attends evenly to all it sees, a sink included, [B, H or 1, T].
+
+    log n for n keys, the log-sum-exp of so many zeros. A query of one key has none, collapsed or not.
+    """
+    weights = call.weights
+    if call.value is None:  # weights alone: a key is seen where any head looks at it
+        return (weights.dense() > 0).any(1, keepdim=True).sum(-1).to(torch.float32).log()
+    of_heads = (weights.mask.allowed, weights.bias)
+    apart = any(rule is not None and rule.shape[1] > 1 for rule in of_heads)
+    heads = torch.arange(call.num_heads if apart else 1, device=call.value.device)
+    q, k, mask = even_scores(call, heads)
+    even = AttentionMap(q, k, mask=mask).lse
+    return even if weights.sinks is None else even.exp().add(1).log()
+
+
+def _counts(weights: AttentionMap, names: Iterable[str]) -> dict[int | None, Tensor]:
+    """Which queries count, by where a statistic looks for a key: bool [B, H, T] each."""
+    like = {None: "entropy"} | {ROW_STATISTICS[name].offset: name for name in names}
+    return {offset: weights.counted_queries(name) for offset, name in like.items()}
+
+
+def _joined(known: Tensor | None, new: Tensor, largest: bool = False) -> Tensor:
+    """Two calls as one, [2, H]."""
+    if known is None:
+        return new
+    return torch.stack([torch.maximum(known[0], new[0]), known[1] + new[1]]) if largest else known + new
+
+
+# What is logged of it
+
+
+class Key(NamedTuple):
+    """What a number is of: a head, a layer, or neither, where it is over all heads."""
+
+    layer: Layer | None
+    head: int | None
+    name: str
+
+    def written(self) -> str:
+        if self.layer is None:
+            return self.name
+        return (
+            f"layers/{self.layer}/{self.name}"
+            if self.head is None
+            else f"heads/{self.layer}/{self.head}/{self.name}"
+        )
+
+
+class Row(NamedTuple):
+    """One measured step, small: keys are shared from step to step."""
+
+    step: int
+    keys: tuple[Key, ...]
+    values: array[float]
+
+    def written(self) -> dict[str, float]:
+        return {key.written(): value for key, value in zip(self.keys, self.values, strict=True)}
+
+
+def loudest(
+    measured: Mapping[str, list[Values]], name_of: Callable[[str], Layer]
+) -> dict[tuple[Layer, int], float]:
+    """The share of its layer's mean norm that each head says, in the visit in which it says most."""
+    most: dict[tuple[Layer, int], float] = {}
+    for path, heads in measured.items():
+        layer = name_of(base_of(path))
+        for number, head in enumerate(heads):
+            if OUTPUT in head:
+                said = most.get((layer, number), 0.0)
+                most[layer, number] = said if math.isnan(said) or head[OUTPUT] <= said else head[OUTPUT]
+    return most
+
+
+def middle(layers: Mapping[Layer, list[Values]], name: str) -> dict[Layer, float]:
+    """By layer, the value that more than half of its heads do not exceed; NaN where any is."""
+    values = {layer: [head[name] for head in heads if name in head] for layer, heads in layers.items()}
+    return {
+        layer: math.nan if any(map(math.isnan, some)) else sorted(some)[len(some) // 2]
+        for layer, some in values.items()
+        if some
+    }
+
+
+def numbers_of(
+    layers: Mapping[Layer, list[Values]],
+    names: Sequence[str],
+    dead: float | None,
+    dead_heads: int,
+    alarms: int | None,
+) -> dict[Key, float]:
+    """What is logged: over all heads, layer by layer, head by head."""
+    flat: dict[Key, float] = {}
+    for name in (*names, ENTROPY_SHARE, OUTPUT):
+        values = [head[name] for heads in layers.values() for head in heads if name in head]
+        for how in SUMMARIES.get(name, ("mean",)):
+            if values:
+                flat[Key(None, None, f"{name}/{how}")] = _reduced(how, values)
+    said = {layer: [head[OUTPUT] for head in heads if OUTPUT in head] for layer, heads in layers.items()}
+    if dead is not None and any(said.values()):
+        count = {layer: sum(share <= dead for share in shares) for layer, shares in said.items() if shares}
+        flat[Key(None, None, "dead")] = float(dead_heads)
+        flat |= {Key(layer, None, "dead"): float(number) for layer, number in count.items()}
+    if alarms is not None:
+        flat[Key(None, None, "alarms")] = float(alarms)
+    flat |= {Key(layer, None, ENTROPY_SHARE): value for layer, value in middle(layers, ENTROPY_SHARE).items()}
+    for layer, heads in layers.items():
+        for number, head in enumerate(heads):
+            flat |= {Key(layer, number, name): value for name, value in head.items()}
+    return flat
+
+
+def share(heads: list[Values]) -> None:
+    """Output norms by their mean over the layer; 0 where nobody says anything."""
+    norms = [head[OUTPUT] for head in heads if OUTPUT in head]
+    mean = math.fsum(norms) / len(norms) if norms else 0.0
+    for head in heads:
+        if OUTPUT in head:
+            head[OUTPUT] = head[OUTPUT] / mean if mean else 0.0
+
+
+def _reduced(how: str, values: list[float]) -> float:
+    if any(map(math.isnan, values)):
+        return math.nan  # which min and max would lose or keep as the order has it
+    if how == "mean":
+        return math.fsum(values) / len(values)
+    return min(values) if how == "min" else max(values)
