@@ -31,6 +31,7 @@ __all__ = [
     "as_ids",
     "as_padding",
     "can_read",
+    "check_meaning",
     "check_padding",
     "join_allowed",
     "join_ids",
@@ -161,6 +162,77 @@ def _check_zero_one(value: Tensor) -> None:
         )
 
 
+# A tensor that may have been meant otherwise
+
+
+def check_meaning(mask: Tensor, allowed: Tensor, may_be_padding: bool) -> None:
+    """Raise `MaskError` where a tensor someone gave as a mask reads as if True were hidden, or as padding.
+
+    To be asked only where looking at values is free. What may well be meant is let through, and what is not
+    has a spelling that nobody asks about: `Mask.dense(mask)`.
+
+    Args:
+        mask: as it was given; `allowed` is the same as `as_allowed` reads it.
+        may_be_padding: whether its rows might be sequences as well as queries.
+    """
+    if not allowed.numel():
+        return
+    opposite = _is_opposite_of_causal(allowed)
+    lengths = _lengths_in_rows(allowed[0, 0]) if may_be_padding and not opposite else None
+    if not opposite and lengths is None:
+        return
+    given = f"{kind(mask)}{list(mask.shape)}"
+    real, turned = ("mask", "~mask") if mask.dtype == torch.bool else ("mask.bool()", "~mask.bool()")
+    if lengths is None:
+        raise MaskError(
+            f"mask must be True where a query may attend: got {given}, a causal mask the other way round, as "
+            f"torch has it, True = hidden; pass {turned}, or Mask.causal() and no matrix; Mask.dense(mask) if "
+            "queries shall see only what comes after them"
+        )
+    some = ", ".join(map(str, lengths[:4])) + (", .." if len(lengths) > 4 else "")
+    raise MaskError(
+        f"mask must be [T, S] where it has two dimensions: got {given}, whose rows read as padding of "
+        f"sequences ({some} keys), not as queries; pass Mask.padding({real}) for a row per sequence "
+        f"({turned} if its True = padding), or Mask.dense(mask) for a row per query"
+    )
+
+
+def _is_opposite_of_causal(allowed: Tensor) -> bool:
+    """Whether a dense mask is `~causal`, or that with padding shown beside it in some sequences.
+
+    Of two queries at least and no more than there are keys: of one, it hides all, as a mask may. Nearly every
+    mask is another by what its first query sees.
+    """
+    T, S = allowed.shape[2:]
+    if not 1 < T <= S or bool(allowed[0, 0, 0, 0]) or not bool(allowed[0, 0, 0, -1]):
+        return False
+    beside = allowed[:, :, -1:]  # all that the last query sees: in torch's masks, padding
+    future = torch.ones(T, S, dtype=torch.bool, device=allowed.device).triu(S - T + 1)
+    if not torch.equal(allowed, future | beside):
+        return False
+    padded = beside.any(-1).flatten()
+    return not padded.any() or (allowed.shape[1] == 1 and not bool(padded.all()))
+
+
+def _lengths_in_rows(rows: Tensor) -> list[int] | None:
+    """How many keys each row shows, where rows [T, S] read as padding and not as queries; else None.
+
+    They do where all begin at the first key, or all end at the last, with ends that go back and forth: ends that
+    only move on are those of causal masks, prefixes, blocks and bands. Rows that show nothing are not asked,
+    and rows that are all alike mean the same either way.
+    """
+    counts = rows.sum(-1)
+    some = rows[counts > 0]
+    seen = counts[counts > 0]
+    grows, shrinks = bool((seen.diff() >= 0).all()), bool((seen.diff() <= 0).all())
+    spots, S = torch.arange(rows.shape[1], device=rows.device), rows.shape[1]
+    if not grows and torch.equal(some, spots < seen[:, None]):
+        return counts.tolist()
+    if not shrinks and torch.equal(some, spots >= S - seen[:, None]):
+        return counts.tolist()
+    return None
+
+
 # Two masks as one
 
 
@@ -250,6 +322,10 @@ class Rule(Generic[Some]):
     def join(self, a: Some, b: Some) -> Changes:
         """Its fields, where both hold."""
         raise NotImplementedError
+
+    def negated(self, mask: Some) -> Changes | None:
+        """Its fields where it shows what it hid and hides what it showed; None: no rule does that."""
+        return None
 
     def tile(self, mask: Some, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
         """What it allows, bool broadcastable to [B, H, t, s]; spots: the keys; see `RuleSet.tile`."""
