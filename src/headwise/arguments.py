@@ -35,7 +35,8 @@ def scores_from(
     Raises:
         ShapeError: wrong number of dimensions, sizes that disagree, an empty tensor.
         ArgumentError: dtypes or devices that differ; a bad softcap, bias or sinks.
-        MaskError: a mask that does not fit, or cannot mean what it seems to mean.
+        MaskError: a mask that does not fit, or cannot mean what it seems to mean; causal or window with so
+            many more queries than keys that some see none.
     """
     _check_tensors(q, k, v)
     B, H, T, D = q.shape
@@ -65,19 +66,15 @@ def window_rule(window: int | tuple[int, int]) -> Mask:
 
 def _check_sight(T: int, S: int, causal: bool, window: int | tuple[int, int] | None) -> None:
     """Raise `MaskError` where queries stand so far before the first of fewer keys that they see none."""
-    ahead = 0 if causal or not isinstance(window, (tuple, list)) else window[1]
-    blind = T - S - ahead
+    pair = isinstance(window, (tuple, list))
+    blind = T - S - (window[1] if isinstance(window, (tuple, list)) and not causal else 0)
     if blind <= 0:
         return
     which = "query 0 sees" if blind == 1 else f"queries 0 to {blind - 1} see"
+    name, rule, other = f"window={window}", f"Mask.window({'left_right=' if pair else ''}{window})", ""
     if causal:
         name, rule = "causal=True", "Mask.causal()"
-        other = (
-            f", or mask=torch.ones({T}, {S}).tril() to count from the first key, as torch's is_causal does"
-        )
-    else:
-        name, other = f"window={window}", ""
-        rule = f"Mask.window({window})" if isinstance(window, int) else f"Mask.window(left_right={window})"
+        other = f", or mask=torch.ones({T}, {S}).tril() to begin at the first key, as torch's is_causal does"
     raise MaskError(
         f"{name} must show every query a key: {which} none of {S} keys, for the last of {T} queries stands "
         f"beside the last key; use mask={rule} in its place if their output shall be 0{other}"

@@ -186,8 +186,8 @@ def check_meaning(mask: Tensor, allowed: Tensor, may_be_padding: bool) -> None:
     if lengths is None:
         raise MaskError(
             f"mask must be True where a query may attend: got {given}, a causal mask the other way round, as "
-            f"torch has it, True = hidden; pass {turned}, or Mask.causal() and no matrix; Mask.dense(mask) if "
-            "queries shall see only what comes after them"
+            f"torch has it, True = hidden; pass {turned}, or Mask.causal() and no matrix, or Mask.dense(mask)"
+            " if queries shall see only what comes after them"
         )
     some = ", ".join(map(str, lengths[:4])) + (", .." if len(lengths) > 4 else "")
     raise MaskError(
@@ -217,9 +217,9 @@ def _is_opposite_of_causal(allowed: Tensor) -> bool:
 def _lengths_in_rows(rows: Tensor) -> list[int] | None:
     """How many keys each row shows, where rows [T, S] read as padding and not as queries; else None.
 
-    They do where all begin at the first key, or all end at the last, with ends that go back and forth: ends that
-    only move on are those of causal masks, prefixes, blocks and bands. Rows that show nothing are not asked,
-    and rows that are all alike mean the same either way.
+    They do where all begin at the first key and do not grow, or all end at the last and do not shrink: those
+    that only move on are causal masks, prefixes, blocks and bands. Rows that show nothing are not asked, and
+    rows that are all alike mean the same either way.
     """
     counts = rows.sum(-1)
     some = rows[counts > 0]

@@ -265,10 +265,11 @@ class Mask(RuleSet):
     `~` and `|` give a mask where the answer is one rule again (causal, dense, bool padding), and say what to
     write where it is not. `==` compares rules: the same numbers, tensors of the same values.
 
-    A tensor joined to a mask is read as `mask=` reads it: [T, S] where it has two dimensions, True or 1 = may
-    attend. One whose values say that it was meant otherwise raises `MaskError`: the opposite of a causal mask, as
-    torch has it; rows that read as the padding of sequences. `Mask.dense(tensor)` takes either as it is. Values are
-    looked at in eager mode, on a CPU, alone: on a GPU that would wait for all work before.
+    A tensor is read as [T, S] where it has two dimensions, True or 1 = may attend, joined to a mask as in
+    `mask=`. Where its values say that something else was meant, that raises `MaskError`: a causal mask the
+    other way round, as torch has it (of two queries or more); rows that read as the padding of sequences, not
+    as causal or banded, where there may be as many sequences as queries. `Mask.dense(tensor)` is taken as it
+    is. Values are looked at in eager mode on a CPU alone: a GPU would have to finish first what it was given.
 
     Example:
         >>> m = Mask.causal() & Mask.window(2)
@@ -390,9 +391,9 @@ class Mask(RuleSet):
                 tensor that seems to be meant otherwise.
         """
         if not isinstance(other, Mask):
-            if not isinstance(other, Tensor):
+            other = _from_tensor(other)
+            if other is None:
                 return NotImplemented
-            other = mask_of_call(other)
         joined: Changes = {}
         for rule in self.RULES:
             joined |= rule.join(self, other)
@@ -421,12 +422,15 @@ class Mask(RuleSet):
         Raises:
             MaskError: that is not one rule; the message says what to write.
         """
-        if isinstance(other, Tensor):
-            other = mask_of_call(other)
         if not isinstance(other, Mask):
-            return NotImplemented
+            other = _from_tensor(other)
+            if other is None:
+                return NotImplemented
         if self.hides_nothing or other.hides_nothing:
-            return Mask(queries=join_padding(self.queries, other.queries, "query_lengths"))
+            joined: Changes = {}
+            for rule in self.RULES:
+                joined |= {} if rule.hides else rule.join(self, other)
+            return Mask(**joined)
         mine, theirs = self._negated(), other._negated()
         either = None if mine is None or theirs is None else (mine & theirs)._negated()
         if either is None:
@@ -600,6 +604,11 @@ def mask_of_call(mask: Mask | Tensor | None, batch: int | None = None, query_len
         may_be_padding = mask.ndim == 2 and batch == query_len and (batch is None or mask.shape[0] == batch)
         check_meaning(mask, rules.allowed, may_be_padding)
     return rules
+
+
+def _from_tensor(other: object) -> Mask | None:
+    """What is joined to a mask, read as `mask=` reads it; None: nothing like a tensor."""
+    return mask_of_call(other) if isinstance(other, Tensor) or hasattr(other, "__array__") else None  # type: ignore[arg-type]
 
 
 def _same(a: Value, b: Value) -> bool:

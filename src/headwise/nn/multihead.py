@@ -203,7 +203,8 @@ class MultiHeadAttention(nn.Module):
             value: [B, S, vdim]; with key or not at all.
             mask: a `headwise.Mask`, or a tensor broadcastable to [B, H, T, S], bool or 0 and 1; True or 1 =
                 may attend. Padding is [B, 1, 1, S] or `Mask.padding(lengths)`. In self-attention what is
-                padding among the keys is so among the queries: means and statistics leave it out.
+                padding among the keys is so among the queries: means and statistics leave it out. A tensor
+                that seems to be meant otherwise, as torch's are, is refused; `Mask.dense(tensor)` is not.
             bias: added to the scores, broadcastable to [B, H, T, S]; or `headwise.scoring.alibi(num_heads)`.
             need_weights: False gives None in their place. They cost nothing until they are looked at.
 
