@@ -175,9 +175,11 @@ def check_meaning(mask: Tensor, allowed: Tensor, may_be_padding: bool) -> None:
         mask: as it was given; `allowed` is the same as `as_allowed` reads it.
         may_be_padding: whether its rows might be sequences as well as queries.
     """
-    if not allowed.numel():
+    _, _, T, S = shape = allowed.shape
+    if 0 in shape:
         return
-    opposite = _is_opposite_of_causal(allowed)
+    # Nearly every mask is another by its first bool. Of one query, the opposite hides all, as a mask may.
+    opposite = 1 < T <= S and not allowed[0, 0, 0, 0] and _is_opposite_of_causal(allowed)
     lengths = _lengths_in_rows(allowed[0, 0]) if may_be_padding and not opposite else None
     if not opposite and lengths is None:
         return
@@ -198,20 +200,16 @@ def check_meaning(mask: Tensor, allowed: Tensor, may_be_padding: bool) -> None:
 
 
 def _is_opposite_of_causal(allowed: Tensor) -> bool:
-    """Whether a dense mask is `~causal`, or that with padding shown beside it in some sequences.
-
-    Of two queries at least and no more than there are keys: of one, it hides all, as a mask may. Nearly every
-    mask is another by what its first query sees.
-    """
-    T, S = allowed.shape[2:]
-    if not 1 < T <= S or bool(allowed[0, 0, 0, 0]) or not bool(allowed[0, 0, 0, -1]):
+    """Whether a dense mask is `~causal`, or that with padding shown beside it in some sequences."""
+    if not allowed[0, 0, 0, -1]:
         return False
     beside = allowed[:, :, -1:]  # all that the last query sees: in torch's masks, padding
-    future = torch.ones(T, S, dtype=torch.bool, device=allowed.device).triu(S - T + 1)
-    if not torch.equal(allowed, future | beside):
+    padded = beside.any(-1)
+    if padded.all() or (allowed.shape[1] > 1 and padded.any()):
         return False
-    padded = beside.any(-1).flatten()
-    return not padded.any() or (allowed.shape[1] == 1 and not bool(padded.all()))
+    T, S = allowed.shape[2:]
+    future = torch.ones(T, S, dtype=torch.bool, device=allowed.device).triu(S - T + 1)
+    return torch.equal(allowed, future | beside)
 
 
 def _lengths_in_rows(rows: Tensor) -> list[int] | None:

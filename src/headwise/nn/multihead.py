@@ -265,7 +265,8 @@ class MultiHeadAttention(nn.Module):
         module_call.check(self, query, key, value)
         q, k, v = self._project(query, key, value)
         if mask is not None:
-            mask = module_call.rules_of(mask, *query.shape[:2], key.shape[1], itself=key is query)
+            B, T, _ = query.shape
+            mask = module_call.rules_of(mask, B, T, key.shape[1], itself=key is query)
         heads, weights = attention(
             q, k, v, mask, self.causal, self.window, self.scale, self.softcap, bias, self.sinks,
             self.dropout if self.training else 0.0,
