@@ -684,9 +684,9 @@ def test_causal_over_a_longer_past_is_two_parts_and_none_is_wasted() -> None:
 
 def test_queries_before_the_first_key_are_left_out() -> None:
     q, k = normal(0, 1, 1, 13, 3), normal(1, 1, 1, 5, 3)
-    (only,) = fused.cut(scores_from(q, k, k, causal=True))
+    (only,) = fused.cut(scores_from(q, k, k, Mask.causal()))
     assert (only.rows, only.columns, only.band) == (slice(8, 13), slice(0, 5), kernels.CAUSAL)
-    out, w = hw.attention(q, k, k, causal=True)
+    out, w = hw.attention(q, k, k, Mask.causal())
     assert not out[:, :, :8].any() and bool(torch.isneginf(w.lse[:, :, :8]).all())
 
 

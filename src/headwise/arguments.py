@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .engines.scores import Scores
 from .errors import ArgumentError, MaskError, ShapeError
-from .masks import CAUSAL, Mask, as_mask
+from .masks import CAUSAL, Mask, mask_of_call
 from .scoring import Alibi, Scoring
 
 __all__ = ["autocasting", "check_dropout", "scores_from", "under_autocast", "window_rule"]
@@ -35,16 +35,19 @@ def scores_from(
     Raises:
         ShapeError: wrong number of dimensions, sizes that disagree, an empty tensor.
         ArgumentError: dtypes or devices that differ; a bad softcap, bias or sinks.
-        MaskError: a mask that does not fit, or cannot mean what it seems to mean.
+        MaskError: a mask that does not fit, or cannot mean what it seems to mean; causal or window with so
+            many more queries than keys that some see none.
     """
     _check_tensors(q, k, v)
     B, H, T, D = q.shape
     S = k.shape[2]
-    rules = as_mask(mask)
+    rules = mask_of_call(mask, B, T)
     if causal:
         rules = CAUSAL if mask is None else rules & CAUSAL
     if window is not None:
         rules = rules & window_rule(window)
+    if (causal or window is not None) and not torch.compiler.is_compiling() and T > S:
+        _check_sight(T, S, causal, window)  # traced sizes are not compared: a graph is for all lengths
     rules = rules.bind(B, H, T, S)
     scoring = Scoring.of(D, scale=scale, softcap=softcap, bias=bias, sinks=sinks)
     if bias is not None or sinks is not None:
@@ -59,6 +62,23 @@ def window_rule(window: int | tuple[int, int]) -> Mask:
     if isinstance(window, (tuple, list)):
         return Mask.window(left_right=window)
     return Mask.window(window)
+
+
+def _check_sight(T: int, S: int, causal: bool, window: int | tuple[int, int] | None) -> None:
+    """Raise `MaskError` where queries stand so far before the first of fewer keys that they see none."""
+    pair = isinstance(window, (tuple, list))
+    blind = T - S - (window[1] if isinstance(window, (tuple, list)) and not causal else 0)
+    if blind <= 0:
+        return
+    which = "query 0 sees" if blind == 1 else f"queries 0 to {blind - 1} see"
+    name, rule, other = f"window={window}", f"Mask.window({'left_right=' if pair else ''}{window})", ""
+    if causal:
+        name, rule = "causal=True", "Mask.causal()"
+        other = f", or mask=torch.ones({T}, {S}).tril() to begin at the first key, as torch's is_causal does"
+    raise MaskError(
+        f"{name} must show every query a key: {which} none of {S} keys, for the last of {T} queries stands "
+        f"beside the last key; use mask={rule} in its place if their output shall be 0{other}"
+    )
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -46,8 +46,10 @@ def attention(
         q: [B, H, T, D]
         k: [B, Hk, S, D]; H must be a multiple of Hk: each key head serves H / Hk query heads.
         v: [B, Hk, S, Dv]
-        mask: a `Mask`, or a tensor broadcastable to [B, H, T, S], bool or 0 and 1; True or 1 = may attend.
-        causal: keys after the query are hidden.
+        mask: a `Mask`, or a tensor broadcastable to [B, H, T, S], bool or 0 and 1; True or 1 = may attend. A
+            tensor that seems to be meant otherwise is refused (see `Mask`); `Mask.dense(tensor)` is not.
+        causal: keys after the query are hidden. With T > S the first queries would see none, which raises;
+            `mask=Mask.causal()` lets them, and their output is 0.
         window: how many keys are seen, counting the query itself; or a pair (before, after).
         scale: instead of 1 / sqrt(D).
         softcap: scores are bent into (-softcap, softcap) by softcap * tanh(score / softcap).
@@ -64,7 +66,8 @@ def attention(
     Raises:
         ShapeError: sizes that disagree or are 0; H not a multiple of Hk.
         ArgumentError: dtypes or devices that differ; softcap, dropout or backend out of range.
-        MaskError: a mask of the wrong shape or meaning; window below 1; lengths out of range.
+        MaskError: a mask of the wrong shape or meaning; window below 1; lengths out of range; causal or
+            window that leaves queries without a key.
         BackendUnavailable: the backend named cannot run this call.
         BudgetExceeded: the matrix that dropout or higher derivatives need is too large.
 

@@ -31,6 +31,7 @@ __all__ = [
     "as_ids",
     "as_padding",
     "can_read",
+    "check_meaning",
     "check_padding",
     "join_allowed",
     "join_ids",
@@ -161,6 +162,73 @@ def _check_zero_one(value: Tensor) -> None:
         )
 
 
+# A tensor that may have been meant otherwise
+
+
+def check_meaning(mask: Tensor, allowed: Tensor, may_be_padding: bool) -> None:
+    """Raise `MaskError` where a tensor someone gave as a mask reads as if True were hidden, or as padding.
+
+    To be asked only where looking at values is free. What may well be meant is let through, and what is not
+    has a spelling that nobody asks about: `Mask.dense(mask)`.
+
+    Args:
+        mask: as it was given; `allowed` is the same as `as_allowed` reads it.
+        may_be_padding: whether its rows might be sequences as well as queries.
+    """
+    _, _, T, S = shape = allowed.shape
+    if 0 in shape:
+        return
+    # Nearly every mask is another by its first bool, which is one operation away, not four as [0, 0, 0, 0].
+    # Of one query, the opposite hides all, as a mask may.
+    opposite = 1 < T <= S and not allowed.as_strided((), ()) and _is_opposite_of_causal(allowed)
+    lengths = _lengths_in_rows(allowed[0, 0]) if may_be_padding and not opposite else None
+    if not opposite and lengths is None:
+        return
+    given = f"{kind(mask)}{list(mask.shape)}"
+    real, turned = ("mask", "~mask") if mask.dtype == torch.bool else ("mask.bool()", "~mask.bool()")
+    if lengths is None:
+        raise MaskError(
+            f"mask must be True where a query may attend: got {given}, a causal mask the other way round, as "
+            f"torch has it, True = hidden; pass {turned}, or Mask.causal() and no matrix, or Mask.dense(mask)"
+            " if queries shall see only what comes after them"
+        )
+    some = ", ".join(map(str, lengths[:4])) + (", .." if len(lengths) > 4 else "")
+    raise MaskError(
+        f"mask must be [T, S] where it has two dimensions: got {given}, whose rows read as padding of "
+        f"sequences ({some} keys), not as queries; pass Mask.padding({real}) for a row per sequence "
+        f"({turned} if its True = padding), or Mask.dense(mask) for a row per query"
+    )
+
+
+def _is_opposite_of_causal(allowed: Tensor) -> bool:
+    """Whether a dense mask is `~causal`, or that with padding shown beside it in some sequences."""
+    beside = allowed[:, :, -1:]  # all that the last query sees: in torch's masks, padding
+    padded = beside.any(-1)
+    if padded.all() or (allowed.shape[1] > 1 and padded.any()):
+        return False
+    T, S = allowed.shape[2:]
+    future = torch.ones(T, S, dtype=torch.bool, device=allowed.device).triu(S - T + 1)
+    return torch.equal(allowed, future | beside)
+
+
+def _lengths_in_rows(rows: Tensor) -> list[int] | None:
+    """How many keys each row shows, where rows [T, S] read as padding and not as queries; else None.
+
+    They do where all begin at the first key and do not grow, or all end at the last and do not shrink: those
+    that only move on are causal masks, prefixes, blocks and bands. Rows that show nothing are not asked, and
+    rows that are all alike mean the same either way.
+    """
+    counts, S = rows.sum(-1, keepdim=True), rows.shape[1]
+    lengths: list[int] = counts.flatten().tolist()
+    seen = [length for length in lengths if length]
+    spots = torch.arange(S, device=rows.device)
+    if seen != sorted(seen) and torch.equal(rows, spots < counts):
+        return lengths
+    if seen != sorted(seen, reverse=True) and torch.equal(rows, spots >= S - counts):
+        return lengths
+    return None
+
+
 # Two masks as one
 
 
@@ -250,6 +318,10 @@ class Rule(Generic[Some]):
     def join(self, a: Some, b: Some) -> Changes:
         """Its fields, where both hold."""
         raise NotImplementedError
+
+    def negated(self, mask: Some) -> Changes | None:
+        """Its fields where it shows what it hid and hides what it showed; None: no rule does that."""
+        return None
 
     def tile(self, mask: Some, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
         """What it allows, bool broadcastable to [B, H, t, s]; spots: the keys; see `RuleSet.tile`."""

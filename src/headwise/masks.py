@@ -16,7 +16,7 @@ The rules are entries: a class each (`Rule` says what it answers), its fields in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -38,6 +38,7 @@ from .mask_rules import (
     as_ids,
     as_padding,
     can_read,
+    check_meaning,
     check_padding,
     join_allowed,
     join_ids,
@@ -46,7 +47,7 @@ from .mask_rules import (
     whole_number,
 )
 
-__all__ = ["CAUSAL", "NOTHING_HIDDEN", "BoundMask", "Mask", "as_mask"]
+__all__ = ["CAUSAL", "NOTHING_HIDDEN", "BoundMask", "Mask", "as_mask", "mask_of_call"]
 
 
 class Band(Rule["Mask"]):
@@ -57,6 +58,12 @@ class Band(Rule["Mask"]):
 
     def join(self, a: Mask, b: Mask) -> Changes:
         return {"left": smaller(a.left, b.left), "right": smaller(a.right, b.right)}
+
+    def negated(self, mask: Mask) -> Changes | None:
+        left, right = mask.left, mask.right
+        if right is None:
+            return None if left is None else {"left": None, "right": -left - 1}
+        return {"left": -right - 1, "right": None} if left is None else None
 
     def tile(self, mask: Mask, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
         offset = spots - at[:, None]  # [t, s]: how far ahead of the query the key is
@@ -90,6 +97,10 @@ class Padding(Rule["Mask"]):
 
     def join(self, a: Mask, b: Mask) -> Changes:
         return {"keys": join_padding(a.keys, b.keys, "lengths")}
+
+    def negated(self, mask: Mask) -> Changes | None:
+        assert mask.keys is not None
+        return {"keys": ~mask.keys} if mask.keys.ndim == 2 else None  # where lengths end nobody knows yet
 
     def check(self, mask: Mask, shape: Shape) -> None:
         assert mask.keys is not None
@@ -211,12 +222,16 @@ class Dense(Rule["Mask"]):
     def join(self, a: Mask, b: Mask) -> Changes:
         return {"allowed": join_allowed(a.allowed, b.allowed)}
 
+    def negated(self, mask: Mask) -> Changes | None:
+        assert mask.allowed is not None
+        return {"allowed": ~mask.allowed}
+
     def check(self, mask: Mask, shape: Shape) -> None:
         assert mask.allowed is not None
         if not all(map(fits, mask.allowed.shape, shape)):
             raise MaskError(
                 f"mask must broadcast to [B, H, T, S] = {list(shape)}: got {list(mask.allowed.shape)}; "
-                "a [B, S] padding mask goes in as Mask.padding(mask), a [B, T, S] mask as mask[:, None]"
+                f"{_instead(mask.allowed.shape, shape)}"
             )
 
     def tile(self, mask: Mask, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
@@ -237,7 +252,7 @@ class Dense(Rule["Mask"]):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Mask(RuleSet):
-    """A set of rules about which query may attend to which key; join them with `&`.
+    """A set of rules about which query may attend to which key; join them with `&`, also with a tensor.
 
         Mask.causal()                      keys up to the query's own position
         Mask.window(256)                   the query itself and the 255 keys before it
@@ -247,6 +262,14 @@ class Mask(RuleSet):
         Mask.dense(allowed)                a bool tensor broadcastable to [B, H, T, S]
 
     A mask holds a few numbers and small tensors; `full` makes the [T, S] matrix and `tile` any piece of it.
+    `~` and `|` give a mask where the answer is one rule again (causal, dense, bool padding), and say what to
+    write where it is not. `==` compares rules: the same numbers, tensors of the same values.
+
+    A tensor is read as [T, S] where it has two dimensions, True or 1 = may attend, joined to a mask as in
+    `mask=`. Where its values say that something else was meant, that raises `MaskError`: a causal mask the
+    other way round, as torch has it (of two queries or more); rows that read as the padding of sequences, not
+    as causal or banded, where there may be as many sequences as queries. `Mask.dense(tensor)` is taken as it
+    is. Values are looked at in eager mode on a CPU alone: a GPU would have to finish first what it was given.
 
     Example:
         >>> m = Mask.causal() & Mask.window(2)
@@ -358,19 +381,92 @@ class Mask(RuleSet):
         """
         return cls(allowed=as_allowed(allowed))
 
+    __array_ufunc__: ClassVar[None] = None  # numpy must not join a mask to each bool of an array
+
     def __and__(self, other: object) -> Mask:
-        """Both rules at once.
+        """Both rules at once; a tensor is read as `mask=` reads it.
 
         Raises:
-            MaskError: rules of one kind whose sizes differ; query_ids in one of two document masks only.
+            MaskError: rules of one kind whose sizes differ; query_ids in one of two document masks only; a
+                tensor that seems to be meant otherwise.
         """
         if not isinstance(other, Mask):
-            return NotImplemented
+            other = _from_tensor(other)
+            if other is None:
+                return NotImplemented
         joined: Changes = {}
         for rule in self.RULES:
             joined |= rule.join(self, other)
         bound = isinstance(self, BoundMask) and isinstance(other, BoundMask)
         return (BoundMask if bound else Mask)(**joined)
+
+    __rand__ = __and__
+
+    def __invert__(self) -> Mask:
+        """What was hidden is shown, and what was shown hidden; queries count as they did.
+
+        Raises:
+            MaskError: that is not one rule; the message says what to write.
+        """
+        negated = self._negated()
+        if negated is None:
+            raise MaskError(
+                f"~mask must be one rule again: {self!r} is none the other way round; write "
+                f"Mask.dense(~mask.{self._full})"
+            )
+        return negated
+
+    def __or__(self, other: object) -> Mask:
+        """What either shows; queries count that count in both.
+
+        Raises:
+            MaskError: that is not one rule; the message says what to write.
+        """
+        if not isinstance(other, Mask):
+            other = _from_tensor(other)
+            if other is None:
+                return NotImplemented
+        if self.hides_nothing or other.hides_nothing:
+            joined: Changes = {}
+            for rule in self.RULES:
+                joined |= {} if rule.hides else rule.join(self, other)
+            return Mask(**joined)
+        mine, theirs = self._negated(), other._negated()
+        either = None if mine is None or theirs is None else (mine & theirs)._negated()
+        if either is None:
+            raise MaskError(
+                f"mask | other must be one rule again: {self!r} or {other!r} is none; write "
+                f"Mask.dense(mask.{self._full} | other.{other._full})"
+            )
+        return either
+
+    __ror__ = __or__
+
+    def __eq__(self, other: object) -> bool:
+        """The same rules: equal numbers, and tensors of one shape and device with equal values."""
+        if not isinstance(other, Mask):
+            return NotImplemented
+        mine, theirs = self.held, other.held
+        return mine.keys() == theirs.keys() and all(_same(mine[name], theirs[name]) for name in mine)
+
+    def __hash__(self) -> int:
+        return hash(tuple((n, v.shape if isinstance(v, Tensor) else v) for n, v in self.held.items()))
+
+    def __bool__(self) -> bool:
+        raise MaskError(
+            f"a mask must not stand for true or false: got {self!r}; join masks with & and not with and, ask "
+            "`mask is None`, or mask.hides_nothing"
+        )
+
+    def _negated(self) -> Mask | None:
+        """All of it the other way round; None: that is not one rule."""
+        changes = self.hiding[0].negated(self) if len(self.hiding) == 1 else None
+        return None if changes is None else replace(self, **changes)
+
+    @property
+    def _full(self) -> str:
+        """How to ask for the matrix, as one writes it."""
+        return "full(T, S, B, H)" if self.tensors else "full(T, S)"
 
     def bind(self, batch: int, num_heads: int, query_len: int, key_len: int) -> Mask:
         """The same rules, checked against [B, H, T, S], with all that is kept per query spelled out.
@@ -483,10 +579,57 @@ NOTHING_HIDDEN, CAUSAL = Mask(), Mask.causal()  # the two that nearly every call
 
 
 def as_mask(mask: Mask | Tensor | None) -> Mask:
-    """A mask argument as a `Mask`: None hides nothing, a tensor is `Mask.dense`."""
+    """Some pairs of query and key as a `Mask`: None is all of them, a tensor `Mask.dense`, as it is."""
     if mask is None:
         return NOTHING_HIDDEN
     return mask if isinstance(mask, Mask) else Mask.dense(mask)
+
+
+def mask_of_call(mask: Mask | Tensor | None, batch: int | None = None, query_len: int | None = None) -> Mask:
+    """The mask of a call, from its argument: as `as_mask`, but a tensor must mean what it seems to mean.
+
+    Args:
+        batch, query_len: of the call; without them, any [T, S] might be padding [B, S].
+
+    Raises:
+        MaskError: a tensor that is no mask, or reads as if it were meant otherwise; see `check_meaning`.
+    """
+    if mask is None:
+        return NOTHING_HIDDEN
+    if isinstance(mask, Mask):
+        return mask
+    rules = Mask.dense(mask)
+    assert rules.allowed is not None
+    if can_read(mask):
+        may_be_padding = mask.ndim == 2 and batch == query_len and (batch is None or mask.shape[0] == batch)
+        check_meaning(mask, rules.allowed, may_be_padding)
+    return rules
+
+
+def _from_tensor(other: object) -> Mask | None:
+    """What is joined to a mask, read as `mask=` reads it; None: nothing like a tensor."""
+    return mask_of_call(other) if isinstance(other, Tensor) or hasattr(other, "__array__") else None  # type: ignore[arg-type]
+
+
+def _same(a: Value, b: Value) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and a.device == b.device and bool((a == b).all())
+    return not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b
+
+
+def _instead(given: torch.Size, shape: Shape) -> str:
+    """What to write for a mask that does not fit, by its shape."""
+    batch, heads, query_len, key_len = shape
+    *_, some, rows, columns = given
+    if some == batch * heads and (rows, columns) == (query_len, key_len):
+        return f"torch's [B * H, T, S] mask goes in as mask.unflatten(0, ({batch}, {heads}))"
+    if some == batch and (rows, columns) == (query_len, key_len):
+        return "a [B, T, S] mask goes in as mask[:, None]"
+    if (rows, columns) == (key_len, query_len) and query_len != key_len:
+        return "its queries and keys have changed places, use mask.mT"
+    if rows == columns == key_len and query_len < key_len:
+        return f"of a square mask, the rows of the last queries are mask[..., -{query_len}:, :]"
+    return "a [B, S] padding mask goes in as Mask.padding(mask.bool()), a [B, T, S] mask as mask[:, None]"
 
 
 def _within(spots: Tensor, start: int, stop: int) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from ..errors import ArgumentError, ShapeError, nearest
 from ..functional import attention
 from ..indexing import fits
 from ..map import AttentionMap, make
-from ..masks import Mask, as_mask
+from ..masks import Mask, mask_of_call
 from ..scoring import Scoring
 from .packed_weights import is_untouched, ordinary
 
@@ -175,13 +175,13 @@ def _check_one(x: Tensor, name: str, shape: str, width_name: str, width: int, la
         )
 
 
-def rules_of(mask: Mask | Tensor, batch: int, key_len: int, itself: bool) -> Mask:
+def rules_of(mask: Mask | Tensor, batch: int, query_len: int, key_len: int, itself: bool) -> Mask:
     """The mask as rules; padding among the keys of self-attention is padding among its queries.
 
     Raises:
-        MaskError: values or dimensions that are no mask.
+        MaskError: values or dimensions that are no mask, or not this one.
     """
-    rules = as_mask(mask)
+    rules = mask_of_call(mask, batch, query_len)
     allowed = rules.allowed
     same = allowed is not None and tuple(allowed.shape[1:]) == (1, 1, key_len)  # for all heads and queries
     if allowed is not None and same and fits(allowed.shape[0], batch) and rules.keys is None:

@@ -203,7 +203,8 @@ class MultiHeadAttention(nn.Module):
             value: [B, S, vdim]; with key or not at all.
             mask: a `headwise.Mask`, or a tensor broadcastable to [B, H, T, S], bool or 0 and 1; True or 1 =
                 may attend. Padding is [B, 1, 1, S] or `Mask.padding(lengths)`. In self-attention what is
-                padding among the keys is so among the queries: means and statistics leave it out.
+                padding among the keys is so among the queries: means and statistics leave it out. A tensor
+                that seems to be meant otherwise, as torch's are, is refused; `Mask.dense(tensor)` is not.
             bias: added to the scores, broadcastable to [B, H, T, S]; or `headwise.scoring.alibi(num_heads)`.
             need_weights: False gives None in their place. They cost nothing until they are looked at.
 
@@ -264,7 +265,8 @@ class MultiHeadAttention(nn.Module):
         module_call.check(self, query, key, value)
         q, k, v = self._project(query, key, value)
         if mask is not None:
-            mask = module_call.rules_of(mask, query.shape[0], key.shape[1], itself=key is query)
+            B, T, _ = query.shape
+            mask = module_call.rules_of(mask, B, T, key.shape[1], itself=key is query)
         heads, weights = attention(
             q, k, v, mask, self.causal, self.window, self.scale, self.softcap, bias, self.sinks,
             self.dropout if self.training else 0.0,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ArgumentError, MaskError, ShapeError, renamed
-from ...masks import CAUSAL, Mask, as_mask
+from ...masks import CAUSAL, Mask, mask_of_call
 from ...nn import MultiHeadAttention
 from .. import recipe
 from ..evidence import Call, Evidence
@@ -78,7 +78,7 @@ def explain(
     check_size(B, num_heads, T, S, E)
     if not 0 <= batch < B:
         raise ArgumentError(f"batch must be from 0 to {B - 1}: got {batch}; there are {B} sequences")
-    own_mask = _own_mask(module) & as_mask(mask) & (CAUSAL if causal else Mask())
+    own_mask = _own_mask(module) & mask_of_call(mask, B, T) & (CAUSAL if causal else Mask())
     if mine is not None:
         own_mask = own_mask & (CAUSAL if mine.evidence.conventions.always_causal else Mask())
         given = Given(*inputs, _dense(own_mask, B, num_heads, T, S))
