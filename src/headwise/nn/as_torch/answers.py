@@ -5,7 +5,9 @@ torch's class takes.
 
 `native`: by torch's own operator, projections and all, for the calls it is best at: without gradients, small
 on a CPU or bare on a GPU. At a few tokens the products take less time than the steps between them, and the
-operator takes all of them in C++; on a GPU it goes to the same kernels as we do. Of what it is known to get
+operator takes all of them in C++; on a GPU it goes to the same kernels as we do. So it does on a CPU where
+weights are wanted and nothing is hidden: the same products and exponentials as ours, with nothing to skip,
+while all weights are near. Of what it is known to get
 wrong nothing is let through: rows that see nothing, odd numbers of heads, odd widths of heads in half
 precision. It takes the weight of `out_proj` and does not call it, so it is used only where nobody could
 notice.
@@ -43,6 +45,7 @@ __all__ = ["FEW", "answer", "leaves_some", "native"]
 
 
 FEW = 2**16  # weights: what stands around them takes longer than they do
+NEAR = 2**23  # weights, 32 MiB: all of them stay in the last cache, and tiles bring them no nearer
 AT_ONCE = 2**20  # weights of a tile, 4 MiB
 MANY, FEWEST = 256, 64  # queries a tile: more make too much that is hidden, fewer too thin a product
 Answer = tuple[Tensor, Tensor | None]  # [N, H, L, D]; [N, L, S] or [N, H, L, S]
@@ -63,7 +66,8 @@ def native(
     if not torch.backends.mha.get_fastpath_enabled():
         return None
     if x.is_cpu:
-        if N * L * L * held["num_heads"] > FEW:
+        made_anyway = need_weights and key_padding_mask is None
+        if N * L * L * held["num_heads"] > (NEAR if made_anyway else FEW):
             return None
     elif not x.is_cuda or need_weights or key_padding_mask is not None or held["head_dim"] % 8:
         return None
