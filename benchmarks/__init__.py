@@ -6,6 +6,7 @@
     python -m benchmarks --list                   their names
     python -m benchmarks --quick                  tiny sizes, few turns: is everything in order?
     python -m benchmarks --readme                 README's line and docs/benchmarks.md, from what is stored
+    python -m benchmarks.everyday                 torch's class at everyday sizes, every mask
     python -m benchmarks.sweep --device cuda      from a thousand tokens to a million
     python -m benchmarks.sweep --plot             their table and picture again, from the stored results
 
@@ -22,6 +23,7 @@ The rooms:
     machine.py    what it ran on
     report.py     results as JSON, one file per device and month
     readme.py     docs/benchmarks.md from those files; grid.py: torch's class, and README's line of speed
+    everyday.py   torch's class from 16 to 2,048 tokens on one kind of CPU, summed up
     sweep.py      everything a map tells, at every length; lengths.py: its table and its picture
     progress.py   what is going on, with rich or without
 """

@@ -39,7 +39,8 @@ class SelfAttention:
     """x [B, L, E] attends to itself; torch's class holds the weights.
 
     Args:
-        padded: sequences of different lengths, half of the places on average.
+        padded: sequences of different lengths, half of the places on average; of one alone, an eighth.
+        scattered: a mask without any order, three keys in ten hidden, never the first.
         weights: "mean" over heads or those of all "heads", looked at after the call; None: not at all.
     """
 
@@ -52,6 +53,7 @@ class SelfAttention:
         padded: bool = False,
         weights: str | None = None,
         training: bool = False,
+        scattered: bool = False,
     ) -> None:
         self.B, self.L, E, self.H = (sizes[letter] for letter in "BLEH")
         B, L = self.B, self.L
@@ -60,9 +62,14 @@ class SelfAttention:
         nn.init.normal_(self.theirs.in_proj_bias)
         self.x = torch.randn(B, L, E).to(device, dtype).requires_grad_(training)
         self.grad = torch.randn(B, L, E).to(device, dtype)
-        self.lengths = torch.linspace(1, L, B).round().long().to(device)
+        self.lengths = torch.linspace(1 if B > 1 else L - L // 8, L, B).round().long().to(device)
         self.real = torch.arange(L, device=device) < self.lengths[:, None]  # [B, L]
-        self.hidden = torch.ones(L, L, dtype=torch.bool, device=device).triu(1) if causal else None
+        self.hidden: Tensor | None = None
+        if causal:
+            self.hidden = torch.ones(L, L, dtype=torch.bool, device=device).triu(1)
+        elif scattered:
+            self.hidden = (torch.rand(L, L) < 0.3).to(device)
+            self.hidden[:, 0] = False
         if padded:
             self.grad = self.grad * self.real[..., None]  # what padded queries say goes nowhere
         self.rows = torch.arange(L, device=device)
@@ -152,7 +159,10 @@ class SelfAttention:
         return values
 
     def _problem(self, q: Tensor, k: Tensor, v: Tensor) -> Problem:
-        seen = [problems.causal] * self.causal + [problems.padding(self.lengths)] * self.padded
+        hidden = self.hidden
+        seen = [problems.padding(self.lengths)] * self.padded
+        if hidden is not None:
+            seen.append(lambda at, keys: ~hidden[at, keys])
         return Problem(q, k, v, seen=problems.all_of(*seen) if seen else None)
 
     def _gradients(self, x: Tensor, *exact: Tensor) -> tuple[Tensor, ...]:

@@ -5,12 +5,11 @@ torch's class takes.
 
 `native`: by torch's own operator, projections and all, for the calls it is best at: without gradients, small
 on a CPU or bare on a GPU. At a few tokens the products take less time than the steps between them, and the
-operator takes all of them in C++; on a GPU it goes to the same kernels as we do. So it does on a CPU where
-weights are wanted and nothing is hidden: the same products and exponentials as ours, with nothing to skip,
-while all weights are near. Of what it is known to get
-wrong nothing is let through: rows that see nothing, odd numbers of heads, odd widths of heads in half
-precision. It takes the weight of `out_proj` and does not call it, so it is used only where nobody could
-notice.
+operator takes all of them in C++; on a GPU it goes to the same kernels as we do. On a CPU, where weights are
+wanted and nothing is hidden, it makes the products and exponentials that we would make, with nothing to skip:
+it is taken while all weights are near, with a mask while they are some. Of what it is known to get wrong
+nothing is let through: rows that see nothing, odd numbers of heads, odd widths of heads in half precision. It
+takes the weight of `out_proj` and does not call it, so it is used only where nobody could notice.
 
 Letters: N batch, L query_len, S key_len, H num_heads, D head_dim.
 """
@@ -36,7 +35,7 @@ from ...functional import attention
 from ...indexing import take
 from ...mask_rules import can_read
 from ..packed_weights import OUT_PROJ, is_untouched, parameters_of, unseen
-from .torch_masks import Rules
+from .torch_masks import Rules, content_of
 
 if TYPE_CHECKING:
     from .module import MultiheadAttention
@@ -45,6 +44,7 @@ __all__ = ["FEW", "answer", "leaves_some", "native"]
 
 
 FEW = 2**16  # weights: what stands around them takes longer than they do
+SOME = 2**17  # weights with a mask: here the operator's slow softmax is as dear as our steps
 NEAR = 2**23  # weights, 32 MiB: all of them stay in the last cache, and tiles bring them no nearer
 AT_ONCE = 2**20  # weights of a tile, 4 MiB
 MANY, FEWEST = 256, 64  # queries a tile: more make too much that is hidden, fewer too thin a product
@@ -52,7 +52,12 @@ Answer = tuple[Tensor, Tensor | None]  # [N, H, L, D]; [N, L, S] or [N, H, L, S]
 
 
 def native(
-    module: MultiheadAttention, x: Tensor, key_padding_mask: Tensor | None, need_weights: bool, average: bool
+    module: MultiheadAttention,
+    x: Tensor,
+    key_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    need_weights: bool,
+    average: bool,
 ) -> tuple[Tensor, Tensor | None] | None:
     """(output, weights) of self-attention; None: not a call for the operator."""
     held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
@@ -65,11 +70,12 @@ def native(
         return None
     if not torch.backends.mha.get_fastpath_enabled():
         return None
+    masked = key_padding_mask is not None or attn_mask is not None
     if x.is_cpu:
-        made_anyway = need_weights and key_padding_mask is None
-        if N * L * L * held["num_heads"] > (NEAR if made_anyway else FEW):
+        most = (SOME if masked else NEAR) if need_weights else FEW
+        if N * L * L * held["num_heads"] > most:
             return None
-    elif not x.is_cuda or need_weights or key_padding_mask is not None or held["head_dim"] % 8:
+    elif not x.is_cuda or need_weights or masked or held["head_dim"] % 8:
         return None
     out_proj = held["_modules"]["out_proj"]
     if module.bias_k is not None or module.bias_v is not None or not is_untouched(out_proj, OUT_PROJ):
@@ -86,13 +92,35 @@ def native(
         return None
     if torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in parameters)):
         return None
-    if key_padding_mask is not None and not leaves_some(key_padding_mask, N, L):
-        return None
-    kind = None if key_padding_mask is None else 1
+    mask, kind = None, None
+    if masked:
+        mask, kind = _for_operator(key_padding_mask, attn_mask, N, L, held["num_heads"], need_weights)
+        if mask is None:
+            return None
     return torch._native_multi_head_attention(
-        x, x, x, E, held["num_heads"], in_weight, in_bias, out_weight, out_bias, key_padding_mask,
-        need_weights, average, kind,
+        x, x, x, E, held["num_heads"], in_weight, in_bias, out_weight, out_bias, mask, need_weights, average,
+        kind,
     )  # fmt: skip
+
+
+def _for_operator(
+    padding: Tensor | None, attn_mask: Tensor | None, N: int, L: int, H: int, need_weights: bool
+) -> tuple[Tensor | None, int]:
+    """(the mask as the operator takes it, its number for that kind); None: not one for it."""
+    if padding is not None and not leaves_some(padding, N, L):
+        return None, 0
+    if attn_mask is None:
+        return padding, 1
+    content = content_of(attn_mask) if attn_mask.dtype == torch.bool else None
+    if content is None or content.empty_rows or tuple(attn_mask.shape) != (L, L):
+        return None, 0
+    if padding is None:
+        # without weights a kernel draws the triangle by itself
+        return (attn_mask, 0) if need_weights or not content.causal else (None, 0)
+    both = attn_mask | padding[:, None, None]  # [N, 1, L, L]
+    if bool(padding[:, 0].any()) if content.causal else bool(both.all(-1).any()):
+        return None, 0
+    return both.expand(N, H, L, L), 2
 
 
 def leaves_some(padding: Tensor, N: int, L: int) -> bool:

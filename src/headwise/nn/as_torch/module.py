@@ -106,8 +106,9 @@ class MultiheadAttention(nn.MultiheadAttention):
                 return super().forward(*given)
             joint, weights = TORCHS.forward(changing_nothing(self), *given)
             return self.out_proj(joint), weights  # torch would take its weight and not call it
-        if query is key and key is value and attn_mask is None and not is_causal:
-            answered = native(self, query, key_padding_mask, need_weights, average_attn_weights)
+        if query is key and key is value and (attn_mask is not None or not is_causal):
+            masks = key_padding_mask, attn_mask
+            answered = native(self, query, *masks, need_weights, average_attn_weights)
             if answered is not None:
                 return answered
         call, zero = TorchCall(self, *given), self.empty_rows == "zero"
