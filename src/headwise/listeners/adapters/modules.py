@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from ...arguments import REQUIRED
 from ...facts import fact
 from ...foreign_masks import from_torch
 from ...map import AttentionMap
@@ -50,7 +51,7 @@ def hear_headwise(attachment: Attachment) -> Undo:
 
 def headwise_forward(
     module: MultiHeadAttention,
-    query: Tensor,
+    query: Tensor = REQUIRED,
     key: Tensor | None = None,
     value: Tensor | None = None,
     mask: Mask | Tensor | None = None,
