@@ -56,7 +56,7 @@ def our_words(**words: str) -> dict[str, str]:
 SAID_EVERYWHERE = {
     "key_padding_mask": "its True = padding; pass mask=headwise.Mask.padding(~key_padding_mask)",
     "attention_mask": (
-        "its 1 = may attend, as in mask=; pass padding [B, S] as mask=headwise.Mask.padding(attention_mask), "
+        "its 1 = may attend, as in mask=; pass [B, S] as mask=headwise.Mask.padding(attention_mask.bool()), "
         "[B, T, S] as mask=attention_mask[:, None], an additive one as bias="
     ),
     "average_attn_weights": "weights come head by head here; their mean is weights.mean_heads()",
@@ -203,7 +203,7 @@ def scores_from(
     """The scores these arguments describe.
 
     Raises:
-        ShapeError: wrong number of dimensions, sizes that disagree, an empty tensor.
+        ShapeError: wrong number of dimensions, sizes that disagree or are 0, but for the batch.
         ArgumentError: dtypes or devices that differ; a bad softcap, bias or sinks.
         MaskError: a mask that does not fit, or cannot mean what it seems to mean.
     """
@@ -252,7 +252,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ArgumentError(
                 f"{name} must be floating point: got {x.dtype}; use {name}.float(), and {EMBEDDING}"
             )
-        if 0 in x.shape:
+        if 0 in x.shape and 0 in x.shape[1:]:  # an empty batch has an empty answer
             raise ShapeError(
                 f"{name} must not be empty: got {list(x.shape)} for {SHAPES[name]}; "
                 "skip the call where there is nothing to attend to"

@@ -63,7 +63,7 @@ def attention(
         output [B, H, T, Dv], and an `AttentionMap` [B, H, T, S]. A query that sees nothing has output 0.
 
     Raises:
-        ShapeError: sizes that disagree or are 0; H not a multiple of Hk.
+        ShapeError: sizes that disagree or are 0, but for an empty batch; H not a multiple of Hk.
         ArgumentError: dtypes or devices that differ; softcap, dropout or backend out of range; a keyword of
             another library's.
         MaskError: a mask of the wrong shape or meaning; window below 1; lengths out of range.

@@ -136,7 +136,7 @@ def check(module: MultiHeadAttention, query: Tensor, key: Tensor, value: Tensor)
     """Raise unless these are [B, T, d_model], [B, S, kdim] and [B, S, vdim], in the weights' dtype and place.
 
     Raises:
-        ShapeError: dimensions, widths, batches or lengths that do not fit; nothing there.
+        ShapeError: dimensions, widths, batches or lengths that do not fit, or a length of 0.
         ArgumentError: not a tensor; a dtype or device other than the weights'.
     """
     _check_one(module, query, "query", "[B, T, d_model]", "d_model", module.d_model, module.q_proj)
@@ -179,7 +179,7 @@ def _check_one(
             f"{name} must be {width_name} wide, {shape}: got {x.shape[2]} for {width_name}={width}, "
             f"{list(x.shape)}; give the module the width of its inputs"
         )
-    if not x.numel():
+    if not x.numel() and x.shape[0]:
         raise ShapeError(f"{name} must not be empty: got {list(x.shape)} for {shape}; skip the call")
     if torch.compiler.is_compiling() or not is_untouched(layer) or autocasting(x):
         return  # whoever changed the layer knows best what it takes

@@ -209,7 +209,7 @@ class MultiHeadAttention(nn.Module):
             output [B, T, d_model], and an `AttentionMap` [B, H, T, S], before dropout, or None.
 
         Raises:
-            ShapeError: not three dimensions, widths or batches that disagree, something empty.
+            ShapeError: not three dimensions, widths or batches that disagree; a length of 0.
             ArgumentError: another dtype than the weights'; a key without a value; arguments of torch's class.
             MaskError: a mask of the wrong shape or meaning.
         """

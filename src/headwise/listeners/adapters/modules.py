@@ -66,6 +66,9 @@ def headwise_forward(
             module, query, key, value, mask, bias=bias, need_weights=need_weights, **wrong
         )
     heads, weights, v = module._attend(query, key, value, mask, bias)
+    if not heads.shape[0]:
+        nothing_to_hear()
+        return module.out_proj(heads.transpose(1, 2).flatten(2)), weights if need_weights else None
     kind = "self" if key is None or key is query else "cross"
     heard = announce(module, kind, weights, v, heads)
     assert heard is not None
