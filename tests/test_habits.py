@@ -336,6 +336,16 @@ CALLING: Habits = {
 }
 
 LOOKING: Habits = {
+    "a map of torch's words": (
+        lambda: hw.AttentionMap(x(B, H, T, D), x(B, H, S, D), is_causal=True),  # type: ignore[call-arg]
+        ArgumentError,
+        "is_causal .. given to AttentionMap: got True .. causal here",
+    ),
+    "a map of values": (
+        lambda: hw.AttentionMap(*(x(B, H, T, D),) * 3),  # type: ignore[misc]
+        TypeError,
+        "q and k .. got float32 [2, 3, 5, 11] .. mask=",
+    ),
     "a head beyond": (lambda: attend()[1][0, 99], IndexError, "got 99 for size 3 .. use 0 to 2"),
     "a statistic misspelt": (
         lambda: attend()[1].statistics("entropies"),

@@ -24,6 +24,7 @@ from .scoring import Alibi, Scoring
 
 __all__ = [
     "EMBEDDING",
+    "OF_ATTENTION",
     "REQUIRED",
     "SAID_EVERYWHERE",
     "answering",
@@ -118,7 +119,10 @@ def answering(answers: Mapping[str, str]) -> Callable[[Callable[Given, Answer]],
             try:
                 return function(*args, **kwargs)
             except TypeError:
-                _check_binding(function, args, kwargs, answers)
+                try:
+                    _check_binding(function, args, kwargs, answers)
+                except (ArgumentError, TypeError) as answer:
+                    raise answer from None  # Python's own would only stand above it
                 raise
 
         return call
