@@ -261,6 +261,11 @@ MAKING: Habits = {
         ArgumentError,
         "the class Transformer .. the model itself",
     ),  # type: ignore[arg-type]
+    "d_model of torch's class": (
+        lambda: hw.nn.MultiheadAttention(d_model=E, num_heads=H),  # type: ignore[call-arg]
+        TypeError,
+        "MultiheadAttention has no argument 'd_model' .. embed_dim",
+    ),
     "restore a tensor": (lambda: hw.restore(x()), ArgumentError, "got Tensor .. the model itself"),  # type: ignore[arg-type]
 }
 
