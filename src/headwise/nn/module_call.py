@@ -40,7 +40,7 @@ from ..indexing import fits
 from ..map import AttentionMap, make
 from ..masks import Mask, as_mask
 from ..scoring import Scoring
-from .packed_weights import is_untouched, ordinary
+from .packed_weights import PLAIN, is_untouched, ordinary
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
@@ -167,19 +167,20 @@ def _check_one(
 ) -> None:
     if not isinstance(x, Tensor):
         raise not_a_tensor(name, x)
-    if x.is_nested:
+    if type(x) not in PLAIN and x.is_nested:
         raise nested(name, x, shape, name)
-    if x.ndim != 3:
+    sizes = x.shape  # once: while a model is watched each look at a tensor is a call
+    if len(sizes) != 3:
         raise ShapeError(
             f"{name} must have 3 dimensions {shape}: got {x.ndim}, {list(x.shape)}; "
             f"{_three_dimensions(module, x, name, width)}"
         )
-    if x.shape[2] != width:
+    if sizes[2] != width:
         raise ShapeError(
             f"{name} must be {width_name} wide, {shape}: got {x.shape[2]} for {width_name}={width}, "
             f"{list(x.shape)}; give the module the width of its inputs"
         )
-    if not x.numel() and x.shape[0]:
+    if not sizes[1]:
         raise ShapeError(f"{name} must not be empty: got {list(x.shape)} for {shape}; skip the call")
     if torch.compiler.is_compiling() or not is_untouched(layer) or autocasting(x):
         return  # whoever changed the layer knows best what it takes
