@@ -143,7 +143,7 @@ TENSORS: dict[str, Refusal] = {
         ShapeError,
         "num_heads must be a multiple of num_kv_heads: 6 = 0 * 12 + 6; use one of 1, 2, 3, 6 key heads",
     ),
-    "no sequences": Refusal({"q": normal(0, H, T, D)}, ShapeError, "q must not be empty: got [0, 6, 5, 11]"),
+    "no sequences": Refusal({"q": normal(0, H, T, D)}, ShapeError, "q and k must agree in batch: 0 and 2"),
     "no heads": Refusal({"q": normal(B, 0, T, D)}, ShapeError, "q must not be empty: got [2, 0, 5, 11]"),
     "no queries": Refusal({"q": normal(B, H, 0, D)}, ShapeError, "q must not be empty: got [2, 6, 0, 11]"),
     "no channels": Refusal({"q": normal(B, H, T, 0)}, ShapeError, "q must not be empty: got [2, 6, 5, 0]"),

@@ -162,7 +162,7 @@ def test_a_value_needs_a_key() -> None:
         ([x(), x(B, S, E), x(B, S, 31)], ShapeError, ["value must be vdim wide", "got 31 for vdim=30"]),
         ([x(), x(3, S, E), x(3, S, E)], ShapeError, ["agree in batch", "2 and 3", "transpose(0, 1)"]),
         ([x(), x(B, S, E), x(B, T, E)], ShapeError, ["agree in batch and length", "[2, 11] and [2, 7]"]),
-        ([x(0, T, E)], ShapeError, ["query must not be empty", "[0, 7, 30]"]),
+        ([x(B, 0, E)], ShapeError, ["query must not be empty", "[2, 0, 30]"]),
         ([x(), x(B, 0, E), x(B, 0, E)], ShapeError, ["key must not be empty", "[2, 0, 30]"]),
         (
             [x(dtype=torch.float64)],

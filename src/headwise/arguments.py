@@ -1,21 +1,195 @@
 """Checking what users hand over, once, at the door: from loose arguments to `Scores`.
 
+People come with the words of other libraries. A word that is not ours is answered with ours out of a table
+(`refuse`), which every door has of its own, and an input that cannot be used with what to make of it. Only a
+call that has failed already is looked at so closely: right ones pay nothing.
+
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
+
 import torch
 from torch import Tensor
 
 from .engines.scores import Scores
-from .errors import ArgumentError, MaskError, ShapeError
+from .errors import ArgumentError, MaskError, ShapeError, nearest
 from .masks import CAUSAL, Mask, mask_of_call
 from .scoring import Alibi, Scoring
 
-__all__ = ["autocasting", "check_dropout", "scores_from", "under_autocast", "window_rule"]
+__all__ = [
+    "EMBEDDING",
+    "OF_ATTENTION",
+    "REQUIRED",
+    "SAID_EVERYWHERE",
+    "answering",
+    "autocasting",
+    "check_causal",
+    "check_dropout",
+    "nested",
+    "not_a_tensor",
+    "our_words",
+    "refuse",
+    "scores_from",
+    "told",
+    "under_autocast",
+    "window_rule",
+]
 
 SHAPES = {"q": "[B, H, T, D]", "k": "[B, Hk, S, D]", "v": "[B, Hk, S, Dv]"}
+REQUIRED: Any = ...  # a default, so that a call by other names gets as far as an answer; never a value
+EMBEDDING = "ids of tokens go through an embedding first, torch.nn.Embedding(num_ids, d_model)"
+
+
+# The words of other libraries
+
+
+def our_words(**words: str) -> dict[str, str]:
+    """The answers to words for what has a name here: `our_words(dropout="dropout_p attn_drop")`."""
+    return {theirs: f"its name is {ours} here" for ours, all_ in words.items() for theirs in all_.split()}
+
+
+SAID_EVERYWHERE = {
+    "key_padding_mask": "its True = padding; pass mask=headwise.Mask.padding(~key_padding_mask)",
+    "attention_mask": (
+        "its 1 = may attend, as in mask=; pass [B, S] as mask=headwise.Mask.padding(attention_mask.bool()), "
+        "[B, T, S] as mask=attention_mask[:, None], an additive one as bias="
+    ),
+    "average_attn_weights": "weights come head by head here; their mean is weights.mean_heads()",
+}
+
+OF_ATTENTION = {
+    **SAID_EVERYWHERE,
+    **our_words(
+        q="query",
+        k="key",
+        v="value",
+        scale="softmax_scale sm_scale",
+        window="window_size sliding_window",
+        softcap="logits_soft_cap",
+        bias="attn_bias",
+        dropout="dropout_p dropout_rate",
+    ),
+    "attn_mask": (
+        "scaled_dot_product_attention's True = may attend, as mask's: pass mask=attn_mask; "
+        "torch.nn.MultiheadAttention's = may NOT: pass mask=~attn_mask; a float one goes in as bias="
+    ),
+    "is_causal": (
+        "its name is causal here; with more keys than queries the last query sees the last key, where "
+        "torch's first sees the first"
+    ),
+    "enable_gqa": "leave it out: k and v may have fewer heads than q as they are",
+    "need_weights": "leave it out: weights cost nothing until looked at, as output, _ = attention(q, k, v)",
+}
+
+
+def refuse(callee: str, wrong: Mapping[str, object], answers: Mapping[str, str], of: object) -> NoReturn:
+    """Raise for keywords that `callee` does not have: with our word for it, or the nearest of `of`'s own.
+
+    Raises:
+        ArgumentError: one of another library's.
+        TypeError: one of nobody's.
+    """
+    for name, value in wrong.items():
+        if name in answers:
+            raise ArgumentError(f"{name} must not be given to {callee}: got {told(value)}; {answers[name]}")
+    kept = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    ours = [
+        p.name for p in signature(cast("Callable[..., object]", of)).parameters.values() if p.kind in kept
+    ]
+    name = next(iter(wrong))
+    raise TypeError(f"{callee} has no argument {name!r}: {nearest(name, [n for n in ours if n != 'self'])}")
+
+
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
+
+def answering(answers: Mapping[str, str]) -> Callable[[Callable[Given, Answer]], Callable[Given, Answer]]:
+    """Of a constructor: what Python does not let in, for names or numbers of arguments, is answered here."""
+
+    def decorate(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
+        @wraps(function)
+        def call(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
+            try:
+                return function(*args, **kwargs)
+            except TypeError:
+                try:
+                    _check_binding(function, args, kwargs, answers)
+                except (ArgumentError, TypeError) as answer:
+                    raise answer from None  # Python's own would only stand above it
+                raise
+
+        return call
+
+    return decorate
+
+
+def _check_binding(
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    answers: Mapping[str, str],
+) -> None:
+    """Raise if this constructor does not take these arguments by name, or not so many without."""
+    callee = function.__qualname__.removesuffix(".__init__")
+    parameters = signature(function).parameters.values()
+    known = {parameter.name for parameter in parameters}
+    if not known.issuperset(kwargs):
+        wrong = {name: value for name, value in kwargs.items() if name not in known}
+        refuse(callee, wrong, answers, function)
+    places = [p.name for p in parameters if p.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(places):
+        others = ", ".join(f"{p.name}=" for p in parameters if p.kind is Parameter.KEYWORD_ONLY)
+        raise TypeError(
+            f"{callee} must be given no more than {' and '.join(places[1:])} without a name: got "
+            f"{told(args[len(places)])} after that; name what it is, one of {others}"
+        )
+
+
+def told(value: object) -> str:
+    """A value in an error: a tensor by its dtype and shape."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return repr(value)
+
+
+# What cannot be used as a tensor
+
+
+def not_a_tensor(name: str, x: object) -> ArgumentError | TypeError:
+    """The error about something else in a tensor's place, with what to make of it."""
+    if x is REQUIRED:
+        return TypeError(f"{name} must be given: got nothing; it comes first, or as {name}=")
+    if isinstance(x, Mask):
+        what = "a mask goes in mask="
+    elif hasattr(x, "last_hidden_state"):
+        what = "what a model gives has the tensor inside: pass its last_hidden_state"
+    elif isinstance(x, Mapping):
+        what = EMBEDDING
+    elif isinstance(x, tuple) and x and isinstance(x[0], Tensor):
+        what = "an attention layer gives output and weights: pass on the output alone, as output, _ = mha(x)"
+    elif type(x).__module__ == "numpy":
+        what = f"use torch.from_numpy({name})"
+    else:
+        what = "use torch.as_tensor"
+    return ArgumentError(f"{name} must be a tensor: got {type(x).__name__}; {what}")
+
+
+def nested(name: str, x: Tensor, shape: str, whole: str) -> ArgumentError:
+    """The error about a nested tensor, and how the whole of it, by that name, is padded."""
+    return ArgumentError(
+        f"{name} must be one dense tensor {shape}, as its map is: got {x.size(0)} nested ones; pad it, "
+        f"{whole}.to_padded_tensor(0.0) with mask=headwise.Mask.padding([len(y) for y in {whole}.unbind()])"
+    )
+
+
+# The scores of a call
 
 
 def scores_from(
@@ -33,7 +207,7 @@ def scores_from(
     """The scores these arguments describe.
 
     Raises:
-        ShapeError: wrong number of dimensions, sizes that disagree, an empty tensor.
+        ShapeError: wrong number of dimensions, sizes that disagree or are 0, but for the batch.
         ArgumentError: dtypes or devices that differ; a bad softcap, bias or sinks.
         MaskError: a mask that does not fit, or cannot mean what it seems to mean; causal or window with so
             many more queries than keys that some see none.
@@ -42,6 +216,8 @@ def scores_from(
     B, H, T, D = q.shape
     S = k.shape[2]
     rules = mask_of_call(mask, B, T)
+    if causal is not True and causal is not False:
+        check_causal(causal)
     if causal:
         rules = CAUSAL if mask is None else rules & CAUSAL
     if window is not None:
@@ -59,9 +235,13 @@ def scores_from(
 
 def window_rule(window: int | tuple[int, int]) -> Mask:
     """The argument `window`: a number of keys, or a pair (before, after)."""
-    if isinstance(window, (tuple, list)):
-        return Mask.window(left_right=window)
-    return Mask.window(window)
+    pair = isinstance(window, (tuple, list))
+    if -1 in window if pair else window == -1:  # type: ignore[operator]
+        raise MaskError(
+            f"window must not be negative: got {window}; for no end, which others call -1, leave window out "
+            "or give the length on that side; (-1, 0) is causal=True"
+        )
+    return Mask.window(left_right=window) if pair else Mask.window(window)  # type: ignore[arg-type]
 
 
 def _check_sight(T: int, S: int, causal: bool, window: int | tuple[int, int] | None) -> None:
@@ -84,15 +264,19 @@ def _check_sight(T: int, S: int, causal: bool, window: int | tuple[int, int] | N
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
-            raise ArgumentError(f"{name} must be a tensor: got {type(x).__name__}; use torch.as_tensor")
+            raise not_a_tensor(name, x)
+        if x.is_nested:
+            raise nested(name, x, SHAPES[name], "x")
         if x.ndim != 4:
             raise ShapeError(
                 f"{name} must have 4 dimensions {SHAPES[name]}: got {x.ndim}, {list(x.shape)}; "
-                "add batch and head dimensions of size 1 where there are none"
+                f"{_four_dimensions(name, x)}"
             )
         if not x.is_floating_point():
-            raise ArgumentError(f"{name} must be floating point: got {x.dtype}; use {name}.float()")
-        if 0 in x.shape:
+            raise ArgumentError(
+                f"{name} must be floating point: got {x.dtype}; use {name}.float(), and {EMBEDDING}"
+            )
+        if 0 in x.shape and 0 in x.shape[1:]:  # an empty batch has an empty answer
             raise ShapeError(
                 f"{name} must not be empty: got {list(x.shape)} for {SHAPES[name]}; "
                 "skip the call where there is nothing to attend to"
@@ -113,10 +297,22 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     H, Hk = q.shape[1], k.shape[1]
     if H % Hk:
         fitting = [n for n in range(1, H + 1) if H % n == 0]
+        what = f"use one of {', '.join(map(str, fitting))} key heads"
+        if q.shape[2] % k.shape[2] == 0:
+            what += ", and transpose(1, 2) of all three where they are [B, length, heads, D]"
         raise ShapeError(
-            f"num_heads must be a multiple of num_kv_heads: {H} = {H // Hk} * {Hk} + {H % Hk}; "
-            f"use one of {', '.join(map(str, fitting))} key heads"
+            f"num_heads must be a multiple of num_kv_heads: {H} = {H // Hk} * {Hk} + {H % Hk}; {what}"
         )
+
+
+def _four_dimensions(name: str, x: Tensor) -> str:
+    """What to make of a tensor with other dimensions."""
+    if x.ndim < 4 and not x.is_floating_point():
+        return EMBEDDING
+    what = "add batch and head dimensions of size 1 where there are none"
+    if x.ndim == 3:
+        what += f", and split [B, T, d_model] by {name}.unflatten(-1, (num_heads, -1)).transpose(1, 2)"
+    return what
 
 
 def _agree(a: str, b: str, what: str, size_a: int, size_b: int) -> None:
@@ -133,6 +329,13 @@ def _check_devices(q: Tensor, mask: Mask, scoring: Scoring) -> None:
             kind = ArgumentError if name in scoring.tensors else MaskError
             name = {"keys": "lengths", "queries": "query_lengths", "allowed": "mask"}.get(name, name)
             raise kind(f"{name} must be on the device of q: {value.device} and {q.device}; use .to(q.device)")
+
+
+def check_causal(causal: object) -> None:
+    """Raise `ArgumentError` for what is not a yes or no, most often a mask in its place."""
+    one = getattr(causal, "ndim", 0) == 0 and not isinstance(causal, (Mask, str, list, tuple))
+    if not one:
+        raise ArgumentError(f"causal must be True or False: got {told(causal)}; a mask goes in mask=")
 
 
 def check_dropout(dropout: float) -> None:

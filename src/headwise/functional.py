@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .arguments import check_dropout, scores_from, under_autocast
+from .arguments import OF_ATTENTION, REQUIRED, check_dropout, refuse, scores_from, under_autocast
 from .engines import backends, first_pass, statistics
 from .engines.express import plainest
 from .engines.gpu.cannot import cannot
@@ -21,9 +21,9 @@ __all__ = ["Why", "attention", "why"]
 
 
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Tensor = REQUIRED,
+    k: Tensor = REQUIRED,
+    v: Tensor = REQUIRED,
     mask: Mask | Tensor | None = None,
     causal: bool = False,
     window: int | tuple[int, int] | None = None,
@@ -33,6 +33,7 @@ def attention(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
     backend: str = "auto",
+    **wrong: object,
 ) -> tuple[Tensor, AttentionMap]:
     """softmax(Q K^T / sqrt(D)) V for every head, and a map of the weights that is computed only on demand.
 
@@ -64,8 +65,9 @@ def attention(
         output [B, H, T, Dv], and an `AttentionMap` [B, H, T, S]. A query that sees nothing has output 0.
 
     Raises:
-        ShapeError: sizes that disagree or are 0; H not a multiple of Hk.
-        ArgumentError: dtypes or devices that differ; softcap, dropout or backend out of range.
+        ShapeError: sizes that disagree or are 0, but for an empty batch; H not a multiple of Hk.
+        ArgumentError: dtypes or devices that differ; softcap, dropout or backend out of range; a keyword of
+            another library's.
         MaskError: a mask of the wrong shape or meaning; window below 1; lengths out of range; causal or
             window that leaves queries without a key.
         BackendUnavailable: the backend named cannot run this call.
@@ -80,6 +82,8 @@ def attention(
 
     Vaswani 2017, section 3.2.
     """
+    if wrong:
+        refuse("attention", wrong, OF_ATTENTION, attention)
     if (
         mask is None and window is None and softcap is None and bias is None and sinks is None
         and not dropout and backend == "auto"
@@ -126,9 +130,9 @@ class Why:
 
 
 def why(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Tensor = REQUIRED,
+    k: Tensor = REQUIRED,
+    v: Tensor = REQUIRED,
     mask: Mask | Tensor | None = None,
     causal: bool = False,
     window: int | tuple[int, int] | None = None,
@@ -138,6 +142,7 @@ def why(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
     backend: str = "auto",
+    **wrong: object,
 ) -> Why:
     """Which backend would run this call of `attention`, and why not the others; nothing is run.
 
@@ -153,6 +158,8 @@ def why(
         The second pass (weights, statistics, pictures) runs on tiles in plain torch.
           triton: it runs on cuda, the tensors are on cpu
     """
+    if wrong:
+        refuse("why", wrong, OF_ATTENTION, why)
     q, k, v = under_autocast(q, k, v)
     scores = scores_from(q, k, v, mask, causal, window, scale, softcap, bias, sinks)
     check_dropout(dropout)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import budget
-from .arguments import scores_from
+from .arguments import OF_ATTENTION, answering, scores_from
 from .engines import first_pass, mass, second_pass, statistics, weights
 from .engines.express import few_weights_on_cpu
 from .engines.given_weights import GivenWeights
@@ -66,6 +66,7 @@ class AttentionMap(StandIn):
     _columns: Index | None  # None: all keys
     _versions: tuple[int, ...] | None  # of q, k, mask and scoring, when the map was made
 
+    @answering({theirs: said for theirs, said in OF_ATTENTION.items() if "dropout" not in theirs})
     def __init__(
         self,
         q: Tensor,

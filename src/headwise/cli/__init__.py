@@ -71,6 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return INTERRUPTED
         if not hasattr(error, "format_message"):  # not typer's way to say that the command line is wrong
             raise
-        mistake, code = f"{error.format_message().rstrip('.')}; see headwise --help", 2
+        first = next(iter(sys.argv[1:] if arguments is None else arguments), "")
+        verb = "check" if ".py" in first else "look" if " " in first else None  # that it was given without
+        hint = "see headwise --help" if verb is None else f"a verb comes first, as headwise {verb} {first!r}"
+        mistake, code = f"{error.format_message().rstrip('.')}; {hint}", 2
     print(f"headwise: {plain(mistake)}", file=sys.stderr)
     return code

@@ -23,6 +23,18 @@ BACKENDS: tuple[Backend, ...] = (
 )
 
 
+# What torch, and whoever builds on it, calls ours; `SDPBackend.MATH` as well
+TORCHS = {
+    "math": "plain",
+    "eager": "plain",
+    "flash_attention": "flash",
+    "mem_efficient": "efficient",
+    "efficient_attention": "efficient",
+    "cudnn_attention": "cudnn",
+    "sdpa": "auto",
+}
+
+
 def backend_named(name: str) -> Backend:
     """The backend of this name.
 
@@ -32,10 +44,11 @@ def backend_named(name: str) -> Backend:
     for backend in BACKENDS:
         if backend.name == name:
             return backend
-    raise ArgumentError(
-        f"backend must be auto or a known name: got {name!r}; "
-        f"{nearest(str(name), ['auto', *(b.name for b in BACKENDS)])}"
-    )
+    what = nearest(str(name), ["auto", *(b.name for b in BACKENDS)])
+    torchs = TORCHS.get(str(name).rpartition(".")[2].lower())
+    if torchs is not None:
+        what = f"torch's {name} is {torchs!r} here"
+    raise ArgumentError(f"backend must be auto or a known name: got {name!r}; {what}")
 
 
 def verdicts(call: Call) -> dict[str, str | None]:

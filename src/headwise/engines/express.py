@@ -37,8 +37,11 @@ def plainest(
     """(output, lse, scores) of self-attention or of a full one, or None: not as plain as that."""
     if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
         return None
-    shape, keys = q.shape, k.shape
-    if len(shape) != 4 or len(keys) != 4 or v.shape != keys:
+    try:
+        shape, keys, values = q.shape, k.shape, v.shape
+    except RuntimeError:  # nested ones have none
+        return None
+    if len(shape) != 4 or len(keys) != 4 or values != keys or (causal is not True and causal is not False):
         return None
     if not (q.is_cpu and k.is_cpu and v.is_cpu) and not (q.is_cuda and q.device == k.device == v.device):
         return None

@@ -41,6 +41,8 @@ def attend(scores: Scores, v: Tensor, dropout: float = 0.0, backend: str = "auto
         BackendUnavailable: the backend named cannot run this call.
         BudgetExceeded: the plain path's matrix is over the memory budget.
     """
+    if not scores.q.shape[0]:
+        return _of_nobody(scores, v, backend)
     if torch.compiler.is_compiling():
         out, lse = _traced(scores, v, dropout, backend)
         return out, lse.detach()
@@ -53,6 +55,17 @@ def attend(scores: Scores, v: Tensor, dropout: float = 0.0, backend: str = "auto
     else:
         return _run(chosen, call)
     return out, lse.detach()
+
+
+def _of_nobody(scores: Scores, v: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+    """What an empty batch comes to, on any device: no numbers, and a way back for the gradients of none."""
+    if backend != "auto":
+        backends.backend_named(backend)
+    out = scores.q[..., :1] * (scores.k[:, :1, :1, :1] * v[:, :1, :1])  # [0, H, T, Dv]
+    for learned in scores.scoring.tensors.values():
+        if learned.requires_grad:
+            out = out + learned.sum().to(out.dtype) * 0
+    return out, out.new_empty(out.shape[:3], dtype=scores.dtype).detach()
 
 
 def _traced(scores: Scores, v: Tensor, dropout: float, backend: str) -> tuple[Tensor, Tensor]:
@@ -84,6 +97,8 @@ def _plainest(scores: Scores, v: Tensor) -> Band | None:
 @torch.no_grad()
 def lse_of(scores: Scores) -> Tensor:
     """The log-sum-exp of every row, [B, H, T], for a map that came without one."""
+    if not scores.q.shape[0]:
+        return scores.q.new_empty(scores.q.shape[:3], dtype=scores.dtype)
     if torch.compiler.is_compiling():
         return torch.ops.headwise.lse.default(*scores.detach().flatten())
     with own_precision(scores.device):

@@ -8,6 +8,7 @@ import os
 import time
 from pathlib import Path
 
+from ..arguments import told
 from ..errors import ArgumentError, renamed
 from .evidence import Evidence, Problem
 from .faults import FAULTS
@@ -46,7 +47,7 @@ def check(
     """
     if not callable(obj):
         raise ArgumentError(
-            f"obj must be a class, a module or a function: got {obj!r}; pass the class itself"
+            f"obj must be a class, a module or a function: got {told(obj)}; pass the class itself"
         )
     from .examine import examine
     from .judging import judge

@@ -105,12 +105,12 @@ def _span(numbers: Iterable[int]) -> str:
     known = sorted(numbers)
     if known and known == list(range(known[0], known[-1] + 1)):
         return f"{known[0]} to {known[-1]}"
-    return ", ".join(map(str, known)) or "none (no attention was found)"
+    return ", ".join(map(str, known)) or "none (nothing was heard)"
 
 
 def _some(paths: Sequence[str]) -> str:
     if not paths:
-        return "no attention was found in this model"
+        return "run the model inside the watch block first; or is there no attention in it?"
     shown = ", ".join(paths[:4])
     return f"there are {shown}{f' and {len(paths) - 4} more' if len(paths) > 4 else ''}"
 

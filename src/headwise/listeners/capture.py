@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from functools import lru_cache
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from ..arguments import answering
 from ..engines.statistics import ROW_STATISTICS, STATISTICS
 from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
@@ -81,6 +82,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         (torch.Size([4]), torch.Size([2, 4, 7, 7]))
     """
 
+    @answering({})
     def __init__(
         self,
         model: nn.Module,
@@ -121,6 +123,20 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         self._depth = self._before = 0
         self._lock = threading.Lock()
         attach(model, self._ear, fallback)  # says at once what is wrong with these
+
+    if not TYPE_CHECKING:  # to those who ask the block instead of what it gives
+
+        def __getattr__(self, name: str) -> NoReturn:
+            what = f"watch has no attribute {name!r}"
+            if hasattr(Heads, name):
+                what += f": it is the heads' own; write with headwise.watch(model) as heads, and heads.{name}"
+            raise AttributeError(what)
+
+        def __getitem__(self, layer: Layer) -> NoReturn:
+            raise ArgumentError(
+                f"watch must be entered to hear anything: got watch(model)[{layer!r}]; write with "
+                f"headwise.watch(model) as heads, run the model in it, and ask heads[{layer!r}]"
+            )
 
     # Beginning and ending
 

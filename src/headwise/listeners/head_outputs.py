@@ -7,6 +7,8 @@ Letters: B batch, T query_len, H num_heads, Dv value_dim; n heads chosen, t posi
 
 from __future__ import annotations
 
+import sys
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
@@ -82,12 +84,23 @@ class ChosenListening(AbstractContextManager[Inside]):
         self.model, self.chosen, self.fallback = model, chosen, fallback
         attach(model, _Listener(chosen, _nothing), fallback)  # says at once what is wrong with the arguments
         self._entered: list[_Block] = []
+        self._unused = True
+
+    def __del__(self) -> None:
+        if getattr(self, "_unused", False) and not sys.is_finalizing():
+            warnings.warn(
+                f"nothing was done to heads of {', '.join(self.chosen.paths) or 'the model'}: ablate, patch "
+                "and collect act inside a block; write with headwise.ablate(model, heads): model(x)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     @abstractmethod
     def begin(self) -> tuple[Change, Inside]:
         """What is done in a block, and what the block is given."""
 
     def __enter__(self) -> Inside:
+        self._unused = False
         change, given = self.begin()
         listener = _Listener(self.chosen, change)
         attached = attach(self.model, listener, self.fallback)

@@ -73,6 +73,11 @@ def load(name_or_path: str | os.PathLike[str] | None = None) -> Pretrained:
             a hub that cannot be reached.
         ImportError: transformers, or the package with the default model, is not installed.
     """
+    if name_or_path is not None and not isinstance(name_or_path, (str, os.PathLike)):
+        raise ArgumentError(
+            f"model must be a folder or a name: got {type(name_or_path).__name__}; a model that is loaded "
+            "goes to headwise.watch as it is"
+        )
     try:
         import transformers  # noqa: F401
     except ModuleNotFoundError as error:

@@ -64,10 +64,10 @@ class Sizes:
         value_dim = None if value_dim is None else _size("value_dim", value_dim)
         if head_dim is None:
             if d_model % num_heads:
-                raise ShapeError(
-                    f"num_heads must divide d_model: {_division(d_model, num_heads)}; "
-                    f"use {_near(d_model, num_heads)}, or give head_dim"
-                )
+                what = f"use {_near(d_model, num_heads)}, or give head_dim"
+                if num_heads % d_model == 0:
+                    what = f"d_model comes first, as MultiHeadAttention({num_heads}, {d_model})"
+                raise ShapeError(f"num_heads must divide d_model: {_division(d_model, num_heads)}; {what}")
             head_dim = d_model // num_heads
         if num_heads % num_kv_heads:
             raise ShapeError(
@@ -110,7 +110,9 @@ def _size(name: str, size: SupportsIndex) -> int:
     except TypeError:
         number = 0
     if isinstance(size, bool) or number < 1:
-        raise ShapeError(f"{name} must be a whole number of at least 1: got {size!r}; for example 8")
+        whole = isinstance(size, float) and size >= 1 and size.is_integer()
+        what = f"use {size:.0f}, by // where / made it" if whole else "for example 8"
+        raise ShapeError(f"{name} must be a whole number of at least 1: got {size!r}; {what}")
     return number
 
 

@@ -13,31 +13,43 @@ Letters: B batch, T query_len, S key_len, E d_model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..arguments import autocasting, check_dropout, window_rule
+from ..arguments import (
+    EMBEDDING,
+    SAID_EVERYWHERE,
+    autocasting,
+    check_causal,
+    check_dropout,
+    nested,
+    not_a_tensor,
+    our_words,
+    refuse,
+    told,
+    window_rule,
+)
 from ..engines.express import straight
-from ..errors import ArgumentError, ShapeError, nearest
+from ..errors import ArgumentError, ShapeError
 from ..functional import attention
 from ..indexing import fits
 from ..map import AttentionMap, make
 from ..masks import Mask, mask_of_call
 from ..scoring import Scoring
-from .packed_weights import is_untouched, ordinary
+from .packed_weights import PLAIN, is_untouched, ordinary
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
 __all__ = [
+    "OF_THE_CONSTRUCTOR",
     "ONE_LETTER",
     "check",
     "check_call",
-    "check_constructor",
     "check_options",
     "lone",
     "plain_self_attention",
@@ -53,44 +65,45 @@ ONE_LETTER = (
 )
 
 OF_THE_CONSTRUCTOR = {
+    **our_words(
+        d_model="embed_dim hidden_size embed_size dim n_embd",
+        num_heads="n_heads n_head nhead heads num_attention_heads",
+        num_kv_heads="num_key_value_heads n_kv_heads kv_heads",
+        head_dim="d_k d_head dim_head",
+        value_dim="d_v",
+        bias="qkv_bias use_bias",
+        dropout="dropout_p dropout_rate attn_drop attention_dropout",
+        causal="is_causal",
+        window="window_size sliding_window",
+        scale="softmax_scale qk_scale",
+    ),
     "batch_first": "everything is [batch, length, width] here; transpose what is not",
     "add_bias_kv": f"there is no such key here; {TORCHS_CLASS}",
     "add_zero_attn": f"there is no such key here; {TORCHS_CLASS}",
-    "embed_dim": "its name is d_model here",
-    "is_causal": "its name is causal here",
-    "qkv_bias": "its name is bias here",
-    "d_k": "its name is head_dim here",
-    "d_v": "its name is value_dim here",
+    "key_dim": "its name is head_dim here, and d_model, the width of the inputs, is given besides",
 }
+
+CAUSAL_CALL = "pass mask=headwise.Mask.causal(), or make the module with causal=True"
+WITH_WEIGHTS = "leave it out: weights come with every call, as output, weights = mha(x)"
 
 OF_A_CALL = {
+    **SAID_EVERYWHERE,
+    **our_words(query="x q hidden_states inputs_q", key="k inputs_k", value="v inputs_v"),
     "attn_mask": "its True = may NOT attend, mask's True = may; pass mask=~attn_mask, a float one as bias=",
-    "key_padding_mask": "its True = padding; pass mask=headwise.Mask.padding(~key_padding_mask)",
-    "is_causal": "pass mask=headwise.Mask.causal(), or make the module with causal=True",
-    "causal": "pass mask=headwise.Mask.causal(), or make the module with causal=True",
-    "average_attn_weights": "weights come head by head here; their mean is weights.mean_heads()",
-    "attention_mask": "pass mask=, True or 1 = may attend, broadcastable to [B, H, T, S]",
+    "is_causal": CAUSAL_CALL,
+    "causal": CAUSAL_CALL,
+    "use_causal_mask": CAUSAL_CALL,
+    "return_attention_scores": WITH_WEIGHTS,
+    "output_attentions": WITH_WEIGHTS,
+    "return_attention": WITH_WEIGHTS,
+    "training": "call mha.train() or mha.eval() before",
+    "input_ids": EMBEDDING,
 }
 
 
-def check_constructor(named: Mapping[str, object], known: Iterable[str]) -> None:
-    """Raise for arguments that only torch's class, or another one, is made with."""
-    _refuse(named, OF_THE_CONSTRUCTOR, known)
-
-
-def check_call(named: Mapping[str, object], known: Iterable[str]) -> None:
-    """Raise for keywords that `MultiHeadAttention` is not called with."""
-    _refuse(named, OF_A_CALL, known)
-
-
-def _refuse(named: Mapping[str, object], answers: Mapping[str, str], known: Iterable[str]) -> None:
-    for name, value in named.items():
-        if name in answers:
-            raise ArgumentError(
-                f"{name} must not be given to MultiHeadAttention: got {_told(value)}; {answers[name]}"
-            )
-        ours = [argument for argument in known if argument not in ("self", "wrong")]
-        raise TypeError(f"MultiHeadAttention has no argument {name!r}: {nearest(name, ours)}")
+def check_call(wrong: Mapping[str, object], method: object) -> None:
+    """Raise for keywords that this method of `MultiHeadAttention` is not called with."""
+    refuse("MultiHeadAttention", wrong, OF_A_CALL, method)
 
 
 def check_options(
@@ -99,8 +112,10 @@ def check_options(
     scale: float | None,
     softcap: float | None,
     head_dim: int,
+    causal: bool,
 ) -> None:
     """Raise for options that no call could use, when the module is made and not at the first call."""
+    check_causal(causal)
     check_dropout(dropout)
     if window is not None:
         window_rule(window)
@@ -110,36 +125,30 @@ def check_options(
 def lone(key: object, value: object) -> ArgumentError:
     """The error about a key without a value, most often a mask in key's place; or a value without a key."""
     if key is None:
-        return ArgumentError(f"value must come with key: got {_told(value)} alone; as mha(query, key, value)")
+        return ArgumentError(f"value must come with key: got {told(value)} alone; as mha(query, key, value)")
     return ArgumentError(
-        f"key must come with value: got {_told(key)} alone; a mask goes in mask=, as mha(x, mask=m), "
+        f"key must come with value: got {told(key)} alone; a mask goes in mask=, as mha(x, mask=m), "
         "and what is attended to goes in twice, as mha(query, memory, memory)"
     )
-
-
-def _told(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    return repr(value)
 
 
 def check(module: MultiHeadAttention, query: Tensor, key: Tensor, value: Tensor) -> None:
     """Raise unless these are [B, T, d_model], [B, S, kdim] and [B, S, vdim], in the weights' dtype and place.
 
     Raises:
-        ShapeError: dimensions, widths, batches or lengths that do not fit; nothing there.
+        ShapeError: dimensions, widths, batches or lengths that do not fit, or a length of 0.
         ArgumentError: not a tensor; a dtype or device other than the weights'.
     """
-    _check_one(query, "query", "[B, T, d_model]", "d_model", module.d_model, module.q_proj)
+    _check_one(module, query, "query", "[B, T, d_model]", "d_model", module.d_model, module.q_proj)
     if key is query and value is query and module.kdim == module.vdim == module.d_model:
         return
-    _check_one(key, "key", "[B, S, kdim]", "kdim", module.kdim, module.k_proj)
-    _check_one(value, "value", "[B, S, vdim]", "vdim", module.vdim, module.v_proj)
+    _check_one(module, key, "key", "[B, S, kdim]", "kdim", module.kdim, module.k_proj)
+    _check_one(module, value, "value", "[B, S, vdim]", "vdim", module.vdim, module.v_proj)
     if query.shape[0] != key.shape[0]:
-        raise ShapeError(
-            f"query and key must agree in batch: {query.shape[0]} and {key.shape[0]}; inputs are batch "
-            "first, transpose(0, 1) those that are not"
-        )
+        what = "inputs are batch first, transpose(0, 1) those that are not"
+        if key.shape[0] == 1:
+            what = f"for one memory of all use key.expand({query.shape[0]}, -1, -1); {what}"
+        raise ShapeError(f"query and key must agree in batch: {query.shape[0]} and {key.shape[0]}; {what}")
     if key.shape[:2] != value.shape[:2]:
         raise ShapeError(
             f"key and value must agree in batch and length: {list(key.shape[:2])} and "
@@ -147,32 +156,67 @@ def check(module: MultiHeadAttention, query: Tensor, key: Tensor, value: Tensor)
         )
 
 
-def _check_one(x: Tensor, name: str, shape: str, width_name: str, width: int, layer: nn.Module) -> None:
+def _check_one(
+    module: MultiHeadAttention,
+    x: Tensor,
+    name: str,
+    shape: str,
+    width_name: str,
+    width: int,
+    layer: nn.Module,
+) -> None:
     if not isinstance(x, Tensor):
-        hint = "; a mask goes in mask=" if isinstance(x, Mask) else "; use torch.as_tensor"
-        raise ArgumentError(f"{name} must be a tensor: got {type(x).__name__}{hint}")
-    if x.ndim != 3:
-        what = f"use {name}[None] for a single sequence" if x.ndim == 2 else "a mask goes in mask="
-        raise ShapeError(f"{name} must have 3 dimensions {shape}: got {x.ndim}, {list(x.shape)}; {what}")
-    if x.shape[2] != width:
+        raise not_a_tensor(name, x)
+    if type(x) not in PLAIN and x.is_nested:
+        raise nested(name, x, shape, name)
+    sizes = x.shape  # once: while a model is watched each look at a tensor is a call
+    if len(sizes) != 3:
+        raise ShapeError(
+            f"{name} must have 3 dimensions {shape}: got {x.ndim}, {list(x.shape)}; "
+            f"{_three_dimensions(module, x, name, width)}"
+        )
+    if sizes[2] != width:
         raise ShapeError(
             f"{name} must be {width_name} wide, {shape}: got {x.shape[2]} for {width_name}={width}, "
             f"{list(x.shape)}; give the module the width of its inputs"
         )
-    if not x.numel():
+    if not sizes[1]:
         raise ShapeError(f"{name} must not be empty: got {list(x.shape)} for {shape}; skip the call")
     if torch.compiler.is_compiling() or not is_untouched(layer) or autocasting(x):
         return  # whoever changed the layer knows best what it takes
     weight = layer.weight
     assert isinstance(weight, Tensor)
     if x.dtype != weight.dtype:
-        hint = "; a mask goes in mask=" if not x.is_floating_point() else f"; use {name}.to({weight.dtype})"
-        raise ArgumentError(f"{name} must have the dtype of the weights: {x.dtype} and {weight.dtype}{hint}")
+        what = f"use {name}.to({weight.dtype})"
+        if not x.is_floating_point():
+            what = "a mask goes in mask=" if x.dtype == torch.bool else f"{what}; a mask goes in mask="
+        raise ArgumentError(
+            f"{name} must have the dtype of the weights: {x.dtype} and {weight.dtype}; {what}"
+        )
     if x.device != weight.device:
         raise ArgumentError(
             f"{name} must be on the device of the weights: {x.device} and {weight.device}; "
             f"use {name}.to({str(weight.device)!r})"
         )
+
+
+def _three_dimensions(module: MultiHeadAttention, x: Tensor, name: str, width: int) -> str:
+    """What to make of a tensor with other dimensions."""
+    if x.dtype == torch.bool:
+        return "a mask goes in mask="
+    if x.ndim == 2 and not x.is_floating_point():
+        return EMBEDDING
+    if x.ndim == 2:
+        return f"use {name}[None] for a single sequence"
+    if x.ndim == 4 and x.shape[1] * x.shape[3] == width:
+        whole = f"{name}.transpose(1, 2).flatten(2)"
+    elif x.ndim == 4 and x.shape[2] * x.shape[3] == width:
+        whole = f"{name}.flatten(2)"
+    elif x.ndim == 4 and x.shape[1] == width:
+        return f"use {name}.flatten(2).transpose(1, 2) for an image [B, {width}, height, width]"
+    else:
+        return "a mask goes in mask="
+    return f"heads are split in here: use {whole}, or headwise.attention, which takes [B, H, T, D]"
 
 
 def rules_of(mask: Mask | Tensor, batch: int, query_len: int, key_len: int, itself: bool) -> Mask:

@@ -6,12 +6,12 @@ Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_d
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..arguments import REQUIRED, answering
 from ..functional import attention
 from ..map import AttentionMap
 from ..masks import Mask
@@ -79,6 +79,7 @@ class MultiHeadAttention(nn.Module):
     Vaswani 2017, section 3.2.2; grouped heads: Ainslie 2023.
     """
 
+    @answering(module_call.OF_THE_CONSTRUCTOR)
     def __init__(
         self,
         d_model: int,
@@ -99,13 +100,10 @@ class MultiHeadAttention(nn.Module):
         sinks: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **wrong: object,
     ) -> None:
-        if wrong:
-            module_call.check_constructor(wrong, signature(MultiHeadAttention).parameters)
         super().__init__()
         sizes = Sizes.of(d_model, num_heads, num_kv_heads, head_dim, value_dim, kdim, vdim)
-        module_call.check_options(dropout, window, scale, softcap, sizes.head_dim)
+        module_call.check_options(dropout, window, scale, softcap, sizes.head_dim, causal)
         self.d_model, self.kdim, self.vdim = sizes.d_model, sizes.kdim, sizes.vdim
         self.num_heads, self.num_kv_heads = sizes.num_heads, sizes.num_kv_heads
         self.head_dim, self.value_dim = sizes.head_dim, sizes.value_dim
@@ -186,7 +184,7 @@ class MultiHeadAttention(nn.Module):
 
     def forward(
         self,
-        query: Tensor,
+        query: Tensor = REQUIRED,
         key: Tensor | None = None,
         value: Tensor | None = None,
         mask: Mask | Tensor | None = None,
@@ -212,12 +210,12 @@ class MultiHeadAttention(nn.Module):
             output [B, T, d_model], and an `AttentionMap` [B, H, T, S], before dropout, or None.
 
         Raises:
-            ShapeError: not three dimensions, widths or batches that disagree, something empty.
+            ShapeError: not three dimensions, widths or batches that disagree; a length of 0.
             ArgumentError: another dtype than the weights'; a key without a value; arguments of torch's class.
             MaskError: a mask of the wrong shape or meaning.
         """
         if wrong:
-            module_call.check_call(wrong, signature(MultiHeadAttention.forward).parameters)
+            module_call.check_call(wrong, MultiHeadAttention.forward)
         plain = None
         if key is None and value is None and mask is None and bias is None:
             plain = plain_self_attention(self, query, need_weights)
@@ -227,7 +225,7 @@ class MultiHeadAttention(nn.Module):
 
     def head_outputs(
         self,
-        query: Tensor,
+        query: Tensor = REQUIRED,
         key: Tensor | None = None,
         value: Tensor | None = None,
         mask: Mask | Tensor | None = None,
@@ -246,7 +244,7 @@ class MultiHeadAttention(nn.Module):
             True
         """
         if wrong:
-            module_call.check_call(wrong, signature(MultiHeadAttention.head_outputs).parameters)
+            module_call.check_call(wrong, MultiHeadAttention.head_outputs)
         return self._attend(query, key, value, mask, bias)[0]
 
     def _attend(
@@ -308,8 +306,6 @@ class MultiHeadAttention(nn.Module):
         self._packed = pack(alike) if known is None else known
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MultiHeadAttention:
-        if self._packed is not None:
-            self._packed.loosen()
         super()._apply(fn, recurse)  # moved or cast: each weight now has memory of its own
         self._pack()
         return self
@@ -320,8 +316,6 @@ class MultiHeadAttention(nn.Module):
             self._pack()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if self._packed is not None:
-            self._packed.loosen()
         assigned = bool(args[0].get("assign_to_params_buffers")) if args else False
         refused = torch_conversion.to_own_names(state_dict, prefix, self.sizes, self._modules, copy=assigned)
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -26,6 +26,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as torch_module
 
 from ..arguments import autocasting
@@ -90,16 +91,20 @@ def _nothing_on(held: Mapping[str, object]) -> bool:
 
 
 class _Place:
-    """A layer, and where its parameters were when they were laid out; it keeps none of them alive."""
+    """A layer, and where its parameters were when they were laid out; it keeps none of them alive.
 
-    __slots__ = ("_bias", "_weight", "bias_at", "dtype", "layer", "shape", "weight_at")
+    Nor does it refer to them weakly, but to their memory: torch swaps no tensors that anybody refers to.
+    """
+
+    __slots__ = ("_memories", "bias_at", "dtype", "layer", "shape", "weight_at")
 
     def __init__(self, layer: nn.Linear) -> None:
         weight, bias = layer.weight, layer._parameters["bias"]
         self.layer = ref(layer)
         self.weight_at, self.shape, self.dtype = weight.data_ptr(), weight.shape, weight.dtype
         self.bias_at = 0 if bias is None else bias.data_ptr()
-        self._weight, self._bias = ref(weight), None if bias is None else ref(bias)
+        parameters = (weight,) if bias is None else (weight, bias)
+        self._memories = [StorageWeakRef(parameter.untyped_storage()) for parameter in parameters]
 
     def fits(self, layer: nn.Module) -> bool:
         """Whether this is the layer, with its parameters where they were."""
@@ -118,11 +123,7 @@ class _Place:
 
     def is_left(self) -> bool:
         """Whether its parameters are gone, or elsewhere; not if others stand in for them for a while."""
-        own = self._weight()
-        if own is None or own.data_ptr() != self.weight_at:
-            return True
-        own = None if self._bias is None else self._bias()
-        return bool(self.bias_at) and (own is None or own.data_ptr() != self.bias_at)
+        return any(memory.expired() for memory in self._memories)
 
 
 class Packed:
@@ -163,11 +164,6 @@ class Packed:
         if len(places) != len(layers) or not all(map(_Place.fits, places, layers)):
             return None
         return Packed(layers, self.weight, self.bias)  # type: ignore[arg-type]
-
-    def loosen(self) -> None:
-        """Let torch swap the parameters for others: it does not while anybody refers to them weakly."""
-        for place in self._places:
-            place._weight = place._bias = _nothing  # type: ignore[assignment]
 
     def last(self, count: int) -> tuple[Tensor, Tensor | None]:
         """Weight [n, E] and bias [n] of its last layers."""

@@ -32,6 +32,8 @@ def cannot(scores: Tiled) -> str | None:
         return f"it runs on cuda, the tensors are on {q.device.type}"
     if q.dtype not in DTYPES:
         return f"it takes bfloat16, float16 and float32, not {str(q.dtype).removeprefix('torch.')}"
+    if not q.shape[0]:
+        return "there is nothing in this batch"
     if q.shape[-1] > LARGEST_HEAD:
         return f"it takes head_dim up to {LARGEST_HEAD}, not {q.shape[-1]}"
     if torch._C._are_functorch_transforms_active():

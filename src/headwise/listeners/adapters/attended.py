@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from ... import budget
-from ...arguments import under_autocast
+from ...arguments import scores_from, under_autocast
 from ...facts import fact
 from ...functional import attention
-from ...map import AttentionMap
+from ...map import AttentionMap, make
 from ...mask_rules import can_read
 from ...masks import Mask
 from ..active import announce, quietly
@@ -41,7 +41,8 @@ def attended(
         if dropout and softcap is None and sinks is None:
             # torch drops weights without keeping them; ours would keep the matrix for its gradient
             output = _dropped(q, k, v, mask, bias, scale, dropout)
-            weights = AttentionMap(*under_autocast(q, k), **rules)  # type: ignore[arg-type]
+            cast_q, cast_k = under_autocast(q, k)
+            weights = make(scores_from(cast_q, cast_k, cast_k, **rules), None)  # type: ignore[arg-type]
         else:
             output, weights = attention(q, k, v, dropout=dropout, **rules)  # type: ignore[arg-type]
     heard = announce(module, kind, weights, v, output)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from ...arguments import REQUIRED
 from ...facts import fact
 from ...foreign_masks import from_torch
 from ...map import AttentionMap
@@ -50,7 +51,7 @@ def hear_headwise(attachment: Attachment) -> Undo:
 
 def headwise_forward(
     module: MultiHeadAttention,
-    query: Tensor,
+    query: Tensor = REQUIRED,
     key: Tensor | None = None,
     value: Tensor | None = None,
     mask: Mask | Tensor | None = None,
@@ -65,6 +66,9 @@ def headwise_forward(
             module, query, key, value, mask, bias=bias, need_weights=need_weights, **wrong
         )
     heads, weights, v = module._attend(query, key, value, mask, bias)
+    if not heads.shape[0]:
+        nothing_to_hear()
+        return module.out_proj(heads.transpose(1, 2).flatten(2)), weights if need_weights else None
     kind = "self" if key is None or key is query else "cross"
     heard = announce(module, kind, weights, v, heads)
     assert heard is not None

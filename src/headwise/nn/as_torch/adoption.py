@@ -68,6 +68,7 @@ def adopt(model: nn.Module) -> Adopted:
         >>> hw.restore(model)
         3
     """
+    _check_model(model)
     report = Adopted()
     for name, module in model.named_modules():
         kind = type(module)
@@ -81,6 +82,12 @@ def adopt(model: nn.Module) -> Adopted:
         elif issubclass(kind, tuple(OURS)) and not issubclass(kind, tuple(THEIRS)):
             report.left[name] = _why_not(module)
     return report
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        kind = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise ArgumentError(f"model must be a torch.nn.Module: got {kind}; pass the model itself")
 
 
 def _why_not(module: nn.Module) -> str:
@@ -101,6 +108,7 @@ def restore(model: nn.Module) -> int:
     Raises:
         ArgumentError: a module's class was changed for one that cannot do without ours; none is restored.
     """
+    _check_model(model)
     made: dict[type, type] = {**THEIRS, **{kind: kind for kind in OURS}}
     adopted = []
     for name, module in model.named_modules():

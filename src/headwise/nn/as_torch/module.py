@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ...arguments import answering
 from ...errors import ArgumentError
 from ...functional import attention
 from ...masks import Mask
@@ -50,6 +51,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     empty_rows = "nan"
 
+    @answering({})  # with torch's exceptions: a TypeError
     def __init__(
         self,
         embed_dim: int,
