@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from ..engines.statistics import ROW_STATISTICS
-from ..errors import ArgumentError, nearest
+from ..errors import ArgumentError, nearest, needed
 from ..heads.layer_names import Layer
 from ..heads.record import fetched
 from ..map import AttentionMap
@@ -266,18 +266,14 @@ class Monitor:
 
         Raises:
             ArgumentError: nothing was measured yet.
-            ImportError: pandas is not installed.
+            PackageMissing: pandas is not installed.
         """
         if not self._history:
             raise ArgumentError(
                 "monitor must have measured a step: 0 were; run the model inside `with monitor.step()`"
             )
-        try:
+        with needed("pandas", "to_pandas needs pandas"):
             import pandas
-        except ModuleNotFoundError as error:
-            raise ImportError(
-                "to_pandas needs pandas; install with: pip install pandas", name="pandas"
-            ) from error
         rows: dict[tuple[int, Layer, int], dict[str, float]] = {}
         for row in self._history:
             for (layer, head, name), value in zip(row.keys, row.values, strict=True):
