@@ -1,8 +1,8 @@
-"""Environments that hold what one extra of headwise brings and nothing else, made from the packages of this one.
+"""Environments that hold what an extra of headwise brings and nothing else, made of the packages of this one.
 
-No network and no pip: what an extra needs is read from pyproject.toml and from the packages' own metadata, and those
-packages are put into a new virtual environment, file by file, as hard links. A link to a folder would not do: what
-runs in a fenced process resolves it, and finds all of this environment behind it.
+No network and no pip: what an extra needs is read from pyproject.toml and from the packages' own metadata,
+and those packages are put into a new virtual environment, file by file, as hard links. A link to a folder
+would not do: what runs in a fenced process resolves it, and finds all of this environment behind it.
 """
 
 from __future__ import annotations

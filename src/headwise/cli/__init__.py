@@ -1,7 +1,7 @@
 """The command line: `headwise <verb>`, a file per verb or per kind of them.
 
-Whatever a user gets wrong is one line on stderr and exit code 2; Ctrl-C is 130; a missing package is 1, and so
-is a problem that `headwise doctor` finds.
+Whatever a user gets wrong is one line on stderr and exit code 2; Ctrl-C is 130; a missing package is 1, and
+so is a problem that `headwise doctor` finds.
 """
 
 from __future__ import annotations

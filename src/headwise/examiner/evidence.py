@@ -112,7 +112,7 @@ class Evidence:
         return next((one for one in self.calls if one.probe == probe), None)
 
     def save(self, folder: Path) -> None:
-        """As `FACTS` and `NUMBERS`, without a library: a checked file is checked where there is torch alone."""
+        """As `FACTS` and `NUMBERS`, without a library: files are checked where there is torch alone."""
         numbers = bytearray()
 
         def out(value: object) -> object:
