@@ -73,10 +73,7 @@ class Family:
         """The model, in eval mode; the same weights every time. One not there yet: skip."""
         import transformers
 
-        if tuple(map(int, transformers.__version__.split(".")[:2])) < self.since:
-            import pytest
-
-            pytest.skip(f"by design: {self.name} is otherwise or not at all in {transformers.__version__}")
+        not_before(self.since, self.name)
         config = getattr(transformers, self.config or self.model.removesuffix("Model") + "Config")
         settings = {
             name: dict(part) if isinstance(part, dict) else part for name, part in self.settings.items()
@@ -93,6 +90,18 @@ class Family:
         return {
             n: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for n, x in given.items()
         }
+
+
+def not_before(since: tuple[int, int], name: str) -> None:
+    """Skip the test of a model that an older transformers does not have, or has otherwise."""
+    import transformers
+
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < since:
+        import pytest
+
+        pytest.skip(
+            f"by design: {name} is otherwise or not at all in transformers {transformers.__version__}"
+        )
 
 
 def _draw_wide(model: nn.Module) -> None:

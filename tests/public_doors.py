@@ -1,7 +1,9 @@
-"""Every door of headwise, opened as a user would: run as a script in a bare environment, it prints JSON.
+"""Every door of headwise, opened as a user would: a script for bare environments, which prints JSON.
 
-Of each door: "works", or what was raised, or the exit code and what was said on the command line. It knows nothing of
-what is installed; `test_extras.py` says what is to be expected where.
+    python public_doors.py '["attention", "headwise check"]'
+
+Of each door: "works", or what was raised, or the exit code and what was said on the command line. It knows
+nothing of what is installed; `test_extras.py` says what is to be expected where.
 """
 
 from __future__ import annotations
@@ -44,7 +46,6 @@ def python_doors() -> dict[str, Callable[[], object]]:
     q, k, v = torch.randn(3, 1, 2, 5, 8)
     mha = hw.MultiHeadAttention(8, 2)
     x = torch.randn(2, 5, 8)
-    heads = hw.Heads()
     with hw.watch(mha) as heads:
         mha(x)
     monitor = hw.Monitor(mha)
@@ -53,6 +54,10 @@ def python_doors() -> dict[str, Callable[[], object]]:
 
     def train() -> torch.Tensor:
         return mha(x)[0].square().mean()
+
+    def ablate() -> None:
+        with hw.ablate(mha, [(0, 1)]):
+            mha(x)
 
     def save_and_load() -> None:
         heads.save("heads.safetensors")
@@ -65,11 +70,10 @@ def python_doors() -> dict[str, Callable[[], object]]:
         "module": lambda: mha(x)[1][0, 1].sum(),
         "backward": lambda: train().backward(),
         "adopt": lambda: hw.adopt(torch.nn.TransformerEncoderLayer(8, 2, 16)),
-        "compile": lambda: torch.export.export(mha, (x,)),
         "watch": lambda: [str(head) for head in heads.all()],
         "diversity": lambda: hw.diversity(heads),
-        "ablate": lambda: hw.ablate(mha, [(0, 1)]).__enter__(),
-        "check": lambda: str(hw.check(hw.MultiHeadAttention)) + hw.check(hw.MultiHeadAttention)._repr_html_(),
+        "ablate": ablate,
+        "check": lambda: hw.check(hw.MultiHeadAttention)._repr_html_(),
         "check_file": lambda: str(hw.check_file("good.py")),
         "explain": lambda: hw.explain(mha, x).to_html("explain.html"),
         "explain as text": lambda: str(hw.explain(mha, x)),
@@ -86,21 +90,19 @@ def python_doors() -> dict[str, Callable[[], object]]:
     }
 
 
-VERBS = {
-    "--version": ["--version"],
-    "--help": ["--help"],
-    "no verb": [],
-    "presets": ["presets"],
-    "presets --json": ["presets", "--json"],
-    "doctor": ["doctor"],
-    "check": ["check", "good.py"],
-    "check --json": ["check", "good.py", "--json"],
-    "check, their import missing": ["check", "lacking.py"],
-    "explain": ["explain", "good.py"],
-    "explain --terminal": ["explain", "good.py", "--terminal"],
-    "look": ["look"],
-    "look --model": ["look", "--model", "./pruned"],
-}
+COMMANDS = (
+    "headwise",
+    "headwise --version",
+    "headwise --help",
+    "headwise presets",
+    "headwise presets --json",
+    "headwise doctor",
+    "headwise check good.py",
+    "headwise check lacking.py",
+    "headwise explain good.py",
+    "headwise look",
+    "headwise look --model ./pruned",
+)
 
 
 def open_door(use: Callable[[], object]) -> str:
@@ -133,10 +135,13 @@ def main() -> None:
     warnings.simplefilter("error")
     for name, text in FILES.items():
         Path(name).write_text(text, "utf-8")
-    Path("pruned").mkdir(exist_ok=True)
+    Path("pruned").mkdir()
     Path("pruned/config.json").write_text("{}", "utf-8")
-    said = {name: open_door(use) for name, use in python_doors().items()}
-    said |= {f"headwise {name}": run_verb(arguments) for name, arguments in VERBS.items()}
+    doors = python_doors() | {command: command.split()[1:] for command in COMMANDS}
+    said = {}
+    for name in json.loads(sys.argv[1]):
+        door = doors[name]
+        said[name] = run_verb(door) if isinstance(door, list) else open_door(door)
     json.dump(said, sys.stdout)
 
 

