@@ -1,4 +1,4 @@
-"""Each extra alone, in an environment with nothing else: what should work works, the rest names its remedy."""
+"""Each extra alone, with nothing else installed: what should work works, the rest names its remedy."""
 
 from __future__ import annotations
 
