@@ -1,4 +1,4 @@
-"""The versions headwise runs with: private names of torch and transformers, what `make test-versions` does."""
+"""The versions headwise runs with: private names of torch and transformers, what is set up to test them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -39,21 +40,24 @@ def is_private(name: str) -> bool:
     return any(part.startswith("_") and not part.startswith("__") and part != "_" for part in name.split("."))
 
 
-def imported(tree: ast.Module) -> dict[str, str]:
+Nodes = list[ast.AST]  # of one file
+
+
+def imported(nodes: Nodes) -> dict[str, str]:
     """Local name -> what it stands for: by imports, and by `aten = torch.ops.aten`."""
     found: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {one.asname: one.name for one in node.names if one.asname}
             found |= {one.name.partition(".")[0]: one.name.partition(".")[0] for one in node.names}
         elif isinstance(node, ast.ImportFrom):
             module = "." if node.level else node.module
             found |= {one.asname or one.name: f"{module}.{one.name}" for one in node.names}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
-            chain = dotted(node.value)
-            if chain and chain.partition(".")[0] == "torch":
-                found |= {one.id: chain for one in node.targets if isinstance(one, ast.Name)}
+            value = dotted(node.value)
+            if value and value.partition(".")[0] == "torch":
+                found |= {one.id: value for one in node.targets if isinstance(one, ast.Name)}
     return found
 
 
@@ -66,29 +70,28 @@ def dotted(node: ast.expr) -> str | None:
     return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
 
 
-def theirs(tree: ast.Module, own: set[str]) -> Iterator[tuple[int, str]]:
+def theirs(nodes: Nodes, own: set[str]) -> Iterator[tuple[int, str]]:
     """Line and name of what is not ours: in full where it begins at an import, else the last part alone."""
-    names = imported(tree)
-    inside = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    for node in ast.walk(tree):
+    names = imported(nodes)
+    inside = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and not node.level:
             yield from ((node.lineno, f"{node.module}.{one.name}") for one in node.names)
         elif isinstance(node, ast.Attribute):
-            chain = dotted(node)
-            root, _, rest = (chain or "").partition(".")
+            root, _, rest = (dotted(node) or "").partition(".")
             if root in names:
                 if id(node) not in inside:
                     yield node.lineno, f"{names[root]}.{rest}"
             elif node.attr not in own:
                 yield node.lineno, node.attr
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value not in own | OURS:
-            yield node.lineno, node.value if node.value.isidentifier() else ""
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+            yield node.lineno, "" if node.value in own or node.value in OURS else node.value
 
 
-def defined(trees: list[ast.Module]) -> set[str]:
+def defined(files: Iterable[Nodes]) -> set[str]:
     """What the package itself defines: functions, classes, variables, attributes of self."""
     found: set[str] = set()
-    for node in (node for tree in trees for node in ast.walk(tree)):
+    for node in chain.from_iterable(files):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -100,12 +103,12 @@ def defined(trees: list[ast.Module]) -> set[str]:
 
 def unlisted(sources: dict[str, str]) -> list[str]:
     """Private names of torch and transformers that are used and not in the list."""
-    trees = {file: ast.parse(source) for file, source in sources.items()}
-    own = defined(list(trees.values()))
+    files = {file: list(ast.walk(ast.parse(source))) for file, source in sources.items()}
+    own = defined(files.values())
     last = {name.rpartition(".")[2] for name in LISTED}
     found = []
-    for file, tree in trees.items():
-        for line, name in theirs(tree, own):
+    for file, nodes in files.items():
+        for line, name in theirs(nodes, own):
             if "." not in name:
                 wrong = is_private(name) and name not in last
             else:
@@ -208,8 +211,8 @@ def test_a_name_that_torch_has_no_more_is_told_at_import() -> None:
     last = done.stderr.strip().splitlines()[-1]
     oldest, newest = TESTED["torch"]
     assert last == (
-        f"headwise.errors.VersionUnsupported: torch must have {gone}, for {TORCH[gone]}: {version('torch')} has "
-        f"none; headwise is tested with torch {oldest} to {newest}: install one of these, such as "
+        f"headwise.errors.VersionUnsupported: torch must have {gone}, for {TORCH[gone]}: "
+        f"{version('torch')} has none; headwise is tested with torch {oldest} to {newest}: install one of these, such as "
         f'pip install "torch=={newest}.*", or a newer headwise'
     )
 
