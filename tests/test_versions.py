@@ -210,11 +210,9 @@ def test_a_name_that_torch_has_no_more_is_told_at_import() -> None:
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     oldest, newest = TESTED["torch"]
-    assert last == (
-        f"headwise.errors.VersionUnsupported: torch must have {gone}, for {TORCH[gone]}: "
-        f"{version('torch')} has none; headwise is tested with torch {oldest} to {newest}: install one of these, such as "
-        f'pip install "torch=={newest}.*", or a newer headwise'
-    )
+    said = f"torch must have {gone}, for {TORCH[gone]}: {version('torch')} has none; headwise is tested with"
+    advice = f'install one of these, such as pip install "torch=={newest}.*", or a newer headwise'
+    assert last == f"headwise.errors.VersionUnsupported: {said} torch {oldest} to {newest}: {advice}"
 
 
 def test_a_name_that_transformers_has_no_more_is_told_when_one_of_its_models_is_watched(
