@@ -201,13 +201,11 @@ def _record(call: Told, tensors: dict[str, Tensor]) -> Record:
 
 def _library(name: str) -> Any:
     with needed("safetensors", "saving heads needs safetensors"):
-        if name == "safe_open":
-            from safetensors import safe_open as found
-        else:
-            from safetensors.torch import save as found  # isort: skip
+        import safetensors.torch
 
+        if name == "save":
             import numpy  # noqa: F401 - safetensors saves by it, and does not bring it
-    return found
+    return safetensors.safe_open if name == "safe_open" else safetensors.torch.save
 
 
 # A map as tensors and numbers
