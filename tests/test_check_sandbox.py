@@ -428,7 +428,7 @@ def _result(folder: Path, files: dict[str, str]) -> Outcome:
         {"facts.json": '{"problem": 1}'},
         {"facts.json": "[]"},
         {"facts.json": "{}"},
-        {"facts.json": "{}", "evidence.json": "[]", "evidence.safetensors": "x" * 100},
+        {"facts.json": "{}", "evidence.json": "[]", "evidence.bin": "x" * 100},
     ],
 )
 def test_a_result_that_is_none_is_refused(files: dict[str, str], tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import headwise
 from headwise import doctor
 from headwise.doctor import EXTRAS, Line, examine
 from headwise.engines.backends import BACKENDS
+from headwise.errors import REMEDIES
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -184,9 +185,11 @@ def test_examining_changes_no_random_numbers() -> None:
 
 
 def test_the_extras_are_those_of_the_package() -> None:
-    """Each library of viz and cli is told with the extra that brings it."""
+    """Each library of an extra is told with one that brings it."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-    for extra in ("viz", "cli"):
-        for requirement in declared[extra]:
-            library = requirement.partition(">")[0]
-            assert EXTRAS[library][1] == f'pip install "headwise[{extra}]"'
+    brought = {
+        extra: {each.partition(">")[0] for each in declared[extra]} for extra in ("viz", "cli", "watch")
+    }
+    for library in set().union(*brought.values()):
+        ways = [f'pip install "headwise[{extra}]"' for extra in brought if library in brought[extra]]
+        assert library in EXTRAS and REMEDIES[library] in ways

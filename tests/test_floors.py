@@ -17,6 +17,7 @@ PACKAGE = Path(headwise.__file__).resolve().parent
 FLOORS = (
     (
         "errors",
+        "private_names",
         "budget",
         "whole_files",
         "indexing",

@@ -12,6 +12,9 @@ with hw.watch(model) as heads:                         # any model's heads, as i
 heads.table()
 """
 
+from . import private_names as _private_names  # noqa: F401, says what torch lacks before anything uses it
+
+# isort: split
 from . import budget, errors, heads, models, nn, scoring, testing
 from . import moved_modules as _moved_modules  # noqa: F401, what 0.1 pickled by its old paths
 from . import pytrees as _pytrees  # noqa: F401, registers what travels through torch.compile and torch.save

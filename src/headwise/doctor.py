@@ -21,20 +21,23 @@ from torch import Tensor
 from . import __version__, budget
 from .engines.backend import Backend
 from .engines.backends import BACKENDS
+from .errors import REMEDIES
 from .functional import attention, why
 from .nn.multihead import MultiHeadAttention
 
 __all__ = ["EXTRAS", "Line", "examine"]
 
-EXTRAS = {  # library -> what it is for, and how to get it
-    "typer": ("the headwise command", 'pip install "headwise[cli]"'),
-    "rich": ("tables in the terminal", 'pip install "headwise[cli]"'),
-    "matplotlib": ("pictures", 'pip install "headwise[viz]"'),
-    "transformers": ("models to watch", 'pip install "headwise[watch]"'),
-    "safetensors": ("files of heads", 'pip install "headwise[watch]"'),
-    "numpy": ("maps as arrays", "pip install numpy"),
-    "triton": ("kernels on NVIDIA GPUs", "it comes with torch for CUDA on Linux"),
+EXTRAS = {  # library -> what it is for
+    "typer": "the headwise command",
+    "rich": "tables in the terminal",
+    "matplotlib": "pictures",
+    "transformers": "models to watch",
+    "safetensors": "files of heads",
+    "numpy": "maps as arrays",
+    "pandas": "heads as data frames",
+    "triton": "kernels on NVIDIA GPUs",
 }
+WITH_TORCH = "it comes with torch for CUDA on Linux"
 USUAL = {"cpu": torch.float32, "cuda": torch.bfloat16}  # what people compute in there
 HALF_THE_DIGITS = torch.finfo(torch.float64).eps ** 0.5  # a wrong answer differs in the first ones
 
@@ -138,9 +141,8 @@ def _where(backend: Backend, here: list[torch.device]) -> str:
 
 
 def _installed(library: str) -> str:
-    purpose, how = EXTRAS[library]
     if importlib.util.find_spec(library) is None:
-        return f"not here, for {purpose}: {how}"
+        return f"not here, for {EXTRAS[library]}: {REMEDIES.get(library, WITH_TORCH)}"
     with suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(library)
     return "here"

@@ -7,9 +7,11 @@ keeps working.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import inspect
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from types import FunctionType
 from typing import ParamSpec, TypeVar, cast
@@ -22,7 +24,9 @@ __all__ = [
     "HeadsAlarm",
     "HeadwiseError",
     "MaskError",
+    "PackageMissing",
     "ShapeError",
+    "VersionUnsupported",
 ]
 
 
@@ -58,12 +62,73 @@ class HeadsAlarm(HeadwiseError, UserWarning):
     """A warning of `headwise.Monitor`: heads in training went past a threshold of its alarms."""
 
 
+class PackageMissing(HeadwiseError, ImportError):
+    """A package that a part of headwise needs is not installed; the message says how to get it."""
+
+
+class VersionUnsupported(HeadwiseError, ImportError):
+    """The installed torch or transformers lacks a name that headwise is built on."""
+
+
+# Packages that only a part of headwise needs
+
+
+REMEDIES = {  # package -> how to get it
+    "typer": 'pip install "headwise[cli]"',
+    "rich": 'pip install "headwise[cli]"',
+    "matplotlib": 'pip install "headwise[viz]"',
+    "transformers": 'pip install "headwise[watch]"',
+    "safetensors": 'pip install "headwise[watch]"',
+    "numpy": "pip install numpy",
+    "pandas": "pip install pandas",
+}
+
+
+@contextmanager
+def needed(package: str, purpose: str, remedy: str | None = None) -> Iterator[None]:
+    """Around imports from a package that may not be installed: then the error says what it is for.
+
+    Args:
+        purpose: the beginning of the error: "headwise tables need rich".
+        remedy: how to get it, where `REMEDIES` does not say.
+
+    Raises:
+        PackageMissing: it is not installed, or something that it needs is not.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or package).partition(".")[0]
+        behind = "" if missing == package else f", and {package} needs {missing}"
+        remedy = remedy or REMEDIES[package]
+        raise PackageMissing(f"{purpose}{behind}; install with: {remedy}", name=missing) from error
+
+
+def are_here(packages: Iterable[str], purpose: str, remedy: str) -> None:
+    """All that is missing, said at once and before any work.
+
+    Raises:
+        PackageMissing: one or more of them are not installed.
+    """
+    missing = [package for package in packages if importlib.util.find_spec(package.replace("-", "_")) is None]
+    if missing:
+        *some, last = missing
+        listed = f"{', '.join(some)} and {last}" if some else last
+        raise PackageMissing(f"{purpose} {listed}; install with: {remedy}", name=missing[0])
+
+
+# Names
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
     """The end of an error about an unknown name: the choices, and the likeliest one meant."""
     choices = list(choices)
     close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}choose from {', '.join(choices)}"
+
+
+# Old keywords
 
 
 Given = ParamSpec("Given")

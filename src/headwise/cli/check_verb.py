@@ -128,11 +128,10 @@ def _say_that_it_waits(console: Console, source: str) -> None:
 
 
 def _console() -> Console:
-    try:
+    from ..errors import needed
+
+    with needed("rich", "headwise check prints with rich"):
         from rich.console import Console
-    except ModuleNotFoundError as error:
-        hint = 'headwise check prints with rich; install with: pip install "headwise[cli]"'
-        raise ImportError(hint, name="rich") from error
     return Console(highlight=False)
 
 

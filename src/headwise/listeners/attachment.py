@@ -104,6 +104,7 @@ class Attachment:
             for change in changes:
                 self._undo.callback(change(self))
         except BaseException:
+            self.listeners.clear()  # nobody has to end what did not begin
             self._undo.close()
             raise
         active.append(self)

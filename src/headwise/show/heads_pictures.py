@@ -55,7 +55,7 @@ def layer_picture(heads: Heads, layer: Layer, *, batch: int = 0) -> Figure:
     Raises:
         ArgumentError: no such layer; neither a map nor a picture was kept.
         IndexError: no such sequence.
-        ImportError: matplotlib is not installed.
+        PackageMissing: matplotlib is not installed.
     """
     chosen: LayerHeads = heads[layer]
     drawing()
@@ -80,7 +80,7 @@ def model_picture(heads: Heads, *, batch: int = 0, text: str | None = None) -> F
     Raises:
         ArgumentError: nothing was watched; a layer with neither a map nor a picture.
         IndexError: no such sequence.
-        ImportError: matplotlib is not installed.
+        PackageMissing: matplotlib is not installed.
 
     Example:
         >>> import headwise as hw

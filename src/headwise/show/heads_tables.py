@@ -74,7 +74,7 @@ def heads_table(
 
     Raises:
         ArgumentError: nothing was watched; a column or sort that was not measured.
-        ImportError: rich is not installed.
+        PackageMissing: rich is not installed.
     """
     table = empty_table(title if title is not None else heads.title)
     everyone = heads.all()
@@ -148,7 +148,7 @@ def meanings(heads: Iterable[Head]) -> Table:
     """The census for the terminal.
 
     Raises:
-        ImportError: rich is not installed.
+        PackageMissing: rich is not installed.
     """
     table = table_class().grid(padding=(0, 1))
     table.add_column(justify="right")
@@ -174,7 +174,7 @@ def layers_table(heads: Heads, *, title: str | None = None) -> HeadsTable:
 
     Raises:
         ArgumentError: nothing was watched.
-        ImportError: rich is not installed.
+        PackageMissing: rich is not installed.
     """
     table = empty_table(title if title is not None else heads.title)
     heads.all()  # raises where there are none

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import ShapeError
+from ..errors import ShapeError, needed
 from ..map import AttentionMap
 from ..whole_files import place_for, whole_file
 from .tables import families, label
@@ -79,7 +79,7 @@ def heatmaps(
         title: of the whole figure.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        PackageMissing: matplotlib is not installed.
         ShapeError: tokens or titles that do not fit the map.
         IndexError: no such sequence.
 
@@ -89,6 +89,7 @@ def heatmaps(
         >>> figure.savefig("heads.png")    # doctest: +SKIP
     """
     _check(weights, tokens, titles)
+    drawing()  # before the map is computed: what is missing is said at once
     _, _, T, S = weights.shape
     return draw(cells(weights.select(batch=batch)), (T, S), tokens, titles=titles, title=title)
 
@@ -97,15 +98,12 @@ def drawing() -> tuple[type[Figure], type[FigureCanvasAgg], PowerNorm]:
     """What pictures are drawn with: Figure, its canvas, the scale of colours.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        PackageMissing: matplotlib is not installed.
     """
-    try:
+    with needed("matplotlib", "headwise pictures need matplotlib"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.colors import PowerNorm
         from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        hint = 'headwise pictures need matplotlib; install with: pip install "headwise[viz]"'
-        raise ImportError(hint, name="matplotlib") from error
     return Figure, FigureCanvasAgg, PowerNorm(0.5, vmin=0, vmax=1)
 
 

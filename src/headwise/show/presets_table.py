@@ -73,7 +73,7 @@ def presets_table(presets: Iterable[Preset]) -> Table:
     """One row a preset. Counts are of attention layers alone, not of the whole model.
 
     Raises:
-        ImportError: rich is not installed.
+        PackageMissing: rich is not installed.
     """
     table = empty_table()
     table.add_column("name", no_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..errors import needed
 from ..listeners.robustness import Robustness
 
 if TYPE_CHECKING:
@@ -18,20 +19,17 @@ def robustness_curve(measured: Robustness) -> Figure:
     """Both curves, random orders with their range, and single heads as dots at 1.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        PackageMissing: matplotlib is not installed.
 
     Example:
         >>> measured = Robustness(2.0, 4, [0, 2, 4], torch.tensor([2.0, 2.1, 3.0]), None, None)
         >>> robustness_curve(measured).axes[0].get_ylabel()
         'loss'
     """
-    try:
+    with needed("matplotlib", "headwise pictures need matplotlib"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
-    except ModuleNotFoundError as error:
-        hint = 'headwise pictures need matplotlib; install with: pip install "headwise[viz]"'
-        raise ImportError(hint, name="matplotlib") from error
 
     figure = Figure(figsize=(6, 3.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)

@@ -10,6 +10,8 @@ import unicodedata
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ..errors import needed
+
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
@@ -101,7 +103,7 @@ def empty_table(title: str | None = None) -> Table:
     """A table as headwise prints them, without columns.
 
     Raises:
-        ImportError: rich is not installed.
+        PackageMissing: rich is not installed.
     """
     table = table_class()
     from rich.box import SIMPLE_HEAD
@@ -114,13 +116,10 @@ def table_class() -> type[Table]:
     """rich's tables.
 
     Raises:
-        ImportError: rich is not installed.
+        PackageMissing: rich is not installed.
     """
-    try:
+    with needed("rich", "headwise tables need rich"):
         from rich.table import Table
-    except ModuleNotFoundError as error:
-        hint = 'headwise tables need rich; install with: pip install "headwise[cli]"'
-        raise ImportError(hint, name="rich") from error
     return Table
 
 

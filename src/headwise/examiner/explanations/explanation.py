@@ -156,7 +156,7 @@ class Explanation:
         """All steps as text, for one sequence and one head.
 
         Raises:
-            ImportError: rich is not installed.
+            PackageMissing: rich is not installed.
             IndexError: no such sequence or head.
         """
         from .text import as_text

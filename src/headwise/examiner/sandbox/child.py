@@ -55,7 +55,6 @@ def _package(name: str, folder: Path) -> ModuleType:
 def _examine(request: dict[str, Any], result: Path, confine: ModuleType, tell: Any, status: int) -> NoReturn:
     # All of it before the learner's file runs: `examine` and what follows it here keep their own references
     # to what they need of torch, whatever that file replaces; what compares numbers is in another process.
-    import safetensors.torch  # noqa: F401
     import torch
 
     _package("headwise", HERE.parents[1])

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ArgumentError, BackendUnavailable
-from ..evidence import Evidence, Problem
+from ..evidence import FACTS, NUMBERS, Evidence, Problem
 from .outcome import Outcome
 from .reach import import_roots, listable, readable
 from .verdicts import LONGEST_MESSAGE, hidden, of_kill, of_status
@@ -184,7 +184,7 @@ def _take_result(result: Path, path: Path, watch: Watch, outcome: Outcome) -> No
             reach = [*readable(path, ""), str(result.parent)]
             outcome.problem = hidden(_problem(facts["problem"]), str(facts["filename"]), reach)
             return
-        for each in ("evidence.json", "evidence.safetensors"):
+        for each in (FACTS, NUMBERS):
             _plain_file(done / each, RESULT_BYTES)
         outcome.evidence = Evidence.load(done)
     except Exception as error:  # whoever wrote it may have written anything

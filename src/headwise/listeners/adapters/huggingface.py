@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import nn
 
+from ...private_names import check_transformers
 from ..active import active
 from ..attachment import Attachment
 from ..model_structure import DISPATCHES, names_in
@@ -69,6 +70,7 @@ def _find_configs(model: nn.Module) -> list[object]:
     for module in model.modules():
         is_one = DISPATCHES in names_in(type(module))
         if is_one or any(DISPATCHES in names_in(type(inner)) for inner in _below_a_model(module)):
+            check_transformers()
             config = getattr(module, "config", None)
             if hasattr(config, OWN) and not any(config is known for known in configs):
                 configs.append(config)

@@ -1,0 +1,141 @@
+"""All that headwise uses of torch and transformers without a promise that it stays, and what it is for.
+
+Each name is looked for once, those of torch when headwise is imported, those of transformers when the first
+of its models is listened to. Where one is gone, the error names it, instead of an AttributeError from deep
+inside a call. A test reads the source: a private name that is used and not listed here fails there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from functools import cache
+from typing import Any
+
+from .errors import VersionUnsupported
+
+__all__ = ["OF_OBJECTS", "REPLACEABLE", "TESTED", "TORCH", "TRANSFORMERS", "check_transformers", "is_there"]
+
+TESTED = {"torch": ("2.11", "2.13"), "transformers": ("5.5", "5.22")}  # from, to; `make test-versions`
+
+TORCH = {  # name -> what it is used for
+    "torch._C.DisableTorchFunctionSubclass": "reading a tensor that stands in for a mask",
+    "torch._C._are_functorch_transforms_active": "leaving vmap, grad and jvp to plain operations",
+    "torch._C._current_graph_task_id": "hearing a checkpointed layer once",
+    "torch._C._functorch.is_batchedtensor": "refusing to watch inside vmap",
+    "torch._C._functorch.is_legacy_batchedtensor": "gradients with is_grads_batched",
+    "torch._C._get_tracing_state": "leaving torch.jit.trace to torch's own forward",
+    "torch._C._len_torch_dispatch_stack": "a shortcut only where nobody could notice",
+    "torch._C._len_torch_function_stack": "a shortcut only where nobody could notice",
+    "torch._C._nn._parse_to": "moving a tensor that stands in for a mask",
+    "torch._native_multi_head_attention": "torch's class in one operator",
+    "torch._nested_tensor_from_mask_left_aligned": "an encoder that skips padding",
+    "torch._subclasses.FakeTensor": "not reading the values of a mask that has none",
+    "torch._transformer_encoder_layer_fwd": "an encoder's layer in one operator",
+    "torch.Tensor._make_wrapper_subclass": "a mask that is made when it is read",
+    "torch.Tensor._version": "noticing what was written to after a map was made",
+    "torch.autograd.forward_ad._current_level": "leaving forward-mode gradients to plain operations",
+    "torch.nn.Module._backward_hooks": "a shortcut only where nobody could notice",
+    "torch.nn.Module._backward_pre_hooks": "a shortcut only where nobody could notice",
+    "torch.nn.Module._compiled_call_impl": "running a compiled model as it was written",
+    "torch.nn.Module._forward_hooks": "a shortcut only where nobody could notice",
+    "torch.nn.Module._forward_pre_hooks": "a shortcut only where nobody could notice",
+    "torch.nn.Module._modules": "a module's parts as they are, without its own lookup",
+    "torch.nn.TransformerEncoderLayer._ff_block": "an adopted layer's second half",
+    "torch.nn.TransformerEncoderLayer._sa_block": "an adopted layer's first half",
+    "torch.nn.modules.dropout._DropoutNd": "checked code without its dropout",
+    "torch.nn.modules.linear.NonDynamicallyQuantizableLinear": "the class of torch's out_proj",
+    "torch.nn.modules.module._global_backward_hooks": "a shortcut only where nobody could notice",
+    "torch.nn.modules.module._global_backward_pre_hooks": "a shortcut only where nobody could notice",
+    "torch.nn.modules.module._global_forward_hooks": "a shortcut only where nobody could notice",
+    "torch.nn.modules.module._global_forward_pre_hooks": "a shortcut only where nobody could notice",
+    "torch.nn.modules.transformer._detect_is_causal_mask": "an adopted encoder's hint",
+    "torch.nn.modules.transformer._get_seq_len": "an adopted encoder's hint",
+    "torch.ops.aten._flash_attention_backward": "the backend flash on CUDA",
+    "torch.ops.aten._flash_attention_forward": "the backend flash on CUDA",
+    "torch.ops.aten._scaled_dot_product_cudnn_attention": "the backend cudnn",
+    "torch.ops.aten._scaled_dot_product_cudnn_attention_backward": "the backend cudnn",
+    "torch.ops.aten._scaled_dot_product_efficient_attention": "the backend efficient",
+    "torch.ops.aten._scaled_dot_product_efficient_attention_backward": "the backend efficient",
+    "torch.ops.aten._scaled_dot_product_flash_attention": "the backend flash on CUDA",
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "the backend flash on CPUs",
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward": "the backend flash on CPUs",
+    "torch.utils._pytree.register_pytree_node": "maps through torch.compile and torch.export",
+    "torch.utils._pytree.tree_map": "torch's functions of a map",
+}
+TRANSFORMERS = {
+    "transformers.AttentionInterface.__getitem__": "answering a model's lookup of its attention",
+    "transformers.AttentionInterface.get_interface": "answering a model's lookup of its attention",
+    "transformers.AttentionMaskInterface.__getitem__": "answering a model's lookup of its mask",
+    "transformers.PreTrainedModel._supports_sdpa": "what stands in for a kernel that says nothing",
+    "transformers.integrations.sdpa_attention.sdpa_attention_forward": "knowing a model's own function",
+    "transformers.masking_utils.causal_mask_function": "masks as rules",
+    "transformers.masking_utils.eager_mask": "masks as rules",
+    "transformers.masking_utils.sdpa_mask": "masks as rules",
+    "transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS": "telling layers that look their attention up",
+}
+# Of objects, not of their classes: the tests look for these; to look for them here one would have to be made.
+OF_OBJECTS = {
+    "torch.nn.MultiheadAttention._qkv_same_embed_dim": "which weights torch's class has",
+    "torch._dynamo.OptimizedModule._orig_mod": "running a compiled model as it was written",
+    "torch.compile()._torchdynamo_orig_callable": "the forward behind a compiled one",
+    "torch.compiler.disable()._torchdynamo_disable": "a function that no compiler looks into",
+    "torch.compiler.disable()._torchdynamo_disable_msg": "a function that no compiler looks into",
+    "transformers.PretrainedConfig._attn_implementation_internal": "which attention a model runs",
+    "accelerate._old_forward": "the forward behind a device map",
+}
+# With another way where they are gone: torch.compiler.disable, which takes seconds to import.
+REPLACEABLE = {
+    "torch._C._dynamo.eval_frame._FrameAction": "a function that no compiler looks into",
+    "torch._C._dynamo.eval_frame._FrameExecStrategy": "a function that no compiler looks into",
+    "torch._C._dynamo.eval_frame.set_code_exec_strategy": "a function that no compiler looks into",
+}
+
+
+def check(names: dict[str, str]) -> None:
+    """See that every name is there.
+
+    Raises:
+        VersionUnsupported: one is not; the message says which, what for, and what to install.
+    """
+    for name, purpose in names.items():
+        if not is_there(name):
+            library = name.partition(".")[0]
+            oldest, newest = TESTED[library]
+            raise VersionUnsupported(
+                f"{library} must have {name}, for {purpose}: {importlib.metadata.version(library)} has none; "
+                f"headwise is tested with {library} {oldest} to {newest}: install one of these, such as "
+                f'pip install "{library}=={newest}.*", or a newer headwise',
+                name=name,
+            )
+
+
+def is_there(name: str) -> bool:
+    """Whether a dotted name can be reached from its library."""
+    root, *parts = name.split(".")
+    here: Any = importlib.import_module(root)
+    for at, part in enumerate(parts):
+        try:
+            here = getattr(here, part)
+        except AttributeError:
+            # of its objects, by what the class says of them; or a module that nobody has imported yet
+            if part in getattr(here, "__annotations__", ()):
+                return True
+            try:
+                here = importlib.import_module(".".join([root, *parts[: at + 1]]))
+            except ImportError:
+                return False
+    return True
+
+
+@cache
+def check_transformers() -> None:
+    """Once, when the first of its models is listened to.
+
+    Raises:
+        VersionUnsupported: as `check`.
+    """
+    check(TRANSFORMERS)
+
+
+check(TORCH)

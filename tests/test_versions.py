@@ -1,0 +1,255 @@
+"""The versions headwise runs with: private names of torch and transformers, what is set up to test them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import headwise
+import versions
+from headwise import private_names
+from headwise.errors import VersionUnsupported
+from headwise.private_names import OF_OBJECTS, REPLACEABLE, TESTED, TORCH, TRANSFORMERS, is_there
+from small_models import gpt2
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path(headwise.__file__).resolve().parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+# Private names
+
+
+LISTED = TORCH | TRANSFORMERS | OF_OBJECTS | REPLACEABLE
+# Without an underscore, and in nobody's documentation.
+UNDOCUMENTED = ("torch.nn.modules.", "transformers.masking_utils.", "transformers.integrations.")
+OURS = {"_adopted_by_headwise", "_convert_", "_layers", "_of"}  # strings that look like private names
+
+
+def is_private(name: str) -> bool:
+    return any(part.startswith("_") and not part.startswith("__") and part != "_" for part in name.split("."))
+
+
+Nodes = list[ast.AST]  # of one file
+
+
+def imported(nodes: Nodes) -> dict[str, str]:
+    """Local name -> what it stands for: by imports, and by `aten = torch.ops.aten`."""
+    found: dict[str, str] = {}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {one.asname: one.name for one in node.names if one.asname}
+            found |= {one.name.partition(".")[0]: one.name.partition(".")[0] for one in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = "." if node.level else node.module
+            found |= {one.asname or one.name: f"{module}.{one.name}" for one in node.names}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
+            value = dotted(node.value)
+            if value and value.partition(".")[0] == "torch":
+                found |= {one.id: value for one in node.targets if isinstance(one, ast.Name)}
+    return found
+
+
+def dotted(node: ast.expr) -> str | None:
+    """`a.b.c` as it is written; None where it does not begin with a name."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
+
+
+def theirs(nodes: Nodes, own: set[str]) -> Iterator[tuple[int, str]]:
+    """Line and name of what is not ours: in full where it begins at an import, else the last part alone."""
+    names = imported(nodes)
+    inside = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    pieces = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
+        if id(node) in pieces:  # the end of a longer name
+            continue
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            yield from ((node.lineno, f"{node.module}.{one.name}") for one in node.names)
+        elif isinstance(node, ast.Attribute):
+            root, _, rest = (dotted(node) or "").partition(".")
+            if root in names:
+                if id(node) not in inside:
+                    yield node.lineno, f"{names[root]}.{rest}"
+            elif node.attr not in own:
+                yield node.lineno, node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+            yield node.lineno, "" if node.value in own or node.value in OURS else node.value
+
+
+def defined(files: Iterable[Nodes]) -> set[str]:
+    """What the package itself defines: functions, classes, variables, attributes of self."""
+    found: set[str] = set()
+    for node in chain.from_iterable(files):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found |= {node.attr} if dotted(node) in (f"self.{node.attr}", f"cls.{node.attr}") else set()
+    return found
+
+
+def unlisted(sources: dict[str, str]) -> list[str]:
+    """Private names of torch and transformers that are used and not in the list."""
+    files = {file: list(ast.walk(ast.parse(source))) for file, source in sources.items()}
+    own = defined(files.values())
+    last = {name.rpartition(".")[2] for name in LISTED}
+    found = []
+    for file, nodes in files.items():
+        for line, name in theirs(nodes, own):
+            if "." not in name:
+                wrong = is_private(name) and name not in last
+            else:
+                theirs_alone = name.startswith(("torch.", "transformers."))
+                wrong = theirs_alone and (is_private(name) or name.startswith(UNDOCUMENTED))
+                wrong = wrong and not any(
+                    f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}.") for one in LISTED
+                )
+            if wrong:
+                found.append(f"{file}:{line}: {name}")
+    return found
+
+
+def test_every_private_name_that_is_used_is_listed() -> None:
+    sources = {str(path.relative_to(PACKAGE)): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
+    assert len(sources) > 100
+    assert unlisted(sources) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("import torch\ntorch._C._new_thing()", "torch._C._new_thing"),
+        (
+            "import torch\naten = torch.ops.aten\naten._new_kernel.default()",
+            "torch.ops.aten._new_kernel.default",
+        ),
+        ("from torch.nn.modules import activation as a\na.new", "torch.nn.modules.activation"),
+        (
+            "def f():\n    from transformers.masking_utils import new_mask",
+            "transformers.masking_utils.new_mask",
+        ),
+        ("def f(module):\n    return module._hidden_hooks", "_hidden_hooks"),
+        ("def f(module):\n    return getattr(module, '_hidden_hooks')", "_hidden_hooks"),
+    ],
+)
+def test_a_new_private_name_is_noticed(source: str, name: str) -> None:
+    assert [each.partition(": ")[2] for each in unlisted({"x.py": source})][:1] == [name]
+
+
+def test_what_is_ours_or_listed_is_not_complained_of() -> None:
+    source = (
+        "import os, torch\nclass A:\n    def _own(self): self._own(); os._exit(1); torch._C._nn._parse_to"
+    )
+    assert unlisted({"x.py": source}) == []
+
+
+def test_no_name_is_listed_that_nothing_uses() -> None:
+    text = "\n".join(
+        path.read_text("utf-8") for path in PACKAGE.rglob("*.py") if path.stem != "private_names"
+    )
+    assert [
+        name for name in LISTED if not re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", text)
+    ] == []
+
+
+@pytest.mark.parametrize("name", [*TORCH, *TRANSFORMERS, *REPLACEABLE])
+def test_every_private_name_is_there(name: str) -> None:
+    assert is_there(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["torch._C._gone", "torch._gone.deeper", "torch.nn.Module._gone", "torch.nn._gone"]
+)
+def test_a_private_name_that_is_gone_is_missed(name: str) -> None:
+    assert not is_there(name)
+
+
+def test_objects_have_their_private_names() -> None:
+    import transformers
+
+    assert "_qkv_same_embed_dim" in vars(nn.MultiheadAttention(2, 1))
+    assert hasattr(transformers.PretrainedConfig(), "_attn_implementation_internal")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_compiled_and_placed_objects_have_their_private_names() -> None:
+    """In the slow run: the compiler and accelerate take seconds to import."""
+    from accelerate.hooks import ModelHook, add_hook_to_module
+
+    compiled = torch.compile(nn.Linear(2, 3))
+    assert hasattr(compiled, "_orig_mod")
+    assert hasattr(torch.compile(lambda x: x), "_torchdynamo_orig_callable")
+    alone = torch.compiler.disable(lambda x: x, reason="alone")
+    assert alone._torchdynamo_disable is True and alone._torchdynamo_disable_msg == "alone"
+    assert hasattr(add_hook_to_module(nn.Linear(2, 3), ModelHook()), "_old_forward")
+
+
+def test_a_name_that_torch_has_no_more_is_told_at_import() -> None:
+    gone = "torch._C._functorch.is_batchedtensor"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import torch; del {gone}; import headwise"],
+        env={"PYTHONPATH": str(PACKAGE.parent)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    oldest, newest = TESTED["torch"]
+    said = f"torch must have {gone}, for {TORCH[gone]}: {version('torch')} has none; headwise is tested with"
+    advice = f'install one of these, such as pip install "torch=={newest}.*", or a newer headwise'
+    assert last == f"headwise.errors.VersionUnsupported: {said} torch {oldest} to {newest}: {advice}"
+
+
+def test_a_name_that_transformers_has_no_more_is_told_when_one_of_its_models_is_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import transformers
+
+    monkeypatch.delattr(transformers.masking_utils, "eager_mask")
+    private_names.check_transformers.cache_clear()
+    try:
+        with (
+            pytest.raises(
+                VersionUnsupported, match=r"must have transformers\.masking_utils\.eager_mask, for"
+            ),
+            headwise.watch(gpt2()),
+        ):
+            pass
+    finally:
+        private_names.check_transformers.cache_clear()
+
+
+# The supported range
+
+
+def test_the_oldest_versions_tested_are_those_that_are_asked_for() -> None:
+    assert versions.floors(PROJECT) == {name: oldest for name, (oldest, _) in TESTED.items()}
+
+
+def test_the_oldest_versions_go_with_the_oldest_python_and_the_newest_with_every_python() -> None:
+    there = versions.environments(PROJECT, {"3.11": "a/python", "3.13": "b/python"})
+    assert [each.name for each in there] == ["oldest-3.11", "newest-3.11", "newest-3.13"]
+    assert there[0].pins == tuple(f"{name}=={oldest}" for name, (oldest, _) in TESTED.items())
+    assert there[2] == ("newest-3.13", "b/python", ("torch", "transformers"))
+
+
+def test_the_python_that_runs_is_among_those_found() -> None:
+    assert f"3.{sys.version_info.minor}" in versions.pythons(PROJECT)
