@@ -23,6 +23,8 @@ FLOORS = (
         "tensor_stand_in",
         "facts",
         "mask_rules",
+        "mask_meaning",
+        "sequence_rules",
         "masks",
         "scoring",
         "foreign_masks",
