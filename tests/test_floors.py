@@ -24,6 +24,8 @@ FLOORS = (
         "tensor_stand_in",
         "facts",
         "mask_rules",
+        "mask_meaning",
+        "sequence_rules",
         "masks",
         "scoring",
         "foreign_masks",

@@ -623,6 +623,18 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Mask.dense(bools(3, 5)) & Mask.dense(bools(5, 3)),
         "dense masks joined with & must agree in size: [1, 1, 3, 5] and [1, 1, 5, 3]; make both",
     ),
+    "either of two dense": (
+        lambda: Mask.dense(bools(3, 5)) | Mask.dense(bools(5, 3)),
+        "dense masks joined with | must agree in size: [1, 1, 3, 5] and [1, 1, 5, 3]; make both",
+    ),
+    "either of two paddings": (
+        lambda: Mask.padding(bools(2, 7)) | Mask.padding(bools(3, 7)),
+        "lengths joined with | must agree in size: [2, 7] and [3, 7]; make both",
+    ),
+    "either, counted": (
+        lambda: Mask(queries=whole_numbers(2)) | Mask(queries=whole_numbers(3)),
+        "query_lengths joined with | must agree in size: [2] and [3]; make both",
+    ),
     "ids joined": (
         lambda: Mask.documents([0, 1]) & Mask.documents([0, 1, 1]),
         "document ids joined with & must agree in size: [1, 2] and [1, 3]; make both",

@@ -20,6 +20,7 @@ __all__ = [
     "positions_of",
     "resolve",
     "take",
+    "within",
 ]
 
 Choice = int | slice | Sequence[int] | Tensor | None  # what people write for one dimension; None: all
@@ -173,3 +174,9 @@ def fits(size: int, wanted: int) -> bool:
     Not `size in (1, wanted)`: traced, that says no to a size it knows and one it does not.
     """
     return size == 1 or size == wanted
+
+
+def within(spots: Tensor, start: int, stop: int) -> tuple[int, int]:
+    """The tightest [start, stop) around the sorted spots inside it; empty where there is none."""
+    low, high = torch.searchsorted(spots, torch.tensor([start, stop], device="cpu")).tolist()
+    return (int(spots[low]), int(spots[high - 1]) + 1) if low < high else (0, 0)

@@ -1,15 +1,15 @@
-"""What a rule of a `Mask` is, and what is done with any set of them; reading rules from what users give.
+"""What a rule of a `Mask` is, and what is done with a set of them: `~`, `|`, `==`, tiles, the whole matrix.
 
-The rules themselves are entries in masks.py. Whatever is asked of any rule is asked through what is here, so
-that nobody need know of a new one; bands, padding and documents are also asked for by name, where that pays.
+The rules themselves are entries in masks.py and sequence_rules.py. Whatever is asked of any rule is asked
+through what is here, so that nobody need know of a new one; bands, padding and documents are also asked for
+by name, where that pays.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, Self, SupportsIndex, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,20 +27,11 @@ __all__ = [
     "Shape",
     "Span",
     "Value",
-    "as_allowed",
-    "as_ids",
-    "as_padding",
     "can_read",
-    "check_meaning",
-    "check_padding",
-    "join_allowed",
-    "join_ids",
-    "join_padding",
+    "cannot_join",
+    "kind",
     "smaller",
-    "whole_number",
 ]
-
-UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch knows them, but finds no smallest among them
 
 
 def can_read(tensor: Tensor) -> bool:
@@ -51,13 +42,6 @@ def can_read(tensor: Tensor) -> bool:
         and not isinstance(tensor, FakeTensor)
         and not torch._C._are_functorch_transforms_active()
     )
-
-
-def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """Two bool tensors joined; None hides nothing."""
-    if a is None or b is None:
-        return b if a is None else a
-    return a & b
 
 
 def smaller(a: int | None, b: int | None) -> int | None:
@@ -72,221 +56,11 @@ def kind(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _is_integer(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
-
-
-def whole_number(number: object, name: str) -> int:
-    """A count of keys, or `MaskError`."""
-    if isinstance(number, int) and not isinstance(number, bool):
-        return number
-    if isinstance(number, bool) or not isinstance(number, SupportsIndex):
-        raise MaskError(f"{name} must be a whole number: got {number!r}; count keys, e.g. 256")
-    return operator.index(number)
-
-
-# Reading what users give
-
-
-def as_padding(value: Tensor | Sequence[int], name: str) -> Tensor:
-    """Lengths int [B], or real positions bool [B, length]."""
-    lengths = torch.as_tensor(value)
-    if lengths.dtype == torch.bool and lengths.ndim == 2:
-        return lengths
-    if lengths.dtype in UNSIGNED:
-        lengths = lengths.long()
-    if not (_is_integer(lengths) and lengths.ndim == 1):
-        raise MaskError(
-            f"{name} must be integers [B] or bool [B, length]: got {kind(lengths)}{list(lengths.shape)}; "
-            "a 0/1 mask becomes bool with mask.bool()"
-        )
-    if can_read(lengths) and lengths.numel() and int(lengths.min()) < 0:
-        raise MaskError(f"{name} must not be negative: got {int(lengths.min())}; use 0 for no tokens")
-    return lengths
-
-
-def check_padding(value: Tensor, batch: int, length: int, name: str) -> None:
-    """Raise `MaskError` where padding does not fit batch and length."""
-    want = [batch] if value.ndim == 1 else [batch, length]
-    if list(value.shape) != want:
-        raise MaskError(
-            f"{name} must fit batch and length: {list(value.shape)} for {want}; "
-            "give one length a sequence, or one bool a position"
-        )
-    if value.ndim == 1 and can_read(value) and value.numel() and int(value.max()) > length:
-        raise MaskError(
-            f"{name} must not go beyond the sequence: {int(value.max())} > {length}; cut or pad the input"
-        )
-
-
-def as_ids(value: Tensor | Sequence[int], name: str) -> Tensor:
-    """Document ids as labels, int [B or 1, length, 1]."""
-    ids = torch.as_tensor(value)
-    if not _is_integer(ids) or ids.ndim not in (1, 2):
-        raise MaskError(
-            f"document {name} must be integers [S] or [B, S]: got {kind(ids)}{list(ids.shape)}; "
-            "number the documents 0, 1, 2, ..."
-        )
-    return (ids if ids.ndim == 2 else ids[None])[..., None]  # [B or 1, S, 1]
-
-
-def as_allowed(value: Tensor) -> Tensor:
-    """A dense mask as bool, 4-D."""
-    if not isinstance(value, Tensor):
-        raise MaskError(
-            f"mask must be a Mask or a tensor: got {type(value).__name__}; use torch.as_tensor(mask)"
-        )
-    if value.ndim > 4:
-        raise MaskError(
-            f"mask must broadcast to [B, H, T, S]: got {value.ndim} dimensions {list(value.shape)}; "
-            "use at most four"
-        )
-    if value.dtype != torch.bool:
-        if can_read(value) and value.numel():
-            _check_zero_one(value)
-        value = value != 0
-    return value[(None,) * (4 - value.ndim)]
-
-
-def _check_zero_one(value: Tensor) -> None:
-    strange = value[(value != 0) & (value != 1)]
-    if strange.numel():
-        raise MaskError(
-            f"mask must hold 0 and 1 only: found {strange[0].item():g}; True or 1 = may attend, and numbers "
-            "to be added to the scores go in bias="
-        )
-    if value.is_floating_point() and not value.any():
-        raise MaskError(
-            f"mask must not be all zeros as float: {list(value.shape)}; read as 0/1 it would hide every key, "
-            "and an additive mask that hides nothing is mask=None (use a bool mask to hide everything)"
-        )
-
-
-# A tensor that may have been meant otherwise
-
-
-def check_meaning(mask: Tensor, allowed: Tensor, may_be_padding: bool) -> None:
-    """Raise `MaskError` where a tensor someone gave as a mask reads as if True were hidden, or as padding.
-
-    To be asked only where looking at values is free. What may well be meant is let through, and what is not
-    has a spelling that nobody asks about: `Mask.dense(mask)`.
-
-    Args:
-        mask: as it was given; `allowed` is the same as `as_allowed` reads it.
-        may_be_padding: whether its rows might be sequences as well as queries.
-    """
-    _, _, T, S = shape = allowed.shape
-    if 0 in shape:
-        return
-    # Nearly every mask is another by its first bool, which is one operation away, not four as [0, 0, 0, 0].
-    # Of one query, the opposite hides all, as a mask may.
-    opposite = 1 < T <= S and not allowed.as_strided((), ()) and _is_opposite_of_causal(allowed)
-    lengths = _lengths_in_rows(allowed[0, 0]) if may_be_padding and not opposite else None
-    if not opposite and lengths is None:
-        return
-    given = f"{kind(mask)}{list(mask.shape)}"
-    real, turned = ("mask", "~mask") if mask.dtype == torch.bool else ("mask.bool()", "~mask.bool()")
-    if lengths is None:
-        raise MaskError(
-            f"mask must be True where a query may attend: got {given}, a causal mask the other way round, as "
-            f"torch has it, True = hidden; pass {turned}, or Mask.causal() and no matrix, or Mask.dense(mask)"
-            " if queries shall see only what comes after them"
-        )
-    some = ", ".join(map(str, lengths[:4])) + (", .." if len(lengths) > 4 else "")
-    raise MaskError(
-        f"mask must be [T, S] where it has two dimensions: got {given}, whose rows read as padding of "
-        f"sequences ({some} keys), not as queries; pass Mask.padding({real}) for a row per sequence "
-        f"({turned} if its True = padding), or Mask.dense(mask) for a row per query"
-    )
-
-
-def _is_opposite_of_causal(allowed: Tensor) -> bool:
-    """Whether a dense mask is `~causal`, or that with padding shown beside it in some sequences."""
-    beside = allowed[:, :, -1:]  # all that the last query sees: in torch's masks, padding
-    padded = beside.any(-1)
-    if padded.all() or (allowed.shape[1] > 1 and padded.any()):
-        return False
-    T, S = allowed.shape[2:]
-    future = torch.ones(T, S, dtype=torch.bool, device=allowed.device).triu(S - T + 1)
-    return torch.equal(allowed, future | beside)
-
-
-def _lengths_in_rows(rows: Tensor) -> list[int] | None:
-    """How many keys each row shows, where rows [T, S] read as padding and not as queries; else None.
-
-    They do where all begin at the first key and do not grow, or all end at the last and do not shrink: those
-    that only move on are causal masks, prefixes, blocks and bands. Rows that show nothing are not asked, and
-    rows that are all alike mean the same either way.
-    """
-    counts, S = rows.sum(-1, keepdim=True), rows.shape[1]
-    lengths: list[int] = counts.flatten().tolist()
-    seen = [length for length in lengths if length]
-    spots = torch.arange(S, device=rows.device)
-    if seen != sorted(seen) and torch.equal(rows, spots < counts):
-        return lengths
-    if seen != sorted(seen, reverse=True) and torch.equal(rows, spots >= S - counts):
-        return lengths
-    return None
-
-
-# Two masks as one
-
-
-def join_padding(a: Tensor | None, b: Tensor | None, name: str) -> Tensor | None:
-    """What is real under both."""
-    if a is None or b is None:
-        return b if a is None else a
-    shared = min(a.ndim, b.ndim)
-    if a.shape[:shared] != b.shape[:shared]:
-        raise _cannot_join(name, a.shape, b.shape)
-    if a.ndim == b.ndim:
-        return torch.minimum(a, b) if a.ndim == 1 else a & b
-    lengths, real = (a, b) if a.ndim == 1 else (b, a)
-    return real & (torch.arange(real.shape[-1], device=real.device) < lengths[:, None])
-
-
-def join_allowed(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """What both dense masks allow."""
-    if a is not None and b is not None:
-        pairs = zip(a.shape, b.shape, strict=True)
-        if any(1 not in pair and pair[0] != pair[1] for pair in pairs):
-            raise _cannot_join("dense masks", a.shape, b.shape)
-    return both(a, b)
-
-
-Labels = tuple[Tensor | None, Tensor | None]  # of keys, of queries
-
-
-def join_ids(a: Labels, b: Labels) -> Labels:
-    """Labels that all must match, side by side."""
-    (a_keys, a_queries), (b_keys, b_queries) = a, b
-    if a_keys is None or b_keys is None:
-        return b if a_keys is None else a
-    if (a_queries is None) != (b_queries is None):
-        raise MaskError(
-            "document masks joined with & must both have query_ids or neither: got one; "
-            "give query_ids to both"
-        )
-    keys = _stack(a_keys, b_keys, "document ids")
-    if a_queries is None or b_queries is None:
-        return keys, None
-    return keys, _stack(a_queries, b_queries, "document query_ids")
-
-
-def _stack(a: Tensor, b: Tensor, name: str) -> Tensor:
-    batch = max(a.shape[0], b.shape[0])
-    if a.shape[1] != b.shape[1] or {a.shape[0], b.shape[0]} - {1, batch}:
-        raise _cannot_join(name, a.shape[:2], b.shape[:2])
-    return torch.cat([ids.expand(batch, -1, -1) for ids in (a, b)], dim=-1)
-
-
-def _cannot_join(name: str, a: torch.Size, b: torch.Size) -> MaskError:
+def cannot_join(name: str, a: torch.Size, b: torch.Size) -> MaskError:
+    """The error about two of a kind whose sizes differ."""
     return MaskError(
         f"{name} joined with & must agree in size: {list(a)} and {list(b)}; make both for the same sequences"
     )
-
-
-# Rules, and any set of them
 
 
 Fields = Mapping[str, str]  # names, and the dimensions of each
@@ -425,6 +199,80 @@ class RuleSet(Known):
     def __reduce__(self) -> tuple[type[Self], tuple[Value | None, ...]]:
         return type(self), tuple([getattr(self, name) for name in self.FIELDS])
 
+    def __eq__(self, other: object) -> bool:
+        """The same rules: equal numbers, and tensors of one shape and device with equal values."""
+        if not isinstance(other, RuleSet):
+            return NotImplemented
+        mine, theirs = self.held, other.held
+        return mine.keys() == theirs.keys() and all(_same(mine[name], theirs[name]) for name in mine)
+
+    def __hash__(self) -> int:
+        return hash(tuple((n, v.shape if isinstance(v, Tensor) else v) for n, v in self.held.items()))
+
+    def __bool__(self) -> bool:
+        raise MaskError(
+            f"a mask must not stand for true or false: got {self!r}; join masks with & and not with and, ask "
+            "`mask is None`, or mask.hides_nothing"
+        )
+
+    def __and__(self, other: object) -> Self:
+        """Both at once."""
+        raise NotImplementedError
+
+    def bind(self, batch: int, num_heads: int, query_len: int, key_len: int) -> Self:
+        """The rules of one call."""
+        raise NotImplementedError
+
+    def __invert__(self) -> Self:
+        """What was hidden is shown, and what was shown hidden; queries count as they did.
+
+        Raises:
+            MaskError: that is not one rule; the message says what to write.
+        """
+        negated = self._negated
+        if negated is None:
+            raise MaskError(
+                f"~mask must be one rule again: {self!r} is none the other way round; write "
+                f"Mask.dense(~mask.{self._full})"
+            )
+        return negated
+
+    def _either(self, other: Self) -> Self:
+        """What either shows: `|`, of two masks.
+
+        Raises:
+            MaskError: rules of one kind whose sizes differ; that is not one rule.
+        """
+        try:
+            if self.hides_nothing or other.hides_nothing:
+                return self._shown & other._shown
+            mine, theirs = self._negated, other._negated
+            either = None if mine is None or theirs is None else (mine & theirs)._negated
+        except MaskError as error:  # of rules, which know no other sign
+            raise MaskError(str(error).replace("joined with &", "joined with |")) from None
+        if either is None:
+            raise MaskError(
+                f"mask | other must be one rule again: {self!r} or {other!r} is none; write "
+                f"Mask.dense(mask.{self._full} | other.{other._full})"
+            )
+        return either
+
+    @property
+    def _negated(self) -> Self | None:
+        """All of it the other way round; None: that is not one rule."""
+        changes = self.hiding[0].negated(self) if len(self.hiding) == 1 else None
+        return None if changes is None else replace(self, **changes)
+
+    @property
+    def _shown(self) -> Self:
+        """Nothing of it hidden; queries count as they did."""
+        return replace(self, **{name: None for rule in self.hiding for name in rule.fields})
+
+    @property
+    def _full(self) -> str:
+        """How to ask for the matrix, as one writes it."""
+        return "full(T, S, B, H)" if self.tensors else "full(T, S)"
+
     @property
     def held(self) -> dict[str, Value]:
         """The fields that are there, by name."""
@@ -509,6 +357,19 @@ class RuleSet(Known):
             seen = allowed if seen is None else seen & allowed
         return seen
 
+    def full(self, query_len: int, key_len: int, batch: int = 1, num_heads: int = 1) -> Tensor:
+        """The whole matrix, bool, broadcastable to [B, H, T, S]: quadratic, for those who need it.
+
+        `batch` and `num_heads` are only needed where the mask holds tensors with those sizes.
+        """
+        bound = self.bind(batch, num_heads, query_len, key_len)
+        device = next((value.device for value in self.tensors.values()), None)
+        at = torch.arange(key_len - query_len, key_len, device=device)
+        seen = bound.tile(at, slice(0, query_len), slice(0, key_len), key_len)
+        if seen is None:
+            seen = torch.ones(query_len, key_len, dtype=torch.bool, device=device)
+        return seen[(None,) * (4 - seen.ndim)]
+
     def span(self, first_at: int, last_at: int, rows: Index, key_len: int) -> tuple[int, int]:
         """Keys outside [start, stop) are hidden from all these queries: the part worth computing.
 
@@ -545,3 +406,9 @@ class RuleSet(Known):
     def is_listed(self) -> bool:
         """Whether those kernels walk a list of tiles: some rule is no matter of positions and lengths."""
         return any(rule.is_listed(self) for rule in self.hiding)
+
+
+def _same(a: Value, b: Value) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and a.device == b.device and bool((a == b).all())
+    return not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b

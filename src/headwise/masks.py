@@ -10,13 +10,14 @@ queries over S = 5 keys, causal means
             query 1   x x x x x       query 1   . . . x x
 
 The rules are entries: a class each (`Rule` says what it answers), its fields in `Mask`, its place in
-`Mask.RULES`. The kernels on a GPU have a line for it in engines/gpu/tile.py, the truth one in reference.py.
+`Mask.RULES`; those of padding and documents are in sequence_rules.py. The kernels on a GPU have a line for it
+in engines/gpu/tile.py, the truth one in reference.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import ClassVar
 
@@ -24,7 +25,8 @@ import torch
 from torch import Tensor
 
 from .errors import MaskError
-from .indexing import Index, fits, take
+from .indexing import Index, fits, take, within
+from .mask_meaning import as_allowed, check_meaning, instead, whole_number
 from .mask_rules import (
     AnyRule,
     Changes,
@@ -34,18 +36,11 @@ from .mask_rules import (
     Shape,
     Span,
     Value,
-    as_allowed,
-    as_ids,
-    as_padding,
     can_read,
-    check_meaning,
-    check_padding,
-    join_allowed,
-    join_ids,
-    join_padding,
+    cannot_join,
     smaller,
-    whole_number,
 )
+from .sequence_rules import Counted, Documents, Padding, as_ids, as_padding, document_ends, real_keys
 
 __all__ = ["CAUSAL", "NOTHING_HIDDEN", "BoundMask", "Mask", "as_mask", "mask_of_call"]
 
@@ -88,131 +83,6 @@ class Band(Rule["Mask"]):
         return False
 
 
-class Padding(Rule["Mask"]):
-    """Only real keys."""
-
-    fields: ClassVar[Fields] = {"keys": "BS"}
-    is_padding = is_countable = True
-    is_made = False
-
-    def join(self, a: Mask, b: Mask) -> Changes:
-        return {"keys": join_padding(a.keys, b.keys, "lengths")}
-
-    def negated(self, mask: Mask) -> Changes | None:
-        assert mask.keys is not None
-        return {"keys": ~mask.keys} if mask.keys.ndim == 2 else None  # where lengths end nobody knows yet
-
-    def check(self, mask: Mask, shape: Shape) -> None:
-        assert mask.keys is not None
-        check_padding(mask.keys, shape[0], shape[3], "lengths")
-
-    def tile(self, mask: Mask, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
-        keys = mask.keys
-        assert keys is not None
-        real = keys[:, columns] if keys.ndim == 2 else spots < keys[:, None]
-        return real[:, None, None, :]  # [B, 1, 1, s]
-
-    def span(self, mask: Mask, ends: Span, rows: Index, keys: Span) -> Span:
-        assert mask.keys is not None
-        return _within(mask._real_keys, *keys) if can_read(mask.keys) else keys
-
-    def added_shape(self, mask: Mask, shape: Shape) -> tuple[int, ...]:
-        return shape[0], 1, 1, shape[3]
-
-    def for_kernels(self, mask: Mask) -> dict[str, Value | None]:
-        keys = mask.keys
-        assert keys is not None
-        return {"lengths": keys.to(torch.int32)} if keys.ndim == 1 else {"keys": keys.contiguous()}
-
-    def is_listed(self, mask: Mask) -> bool:
-        return mask.keys is not None and mask.keys.ndim == 2  # lengths are where a walk ends
-
-
-class Counted(Rule["Mask"]):
-    """Which queries count in means; it hides nothing."""
-
-    fields: ClassVar[Fields] = {"queries": "BT"}
-    hides = False
-
-    def join(self, a: Mask, b: Mask) -> Changes:
-        return {"queries": join_padding(a.queries, b.queries, "query_lengths")}
-
-    def check(self, mask: Mask, shape: Shape) -> None:
-        assert mask.queries is not None
-        check_padding(mask.queries, shape[0], shape[2], "query_lengths")
-
-    def spell_out(self, held: Changes, query_len: int, key_len: int) -> None:
-        queries = held["queries"]
-        if queries.ndim == 1:
-            held["queries"] = torch.arange(query_len, device=queries.device) < queries[:, None]
-
-
-class Documents(Rule["Mask"]):
-    """Only keys with the query's own labels."""
-
-    fields: ClassVar[Fields] = {"key_ids": "bS", "query_ids": "bT"}
-    is_countable = is_narrow = True
-
-    def join(self, a: Mask, b: Mask) -> Changes:
-        keys, queries = join_ids((a.key_ids, a.query_ids), (b.key_ids, b.query_ids))
-        return {"key_ids": keys, "query_ids": queries}
-
-    def check(self, mask: Mask, shape: Shape) -> None:
-        batch, _, query_len, key_len = shape
-        for value, length, name in ((mask.key_ids, key_len, "ids"), (mask.query_ids, query_len, "query_ids")):
-            if value is not None and (not fits(value.shape[0], batch) or value.shape[1] != length):
-                raise MaskError(
-                    f"document {name} must cover the sequence: {list(value.shape[:2])} for batch {batch}, "
-                    f"length {length}; give one id a position"
-                )
-        if mask.query_ids is None and query_len > key_len:
-            raise MaskError(
-                f"document query_ids must be given when there are more queries than keys: {query_len} > "
-                f"{key_len}; pass Mask.documents(ids, query_ids)"
-            )
-
-    def spell_out(self, held: Changes, query_len: int, key_len: int) -> None:
-        if "query_ids" not in held:
-            held["query_ids"] = held["key_ids"][:, key_len - query_len :]
-
-    def placed(self, mask: Mask, at: Tensor) -> Changes:
-        assert mask.key_ids is not None
-        if mask.query_ids is not None:
-            return {}
-        first, last, S = int(at.min()), int(at.max()), mask.key_ids.shape[1]
-        if first < 0 or last >= S:
-            raise MaskError(
-                f"document query_ids must be given for queries outside the keys: positions {first} to {last} "
-                f"of {S} keys; pass Mask.documents(ids, query_ids)"
-            )
-        return {"query_ids": mask.key_ids[:, at.to(mask.key_ids.device)]}
-
-    def tile(self, mask: Mask, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
-        assert mask.key_ids is not None and mask.query_ids is not None, "bind the mask first"
-        same = mask.query_ids[:, rows, None] == mask.key_ids[:, None, columns]  # [B|1, t, s, N]
-        return same.all(-1)[:, None]
-
-    def span(self, mask: Mask, ends: Span, rows: Index, keys: Span) -> Span:
-        assert mask.key_ids is not None
-        if not can_read(mask.key_ids):
-            return keys
-        first, beyond = mask._document_ends
-        return max(keys[0], int(first[rows].min())), min(keys[1], int(beyond[rows].max()))
-
-    def added_shape(self, mask: Mask, shape: Shape) -> tuple[int, ...]:
-        assert mask.key_ids is not None and mask.query_ids is not None, "bind the mask first"
-        return max(mask.key_ids.shape[0], mask.query_ids.shape[0]), 1, *shape[2:]
-
-    def for_kernels(self, mask: Mask) -> dict[str, Value | None]:
-        assert mask.key_ids is not None and mask.query_ids is not None, "bind the mask first"
-        batch = max(mask.key_ids.shape[0], mask.query_ids.shape[0])  # either may be one for all
-        keys, queries = (
-            ids.to(torch.int64).transpose(1, 2).expand(batch, -1, -1).contiguous()
-            for ids in (mask.key_ids, mask.query_ids)
-        )
-        return {"key_ids": keys, "query_ids": queries, "ids_batch": int(batch > 1)}
-
-
 class Dense(Rule["Mask"]):
     """Whatever mask there is, as someone gave it."""
 
@@ -220,7 +90,13 @@ class Dense(Rule["Mask"]):
     is_copied = is_made = False  # as large as the weights
 
     def join(self, a: Mask, b: Mask) -> Changes:
-        return {"allowed": join_allowed(a.allowed, b.allowed)}
+        mine, theirs = a.allowed, b.allowed
+        if mine is None or theirs is None:
+            return {"allowed": theirs if mine is None else mine}
+        pairs = zip(mine.shape, theirs.shape, strict=True)
+        if any(1 not in pair and pair[0] != pair[1] for pair in pairs):
+            raise cannot_join("dense masks", mine.shape, theirs.shape)
+        return {"allowed": mine & theirs}
 
     def negated(self, mask: Mask) -> Changes | None:
         assert mask.allowed is not None
@@ -231,7 +107,7 @@ class Dense(Rule["Mask"]):
         if not all(map(fits, mask.allowed.shape, shape)):
             raise MaskError(
                 f"mask must broadcast to [B, H, T, S] = {list(shape)}: got {list(mask.allowed.shape)}; "
-                f"{_instead(mask.allowed.shape, shape)}"
+                f"{instead(mask.allowed.shape, shape)}"
             )
 
     def tile(self, mask: Mask, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
@@ -243,7 +119,7 @@ class Dense(Rule["Mask"]):
         if mask.allowed.shape[-1] == 1 or not can_read(mask.allowed):
             return keys
         seen = take(mask.allowed, (None, None, rows, None)).any(-2).flatten(0, -2).any(0)  # [S]
-        return _within(seen.nonzero().squeeze(-1), *keys)
+        return within(seen.nonzero().squeeze(-1), *keys)
 
     def added_shape(self, mask: Mask, shape: Shape) -> tuple[int, ...]:
         assert mask.allowed is not None
@@ -402,71 +278,19 @@ class Mask(RuleSet):
 
     __rand__ = __and__
 
-    def __invert__(self) -> Mask:
-        """What was hidden is shown, and what was shown hidden; queries count as they did.
-
-        Raises:
-            MaskError: that is not one rule; the message says what to write.
-        """
-        negated = self._negated()
-        if negated is None:
-            raise MaskError(
-                f"~mask must be one rule again: {self!r} is none the other way round; write "
-                f"Mask.dense(~mask.{self._full})"
-            )
-        return negated
-
     def __or__(self, other: object) -> Mask:
-        """What either shows; queries count that count in both.
+        """What either shows; queries count that count in both. A tensor is read as `mask=` reads it.
 
         Raises:
-            MaskError: that is not one rule; the message says what to write.
+            MaskError: that is not one rule, and the message says what to write; or as with `&`.
         """
         if not isinstance(other, Mask):
             other = _from_tensor(other)
             if other is None:
                 return NotImplemented
-        if self.hides_nothing or other.hides_nothing:
-            joined: Changes = {}
-            for rule in self.RULES:
-                joined |= {} if rule.hides else rule.join(self, other)
-            return Mask(**joined)
-        mine, theirs = self._negated(), other._negated()
-        either = None if mine is None or theirs is None else (mine & theirs)._negated()
-        if either is None:
-            raise MaskError(
-                f"mask | other must be one rule again: {self!r} or {other!r} is none; write "
-                f"Mask.dense(mask.{self._full} | other.{other._full})"
-            )
-        return either
+        return self._either(other)
 
     __ror__ = __or__
-
-    def __eq__(self, other: object) -> bool:
-        """The same rules: equal numbers, and tensors of one shape and device with equal values."""
-        if not isinstance(other, Mask):
-            return NotImplemented
-        mine, theirs = self.held, other.held
-        return mine.keys() == theirs.keys() and all(_same(mine[name], theirs[name]) for name in mine)
-
-    def __hash__(self) -> int:
-        return hash(tuple((n, v.shape if isinstance(v, Tensor) else v) for n, v in self.held.items()))
-
-    def __bool__(self) -> bool:
-        raise MaskError(
-            f"a mask must not stand for true or false: got {self!r}; join masks with & and not with and, ask "
-            "`mask is None`, or mask.hides_nothing"
-        )
-
-    def _negated(self) -> Mask | None:
-        """All of it the other way round; None: that is not one rule."""
-        changes = self.hiding[0].negated(self) if len(self.hiding) == 1 else None
-        return None if changes is None else replace(self, **changes)
-
-    @property
-    def _full(self) -> str:
-        """How to ask for the matrix, as one writes it."""
-        return "full(T, S, B, H)" if self.tensors else "full(T, S)"
 
     def bind(self, batch: int, num_heads: int, query_len: int, key_len: int) -> Mask:
         """The same rules, checked against [B, H, T, S], with all that is kept per query spelled out.
@@ -499,30 +323,11 @@ class Mask(RuleSet):
 
     @property
     def _real_keys(self) -> Tensor:
-        """The keys that are real in some sequence, in order."""
-        assert self.keys is not None
-        if self.keys.ndim == 1:
-            return torch.arange(int(self.keys.max()), device="cpu")
-        return self.keys.any(0).nonzero().squeeze(-1)
+        return real_keys(self)
 
     @property
     def _document_ends(self) -> tuple[Tensor, Tensor]:
-        """For each query, the first key of its document and the one beyond the last, in any sequence: [T].
-
-        By the first label alone, so it may reach too far, never too short.
-        """
-        assert self.key_ids is not None and self.query_ids is not None, "bind the mask first"
-        labels, S = self.key_ids[..., 0], self.key_ids.shape[1]
-        names, place = torch.unique(labels, return_inverse=True)
-        spots = torch.arange(S, device="cpu").expand_as(place).flatten()
-        first = torch.full((len(names) + 1,), S, device="cpu")  # the last entry: no such document
-        beyond = torch.zeros(len(names) + 1, dtype=torch.int64, device="cpu")
-        first.scatter_reduce_(0, place.flatten(), spots, "amin")
-        beyond.scatter_reduce_(0, place.flatten(), spots + 1, "amax")
-        mine = self.query_ids[..., 0].contiguous()  # [B or 1, T]
-        document = torch.searchsorted(names, mine).clamp(max=len(names) - 1)
-        document = torch.where(names[document] == mine, document, len(names))
-        return first[document].amin(0), beyond[document].amax(0)
+        return document_ends(self)
 
     def sees_any(self, at: Tensor, start: int, stop: int) -> Tensor:
         """Which queries at these positions see a key in [start, stop), as far as positions and padding say.
@@ -548,30 +353,17 @@ class Mask(RuleSet):
             return self.queries
         return torch.arange(query_len, device=self.queries.device) < self.queries[:, None]
 
-    def full(self, query_len: int, key_len: int, batch: int = 1, num_heads: int = 1) -> Tensor:
-        """The whole matrix, bool, broadcastable to [B, H, T, S]: quadratic, for those who need it.
-
-        `batch` and `num_heads` are only needed where the mask holds tensors with those sizes.
-        """
-        bound = self.bind(batch, num_heads, query_len, key_len)
-        device = next((value.device for value in self.tensors.values()), None)
-        at = torch.arange(key_len - query_len, key_len, device=device)
-        seen = bound.tile(at, slice(0, query_len), slice(0, key_len), key_len)
-        if seen is None:
-            seen = torch.ones(query_len, key_len, dtype=torch.bool, device=device)
-        return seen[(None,) * (4 - seen.ndim)]
-
 
 class BoundMask(Mask):
     """The rules of one call. Its small tensors are its own, so what was found out about them stays true."""
 
     @cached_property
     def _real_keys(self) -> Tensor:
-        return super()._real_keys
+        return real_keys(self)
 
     @cached_property
     def _document_ends(self) -> tuple[Tensor, Tensor]:
-        return super()._document_ends
+        return document_ends(self)
 
 
 assert [*Mask.FIELDS] == [f.name for f in fields(Mask) if f.init], "fields are those of RULES, in that order"
@@ -609,30 +401,3 @@ def mask_of_call(mask: Mask | Tensor | None, batch: int | None = None, query_len
 def _from_tensor(other: object) -> Mask | None:
     """What is joined to a mask, read as `mask=` reads it; None: nothing like a tensor."""
     return mask_of_call(other) if isinstance(other, Tensor) or hasattr(other, "__array__") else None  # type: ignore[arg-type]
-
-
-def _same(a: Value, b: Value) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and a.device == b.device and bool((a == b).all())
-    return not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b
-
-
-def _instead(given: torch.Size, shape: Shape) -> str:
-    """What to write for a mask that does not fit, by its shape."""
-    batch, heads, query_len, key_len = shape
-    *_, some, rows, columns = given
-    if some == batch * heads and (rows, columns) == (query_len, key_len):
-        return f"torch's [B * H, T, S] mask goes in as mask.unflatten(0, ({batch}, {heads}))"
-    if some == batch and (rows, columns) == (query_len, key_len):
-        return "a [B, T, S] mask goes in as mask[:, None]"
-    if (rows, columns) == (key_len, query_len) and query_len != key_len:
-        return "its queries and keys have changed places, use mask.mT"
-    if rows == columns == key_len and query_len < key_len:
-        return f"of a square mask, the rows of the last queries are mask[..., -{query_len}:, :]"
-    return "a [B, S] padding mask goes in as Mask.padding(mask.bool()), a [B, T, S] mask as mask[:, None]"
-
-
-def _within(spots: Tensor, start: int, stop: int) -> tuple[int, int]:
-    """The tightest [start, stop) around the sorted spots inside it; empty where there is none."""
-    low, high = torch.searchsorted(spots, torch.tensor([start, stop], device="cpu")).tolist()
-    return (int(spots[low]), int(spots[high - 1]) + 1) if low < high else (0, 0)

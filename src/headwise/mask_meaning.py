@@ -1,0 +1,138 @@
+"""What users give as a mask: numbers and tensors read, and held against what they seem to mean.
+
+A tensor may well be a mask the other way round, or padding, or of another shape. Where that can be seen it is
+refused, with every spelling of what may have been meant.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import SupportsIndex
+
+import torch
+from torch import Tensor
+
+from .errors import MaskError
+from .mask_rules import Shape, can_read, kind
+
+__all__ = ["as_allowed", "check_meaning", "instead", "whole_number"]
+
+
+def whole_number(number: object, name: str) -> int:
+    """A count of keys, or `MaskError`."""
+    if isinstance(number, int) and not isinstance(number, bool):
+        return number
+    if isinstance(number, bool) or not isinstance(number, SupportsIndex):
+        raise MaskError(f"{name} must be a whole number: got {number!r}; count keys, e.g. 256")
+    return operator.index(number)
+
+
+def as_allowed(value: Tensor) -> Tensor:
+    """A dense mask as bool, 4-D."""
+    if not isinstance(value, Tensor):
+        raise MaskError(
+            f"mask must be a Mask or a tensor: got {type(value).__name__}; use torch.as_tensor(mask)"
+        )
+    if value.ndim > 4:
+        raise MaskError(
+            f"mask must broadcast to [B, H, T, S]: got {value.ndim} dimensions {list(value.shape)}; "
+            "use at most four"
+        )
+    if value.dtype != torch.bool:
+        if can_read(value) and value.numel():
+            _check_zero_one(value)
+        value = value != 0
+    return value[(None,) * (4 - value.ndim)]
+
+
+def _check_zero_one(value: Tensor) -> None:
+    strange = value[(value != 0) & (value != 1)]
+    if strange.numel():
+        raise MaskError(
+            f"mask must hold 0 and 1 only: found {strange[0].item():g}; True or 1 = may attend, and numbers "
+            "to be added to the scores go in bias="
+        )
+    if value.is_floating_point() and not value.any():
+        raise MaskError(
+            f"mask must not be all zeros as float: {list(value.shape)}; read as 0/1 it would hide every key, "
+            "and an additive mask that hides nothing is mask=None (use a bool mask to hide everything)"
+        )
+
+
+def check_meaning(mask: Tensor, allowed: Tensor, may_be_padding: bool) -> None:
+    """Raise `MaskError` where a tensor someone gave as a mask reads as if True were hidden, or as padding.
+
+    To be asked only where looking at values is free. What may well be meant is let through, and what is not
+    has a spelling that nobody asks about: `Mask.dense(mask)`.
+
+    Args:
+        mask: as it was given; `allowed` is the same as `as_allowed` reads it.
+        may_be_padding: whether its rows might be sequences as well as queries.
+    """
+    _, _, T, S = shape = allowed.shape
+    if 0 in shape:
+        return
+    # Nearly every mask is another by its first bool, which is one operation away, not four as [0, 0, 0, 0].
+    # Of one query, the opposite hides all, as a mask may.
+    opposite = 1 < T <= S and not allowed.as_strided((), ()) and _is_opposite_of_causal(allowed)
+    lengths = _lengths_in_rows(allowed[0, 0]) if may_be_padding and not opposite else None
+    if not opposite and lengths is None:
+        return
+    given = f"{kind(mask)}{list(mask.shape)}"
+    real, turned = ("mask", "~mask") if mask.dtype == torch.bool else ("mask.bool()", "~mask.bool()")
+    if lengths is None:
+        raise MaskError(
+            f"mask must be True where a query may attend: got {given}, a causal mask the other way round, as "
+            f"torch has it, True = hidden; pass {turned}, or Mask.causal() and no matrix, or Mask.dense(mask)"
+            " if queries shall see only what comes after them"
+        )
+    some = ", ".join(map(str, lengths[:4])) + (", .." if len(lengths) > 4 else "")
+    raise MaskError(
+        f"mask must be [T, S] where it has two dimensions: got {given}, whose rows read as padding of "
+        f"sequences ({some} keys), not as queries; pass Mask.padding({real}) for a row per sequence "
+        f"({turned} if its True = padding), or Mask.dense(mask) for a row per query"
+    )
+
+
+def _is_opposite_of_causal(allowed: Tensor) -> bool:
+    """Whether a dense mask is `~causal`, or that with padding shown beside it in some sequences."""
+    beside = allowed[:, :, -1:]  # all that the last query sees: in torch's masks, padding
+    padded = beside.any(-1)
+    if padded.all() or (allowed.shape[1] > 1 and padded.any()):
+        return False
+    T, S = allowed.shape[2:]
+    future = torch.ones(T, S, dtype=torch.bool, device=allowed.device).triu(S - T + 1)
+    return torch.equal(allowed, future | beside)
+
+
+def _lengths_in_rows(rows: Tensor) -> list[int] | None:
+    """How many keys each row shows, where rows [T, S] read as padding and not as queries; else None.
+
+    They do where all begin at the first key and do not grow, or all end at the last and do not shrink: those
+    that only move on are causal masks, prefixes, blocks and bands. Rows that show nothing are not asked, and
+    rows that are all alike mean the same either way.
+    """
+    counts, S = rows.sum(-1, keepdim=True), rows.shape[1]
+    lengths: list[int] = counts.flatten().tolist()
+    seen = [length for length in lengths if length]
+    spots = torch.arange(S, device=rows.device)
+    if seen != sorted(seen) and torch.equal(rows, spots < counts):
+        return lengths
+    if seen != sorted(seen, reverse=True) and torch.equal(rows, spots >= S - counts):
+        return lengths
+    return None
+
+
+def instead(given: torch.Size, shape: Shape) -> str:
+    """What to write for a mask that does not fit, by its shape."""
+    batch, heads, query_len, key_len = shape
+    *_, some, rows, columns = given
+    if some == batch * heads and (rows, columns) == (query_len, key_len):
+        return f"torch's [B * H, T, S] mask goes in as mask.unflatten(0, ({batch}, {heads}))"
+    if some == batch and (rows, columns) == (query_len, key_len):
+        return "a [B, T, S] mask goes in as mask[:, None]"
+    if (rows, columns) == (key_len, query_len) and query_len != key_len:
+        return "its queries and keys have changed places, use mask.mT"
+    if rows == columns == key_len and query_len < key_len:
+        return f"of a square mask, the rows of the last queries are mask[..., -{query_len}:, :]"
+    return "a [B, S] padding mask goes in as Mask.padding(mask.bool()), a [B, T, S] mask as mask[:, None]"
