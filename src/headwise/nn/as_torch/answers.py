@@ -111,16 +111,16 @@ def _for_operator(
         return None, 0
     if attn_mask is None:
         return padding, 1
-    content = content_of(attn_mask) if attn_mask.dtype == torch.bool else None
-    if content is None or content.empty_rows or tuple(attn_mask.shape) != (L, L):
+    if attn_mask.dtype != torch.bool or tuple(attn_mask.shape) != (L, L) or not can_read(attn_mask):
         return None, 0
-    if padding is None:
-        # without weights a kernel draws the triangle by itself
-        return (attn_mask, 0) if need_weights or not content.causal else (None, 0)
-    both = attn_mask | padding[:, None, None]  # [N, 1, L, L]
-    if bool(padding[:, 0].any()) if content.causal else bool(both.all(-1).any()):
+    if padding is None and not need_weights:
+        content = content_of(attn_mask)
+        if content is None or content.causal:  # a kernel draws the triangle by itself
+            return None, 0
+    mask = attn_mask if padding is None else attn_mask | padding[:, None, None]  # [L, L] or [N, 1, L, L]
+    if bool(mask.all(-1).any()):
         return None, 0
-    return both.expand(N, H, L, L), 2
+    return (mask, 0) if padding is None else (mask.expand(N, H, L, L), 2)
 
 
 def leaves_some(padding: Tensor, N: int, L: int) -> bool:

@@ -36,8 +36,6 @@ class Content(NamedTuple):
     causal: bool  # key j is hidden from query i where j > i, and nothing else
     low: bool  # finite numbers below LOW
     low_rows: bool  # a query for which there is nothing else
-    added: bool = False  # numbers other than 0 and -inf
-    empty_rows: bool = False  # a query from which all keys are hidden
 
 
 def content_of(mask: Tensor) -> Content | None:
@@ -64,13 +62,12 @@ def read(mask: Tensor) -> Content:
         rest = mask.masked_fill(hidden, 0)
         if bool(rest.any()):
             low = bool((rest < LOW).any())
-            return Content(False, causal=False, low=low, low_rows=low and _has_low_rows(mask), added=True)
+            return Content(nothing=False, causal=False, low=low, low_rows=low and _has_low_rows(mask))
     if not bool(hidden.any()):
         return Content(nothing=True, causal=False, low=False, low_rows=False)
     L, S = mask.shape[-2:]
     causal = mask.dim() == 2 and torch.equal(hidden, hidden.new_ones(L, S).triu_(1))
-    empty_rows = not causal and bool(hidden.all(-1).any())
-    return Content(nothing=False, causal=causal, low=False, low_rows=False, empty_rows=empty_rows)
+    return Content(nothing=False, causal=causal, low=False, low_rows=False)
 
 
 def _has_low_rows(added: Tensor) -> bool:
