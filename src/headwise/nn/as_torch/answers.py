@@ -205,9 +205,9 @@ def _in_tiles(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool, zero
     skips = rules.causal and (rules.padding is None or not bool(rules.padding[:, 0].any()))
     added = (replace(rules, causal=False) if skips else rules).added(L, S, q.dtype, q.device)
     out, shown = q.new_empty(N, L, H, D), huge_empty(shape, kept, q.device)
-    if average or skips:
-        shown.zero_()
     rows, some = _tile(H, L, S, skips)
+    if average or (skips and (rows < L or S > L)):  # else every place is written to
+        shown.zero_()
     room = q.new_empty(some * rows * S)
     near_q, near_k, near_v = q.new_empty(some, L, D), q.new_empty(some, S, D), q.new_empty(some, S, D)
     corner = q.new_full((rows, rows), -torch.inf).triu_(1) if skips else None
