@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import headwise as hw
+from headwise.engines.statistics import ROW_STATISTICS
 
 from .. import peers, truths
 from .. import problem as problems
@@ -31,6 +32,7 @@ from .maps import DENSE
 __all__ = ["CUDNN", "Look", "beside_cudnn", "statistics_of"]
 
 CUDNN = "cuDNN's forward"
+FUSED = "the fused forward"
 BOTH_WAYS = "cuDNN, forward and backward"
 COPY = "a copy of that size"
 UNGROUPED = "headwise, 32 key heads"
@@ -89,12 +91,12 @@ def pinned(call: Arm, device: torch.device) -> Arm:
     return Pinned(call, partial(sdpa_kernel, SDPBackend.CUDNN_ATTENTION)) if device.type == "cuda" else call
 
 
-def beside_cudnn(problem: Problem, look: Look) -> Prepared:
-    """A look at causal weights beside cuDNN's forward, which is judged on some rows."""
+def beside_cudnn(problem: Problem, look: Look, name: str = CUDNN) -> Prepared:
+    """A look at causal weights beside cuDNN's forward, on a CPU the fused one; judged on some rows."""
     q, k, v = problem.qkv
     rows = problems.some_rows(problem)
     judge = Apart(lambda: {"output": problem.output(rows)}, lambda found: {"output": found[:, :, rows]})
-    return look.beside(CUDNN, pinned(lambda: sdpa(q, k, v, is_causal=True), q.device), judge)
+    return look.beside(name, pinned(lambda: sdpa(q, k, v, is_causal=True), q.device), judge)
 
 
 # Statistics and pictures
@@ -133,10 +135,12 @@ def statistics_of(
     )
 
 
-def statistics(sizes: Sizes, device: torch.device, dtype: torch.dtype, names: Sequence[str] = ()) -> Prepared:
+def statistics(
+    sizes: Sizes, device: torch.device, dtype: torch.dtype, names: Sequence[str] = (), forward: str = CUDNN
+) -> Prepared:
     """Statistics and, if `cells` are given, a picture."""
     problem = problems.make(sizes, device, dtype, problems.causal)
-    return beside_cudnn(problem, statistics_of(problem, names, sizes.get("cells")))
+    return beside_cudnn(problem, statistics_of(problem, names, sizes.get("cells")), forward)
 
 
 def beside_eager(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
@@ -319,6 +323,25 @@ for length in (16384, 131072):
             {**whole, "cells": 128},
             tiny=SMALL_PICTURE,
             target=1.25,
+        )
+    )
+
+for kind, names, target in (
+    ("entropy", ("entropy",), 1.25),
+    ("rows", tuple(ROW_STATISTICS), 1.6),
+    ("everything", (), 1.85),
+):
+    register(
+        Case(
+            f"second_pass_cpu_{kind}_L8192",
+            f"lse known: statistics of every head ({kind}), beside the fused forward",
+            partial(statistics, names=names, forward=FUSED),
+            {"B": 1, "H": 8, "L": 8192, "D": 64},
+            tiny=SMALL,
+            peer=FUSED,
+            devices=("cpu",),
+            target=target,
+            most_repeats=FEW,
         )
     )
 
