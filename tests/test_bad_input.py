@@ -172,7 +172,7 @@ MASKS: dict[str, Refusal] = {
     "key heads": Refusal({"mask": bools(B, HK, T, S)}, MaskError, "= [2, 6, 5, 7]: got [2, 3, 5, 7]"),
     "five dimensions": Refusal({"mask": bools(1, B, H, T, S)}, MaskError, "got 5 dimensions [1, 2, 6, 5, 7]"),
     "a list": Refusal({"mask": [[True]]}, MaskError, "mask must be a Mask or a tensor: got list"),
-    "causal in its place": Refusal({"mask": True}, MaskError, "mask must be a Mask or a tensor: got bool"),
+    "causal in its place": Refusal({"mask": True}, MaskError, "mask must be a Mask or a tensor: got True"),
     "additive": Refusal(
         {"mask": torch.tensor([0.0, -math.inf] + [0.0] * 5)},
         MaskError,

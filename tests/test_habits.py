@@ -1,17 +1,14 @@
 """What people bring along from torch, Keras, Hugging Face, numpy and course notes, and what they are told.
 
 The list was written before the code was read: a call as somebody would write it, and either it works as they
-mean it, or the answer names what they gave and what to write instead. Masks, and monitors, importance and
-robustness, have their own such tests beside them.
+mean it (`test_habits_taken.py`), or the answer names what they gave and what to write instead.
 
 Letters: B batch, H num_heads, T query_len, S key_len, D head_dim, E d_model.
 """
 
 from __future__ import annotations
 
-import gc
 import re
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,76 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.attention import SDPBackend
 
 import headwise as hw
+from habits import B, D, E, H, S, Stack, T, ablated, attend, call, early, jagged, make, mha, nest, watched, x
 from headwise.errors import ArgumentError, AttentionBypassed, MaskError, ShapeError
-
-B, H, T, S, D = 2, 3, 5, 7, 11
-E = H * D
-
-
-def x(*shape: int) -> Tensor:
-    return torch.randn(shape or (B, T, E))
-
-
-def attend(*tensors: Any, **named: Any) -> Any:
-    return hw.attention(*(tensors or (x(B, H, T, D),) * 3), **named)
-
-
-def mha(**options: Any) -> hw.MultiHeadAttention:
-    return hw.MultiHeadAttention(E, H, **options)
-
-
-def make(*sizes: Any, **named: Any) -> hw.MultiHeadAttention:
-    return hw.MultiHeadAttention(*sizes, **named)
-
-
-def call(*inputs: Any, **named: Any) -> Any:
-    return mha()(*(inputs or (x(),)), **named)
-
-
-def nest(*tensors: Tensor, layout: torch.layout = torch.strided) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls them a prototype
-        return torch.nested.nested_tensor(list(tensors), layout=layout)
-
-
-def jagged() -> Tensor:
-    return nest(x(3, E), x(T, E), layout=torch.jagged)
-
-
-class Stack(nn.Module):
-    """Two layers of ours."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([mha(), mha()])
-
-    def forward(self, y: Tensor) -> Tensor:
-        for layer in self.layers:
-            y = y + layer(y)[0]
-        return y
-
-
-def early() -> object:
-    with hw.watch(Stack()) as heads:
-        return heads[0]
-
-
-def watched(model: nn.Module | None = None) -> hw.Heads:
-    model = Stack() if model is None else model
-    with hw.watch(model) as heads:
-        model(x())
-    return heads
-
-
-def ablated(heads: Any, *method: str) -> None:
-    model = Stack()
-    with hw.ablate(model, heads, *method):
-        model(x())
-
 
 # A call, the error, and words of its message with " .. " between them
 Habits = dict[str, tuple[Callable[[], object], type[Exception], str]]
@@ -196,6 +129,31 @@ ATTENTION: Habits = {
         MaskError,
         "found -inf .. bias=",
     ),
+    "a mask by name": (
+        lambda: attend(mask="causal"),
+        MaskError,
+        "got 'causal' .. headwise.Mask.causal() .. causal=True",
+    ),
+    "a yes in mask's place": (
+        lambda: attend(mask=True),
+        MaskError,
+        "got True .. headwise.Mask.causal() .. causal=True .. None hides nothing",
+    ),
+    "more queries than keys": (
+        lambda: attend(x(B, H, S, D), x(B, H, T, D), x(B, H, T, D), causal=True),
+        MaskError,
+        "queries 0 to 1 .. 5 keys .. mask=Mask.causal() .. mask=torch.ones(7, 5).tril()",
+    ),
+    "torch's mask of all heads": (
+        lambda: attend(mask=BOOLS.expand(B * H, T, T)),
+        MaskError,
+        "[2, 3, 5, 5]: got [1, 6, 5, 5] .. [B * H, T, S] .. mask.unflatten(0, (2, 3))",
+    ),
+    "either of two masks": (
+        lambda: hw.Mask.causal() | hw.Mask.window(2),
+        MaskError,
+        "Mask(right=0) or Mask(left=1, right=0) .. Mask.dense(mask.full(T, S) | other.full(T, S))",
+    ),
     "a mask in causal's place": (lambda: attend(causal=BOOLS), ArgumentError, "got bool [5, 5] .. mask="),
     "a Mask in causal's place": (
         lambda: attend(causal=hw.Mask.causal()),
@@ -212,6 +170,7 @@ ATTENTION: Habits = {
         ArgumentError,
         "meta and cpu .. k.to(q.device)",
     ),
+    "a scale by name": (lambda: attend(scale="sqrt"), ArgumentError, "scale .. got 'sqrt' .. leave it out"),
     "dropout=True": (lambda: attend(dropout=True), ArgumentError, "got True .. share of weights"),
     "backend='math'": (lambda: attend(backend="math"), ArgumentError, "got 'math' .. is 'plain' here"),
     "torch's own enum": (
@@ -408,6 +367,22 @@ LOOKING: Habits = {
         ArgumentError,
         "all 3 of layers.0 .. keep one",
     ),
+    "a loss of torch's": (
+        lambda: hw.importance(Stack(), [(x(), x())], nn.MSELoss()),
+        ArgumentError,
+        "MSELoss .. lambda model, batch: loss(model(batch[0]), batch[1])",
+    ),
+    "a share of heads": (
+        lambda: hw.robustness(Stack(), [x()], lambda model, batch: model(batch).sum(), points=0.5),  # type: ignore[arg-type]
+        ArgumentError,
+        "points .. got 0.5 .. [round(share * num_heads)]",
+    ),
+    "a step without with": (
+        lambda: hw.Monitor(Stack(), every=1).step().summary,  # type: ignore[attr-defined]
+        AttributeError,
+        "'summary' .. write with monitor.step(): model(x), then monitor.summary",
+    ),
+    "a monitor of no steps": (lambda: hw.Monitor(Stack(), every=0), ArgumentError, "at least 1: got 0"),
     "a tensor to check": (lambda: hw.check(x()), ArgumentError, "got float32 [2, 5, 33] .. the class itself"),
     "a model to load": (lambda: hw.models.load(Stack()), ArgumentError, "got Stack .. headwise.watch"),  # type: ignore[arg-type]
     "no such folder": (lambda: hw.models.load("./no/model"), ArgumentError, "'./no/model' .. check the name"),
@@ -461,102 +436,3 @@ def test_a_mistyped_command_is_answered_in_a_line(
     assert main(arguments) == 2
     said = capsys.readouterr()
     assert says in said.err.replace("\n", " ") and not said.out
-
-
-# What works as it is meant
-
-
-@pytest.mark.parametrize("causal", [0, 1, None, np.True_, torch.tensor(True)], ids=repr)
-def test_any_yes_or_no_is_taken_for_causal(causal: Any) -> None:
-    q = x(B, H, T, D)
-    assert torch.equal(hw.attention(q, q, q, causal=causal)[0], hw.attention(q, q, q, causal=bool(causal))[0])
-
-
-def test_the_answers_for_padding_and_nested_batches_are_right() -> None:
-    """What the message tells to write is written here, and is what was meant."""
-    layer, batch = mha(), jagged()
-    padded, lengths = batch.to_padded_tensor(0.0), [len(y) for y in batch.unbind()]
-    output = layer(padded, mask=hw.Mask.padding(lengths))[0]
-    for given, y, length in zip(batch.unbind(), output, lengths, strict=True):
-        torch.testing.assert_close(y[:length], layer(given[None])[0][0])
-    attention_mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    torch.testing.assert_close(layer(padded, mask=hw.Mask.padding(attention_mask.bool()))[0], output)
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "causal": {"causal": True},
-    "window": {"window": 3},
-    "softcap": {"softcap": 2.0},
-    "dropout": {"dropout": 0.5},
-    "sinks": {"sinks": torch.ones(H, requires_grad=True)},
-    "bias": {"bias": torch.ones(T, S, requires_grad=True)},
-    "padding": {"mask": hw.Mask.padding(torch.ones(0, S, dtype=torch.bool))},
-}
-
-
-@pytest.mark.parametrize("backend", ["auto", "tiles", "plain"])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_an_empty_batch_has_an_empty_answer_and_gradients(options: dict[str, Any], backend: str) -> None:
-    q, k, v = x(0, H, T, D), x(0, 1, S, D), x(0, 1, S, 13)
-    tensors = [y.requires_grad_() for y in (q, k, v)]
-    output, weights = hw.attention(q, k, v, backend=backend, **options)
-    assert output.shape == (0, H, T, 13) and weights.shape == weights.dense().shape == (0, H, T, S)
-    assert weights.lse.shape == (0, H, T)
-    learned = [y for y in options.values() if isinstance(y, Tensor)]
-    grads = torch.autograd.grad(output.sum(), tensors + learned)
-    assert all(
-        not grad.any() and grad.shape == y.shape for grad, y in zip(grads, tensors + learned, strict=True)
-    )
-    with pytest.raises(ShapeError, match=r"statistics must have something to look at.*\[0, 3, 5, 7\]"):
-        weights.statistics()
-
-
-@pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "express"])
-def test_a_module_on_an_empty_batch_does_what_torchs_does(gradients: bool) -> None:
-    theirs = nn.MultiheadAttention(E, H, batch_first=True)
-    ours, empty = hw.MultiHeadAttention.from_torch(theirs), x(0, T, E)
-    with torch.set_grad_enabled(gradients):
-        output, weights = ours(empty)
-        expected, matrix = theirs(empty, empty, empty, average_attn_weights=False)
-        assert output.shape == expected.shape and weights.shape == matrix.shape
-        assert ours(empty, x(0, S, E), x(0, S, E))[0].shape == (0, T, E)
-    if gradients:
-        output.sum().backward()
-        assert all(p.grad is not None and not p.grad.any() for p in ours.parameters())
-    with hw.watch(ours) as heads:
-        ours(empty)
-    assert not heads
-
-
-def test_an_empty_batch_does_not_take_a_backend_nobody_has() -> None:
-    with pytest.raises(ArgumentError, match="got 'flsh'; did you mean 'flash'"):
-        attend(*(x(0, H, T, D),) * 3, backend="flsh")
-
-
-@pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj", "out_proj"])
-@pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "express"])
-def test_a_projection_may_be_swapped_for_another(name: str, gradients: bool) -> None:
-    layer, other, given = mha(), nn.Linear(E, E), x()
-    layer(given)
-    expected = mha()
-    expected.load_state_dict(layer.state_dict())
-    expected.get_submodule(name).load_state_dict(other.state_dict())
-    projection = layer.get_submodule(name)
-    torch.utils.swap_tensors(projection.weight, other.weight)
-    torch.utils.swap_tensors(projection.bias, other.bias)
-    with torch.set_grad_enabled(gradients):
-        torch.testing.assert_close(layer(given)[0], expected(given)[0])
-        del other  # and the memory that was ours
-        torch.testing.assert_close(layer(given)[0], expected(given)[0])
-
-
-@pytest.mark.parametrize("made", [hw.ablate, hw.collect], ids=lambda made: made.__name__)
-def test_a_block_that_was_never_entered_says_that_it_did_nothing(made: Callable[..., object]) -> None:
-    block = made(Stack(), {0: [1]})
-    with pytest.warns(RuntimeWarning, match=r"nothing was done to heads of layers.0.*write with headwise"):
-        del block
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ablated({0: [1]})
-        gc.collect()

@@ -232,7 +232,7 @@ def test_mass_takes_a_mask_given_as_a_tensor() -> None:
             "lengths must fit batch and length: [3] for [2]",
         ),
         (lambda w: w.mass(Mask.documents(torch.arange(7))), MaskError, "[1, 7] for batch 2, length 23"),
-        (lambda w: w.mass("window"), MaskError, "mask must be a Mask or a tensor: got str"),
+        (lambda w: w.mass("window"), MaskError, "mask must be a Mask or a tensor: got 'window'"),
     ],
 )
 def test_mass_refuses(ask: Callable[[Any], Any], kind: type[Exception], says: str) -> None:

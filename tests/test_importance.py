@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import json
 import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -375,6 +377,29 @@ def test_wrong_arguments_are_named() -> None:
     )
 
 
+def test_a_loss_of_torchs_is_told_what_a_loss_is_called_with() -> None:
+    model, x = ours(), numbers(2, 5, 13)
+    for loss, name in (
+        (nn.MSELoss(), "MSELoss"),
+        (nn.MSELoss, "MSELoss"),
+        (nn.functional.mse_loss, "mse_loss"),
+        (functools.partial(nn.functional.mse_loss, reduction="sum"), "mse_loss"),
+    ):
+        for method in ("gradient", "leave_one_out"):
+            refused(ArgumentError, f"got torch's {name}.*model, batch", model, [(x, x)], loss, method=method)
+    mse = nn.MSELoss()
+    importance(model, [(x, numbers(2, 5, 13))], lambda model, batch: mse(model(batch[0]), batch[1]))
+
+
+@pytest.mark.parametrize("loss", [lambda output: output.sum(), lambda output, target: output - target, "mse"])
+def test_a_loss_of_other_arguments_fails_with_a_note_of_what_it_is_given(loss: Any) -> None:
+    with pytest.raises(TypeError) as failed:
+        importance(ours(), [(numbers(2, 5, 13),) * 2], loss)
+    assert failed.value.__notes__ == [
+        "loss_fn is called with the model and a batch, loss_fn(model, batch): here Stack and tuple"
+    ]
+
+
 def test_attention_without_gradients_is_not_counted_as_unimportant() -> None:
     @torch.no_grad()
     def silent(m: nn.Module, x: Tensor) -> Tensor:
@@ -530,6 +555,7 @@ def test_points_may_be_counted_or_listed() -> None:
     known = importance(model, x, squares)
     options: dict[str, Any] = {"method": ["importance"], "single": False, "scores": known}
     assert robustness(model, x, squares, points=3, **options).removed == [0, 3, 5, 8]
+    assert robustness(model, x, squares, points=np.int64(3), **options).removed == [0, 3, 5, 8]
     listed = robustness(model, x, squares, points=[6, 1], **options)
     assert listed.removed == [0, 1, 6] and listed.by_importance.shape == (3,) and listed.at_random is None
 
@@ -596,6 +622,9 @@ def test_wrong_arguments_of_robustness_are_named() -> None:
         ("repeats must be .* got 0", {"repeats": 0}),
         ("points must be at least 1: got 0", {"points": 0}),
         (r"1 to 8: got \[3, 9\]", {"points": [3, 9]}),
+        (r"points must be a whole number.* got 0\.5; .*\[round\(share \* num_heads\)\]", {"points": 0.5}),
+        (r"points must be a whole number.* got \[1, 2\.5\]", {"points": [1, 2.5]}),
+        ("points must be a whole number.* got 'all'", {"points": "all"}),
         (r"in scores, layer must be a place of attention: got 'h\.0\.attn'", {"scores": scores(l0=[1.0])}),
         (r"head 0 of layers\.1 is missing", {"scores": {"layers.0": torch.ones(4)}}),
     ):

@@ -646,6 +646,42 @@ def test_a_model_that_never_runs_inside_a_step_is_an_error() -> None:
         pass
 
 
+def test_a_step_that_is_never_entered_says_that_it_measured_nothing() -> None:
+    """As `optimizer.step()` is written: nothing was measured, without a word."""
+    model = made()
+    monitor = Monitor(model)
+    with pytest.warns(RuntimeWarning, match=r"nothing was measured by monitor\.step\(\).*write with") as told:
+        monitor.step()
+    model(tokens())
+    assert len(told) == 1 and told[0].filename == __file__ and monitor.history == []
+    assert train(monitor, 2) == [0]
+
+
+def test_a_step_asked_for_what_the_monitor_knows_sends_one_there() -> None:
+    monitor = Monitor(made())
+    for name in ("summary", "latest", "history"):
+        with pytest.raises(AttributeError, match=rf"'{name}': it is the monitor's own.*then monitor\.{name}"):
+            getattr(monitor.step(), name)
+    step = monitor.step()
+    with pytest.raises(AttributeError, match=r"step\(\) has no attribute 'summery'$"):
+        step.summery  # type: ignore[attr-defined]  # noqa: B018
+    with step:
+        monitor.model(tokens())
+    assert monitor.measured
+
+
+def test_a_step_may_decorate_a_function_and_every_call_is_one() -> None:
+    monitor = Monitor(made(), every=2)
+
+    @monitor.step()  # type: ignore[operator]
+    def forward() -> None:
+        monitor.model(tokens())
+
+    for _ in range(3):
+        forward()
+    assert monitor.number == 3 and [step for step, _ in monitor.history] == [0, 2]
+
+
 def test_a_model_without_attention_is_an_error() -> None:
     model = nn.Sequential(nn.Linear(3, 3))
     with pytest.raises(AttentionBypassed, match="Sequential ran 1 times and none was"), Monitor(model).step():

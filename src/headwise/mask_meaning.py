@@ -29,6 +29,11 @@ def whole_number(number: object, name: str) -> int:
 
 def as_allowed(value: Tensor) -> Tensor:
     """A dense mask as bool, 4-D."""
+    if isinstance(value, (str, bool)):  # a rule by its name, or what causal= takes
+        raise MaskError(
+            f"mask must be a Mask or a tensor: got {value!r}; for a causal one use headwise.Mask.causal() or "
+            "attention's causal=True; None hides nothing"
+        )
     if not isinstance(value, Tensor):
         raise MaskError(
             f"mask must be a Mask or a tensor: got {type(value).__name__}; use torch.as_tensor(mask)"

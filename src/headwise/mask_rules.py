@@ -252,7 +252,7 @@ class RuleSet(Known):
             raise MaskError(str(error).replace("joined with &", "joined with |")) from None
         if either is None:
             raise MaskError(
-                f"mask | other must be one rule again: {self!r} or {other!r} is none; write "
+                f"mask | other must be one rule again: {self!r} or {other!r} is not known as one; write "
                 f"Mask.dense(mask.{self._full} | other.{other._full})"
             )
         return either

@@ -83,9 +83,10 @@ class Scoring:
             if isinstance(number, (int, float)) or number is None:
                 continue
             if isinstance(number, Tensor) or not hasattr(number, "__float__"):
+                shown = repr(number) if isinstance(number, str) else type(number).__name__
                 raise ArgumentError(
-                    f"{name} must be a plain number: got {type(number).__name__}; "
-                    "one that is learned can multiply q instead"
+                    f"{name} must be a plain number: got {shown}; leave it out for the usual one, and one "
+                    "that is learned can multiply q instead"
                 )
         if softcap is not None and not 0 < softcap < math.inf:
             raise ArgumentError(f"softcap must be above 0 and finite: got {softcap}; use None for no cap")

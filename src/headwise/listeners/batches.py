@@ -104,13 +104,29 @@ def checked_loss(loss_fn: Loss | None, model: nn.Module, batch: object) -> Tenso
     """One number, as a tensor without dimensions.
 
     Raises:
-        ArgumentError: it is something else.
+        ArgumentError: it is something else; a loss of torch's own, which knows no model.
     """
-    loss = (own_loss if loss_fn is None else loss_fn)(model, batch)
+    loss = own_loss(model, batch) if loss_fn is None else _called(loss_fn, model, batch)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         shown = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ArgumentError(f"loss_fn must return one number as a tensor: got {shown}; use its mean")
     return loss.reshape(())
+
+
+def _called(loss_fn: Loss, model: nn.Module, batch: object) -> Tensor:
+    theirs = getattr(loss_fn, "func", loss_fn)  # of a functools.partial
+    if getattr(theirs, "__module__", None) in ("torch.nn.modules.loss", "torch.nn.functional"):
+        name = getattr(theirs, "__name__", type(theirs).__name__)
+        raise ArgumentError(
+            f"loss_fn must take the model and a batch: got torch's {name}, of an output and a target; put it "
+            "in a function, as lambda model, batch: loss(model(batch[0]), batch[1])"
+        )
+    try:
+        return loss_fn(model, batch)
+    except (AttributeError, TypeError) as error:
+        given = f"{type(model).__name__} and {type(batch).__name__}"
+        error.add_note(f"loss_fn is called with the model and a batch, loss_fn(model, batch): here {given}")
+        raise
 
 
 # How many examples there are: windows and frames are folded into a layer's batch, not into the model's

@@ -6,9 +6,13 @@ Letters: B batch, T query_len, H num_heads, Dv value_dim.
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from contextlib import AbstractContextManager, ContextDecorator
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +31,7 @@ __all__ = [
     "Key",
     "Measuring",
     "Row",
+    "Step",
     "Values",
     "loudest",
     "middle",
@@ -233,3 +238,45 @@ def _reduced(how: str, values: list[float]) -> float:
     if how == "mean":
         return math.fsum(values) / len(values)
     return min(values) if how == "min" else max(values)
+
+
+Owner = TypeVar("Owner")
+
+
+class Step(ContextDecorator, AbstractContextManager[Owner]):
+    """The block of a step, which is written as an optimizer's `step()` is: one never entered says so."""
+
+    def __init__(self, monitor: Owner, begin: Callable[[], AbstractContextManager[Owner]]) -> None:
+        self._monitor, self._begin = monitor, begin
+        self._entered: list[AbstractContextManager[Owner]] = []
+        self._unused = True
+
+    def __enter__(self) -> Owner:
+        self._unused = False
+        block = self._begin()
+        monitor = block.__enter__()
+        self._entered.append(block)
+        return monitor
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._entered.pop().__exit__(kind, error, trace)
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_unused") and not sys.is_finalizing():
+            warnings.warn(
+                "nothing was measured by monitor.step(): it is a block and was never entered; write with "
+                "monitor.step(): loss = model(x)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    if not TYPE_CHECKING:  # to those who ask the block instead of the monitor
+
+        def __getattr__(self, name: str) -> NoReturn:
+            what = f"step() has no attribute {name!r}"
+            if not name.startswith("_") and hasattr(self._monitor, name):
+                what += f": it is the monitor's own; write with monitor.step(): model(x), then monitor.{name}"
+                self._unused = False  # that is told of already
+            raise AttributeError(what)

@@ -21,7 +21,7 @@ import warnings
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -31,7 +31,7 @@ from ..errors import ArgumentError, nearest, needed
 from ..heads.layer_names import Layer
 from .alarms import Alarm, Alarms, Bells, OnAlarm, tell
 from .head_outputs import check_any
-from .measured_step import ENTROPY_SHARE, Measuring, Row, Values, loudest, middle, numbers_of, share
+from .measured_step import ENTROPY_SHARE, Measuring, Row, Step, Values, loudest, middle, numbers_of, share
 from .model_door import attach
 
 if TYPE_CHECKING:
@@ -173,12 +173,11 @@ class Monitor:
         self._history: deque[Row] = deque(maxlen=HISTORY)
         attach(model, Measuring((), False), fallback)  # says at once what is wrong with these
 
-    @contextmanager
-    def step(self) -> Iterator[Monitor]:
+    def step(self) -> AbstractContextManager[Monitor]:
         """One step of training: its forward; its backward, too, where layers are checkpointed.
 
         A step that raises, or in which the model does not run, is not measured; the next one is in its place.
-        Three of the latter in a row give a warning, once.
+        Three of the latter in a row give a warning, once; each that is never entered, by `with`, gives one.
 
         Raises:
             AttentionBypassed: in a measured step: a layer that cannot be heard, or nothing heard at all.
@@ -198,6 +197,10 @@ class Monitor:
             False
             True
         """
+        return Step(self, self._step)
+
+    @contextmanager
+    def _step(self) -> Iterator[Monitor]:
         self.measured = False
         number = self.number
         self.number += 1
@@ -216,7 +219,7 @@ class Monitor:
         self._missed = 0
         check_any(self.model, ran, measuring.layers, self.fallback, attachment.elsewhere)
         raised = self._take(number, measuring.read(), attachment.name_of)
-        tell(raised, stacklevel=3)  # past contextlib, where the block ends
+        tell(raised, stacklevel=4)  # past Step and contextlib, where the block ends
         if self.on_alarm is not None:
             for alarm in raised:
                 self.on_alarm(alarm)
@@ -239,7 +242,7 @@ class Monitor:
                 f"monitor must have its model run in its steps: {type(self.model).__name__} ran 0 times in "
                 f"{PATIENCE} to be measured since step {self._last}; put its forward inside `with "
                 "monitor.step()`, or make a new monitor where another model took its place",
-                stacklevel=4,  # past contextlib, where the block ends
+                stacklevel=5,  # past Step and contextlib, where the block ends
             )
 
     def _take(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING
 
 import torch
@@ -124,8 +125,8 @@ def robustness(
         progress, fallback: as in `headwise.importance`.
 
     Raises:
-        ArgumentError: an unknown method; fewer than one repeat or point; more heads than there are; scores of
-            other heads; and as `headwise.importance`.
+        ArgumentError: an unknown method; fewer than one repeat or point; points that are no whole numbers;
+            more heads than there are; scores of other heads; and as `headwise.importance`.
         AttentionBypassed: a layer whose outputs are not in hand.
 
     Example:
@@ -145,6 +146,7 @@ def robustness(
         raise ArgumentError(
             f"repeats must be a whole number of at least 1: got {repeats!r}; 5 shows a spread"
         )
+    asked = _whole_numbers(points)
     kept = list(as_batches(batches))
     if "importance" in methods and scores is None:
         scores = importance(model, kept, loss_fn, progress=progress, fallback=fallback)
@@ -152,7 +154,7 @@ def robustness(
     with attach(model, switches, fallback):
         weights = _weights(model, kept, loss_fn, switches)
         every = switches.every_head()
-        removed = _counts(points, len(every))
+        removed = _counts(asked, len(every))
         trials: list[Off] = [[]]
         trials += [[head] for head in every] if single else []
         sequences: list[Off] = []
@@ -182,18 +184,31 @@ def _weights(
     return [count / sum(counts) for count in counts]
 
 
-def _counts(points: int | Sequence[int] | None, total: int) -> list[int]:
+def _whole_numbers(points: int | Sequence[int] | None) -> int | list[int]:
+    """How many points, or the numbers of removed heads; known to be whole before the model runs."""
+    try:
+        if isinstance(points, Iterable):
+            return [index(number) for number in points]
+        count = POINTS if points is None else index(points)
+    except TypeError:
+        raise ArgumentError(
+            f"points must be a whole number, or whole numbers of removed heads: got {points!r}; a share of "
+            "the heads goes in as [round(share * num_heads)]"
+        ) from None
+    if isinstance(points, bool) or count < 1:
+        raise ArgumentError(f"points must be at least 1: got {points!r}; 10 draws a curve")
+    return count
+
+
+def _counts(points: int | list[int], total: int) -> list[int]:
     """How many heads are off at each point, from 0."""
-    if points is None or isinstance(points, int):
-        count = POINTS if points is None else points
-        if isinstance(points, bool) or count < 1:
-            raise ArgumentError(f"points must be at least 1: got {points!r}; 10 draws a curve")
-        count = min(count, total)
+    if isinstance(points, int):
+        count = min(points, total)
         return [round(total * point / count) for point in range(count + 1)]
     counts = sorted({0, *points})
     if len(counts) < 2 or counts[0] < 0 or counts[-1] > total:
         raise ArgumentError(
-            f"points must be numbers of removed heads, 1 to {total}: got {list(points)}; or give a count"
+            f"points must be numbers of removed heads, 1 to {total}: got {points}; or give a count"
         )
     return counts
 
