@@ -256,6 +256,8 @@ def slow_path() -> Iterator[None]:
 
 LIMITS: tuple[tuple[Any, str, int], ...] = (
     (answers, "FEW", 0),
+    (answers, "SOME", 0),
+    (answers, "NEAR", 0),
     (answers, "AT_ONCE", 64),
     (answers, "MANY", 3),
     (answers, "FEWEST", 2),

@@ -11,6 +11,7 @@ import inspect
 import itertools
 import math
 import pickle
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -1415,3 +1416,18 @@ def test_one_step_leaves_weights_over_a_set_limit_to_the_ordinary_way() -> None:
         ours(x, x, x, need_weights=False)
         with pytest.raises(BudgetExceeded, match="must fit the memory budget"):
             ours(x, x, x, attn_mask=torch.ones(30, 30, dtype=torch.bool).triu(1), average_attn_weights=False)
+
+
+@pytest.mark.parametrize("average", [True, False], ids=["mean", "heads"])
+@pytest.mark.parametrize("masked", [False, True], ids=["nothing hidden", "causal"])
+def test_weights_on_a_cpu_are_held_against_the_budget(average: bool, masked: bool) -> None:
+    ours = MultiheadAttention(12, 2, batch_first=True).eval()
+    x = torch.randn(1, 37, 12)
+    mask = torch.ones(37, 37, dtype=torch.bool).triu(1) if masked else None
+    shape = [1, 37, 37] if average else [1, 2, 37, 37]
+    for large in (False, True):
+        with as_if_large(large), torch.no_grad(), headwise.budget.limit("1 KiB"):
+            says = re.escape(f"weights {shape} must fit the memory budget")
+            with pytest.raises(BudgetExceeded, match=says):
+                ours(x, x, x, attn_mask=mask, average_attn_weights=average)
+            ours(x, x, x, attn_mask=mask, need_weights=False)

@@ -7,9 +7,10 @@ torch's class takes.
 on a CPU or bare on a GPU. At a few tokens the products take less time than the steps between them, and the
 operator takes all of them in C++; on a GPU it goes to the same kernels as we do. On a CPU, where weights are
 wanted and nothing is hidden, it makes the products and exponentials that we would make, with nothing to skip:
-it is taken while all weights are near, with a mask while they are some. Of what it is known to get wrong
-nothing is let through: rows that see nothing, odd numbers of heads, odd widths of heads in half precision. It
-takes the weight of `out_proj` and does not call it, so it is used only where nobody could notice.
+it is taken for weights of every head, for their mean while all are near, with a mask while they are some. Of
+what it is known to get wrong nothing is let through: rows that see nothing, odd numbers of heads, odd widths
+of heads in half precision. It takes the weight of `out_proj` and does not call it, so it is used only where
+nobody could notice.
 
 Letters: N batch, L query_len, S key_len, H num_heads, D head_dim.
 """
@@ -45,8 +46,8 @@ __all__ = ["FEW", "answer", "leaves_some", "native"]
 
 FEW = 2**16  # weights: what stands around them takes longer than they do
 SOME = 2**17  # weights with a mask: here the operator's slow softmax is as dear as our steps
-NEAR = 2**23  # weights, 32 MiB: all of them stay in the last cache, and tiles bring them no nearer
-AT_ONCE = 2**20  # weights of a tile, 4 MiB
+NEAR = 2**23  # weights, 32 MiB: all of them stay in the last cache, and a mean of them costs no more
+AT_ONCE = 2**21  # weights of a tile, 8 MiB
 MANY, FEWEST = 256, 64  # queries a tile: more make too much that is hidden, fewer too thin a product
 Answer = tuple[Tensor, Tensor | None]  # [N, H, L, D]; [N, L, S] or [N, H, L, S]
 
@@ -72,8 +73,11 @@ def native(
         return None
     masked = key_padding_mask is not None or attn_mask is not None
     if x.is_cpu:
-        most = (SOME if masked else NEAR) if need_weights else FEW
-        if N * L * L * held["num_heads"] > most:
+        most = FEW
+        if need_weights:
+            most = SOME if masked else NEAR
+        nothing_to_gain = need_weights and not masked and not average
+        if N * L * L * held["num_heads"] > most and not nothing_to_gain:
             return None
     elif not x.is_cuda or need_weights or masked or held["head_dim"] % 8:
         return None
@@ -97,6 +101,8 @@ def native(
         mask, kind = _for_operator(key_padding_mask, attn_mask, N, L, held["num_heads"], need_weights)
         if mask is None:
             return None
+    if need_weights:
+        _check_budget((N, L, L) if average else (N, held["num_heads"], L, L), x)
     return torch._native_multi_head_attention(
         x, x, x, E, held["num_heads"], in_weight, in_bias, out_weight, out_bias, mask, need_weights, average,
         kind,
@@ -143,6 +149,9 @@ def answer(
     """
     if dropout and not weights:
         return _dropped(q, k, v, rules, dropout), None
+    if weights and q.is_cpu:
+        (N, H, L, _), S = q.shape, k.shape[2]
+        _check_budget((N, L, S) if average else (N, H, L, S), q)
     how = rules, max(dropout, 0.0), weights, average, zero
     if dropout > 0 or not q.numel() or not k.numel() or transforms_are_active():
         return _step_by_step(q, k, v, *how)
@@ -198,9 +207,6 @@ def _in_tiles(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool, zero
     (N, H, L, D), S = q.shape, k.shape[2]
     kept = tile_dtype(q.dtype) if average else q.dtype  # of many half-precision heads a sum would lose some
     shape = (N, L, S) if average else (N, H, L, S)
-    budget.check(
-        math.prod(shape) * kept.itemsize, q.device, f"weights {list(shape)}", "pass need_weights=False"
-    )
     # a padded first key leaves queries with nothing, and those have NaN in all of torch's row
     skips = rules.causal and (rules.padding is None or not bool(rules.padding[:, 0].any()))
     added = (replace(rules, causal=False) if skips else rules).added(L, S, q.dtype, q.device)
@@ -220,9 +226,10 @@ def _in_tiles(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool, zero
         for queries in blocks(0, L, rows):
             keys = slice(0, min(queries.stop, S) if skips else S)
             t, s = queries.stop - queries.start, keys.stop
-            p = room[: count * t * s].view(count, t, s)
-            if not average and t == L and s == S:
-                p = shown[n, heads]
+            place = None if average else shown[n, heads, queries, keys]
+            p = place
+            if p is None or not p.is_contiguous():
+                p = room[: count * t * s].view(count, t, s)
             torch.bmm(near_q[:count, queries], near_k[:count, keys].transpose(1, 2), out=p)
             if added is not None:
                 p += take(added, (slice(n, n + 1), heads, queries, keys))[0]
@@ -237,9 +244,16 @@ def _in_tiles(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool, zero
             if average:
                 total = p[0] if count == 1 else p.sum(0, dtype=kept)
                 shown[n, queries, keys].add_(total, alpha=1.0 / H)
-            elif t < L or s < S:
-                shown[n, heads, queries, keys] = p
+            elif place is not None and place is not p:
+                place.copy_(p)
     return out.transpose(1, 2), shown.to(q.dtype)
+
+
+def _check_budget(shape: tuple[int, ...], like: Tensor) -> None:
+    """Raise `BudgetExceeded` where weights of this shape are more than there is room for."""
+    size = math.prod(shape) * like.element_size()
+    if not budget.surely_fits(size):
+        budget.check(size, like.device, f"weights {list(shape)}", "pass need_weights=False")
 
 
 def _tile(H: int, L: int, S: int, skips: bool) -> tuple[int, int]:
