@@ -1,7 +1,9 @@
 """torch's class and ours at everyday sizes, one sequence at a time: every mask, every way to ask for weights.
 
     python -m benchmarks.everyday                the grid for this CPU; results/everyday_<kind of CPU>.json
-    python -m benchmarks.everyday --show         what is stored, as a table
+    python -m benchmarks.everyday --show         what is stored, in words
+
+docs/benchmarks.md shows what is stored of every kind of CPU: `python -m benchmarks --readme`.
 
 Each cell is a case like the others: checked against float64, timed in turn beside torch's class, which is
 timed against itself, too. Said at the end: the geometric mean of how many times faster ours is, the worst
@@ -20,12 +22,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from . import machine, progress, report, runner
+from . import machine, progress, readme, report, runner
 from .cases.drop_in import drop_in
 from .cases.modules import TORCH
 from .registry import Case, Sizes
 
-__all__ = ["LENGTHS", "MASKS", "WEIGHTS", "cells", "main", "run", "summary"]
+__all__ = ["LENGTHS", "MASKS", "WEIGHTS", "cells", "load_all", "main", "run", "summary", "table"]
 
 LENGTHS = (16, 64, 128, 256, 512, 1024, 2048)
 SIZES = {"B": 1, "H": 6, "E": 384}
@@ -39,6 +41,7 @@ MASKS: dict[str, dict[str, bool]] = {
 WEIGHTS = {"plain": None, "mean": "mean", "heads": "heads"}
 TURNS = 12
 WORST = 5  # cells that are named
+MARKERS = ("<!-- everyday -->", "<!-- end everyday -->")
 
 Report = dict[str, Any]
 
@@ -85,12 +88,51 @@ def file_in(folder: Path) -> Path:
     return folder / f"everyday_{platform.machine()}.json"
 
 
+def load_all(folder: Path = report.RESULTS) -> list[Report]:
+    """What is stored, of every kind of CPU."""
+    paths = sorted(folder.glob("everyday_*.json"))
+    return [stored for path in paths if (stored := report.load(path)) is not None]
+
+
+def table(results: Sequence[Report]) -> str:
+    """The grids as Markdown: lengths and masks, without weights / their mean / those of every head."""
+    parts = []
+    for stored in results:
+        times = _times_faster(stored)
+        rows = [
+            f"| {length:,} | "
+            + " | ".join(
+                " / ".join(_said(times.get(f"L{length}_{mask}_{asked}")) for asked in WEIGHTS)
+                for mask in MASKS
+            )
+            + " |"
+            for length in LENGTHS
+        ]
+        head = ["| tokens | " + " | ".join(MASKS) + " |", "|---" * (len(MASKS) + 1) + "|"]
+        said = summary(stored).splitlines()[-3:]
+        parts.append("\n".join([*readme.legends("cpu", [stored]), *said, "", *head, *rows]))
+    return "\n\n".join(parts or ["No results are stored yet."]) + "\n"
+
+
+def _said(times: float | None) -> str:
+    return "–" if times is None else f"{times:.2f}"
+
+
+def _times_faster(stored: Report) -> dict[str, float]:
+    """Cell -> how many times as fast as torch's class."""
+    return {
+        record["name"].removeprefix("everyday_"): 1 / record["ratio"]["of_medians"]
+        for record in stored["records"]
+        if record["status"] == "ok"
+    }
+
+
 def summary(stored: Report) -> str:
     """The grid in words: times faster than torch's class."""
-    done = [record for record in stored["records"] if record["status"] == "ok"]
-    if not done:
+    faster = _times_faster(stored)
+    if not faster:
         return "Nothing is measured yet: python -m benchmarks.everyday"
-    faster = {record["name"].removeprefix("everyday_"): 1 / record["ratio"]["of_medians"] for record in done}
+    done = [record for record in stored["records"] if record["status"] == "ok"]
     itself = [record["peer_against_itself"]["of_medians"] for record in done]
     mean = math.exp(sum(map(math.log, faster.values())) / len(faster))
     worst = sorted(faster, key=lambda name: faster[name])[:WORST]

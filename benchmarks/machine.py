@@ -59,7 +59,11 @@ def _cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    if not any(
+        line.startswith("model name") for line in lines
+    ):  # as on ARM, where lscpu knows the number's name
+        lines = (_said_by("lscpu") or "").splitlines()
+    named = (line.split(":", 1)[1].strip() for line in lines if line.lower().startswith("model name"))
     return next(named, platform.processor() or platform.machine())
 
 

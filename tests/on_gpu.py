@@ -21,7 +21,12 @@ def run_all(tests: Iterable[Callable[[], None]], *heading: object) -> int:
         try:
             test()
             _say(f"passed {test.__name__} ({time.perf_counter() - start:.0f} s)")
-        except Exception:
+        except BaseException as problem:
+            if type(problem).__name__ == "Skipped":  # pytest's, where it is there to be imported
+                _say("skipped", test.__name__, problem)
+                continue
+            if not isinstance(problem, Exception):
+                raise
             failed += 1
             _say("FAILED", test.__name__)
             traceback.print_exc()

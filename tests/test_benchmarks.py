@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks import __main__ as command
-from benchmarks import grid, machine, memory, progress, readme, registry, report, truths
+from benchmarks import everyday, grid, machine, memory, progress, readme, registry, report, truths
 from benchmarks import problem as problems
 from benchmarks.cases import choose, every, second_pass
 from benchmarks.registry import Apart, Case, Pinned, Prepared
@@ -634,6 +634,11 @@ def test_what_is_shown_is_what_the_stored_results_say(page: str, markers: tuple[
     """Red after new results: `python -m benchmarks --readme` writes README's line and docs/benchmarks.md."""
     shown = readme.table_in((ROOT / page).read_text("utf-8"), *markers)
     assert shown == made(report.load_all())
+
+
+def test_the_page_shows_the_stored_grids_of_everyday_sizes() -> None:
+    shown = readme.table_in((ROOT / PAGE).read_text("utf-8"), *everyday.MARKERS)
+    assert shown == everyday.table(everyday.load_all())
 
 
 def test_the_line_of_speed_tells_what_was_measured_and_nothing_else() -> None:

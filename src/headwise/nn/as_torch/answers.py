@@ -36,7 +36,7 @@ from ...functional import attention
 from ...indexing import take
 from ...mask_rules import can_read
 from ..packed_weights import OUT_PROJ, is_untouched, parameters_of, unseen
-from .torch_masks import Rules, content_of
+from .torch_masks import Rules
 
 if TYPE_CHECKING:
     from .module import MultiheadAttention
@@ -98,7 +98,7 @@ def native(
         return None
     mask, kind = None, None
     if masked:
-        mask, kind = _for_operator(key_padding_mask, attn_mask, N, L, held["num_heads"], need_weights)
+        mask, kind = _for_operator(key_padding_mask, attn_mask, N, L, held["num_heads"])
         if mask is None:
             return None
     if need_weights:
@@ -110,7 +110,7 @@ def native(
 
 
 def _for_operator(
-    padding: Tensor | None, attn_mask: Tensor | None, N: int, L: int, H: int, need_weights: bool
+    padding: Tensor | None, attn_mask: Tensor | None, N: int, L: int, H: int
 ) -> tuple[Tensor | None, int]:
     """(the mask as the operator takes it, its number for that kind); None: not one for it."""
     if padding is not None and not leaves_some(padding, N, L):
@@ -119,10 +119,6 @@ def _for_operator(
         return padding, 1
     if attn_mask.dtype != torch.bool or tuple(attn_mask.shape) != (L, L) or not can_read(attn_mask):
         return None, 0
-    if padding is None and not need_weights:
-        content = content_of(attn_mask)
-        if content is None or content.causal:  # a kernel draws the triangle by itself
-            return None, 0
     mask = attn_mask if padding is None else attn_mask | padding[:, None, None]  # [L, L] or [N, 1, L, L]
     if bool(mask.all(-1).any()):
         return None, 0
