@@ -92,11 +92,18 @@ class Family:
         }
 
 
+def is_since(since: tuple[int, int]) -> bool:
+    """Whether this transformers is as new as that."""
+    import transformers
+
+    return tuple(map(int, transformers.__version__.split(".")[:2])) >= since
+
+
 def not_before(since: tuple[int, int], name: str) -> None:
     """Skip the test of a model that an older transformers does not have, or has otherwise."""
     import transformers
 
-    if tuple(map(int, transformers.__version__.split(".")[:2])) < since:
+    if not is_since(since):
         import pytest
 
         pytest.skip(
