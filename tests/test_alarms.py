@@ -318,7 +318,9 @@ def test_queries_of_one_key_have_no_entropy_to_lose(length: int) -> None:
     monitor = Monitor(model, alarms=Alarms(), on_alarm=pytest.fail)
     with monitor.step():
         model(numbers(B, length, E))
-    assert monitor.summary["entropy/min"] == 0 if length == 1 else monitor.summary["entropy/min"] > 0
+    lowest = monitor.summary["entropy/min"]
+    rounded = torch.finfo(torch.float64).eps  # an l_i is not the score of the one key to the last bit
+    assert abs(lowest) <= rounded if length == 1 else lowest > rounded
     assert ("layers/0/entropy_share" in monitor.latest) == (length == 2)
 
 

@@ -316,9 +316,11 @@ def test_sizes_that_cannot_be_are_refused_in_torchs_words(options: dict[str, Any
 
 
 def refusal(call: Callable[[], Any]) -> tuple[type[Exception], str]:
+    """Its kind and words, less the name of torch's operator, which comes first from 2.15 on: for keys that
+    lie batch first torch's class adds the bias after the product, ours within."""
     with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is, it is compared
         call()
-    return type(caught.value), str(caught.value)
+    return type(caught.value), re.sub(r"^(add)?mm: (?=mat1 and mat2 )", "", str(caught.value))
 
 
 @dataclass(frozen=True)

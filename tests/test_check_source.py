@@ -80,6 +80,11 @@ UNDEFINED = {
     "in a lambda": ("f = lambda x: x + a", "a"),
     "in a comprehension": ("y = [x + a for x in range(3)]", "a"),
     "the comprehension's own name, outside": ("y = [x for x in range(3)]\nprint(x)", "x"),
+    "a class's own name, in its comprehension": ("class C:\n    a = 3\n    y = [a for x in range(3)]", "a"),
+    "in the comprehension of a dict": (
+        "y = {\n    'é': (lambda z: z + a)  # for all\n    for x in range(3)\n}",
+        "a",
+    ),
     "first iterable of a comprehension in a class": ("class C:\n    y = [x for x in a]", "a"),
     "in a decorator": ("@a\ndef f(): ...", "a"),
     "in a default": ("def f(x=a): ...", "a"),
@@ -121,6 +126,7 @@ DEFINED = {
     "builtins that are assigned": "import builtins\nbuiltins.a = 1\nprint(a)",
     "the walrus": "if (n := 3) > 2:\n    print(n)",
     "the walrus in a comprehension": "y = [z := x for x in range(3)]\nprint(z)",
+    "a comprehension in a string": "y = f'{ {x: [z for z in range(x)] for x in range(3)} }'",
     "comprehensions in comprehensions": "y = [[a * b for a in range(b)] for b in range(3)]",
     "captures of match": "def f(x):\n    match x:\n        case {'k': v, **rest}:\n"
     "            return v, rest\n"
@@ -568,7 +574,8 @@ RAISED = {
         "(k := x.view(B, T, 4, 6)) @ k.transpose(0, 1)",
         ("all axes but the last two", "-2, -1"),
     ),
-    "itself": ("self.forward(x)", ("forward calls itself",)),
+    # every argument given: Python 3.13 before 3.13.8 never ends a call that leaves some to their defaults
+    "itself": ("self.forward(x, mask)", ("forward calls itself",)),
     "an unknown argument": ("F.softmax(x, axis=-1)", ("Did you mean dim?",)),
     "if of a tensor": ("1 if x > 0 else 2", ("is not None",)),
     "both masks": (

@@ -47,6 +47,10 @@ UNSEEN = {
 COMPREHENSIONS = {
     ast.ListComp: "listcomp", ast.SetComp: "setcomp", ast.DictComp: "dictcomp", ast.GeneratorExp: "genexpr",
 }  # fmt: skip
+# From Python 3.12 on the tables show a comprehension as part of the scope around it, its own names and all;
+# a generator still has a table.
+INLINED = sys.version_info >= (3, 12)
+BEFORE_FOR = re.compile(rb"(?:[\s)\\]|#[^\r\n]*)*")  # between the value of a comprehension and its `for`
 Key = tuple[str, int]  # a scope: its name and the line it starts on
 
 
@@ -83,7 +87,8 @@ def undefined_names(source: str, known: Collection[str] = ()) -> list[Undefined]
     given = GIVEN | set(known)
     try:
         with unwarned():
-            unbound = _unbound(symtable.symtable(text, "<source>", "exec"), given)
+            tabled = _with_generators(text, tree) if INLINED else text
+            unbound = _unbound(symtable.symtable(tabled, "<source>", "exec"), given)
         uses = list(_Uses(tree, unbound).found)
         early = list(used_too_early(tree, given))
     except (SyntaxError, RecursionError):
@@ -120,6 +125,37 @@ def _binds_unseen(tree: ast.Module) -> bool:
         if isinstance(node, ast.Call) and not node.args and dotted(node.func) in ("vars", "locals"):
             return True
     return False
+
+
+def _with_generators(text: str, tree: ast.Module) -> str:
+    """The text, line by line, with generators for comprehensions: `(x for x in y)` for `[x for x in y]`.
+
+    Names are looked up alike in the two, those around a class included.
+    """
+    written = text.encode()  # the tree counts bytes
+    starts = [0]
+    for line in written.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    edits: list[tuple[int, int, bytes]] = []  # from, to, what stands there instead
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp):
+            assert node.end_lineno is not None and node.end_col_offset is not None
+            first = starts[node.lineno - 1] + node.col_offset
+            end = starts[node.end_lineno - 1] + node.end_col_offset
+            opened = b"("
+            if isinstance(node, ast.DictComp):  # {k: v for ...} as ({k: v} for ...)
+                value = node.value
+                assert value.end_lineno is not None and value.end_col_offset is not None
+                between = BEFORE_FOR.match(written, starts[value.end_lineno - 1] + value.end_col_offset)
+                assert between is not None
+                edits.append((between.end(), between.end(), b"} "))
+                opened = b"({"
+            edits += [(first, first + 1, opened), (end - 1, end, b")")]
+    pieces, done = [], 0
+    for start, end, new in sorted(edits):
+        pieces += [written[done:start], new]
+        done = end
+    return b"".join([*pieces, written[done:]]).decode()
 
 
 def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
@@ -218,7 +254,8 @@ class _Uses(ast.NodeVisitor):
         first, *others = node.generators
         self.visit(first.iter)  # the one part that the scope outside evaluates
         results = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-        self.enter(COMPREHENSIONS[type(node)], node.lineno, [first.target, *first.ifs, *others, *results])
+        kind = ast.GeneratorExp if INLINED else type(node)
+        self.enter(COMPREHENSIONS[kind], node.lineno, [first.target, *first.ifs, *others, *results])
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = comprehension  # noqa: N815
 
