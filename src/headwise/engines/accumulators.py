@@ -56,9 +56,8 @@ def _distance(tile: Tile, reach: int) -> Tensor:
     p, at, start, stop = tile.p, tile.block.at, tile.columns.start, tile.columns.stop
     first, last = tile.block.scores.ends(tile.block.rows)
     keys = torch.arange(start, stop, device=at.device)
-    behind, ahead = min(max(first + 1, start), stop) - start, max(min(last, stop), start) - start
-    if ahead <= behind:  # one query: at its own key either is 0
-        ahead = behind
+    behind = min(max(first + 1, start), stop) - start
+    ahead = max(min(last, stop) - start, behind)  # of one query the own key is behind: either way 0
     total = torch.zeros_like(p[..., 0])
     if behind:
         part = p[..., :behind]

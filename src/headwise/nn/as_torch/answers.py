@@ -32,6 +32,7 @@ from ...arguments import autocasting
 from ...engines.kernels import HALF
 from ...engines.plain import transforms_are_active
 from ...engines.scores import blocks, huge_empty, own_precision, tile_dtype
+from ...engines.weights import softmax
 from ...functional import attention
 from ...indexing import take
 from ...mask_rules import can_read
@@ -232,10 +233,7 @@ def _in_tiles(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool, zero
             if corner is not None and queries.start < s:
                 at = p[..., queries.start :]  # [heads, t, keys from the first query's own on]
                 at += corner[:t, : at.shape[2]]
-            empty = p.amax(-1, keepdim=True) == -torch.inf if zero and rules.hides else None
-            torch.softmax(p, -1, out=p)
-            if empty is not None:
-                p.masked_fill_(empty, 0.0)
+            softmax(p, None, zero and rules.hides)
             out[n, queries, heads] = torch.bmm(p, near_v[:count, keys]).transpose(0, 1)
             if average:
                 total = p[0] if count == 1 else p.sum(0, dtype=kept)
