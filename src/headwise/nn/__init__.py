@@ -1,6 +1,23 @@
 """Modules: attention with its projections, and what belongs to them."""
 
 from .as_torch import MultiheadAttention, adopt, restore
+from .cache import KVCache
 from .multihead import MultiHeadAttention
+from .options import Buckets, QKNorm, RelativeBias
+from .rotary import Linear, Llama3, Ntk, Rope, Yarn
 
-__all__ = ["MultiHeadAttention", "MultiheadAttention", "adopt", "restore"]
+__all__ = [
+    "Buckets",
+    "KVCache",
+    "Linear",
+    "Llama3",
+    "MultiHeadAttention",
+    "MultiheadAttention",
+    "Ntk",
+    "QKNorm",
+    "RelativeBias",
+    "Rope",
+    "Yarn",
+    "adopt",
+    "restore",
+]

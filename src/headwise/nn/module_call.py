@@ -247,6 +247,11 @@ def plain_self_attention(
         held["window"] is not None
         or held["softcap"] is not None
         or held.get("sinks", held) is not None  # learned, they are in no module's own __dict__
+        or held["rope"] is not None
+        or held["alibi"]
+        or held.get("relative_bias", held) is not None
+        or held["qk_norm"] is not None
+        or held["gate"] is not None
     ):
         return None
     if held["training"] and held["dropout"]:

@@ -5,7 +5,7 @@ Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +16,14 @@ from ..functional import attention
 from ..map import AttentionMap
 from ..masks import Mask
 from ..scoring import Alibi
+from ..scoring import alibi as slopes
 from . import dimensions, module_call, presets, torch_conversion
+from .cache import KVCache
 from .dimensions import Sizes
 from .module_call import plain_self_attention
+from .options import Buckets, QKNorm, RelativeBias
 from .packed_weights import Packed, pack, project
+from .rotary import Rope
 
 __all__ = ["MultiHeadAttention"]
 
@@ -53,6 +57,13 @@ class MultiHeadAttention(nn.Module):
         scale: instead of 1 / sqrt(D).
         softcap: scores are bent into (-softcap, softcap).
         sinks: a learned score per head, for one more column of the softmax without a value.
+        rope: positions turned into queries and keys; see `Rope`.
+        alibi: scores fall with distance, by a slope per head; see `headwise.scoring.alibi`.
+        relative_bias: a learned number per head and distance, added to the scores; see `RelativeBias`. One
+            made elsewhere is shared, as all of T5's layers share the first one's.
+        qk_norm: queries and keys normalised, "rms" or "layer" for each head, or a `QKNorm`.
+        gate: what each head says is multiplied by sigmoid(x W_g): "head", by one number per head, or
+            "channel", by one per channel; see `options`.
 
     Raises:
         ShapeError: sizes that do not divide, or are not whole numbers of at least 1.
@@ -98,6 +109,11 @@ class MultiHeadAttention(nn.Module):
         scale: float | None = None,
         softcap: float | None = None,
         sinks: bool = False,
+        rope: Rope | None = None,
+        alibi: bool = False,
+        relative_bias: Buckets | RelativeBias | None = None,
+        qk_norm: QKNorm | str | None = None,
+        gate: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -117,10 +133,38 @@ class MultiHeadAttention(nn.Module):
         self.out_proj = dimensions.undrawn(sizes.concatenated_width, sizes.d_model, out_bias, device, dtype)
         made = torch.empty(sizes.num_heads, device=device, dtype=dtype) if sinks else None
         self.sinks = None if made is None else nn.Parameter(made)
+        self._add_options(rope, alibi, relative_bias, qk_norm, gate, device, dtype)
         self._packed: Packed | None = None  # of q, k and v, or of k and v; see packed_weights.py
         self._pack()
         self.reset_parameters()
         self.register_load_state_dict_post_hook(_pack_again)
+
+    def _add_options(
+        self,
+        rope: Rope | None,
+        alibi: bool,
+        relative_bias: Buckets | RelativeBias | None,
+        qk_norm: QKNorm | str | None,
+        gate: str | None,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        """What a layer may have besides its projections."""
+        H, Hk, D = self.num_heads, self.num_kv_heads, self.head_dim
+        if rope is not None:
+            rope.turned(D)
+        self.rope, self.alibi = rope, alibi
+        if isinstance(relative_bias, Buckets):
+            relative_bias = RelativeBias(H, relative_bias, device, dtype)
+        self.relative_bias = relative_bias
+        norm = QKNorm(qk_norm) if isinstance(qk_norm, str) else qk_norm
+        self.qk_norm = norm
+        self.q_norm = None if norm is None else norm.make(H, D, device, dtype)
+        self.k_norm = None if norm is None else norm.make(Hk, D, device, dtype)
+        self.gate = gate
+        width = {None: 0, "head": H, "channel": H * self.value_dim}[gate]
+        made = nn.Linear(self.d_model, width, bias=False, device=device, dtype=dtype) if width else None
+        self.gate_proj = made
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> MultiHeadAttention:
@@ -190,6 +234,10 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | Tensor | None = None,
         *,
         bias: Tensor | Alibi | None = None,
+        positions: Tensor | None = None,
+        cache: KVCache | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
+        documents: Tensor | None = None,
         need_weights: bool = True,
         **wrong: object,
     ) -> tuple[Tensor, AttentionMap | None]:
@@ -204,6 +252,11 @@ class MultiHeadAttention(nn.Module):
                 padding among the keys is so among the queries: means and statistics leave it out. A tensor
                 that seems to be meant otherwise, as torch's are, is refused; `Mask.dense(tensor)` is not.
             bias: added to the scores, broadcastable to [B, H, T, S]; or `headwise.scoring.alibi(num_heads)`.
+            positions: of the queries' tokens, int [T] or [B, T], for `rope`; by default 0, 1, 2, .., after
+                those in the cache.
+            cache: keys and values of earlier calls, to which this one's are added; see `KVCache`.
+            lengths: int [B], how many tokens of each sequence are real, the first ones; padding is skipped.
+            documents: int [T] or [B, T], several texts packed one after another, each attending to itself.
             need_weights: False gives None in their place. They cost nothing until they are looked at.
 
         Returns:
@@ -216,10 +269,12 @@ class MultiHeadAttention(nn.Module):
         """
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.forward)
+        if lengths is not None or documents is not None:
+            raise NotImplementedError("ragged batches")
         plain = None
-        if key is None and value is None and mask is None and bias is None:
+        if key is None and value is None and mask is None and bias is None and cache is None:
             plain = plain_self_attention(self, query, need_weights)
-        heads, weights = plain or self._attend(query, key, value, mask, bias)[:2]
+        heads, weights = plain or self._attend(query, key, value, mask, bias, positions, cache)[:2]
         output: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))  # [B, T, H * Dv] -> [B, T, E]
         return output, weights if need_weights else None
 
@@ -231,6 +286,8 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | Tensor | None = None,
         *,
         bias: Tensor | Alibi | None = None,
+        positions: Tensor | None = None,
+        cache: KVCache | None = None,
         **wrong: object,
     ) -> Tensor:
         """What each head says before concatenation and W_O, [B, H, T, Dv]; arguments as in a call.
@@ -245,7 +302,7 @@ class MultiHeadAttention(nn.Module):
         """
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.head_outputs)
-        return self._attend(query, key, value, mask, bias)[0]
+        return self._attend(query, key, value, mask, bias, positions, cache)[0]
 
     def _attend(
         self,
@@ -254,6 +311,8 @@ class MultiHeadAttention(nn.Module):
         value: Tensor | None,
         mask: Mask | Tensor | None,
         bias: Tensor | Alibi | None,
+        positions: Tensor | None = None,
+        cache: KVCache | None = None,
     ) -> tuple[Tensor, AttentionMap, Tensor]:
         """(heads [B, H, T, Dv], their map, values [B, Hk, S, Dv])"""
         if key is None and value is None:
@@ -262,14 +321,44 @@ class MultiHeadAttention(nn.Module):
             raise module_call.lone(key, value)
         module_call.check(self, query, key, value)
         q, k, v = self._project(query, key, value)
+        if self.rope is not None:
+            q, k = self._rotate(q, k, positions, cache)
         if mask is not None:
             B, T, _ = query.shape
             mask = module_call.rules_of(mask, B, T, key.shape[1], itself=key is query)
+        if cache is not None:
+            k, v, kept = cache.extend(k, v)
+            mask = kept if mask is None else mask if kept is None else mask & kept
         heads, weights = attention(
-            q, k, v, mask, self.causal, self.window, self.scale, self.softcap, bias, self.sinks,
-            self.dropout if self.training else 0.0,
+            q, k, v, mask, self.causal, self.window, self.scale, self.softcap, self._bias(q, k, bias),
+            self.sinks, self.dropout if self.training else 0.0,
         )  # fmt: skip
+        if self.gate_proj is not None:
+            share = self.gate_proj(query).sigmoid().unflatten(-1, (self.num_heads, -1))  # [B, T, H, 1 or Dv]
+            heads = heads * share.transpose(1, 2)
         return heads, weights, v
+
+    def _rotate(
+        self, q: Tensor, k: Tensor, positions: Tensor | None, cache: KVCache | None
+    ) -> tuple[Tensor, Tensor]:
+        """q and k turned by where they stand: the last query beside the last key."""
+        assert self.rope is not None
+        T, S = q.shape[2], k.shape[2]
+        if positions is not None:
+            return self.rope.rotate(q, positions), self.rope.rotate(k, positions)
+        before = 0 if cache is None else cache.length
+        keys = torch.arange(before, before + S, device=q.device)
+        queries = keys if S == T else torch.arange(before + S - T, before + S, device=q.device)
+        return self.rope.rotate(q, queries), self.rope.rotate(k, keys)
+
+    def _bias(self, q: Tensor, k: Tensor, bias: Tensor | Alibi | None) -> Tensor | Alibi | None:
+        """What is added to the scores: what the call gives, or what the layer has."""
+        if self.alibi:
+            return slopes(self.num_heads, q.device)
+        if self.relative_bias is not None:
+            own = self.relative_bias(q.shape[2], k.shape[2])
+            return own if bias is None else own + bias
+        return bias
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q [B, H, T, D], k [B, Hk, S, D], v [B, Hk, S, Dv]"""
@@ -282,11 +371,18 @@ class MultiHeadAttention(nn.Module):
             q, k, v = self.q_proj(query), self.k_proj(key), self.v_proj(value)
         H, Hk, D, Dv = self.num_heads, self.num_kv_heads, self.head_dim, self.value_dim
         (B, T, _), S = q.shape, k.shape[1]
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(self._for_norm(q)), self.k_norm(self._for_norm(k))
         return (
             q.reshape(B, T, H, D).transpose(1, 2),
             k.reshape(B, S, Hk, D).transpose(1, 2),
             v.reshape(B, S, Hk, Dv).transpose(1, 2),
         )
+
+    def _for_norm(self, x: Tensor) -> Tensor:
+        """[B, T, H * D] as the norm takes it: whole, or head by head."""
+        assert self.qk_norm is not None
+        return x if self.qk_norm.whole else x.unflatten(-1, (-1, self.head_dim))
 
     def reset_parameters(self) -> None:
         """Draw new weights as torch's class draws its own."""
