@@ -86,6 +86,10 @@ class Backend(ABC):
         """The reasons of its own, on a device that is its own; None if there are none."""
         return None
 
+    def reluctance(self, call: Call) -> str | None:
+        """Why it had better not run a call that it can, unless asked by name; None: it may."""
+        return None
+
     @abstractmethod
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
         """(output [B, H, T, Dv], lse [B, H, T]); a row that sees nothing has output 0 and lse -inf."""

@@ -68,9 +68,9 @@ def straight(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Scores] | None:
     """(output, lse, scores) of tensors that have been found plain; None where a kernel would need help."""
-    _, H, T, _ = q.shape
+    B, H, T, D = q.shape
     _, Hk, S, _ = k.shape
-    if (causal and S != T) or (T == 1 and H != Hk) or not scale > 0:
+    if (causal and S != T and T != 1) or not scale > 0:  # one query stands beside the last key
         return None
     scores = Scores(q, k, masks.CAUSAL if causal else NOTHING_HIDDEN, Scoring(scale))
     kernel, device = None, "cpu" if q.is_cpu else q.device.type
@@ -84,7 +84,12 @@ def straight(
         if kernel is None:
             return None
         backends.note(call)
-    band = kernels.CAUSAL if causal else kernels.FULL
+    band = kernels.CAUSAL if causal and T != 1 else kernels.FULL
+    if T == 1 and H != Hk and kernel.folds:
+        if torch.is_grad_enabled():
+            return None
+        out, lse = kernel.forward((q.reshape(B, Hk, H // Hk, D), k, v, None, band, scale))
+        return out.reshape(B, H, 1, D), lse.reshape(B, H, 1), scores
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out, lse = _Straight.apply(q, k, v, kernel, band, scale)
     else:
