@@ -129,12 +129,14 @@ def test_why_names_who_runs_a_call_and_how(name: str) -> None:
 def test_why_gives_every_backends_reason_in_the_tables_order() -> None:
     answer = hw.why(*qkv(), softcap=30.0)
     no_cap = "it has no soft cap (softcap=30)"
-    assert list(answer.reasons) == ["cudnn", "flash", "efficient", "tiles", "plain"]
+    assert list(answer.reasons) == ["decode", "cudnn", "flash", "efficient", "tiles", "plain"]
     assert answer.reasons == {
-        "cudnn": ON_CUDA, "flash": no_cap, "efficient": ON_CUDA, "tiles": None, "plain": None,
+        "decode": ON_CUDA, "cudnn": ON_CUDA, "flash": no_cap, "efficient": ON_CUDA, "tiles": None,
+        "plain": None,
     }  # fmt: skip
     assert str(answer).splitlines() == [
         "tiles runs this call, tile by tile in plain torch.",
+        f"  decode: {ON_CUDA}",
         f"  cudnn: {ON_CUDA}",
         f"  flash: {no_cap}",
         f"  efficient: {ON_CUDA}",
@@ -258,7 +260,7 @@ def test_a_backend_is_added_by_one_entry(capped: list[str]) -> None:
 
 
 def test_why_tells_of_a_backend_that_was_added(capped: list[str]) -> None:
-    assert str(hw.why(*qkv(), softcap=1.5)).startswith("capped runs this call, in one call.\n  cudnn: ")
+    assert str(hw.why(*qkv(), softcap=1.5)).startswith("capped runs this call, in one call.\n  decode: ")
     assert hw.why(*qkv(), causal=True).reasons["capped"] == "it takes soft caps alone"
     with pytest.raises(BackendUnavailable, match='"capped" cannot run this call: it takes soft caps alone'):
         hw.attention(*qkv(), backend="capped")
@@ -609,7 +611,7 @@ def test_no_plan_is_made_for_one_query_before_its_shape_has_come_often_in_a_row(
 def test_heads_that_share_keys_are_rows_of_one_query_or_repeated(
     groups: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The efficient kernel takes no groups: of one query no key is repeated for it, unless each head differs."""
+    """Of one query no key is repeated for a kernel without groups, unless each head has its own bias."""
     seen: list[tuple[int, ...]] = []
 
     def forward(call: kernels.KernelCall) -> kernels.Answer:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ..errors import ArgumentError, BackendUnavailable, nearest
 from .backend import Backend, Call
+from .decode import Decode
 from .fused import Fused
 from .kernels import CPU_FLASH, CUDA_EFFICIENT, CUDA_FLASH, CUDNN
 from .plain import PLAIN
@@ -15,6 +16,7 @@ from .tiles import TILES
 __all__ = ["BACKENDS", "backend_named", "choose", "note", "verdicts"]
 
 BACKENDS: tuple[Backend, ...] = (
+    Decode(),
     Fused("cudnn", CUDNN),
     Fused("flash", CPU_FLASH, CUDA_FLASH),
     Fused("efficient", CUDA_EFFICIENT),

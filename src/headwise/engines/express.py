@@ -80,7 +80,10 @@ def straight(
             break
     if kernel is None:
         call = Call(scores, v)
-        kernel = backends.choose(call).bare(q, v)
+        chosen = backends.choose(call)
+        if chosen.goes_straight and not torch.is_grad_enabled():
+            return *chosen.forward(call), scores
+        kernel = chosen.bare(q, v)
         if kernel is None:
             return None
         backends.note(call)
