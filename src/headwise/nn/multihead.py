@@ -17,7 +17,7 @@ from ..map import AttentionMap
 from ..masks import Mask
 from ..scoring import Alibi
 from ..scoring import alibi as slopes
-from . import dimensions, module_call, presets, torch_conversion
+from . import cached_call, dimensions, module_call, presets, torch_conversion
 from .cache import KVCache
 from .dimensions import Sizes
 from .module_call import plain_self_attention
@@ -269,13 +269,15 @@ class MultiHeadAttention(nn.Module):
         """
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.forward)
-        if lengths is not None or documents is not None:
+        if (lengths is not None and cache is None) or documents is not None:
             raise NotImplementedError("ragged batches")
         plain = None
         if key is None and value is None and mask is None and bias is None and cache is None:
             plain = plain_self_attention(self, query, need_weights)
-        heads, weights = plain or self._attend(query, key, value, mask, bias, positions, cache)[:2]
+        heads, weights = plain or self._attend(query, key, value, mask, bias, positions, cache, lengths)[:2]
         output: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))  # [B, T, H * Dv] -> [B, T, E]
+        if lengths is not None:
+            output = cached_call.without_padding(output, lengths)
         return output, weights if need_weights else None
 
     def head_outputs(
@@ -304,6 +306,19 @@ class MultiHeadAttention(nn.Module):
             module_call.check_call(wrong, MultiHeadAttention.head_outputs)
         return self._attend(query, key, value, mask, bias, positions, cache)[0]
 
+    def cache(self, batch: int | None = None, max_length: int | None = None, ring: bool = False) -> KVCache:
+        """An empty cache for this module: `mha(x, cache=cache)` adds x to it and attends to all there is.
+
+        Args:
+            batch: B; with max_length, room is taken at once, as steps inside `torch.compile` need it.
+            max_length: the most columns there can be. Default: it grows.
+            ring: keeps the last max_length tokens alone, for a module with a window. Default the window.
+
+        Raises:
+            ArgumentError: a module that is not causal; a ring without a window, or shorter than it.
+        """
+        return cached_call.make_cache(self, batch, max_length, ring)
+
     def _attend(
         self,
         query: Tensor,
@@ -313,8 +328,11 @@ class MultiHeadAttention(nn.Module):
         bias: Tensor | Alibi | None,
         positions: Tensor | None = None,
         cache: KVCache | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
     ) -> tuple[Tensor, AttentionMap, Tensor]:
         """(heads [B, H, T, Dv], their map, values [B, Hk, S, Dv])"""
+        if cache is not None:
+            return cached_call.attend(self, query, key, value, mask, bias, positions, cache, lengths)
         if key is None and value is None:
             key = value = query
         elif key is None or value is None:
@@ -322,33 +340,31 @@ class MultiHeadAttention(nn.Module):
         module_call.check(self, query, key, value)
         q, k, v = self._project(query, key, value)
         if self.rope is not None:
-            q, k = self._rotate(q, k, positions, cache)
+            q, k = self._rotate(q, k, positions)
         if mask is not None:
             B, T, _ = query.shape
             mask = module_call.rules_of(mask, B, T, key.shape[1], itself=key is query)
-        if cache is not None:
-            k, v, kept = cache.extend(k, v)
-            mask = kept if mask is None else mask if kept is None else mask & kept
         heads, weights = attention(
             q, k, v, mask, self.causal, self.window, self.scale, self.softcap, self._bias(q, k, bias),
             self.sinks, self.dropout if self.training else 0.0,
         )  # fmt: skip
-        if self.gate_proj is not None:
-            share = self.gate_proj(query).sigmoid().unflatten(-1, (self.num_heads, -1))  # [B, T, H, 1 or Dv]
-            heads = heads * share.transpose(1, 2)
-        return heads, weights, v
+        return self._gated(heads, query), weights, v
 
-    def _rotate(
-        self, q: Tensor, k: Tensor, positions: Tensor | None, cache: KVCache | None
-    ) -> tuple[Tensor, Tensor]:
+    def _gated(self, heads: Tensor, query: Tensor) -> Tensor:
+        """heads [B, H, T, Dv], as much of each as the gate lets through."""
+        if self.gate_proj is None:
+            return heads
+        share: Tensor = self.gate_proj(query).sigmoid().unflatten(-1, (self.num_heads, -1))
+        return heads * share.transpose(1, 2)  # [B, H, T, 1 or Dv]
+
+    def _rotate(self, q: Tensor, k: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
         """q and k turned by where they stand: the last query beside the last key."""
         assert self.rope is not None
         T, S = q.shape[2], k.shape[2]
         if positions is not None:
             return self.rope.rotate(q, positions), self.rope.rotate(k, positions)
-        before = 0 if cache is None else cache.length
-        keys = torch.arange(before, before + S, device=q.device)
-        queries = keys if S == T else torch.arange(before + S - T, before + S, device=q.device)
+        keys = torch.arange(S, device=q.device)
+        queries = keys if S == T else torch.arange(S - T, S, device=q.device)
         return self.rope.rotate(q, queries), self.rope.rotate(k, keys)
 
     def _bias(self, q: Tensor, k: Tensor, bias: Tensor | Alibi | None) -> Tensor | Alibi | None:
