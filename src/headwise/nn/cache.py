@@ -5,11 +5,11 @@
                  k k k k k . .                 k k k k k . .
 
 Columns are in the order of the tokens, and new ones come after the last: T queries over S columns stand
-beside the last T, as everywhere in headwise, so every rule of a mask and every bias by distance holds as it is.
+beside the last T, as everywhere in headwise: every rule of a mask and every bias by distance holds as it is.
 
 Maps of earlier steps look at views of the same block of memory. New columns are written past its count of
-versions (`_put`), since nobody has seen them yet; columns that somebody may have seen are written with it, and
-then the maps that hold them refuse.
+versions (`_put`), since nobody has seen them yet; columns that somebody may have seen are written with it,
+and then the maps that hold them refuse.
 
 Letters: B batch, T query_len, S key_len, Hk num_kv_heads, D head_dim, Dv value_dim.
 """
@@ -184,9 +184,11 @@ class KVCache:
                 self._grow(k, v, end)
             self._put(seen, k, v)
         self._set(end)
-        self._shown = max(self._shown, end)
         assert self._k is not None and self._v is not None
         mask = None if self._first is None else self._padding(end, end)
+        if self.ring and self._at is not None:  # compiled steps go round without a count of versions
+            return self._k[:, :, :end].clone(), self._v[:, :, :end].clone(), mask
+        self._shown = max(self._shown, end)
         if self._k.shape[2] == end:
             return self._k, self._v, mask
         return self._k[:, :, :end], self._v[:, :, :end], mask
@@ -243,7 +245,7 @@ class KVCache:
         return keys, values, BoundMask(keys=real, queries=counted)
 
     def _in_order(self, block: Tensor, most: int) -> list[Tensor]:
-        """The last columns of a block, at most so many, oldest first: one view, or two of a ring gone round."""
+        """The last columns of a block, at most so many, oldest first: a view, or two of a ring gone round."""
         seen, count = self.seen, min(self.length, most)
         if not self.ring or self.max_length is None or seen <= self.max_length:
             return [block[:, :, seen - count : seen]]
@@ -281,7 +283,7 @@ class KVCache:
             self._k.data[:, :, :seen] = old[0][:, :, :seen].detach()
             self._v.data[:, :, :seen] = old[1][:, :, :seen].detach()
 
-    def _set(self, seen: int, first: list[int] | None | str = "as it is") -> None:
+    def _set(self, seen: int, first: list[int] | str | None = "as it is") -> None:
         """So many tokens came, and each sequence begins there."""
         self._seen = seen
         if self._at is not None:
@@ -323,8 +325,8 @@ class KVCache:
     def _check_room(self, seen: int, more: int, end: int) -> None:
         if self.max_length is not None and end > self.max_length and not self.ring:
             raise ShapeError(
-                f"max_length must hold all tokens: {seen} + {more} > {self.max_length}; make the cache larger "
-                "or crop it"
+                f"max_length must hold all tokens: {seen} + {more} > {self.max_length}; make the cache "
+                "larger or crop it"
             )
 
     def _check(self, k: Tensor, v: Tensor) -> None:
@@ -337,8 +339,8 @@ class KVCache:
             if held.dtype is k.dtype and self._v.dtype is v.dtype and held.device == k.device:
                 return
             raise ArgumentError(
-                f"cache must hold the dtype and device of the keys: {held.dtype} on {held.device} for {k.dtype} "
-                f"on {k.device}; make one with mha.cache() where the model is"
+                f"cache must hold the dtype and device of the keys: {held.dtype} on {held.device} for "
+                f"{k.dtype} on {k.device}; make one with mha.cache() where the model is"
             )
         if not self.seen and self._at is None:
             self._k = self._v = None  # emptied, and nothing was promised
@@ -349,8 +351,8 @@ class KVCache:
                 "drops some, or make a new one"
             )
         raise ShapeError(
-            f"cache must hold the module's heads: {a[1]} of {a[3]} and {self._v.shape[3]} channels for {b[1]} "
-            f"of {b[3]} and {v.shape[3]}; each layer has a cache of its own"
+            f"cache must hold the module's heads: {a[1]} of {a[3]} and {self._v.shape[3]} channels for "
+            f"{b[1]} of {b[3]} and {v.shape[3]}; each layer has a cache of its own"
         )
 
     # Changing it
@@ -447,7 +449,7 @@ def order_of(index: Tensor | Sequence[int], held: Tensor) -> Tensor:
         low, high = int(chosen.min()), int(chosen.max())
         if low < 0 or high >= held.shape[0]:
             raise ArgumentError(
-                f"index must name sequences that are there: got {low if low < 0 else high} of {held.shape[0]}; "
-                f"use 0 to {held.shape[0] - 1}"
+                f"index must name sequences that are there: got {low if low < 0 else high} of "
+                f"{held.shape[0]}; use 0 to {held.shape[0] - 1}"
             )
     return chosen.long()

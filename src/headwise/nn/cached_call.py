@@ -1,4 +1,4 @@
-"""One call of a `MultiHeadAttention` over what earlier calls left: a `KVCache`, or the `Memory` of another text.
+"""One call of a `MultiHeadAttention` over what earlier calls left: a `KVCache`, or a `Memory`.
 
 Nothing is added to a cache before the call has been found right: whoever is refused can try again.
 
@@ -22,11 +22,13 @@ from ..masks import Mask
 from ..scoring import Alibi
 from . import module_call
 from .cache import KVCache
+from .compiled_step import attend_in_graph, check_in_graph
+from .memory import Memory
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
-__all__ = ["attend", "make_cache", "without_padding"]
+__all__ = ["attend", "check_weights", "make_cache", "without_padding"]
 
 Attended = tuple[Tensor, AttentionMap, Tensor]  # heads [B, H, T, Dv], their map, values [B, Hk, S, Dv]
 
@@ -84,10 +86,12 @@ def attend(
     mask: Mask | Tensor | None,
     bias: Tensor | Alibi | None,
     positions: Tensor | None,
-    cache: KVCache,
+    cache: KVCache | Memory,
     lengths: Tensor | Sequence[int] | None,
 ) -> Attended:
     """As `MultiHeadAttention._attend`, over what the cache holds and what comes in."""
+    if isinstance(cache, Memory):
+        return _look_back(module, query, key, value, mask, bias, positions, cache, lengths)
     if not isinstance(cache, KVCache):
         raise ArgumentError(
             f"cache must be a KVCache or a Memory: got {told(cache)}; make one with mha.cache() or "
@@ -109,6 +113,10 @@ def attend(
             positions = cache.positions(T, q.device)
         q, k = module.rope.rotate(q, positions), module.rope.rotate(k, positions)
     k, v = under_autocast(k, v)
+    if torch.compiler.is_compiling():
+        check_in_graph(cache, mask=mask, bias=bias, lengths=lengths)
+        heads, weights, v = attend_in_graph(module, q, k, v, cache)
+        return module._gated(heads, query), weights, v
     counts = None if lengths is None else _counts(lengths, *query.shape[:2])
     if mask is not None:
         mask = _rules(mask, q, cache.columns(T) if counts is None else cache.length + T)
@@ -122,6 +130,50 @@ def attend(
             window = None
     heads, weights = attention(
         q, k, v, mask, causal, window, module.scale, module.softcap, module._bias(q, k, bias),
+        module.sinks, module.dropout if module.training else 0.0,
+    )  # fmt: skip
+    return module._gated(heads, query), weights, v
+
+
+def _look_back(
+    module: MultiHeadAttention,
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    mask: Mask | Tensor | None,
+    bias: Tensor | Alibi | None,
+    positions: Tensor | None,
+    memory: Memory,
+    lengths: Tensor | Sequence[int] | None,
+) -> Attended:
+    """Cross-attention with keys and values that were made before."""
+    for given, name in ((key, "key"), (value, "value")):
+        if given is not None:
+            raise ArgumentError(
+                f"{name} must not be given beside a memory: got {told(given)}; it holds keys and values, as "
+                "mha(query, cache=memory)"
+            )
+    module_call.check_query(module, query)
+    q = module.q_proj(query)
+    if module.q_norm is not None:
+        q = module.q_norm(module._for_norm(q))
+    B, T, _ = query.shape
+    q = q.reshape(B, T, module.num_heads, module.head_dim).transpose(1, 2)
+    k, v, hidden = memory.given_to(q)
+    S = k.shape[2]
+    if module.rope is not None:
+        at = torch.arange(S - T, S, device=q.device) if positions is None else positions
+        q = module.rope.rotate(q, at)
+    if mask is not None:
+        mask = module_call.rules_of(mask, B, T, S, itself=False)
+    counts = None if lengths is None else _counts(lengths, B, T)
+    if counts is not None:
+        counted = Mask(queries=torch.tensor(counts, device=q.device))
+        mask = counted if mask is None else mask & counted
+    if hidden is not None:
+        mask = hidden if mask is None else mask & hidden
+    heads, weights = attention(
+        q, k, v, mask, module.causal, module.window, module.scale, module.softcap, module._bias(q, k, bias),
         module.sinks, module.dropout if module.training else 0.0,
     )  # fmt: skip
     return module._gated(heads, query), weights, v
@@ -161,3 +213,9 @@ def without_padding(output: Tensor, lengths: Tensor | Sequence[int]) -> Tensor:
     counts = torch.as_tensor(lengths, device=output.device)
     real = torch.arange(output.shape[1], device=output.device) < counts[:, None]
     return output.masked_fill(~real[..., None], 0)
+
+
+def check_weights(cache: KVCache | Memory) -> None:
+    """Raise where a compiled step over a cache is asked for its map."""
+    if isinstance(cache, KVCache):
+        check_in_graph(cache, need_weights=True)

@@ -20,6 +20,7 @@ from ..scoring import alibi as slopes
 from . import cached_call, dimensions, module_call, presets, torch_conversion
 from .cache import KVCache
 from .dimensions import Sizes
+from .memory import Memory, remember
 from .module_call import plain_self_attention
 from .options import Buckets, QKNorm, RelativeBias
 from .packed_weights import Packed, pack, project
@@ -235,7 +236,7 @@ class MultiHeadAttention(nn.Module):
         *,
         bias: Tensor | Alibi | None = None,
         positions: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | Memory | None = None,
         lengths: Tensor | Sequence[int] | None = None,
         documents: Tensor | None = None,
         need_weights: bool = True,
@@ -254,7 +255,8 @@ class MultiHeadAttention(nn.Module):
             bias: added to the scores, broadcastable to [B, H, T, S]; or `headwise.scoring.alibi(num_heads)`.
             positions: of the queries' tokens, int [T] or [B, T], for `rope`; by default 0, 1, 2, .., after
                 those in the cache.
-            cache: keys and values of earlier calls, to which this one's are added; see `KVCache`.
+            cache: keys and values of earlier calls, to which this one's are added; see `KVCache`. A mask or
+                bias then has a column for each of them, and for the new ones. Or what `remember` gives.
             lengths: int [B], how many tokens of each sequence are real, the first ones; padding is skipped.
             documents: int [T] or [B, T], several texts packed one after another, each attending to itself.
             need_weights: False gives None in their place. They cost nothing until they are looked at.
@@ -271,14 +273,13 @@ class MultiHeadAttention(nn.Module):
             module_call.check_call(wrong, MultiHeadAttention.forward)
         if (lengths is not None and cache is None) or documents is not None:
             raise NotImplementedError("ragged batches")
+        if cache is not None and need_weights and torch.compiler.is_compiling():
+            cached_call.check_weights(cache)
         plain = None
         if key is None and value is None and mask is None and bias is None and cache is None:
             plain = plain_self_attention(self, query, need_weights)
         heads, weights = plain or self._attend(query, key, value, mask, bias, positions, cache, lengths)[:2]
-        output: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))  # [B, T, H * Dv] -> [B, T, E]
-        if lengths is not None:
-            output = cached_call.without_padding(output, lengths)
-        return output, weights if need_weights else None
+        return self._joined(heads, lengths), weights if need_weights else None
 
     def head_outputs(
         self,
@@ -289,7 +290,7 @@ class MultiHeadAttention(nn.Module):
         *,
         bias: Tensor | Alibi | None = None,
         positions: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | Memory | None = None,
         **wrong: object,
     ) -> Tensor:
         """What each head says before concatenation and W_O, [B, H, T, Dv]; arguments as in a call.
@@ -319,6 +320,26 @@ class MultiHeadAttention(nn.Module):
         """
         return cached_call.make_cache(self, batch, max_length, ring)
 
+    def remember(self, key: Tensor, value: Tensor | None = None, mask: Mask | Tensor | None = None) -> Memory:
+        """Keys and values of cross-attention, projected once: `mha(query, cache=memory)` looks at them.
+
+        Args:
+            key: [B, S, kdim]
+            value: [B, S, vdim]; without it, key.
+            mask: which keys are real, `Mask.padding(lengths)` or bool [B, 1, 1, S].
+
+        Raises:
+            ShapeError, ArgumentError: as in a call.
+            MaskError: a mask that is not the same for all queries.
+
+        Example:
+            >>> mha, text = MultiHeadAttention(64, 4), torch.randn(2, 9, 64)
+            >>> memory, query = mha.remember(text), torch.randn(2, 3, 64)
+            >>> torch.allclose(mha(query, cache=memory)[0], mha(query, text, text)[0], atol=1e-6)
+            True
+        """
+        return remember(self, key, value, mask)
+
     def _attend(
         self,
         query: Tensor,
@@ -327,7 +348,7 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | Tensor | None,
         bias: Tensor | Alibi | None,
         positions: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | Memory | None = None,
         lengths: Tensor | Sequence[int] | None = None,
     ) -> tuple[Tensor, AttentionMap, Tensor]:
         """(heads [B, H, T, Dv], their map, values [B, Hk, S, Dv])"""
@@ -356,6 +377,11 @@ class MultiHeadAttention(nn.Module):
             return heads
         share: Tensor = self.gate_proj(query).sigmoid().unflatten(-1, (self.num_heads, -1))
         return heads * share.transpose(1, 2)  # [B, H, T, 1 or Dv]
+
+    def _joined(self, heads: Tensor, lengths: Tensor | Sequence[int] | None = None) -> Tensor:
+        """[B, H, T, Dv] -> [B, T, H * Dv] -> [B, T, E], and 0 where there is no token"""
+        output: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
+        return output if lengths is None else cached_call.without_padding(output, lengths)
 
     def _rotate(self, q: Tensor, k: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
         """q and k turned by where they stand: the last query beside the last key."""
