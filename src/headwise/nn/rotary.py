@@ -21,14 +21,14 @@ Letters: B batch, H heads of queries or keys, T length, D head_dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ShapeError
+from .frozen_settings import Settings, is_recorded
 
 __all__ = ["Linear", "Llama3", "Ntk", "Rope", "Scaling", "Yarn"]
 
@@ -48,8 +48,8 @@ class Scaling(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Rope:
+@dataclass(frozen=True, repr=False)
+class Rope(Settings):
     """Positions turned into queries and keys.
 
     Args:
@@ -80,24 +80,13 @@ class Rope:
 
     def __post_init__(self) -> None:
         if not _is_number(self.base) or not 1 < self.base < math.inf:
-            raise ArgumentError(f"base must be above 1 and finite: got {self.base!r}; 10000.0 is the usual one")
+            raise ArgumentError(f"base must be above 1 and finite: got {self.base!r}; 10000.0 is usual")
         if not isinstance(self.interleaved, bool):
             raise ArgumentError(f"interleaved must be True or False: got {self.interleaved!r}; see Rope")
         if self.scaling is not None and not hasattr(self.scaling, "frequencies"):
             raise ArgumentError(
                 f"scaling must be Linear, Ntk, Llama3 or Yarn: got {self.scaling!r}; they are in headwise.nn"
             )
-        # beside the fields: no part of what a rope is, and in no copy, file or comparison of it
-        object.__setattr__(self, "_tables", {})
-
-    def __reduce__(self) -> tuple[Callable[..., Rope], tuple[object, ...]]:
-        return Rope, (self.base, self.dims, self.interleaved, self.scaling)
-
-    def __copy__(self) -> Rope:
-        return self
-
-    def __deepcopy__(self, _: object) -> Rope:
-        return self  # it never changes, and copies of a layer go on sharing its tables
 
     def turned(self, head_dim: int) -> int:
         """How many channels of a head are turned.
@@ -131,7 +120,7 @@ class Rope:
             cos, sin = self._made(positions, x.shape[-1], x.device, x.dtype)
             return (cos[:, None], sin[:, None]) if positions.ndim == 2 else (cos, sin)
         end = positions + x.shape[2]
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        if is_recorded():
             spots = torch.arange(positions, end, device=x.device)
             return self._made(spots, x.shape[-1], x.device, x.dtype)
         cos, sin = self._table(x.shape[-1], x.device, x.dtype, end)
@@ -142,28 +131,26 @@ class Rope:
         cos, sin = factors
         D = x.shape[-1]
         dims = D if self.dims is None else self.dims
+        turned = x if dims == D else x[..., :dims]
         if self.interleaved:
-            swapped = x[..., :dims].unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-            if dims != D:
-                swapped = torch.cat((swapped, x[..., dims:]), -1)
+            swapped = turned.reshape(*x.shape[:-1], dims // 2, 2).flip(-1).reshape(turned.shape)
         else:
-            a, b, *rest = x.split((dims // 2, dims // 2, D - dims) if dims != D else dims // 2, -1)
-            swapped = torch.cat((b, a, *rest), -1)
+            swapped = turned.roll(dims // 2, -1)
+        if dims != D:
+            swapped = torch.cat((swapped, x[..., dims:]), -1)
         return torch.addcmul(x * cos, swapped, sin)
 
     def _table(
         self, head_dim: int, device: torch.device, dtype: torch.dtype, length: int
     ) -> tuple[Tensor, Tensor]:
         """Cosines and sines of at least so many positions from 0 on, kept."""
-        tables: dict[Any, tuple[Tensor, Tensor]] = self.__dict__["_tables"]
-        kept = tables.get((head_dim, device, dtype))
-        if kept is not None and kept[0].shape[0] >= length:
-            return kept
-        length = max(length, FEWEST if kept is None else 2 * kept[0].shape[0])
-        with torch.inference_mode(False), torch.no_grad():  # else training could not use what generation made
-            made = self._made(torch.arange(length, device="cpu"), head_dim, device, dtype)
-        tables[head_dim, device, dtype] = made
-        return made
+        key = (head_dim, device, dtype)
+        there: tuple[Tensor, Tensor] | None = self._kept.get(key)
+        room = 0 if there is None else there[0].shape[0]
+        if there is not None and room >= length:
+            return there
+        spots = torch.arange(max(length, 2 * room, FEWEST), device="cpu")
+        return self.keep_anew(key, lambda: self._made(spots, head_dim, device, dtype))
 
     def _made(
         self, positions: Tensor, head_dim: int, device: torch.device, dtype: torch.dtype
@@ -201,13 +188,13 @@ def _check_factor(factor: float) -> None:
 def _check_length(length: int) -> None:
     if isinstance(length, bool) or not isinstance(length, int) or length < 1:
         raise ArgumentError(
-            f"original_length must be a whole number of at least 1: got {length!r}; the model was trained on it"
+            f"original_length must be a whole number of at least 1: got {length!r}; it is the model's"
         )
 
 
-@dataclass(frozen=True)
-class Linear:
-    """Position interpolation: all angles divided by `factor`, θ_i / factor. Chen 2023; Vicuna 16k, Gemma 3."""
+@dataclass(frozen=True, repr=False)
+class Linear(Settings):
+    """Position interpolation: all angles divided by `factor`, θ_i / factor. Chen 2023; Vicuna, Gemma 3."""
 
     factor: float
 
@@ -221,8 +208,8 @@ class Linear:
         return _own(base, dims) / self.factor
 
 
-@dataclass(frozen=True)
-class Ntk:
+@dataclass(frozen=True, repr=False)
+class Ntk(Settings):
     """A larger base, base · factor^(dims / (dims - 2)): slow pairs are stretched, fast ones hardly.
 
     The fixed kind of "NTK-aware" scaling (bloc97 2023; Code Llama's larger base is one). The dynamic kind is
@@ -243,8 +230,8 @@ class Ntk:
         return _own(base * self.factor ** (dims / (dims - 2)), dims)
 
 
-@dataclass(frozen=True)
-class Llama3:
+@dataclass(frozen=True, repr=False)
+class Llama3(Settings):
     """Llama 3.1's: pairs that turn less than `low` times over the original length are divided by `factor`,
     those that turn more than `high` times stay, and those between are mixed evenly. Llama Team 2024.
     """
@@ -260,7 +247,7 @@ class Llama3:
         _check_factor(self.factor)
         _check_length(self.original_length)
         if not 0 < self.low < self.high:
-            raise ArgumentError(f"low must be above 0 and below high: {self.low} and {self.high}; use 1 and 4")
+            raise ArgumentError(f"low must be above 0 and below high: {self.low}, {self.high}; use 1 and 4")
 
     def frequencies(self, base: float, dims: int) -> Tensor:
         """θ, float64 [dims / 2]."""
@@ -270,9 +257,9 @@ class Llama3:
         return kept * own + (1 - kept) * own / self.factor
 
 
-@dataclass(frozen=True)
-class Yarn:
-    """YaRN: fast pairs stay, slow ones are divided by `factor`, those between by a ramp; scores are sharpened.
+@dataclass(frozen=True, repr=False)
+class Yarn(Settings):
+    """YaRN: fast pairs stay, slow ones are divided by `factor`, those between by a ramp; scores are larger.
 
     Args:
         factor: how many times farther than `original_length` it shall reach.

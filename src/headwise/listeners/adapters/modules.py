@@ -29,6 +29,7 @@ from ...nn.as_torch.encoder import TransformerEncoder
 from ...nn.as_torch.module import MultiheadAttention
 from ...nn.as_torch.torch_masks import content_of
 from ...nn.as_torch.torch_projections import TorchCall
+from ...nn.options import Positions
 from ...scoring import Alibi
 from ..active import announce, beside, nothing_to_hear
 from ..attachment import Attachment
@@ -57,23 +58,24 @@ def headwise_forward(
     mask: Mask | Tensor | None = None,
     *,
     bias: Tensor | Alibi | None = None,
+    positions: Positions | None = None,
     need_weights: bool = True,
     **wrong: object,
 ) -> tuple[Tensor, AttentionMap | None]:
     """As `MultiHeadAttention.forward`, with the heads' output announced on its way."""
     if wrong:
         return type(module).forward(
-            module, query, key, value, mask, bias=bias, need_weights=need_weights, **wrong
-        )
-    heads, weights, v = module._attend(query, key, value, mask, bias)
+            module, query, key, value, mask,
+            bias=bias, positions=positions, need_weights=need_weights, **wrong,
+        )  # fmt: skip
+    heads, weights, v = module._attend(query, key, value, mask, bias, positions)
     if not heads.shape[0]:
         nothing_to_hear()
-        return module.out_proj(heads.transpose(1, 2).flatten(2)), weights if need_weights else None
+        return module._finish(heads, query), weights if need_weights else None
     kind = "self" if key is None or key is query else "cross"
     heard = announce(module, kind, weights, v, heads)
     assert heard is not None
-    output: Tensor = module.out_proj(heard.transpose(1, 2).flatten(2))  # [B, T, H * Dv] -> [B, T, E]
-    return output, weights if need_weights else None
+    return module._finish(heard, query), weights if need_weights else None
 
 
 # torch's
