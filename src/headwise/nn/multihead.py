@@ -15,7 +15,7 @@ from ..arguments import REQUIRED, answering
 from ..functional import attention
 from ..map import AttentionMap
 from ..masks import Mask
-from ..scoring import Alibi
+from ..scoring import Bias, joined
 from ..scoring import alibi as slopes
 from . import dimensions, module_call, presets, torch_conversion
 from .cache import KVCache
@@ -233,7 +233,7 @@ class MultiHeadAttention(nn.Module):
         value: Tensor | None = None,
         mask: Mask | Tensor | None = None,
         *,
-        bias: Tensor | Alibi | None = None,
+        bias: Bias | None = None,
         positions: Tensor | None = None,
         cache: KVCache | None = None,
         lengths: Tensor | Sequence[int] | None = None,
@@ -285,7 +285,7 @@ class MultiHeadAttention(nn.Module):
         value: Tensor | None = None,
         mask: Mask | Tensor | None = None,
         *,
-        bias: Tensor | Alibi | None = None,
+        bias: Bias | None = None,
         positions: Tensor | None = None,
         cache: KVCache | None = None,
         **wrong: object,
@@ -310,7 +310,7 @@ class MultiHeadAttention(nn.Module):
         key: Tensor | None,
         value: Tensor | None,
         mask: Mask | Tensor | None,
-        bias: Tensor | Alibi | None,
+        bias: Bias | None,
         positions: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> tuple[Tensor, AttentionMap, Tensor]:
@@ -351,13 +351,12 @@ class MultiHeadAttention(nn.Module):
         queries = keys if S == T else torch.arange(before + S - T, before + S, device=q.device)
         return self.rope.rotate(q, queries), self.rope.rotate(k, keys)
 
-    def _bias(self, q: Tensor, k: Tensor, bias: Tensor | Alibi | None) -> Tensor | Alibi | None:
-        """What is added to the scores: what the call gives, or what the layer has."""
+    def _bias(self, q: Tensor, k: Tensor, bias: Bias | None) -> Bias | None:
+        """What is added to the scores: what the call gives, and what the layer has."""
         if self.alibi:
-            return slopes(self.num_heads, q.device)
+            bias = joined(bias, slopes(self.num_heads, q.device))
         if self.relative_bias is not None:
-            own = self.relative_bias(q.shape[2], k.shape[2])
-            return own if bias is None else own + bias
+            bias = joined(bias, self.relative_bias())
         return bias
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
+from ..scoring import Relative
 
 __all__ = ["GATES", "Buckets", "QKNorm", "RelativeBias"]
 
@@ -94,8 +95,8 @@ class RelativeBias(nn.Module):
         self.num_heads, self.buckets = num_heads, buckets or Buckets()
         self.weight = nn.Parameter(torch.zeros(self.buckets.count, num_heads, device=device, dtype=dtype))
 
-    def forward(self, query_len: int, key_len: int) -> Tensor:
-        """[1, H, T, S]"""
-        at = torch.arange(key_len - query_len, key_len, device=self.weight.device)
-        spots = torch.arange(key_len, device=self.weight.device)
-        return self.weight[self.buckets.of(spots - at[:, None])].permute(2, 0, 1)[None]
+    def forward(self) -> Relative:
+        """What `bias=` takes, for any lengths: from max_distance on all is one bucket, on either side."""
+        reach = self.buckets.max_distance
+        offsets = torch.arange(-reach, reach + 1, device=self.weight.device)
+        return Relative(self.weight[self.buckets.of(offsets)].t())

@@ -29,7 +29,7 @@ from ...nn.as_torch.encoder import TransformerEncoder
 from ...nn.as_torch.module import MultiheadAttention
 from ...nn.as_torch.torch_masks import content_of
 from ...nn.as_torch.torch_projections import TorchCall
-from ...scoring import Alibi
+from ...scoring import Bias
 from ..active import announce, beside, nothing_to_hear
 from ..attachment import Attachment
 from ..shared_patches import Undo, undo_all
@@ -56,7 +56,7 @@ def headwise_forward(
     value: Tensor | None = None,
     mask: Mask | Tensor | None = None,
     *,
-    bias: Tensor | Alibi | None = None,
+    bias: Bias | None = None,
     need_weights: bool = True,
     **wrong: object,
 ) -> tuple[Tensor, AttentionMap | None]:
