@@ -15,7 +15,7 @@ from ..arguments import REQUIRED, answering
 from ..functional import attention
 from ..map import AttentionMap
 from ..masks import Mask
-from ..scoring import Alibi
+from ..scoring import Bias
 from . import dimensions, module_call, options, presets, torch_conversion
 from .cache import KVCache
 from .dimensions import Sizes
@@ -209,7 +209,7 @@ class MultiHeadAttention(nn.Module):
         value: Tensor | None = None,
         mask: Mask | Tensor | None = None,
         *,
-        bias: Tensor | Alibi | None = None,
+        bias: Bias | None = None,
         positions: Positions | None = None,
         cache: KVCache | None = None,
         lengths: Tensor | Sequence[int] | None = None,
@@ -261,7 +261,7 @@ class MultiHeadAttention(nn.Module):
         value: Tensor | None = None,
         mask: Mask | Tensor | None = None,
         *,
-        bias: Tensor | Alibi | None = None,
+        bias: Bias | None = None,
         positions: Positions | None = None,
         cache: KVCache | None = None,
         **wrong: object,
@@ -286,7 +286,7 @@ class MultiHeadAttention(nn.Module):
         key: Tensor | None,
         value: Tensor | None,
         mask: Mask | Tensor | None,
-        bias: Tensor | Alibi | None,
+        bias: Bias | None,
         positions: Positions | None = None,
         cache: KVCache | None = None,
     ) -> tuple[Tensor, AttentionMap, Tensor]:
@@ -310,7 +310,7 @@ class MultiHeadAttention(nn.Module):
             mask = kept if mask is None else mask if kept is None else mask & kept
         heads, weights = attention(
             q, k, v, mask, self.causal, self.window, self.scale, self.softcap,
-            options.added(self, q, k, bias), self.sinks, self.dropout if self.training else 0.0,
+            options.added(self, q.device, bias), self.sinks, self.dropout if self.training else 0.0,
         )  # fmt: skip
         return heads, weights, v
 

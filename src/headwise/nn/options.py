@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ..arguments import told
 from ..errors import ArgumentError, ShapeError, nearest
 from ..mask_rules import can_read
-from ..scoring import Alibi, alibi
+from ..scoring import Alibi, Bias, Relative, alibi, joined
 from . import dimensions
 from .frozen_settings import Settings
 from .rotary import Rope
@@ -197,12 +197,9 @@ class RelativeBias(nn.Module):
         """No distance is preferred."""
         nn.init.zeros_(self.weight)
 
-    def forward(self, query_len: int, key_len: int) -> Tensor:
-        """[1, H, T, S]"""
-        reach, device = self.buckets.max_distance, self.weight.device
-        at = torch.arange(key_len - query_len, key_len, device=device)
-        offsets = (torch.arange(key_len, device=device) - at[:, None]).clamp(-reach, reach)
-        return self.weight[self.buckets.by_offset(device)[offsets + reach]].permute(2, 0, 1)[None]
+    def forward(self) -> Relative:
+        """What `bias=` takes, for any lengths: from max_distance on all is one bucket, on either side."""
+        return Relative(self.weight[self.buckets.by_offset(self.weight.device)].t())
 
     def extra_repr(self) -> str:
         """What it is made of."""
@@ -352,26 +349,13 @@ def _check_positions(positions: object, x: Tensor, name: str) -> None:
         )
 
 
-def added(
-    module: MultiHeadAttention, q: Tensor, k: Tensor, bias: Tensor | Alibi | None
-) -> Tensor | Alibi | None:
+def added(module: MultiHeadAttention, device: torch.device, bias: Bias | None) -> Bias | None:
     """What is added to the scores: what the call gives, and what the layer has."""
-    T, S = q.shape[2], k.shape[2]
-    if module.relative_bias is not None:
-        own = module.relative_bias(T, S)
-        bias = own if bias is None else own + _dense(bias, T, S)
     if module._slopes is not None:
-        slopes = module._slopes.bias(q.device)
-        bias = slopes if bias is None else _dense(bias, T, S) + _dense(slopes, T, S)
+        bias = joined(bias, module._slopes.bias(device))
+    if module.relative_bias is not None:
+        bias = joined(bias, module.relative_bias())
     return bias
-
-
-def _dense(bias: Tensor | Alibi, query_len: int, key_len: int) -> Tensor:
-    if isinstance(bias, Tensor):
-        return bias
-    at = torch.arange(key_len - query_len, key_len, device=bias.slopes.device)
-    far = (torch.arange(key_len, device=bias.slopes.device) - at[:, None]).abs()
-    return -bias.slopes[:, None, None] * far
 
 
 def gated(module: MultiHeadAttention, heads: Tensor, query: Tensor) -> Tensor:

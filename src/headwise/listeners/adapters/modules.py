@@ -30,7 +30,7 @@ from ...nn.as_torch.module import MultiheadAttention
 from ...nn.as_torch.torch_masks import content_of
 from ...nn.as_torch.torch_projections import TorchCall
 from ...nn.options import Positions
-from ...scoring import Alibi
+from ...scoring import Bias
 from ..active import announce, beside, nothing_to_hear
 from ..attachment import Attachment
 from ..shared_patches import Undo, undo_all
@@ -57,7 +57,7 @@ def headwise_forward(
     value: Tensor | None = None,
     mask: Mask | Tensor | None = None,
     *,
-    bias: Tensor | Alibi | None = None,
+    bias: Bias | None = None,
     positions: Positions | None = None,
     need_weights: bool = True,
     **wrong: object,
