@@ -21,7 +21,7 @@ from .scores import Scores
 
 __all__ = ["NO_BIAS_GRADIENT", "Backend", "Call", "Gradients"]
 
-Gradients = tuple[ScoreGradients, Tensor, Tensor | None]  # of q, k, bias and slopes; of v; of sinks
+Gradients = tuple[ScoreGradients, Tensor, Tensor | None]  # of q, k and what is added; of v; of sinks
 
 NO_BIAS_GRADIENT = "it gives no gradient to bias or slopes"
 

@@ -19,11 +19,12 @@ from ..errors import ArgumentError, ShapeError
 from ..functional import attention
 from ..map import AttentionMap
 from ..masks import Mask
-from ..scoring import Alibi
-from . import module_call
+from ..scoring import Bias
+from . import module_call, options
 from .cache import KVCache
 from .compiled_step import attend_in_graph, check_in_graph
 from .memory import Memory
+from .options import Positions
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
@@ -84,8 +85,8 @@ def attend(
     key: Tensor | None,
     value: Tensor | None,
     mask: Mask | Tensor | None,
-    bias: Tensor | Alibi | None,
-    positions: Tensor | None,
+    bias: Bias | None,
+    positions: Positions | None,
     cache: KVCache | Memory,
     lengths: Tensor | Sequence[int] | None,
 ) -> Attended:
@@ -108,15 +109,19 @@ def attend(
     module_call.check(module, query, query, query)
     q, k, v = module._project(query, query, query)
     T = q.shape[2]
-    if module.rope is not None:
-        if positions is None:
-            positions = cache.positions(T, q.device)
-        q, k = module.rope.rotate(q, positions), module.rope.rotate(k, positions)
-    k, v = under_autocast(k, v)
-    if torch.compiler.is_compiling():
+    in_graph = torch.compiler.is_compiling()
+    if in_graph:
         check_in_graph(cache, mask=mask, bias=bias, lengths=lengths)
-        heads, weights, v = attend_in_graph(module, q, k, v, cache)
-        return module._gated(heads, query), weights, v
+    if module.rope is not None:
+        if positions is None and (in_graph or cache.starts is not None):
+            positions = cache.positions(T)
+        before = 0 if positions is not None else cache.seen
+        q, k = options.rotated(module.rope, q, k, positions, before, itself=True)
+    elif positions is not None:
+        raise module_call.no_use(positions)
+    k, v = under_autocast(k, v)
+    if in_graph:
+        return attend_in_graph(module, q, k, v, cache)
     counts = None if lengths is None else _counts(lengths, *query.shape[:2])
     if mask is not None:
         mask = _rules(mask, q, cache.columns(T) if counts is None else cache.length + T)
@@ -129,10 +134,10 @@ def attend(
         if isinstance(window, int) and window >= k.shape[2]:
             window = None
     heads, weights = attention(
-        q, k, v, mask, causal, window, module.scale, module.softcap, module._bias(q, k, bias),
+        q, k, v, mask, causal, window, module.scale, module.softcap, options.added(module, q.device, bias),
         module.sinks, module.dropout if module.training else 0.0,
     )  # fmt: skip
-    return module._gated(heads, query), weights, v
+    return heads, weights, v
 
 
 def _look_back(
@@ -141,8 +146,8 @@ def _look_back(
     key: Tensor | None,
     value: Tensor | None,
     mask: Mask | Tensor | None,
-    bias: Tensor | Alibi | None,
-    positions: Tensor | None,
+    bias: Bias | None,
+    positions: Positions | None,
     memory: Memory,
     lengths: Tensor | Sequence[int] | None,
 ) -> Attended:
@@ -155,15 +160,21 @@ def _look_back(
             )
     module_call.check_query(module, query)
     q = module.q_proj(query)
-    if module.q_norm is not None:
-        q = module.q_norm(module._for_norm(q))
+    if module.qk_norm is not None:
+        q = options.normalised_by(module, module.q_norm, q)
     B, T, _ = query.shape
     q = q.reshape(B, T, module.num_heads, module.head_dim).transpose(1, 2)
     k, v, hidden = memory.given_to(q)
     S = k.shape[2]
     if module.rope is not None:
-        at = torch.arange(S - T, S, device=q.device) if positions is None else positions
-        q = module.rope.rotate(q, at)
+        if positions is None:
+            positions = torch.arange(S - T, S, device=q.device)
+        else:
+            options.check_positions(positions, q, "positions")
+        assert isinstance(positions, Tensor)
+        q = module.rope.rotate(q, positions.to(q.device))
+    elif positions is not None:
+        raise module_call.no_use(positions)
     if mask is not None:
         mask = module_call.rules_of(mask, B, T, S, itself=False)
     counts = None if lengths is None else _counts(lengths, B, T)
@@ -173,10 +184,10 @@ def _look_back(
     if hidden is not None:
         mask = hidden if mask is None else mask & hidden
     heads, weights = attention(
-        q, k, v, mask, module.causal, module.window, module.scale, module.softcap, module._bias(q, k, bias),
-        module.sinks, module.dropout if module.training else 0.0,
+        q, k, v, mask, module.causal, module.window, module.scale, module.softcap,
+        options.added(module, q.device, bias), module.sinks, module.dropout if module.training else 0.0,
     )  # fmt: skip
-    return module._gated(heads, query), weights, v
+    return heads, weights, v
 
 
 def _rules(mask: Mask | Tensor, q: Tensor, columns: int) -> Mask:
