@@ -4,8 +4,8 @@
     cap(x) = softcap * tanh(x / softcap)
 
 and, with learned sinks, one more column of the softmax with score sink_h and no value: it takes a share of
-the mass and gives nothing back. Scale, softcap: Gemma 2 (2024) section 2; slopes: ALiBi, Press 2022; relative:
-T5, Raffel 2020; sinks: gpt-oss (2025), an idea of Xiao 2024 and of "attention is off by one".
+the mass and gives nothing back. Scale, softcap: Gemma 2 (2024) section 2; slopes: ALiBi, Press 2022;
+relative: T5, Raffel 2020; sinks: gpt-oss (2025), an idea of Xiao 2024 and of "attention is off by one".
 
 Letters: B batch, H num_heads, T query_len, S key_len.
 """
@@ -70,9 +70,7 @@ class Relative:
         return Relative, (self.values,)
 
 
-Bias = (
-    Tensor | Alibi | Relative | tuple[Tensor | Alibi | Relative, ...]
-)  # what `bias=` takes; a tuple: their sum
+Bias = Tensor | Alibi | Relative | tuple[Tensor | Alibi | Relative, ...]  # a tuple: their sum
 
 
 def alibi(num_heads: int, device: torch.device | str | None = None) -> Alibi:
