@@ -1,5 +1,8 @@
 """One call of a `MultiHeadAttention` over what earlier calls left: a `KVCache`, or a `Memory`.
 
+The step of one token, with nothing in its way, has an express lane, as `module_call.plain_self_attention` has
+one: what it cannot prove to be plain takes the ordinary way and is answered, or refused, there.
+
 Nothing is added to a cache before the call has been found right: whoever is refused can try again.
 
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
@@ -9,15 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..arguments import told, under_autocast
+from ..engines.express import straight
 from ..errors import ArgumentError, ShapeError
 from ..functional import attention
-from ..map import AttentionMap
+from ..map import AttentionMap, make
 from ..masks import Mask
 from ..scoring import Bias
 from . import module_call, options
@@ -25,11 +29,12 @@ from .cache import KVCache
 from .compiled_step import attend_in_graph, check_in_graph
 from .memory import Memory
 from .options import Positions
+from .packed_weights import ordinary
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
-__all__ = ["attend", "check_weights", "make_cache", "without_padding"]
+__all__ = ["attend", "check_weights", "make_cache", "plain_step", "without_padding"]
 
 Attended = tuple[Tensor, AttentionMap, Tensor]  # heads [B, H, T, Dv], their map, values [B, Hk, S, Dv]
 
@@ -113,7 +118,7 @@ def attend(
     if in_graph:
         check_in_graph(cache, mask=mask, bias=bias, lengths=lengths)
     if module.rope is not None:
-        if positions is None and (in_graph or cache.starts is not None):
+        if positions is None and (in_graph or cache.is_ragged):
             positions = cache.positions(T)
         before = 0 if positions is not None else cache.seen
         q, k = options.rotated(module.rope, q, k, positions, before, itself=True)
@@ -138,6 +143,53 @@ def attend(
         module.sinks, module.dropout if module.training else 0.0,
     )  # fmt: skip
     return heads, weights, v
+
+
+def plain_step(
+    module: MultiHeadAttention, x: Tensor, cache: object, need_weights: bool
+) -> tuple[Tensor, AttentionMap | None] | None:
+    """(heads [B, H, 1, D], their map) of one more token each; None: not as plain as that."""
+    if type(cache) is not KVCache or type(x) is not Tensor or torch.is_grad_enabled():
+        return None
+    held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
+    packed, D, window = held["_packed"], held["head_dim"], held["window"]
+    if (
+        packed is None
+        or not held["causal"]
+        or held["softcap"] is not None
+        or held.get("sinks", held) is not None  # learned, they are in no module's own __dict__
+        or held["alibi"]
+        or held.get("relative_bias", held) is not None
+        or held["qk_norm"] is not None
+        or D != held["value_dim"]
+        or (held["training"] and held["dropout"])
+    ):
+        return None
+    shape, weight = x.shape, packed.weight
+    if len(shape) != 3 or shape[1] != 1 or shape[2] != weight.shape[1] or x.dtype is not weight.dtype:
+        return None
+    if x.is_cpu is not weight.is_cpu or x.get_device() != weight.get_device() or not ordinary(x):
+        return None
+    B, H, Hk, scale, rope = shape[0], held["num_heads"], held["num_kv_heads"], held["scale"], held["rope"]
+    at = cache.next_column(B, Hk, D, D, x)
+    if at is None or (window is not None and not (isinstance(window, int) and window > at)):
+        return None
+    modules = held["_modules"]
+    if not packed.holds((modules["q_proj"], modules["k_proj"], modules["v_proj"])):
+        return None
+    joined = torch.nn.functional.linear(x, weight, packed.bias)
+    heads = joined.view(B, H + 2 * Hk, 1, D)
+    if rope is None:
+        q, k, v = heads.split_with_sizes((H, Hk, Hk), 1)
+    else:
+        turned, v = heads.split_with_sizes((H + Hk, Hk), 1)
+        q, k = rope.rotate(turned, at).split_with_sizes((H, Hk), 1)
+    keys, values = cache.add_column(at, k, v)
+    answered = straight(q, keys, values, False, D**-0.5 if scale is None else scale)
+    if answered is None:  # a kernel that needs help with these sizes
+        return attention(q, keys, values, scale=scale)
+    out, lse, scores = answered
+    return out, make(scores, lse) if need_weights else None
 
 
 def _look_back(

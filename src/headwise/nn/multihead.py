@@ -253,8 +253,11 @@ class MultiHeadAttention(nn.Module):
         if cache is not None and need_weights and torch.compiler.is_compiling():
             cached_call.check_weights(cache)
         plain = None
-        if key is value is mask is bias is positions is cache is None:
-            plain = plain_self_attention(self, query, need_weights)
+        if key is value is mask is bias is positions is lengths is None:
+            if cache is None:
+                plain = plain_self_attention(self, query, need_weights)
+            else:
+                plain = cached_call.plain_step(self, query, cache, need_weights)
         heads, weights = plain or self._attend(query, key, value, mask, bias, positions, cache, lengths)[:2]
         return self._finish(heads, query, lengths), weights if need_weights else None
 
