@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import inspect
 import json
+from functools import partial
 
 import pytest
 import torch
+from transformers_layers import (
+    PACKED_SIZES,
+    SIZES,
+    D,
+    E,
+    H,
+    Layer,
+    falcon,
+    head_by_head,
+    in_order,
+    judged,
+    rotary,
+    t5,
+)
 
 import headwise as hw
 from headwise.errors import ArgumentError
@@ -270,3 +285,42 @@ def test_an_unknown_name_is_one_line(capsys) -> None:
         "headwise: preset must be a known name: got 'brt-base'; did you mean 'bert-base'?"
     )
     assert said.err.count("\n") == 1
+
+
+# Against the models' own layers
+
+
+YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+        "original_max_position_embeddings": 4096}  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}  # fmt: skip
+FULL = {"layer_types": ["full_attention"], "num_hidden_layers": 1}
+SMALL_T5 = {"d_model": E, "d_kv": D, "num_heads": H}
+EVERY_HEAD = {"num_kv_heads": H}
+
+LAYERS = [
+    Layer("llama", "Llama", SIZES | rotary(), preset="llama2-7b"),
+    Layer("llama", "Llama", SIZES | rotary(rope_theta=500_000.0), preset="llama3-8b"),
+    Layer("llama", "Llama", SIZES | rotary(rope_theta=500_000.0, **LLAMA3), preset="llama3-405b"),
+    Layer("llama", "Llama", SIZES | rotary(rope_theta=100_000.0), preset="smollm2-135m"),
+    Layer("mistral", "Mistral", SIZES | rotary() | {"sliding_window": 3}, preset="mistral-7b", window=3),
+    Layer("mixtral", "Mixtral", SIZES | rotary(rope_theta=1e6), preset="mixtral-8x7b"),
+    Layer("qwen2", "Qwen2", SIZES | FULL | rotary(rope_theta=1e6), preset="qwen2.5-7b"),
+    Layer("qwen3", "Qwen3", SIZES | FULL | rotary(rope_theta=1e6) | {"rms_norm_eps": 1e-6}, preset="qwen3-8b"),
+    Layer("gemma", "Gemma", SIZES | rotary(), preset="gemma-2b"),
+    Layer("gemma2", "Gemma2", SIZES | FULL | rotary() | {"query_pre_attn_scalar": 256}, preset="gemma2-9b"),
+    Layer("gpt_oss", "GptOss", SIZES | FULL | rotary(rope_theta=150_000.0, **YARN), preset="gpt-oss-20b"),
+    Layer("t5", "T5", SMALL_T5, EVERY_HEAD, preset="t5-base", call=t5, causal=False, turned=False,
+          extra={"has_relative_attention_bias": True}),
+    Layer("falcon", "Falcon", PACKED_SIZES | rotary(), {"num_kv_heads": 1}, preset="falcon-7b", call=falcon,
+          state=in_order),
+    Layer("gpt_neox", "GPTNeoX", {"hidden_size": H * 96, "num_attention_heads": H}
+          | rotary(partial_rotary_factor=0.25), {"d_model": H * 96}, preset="gpt-neox-20b",
+          state=partial(head_by_head, width=96)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=repr)
+def test_a_preset_computes_what_its_models_layer_computes(layer: Layer) -> None:
+    pytest.importorskip("transformers")
+    judged(layer)
