@@ -882,7 +882,7 @@ LONG_MASKS: dict[str, dict[str, Any]] = {
     "causal holes": {"mask": Mask.padding(torch.arange(LONG)[None] % 3 > 0), "causal": True},
     "window padding": {"mask": Mask.padding([700]), "window": 32},
     "window slopes": {"bias": alibi(2), "window": 32},
-    "causal relative": {"bias": Relative(torch.zeros(2, 67)), "causal": True},
+    "window relative": {"bias": Relative(torch.zeros(2, 67)), "window": 32},
     "window sinks": {"sinks": torch.zeros(2), "window": 32},
 }
 
