@@ -189,6 +189,16 @@ def test_a_cache_tells_what_it_holds() -> None:
     assert ragged.length == 5 and ragged.starts.tolist() == [1, 0, 1]
 
 
+def test_heads_speak_over_a_cache_too() -> None:
+    mha, x = layer(gate="head"), tokens()
+    cache, again = mha.cache(), mha.cache()
+    truth = mha(x[:, :5], cache=cache, lengths=[5, 2, 4])[0]
+    heads = mha.head_outputs(x[:, :5], cache=again, lengths=[5, 2, 4])
+    joined = mha.out_proj(heads.transpose(1, 2).flatten(2))
+    assert not heads[1, :, 2:].any()
+    assert_judged(joined[0], truth[0], truth[0], dtype=x.dtype)
+
+
 def test_grouped_keys_are_stored_and_attended_to_as_they_are() -> None:
     mha, x = layer(num_kv_heads=HK), tokens()
     cache = mha.cache()

@@ -273,6 +273,8 @@ class MultiHeadAttention(nn.Module):
         bias: Bias | None = None,
         positions: Positions | None = None,
         cache: KVCache | Memory | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
+        documents: Tensor | None = None,
         **wrong: object,
     ) -> Tensor:
         """What each head says before concatenation and W_O, [B, H, T, Dv]; arguments as in a call.
@@ -287,7 +289,11 @@ class MultiHeadAttention(nn.Module):
         """
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.head_outputs)
-        return options.gated(self, self._attend(query, key, value, mask, bias, positions, cache)[0], query)
+        if (lengths is not None and cache is None) or documents is not None:
+            raise NotImplementedError("ragged batches")
+        heads = self._attend(query, key, value, mask, bias, positions, cache, lengths)[0]
+        heads = options.gated(self, heads, query)
+        return heads if lengths is None else cached_call.without_padding(heads, lengths)
 
     def cache(self, batch: int | None = None, max_length: int | None = None, ring: bool = False) -> KVCache:
         """An empty cache for this module: `mha(x, cache=cache)` adds x to it and attends to all there is.
