@@ -88,16 +88,14 @@ def straight(
             return None
         backends.note(call)
     band = kernels.CAUSAL if causal and T != 1 else kernels.FULL
-    if T == 1 and H != Hk and kernel.folds:
-        if torch.is_grad_enabled():
-            return None
-        out, lse = kernel.forward((q.reshape(B, Hk, H // Hk, D), k, v, None, band, scale))
-        return out.reshape(B, H, 1, D), lse.reshape(B, H, 1), scores
+    one = T == 1 and H != Hk and kernel.folds
+    if one:  # query: the heads of a group become the rows of one product, and keys are read once
+        q = q.reshape(B, Hk, H // Hk, D)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out, lse = _Straight.apply(q, k, v, kernel, band, scale)
     else:
         out, lse = kernel.forward((q, k, v, None, band, scale))
-    return out, lse, scores
+    return (out.reshape(B, H, 1, D), lse.reshape(B, H, 1), scores) if one else (out, lse, scores)
 
 
 class _Straight(torch.autograd.Function):
@@ -151,6 +149,8 @@ def few_weights_on_cpu(scores: Scores, lse: Tensor | None) -> Tensor | None:
     if scores.mask is not NOTHING_HIDDEN or torch.is_grad_enabled() or type(q) is not Tensor or not q.is_cpu:
         return None
     if scoring.bias is not None or scoring.slopes is not None or scoring.sinks is not None:
+        return None
+    if scoring.relative is not None:
         return None
     if scoring.softcap is not None or scores.positions is not None or q.dtype not in WHOLE:
         return None

@@ -50,8 +50,11 @@ __all__ = [
     "ONE_LETTER",
     "check",
     "check_call",
+    "check_memory",
     "check_options",
+    "check_query",
     "lone",
+    "no_use",
     "plain_self_attention",
     "rules_of",
 ]
@@ -76,7 +79,18 @@ OF_THE_CONSTRUCTOR = {
         causal="is_causal",
         window="window_size sliding_window",
         scale="softmax_scale qk_scale",
+        rope="rotary_emb rotary_embedding rotary use_rope",
+        alibi="use_alibi alibi_bias",
+        relative_bias="position_bias relative_position_bias has_relative_attention_bias rel_pos_bias",
+        qk_norm="qk_layernorm use_qk_norm normalize_qk query_key_norm",
+        gate="gated use_gate attn_output_gate",
+        sinks="attention_sinks use_sinks",
     ),
+    "rope_theta": "it is base there: rope=headwise.nn.Rope(base=rope_theta)",
+    "rotary_dim": "it is dims there: rope=headwise.nn.Rope(dims=rotary_dim)",
+    "rope_scaling": "it is scaling there: rope=headwise.nn.Rope(scaling=headwise.nn.Linear(factor))",
+    "rope_parameters": "it is a headwise.nn.Rope here: rope=Rope(base=rope_theta, scaling=..)",
+    "num_buckets": "it is count there: relative_bias=headwise.nn.Buckets(count=num_buckets)",
     "batch_first": "everything is [batch, length, width] here; transpose what is not",
     "add_bias_kv": f"there is no such key here; {TORCHS_CLASS}",
     "add_zero_attn": f"there is no such key here; {TORCHS_CLASS}",
@@ -98,6 +112,10 @@ OF_A_CALL = {
     "return_attention": WITH_WEIGHTS,
     "training": "call mha.train() or mha.eval() before",
     "input_ids": EMBEDDING,
+    "position_ids": "its name is positions here, for a module with rope=",
+    "position_embeddings": "make the module with rope=headwise.nn.Rope(base); positions= says where it is",
+    "position_bias": "its name is bias here, or make the module with relative_bias=",
+    "alibi": "pass bias=headwise.scoring.alibi(num_heads), or make the module with alibi=True",
 }
 
 
@@ -132,6 +150,14 @@ def lone(key: object, value: object) -> ArgumentError:
     )
 
 
+def no_use(positions: object) -> ArgumentError:
+    """The error about positions where nothing asks for them."""
+    return ArgumentError(
+        f"positions must go to a module with rope=: got {told(positions)} for one without; leave them out, "
+        "or make it with rope=headwise.nn.Rope()"
+    )
+
+
 def check(module: MultiHeadAttention, query: Tensor, key: Tensor, value: Tensor) -> None:
     """Raise unless these are [B, T, d_model], [B, S, kdim] and [B, S, vdim], in the weights' dtype and place.
 
@@ -139,16 +165,27 @@ def check(module: MultiHeadAttention, query: Tensor, key: Tensor, value: Tensor)
         ShapeError: dimensions, widths, batches or lengths that do not fit, or a length of 0.
         ArgumentError: not a tensor; a dtype or device other than the weights'.
     """
-    _check_one(module, query, "query", "[B, T, d_model]", "d_model", module.d_model, module.q_proj)
+    check_query(module, query)
     if key is query and value is query and module.kdim == module.vdim == module.d_model:
         return
-    _check_one(module, key, "key", "[B, S, kdim]", "kdim", module.kdim, module.k_proj)
-    _check_one(module, value, "value", "[B, S, vdim]", "vdim", module.vdim, module.v_proj)
+    check_memory(module, key, value)
     if query.shape[0] != key.shape[0]:
         what = "inputs are batch first, transpose(0, 1) those that are not"
         if key.shape[0] == 1:
             what = f"for one memory of all use key.expand({query.shape[0]}, -1, -1); {what}"
         raise ShapeError(f"query and key must agree in batch: {query.shape[0]} and {key.shape[0]}; {what}")
+
+
+def check_query(module: MultiHeadAttention, query: Tensor) -> None:
+    """As `check`, of queries alone."""
+    _check_one(module, query, "query", "[B, T, d_model]", "d_model", module.d_model, module.q_proj)
+
+
+def check_memory(module: MultiHeadAttention, key: Tensor, value: Tensor) -> None:
+    """As `check`, of keys and values alone."""
+    _check_one(module, key, "key", "[B, S, kdim]", "kdim", module.kdim, module.k_proj)
+    if value is not key or module.kdim != module.vdim:
+        _check_one(module, value, "value", "[B, S, vdim]", "vdim", module.vdim, module.v_proj)
     if key.shape[:2] != value.shape[:2]:
         raise ShapeError(
             f"key and value must agree in batch and length: {list(key.shape[:2])} and "
