@@ -28,7 +28,7 @@ from headwise.engines.gpu import cannot as door
 from headwise.engines.gpu import launches
 from headwise.engines.statistics import ROW_STATISTICS, STATISTICS, Statistic
 from headwise.nn import one_step
-from headwise.scoring import Alibi
+from headwise.scoring import Alibi, Relative
 from judge import Case, assert_judged, error, largest, sizes
 from second_pass_cases import (
     LOOKS,
@@ -888,6 +888,7 @@ ONE_QUERY: dict[str, tuple[int, Mask, dict[str, Any]]] = {
     "window and late": (101, LATE & Mask.window(40), {}),
     "softcap": (101, Mask(), {"softcap": 1.5}),
     "alibi": (101, Mask.window(60), {"bias": Alibi(SINKS.square())}),
+    "by distance": (101, Mask(), {"bias": Relative(normal(7, 6, 31))}),
     "sinks": (101, Mask(), {"sinks": SINKS}),
     "sinks, nothing to see": (101, Mask.padding([0, 5]), {"sinks": SINKS}),
     "turned round": (101, Mask(), {"scale": -0.3, "softcap": 2.0}),

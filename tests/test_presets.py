@@ -8,6 +8,11 @@ from functools import partial
 
 import pytest
 import torch
+
+import headwise as hw
+from headwise.errors import ArgumentError
+from headwise.nn.presets import PRESETS, Preset, _key, find, matching
+from headwise.show.presets_table import count, figures
 from transformers_layers import (
     PACKED_SIZES,
     SIZES,
@@ -22,11 +27,6 @@ from transformers_layers import (
     rotary,
     t5,
 )
-
-import headwise as hw
-from headwise.errors import ArgumentError
-from headwise.nn.presets import PRESETS, Preset, _key, find, matching
-from headwise.show.presets_table import count, figures
 
 every_preset = pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 

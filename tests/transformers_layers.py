@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from judge import assert_judged, error, largest
 from torch import Tensor, nn
 
 import headwise as hw
+from judge import assert_judged, error, largest
 
 B, T, E, H, Hk, D = 2, 11, 30, 6, 3, 10  # E is a multiple of H, as some configurations demand
 SIZES = {"hidden_size": E, "num_attention_heads": H, "num_key_value_heads": Hk, "head_dim": D}
@@ -71,7 +71,9 @@ class Layer:
 
     def made(self, weights: State) -> hw.MultiHeadAttention:
         """Ours, from the preset or from the options alone, with the same weights."""
-        sizes = OURS_PACKED if "num_key_value_heads" not in self.theirs and "d_model" not in self.theirs else OURS
+        sizes = (
+            OURS_PACKED if "num_key_value_heads" not in self.theirs and "d_model" not in self.theirs else OURS
+        )
         options = {**sizes, **self.ours}
         make = hw.MultiHeadAttention if not self.preset else hw.MultiHeadAttention.preset
         named = () if not self.preset else (self.preset,)

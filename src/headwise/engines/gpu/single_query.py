@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...scoring import hidden_is_endless
 from ..scores import Scores
 from .launches import interpreted, kind_of, launch
 from .tile import BIG, HIDDEN, LN2, LOG2E, long, tanh
@@ -24,13 +25,13 @@ from .tile import BIG, HIDDEN, LN2, LOG2E, long, tanh
 __all__ = ["attend"]
 
 # Of the arguments, numbers that a kernel is not compiled anew for.
-CHANGING = ("H", "S", "left", "splits", "part", "scale", "cap")
+CHANGING = ("H", "S", "left", "splits", "part", "reach", "scale", "cap")
 
 
 @triton.jit(do_not_specialize=CHANGING)
 def one_query_kernel(
-    Q, K, V, OUT, LSE, SEEN, LENGTHS, SLOPES, SINKS, qb, qh, kb, kh, ks, vb, vh, vs, seen_b,
-    H, S, left, splits, part, scale, cap,
+    Q, K, V, OUT, LSE, SEEN, LENGTHS, SLOPES, RELATIVE, SINKS, qb, qh, kb, kh, ks, vb, vh, vs, seen_b,
+    H, S, left, splits, part, reach, scale, cap,
     G: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, WIDE: tl.constexpr,
     WIDE_V: tl.constexpr, N: tl.constexpr, CAPPED: tl.constexpr, BANDED: tl.constexpr, WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
@@ -84,8 +85,14 @@ def one_query_kernel(
                 x = tanh(x * (scale / cap)) * cap
             else:
                 x = x * scale
-            if SLOPES is not None:
-                added = -slopes[:, None] * (S - 1 - cols).to(tl.float32)[None, :]
+            if SLOPES is not None or RELATIVE is not None:
+                added = tl.zeros_like(x)
+                if SLOPES is not None:
+                    added -= slopes[:, None] * (S - 1 - cols).to(tl.float32)[None, :]
+                if RELATIVE is not None:
+                    spot = tl.maximum(cols - (S - 1), -reach) + reach  # the query stands beside the last key
+                    number = heads[:, None] * (2 * reach + 1) + spot[None, :]
+                    added += tl.load(RELATIVE + number, mask=mine[:, None] & ok[None, :], other=0.0)
                 if not WHOLE:
                     added = added.to(k.dtype).to(tl.float32)  # as the map and the fused kernels see it
                 x += added
@@ -194,8 +201,12 @@ def attend(scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
         parts = torch.empty(B, splits, H, Dv, dtype=torch.float32, device=device)
         parts_lse = torch.empty(B, splits, H, dtype=torch.float32, device=device)
     slopes = None if scoring.slopes is None else scoring.slopes.float()
+    relative = scoring.relative
+    if relative is not None:
+        relative = hidden_is_endless(relative).float().contiguous()
+    reach = 0 if relative is None else relative.shape[1] // 2
     sinks = scoring.sinks
-    tensors = (q, k, v, parts, parts_lse, seen, lengths, slopes, None if splits > 1 else sinks)
+    tensors = (q, k, v, parts, parts_lse, seen, lengths, slopes, relative, None if splits > 1 else sinks)
     strides = (*q.stride()[:2], *k.stride()[:3], *v.stride()[:3], 0 if seen is None else seen.stride(0))
     left = mask.left if mask.left is not None else S
     cap = scoring.softcap or 1.0
@@ -204,7 +215,7 @@ def attend(scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
         G, max(16, triton.next_power_of_2(G)), D, Dv, wide, wide_v, block, scoring.softcap is not None,
         mask.left is not None, whole, 1 if seen is not None or interpreted() else 3,
     )  # fmt: skip
-    numbers = (H, S, left, splits, part, float(scoring.scale), float(cap))
+    numbers = (H, S, left, splits, part, reach, float(scoring.scale), float(cap))
     kinds = kind_of((*tensors, *strides))
     launch(one_query_kernel, (B * splits, Hk, 1), (*tensors, *strides, *numbers), constants, kinds, device)
     if splits > 1:
