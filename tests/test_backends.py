@@ -596,7 +596,7 @@ def test_no_plan_is_made_for_one_query_before_its_shape_has_come_often_in_a_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     churn = ShapeChurn(most=2, patience=3)
-    entered(monkeypatch, churn=churn)
+    entered(monkeypatch, churn=churn, takes_all=False)
     q, k = torch.randn(1, 6, 1, 8), torch.randn(1, 2, 13, 8)
     whole = torch.randn(1, 2, 13, 8)
     for past in (13, 12, 11):  # a model that generates: no plan, and no shape counted against others
