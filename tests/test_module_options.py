@@ -19,7 +19,7 @@ from headwise.errors import ArgumentError, ShapeError
 from headwise.nn import Buckets, Linear, QKNorm, RelativeBias, Rope, Yarn
 from headwise.nn.options import OFF
 from headwise.scoring import Alibi, alibi
-from judge import assert_judged, error
+from judge import assert_judged, error, largest
 from transformers_layers import (
     SIZES,
     Layer,
@@ -140,10 +140,12 @@ def test_output_weights_and_statistics_are_those_by_hand(name: str, dtype: torch
     truth, weights = by_hand(copy.deepcopy(mha).double(), x.double())
     plain, plain_weights = by_hand(mha, x)
     output, map = mha(x)
-    assert_judged(output, plain, truth, dtype=dtype, what=name)
-    for h in range(H):
-        assert_judged(map[0, h], plain_weights[0, h], weights[0, h], dtype=dtype, size=1.0, what=name)
+    terms = largest(mha.head_outputs(x)) * largest(mha.out_proj.weight)
+    assert_judged(output, plain, truth, dtype=dtype, size=terms, what=name)
+    assert_judged(map.dense(), plain_weights, weights, dtype=dtype, size=1.0, what=name)
     if dtype == torch.float64:
+        for h in range(H):
+            torch.testing.assert_close(map[0, h], weights[0, h])
         statistics = map.statistics()
         own = weights if mha.sinks is None else torch.cat((weights, 1 - weights.sum(-1, keepdim=True)), -1)
         entropy = -(own * own.clamp(min=1e-300).log()).sum(-1).mean(-1)
@@ -271,7 +273,7 @@ def test_heads_that_attend_evenly_still_pass_their_gates() -> None:
 
 
 @pytest.mark.parametrize("name", ["everything", "norm of all heads"])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
 def test_compiled_it_is_the_same(name: str, backend: str) -> None:
     mha, x = made(name, torch.float32), inputs(torch.float32)
     compiled = torch.compile(mha, fullgraph=True, backend=backend)
@@ -372,10 +374,10 @@ def test_a_shared_bias_is_taken_as_it_is() -> None:
         ({"rope": True}, ArgumentError, "rope must be a headwise.nn.Rope: got True"),
         ({"alibi": 8}, ArgumentError, "alibi must be True or False: got 8"),
         ({"relative_bias": 32}, ArgumentError, "relative_bias must be Buckets or a RelativeBias: got 32"),
-        ({"relative_bias": RelativeBias(5)}, ShapeError, "relative_bias must have the layer's heads: 5 and 6"),
+        ({"relative_bias": RelativeBias(5)}, ShapeError, "must have the layer's heads: 5 and 6"),
         ({"qk_norm": "rmss"}, ArgumentError, "qk_norm must be a known kind: got 'rmss'; did you mean 'rms'"),
         ({"qk_norm": True}, ArgumentError, "qk_norm must be 'rms', 'layer' or a QKNorm: got True"),
-        ({"gate": "channels"}, ArgumentError, "gate must be a known kind: got 'channels'; did you mean 'channel'"),
+        ({"gate": "channels"}, ArgumentError, "gate must be .*: got 'channels'; did you mean 'channel'"),
         ({"gate": True}, ArgumentError, "gate must be a known kind: got True"),
         ({"rope_theta": 1e4}, ArgumentError, r"rope_theta.*rope=headwise\.nn\.Rope\(base=rope_theta\)"),
         ({"use_alibi": True}, ArgumentError, "use_alibi.*its name is alibi here"),
@@ -418,7 +420,7 @@ def test_torchs_class_and_explain_refuse_them_by_name(option: str) -> None:
 
 
 def test_words_of_other_libraries_in_a_call_are_answered() -> None:
-    with pytest.raises(TypeError, match="position_ids.*its name is positions here"):
+    with pytest.raises(ArgumentError, match=r"position_ids .*: got int64 \[11\]; its name is positions here"):
         made("rope")(inputs(), position_ids=torch.arange(T))
 
 
@@ -483,6 +485,9 @@ SLIDING = {"layer_types": ["sliding_attention"], "num_hidden_layers": 1}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
 PARTLY = SIZES | FULL | rotary(partial_rotary_factor=0.6) | {"rms_norm_eps": 1e-6}
 
+DECODER = {"d_model": 30, "d_kv": 10, "num_heads": 6, "is_decoder": True}
+ALL_HEADS = {"num_kv_heads": 6, "bias": False}
+
 LAYERS = {
     "linear": Layer("llama", "Llama", SIZES | rotary(rope_type="linear", factor=4.0),
                     {"rope": Rope(scaling=Linear(4.0))} | NO_BIAS),
@@ -501,8 +506,8 @@ LAYERS = {
                         state=with_gates),
     "BLOOM": Layer("bloom", "Bloom", {"hidden_size": 60, "n_head": 6},
                    {"alibi": True}, call=bloom, state=head_by_head, turned=False),
-    "T5's decoder": Layer("t5", "T5", {"d_model": 30, "d_kv": 10, "num_heads": 6, "is_decoder": True},
-                          {"relative_bias": Buckets(both_ways=False), "scale": 1.0, "num_kv_heads": 6} | NO_BIAS,
+    "T5's decoder": Layer("t5", "T5", DECODER,
+                          {"relative_bias": Buckets(both_ways=False), "scale": 1.0} | ALL_HEADS,
                           call=t5, turned=False, extra={"has_relative_attention_bias": True}),
 }  # fmt: skip
 
@@ -562,7 +567,8 @@ def test_options_go_together() -> None:
         truth, weights = by_hand(copy.deepcopy(mha).double(), x.double())
         plain, plain_weights = by_hand(mha, x)
         output, map = mha(x)
-        assert_judged(output, plain, truth, dtype=dtype, size=2.0)
+        terms = largest(mha.head_outputs(x)) * largest(mha.out_proj.weight)
+        assert_judged(output, plain, truth, dtype=dtype, size=terms)
         assert_judged(map.dense(), plain_weights, weights, dtype=dtype, size=1.0)
 
     check()

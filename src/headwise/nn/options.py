@@ -286,10 +286,16 @@ def normalised(module: MultiHeadAttention, q: Tensor, k: Tensor) -> tuple[Tensor
     norm, q_norm, k_norm = module.qk_norm, module.q_norm, module.k_norm
     if norm is None or q_norm is None or k_norm is None:
         return q, k
-    if norm.whole:
-        return q_norm(q).to(q.dtype), k_norm(k).to(k.dtype)
-    heads = (-1, module.head_dim)
-    return q_norm(q.unflatten(-1, heads)).to(q.dtype), k_norm(k.unflatten(-1, heads)).to(k.dtype)
+    if not norm.whole:
+        heads = (-1, module.head_dim)
+        q, k = q.unflatten(-1, heads), k.unflatten(-1, heads)
+    return _by(q_norm, q), _by(k_norm, k)
+
+
+def _by(norm: nn.Module, x: Tensor) -> Tensor:
+    """x by its norm, which under autocast has weights of another dtype than x."""
+    weight = norm.weight
+    return norm(x if not isinstance(weight, Tensor) else x.to(weight.dtype)).to(x.dtype)
 
 
 def rotated(
