@@ -73,10 +73,11 @@ def scores(
         if isinstance(part, Alibi):
             s = s - part.slopes.to(s.dtype)[:, None, None] * (i - j).abs()
             continue
-        given = part
         if isinstance(part, Relative):
             r = (part.values.shape[1] - 1) // 2
             given = part.values[:, (j - i).clamp(-r, r) + r]  # [H, T, S]
+        else:
+            given = part
         lowest = given <= torch.finfo(given.dtype).min / 2  # another library's way to say hidden
         s = s + given.to(s.dtype).masked_fill(lowest, -torch.inf)
     if mask is not None:

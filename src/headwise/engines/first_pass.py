@@ -191,7 +191,7 @@ def _gradients(grad: Tensor, out: Tensor, lse: Tensor, args: Sequence[object]) -
         back, dv, sinks = chosen.backward(call, out, lse, grad)
     grads = (dv, back.q, back.k, back.bias, back.slopes, sinks, back.relative)
     typed = zip(grads, args[: len(grads)], strict=True)
-    return tuple(g.to(x.dtype) if g is not None and isinstance(x, Tensor) else None for g, x in typed)
+    return tuple([g.to(x.dtype) if g is not None and isinstance(x, Tensor) else None for g, x in typed])
 
 
 def _attend_backward_fake(grad: Tensor, out: Tensor, lse: Tensor, *args: object) -> tuple[Tensor, ...]:

@@ -118,4 +118,5 @@ def needs_added(needed: Sequence[bool]) -> bool:
 def where_needed(ctx: Context, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
     """One gradient per argument: those that are needed, None for the rest."""
     needed = ctx.needs_input_grad
-    return tuple(grads[i] if i < len(grads) and needed[i] else None for i in range(len(needed)))
+    count = len(grads)  # a list: a generator is entered once for every argument
+    return tuple([grads[i] if i < count and needed[i] else None for i in range(len(needed))])

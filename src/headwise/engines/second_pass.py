@@ -23,7 +23,7 @@ from torch import Tensor
 from ..scoring import HIDDEN
 from . import plain
 from .gpu.cannot import cannot, prepared
-from .gradients import Context
+from .gradients import Context, needs_added
 from .scores import Scores, Tiled, own_precision
 from .walk import Block, Tile, check_mass, walk
 from .weights import Rest, score_gradients

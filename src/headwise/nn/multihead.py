@@ -16,9 +16,10 @@ from ..functional import attention
 from ..map import AttentionMap
 from ..masks import Mask
 from ..scoring import Bias
-from . import dimensions, module_call, options, presets, torch_conversion
+from . import cached_call, dimensions, module_call, options, presets, torch_conversion
 from .cache import KVCache
 from .dimensions import Sizes
+from .memory import Memory, remember
 from .module_call import plain_self_attention
 from .options import Buckets, Positions, QKNorm, RelativeBias
 from .packed_weights import Packed, pack, project
@@ -211,7 +212,7 @@ class MultiHeadAttention(nn.Module):
         *,
         bias: Bias | None = None,
         positions: Positions | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | Memory | None = None,
         lengths: Tensor | Sequence[int] | None = None,
         documents: Tensor | None = None,
         need_weights: bool = True,
@@ -227,11 +228,14 @@ class MultiHeadAttention(nn.Module):
                 may attend. Padding is [B, 1, 1, S] or `Mask.padding(lengths)`. In self-attention what is
                 padding among the keys is so among the queries: means and statistics leave it out. A tensor
                 that seems to be meant otherwise, as torch's are, is refused; `Mask.dense(tensor)` is not.
-            bias: added to the scores, broadcastable to [B, H, T, S]; or `headwise.scoring.alibi(num_heads)`.
+            bias: added to the scores, broadcastable to [B, H, T, S]; or `headwise.scoring.alibi(num_heads)`,
+                `headwise.scoring.Relative(values)`, or a tuple of those. What the layer has of its own is
+                added to it.
             positions: of the tokens, int [T] or [B, T], for `rope`; in cross-attention a pair, the queries'
                 and the keys'. By default 0, 1, 2, .., after those in the cache; in cross-attention the last
                 query stands beside the last key. Masks and biases count tokens, whatever their positions.
-            cache: keys and values of earlier calls, to which this one's are added; see `KVCache`.
+            cache: keys and values of earlier calls, to which this one's are added; see `KVCache`. A mask or
+                bias then has a column for each of them, and for the new ones. Or what `remember` gives.
             lengths: int [B], how many tokens of each sequence are real, the first ones; padding is skipped.
             documents: int [T] or [B, T], several texts packed one after another, each attending to itself.
             need_weights: False gives None in their place. They cost nothing until they are looked at.
@@ -246,13 +250,18 @@ class MultiHeadAttention(nn.Module):
         """
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.forward)
-        if lengths is not None or documents is not None:
+        if (lengths is not None and cache is None) or documents is not None:
             raise NotImplementedError("ragged batches")
+        if cache is not None and need_weights and torch.compiler.is_compiling():
+            cached_call.check_weights(cache)
         plain = None
-        if key is value is mask is bias is positions is cache is None:
-            plain = plain_self_attention(self, query, need_weights)
-        heads, weights = plain or self._attend(query, key, value, mask, bias, positions, cache)[:2]
-        return self._finish(heads, query), weights if need_weights else None
+        if key is value is mask is bias is positions is lengths is None:
+            if cache is None:
+                plain = plain_self_attention(self, query, need_weights)
+            else:
+                plain = cached_call.plain_step(self, query, cache, need_weights)
+        heads, weights = plain or self._attend(query, key, value, mask, bias, positions, cache, lengths)[:2]
+        return self._finish(heads, query, lengths), weights if need_weights else None
 
     def head_outputs(
         self,
@@ -263,7 +272,9 @@ class MultiHeadAttention(nn.Module):
         *,
         bias: Bias | None = None,
         positions: Positions | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | Memory | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
+        documents: Tensor | None = None,
         **wrong: object,
     ) -> Tensor:
         """What each head says before concatenation and W_O, [B, H, T, Dv]; arguments as in a call.
@@ -278,7 +289,44 @@ class MultiHeadAttention(nn.Module):
         """
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.head_outputs)
-        return options.gated(self, self._attend(query, key, value, mask, bias, positions, cache)[0], query)
+        if (lengths is not None and cache is None) or documents is not None:
+            raise NotImplementedError("ragged batches")
+        heads = self._attend(query, key, value, mask, bias, positions, cache, lengths)[0]
+        heads = options.gated(self, heads, query)
+        return heads if lengths is None else cached_call.without_padding(heads, lengths)
+
+    def cache(self, batch: int | None = None, max_length: int | None = None, ring: bool = False) -> KVCache:
+        """An empty cache for this module: `mha(x, cache=cache)` adds x to it and attends to all there is.
+
+        Args:
+            batch: B; with max_length, room is taken at once, as steps inside `torch.compile` need it.
+            max_length: the most columns there can be. Default: it grows.
+            ring: keeps the last max_length tokens alone, for a module with a window. Default the window.
+
+        Raises:
+            ArgumentError: a module that is not causal; a ring without a window, or shorter than it.
+        """
+        return cached_call.make_cache(self, batch, max_length, ring)
+
+    def remember(self, key: Tensor, value: Tensor | None = None, mask: Mask | Tensor | None = None) -> Memory:
+        """Keys and values of cross-attention, projected once: `mha(query, cache=memory)` looks at them.
+
+        Args:
+            key: [B, S, kdim]
+            value: [B, S, vdim]; without it, key.
+            mask: which keys are real, `Mask.padding(lengths)` or bool [B, 1, 1, S].
+
+        Raises:
+            ShapeError, ArgumentError: as in a call.
+            MaskError: a mask that is not the same for all queries.
+
+        Example:
+            >>> mha, text = MultiHeadAttention(64, 4), torch.randn(2, 9, 64)
+            >>> memory, query = mha.remember(text), torch.randn(2, 3, 64)
+            >>> torch.allclose(mha(query, cache=memory)[0], mha(query, text, text)[0], atol=1e-6)
+            True
+        """
+        return remember(self, key, value, mask)
 
     def _attend(
         self,
@@ -288,9 +336,12 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | Tensor | None,
         bias: Bias | None,
         positions: Positions | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | Memory | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
     ) -> tuple[Tensor, AttentionMap, Tensor]:
         """(heads [B, H, T, Dv] before their gates, their map, values [B, Hk, S, Dv])"""
+        if cache is not None:
+            return cached_call.attend(self, query, key, value, mask, bias, positions, cache, lengths)
         if key is None and value is None:
             key = value = query
         elif key is None or value is None:
@@ -298,28 +349,24 @@ class MultiHeadAttention(nn.Module):
         module_call.check(self, query, key, value)
         q, k, v = self._project(query, key, value)
         if self.rope is not None:
-            before = 0 if cache is None else cache.length
-            q, k = options.rotated(self.rope, q, k, positions, before, itself=key is query)
+            q, k = options.rotated(self.rope, q, k, positions, 0, itself=key is query)
         elif positions is not None:
             raise module_call.no_use(positions)
         if mask is not None:
             B, T, _ = query.shape
             mask = module_call.rules_of(mask, B, T, key.shape[1], itself=key is query)
-        if cache is not None:
-            k, v, kept = cache.extend(k, v)
-            mask = kept if mask is None else mask if kept is None else mask & kept
         heads, weights = attention(
             q, k, v, mask, self.causal, self.window, self.scale, self.softcap,
             options.added(self, q.device, bias), self.sinks, self.dropout if self.training else 0.0,
         )  # fmt: skip
         return heads, weights, v
 
-    def _finish(self, heads: Tensor, query: Tensor) -> Tensor:
-        """[B, H, T, Dv] -> [B, T, H * Dv] -> [B, T, E]"""
+    def _finish(self, heads: Tensor, query: Tensor, lengths: Tensor | Sequence[int] | None = None) -> Tensor:
+        """[B, H, T, Dv] -> [B, T, H * Dv] -> [B, T, E], and 0 where there is no token"""
         if self.gate_proj is not None:
             heads = options.gated(self, heads, query)
         output: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
-        return output
+        return output if lengths is None else cached_call.without_padding(output, lengths)
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q [B, H, T, D], k [B, Hk, S, D], v [B, Hk, S, Dv]"""

@@ -44,8 +44,10 @@ __all__ = [
     "Slopes",
     "add",
     "added",
+    "check_positions",
     "gated",
     "normalised",
+    "normalised_by",
     "rotated",
     "share",
 ]
@@ -283,19 +285,17 @@ def share(module: MultiHeadAttention, relative_bias: RelativeBias) -> None:
 
 def normalised(module: MultiHeadAttention, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """q [B, T, H * D] and k [B, S, Hk * D] by the module's norms, in the dtype they came in."""
-    norm, q_norm, k_norm = module.qk_norm, module.q_norm, module.k_norm
-    if norm is None or q_norm is None or k_norm is None:
-        return q, k
-    if not norm.whole:
-        heads = (-1, module.head_dim)
-        q, k = q.unflatten(-1, heads), k.unflatten(-1, heads)
-    return _by(q_norm, q), _by(k_norm, k)
+    return normalised_by(module, module.q_norm, q), normalised_by(module, module.k_norm, k)
 
 
-def _by(norm: nn.Module, x: Tensor) -> Tensor:
-    """x by its norm, which under autocast has weights of another dtype than x."""
-    weight = norm.weight
-    return norm(x if not isinstance(weight, Tensor) else x.to(weight.dtype)).to(x.dtype)
+def normalised_by(module: MultiHeadAttention, norm: nn.Module | None, x: Tensor) -> Tensor:
+    """x [B, T, heads * D] by one of the module's norms, in the dtype it came in."""
+    if norm is None or module.qk_norm is None:
+        return x
+    whole = x if module.qk_norm.whole else x.unflatten(-1, (-1, module.head_dim))
+    weight = norm.weight  # under autocast of another dtype than x
+    normed: Tensor = norm(whole.to(weight.dtype) if isinstance(weight, Tensor) else whole)
+    return normed.to(x.dtype)
 
 
 def rotated(
@@ -318,8 +318,8 @@ def rotated(
         return rope.turn(q, ours), rope.turn(k, turns)
     if isinstance(positions, tuple) and len(positions) == 2:
         of_queries, of_keys = positions
-        _check_positions(of_queries, q, "positions[0]")
-        _check_positions(of_keys, k, "positions[1]")
+        check_positions(of_queries, q, "positions[0]")
+        check_positions(of_keys, k, "positions[1]")
         return rope.rotate(q, of_queries.to(q.device)), rope.rotate(k, of_keys.to(q.device))
     if not itself:
         raise ArgumentError(
@@ -327,7 +327,7 @@ def rotated(
             f"{told(positions)}; as positions=(of_queries, of_keys)"
         )
     assert not isinstance(positions, tuple)
-    _check_positions(positions, q, "positions")
+    check_positions(positions, q, "positions")
     turns = rope.factors(q, positions.to(q.device))
     return rope.turn(q, turns), rope.turn(k, turns)
 
@@ -338,7 +338,8 @@ def _early(rope: Rope, q: Tensor, end: int) -> tuple[Tensor, Tensor]:
     return rope.factors(q, torch.arange(end - T, end, device=q.device))
 
 
-def _check_positions(positions: object, x: Tensor, name: str) -> None:
+def check_positions(positions: object, x: Tensor, name: str) -> None:
+    """Raise unless these are positions of x [B, H, T, D]."""
     B, T = x.shape[0], x.shape[2]
     whole = isinstance(positions, Tensor) and not positions.is_floating_point() and not positions.is_complex()
     if not isinstance(positions, Tensor) or not whole or positions.dtype == torch.bool:
