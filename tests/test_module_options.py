@@ -231,6 +231,7 @@ def test_positions_that_mean_nothing_are_refused() -> None:
         (torch.arange(T).double(), r"positions must be a tensor of whole numbers: got float64 \[11\]"),
         (torch.ones(T, dtype=torch.bool), r"positions must be a tensor of whole numbers: got bool \[11\]"),
         ([0] * T, r"positions must be a tensor of whole numbers: got \[0, 0"),
+        ((torch.arange(T),) * 3, r"positions must be a tensor of whole numbers: got \(tensor"),
         (torch.arange(T) - 2, "positions must not be negative: got -2"),
     ):
         with pytest.raises(ArgumentError, match=words):

@@ -326,8 +326,8 @@ def rotated(
             "positions must be a pair in cross-attention, the queries' and the keys': got "
             f"{told(positions)}; as positions=(of_queries, of_keys)"
         )
-    assert not isinstance(positions, tuple)
     check_positions(positions, q, "positions")
+    assert isinstance(positions, Tensor)
     turns = rope.factors(q, positions.to(q.device))
     return rope.turn(q, turns), rope.turn(k, turns)
 
