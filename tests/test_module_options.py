@@ -142,7 +142,8 @@ def test_output_weights_and_statistics_are_those_by_hand(name: str, dtype: torch
     output, map = mha(x)
     terms = largest(mha.head_outputs(x)) * largest(mha.out_proj.weight)
     assert_judged(output, plain, truth, dtype=dtype, size=terms, what=name)
-    assert_judged(map.dense(), plain_weights, weights, dtype=dtype, size=1.0, what=name)
+    steep = max(1.0, largest(map.lse))  # a weight is off by as much of itself as its score is off
+    assert_judged(map.dense(), plain_weights, weights, dtype=dtype, size=steep, what=name)
     if dtype == torch.float64:
         for h in range(H):
             torch.testing.assert_close(map[0, h], weights[0, h])
@@ -570,6 +571,7 @@ def test_options_go_together() -> None:
         output, map = mha(x)
         terms = largest(mha.head_outputs(x)) * largest(mha.out_proj.weight)
         assert_judged(output, plain, truth, dtype=dtype, size=terms)
-        assert_judged(map.dense(), plain_weights, weights, dtype=dtype, size=1.0)
+        steep = max(1.0, largest(map.lse))
+        assert_judged(map.dense(), plain_weights, weights, dtype=dtype, size=steep)
 
     check()
