@@ -1,8 +1,8 @@
 """Single attention layers of transformers, tiny and with random weights, beside ours with the same weights.
 
 Both are held against each other twice over, by errors of plain code alone (`judge.py` says why): ours in
-float64 is as close to theirs in float64 as theirs in float32 is, and ours in float32 is within twice the error
-of theirs. (Theirs makes angles, norms and softmax in float32 whatever it is given.)
+float64 is as close to theirs in float64 as theirs in float32 is, and ours in float32 is within twice the
+error of theirs. (Theirs makes angles, norms and softmax in float32 whatever it is given.)
 
 Letters: B batch, T length, E width, H heads, Hk key/value heads, D head_dim.
 """

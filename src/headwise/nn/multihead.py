@@ -21,7 +21,7 @@ from .cache import KVCache
 from .dimensions import Sizes
 from .memory import Memory, remember
 from .module_call import plain_self_attention
-from .options import Buckets, Positions, QKNorm, RelativeBias
+from .options import Buckets, Positions, QKNorm, RelativeBias, Slopes
 from .packed_weights import Packed, pack, project
 from .rotary import Rope
 
@@ -89,6 +89,16 @@ class MultiHeadAttention(nn.Module):
 
     Vaswani 2017, section 3.2.2; grouped heads: Ainslie 2023.
     """
+
+    rope: Rope | None
+    alibi: bool
+    relative_bias: RelativeBias | None
+    qk_norm: QKNorm | None
+    gate: str | None
+    q_norm: nn.Module | None
+    k_norm: nn.Module | None
+    gate_proj: nn.Linear | None
+    _slopes: Slopes | None
 
     @answering(module_call.OF_THE_CONSTRUCTOR)
     def __init__(
