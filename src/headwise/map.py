@@ -9,7 +9,7 @@ Letters: B batch, T query_len, S key_len, H num_heads, D head_dim.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,9 +32,10 @@ from .tensor_stand_in import StandIn
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["AttentionMap", "make"]
+__all__ = ["AttentionMap", "later", "make"]
 
 WHOLE = slice(None)
+LATER = ("_scores", "_lse", "_versions")  # what `later` leaves for the first look
 
 
 class AttentionMap(StandIn):
@@ -65,6 +66,7 @@ class AttentionMap(StandIn):
     _lse: Tensor | None
     _columns: Index | None  # None: all keys
     _versions: tuple[int, ...] | None  # of q, k, mask and scoring, when the map was made
+    _build: Callable[[], tuple[Scores, Tensor | None]]  # of one whose parts are made when it is looked at
 
     @answering({theirs: said for theirs, said in OF_ATTENTION.items() if "dropout" not in theirs})
     def __init__(
@@ -247,6 +249,15 @@ class AttentionMap(StandIn):
     def mask(self) -> Mask:
         """Who may attend to whom; a copy, but for a dense mask's tensor."""
         return self._scores.mask.unbound()
+
+    def __getattr__(self, name: str) -> Any:
+        build = self.__dict__.get("_build") if name in LATER else None
+        if build is None:
+            return super().__getattr__(name)
+        scores, lse = build()
+        self._scores, self._lse, self._versions = scores, lse, _versions(scores)
+        self.__dict__.pop("_build", None)
+        return self.__dict__[name]
 
     def __len__(self) -> int:
         return self._scores.shape[0]
@@ -531,6 +542,13 @@ def make(scores: Scores | GivenWeights, lse: Tensor | None, columns: Any = None)
     new._scores, new._lse = scores, lse
     new._columns = slice(*columns) if isinstance(columns, tuple) else columns
     new._versions = _versions(scores)
+    return new
+
+
+def later(build: Callable[[], tuple[Scores, Tensor | None]]) -> AttentionMap:
+    """A map from (scores, lse) that are made when it is first looked at."""
+    new = AttentionMap.__new__(AttentionMap)
+    new._build, new._columns = build, None
     return new
 
 

@@ -17,7 +17,7 @@ from ..map import AttentionMap
 from ..masks import Mask
 from ..scoring import Alibi
 from ..scoring import alibi as slopes
-from . import dimensions, module_call, presets, torch_conversion
+from . import dimensions, module_call, presets, ragged, torch_conversion
 from .cache import KVCache
 from .dimensions import Sizes
 from .module_call import plain_self_attention
@@ -255,8 +255,13 @@ class MultiHeadAttention(nn.Module):
             positions: of the queries' tokens, int [T] or [B, T], for `rope`; by default 0, 1, 2, .., after
                 those in the cache.
             cache: keys and values of earlier calls, to which this one's are added; see `KVCache`.
-            lengths: int [B], how many tokens of each sequence are real, the first ones; padding is skipped.
-            documents: int [T] or [B, T], several texts packed one after another, each attending to itself.
+            lengths: int [B], how many tokens of each sequence are real, the first ones. Nothing is computed
+                for the others: the output there is 0, in the map their queries are zeros and in no statistic.
+                Otherwise as with mask=Mask.padding(lengths). A list or a tensor on the CPU costs no wait for
+                a GPU.
+            documents: int [T] or [B, T], several texts packed one after another, each attending to itself:
+                runs of equal ids. As with mask=Mask.documents(ids), but that no more than the texts' own
+                squares is computed; positions of `rope` begin anew in each.
             need_weights: False gives None in their place. They cost nothing until they are looked at.
 
         Returns:
@@ -269,8 +274,12 @@ class MultiHeadAttention(nn.Module):
         """
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.forward)
-        if lengths is not None or documents is not None:
-            raise NotImplementedError("ragged batches")
+        if documents is not None or (lengths is not None and cache is None):
+            return ragged.forward(
+                self, query, key, value, mask, bias, positions, cache, lengths, documents, need_weights
+            )
+        if lengths is not None:
+            raise NotImplementedError("lengths with a cache")
         plain = None
         if key is None and value is None and mask is None and bias is None and cache is None:
             plain = plain_self_attention(self, query, need_weights)
@@ -288,6 +297,8 @@ class MultiHeadAttention(nn.Module):
         bias: Tensor | Alibi | None = None,
         positions: Tensor | None = None,
         cache: KVCache | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
+        documents: Tensor | None = None,
         **wrong: object,
     ) -> Tensor:
         """What each head says before concatenation and W_O, [B, H, T, Dv]; arguments as in a call.
@@ -302,6 +313,12 @@ class MultiHeadAttention(nn.Module):
         """
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.head_outputs)
+        if documents is not None or (lengths is not None and cache is None):
+            return ragged.head_outputs(
+                self, query, key, value, mask, bias, positions, cache, lengths, documents
+            )
+        if lengths is not None:
+            raise NotImplementedError("lengths with a cache")
         return self._attend(query, key, value, mask, bias, positions, cache)[0]
 
     def _attend(

@@ -11,6 +11,7 @@ Letters: B batch, T query_len, S key_len, E embed_dim.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from ...foreign_masks import from_torch
 from ...map import AttentionMap
 from ...mask_rules import can_read
 from ...masks import Mask
-from ...nn import MultiHeadAttention
+from ...nn import MultiHeadAttention, ragged
 from ...nn.as_torch.encoder import TransformerEncoder
 from ...nn.as_torch.module import MultiheadAttention
 from ...nn.as_torch.torch_masks import content_of
@@ -57,15 +58,23 @@ def headwise_forward(
     mask: Mask | Tensor | None = None,
     *,
     bias: Tensor | Alibi | None = None,
+    positions: Tensor | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
+    documents: Tensor | None = None,
     need_weights: bool = True,
     **wrong: object,
 ) -> tuple[Tensor, AttentionMap | None]:
     """As `MultiHeadAttention.forward`, with the heads' output announced on its way."""
     if wrong:
         return type(module).forward(
-            module, query, key, value, mask, bias=bias, need_weights=need_weights, **wrong
-        )
-    heads, weights, v = module._attend(query, key, value, mask, bias)
+            module, query, key, value, mask, bias=bias, positions=positions, lengths=lengths,
+            documents=documents, need_weights=need_weights, **wrong,
+        )  # fmt: skip
+    real = None
+    if lengths is not None or documents is not None:
+        ragged.check_alone(key, value, None, lengths, documents)
+        query, mask, real = ragged.as_mask(module, query, mask, lengths, documents)
+    heads, weights, v = module._attend(query, key, value, mask, bias, positions)
     if not heads.shape[0]:
         nothing_to_hear()
         return module.out_proj(heads.transpose(1, 2).flatten(2)), weights if need_weights else None
@@ -73,7 +82,7 @@ def headwise_forward(
     heard = announce(module, kind, weights, v, heads)
     assert heard is not None
     output: Tensor = module.out_proj(heard.transpose(1, 2).flatten(2))  # [B, T, H * Dv] -> [B, T, E]
-    return output, weights if need_weights else None
+    return ragged.without_padding(output, real), weights if need_weights else None
 
 
 # torch's

@@ -1,0 +1,244 @@
+"""Sequences of different lengths, packed one after another: where each of them stands, and all at once.
+
+    [B, T]    a b c .        packed [N]   a b c d e f g h i        counts 3, 2, 4
+              d e . .
+              f g h i
+
+Nothing is computed for a place that holds no token. On a GPU torch's flash kernel takes all sequences in one
+call, each attending to itself; its way back is its own. Elsewhere each sequence is a call like any other.
+
+Letters: B batch, T length of a padded sequence, N tokens in all, H num_heads, Hk num_kv_heads, D head_dim,
+Dv value_dim.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..masks import Mask
+from ..scoring import Scoring
+from . import backends, plain
+from .first_pass import call_of
+from .gradients import Context
+from .kernels import CAUSAL, CUDA_FLASH, Band
+from .scores import Scores
+
+__all__ = ["Runs", "attend", "lse_of_zeros", "why_not"]
+
+aten = torch.ops.aten
+
+
+class Places(NamedTuple):
+    """What kernels need to know of runs, on their device."""
+
+    index: Tensor  # int64 [N], of each token among B * T
+    positions: Tensor  # int64 [N], of each token in its own run
+    offsets: Tensor  # int32 [runs + 1], where runs begin among the N
+    counts: Tensor  # int64 [runs]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs of tokens in [B, T], packed one after another."""
+
+    batch: int
+    length: int
+    starts: tuple[int, ...]  # among B * T
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of_lengths(cls, counts: tuple[int, ...], length: int) -> Runs:
+        """The first tokens of every sequence."""
+        return cls(len(counts), length, tuple(b * length for b in range(len(counts))), counts)
+
+    @property
+    def total(self) -> int:
+        """N"""
+        return sum(self.counts)
+
+    @property
+    def everything(self) -> bool:
+        """Whether every place of [B, T] holds a token."""
+        return self.total == self.batch * self.length
+
+    def places(self, like: Tensor, keep: bool) -> Places:
+        """On the device of `like`; keep: as they were made for the call before, in the layer before.
+
+        What is kept belongs to one stream: on another the copy may still be on its way.
+        """
+        stream = 0
+        if like.is_cuda:
+            stream = torch.cuda.current_stream(like.device).cuda_stream
+            keep = keep and not torch.cuda.is_current_stream_capturing()
+        make = _kept_places if keep else _places
+        return make(self.starts, self.counts, like.device, stream)
+
+    def pack(self, x: Tensor, places: Places) -> Tensor:
+        """[1, N, C] from [B, T, C]."""
+        flat = x.reshape(1, -1, x.shape[-1])
+        return flat if self.everything else flat.index_select(1, places.index)
+
+    def unpack(self, packed: Tensor, places: Places) -> Tensor:
+        """[B, T, C] from [1, N, C], 0 where there is no token."""
+        C = packed.shape[-1]
+        if self.everything:
+            return packed.reshape(self.batch, self.length, C)
+        room = packed.new_zeros(1, self.batch * self.length, C)
+        if plain.transforms_are_active():
+            room = room.index_copy(1, places.index, packed)
+        else:
+            room.index_copy_(1, places.index, packed)
+        return room.view(self.batch, self.length, C)
+
+    def unpack_heads(self, packed: Tensor, places: Places) -> Tensor:
+        """[B, H, T, C] from [1, H, N, C]."""
+        H = packed.shape[1]
+        return self.unpack(packed.transpose(1, 2).flatten(2), places).unflatten(-1, (H, -1)).transpose(1, 2)
+
+    def pack_heads(self, heads: Tensor, places: Places) -> Tensor:
+        """[1, H, N, C] from [B, H, T, C]."""
+        H = heads.shape[1]
+        return self.pack(heads.transpose(1, 2).flatten(2), places).unflatten(-1, (H, -1)).transpose(1, 2)
+
+
+def _places(starts: tuple[int, ...], counts: tuple[int, ...], device: torch.device, stream: int) -> Places:
+    with torch.inference_mode(False):  # what is kept may be saved for a backward
+        N, runs = sum(counts), len(counts)
+        begins, n = [], 0
+        for count in counts:
+            begins.append(n)
+            n += count
+        shifts = [start - begin for start, begin in zip(starts, begins, strict=True)]
+        small = torch.tensor([shifts, begins, counts], dtype=torch.int64, device="cpu").view(3, runs)
+        small = small.to(device, non_blocking=True)
+        moved = small[:2].repeat_interleave(small[2], dim=1, output_size=N)  # no device is asked how many
+        numbers = torch.arange(N, device=device)
+        offsets = torch.nn.functional.pad(small[2].cumsum(0), (1, 0)).to(torch.int32)
+        return Places(numbers + moved[0], numbers - moved[1], offsets, small[2])
+
+
+_kept_places = functools.lru_cache(maxsize=8)(_places)
+
+
+# All sequences in one call
+
+
+def why_not(scores: Scores, v: Tensor, dropout: float) -> str | None:
+    """Why the kernel cannot take packed q [1, H, N, D] and k, each run by itself; None: it can."""
+    if not v.is_cuda:
+        return f"it runs on cuda, the tensors are on {v.device.type}"
+    if scores.scoring.sinks is not None:
+        return "it knows no sinks"
+    return backends.backend_named("flash").why_not(call_of(scores, v, dropout))
+
+
+def attend(scores: Scores, v: Tensor, runs: Runs, places: Places) -> tuple[Tensor, Tensor]:
+    """(output [1, H, N, Dv], lse [1, H, N], detached): each run attends to itself, in the scores' band."""
+    band = (scores.mask.left, scores.mask.right)
+    out, lse = _Packed.apply(scores.q, scores.k, v, runs, places.offsets, band, scores.scoring.scale)
+    return out, lse.detach()
+
+
+class _Packed(torch.autograd.Function):
+    """The flash kernel for sequences of any lengths, forward and backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Context, q: Tensor, k: Tensor, v: Tensor, runs: Runs, offsets: Tensor, band: Band, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        rows = _rows(q, k, v)
+        longest = _longest(runs)
+        # aligned with the last key, as ours are; -1 is no bound
+        out, lse, *_ = aten._flash_attention_forward.default(
+            *rows, offsets, offsets, longest, longest, 0.0, band == CAUSAL, False,
+            scale=scale, **_window(band),
+        )  # fmt: skip
+        ctx.save_for_backward(q, k, v, offsets, out, lse)
+        ctx.call = runs, band, scale
+        ctx.set_materialize_grads(False)
+        lse = lse[None]
+        ctx.mark_non_differentiable(lse)
+        return _heads(out, v.shape[-1]), lse
+
+    @staticmethod
+    def backward(ctx: Context, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad, rest = grads[0], (None,) * 4
+        if grad is None:
+            return (None,) * 3 + rest
+        q, k, v, offsets, out, lse = ctx.saved_tensors
+        runs, band, scale = ctx.call
+        if plain.is_needed_for(grad):
+
+            def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                return _one_by_one(q, k, v, runs, band, scale)
+
+            return *plain.gradients(forward, (q, k, v), ctx.needs_input_grad[:3], grad), *rest
+        rows = _rows(q, k, v)
+        (given,) = _rows(grad, channels=out.shape[-1])
+        longest = _longest(runs)
+        state = torch.zeros(2, dtype=torch.int64, device=q.device)  # of dropout, of which there is none
+        three = aten._flash_attention_backward.default(
+            given.contiguous(), *rows, out, lse, offsets, offsets, longest, longest, 0.0, band == CAUSAL,
+            state, state, scale=scale, **_window(band),
+        )  # fmt: skip
+        return *(_heads(d, x.shape[-1]) for d, x in zip(three, (q, k, v), strict=True)), *rest
+
+
+def _rows(*heads: Tensor, channels: int | None = None) -> list[Tensor]:
+    """[1, H, N, C] as the kernel takes them: [N, H, channels], all as wide, in units of its own."""
+    unit = CUDA_FLASH.channels
+    wide = channels or -(-max(x.shape[-1] for x in heads) // unit) * unit
+    padded = [torch.nn.functional.pad(x, (0, wide - x.shape[-1])) if x.shape[-1] < wide else x for x in heads]
+    return [x[0].transpose(0, 1) for x in padded]
+
+
+def _heads(rows: Tensor, channels: int) -> Tensor:
+    """[1, H, N, channels] from [N, H, ..]."""
+    return rows[..., :channels].transpose(0, 1)[None]
+
+
+def _longest(runs: Runs) -> int:
+    # of one query each the kernel swaps heads for queries, and counts on one in every sequence
+    return max(2, *runs.counts)
+
+
+def _window(band: Band) -> dict[str, int]:
+    left, right = (-1 if reach is None else reach for reach in band)
+    return {"window_size_left": left, "window_size_right": right}
+
+
+def _one_by_one(q: Tensor, k: Tensor, v: Tensor, runs: Runs, band: Band, scale: float) -> Tensor:
+    """The same in operations that can be differentiated again."""
+    parts = zip(*(x.split(runs.counts, dim=2) for x in (q, k, v)), strict=True)
+    return torch.cat(
+        [
+            plain.forward(Scores(one_q, one_k, Mask(*band), Scoring(scale)), one_v)[0]
+            for one_q, one_k, one_v in parts
+            if one_q.shape[2]
+        ],
+        dim=2,
+    )
+
+
+# Queries that are not there
+
+
+def lse_of_zeros(scores: Scores, counts: Tensor) -> Tensor:
+    """The lse of a query of zeros at every place of [B, T], [B, H or 1, T]: all keys it sees are alike to it.
+
+    Of scores to which nothing is added by distance or pair; counts: how many keys each sequence has, [B].
+    """
+    at = torch.arange(scores.shape[2], device=scores.device)
+    left, right = scores.mask.left, scores.mask.right
+    first = torch.zeros_like(at) if left is None else (at - left).clamp(min=0)
+    beyond = counts[:, None] if right is None else torch.minimum(counts[:, None], at + right + 1)
+    lse = (beyond - first).clamp(min=0).to(scores.dtype).log()[:, None]  # [B, 1, T]
+    if scores.sinks is None:
+        return lse
+    sunk = torch.logaddexp(lse, scores.sinks.detach().to(lse.dtype)[:, None])
+    return sunk.masked_fill(torch.isneginf(lse), -torch.inf)

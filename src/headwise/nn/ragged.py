@@ -1,0 +1,450 @@
+"""Ragged batches: `mha(x, lengths=..)` and `mha(x, documents=..)`, which compute nothing for padding.
+
+Real tokens are packed one after another, once. All projections, norms, rotations and gates see them packed,
+[1, N, E]; attention goes sequence by sequence:
+
+    on a CPU        one call each; of short sequences, one call for the padded batch
+    on a GPU        all in one call of torch's flash kernel
+                    padded where that kernel cannot: float32, soft caps, sinks, ALiBi, a bias, dropout
+    compiled        padded altogether: how many tokens there are is not known in a graph
+
+A mask of more than positions, or a bias that is a tensor, is of a padded batch: attention is padded, too, the
+rest is not. Whichever way, the output is that of the padded call, with 0 at padding.
+
+Letters: B batch, T query_len, N tokens in all, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..arguments import scores_from, told, under_autocast
+from ..engines import packed_sequences
+from ..engines.packed_sequences import Places, Runs, lse_of_zeros
+from ..engines.scores import Scores
+from ..errors import ArgumentError, MaskError, ShapeError
+from ..functional import attention
+from ..map import AttentionMap, later
+from ..mask_rules import kind
+from ..masks import Mask
+from ..scoring import Alibi
+from ..sequence_rules import as_ids
+from . import module_call
+from .cache import KVCache
+from .packed_weights import unseen
+
+if TYPE_CHECKING:
+    from .multihead import MultiHeadAttention
+
+__all__ = ["as_mask", "check_alone", "forward", "head_outputs", "without_padding"]
+
+BY_DISTANCE = (Alibi,)  # a bias that is the same in every sequence
+SHORT = 2**15  # T * H * D; below this a call per sequence takes longer than the padding it saves
+
+
+class Batch(NamedTuple):
+    """Where the tokens of [B, T] are."""
+
+    runs: Runs
+    places: Places
+    ids: Tensor | None  # of documents, int [B or 1, T]; None: the lengths of sequences
+
+    def rules(self) -> Mask:
+        """What the padded batch would be told."""
+        if self.ids is not None:
+            return Mask.documents(self.ids)
+        return Mask.padding(self.places.counts, self.places.counts)
+
+
+class Heads(NamedTuple):
+    """What the heads of packed tokens say."""
+
+    batch: Batch
+    heads: Tensor  # [1, H, N, Dv]
+    weights: AttentionMap | None
+
+
+def forward(
+    module: MultiHeadAttention,
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    mask: Mask | Tensor | None,
+    bias: Tensor | Alibi | None,
+    positions: Tensor | None,
+    cache: KVCache | None,
+    lengths: Tensor | Sequence[int] | None,
+    documents: Tensor | Sequence[int] | None,
+    need_weights: bool,
+) -> tuple[Tensor, AttentionMap | None]:
+    """A call of the module with lengths or documents: (output [B, T, E], map or None).
+
+    Raises:
+        ArgumentError: lengths and documents at once; with a key, a value or a cache.
+        ShapeError, MaskError: sizes or numbers that do not fit the batch.
+    """
+    check_alone(key, value, cache, lengths, documents)
+    if torch.compiler.is_compiling():
+        query, rules, real = as_mask(module, query, mask, lengths, documents)
+        heads, weights, _ = module._attend(query, None, None, rules, bias, positions)
+        output: Tensor = module.out_proj(heads.transpose(1, 2).flatten(2))
+        return without_padding(output, real), weights if need_weights else None
+    done = _attend(module, query, mask, bias, positions, lengths, documents, need_weights)
+    output = module.out_proj(done.heads.transpose(1, 2).flatten(2))  # [1, N, E]
+    return done.batch.runs.unpack(output, done.batch.places), done.weights
+
+
+def head_outputs(
+    module: MultiHeadAttention,
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    mask: Mask | Tensor | None,
+    bias: Tensor | Alibi | None,
+    positions: Tensor | None,
+    cache: KVCache | None,
+    lengths: Tensor | Sequence[int] | None,
+    documents: Tensor | Sequence[int] | None,
+) -> Tensor:
+    """What each head says, [B, H, T, Dv], 0 at padding; raises as `forward`."""
+    check_alone(key, value, cache, lengths, documents)
+    if torch.compiler.is_compiling():
+        query, rules, real = as_mask(module, query, mask, lengths, documents)
+        heads = module._attend(query, None, None, rules, bias, positions)[0]
+        return without_padding(heads, None if real is None else real[:, None])
+    done = _attend(module, query, mask, bias, positions, lengths, documents, False)
+    return done.batch.runs.unpack_heads(done.heads, done.batch.places)
+
+
+# The padded way
+
+
+def as_mask(
+    module: MultiHeadAttention,
+    query: Tensor,
+    mask: Mask | Tensor | None,
+    lengths: Tensor | Sequence[int] | None,
+    documents: Tensor | Sequence[int] | None,
+) -> tuple[Tensor, Mask, Tensor | None]:
+    """The same call without lengths or documents: (query, mask, which tokens are real; None: all).
+
+    For those who need every place of [B, T]: compilers, and whoever listens to a module. What the call says
+    at padding is to be set to 0 (`without_padding`); what stands there in `query` is.
+    """
+    module_call.check(module, query, query, query)
+    (B, T, _), real = query.shape, None
+    if documents is not None:
+        rules = Mask.documents(as_ids(documents, "ids")[..., 0].to(query.device))
+    else:
+        counts = _as_lengths(lengths).to(query.device)
+        if not torch.compiler.is_compiling():
+            _check_counts(counts.tolist(), B, T)
+        rules = Mask.padding(counts, counts)
+        real = torch.arange(T, device=query.device) < counts[:, None]
+        query = without_padding(query, real)
+    if mask is not None:
+        rules = module_call.rules_of(mask, B, T, T, itself=True) & rules
+    return query, rules, real
+
+
+def without_padding(x: Tensor, real: Tensor | None) -> Tensor:
+    """x [.., T, C] with 0 where `real` [.., T] is not."""
+    return x if real is None else x.masked_fill(~real[..., None], 0)
+
+
+# What is given
+
+
+def check_alone(
+    key: Tensor | None,
+    value: Tensor | None,
+    cache: KVCache | None,
+    lengths: object,
+    documents: object,
+) -> None:
+    """Raise for arguments that cannot stand beside lengths or documents."""
+    name = "lengths" if documents is None else "documents"
+    if lengths is not None and documents is not None:
+        raise ArgumentError(
+            f"lengths must come without documents: got {told(lengths)} and {told(documents)}; number padding "
+            "as a document of its own, and leave its output alone"
+        )
+    if key is not None or value is not None:
+        given = told(value if key is None else key)
+        raise ArgumentError(
+            f"{name} must come with the query alone: got {given} to attend to; in cross-attention padding is "
+            "mask=Mask.padding(lengths of the keys), documents are mask=Mask.documents(ids, query_ids)"
+        )
+    if cache is not None and documents is not None:
+        raise ArgumentError(
+            f"documents must come without a cache: got {type(cache).__name__}; give each document a sequence "
+            "of its own, and lengths="
+        )
+
+
+def _as_lengths(lengths: Tensor | Sequence[int] | None) -> Tensor:
+    """int [B]"""
+    counts = torch.as_tensor(lengths)
+    if counts.dtype == torch.bool and counts.ndim == 2:
+        raise MaskError(
+            f"lengths must be integers [B]: got bool{list(counts.shape)}; where real tokens come first that is "
+            "mask.sum(-1), else use mask=Mask.padding(mask)"
+        )
+    if not counts.numel() and counts.ndim == 1:
+        return counts.long()
+    if counts.is_floating_point() or counts.is_complex() or counts.dtype == torch.bool or counts.ndim != 1:
+        raise MaskError(
+            f"lengths must be integers [B]: got {kind(counts)}{list(counts.shape)}; "
+            "give how many tokens of each sequence are real"
+        )
+    return counts.long()
+
+
+def _check_counts(counts: Sequence[int], batch: int, length: int) -> None:
+    if len(counts) != batch:
+        raise ShapeError(
+            f"lengths must have one number per sequence: {len(counts)} for a batch of {batch}; "
+            "inputs are batch first"
+        )
+    for count in counts:
+        if not 0 <= count <= length:
+            raise MaskError(
+                f"lengths must be from 0 to the sequence's length: got {count} for {length}; "
+                "cut or pad the input"
+            )
+
+
+def _batch(query: Tensor, lengths: Tensor | Sequence[int] | None, documents: object) -> Batch:
+    """Where the tokens are; a tensor on a device is read once, and its device waited for."""
+    B, T = query.shape[:2]
+    if documents is None:
+        counts = _as_lengths(lengths).tolist()
+        _check_counts(counts, B, T)
+        runs, ids = Runs.of_lengths(tuple(counts), T), None
+    else:
+        ids = as_ids(documents, "ids")[..., 0]  # type: ignore[arg-type]
+        runs = _documents(ids.cpu(), B, T)
+        ids = ids.to(query.device) if ids.device != query.device else ids.clone()
+    return Batch(runs, runs.places(query, keep=unseen(query)), ids)
+
+
+def _documents(ids: Tensor, batch: int, length: int) -> Runs:
+    """The runs of equal ids; ids [B or 1, T], on the CPU."""
+    if ids.shape[1] != length or ids.shape[0] not in (1, batch):
+        raise ShapeError(
+            f"documents must have one id per token, [T] or [B, T]: got {list(ids.shape)} for "
+            f"{[batch, length]}; padding is a document, too"
+        )
+    new = torch.ones_like(ids, dtype=torch.bool)
+    new[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    ordered = ids.sort(dim=1, stable=True).values
+    if bool((new.sum(1) != 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(1)).any()):
+        raise _scattered(ids, new)
+    starts = new.expand(batch, length).flatten().nonzero()[:, 0]
+    ends = torch.cat([starts[1:], starts.new_tensor([batch * length])])
+    return Runs(batch, length, tuple(starts.tolist()), tuple((ends - starts).tolist()))
+
+
+def _scattered(ids: Tensor, new: Tensor) -> MaskError:
+    """The error about an id that comes back."""
+    for b in range(len(ids)):
+        known: set[int] = set()
+        for at in new[b].nonzero()[:, 0].tolist():
+            name = int(ids[b, at])
+            if name in known:
+                return MaskError(
+                    f"documents must each be in one piece: id {name} comes back at token {at} of sequence {b}; "
+                    "number the pieces apart, or let them see each other by mask=Mask.documents(ids)"
+                )
+            known.add(name)
+    raise AssertionError("no id comes back")
+
+
+# The packed way
+
+
+def _attend(
+    module: MultiHeadAttention,
+    query: Tensor,
+    mask: Mask | Tensor | None,
+    bias: Tensor | Alibi | None,
+    positions: Tensor | None,
+    lengths: Tensor | Sequence[int] | None,
+    documents: object,
+    need_weights: bool,
+) -> Heads:
+    """What each head says of packed tokens, and the map of the padded batch."""
+    module_call.check(module, query, query, query)
+    batch = _batch(query, lengths, documents)
+    runs, places = batch.runs, batch.places
+    x = runs.pack(query, places)  # [1, N, E]
+    q, k, v = module._project(x, x, x)
+    if module.rope is not None:
+        at = places.positions
+        if positions is not None:
+            at = runs.pack(positions.expand(runs.batch, runs.length)[..., None], places)[0, :, 0]
+        q, k = module._rotate(q, k, at, None)
+    q, k, v = under_autocast(q, k, v)
+    how = _way(module, q, k, v, mask, bias, runs)
+    if how is None:
+        heads, weights = _padded(module, q, k, v, mask, bias, batch)
+    else:
+        heads, lse = how(module, q, k, v, mask, bias, batch)
+        weights = _map(module, q, k, lse, mask, bias, batch) if need_weights else None
+    if module.gate_proj is not None:
+        share = module.gate_proj(x).sigmoid().unflatten(-1, (module.num_heads, -1))  # [1, N, H, 1 or Dv]
+        heads = heads * share.transpose(1, 2)
+    return Heads(batch, heads, weights if need_weights else None)
+
+
+Way = Callable[..., tuple[Tensor, Tensor]]
+
+
+def _way(
+    module: MultiHeadAttention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | Tensor | None,
+    bias: Tensor | Alibi | None,
+    runs: Runs,
+) -> Way | None:
+    """How packed heads attend; None: padded."""
+    if not runs.total:
+        return None
+    if mask is not None and not (isinstance(mask, Mask) and mask.is_positional):
+        return None
+    if bias is not None and not isinstance(bias, BY_DISTANCE):
+        return None
+    if not q.is_cuda:
+        short = runs.total * q.shape[1] * q.shape[3] < SHORT * len(runs.counts)
+        return None if short and len(runs.counts) > 1 else _one_by_one
+    if bias is not None or module.alibi or module.relative_bias is not None:
+        return None
+    scores = _scores(module, q, k, v, mask, None)
+    reason = packed_sequences.why_not(scores, v, _dropout(module))
+    return _all_at_once if reason is None else None
+
+
+def _dropout(module: MultiHeadAttention) -> float:
+    return module.dropout if module.training else 0.0
+
+
+def _scores(
+    module: MultiHeadAttention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    bias: Tensor | Alibi | None,
+) -> Scores:
+    return scores_from(
+        q, k, v, mask, module.causal, module.window, module.scale, module.softcap, bias, module.sinks
+    )
+
+
+def _all_at_once(
+    module: MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, _: None, batch: Batch
+) -> tuple[Tensor, Tensor]:
+    scores = _scores(module, q, k, v, mask, None)
+    return packed_sequences.attend(scores, v, batch.runs, batch.places)
+
+
+def _one_by_one(
+    module: MultiHeadAttention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    bias: Alibi | None,
+    batch: Batch,
+) -> tuple[Tensor, Tensor]:
+    """(heads [1, H, N, Dv], lse [1, H, N]), a call per sequence."""
+    counts = batch.runs.counts
+    heads, lse = [], []
+    # taken apart in one step: its way back is one step, too
+    for one_q, one_k, one_v in zip(*(x.split(counts, dim=2) for x in (q, k, v)), strict=True):
+        if not one_q.shape[2]:
+            continue
+        said, weights = attention(
+            one_q, one_k, one_v, mask, module.causal, module.window, module.scale, module.softcap,
+            module._bias(one_q, one_k, bias), module.sinks, _dropout(module),
+        )  # fmt: skip
+        heads.append(said)
+        lse.append(weights.lse)
+    return torch.cat(heads, dim=2), torch.cat(lse, dim=2)
+
+
+def _padded(
+    module: MultiHeadAttention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | Tensor | None,
+    bias: Tensor | Alibi | None,
+    batch: Batch,
+) -> tuple[Tensor, AttentionMap]:
+    """(heads [1, H, N, Dv], the map of the padded batch), through the padded batch."""
+    runs, places, rules = batch.runs, batch.places, batch.rules()
+    if mask is not None:
+        rules = module_call.rules_of(mask, runs.batch, runs.length, runs.length, itself=True) & rules
+    q, k, v = (runs.unpack_heads(x, places) for x in (q, k, v))
+    heads, weights = attention(
+        q, k, v, rules, module.causal, module.window, module.scale, module.softcap,
+        module._bias(q, k, bias), module.sinks, _dropout(module),
+    )  # fmt: skip
+    return runs.pack_heads(heads, places), weights
+
+
+# The map
+
+
+def _map(
+    module: MultiHeadAttention,
+    q: Tensor,
+    k: Tensor,
+    lse: Tensor,
+    mask: Mask | None,
+    bias: Alibi | None,
+    batch: Batch,
+) -> AttentionMap:
+    """The map of the padded batch, [B, H, T, T], whose queries at padding are zeros; made when looked at."""
+    runs, places = batch.runs, batch.places
+    shape = (runs.batch, -1, runs.length, -1)
+    like_q, like_k = (x[:, :, :1].expand(*shape) for x in (q, k))  # sizes are all that is asked of these
+    scored = module._bias(like_q, like_k, bias)
+    rules = batch.rules() if mask is None else batch.rules() & mask
+    kept = [q, k, *([] if module.sinks is None else [module.sinks])]
+    versions = [None if x.is_inference() else x._version for x in kept]
+    said = (module.causal, module.window, module.scale, module.softcap, scored, module.sinks)
+    grad = torch.is_grad_enabled()
+
+    def build() -> tuple[Scores, Tensor | None]:
+        if versions != [None if x.is_inference() else x._version for x in kept]:
+            raise ArgumentError(
+                "q, k, mask and bias must not change while their map is in use: one was written to in place; "
+                "pass q.clone() and k.clone(), or look before writing"
+            )
+        with torch.inference_mode(q.is_inference()), torch.set_grad_enabled(grad):
+            whole_q, whole_k = (runs.unpack_heads(x, places) for x in (q, k))
+            scores = scores_from(whole_q, whole_k, whole_k, rules, *said)
+            return scores, _whole_lse(scores, lse, batch)
+
+    return later(build)
+
+
+def _whole_lse(scores: Scores, lse: Tensor, batch: Batch) -> Tensor | None:
+    """[B, H, T] of [1, H, N], and of zeros at padding; None: that of zeros would be work of its own."""
+    runs, places = batch.runs, batch.places
+    B, H, T, _ = scores.shape
+    if runs.everything:
+        return lse.view(H, B, T).transpose(0, 1).contiguous()
+    if scores.scoring.bias is not None or scores.scoring.slopes is not None:
+        return None
+    room = lse_of_zeros(scores, places.counts).transpose(1, 2).expand(B, T, H).reshape(1, B * T, H)
+    whole = room.index_copy(1, places.index, lse.transpose(1, 2).to(room.dtype))
+    return whole.view(B, T, H).transpose(1, 2).contiguous()
