@@ -3,13 +3,14 @@
 Real tokens are packed one after another, once. All projections, norms, rotations and gates see them packed,
 [1, N, E]; attention goes sequence by sequence:
 
-    on a CPU        one call each; of short sequences, one call for the padded batch
-    on a GPU        all in one call of torch's flash kernel
-                    padded where that kernel cannot: float32, soft caps, sinks, ALiBi, a bias, dropout
+    on a CPU        one call each; short ones side by side, padded to the longest
+    on a GPU        all in one call of torch's flash kernel; side by side where that kernel cannot: float32,
+                    soft caps, sinks, ALiBi, a relative bias, dropout, no heads over 256 wide
     compiled        padded altogether: how many tokens there are is not known in a graph
 
-A mask of more than positions, or a bias that is a tensor, is of a padded batch: attention is padded, too, the
-rest is not. Whichever way, the output is that of the padded call, with 0 at padding.
+A mask of more than positions, or a bias that is a tensor, is of a padded batch: there attention is padded,
+and the rest is not. Where there is nothing to skip, or nothing else, the call is an ordinary one. Whichever
+way, the output is that of the padded call, with 0 at padding.
 
 Letters: B batch, T query_len, N tokens in all, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
 """
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["as_mask", "check_alone", "forward", "head_outputs", "without_padding"]
 
 BY_DISTANCE = (Alibi,)  # a bias that is the same in every sequence
-SHORT = 2**15  # T * H * D; below this a call per sequence takes longer than the padding it saves
+SHORT = 2**17  # n * n * H * D; on a CPU, fewer of these are not worth a call of their own
 
 
 class Batch(NamedTuple):
@@ -58,14 +59,6 @@ class Batch(NamedTuple):
         if self.ids is not None:
             return Mask.documents(self.ids)
         return Mask.padding(self.places.counts, self.places.counts)
-
-
-class Heads(NamedTuple):
-    """What the heads of packed tokens say."""
-
-    batch: Batch
-    heads: Tensor  # [1, H, N, Dv]
-    weights: AttentionMap | None
 
 
 def forward(
@@ -88,14 +81,15 @@ def forward(
         ShapeError, MaskError: sizes or numbers that do not fit the batch.
     """
     check_alone(key, value, cache, lengths, documents)
-    if torch.compiler.is_compiling():
-        query, rules, real = as_mask(module, query, mask, lengths, documents)
-        heads, weights, _ = module._attend(query, None, None, rules, bias, positions)
+    batch = _batch(module, query, lengths, documents)
+    if batch is None:
+        query, mask, real = as_mask(module, query, mask, lengths, documents)
+        heads, weights, _ = module._attend(query, None, None, mask, bias, positions)
         output: Tensor = module.out_proj(heads.transpose(1, 2).flatten(2))
         return without_padding(output, real), weights if need_weights else None
-    done = _attend(module, query, mask, bias, positions, lengths, documents, need_weights)
-    output = module.out_proj(done.heads.transpose(1, 2).flatten(2))  # [1, N, E]
-    return done.batch.runs.unpack(output, done.batch.places), done.weights
+    packed, shown = _attend(module, query, mask, bias, positions, batch, need_weights)
+    output = module.out_proj(packed.transpose(1, 2).flatten(2))  # [1, N, E]
+    return batch.runs.unpack(output, batch.places), shown
 
 
 def head_outputs(
@@ -112,12 +106,13 @@ def head_outputs(
 ) -> Tensor:
     """What each head says, [B, H, T, Dv], 0 at padding; raises as `forward`."""
     check_alone(key, value, cache, lengths, documents)
-    if torch.compiler.is_compiling():
-        query, rules, real = as_mask(module, query, mask, lengths, documents)
-        heads = module._attend(query, None, None, rules, bias, positions)[0]
+    batch = _batch(module, query, lengths, documents)
+    if batch is None:
+        query, mask, real = as_mask(module, query, mask, lengths, documents)
+        heads = module._attend(query, None, None, mask, bias, positions)[0]
         return without_padding(heads, None if real is None else real[:, None])
-    done = _attend(module, query, mask, bias, positions, lengths, documents, False)
-    return done.batch.runs.unpack_heads(done.heads, done.batch.places)
+    packed, _ = _attend(module, query, mask, bias, positions, batch, False)
+    return batch.runs.unpack_heads(packed, batch.places)
 
 
 # The padded way
@@ -191,8 +186,8 @@ def _as_lengths(lengths: Tensor | Sequence[int] | None) -> Tensor:
     counts = torch.as_tensor(lengths)
     if counts.dtype == torch.bool and counts.ndim == 2:
         raise MaskError(
-            f"lengths must be integers [B]: got bool{list(counts.shape)}; where real tokens come first that is "
-            "mask.sum(-1), else use mask=Mask.padding(mask)"
+            f"lengths must be integers [B]: got bool{list(counts.shape)}; where real tokens come first they "
+            "are mask.sum(-1), else use mask=Mask.padding(mask)"
         )
     if not counts.numel() and counts.ndim == 1:
         return counts.long()
@@ -218,16 +213,31 @@ def _check_counts(counts: Sequence[int], batch: int, length: int) -> None:
             )
 
 
-def _batch(query: Tensor, lengths: Tensor | Sequence[int] | None, documents: object) -> Batch:
-    """Where the tokens are; a tensor on a device is read once, and its device waited for."""
-    B, T = query.shape[:2]
+def _batch(
+    module: MultiHeadAttention,
+    query: Tensor,
+    lengths: Tensor | Sequence[int] | None,
+    documents: Tensor | Sequence[int] | None,
+) -> Batch | None:
+    """Where the tokens are; None: the call is better an ordinary one.
+
+    A tensor on a device is read once, and its device waited for.
+    """
+    module_call.check(module, query, query, query)
+    if torch.compiler.is_compiling():
+        return None
+    B, T, _ = query.shape
     if documents is None:
         counts = _as_lengths(lengths).tolist()
         _check_counts(counts, B, T)
         runs, ids = Runs.of_lengths(tuple(counts), T), None
+        if not runs.total or runs.everything:
+            return None
     else:
-        ids = as_ids(documents, "ids")[..., 0]  # type: ignore[arg-type]
+        ids = as_ids(documents, "ids")[..., 0]
         runs = _documents(ids.cpu(), B, T)
+        if len(runs.counts) == B:
+            return None
         ids = ids.to(query.device) if ids.device != query.device else ids.clone()
     return Batch(runs, runs.places(query, keep=unseen(query)), ids)
 
@@ -257,8 +267,8 @@ def _scattered(ids: Tensor, new: Tensor) -> MaskError:
             name = int(ids[b, at])
             if name in known:
                 return MaskError(
-                    f"documents must each be in one piece: id {name} comes back at token {at} of sequence {b}; "
-                    "number the pieces apart, or let them see each other by mask=Mask.documents(ids)"
+                    f"documents must each be in one piece: id {name} comes back at token {at} of sequence "
+                    f"{b}; number the pieces apart, or let them see each other by mask=Mask.documents(ids)"
                 )
             known.add(name)
     raise AssertionError("no id comes back")
@@ -273,13 +283,10 @@ def _attend(
     mask: Mask | Tensor | None,
     bias: Tensor | Alibi | None,
     positions: Tensor | None,
-    lengths: Tensor | Sequence[int] | None,
-    documents: object,
+    batch: Batch,
     need_weights: bool,
-) -> Heads:
-    """What each head says of packed tokens, and the map of the padded batch."""
-    module_call.check(module, query, query, query)
-    batch = _batch(query, lengths, documents)
+) -> tuple[Tensor, AttentionMap | None]:
+    """(what each head says of packed tokens, [1, H, N, Dv]; the map of the padded batch)."""
     runs, places = batch.runs, batch.places
     x = runs.pack(query, places)  # [1, N, E]
     q, k, v = module._project(x, x, x)
@@ -289,19 +296,25 @@ def _attend(
             at = runs.pack(positions.expand(runs.batch, runs.length)[..., None], places)[0, :, 0]
         q, k = module._rotate(q, k, at, None)
     q, k, v = under_autocast(q, k, v)
-    how = _way(module, q, k, v, mask, bias, runs)
-    if how is None:
+    weights: AttentionMap | None
+    if isinstance(mask, Tensor) or not (mask is None or mask.is_positional) or _is_of_pairs(bias):
         heads, weights = _padded(module, q, k, v, mask, bias, batch)
     else:
-        heads, lse = how(module, q, k, v, mask, bias, batch)
+        heads, lse = _way(module, q, k, v, mask, bias, runs)(module, q, k, v, mask, bias, batch)
         weights = _map(module, q, k, lse, mask, bias, batch) if need_weights else None
     if module.gate_proj is not None:
         share = module.gate_proj(x).sigmoid().unflatten(-1, (module.num_heads, -1))  # [1, N, H, 1 or Dv]
         heads = heads * share.transpose(1, 2)
-    return Heads(batch, heads, weights if need_weights else None)
+    return heads, weights if need_weights else None
 
 
-Way = Callable[..., tuple[Tensor, Tensor]]
+def _is_of_pairs(bias: object) -> bool:
+    """Whether a bias says something of each place of a padded batch, not of distances."""
+    return bias is not None and not isinstance(bias, BY_DISTANCE)
+
+
+Answer = tuple[Tensor, Tensor]  # heads [1, H, N, Dv], lse [1, H, N]
+Way = Callable[..., Answer]
 
 
 def _way(
@@ -309,49 +322,54 @@ def _way(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Mask | Tensor | None,
-    bias: Tensor | Alibi | None,
+    mask: Mask | None,
+    bias: Alibi | None,
     runs: Runs,
-) -> Way | None:
-    """How packed heads attend; None: padded."""
-    if not runs.total:
-        return None
-    if mask is not None and not (isinstance(mask, Mask) and mask.is_positional):
-        return None
-    if bias is not None and not isinstance(bias, BY_DISTANCE):
-        return None
+) -> Way:
+    """How packed heads attend."""
+    longest = max(runs.counts)
     if not q.is_cuda:
-        short = runs.total * q.shape[1] * q.shape[3] < SHORT * len(runs.counts)
-        return None if short and len(runs.counts) > 1 else _one_by_one
-    if bias is not None or module.alibi or module.relative_bias is not None:
-        return None
-    scores = _scores(module, q, k, v, mask, None)
-    reason = packed_sequences.why_not(scores, v, _dropout(module))
-    return _all_at_once if reason is None else None
+        alike = min(runs.counts) == longest
+        short = longest * longest * q.shape[1] * q.shape[3] < SHORT
+        return _side_by_side if alike or short else _one_by_one
+    if bias is None and not module.alibi and module.relative_bias is None:
+        scores = _scores(module, q, k, v, mask)
+        if packed_sequences.why_not(scores, v, _dropout(module)) is None:
+            return _all_at_once
+    # one long document among many short ones: too much would be padding
+    return _side_by_side if len(runs.counts) * longest <= 2 * runs.batch * runs.length else _one_by_one
 
 
 def _dropout(module: MultiHeadAttention) -> float:
     return module.dropout if module.training else 0.0
 
 
-def _scores(
+def _scores(module: MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Scores:
+    return scores_from(
+        q, k, v, mask, module.causal, module.window, module.scale, module.softcap, None, module.sinks
+    )
+
+
+def _heads_of(
     module: MultiHeadAttention,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     mask: Mask | None,
     bias: Tensor | Alibi | None,
-) -> Scores:
-    return scores_from(
-        q, k, v, mask, module.causal, module.window, module.scale, module.softcap, bias, module.sinks
-    )
+) -> tuple[Tensor, AttentionMap]:
+    """An ordinary call."""
+    return attention(
+        q, k, v, mask, module.causal, module.window, module.scale, module.softcap,
+        module._bias(q, k, bias), module.sinks, _dropout(module),
+    )  # fmt: skip
 
 
 def _all_at_once(
-    module: MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, _: None, batch: Batch
-) -> tuple[Tensor, Tensor]:
-    scores = _scores(module, q, k, v, mask, None)
-    return packed_sequences.attend(scores, v, batch.runs, batch.places)
+    module: MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, _: object, batch: Batch
+) -> Answer:
+    """One kernel for sequences of any lengths."""
+    return packed_sequences.attend(_scores(module, q, k, v, mask), v, batch.runs, batch.places)
 
 
 def _one_by_one(
@@ -362,21 +380,39 @@ def _one_by_one(
     mask: Mask | None,
     bias: Alibi | None,
     batch: Batch,
-) -> tuple[Tensor, Tensor]:
-    """(heads [1, H, N, Dv], lse [1, H, N]), a call per sequence."""
-    counts = batch.runs.counts
+) -> Answer:
+    """A call per sequence."""
     heads, lse = [], []
     # taken apart in one step: its way back is one step, too
-    for one_q, one_k, one_v in zip(*(x.split(counts, dim=2) for x in (q, k, v)), strict=True):
-        if not one_q.shape[2]:
-            continue
-        said, weights = attention(
-            one_q, one_k, one_v, mask, module.causal, module.window, module.scale, module.softcap,
-            module._bias(one_q, one_k, bias), module.sinks, _dropout(module),
-        )  # fmt: skip
-        heads.append(said)
-        lse.append(weights.lse)
+    apart = (x.split(batch.runs.counts, dim=2) for x in (q, k, v))
+    for one_q, one_k, one_v in zip(*apart, strict=True):
+        if one_q.shape[2]:
+            said, weights = _heads_of(module, one_q, one_k, one_v, mask, bias)
+            heads.append(said)
+            lse.append(weights.lse)
     return torch.cat(heads, dim=2), torch.cat(lse, dim=2)
+
+
+def _side_by_side(
+    module: MultiHeadAttention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    bias: Alibi | None,
+    batch: Batch,
+) -> Answer:
+    """A batch of all sequences, padded to the longest."""
+    counts = batch.runs.counts
+    runs = Runs.of_lengths(counts, max(counts))
+    places = runs.places(q, keep=unseen(q))
+    if not runs.everything:
+        rules = Mask.padding(places.counts)
+        mask = rules if mask is None else rules & mask
+    q, k, v = (runs.unpack_heads(x, places) for x in (q, k, v))
+    heads, weights = _heads_of(module, q, k, v, mask, bias)
+    lse = runs.pack_heads(weights.lse[..., None], places)
+    return runs.pack_heads(heads, places), lse[..., 0]
 
 
 def _padded(
@@ -393,10 +429,7 @@ def _padded(
     if mask is not None:
         rules = module_call.rules_of(mask, runs.batch, runs.length, runs.length, itself=True) & rules
     q, k, v = (runs.unpack_heads(x, places) for x in (q, k, v))
-    heads, weights = attention(
-        q, k, v, rules, module.causal, module.window, module.scale, module.softcap,
-        module._bias(q, k, bias), module.sinks, _dropout(module),
-    )  # fmt: skip
+    heads, weights = _heads_of(module, q, k, v, rules, bias)
     return runs.pack_heads(heads, places), weights
 
 
