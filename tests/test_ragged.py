@@ -254,7 +254,7 @@ def test_nothing_is_kept_of_the_tokens() -> None:
     del x
     gc.collect()
     held = packed_sequences._kept_places((0, 5), (4, 3), torch.device("cpu"), 0)
-    assert not held.index.is_inference() and held.index.tolist() == [0, 1, 2, 3, 5, 6, 7]
+    assert not held.tokens.is_inference() and held.tokens.tolist() == [0, 1, 2, 3, 5, 6, 7]
 
 
 @pytest.mark.parametrize("counts", [[0, 0], [5, 5], []])
@@ -448,7 +448,8 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         _flash_attention_backward=played("_flash_attention_backward", backward),
     )
     monkeypatch.setattr(packed_sequences, "aten", stage)
-    monkeypatch.setattr(ragged, "_way", lambda *_: ragged._all_at_once)
+    monkeypatch.setattr(packed_sequences, "has_kernel", lambda x: True)
+    monkeypatch.setattr(packed_sequences, "why_not", lambda *_: None)
     return calls
 
 
@@ -495,10 +496,22 @@ def test_second_derivatives_pass_the_kernel_by(as_on_a_gpu: list[str]) -> None:
     same(twice(lengths=counts), twice(mask=Mask.padding(counts)), times=3.0)
 
 
-def test_the_kernel_for_packed_sequences_says_what_it_cannot() -> None:
-    module, q = made(sinks=True), torch.randn(1, H, 7, D)
-    scores = ragged._scores(module, q, q, q, None)
-    assert packed_sequences.why_not(scores, q, 0.0) == "it runs on cuda, the tensors are on cpu"
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"sinks": True}, "it knows no sinks"), ({"softcap": 1.5}, "it has no soft cap (softcap=1.5)")],
+)
+def test_what_the_kernel_cannot_take_goes_side_by_side(
+    options: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, counts, reasons = made(**options), [3, 0, 5], []
+    why_not = packed_sequences.why_not
+    monkeypatch.setattr(packed_sequences, "has_kernel", lambda x: True)
+    monkeypatch.setattr(
+        packed_sequences, "why_not", lambda *call: reasons.append(why_not(*call)) or reasons[-1]
+    )
+    found = module(drawn(3, 5), lengths=counts)[0]
+    same(found[real_of(counts, 5)], module(drawn(3, 5), mask=Mask.padding(counts))[0][real_of(counts, 5)])
+    assert reasons == [reason]
 
 
 # What cannot be

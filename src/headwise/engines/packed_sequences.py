@@ -26,9 +26,9 @@ from . import backends, plain
 from .first_pass import call_of
 from .gradients import Context
 from .kernels import CAUSAL, CUDA_FLASH, Band
-from .scores import Scores
+from .scores import Scores, own_precision
 
-__all__ = ["Runs", "attend", "lse_of_zeros", "why_not"]
+__all__ = ["Places", "Runs", "attend", "has_kernel", "lse_of_zeros", "why_not"]
 
 aten = torch.ops.aten
 
@@ -36,8 +36,8 @@ aten = torch.ops.aten
 class Places(NamedTuple):
     """What kernels need to know of runs, on their device."""
 
-    index: Tensor  # int64 [N], of each token among B * T
-    positions: Tensor  # int64 [N], of each token in its own run
+    tokens: Tensor  # int64 [N], of each one among B * T
+    positions: Tensor  # int64 [N], of each one in its own run
     offsets: Tensor  # int32 [runs + 1], where runs begin among the N
     counts: Tensor  # int64 [runs]
 
@@ -81,7 +81,7 @@ class Runs:
     def pack(self, x: Tensor, places: Places) -> Tensor:
         """[1, N, C] from [B, T, C]."""
         flat = x.reshape(1, -1, x.shape[-1])
-        return flat if self.everything else flat.index_select(1, places.index)
+        return flat if self.everything else flat.index_select(1, places.tokens)
 
     def unpack(self, packed: Tensor, places: Places) -> Tensor:
         """[B, T, C] from [1, N, C], 0 where there is no token."""
@@ -90,9 +90,9 @@ class Runs:
             return packed.reshape(self.batch, self.length, C)
         room = packed.new_zeros(1, self.batch * self.length, C)
         if plain.transforms_are_active():
-            room = room.index_copy(1, places.index, packed)
+            room = room.index_copy(1, places.tokens, packed)
         else:
-            room.index_copy_(1, places.index, packed)
+            room.index_copy_(1, places.tokens, packed)
         return room.view(self.batch, self.length, C)
 
     def unpack_heads(self, packed: Tensor, places: Places) -> Tensor:
@@ -128,10 +128,13 @@ _kept_places = functools.lru_cache(maxsize=8)(_places)
 # All sequences in one call
 
 
+def has_kernel(x: Tensor) -> bool:
+    """Whether there is a kernel for sequences of any lengths where x is."""
+    return x.is_cuda
+
+
 def why_not(scores: Scores, v: Tensor, dropout: float) -> str | None:
-    """Why the kernel cannot take packed q [1, H, N, D] and k, each run by itself; None: it can."""
-    if not v.is_cuda:
-        return f"it runs on cuda, the tensors are on {v.device.type}"
+    """Why it cannot take packed q [1, H, N, D] and k, each run by itself; None: it can."""
     if scores.scoring.sinks is not None:
         return "it knows no sinks"
     return backends.backend_named("flash").why_not(call_of(scores, v, dropout))
@@ -140,8 +143,26 @@ def why_not(scores: Scores, v: Tensor, dropout: float) -> str | None:
 def attend(scores: Scores, v: Tensor, runs: Runs, places: Places) -> tuple[Tensor, Tensor]:
     """(output [1, H, N, Dv], lse [1, H, N], detached): each run attends to itself, in the scores' band."""
     band = (scores.mask.left, scores.mask.right)
-    out, lse = _Packed.apply(scores.q, scores.k, v, runs, places.offsets, band, scores.scoring.scale)
-    return out, lse.detach()
+    call = (scores.q, scores.k, v, runs, places.offsets, band, scores.scoring.scale)
+    with own_precision(v.device):
+        if torch.is_grad_enabled() and (scores.q.requires_grad or scores.k.requires_grad or v.requires_grad):
+            out, lse = _Packed.apply(*call)
+            return out, lse.detach()
+        out, lse = _flash(*call)
+    return _heads(out, v.shape[-1]), lse[None]
+
+
+def _flash(
+    q: Tensor, k: Tensor, v: Tensor, runs: Runs, offsets: Tensor, band: Band, scale: float
+) -> tuple[Tensor, Tensor]:
+    """(output [N, H, ..], lse [H, N]), as the kernel gives them."""
+    longest = _longest(runs)
+    # aligned with the last key, as ours are; -1 is no bound
+    out, lse, *_ = aten._flash_attention_forward.default(
+        *_rows(q, k, v), offsets, offsets, longest, longest, 0.0, band == CAUSAL, False,
+        scale=scale, **_window(band),
+    )  # fmt: skip
+    return out, lse
 
 
 class _Packed(torch.autograd.Function):
@@ -151,13 +172,7 @@ class _Packed(torch.autograd.Function):
     def forward(
         ctx: Context, q: Tensor, k: Tensor, v: Tensor, runs: Runs, offsets: Tensor, band: Band, scale: float
     ) -> tuple[Tensor, Tensor]:
-        rows = _rows(q, k, v)
-        longest = _longest(runs)
-        # aligned with the last key, as ours are; -1 is no bound
-        out, lse, *_ = aten._flash_attention_forward.default(
-            *rows, offsets, offsets, longest, longest, 0.0, band == CAUSAL, False,
-            scale=scale, **_window(band),
-        )  # fmt: skip
+        out, lse = _flash(q, k, v, runs, offsets, band, scale)
         ctx.save_for_backward(q, k, v, offsets, out, lse)
         ctx.call = runs, band, scale
         ctx.set_materialize_grads(False)

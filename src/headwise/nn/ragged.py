@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import scores_from, told, under_autocast
+from ..arguments import scores_from, told, under_autocast, window_rule
 from ..engines import packed_sequences
 from ..engines.packed_sequences import Places, Runs, lse_of_zeros
 from ..engines.scores import Scores
@@ -31,8 +31,8 @@ from ..errors import ArgumentError, MaskError, ShapeError
 from ..functional import attention
 from ..map import AttentionMap, later
 from ..mask_rules import kind
-from ..masks import Mask
-from ..scoring import Alibi
+from ..masks import CAUSAL, NOTHING_HIDDEN, Mask
+from ..scoring import Alibi, Scoring
 from ..sequence_rules import as_ids
 from . import module_call
 from .cache import KVCache
@@ -300,7 +300,10 @@ def _attend(
     if isinstance(mask, Tensor) or not (mask is None or mask.is_positional) or _is_of_pairs(bias):
         heads, weights = _padded(module, q, k, v, mask, bias, batch)
     else:
-        heads, lse = _way(module, q, k, v, mask, bias, runs)(module, q, k, v, mask, bias, batch)
+        answer = _all_at_once(module, q, k, v, mask, bias, batch)
+        if answer is None:
+            answer = _way(q, runs)(module, q, k, v, mask, bias, batch)
+        heads, lse = answer
         weights = _map(module, q, k, lse, mask, bias, batch) if need_weights else None
     if module.gate_proj is not None:
         share = module.gate_proj(x).sigmoid().unflatten(-1, (module.num_heads, -1))  # [1, N, H, 1 or Dv]
@@ -317,37 +320,44 @@ Answer = tuple[Tensor, Tensor]  # heads [1, H, N, Dv], lse [1, H, N]
 Way = Callable[..., Answer]
 
 
-def _way(
-    module: MultiHeadAttention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None,
-    bias: Alibi | None,
-    runs: Runs,
-) -> Way:
-    """How packed heads attend."""
-    longest = max(runs.counts)
-    if not q.is_cuda:
-        alike = min(runs.counts) == longest
-        short = longest * longest * q.shape[1] * q.shape[3] < SHORT
-        return _side_by_side if alike or short else _one_by_one
-    if bias is None and not module.alibi and module.relative_bias is None:
-        scores = _scores(module, q, k, v, mask)
-        if packed_sequences.why_not(scores, v, _dropout(module)) is None:
-            return _all_at_once
-    # one long document among many short ones: too much would be padding
-    return _side_by_side if len(runs.counts) * longest <= 2 * runs.batch * runs.length else _one_by_one
+def _way(q: Tensor, runs: Runs) -> Way:
+    """How packed heads attend where one kernel cannot take them all."""
+    counts, longest = runs.counts, max(runs.counts)
+    if q.is_cuda:  # one long document among many short ones: too much would be padding
+        few = len(counts) * longest <= 2 * runs.batch * runs.length
+    else:
+        few = min(counts) == longest or longest * longest * q.shape[1] * q.shape[3] < SHORT
+    return _side_by_side if few else _one_by_one
 
 
 def _dropout(module: MultiHeadAttention) -> float:
     return module.dropout if module.training else 0.0
 
 
-def _scores(module: MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Scores:
-    return scores_from(
-        q, k, v, mask, module.causal, module.window, module.scale, module.softcap, None, module.sinks
-    )
+def _all_at_once(
+    module: MultiHeadAttention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    bias: Tensor | Alibi | None,
+    batch: Batch,
+) -> Answer | None:
+    """One kernel for sequences of any lengths; None: it cannot."""
+    if not packed_sequences.has_kernel(v):
+        return None
+    if bias is not None or module.alibi or module.relative_bias is not None:
+        return None
+    rules = NOTHING_HIDDEN if mask is None else mask
+    if module.causal:
+        rules = CAUSAL if mask is None else rules & CAUSAL
+    if module.window is not None:
+        rules = rules & window_rule(module.window)
+    scoring = Scoring.of(q.shape[-1], scale=module.scale, softcap=module.softcap, sinks=module.sinks)
+    scores = Scores(q, k, rules, scoring)
+    if packed_sequences.why_not(scores, v, _dropout(module)) is not None:
+        return None
+    return packed_sequences.attend(scores, v, batch.runs, batch.places)
 
 
 def _heads_of(
@@ -365,20 +375,13 @@ def _heads_of(
     )  # fmt: skip
 
 
-def _all_at_once(
-    module: MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, _: object, batch: Batch
-) -> Answer:
-    """One kernel for sequences of any lengths."""
-    return packed_sequences.attend(_scores(module, q, k, v, mask), v, batch.runs, batch.places)
-
-
 def _one_by_one(
     module: MultiHeadAttention,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     mask: Mask | None,
-    bias: Alibi | None,
+    bias: Tensor | Alibi | None,
     batch: Batch,
 ) -> Answer:
     """A call per sequence."""
@@ -399,7 +402,7 @@ def _side_by_side(
     k: Tensor,
     v: Tensor,
     mask: Mask | None,
-    bias: Alibi | None,
+    bias: Tensor | Alibi | None,
     batch: Batch,
 ) -> Answer:
     """A batch of all sequences, padded to the longest."""
@@ -442,15 +445,16 @@ def _map(
     k: Tensor,
     lse: Tensor,
     mask: Mask | None,
-    bias: Alibi | None,
+    bias: Tensor | Alibi | None,
     batch: Batch,
 ) -> AttentionMap:
     """The map of the padded batch, [B, H, T, T], whose queries at padding are zeros; made when looked at."""
     runs, places = batch.runs, batch.places
-    shape = (runs.batch, -1, runs.length, -1)
-    like_q, like_k = (x[:, :, :1].expand(*shape) for x in (q, k))  # sizes are all that is asked of these
-    scored = module._bias(like_q, like_k, bias)
-    rules = batch.rules() if mask is None else batch.rules() & mask
+    scored = None
+    if bias is not None or module.alibi or module.relative_bias is not None:
+        shape = (runs.batch, -1, runs.length, -1)
+        like_q, like_k = (x[:, :, :1].expand(*shape) for x in (q, k))  # sizes are all that is asked of these
+        scored = module._bias(like_q, like_k, bias)
     kept = [q, k, *([] if module.sinks is None else [module.sinks])]
     versions = [None if x.is_inference() else x._version for x in kept]
     said = (module.causal, module.window, module.scale, module.softcap, scored, module.sinks)
@@ -464,6 +468,7 @@ def _map(
             )
         with torch.inference_mode(q.is_inference()), torch.set_grad_enabled(grad):
             whole_q, whole_k = (runs.unpack_heads(x, places) for x in (q, k))
+            rules = batch.rules() if mask is None else batch.rules() & mask
             scores = scores_from(whole_q, whole_k, whole_k, rules, *said)
             return scores, _whole_lse(scores, lse, batch)
 
@@ -479,5 +484,5 @@ def _whole_lse(scores: Scores, lse: Tensor, batch: Batch) -> Tensor | None:
     if scores.scoring.bias is not None or scores.scoring.slopes is not None:
         return None
     room = lse_of_zeros(scores, places.counts).transpose(1, 2).expand(B, T, H).reshape(1, B * T, H)
-    whole = room.index_copy(1, places.index, lse.transpose(1, 2).to(room.dtype))
+    whole = room.index_copy(1, places.tokens, lse.transpose(1, 2).to(room.dtype))
     return whole.view(B, T, H).transpose(1, 2).contiguous()

@@ -62,7 +62,7 @@ def headwise_forward(
     lengths: Tensor | Sequence[int] | None = None,
     documents: Tensor | None = None,
     need_weights: bool = True,
-    **wrong: object,
+    **wrong: Any,
 ) -> tuple[Tensor, AttentionMap | None]:
     """As `MultiHeadAttention.forward`, with the heads' output announced on its way."""
     if wrong:
