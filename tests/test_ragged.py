@@ -329,6 +329,37 @@ def test_rope_begins_anew_in_each_document() -> None:
     same(whole, torch.cat([module(x[:, :3])[0], module(x[:, 3:])[0]], 1))
 
 
+@pytest.mark.parametrize("option", ["causal", "band", "sinks", "rope", "alibi"])
+def test_a_map_of_documents_is_a_batch_of_them(option: str) -> None:
+    module, x = made(**OPTIONS[option]), drawn(2, 7).requires_grad_()
+    ids = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [5, 5, 2, 2, 2, 2, 2]])
+    weights = module(x, documents=ids)[1].by_document()
+    assert weights.shape == (4, H, 5, 5)
+    parts = [x[0, :3], x[0, 3:], x[1, :2], x[1, 2:]]
+    for document, part in enumerate(parts):
+        alone = module(part[None])[1]
+        n = len(part)
+        same(weights[document, :, :n, :n], alone.dense()[0])
+        truth, measured = alone.statistics("entropy", "distance"), weights.statistics("entropy", "distance")
+        for name in truth:
+            same(measured[name][document], truth[name][0], name)
+    weights.statistics("entropy").entropy.sum().backward()
+    assert x.grad is not None and x.grad.any()
+
+
+def test_maps_that_are_no_batch_of_documents() -> None:
+    module, x = made(), drawn(2, 7)
+    ids = Mask.documents([0, 0, 0, 4, 4, 4, 4])
+    with pytest.raises(MaskError, match=re.escape("got Mask(); it is for mha(x, documents=ids)")):
+        module(x)[1].by_document()
+    with pytest.raises(MaskError, match="beside documents: got keys, queries; select"):
+        module(x, mask=ids & Mask.padding([7, 3]))[1].by_document()
+    with pytest.raises(MaskError, match="id 0 comes back at token 3 of sequence 0"):
+        module(x, mask=Mask.documents([0, 0, 1, 0, 2, 2, 2]))[1].by_document()
+    with pytest.raises(ArgumentError, match="by_document must have scores: got weights"):
+        hw.AttentionMap.from_weights(torch.ones(1, 1, 2, 2) / 2).by_document()
+
+
 # Compiled, heard, vmapped
 
 

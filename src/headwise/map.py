@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import budget
 from .arguments import OF_ATTENTION, answering, scores_from
-from .engines import first_pass, mass, second_pass, statistics, weights
+from .engines import first_pass, mass, packed_sequences, second_pass, statistics, weights
 from .engines.express import few_weights_on_cpu
 from .engines.given_weights import GivenWeights
 from .engines.scores import Scores, tile_dtype
@@ -308,6 +308,26 @@ class AttentionMap(StandIn):
                 else:
                     lse = lse.index_select(dim, index.to(lse.device))
         return make(self._scores.select(*rows), lse, columns)
+
+    def by_document(self) -> AttentionMap:
+        """A map of packed documents as a batch of them, [documents, H, longest, longest], padded at the end.
+
+        Its statistics are each document's own. Queries at padding are zeros, and in none of them.
+
+        Raises:
+            ArgumentError: a map of chosen keys, or of weights.
+            MaskError: a map without documents, or with rules beside them that are more than positions.
+
+        Example:
+            >>> q, k = torch.randn(2, 1, 8, 100, 64)
+            >>> w = AttentionMap(q, k, causal=True, mask=Mask.documents(torch.arange(100) // 30))
+            >>> w.by_document().statistics("entropy").entropy.shape
+            torch.Size([4, 8])
+        """
+        self.check_whole_rows("by_document")
+        if not isinstance(self._scores, Scores):
+            raise ArgumentError("by_document must have scores: got weights; build the map from q and k")
+        return make(*packed_sequences.by_document(self._scores, self._lse))
 
     def __getitem__(self, index: Any) -> Tensor:
         """Weights as a tensor, computing only the rows, heads and keys asked for."""

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..errors import MaskError, ShapeError
 from ..masks import Mask
 from ..scoring import Scoring
 from . import backends, plain
@@ -28,7 +29,7 @@ from .gradients import Context
 from .kernels import CAUSAL, CUDA_FLASH, Band
 from .scores import Scores, own_precision
 
-__all__ = ["Places", "Runs", "attend", "has_kernel", "lse_of_zeros", "why_not"]
+__all__ = ["Places", "Runs", "attend", "by_document", "has_kernel", "lse_of_zeros", "why_not"]
 
 aten = torch.ops.aten
 
@@ -55,6 +56,28 @@ class Runs:
     def of_lengths(cls, counts: tuple[int, ...], length: int) -> Runs:
         """The first tokens of every sequence."""
         return cls(len(counts), length, tuple(b * length for b in range(len(counts))), counts)
+
+    @classmethod
+    def of_documents(cls, ids: Tensor, batch: int, length: int) -> Runs:
+        """The runs of equal ids; ids int [B or 1, T], on the CPU.
+
+        Raises:
+            ShapeError: not one id per token.
+            MaskError: an id that comes back after another.
+        """
+        if ids.shape[1] != length or ids.shape[0] not in (1, batch):
+            raise ShapeError(
+                f"documents must have one id per token, [T] or [B, T]: got {list(ids.shape)} for "
+                f"{[batch, length]}; padding is a document, too"
+            )
+        new = torch.ones_like(ids, dtype=torch.bool)
+        new[:, 1:] = ids[:, 1:] != ids[:, :-1]
+        ordered = ids.sort(dim=1).values
+        if bool((new.sum(1) != 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(1)).any()):
+            raise _scattered(ids, new)
+        starts = new.expand(batch, length).flatten().nonzero()[:, 0]
+        ends = torch.cat([starts[1:], starts.new_tensor([batch * length])])
+        return cls(batch, length, tuple(starts.tolist()), tuple((ends - starts).tolist()))
 
     @property
     def total(self) -> int:
@@ -100,10 +123,39 @@ class Runs:
         H = packed.shape[1]
         return self.unpack(packed.transpose(1, 2).flatten(2), places).unflatten(-1, (H, -1)).transpose(1, 2)
 
+    def unpack_lse(self, lse: Tensor, places: Places, scores: Scores) -> Tensor | None:
+        """[B, H, T] of [1, H, N], and where no token is that of a query of zeros; None: that would be work.
+
+        scores: of the padded batch.
+        """
+        B, T, H = self.batch, self.length, lse.shape[1]
+        if self.everything:
+            return lse.reshape(H, B, T).transpose(0, 1).contiguous()
+        if scores.scoring.bias is not None or scores.scoring.slopes is not None:
+            return None
+        room = lse_of_zeros(scores, places.counts).transpose(1, 2).expand(B, T, H).reshape(1, B * T, H)
+        whole = room.index_copy(1, places.tokens, lse.transpose(1, 2).to(room.dtype))
+        return whole.view(B, T, H).transpose(1, 2).contiguous()
+
     def pack_heads(self, heads: Tensor, places: Places) -> Tensor:
         """[1, H, N, C] from [B, H, T, C]."""
         H = heads.shape[1]
         return self.pack(heads.transpose(1, 2).flatten(2), places).unflatten(-1, (H, -1)).transpose(1, 2)
+
+
+def _scattered(ids: Tensor, new: Tensor) -> MaskError:
+    """The error about an id that comes back."""
+    for b in range(len(ids)):
+        known: set[int] = set()
+        for at in new[b].nonzero()[:, 0].tolist():
+            name = int(ids[b, at])
+            if name in known:
+                return MaskError(
+                    f"documents must each be in one piece: id {name} comes back at token {at} of sequence "
+                    f"{b}; number the pieces apart, or let them see each other by mask=Mask.documents(ids)"
+                )
+            known.add(name)
+    raise AssertionError("no id comes back")
 
 
 def _places(starts: tuple[int, ...], counts: tuple[int, ...], device: torch.device, stream: int) -> Places:
@@ -257,3 +309,41 @@ def lse_of_zeros(scores: Scores, counts: Tensor) -> Tensor:
         return lse
     sunk = torch.logaddexp(lse, scores.sinks.detach().to(lse.dtype)[:, None])
     return sunk.masked_fill(torch.isneginf(lse), -torch.inf)
+
+
+# A map of documents
+
+
+def by_document(scores: Scores, lse: Tensor | None) -> tuple[Scores, Tensor | None]:
+    """The same scores and lse with a sequence for each document, padded to the longest.
+
+    Raises:
+        MaskError: no documents; other rules beside them than positions; an id that comes back after another.
+    """
+    (B, _, T, S), mask = scores.shape, scores.mask
+    ids, asked = (None if x is None else x.cpu() for x in (mask.key_ids, mask.query_ids))
+    itself = ids is not None and T == S and scores.positions is None and ids.shape[-1] == 1
+    if ids is None or not itself or (asked is not None and not torch.equal(ids, asked)):
+        raise MaskError(
+            f"by_document must have a map of documents, whole, and of self-attention: got {mask!r}; "
+            "it is for mha(x, documents=ids)"
+        )
+    band = Mask(left=mask.left, right=mask.right)
+    others = [name for name in mask.held if name not in ("left", "right", "key_ids", "query_ids")]
+    others += [] if scores.scoring.bias is None else ["bias"]
+    if others:
+        raise MaskError(
+            f"by_document must have no rule but positions beside documents: got {', '.join(others)}; "
+            "select the sequence and look at it whole"
+        )
+    packed = Runs.of_documents(ids[..., 0], B, T)
+    runs = Runs.of_lengths(packed.counts, max(packed.counts))
+    before, places = packed.places(scores.q, keep=False), runs.places(scores.q, keep=False)
+    q, k = (runs.unpack_heads(packed.pack_heads(x, before), places) for x in (scores.q, scores.k))
+    padding = Mask.padding(places.counts, places.counts)
+    new = Scores(
+        q, k, (band & padding).bind(len(runs.counts), q.shape[1], runs.length, runs.length), scores.scoring
+    )
+    if lse is None:
+        return new, None
+    return new, runs.unpack_lse(packed.pack_heads(lse[..., None], before)[..., 0], places, new)

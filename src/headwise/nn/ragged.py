@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..arguments import scores_from, told, under_autocast, window_rule
 from ..engines import packed_sequences
-from ..engines.packed_sequences import Places, Runs, lse_of_zeros
+from ..engines.packed_sequences import Places, Runs
 from ..engines.scores import Scores
 from ..errors import ArgumentError, MaskError, ShapeError
 from ..functional import attention
@@ -235,43 +235,11 @@ def _batch(
             return None
     else:
         ids = as_ids(documents, "ids")[..., 0]
-        runs = _documents(ids.cpu(), B, T)
+        runs = Runs.of_documents(ids.cpu(), B, T)
         if len(runs.counts) == B:
             return None
         ids = ids.to(query.device) if ids.device != query.device else ids.clone()
     return Batch(runs, runs.places(query, keep=unseen(query)), ids)
-
-
-def _documents(ids: Tensor, batch: int, length: int) -> Runs:
-    """The runs of equal ids; ids [B or 1, T], on the CPU."""
-    if ids.shape[1] != length or ids.shape[0] not in (1, batch):
-        raise ShapeError(
-            f"documents must have one id per token, [T] or [B, T]: got {list(ids.shape)} for "
-            f"{[batch, length]}; padding is a document, too"
-        )
-    new = torch.ones_like(ids, dtype=torch.bool)
-    new[:, 1:] = ids[:, 1:] != ids[:, :-1]
-    ordered = ids.sort(dim=1, stable=True).values
-    if bool((new.sum(1) != 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(1)).any()):
-        raise _scattered(ids, new)
-    starts = new.expand(batch, length).flatten().nonzero()[:, 0]
-    ends = torch.cat([starts[1:], starts.new_tensor([batch * length])])
-    return Runs(batch, length, tuple(starts.tolist()), tuple((ends - starts).tolist()))
-
-
-def _scattered(ids: Tensor, new: Tensor) -> MaskError:
-    """The error about an id that comes back."""
-    for b in range(len(ids)):
-        known: set[int] = set()
-        for at in new[b].nonzero()[:, 0].tolist():
-            name = int(ids[b, at])
-            if name in known:
-                return MaskError(
-                    f"documents must each be in one piece: id {name} comes back at token {at} of sequence "
-                    f"{b}; number the pieces apart, or let them see each other by mask=Mask.documents(ids)"
-                )
-            known.add(name)
-    raise AssertionError("no id comes back")
 
 
 # The packed way
@@ -470,19 +438,6 @@ def _map(
             whole_q, whole_k = (runs.unpack_heads(x, places) for x in (q, k))
             rules = batch.rules() if mask is None else batch.rules() & mask
             scores = scores_from(whole_q, whole_k, whole_k, rules, *said)
-            return scores, _whole_lse(scores, lse, batch)
+            return scores, runs.unpack_lse(lse, places, scores)
 
     return later(build)
-
-
-def _whole_lse(scores: Scores, lse: Tensor, batch: Batch) -> Tensor | None:
-    """[B, H, T] of [1, H, N], and of zeros at padding; None: that of zeros would be work of its own."""
-    runs, places = batch.runs, batch.places
-    B, H, T, _ = scores.shape
-    if runs.everything:
-        return lse.view(H, B, T).transpose(0, 1).contiguous()
-    if scores.scoring.bias is not None or scores.scoring.slopes is not None:
-        return None
-    room = lse_of_zeros(scores, places.counts).transpose(1, 2).expand(B, T, H).reshape(1, B * T, H)
-    whole = room.index_copy(1, places.tokens, lse.transpose(1, 2).to(room.dtype))
-    return whole.view(B, T, H).transpose(1, 2).contiguous()
