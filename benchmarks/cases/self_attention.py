@@ -40,6 +40,7 @@ class SelfAttention:
 
     Args:
         padded: sequences of different lengths, half of the places on average; of one alone, an eighth.
+        shortest: of the lengths, where they do not begin with 1.
         scattered: a mask without any order, three keys in ten hidden, never the first.
         weights: "mean" over heads or those of all "heads", looked at after the call; None: not at all.
     """
@@ -54,6 +55,7 @@ class SelfAttention:
         weights: str | None = None,
         training: bool = False,
         scattered: bool = False,
+        shortest: int | None = None,
     ) -> None:
         self.B, self.L, E, self.H = (sizes[letter] for letter in "BLEH")
         B, L = self.B, self.L
@@ -62,7 +64,8 @@ class SelfAttention:
         nn.init.normal_(self.theirs.in_proj_bias)
         self.x = torch.randn(B, L, E).to(device, dtype).requires_grad_(training)
         self.grad = torch.randn(B, L, E).to(device, dtype)
-        self.lengths = torch.linspace(1 if B > 1 else L - L // 8, L, B).round().long().to(device)
+        shortest = shortest or (1 if B > 1 else L - L // 8)
+        self.lengths = torch.linspace(shortest, L, B).round().long().to(device)
         self.real = torch.arange(L, device=device) < self.lengths[:, None]  # [B, L]
         self.hidden: Tensor | None = None
         if causal:

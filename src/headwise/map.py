@@ -9,7 +9,7 @@ Letters: B batch, T query_len, S key_len, H num_heads, D head_dim.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import budget
 from .arguments import OF_ATTENTION, answering, scores_from
-from .engines import first_pass, mass, second_pass, statistics, weights
+from .engines import first_pass, mass, packed_sequences, second_pass, statistics, weights
 from .engines.express import few_weights_on_cpu
 from .engines.given_weights import GivenWeights
 from .engines.scores import Scores, tile_dtype
@@ -32,9 +32,10 @@ from .tensor_stand_in import StandIn
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["AttentionMap", "make"]
+__all__ = ["AttentionMap", "later", "make"]
 
 WHOLE = slice(None)
+LATER = ("_scores", "_lse", "_versions")  # what `later` leaves for the first look
 
 
 class AttentionMap(StandIn):
@@ -65,6 +66,7 @@ class AttentionMap(StandIn):
     _lse: Tensor | None
     _columns: Index | None  # None: all keys
     _versions: tuple[int, ...] | None  # of q, k, mask and scoring, when the map was made
+    _build: Callable[[], tuple[Scores, Tensor | None]]  # of one whose parts are made when it is looked at
 
     @answering({theirs: said for theirs, said in OF_ATTENTION.items() if "dropout" not in theirs})
     def __init__(
@@ -253,6 +255,15 @@ class AttentionMap(StandIn):
         """Who may attend to whom; a copy, but for a dense mask's tensor."""
         return self._scores.mask.unbound()
 
+    def __getattr__(self, name: str) -> Any:
+        build = self.__dict__.get("_build") if name in LATER else None
+        if build is None:
+            return super().__getattr__(name)
+        scores, lse = build()
+        self._scores, self._lse, self._versions = scores, lse, _versions(scores)
+        self.__dict__.pop("_build", None)
+        return self.__dict__[name]
+
     def __len__(self) -> int:
         return self._scores.shape[0]
 
@@ -302,6 +313,26 @@ class AttentionMap(StandIn):
                 else:
                     lse = lse.index_select(dim, index.to(lse.device))
         return make(self._scores.select(*rows), lse, columns)
+
+    def by_document(self) -> AttentionMap:
+        """A map of packed documents as a batch of them, [documents, H, longest, longest], padded at the end.
+
+        Its statistics are each document's own. Queries at padding are zeros, and in none of them.
+
+        Raises:
+            ArgumentError: a map of chosen keys, or of weights.
+            MaskError: a map without documents, or with rules beside them that are more than positions.
+
+        Example:
+            >>> q, k = torch.randn(2, 1, 8, 100, 64)
+            >>> w = AttentionMap(q, k, causal=True, mask=Mask.documents(torch.arange(100) // 30))
+            >>> w.by_document().statistics("entropy").entropy.shape
+            torch.Size([4, 8])
+        """
+        self.check_whole_rows("by_document")
+        if not isinstance(self._scores, Scores):
+            raise ArgumentError("by_document must have scores: got weights; build the map from q and k")
+        return make(*packed_sequences.by_document(self._scores, self._lse))
 
     def __getitem__(self, index: Any) -> Tensor:
         """Weights as a tensor, computing only the rows, heads and keys asked for."""
@@ -536,6 +567,13 @@ def make(scores: Scores | GivenWeights, lse: Tensor | None, columns: Any = None)
     new._scores, new._lse = scores, lse
     new._columns = slice(*columns) if isinstance(columns, tuple) else columns
     new._versions = _versions(scores)
+    return new
+
+
+def later(build: Callable[[], tuple[Scores, Tensor | None]]) -> AttentionMap:
+    """A map from (scores, lse) that are made when it is first looked at."""
+    new = AttentionMap.__new__(AttentionMap)
+    new._build, new._columns = build, None
     return new
 
 

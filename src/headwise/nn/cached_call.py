@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..arguments import told, under_autocast
 from ..engines.express import straight
-from ..errors import ArgumentError, ShapeError
+from ..errors import ArgumentError
 from ..functional import attention
 from ..map import AttentionMap, make
 from ..masks import Mask
@@ -258,18 +258,8 @@ def _rules(mask: Mask | Tensor, q: Tensor, columns: int) -> Mask:
 
 def _counts(lengths: Tensor | Sequence[int], batch: int, query_len: int) -> list[int] | None:
     """How many tokens of each sequence are real; None: all of them."""
-    given = torch.as_tensor(lengths)
-    if given.ndim != 1 or given.dtype == torch.bool or given.is_floating_point() or len(given) != batch:
-        raise ShapeError(
-            f"lengths must be whole numbers, one a sequence: got {str(given.dtype).removeprefix('torch.')} "
-            f"{list(given.shape)} for batch {batch}; count the real tokens of each"
-        )
-    counts: list[int] = given.tolist()
-    if counts and not 0 <= min(counts) <= max(counts) <= query_len:
-        wrong = min(counts) if min(counts) < 0 else max(counts)
-        raise ShapeError(
-            f"lengths must be between 0 and query_len: got {wrong} of {query_len}; cut or pad the input"
-        )
+    counts: list[int] = module_call.as_lengths(lengths).tolist()
+    module_call.check_lengths(counts, batch, query_len)
     return None if all(count == query_len for count in counts) else counts
 
 

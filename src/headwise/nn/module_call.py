@@ -13,7 +13,7 @@ Letters: B batch, T query_len, S key_len, E d_model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +34,11 @@ from ..arguments import (
     window_rule,
 )
 from ..engines.express import straight
-from ..errors import ArgumentError, ShapeError
+from ..errors import ArgumentError, MaskError, ShapeError
 from ..functional import attention
 from ..indexing import fits
 from ..map import AttentionMap, make
+from ..mask_rules import kind
 from ..masks import Mask, mask_of_call
 from ..scoring import Scoring
 from .packed_weights import PLAIN, is_untouched, ordinary
@@ -48,8 +49,10 @@ if TYPE_CHECKING:
 __all__ = [
     "OF_THE_CONSTRUCTOR",
     "ONE_LETTER",
+    "as_lengths",
     "check",
     "check_call",
+    "check_lengths",
     "check_memory",
     "check_options",
     "check_query",
@@ -254,6 +257,43 @@ def _three_dimensions(module: MultiHeadAttention, x: Tensor, name: str, width: i
     else:
         return "a mask goes in mask="
     return f"heads are split in here: use {whole}, or headwise.attention, which takes [B, H, T, D]"
+
+
+def as_lengths(lengths: Tensor | Sequence[int] | None) -> Tensor:
+    """The argument `lengths` as int64 [B].
+
+    Raises:
+        MaskError: other numbers.
+    """
+    counts = torch.as_tensor(lengths)
+    if counts.dtype == torch.bool and counts.ndim == 2:
+        raise MaskError(
+            f"lengths must be integers [B]: got bool{list(counts.shape)}; where real tokens come first they "
+            "are mask.sum(-1), else use mask=Mask.padding(mask)"
+        )
+    if not counts.numel() and counts.ndim == 1:
+        return counts.long()
+    if counts.is_floating_point() or counts.is_complex() or counts.dtype == torch.bool or counts.ndim != 1:
+        raise MaskError(
+            f"lengths must be integers [B]: got {kind(counts)}{list(counts.shape)}; "
+            "give how many tokens of each sequence are real"
+        )
+    return counts.long()
+
+
+def check_lengths(counts: Sequence[int], batch: int, length: int) -> None:
+    """Raise unless these are lengths of a batch [B, T]."""
+    if len(counts) != batch:
+        raise ShapeError(
+            f"lengths must have one number per sequence: {len(counts)} for a batch of {batch}; "
+            "inputs are batch first"
+        )
+    for count in counts:
+        if not 0 <= count <= length:
+            raise MaskError(
+                f"lengths must be from 0 to the sequence's length: got {count} for {length}; "
+                "cut or pad the input"
+            )
 
 
 def rules_of(mask: Mask | Tensor, batch: int, query_len: int, key_len: int, itself: bool) -> Mask:

@@ -16,7 +16,7 @@ from ..functional import attention
 from ..map import AttentionMap
 from ..masks import Mask
 from ..scoring import Bias
-from . import cached_call, dimensions, module_call, options, presets, torch_conversion
+from . import cached_call, dimensions, module_call, options, presets, ragged, torch_conversion
 from .cache import KVCache
 from .dimensions import Sizes
 from .memory import Memory, remember
@@ -246,8 +246,13 @@ class MultiHeadAttention(nn.Module):
                 query stands beside the last key. Masks and biases count tokens, whatever their positions.
             cache: keys and values of earlier calls, to which this one's are added; see `KVCache`. A mask or
                 bias then has a column for each of them, and for the new ones. Or what `remember` gives.
-            lengths: int [B], how many tokens of each sequence are real, the first ones; padding is skipped.
-            documents: int [T] or [B, T], several texts packed one after another, each attending to itself.
+            lengths: int [B], how many tokens of each sequence are real, the first ones. Nothing is computed
+                for the others: the output there is 0, in the map their queries are zeros and in no statistic.
+                Otherwise as with mask=Mask.padding(lengths). A list or a tensor on the CPU costs no wait for
+                a GPU. With a cache, each sequence goes on from its own end.
+            documents: int [T] or [B, T], several texts packed one after another, each attending to itself:
+                runs of equal ids. As with mask=Mask.documents(ids), but that no more than the texts' own
+                squares is computed; positions of `rope` begin anew in each.
             need_weights: False gives None in their place. They cost nothing until they are looked at.
 
         Returns:
@@ -260,8 +265,10 @@ class MultiHeadAttention(nn.Module):
         """
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.forward)
-        if (lengths is not None and cache is None) or documents is not None:
-            raise NotImplementedError("ragged batches")
+        if documents is not None or (lengths is not None and cache is None):
+            return ragged.forward(
+                self, query, key, value, mask, bias, positions, cache, lengths, documents, need_weights
+            )
         if cache is not None and need_weights and torch.compiler.is_compiling():
             cached_call.check_weights(cache)
         plain = None
@@ -299,8 +306,10 @@ class MultiHeadAttention(nn.Module):
         """
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.head_outputs)
-        if (lengths is not None and cache is None) or documents is not None:
-            raise NotImplementedError("ragged batches")
+        if documents is not None or (lengths is not None and cache is None):
+            return ragged.head_outputs(
+                self, query, key, value, mask, bias, positions, cache, lengths, documents
+            )
         heads = self._attend(query, key, value, mask, bias, positions, cache, lengths)[0]
         heads = options.gated(self, heads, query)
         return heads if lengths is None else cached_call.without_padding(heads, lengths)

@@ -25,7 +25,7 @@ from ...foreign_masks import from_torch
 from ...map import AttentionMap
 from ...mask_rules import can_read
 from ...masks import Mask
-from ...nn import KVCache, Memory, MultiHeadAttention
+from ...nn import KVCache, Memory, MultiHeadAttention, ragged
 from ...nn.as_torch.encoder import TransformerEncoder
 from ...nn.as_torch.module import MultiheadAttention
 from ...nn.as_torch.torch_masks import content_of
@@ -64,14 +64,19 @@ def headwise_forward(
     lengths: Tensor | Sequence[int] | None = None,
     documents: Tensor | None = None,
     need_weights: bool = True,
-    **wrong: object,
+    **wrong: Any,
 ) -> tuple[Tensor, AttentionMap | None]:
     """As `MultiHeadAttention.forward`, with the heads' output announced on its way."""
-    if wrong or (lengths is not None and cache is None) or documents is not None:
+    if wrong:
         return type(module).forward(
             module, query, key, value, mask, bias=bias, positions=positions, cache=cache, lengths=lengths,
             documents=documents, need_weights=need_weights, **wrong,
         )  # fmt: skip
+    real = None
+    if documents is not None or (lengths is not None and cache is None):
+        ragged.check_alone(key, value, cache, lengths, documents)
+        query, mask, real = ragged.as_mask(module, query, mask, lengths, documents)
+        lengths = None
     heads, weights, v = module._attend(query, key, value, mask, bias, positions, cache, lengths)
     if not heads.shape[0]:
         nothing_to_hear()
@@ -79,7 +84,8 @@ def headwise_forward(
     itself = (key is None or key is query) and not isinstance(cache, Memory)
     heard = announce(module, "self" if itself else "cross", weights, v, heads)
     assert heard is not None
-    return module._finish(heard, query, lengths), weights if need_weights else None
+    output = ragged.without_padding(module._finish(heard, query, lengths), real)
+    return output, weights if need_weights else None
 
 
 # torch's

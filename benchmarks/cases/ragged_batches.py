@@ -1,0 +1,64 @@
+"""hw.MultiHeadAttention told the lengths of its sequences, beside itself with a mask, and torch's class.
+
+Lengths from an eighth of the longest to all of it: 56% of the places hold a token. They are given as plain
+numbers, as a data loader has them; masks lie ready on the device. Weights are there to be looked at, and
+nobody looks.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import headwise as hw
+
+from ..registry import OURS, Arm, Case, Prepared, Sizes, register
+from .modules import TINY, TORCH
+from .self_attention import SelfAttention
+
+PADDED = "headwise, padded"
+
+
+def ragged(sizes: Sizes, device: torch.device, dtype: torch.dtype, **options: Any) -> Prepared:
+    """`SelfAttention` with these options, of ours in two ways and of torch's class."""
+    asked = SelfAttention(sizes, device, dtype, padded=True, shortest=sizes["L"] // 8, **options)
+    ours = hw.MultiHeadAttention.from_torch(asked.theirs)
+    ours.causal = asked.causal
+    asked.prepare(asked.theirs, ours)
+    lengths, mask = asked.lengths.tolist(), hw.Mask.padding(asked.lengths)
+
+    def packed() -> tuple[Tensor, None]:
+        return ours(asked.x, lengths=lengths)[0], None
+
+    def padded() -> tuple[Tensor, None]:
+        return ours(asked.x, mask=mask)[0], None
+
+    apart = [getattr(ours, f"{one}_proj").get_parameter(end) for end in ("weight", "bias") for one in "qkv"]
+    parameters = [*apart, *ours.out_proj.parameters()]
+    arms: dict[str, Arm] = {
+        OURS: asked.arm(packed, parameters),
+        PADDED: asked.arm(padded, parameters),
+        TORCH: asked.arm(asked.asked_as_torch(asked.theirs), asked.packed),
+    }
+    return Prepared(arms, asked.truth, asked.part)
+
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ragged": ("module, sequences of different lengths", {}),
+    "ragged_causal": ("module, causal, sequences of different lengths", {"causal": True}),
+    "ragged_train": ("module, sequences of different lengths, forward and backward", {"training": True}),
+}
+for name, (words, options) in KINDS.items():
+    case = partial(
+        Case,
+        setup=partial(ragged, **options),
+        sizes={"B": 8, "H": 12, "L": 512, "E": 768},
+        tiny=TINY,
+        on_cuda={"B": 32},
+        factor=3.0 if "training" in options else 2.0,
+    )
+    register(case(name, f"{words}, told or masked", peer=PADDED, target=1 / 1.6))
+    register(case(f"{name}_class", words, peer=TORCH, target=1 / 3, devices=("cuda",)))

@@ -1,0 +1,350 @@
+"""Sequences of different lengths, packed one after another: where each of them stands, and all at once.
+
+    [B, T]    a b c .        packed [N]   a b c d e f g h i        counts 3, 2, 4
+              d e . .
+              f g h i
+
+Nothing is computed for a place that holds no token. On a GPU torch's flash kernel takes all sequences in one
+call, each attending to itself; its way back is its own. Elsewhere each sequence is a call like any other.
+
+Letters: B batch, T length of a padded sequence, N tokens in all, H num_heads, Hk num_kv_heads, D head_dim,
+Dv value_dim.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import MaskError, ShapeError
+from ..masks import Mask
+from ..scoring import Scoring
+from . import backends, plain
+from .first_pass import call_of
+from .gradients import Context
+from .kernels import CAUSAL, CUDA_FLASH, Band
+from .scores import Scores, own_precision
+
+__all__ = ["Places", "Runs", "attend", "by_document", "has_kernel", "lse_of_zeros", "why_not"]
+
+aten = torch.ops.aten
+
+
+class Places(NamedTuple):
+    """What kernels need to know of runs, on their device."""
+
+    tokens: Tensor  # int64 [N], of each one among B * T
+    positions: Tensor  # int64 [N], of each one in its own run
+    offsets: Tensor  # int32 [runs + 1], where runs begin among the N
+    counts: Tensor  # int64 [runs]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs of tokens in [B, T], packed one after another."""
+
+    batch: int
+    length: int
+    starts: tuple[int, ...]  # among B * T
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of_lengths(cls, counts: tuple[int, ...], length: int) -> Runs:
+        """The first tokens of every sequence."""
+        return cls(len(counts), length, tuple(b * length for b in range(len(counts))), counts)
+
+    @classmethod
+    def of_documents(cls, ids: Tensor, batch: int, length: int) -> Runs:
+        """The runs of equal ids; ids int [B or 1, T], on the CPU.
+
+        Raises:
+            ShapeError: not one id per token.
+            MaskError: an id that comes back after another.
+        """
+        if ids.shape[1] != length or ids.shape[0] not in (1, batch):
+            raise ShapeError(
+                f"documents must have one id per token, [T] or [B, T]: got {list(ids.shape)} for "
+                f"{[batch, length]}; padding is a document, too"
+            )
+        new = torch.ones_like(ids, dtype=torch.bool)
+        new[:, 1:] = ids[:, 1:] != ids[:, :-1]
+        ordered = ids.sort(dim=1).values
+        if bool((new.sum(1) != 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(1)).any()):
+            raise _scattered(ids, new)
+        starts = new.expand(batch, length).flatten().nonzero()[:, 0]
+        ends = torch.cat([starts[1:], starts.new_tensor([batch * length])])
+        return cls(batch, length, tuple(starts.tolist()), tuple((ends - starts).tolist()))
+
+    @property
+    def total(self) -> int:
+        """N"""
+        return sum(self.counts)
+
+    @property
+    def everything(self) -> bool:
+        """Whether every place of [B, T] holds a token."""
+        return self.total == self.batch * self.length
+
+    def places(self, like: Tensor, keep: bool) -> Places:
+        """On the device of `like`; keep: as they were made for the call before, in the layer before.
+
+        What is kept belongs to one stream: on another the copy may still be on its way.
+        """
+        stream = 0
+        if like.is_cuda:
+            stream = torch.cuda.current_stream(like.device).cuda_stream
+            keep = keep and not torch.cuda.is_current_stream_capturing()
+        make = _kept_places if keep else _places
+        return make(self.starts, self.counts, like.device, stream)
+
+    def pack(self, x: Tensor, places: Places) -> Tensor:
+        """[1, N, C] from [B, T, C]."""
+        flat = x.reshape(1, -1, x.shape[-1])
+        return flat if self.everything else flat.index_select(1, places.tokens)
+
+    def unpack(self, packed: Tensor, places: Places) -> Tensor:
+        """[B, T, C] from [1, N, C], 0 where there is no token."""
+        C = packed.shape[-1]
+        if self.everything:
+            return packed.reshape(self.batch, self.length, C)
+        room = packed.new_zeros(1, self.batch * self.length, C)
+        if plain.transforms_are_active():
+            room = room.index_copy(1, places.tokens, packed)
+        else:
+            room.index_copy_(1, places.tokens, packed)
+        return room.view(self.batch, self.length, C)
+
+    def unpack_heads(self, packed: Tensor, places: Places) -> Tensor:
+        """[B, H, T, C] from [1, H, N, C]."""
+        H = packed.shape[1]
+        return self.unpack(packed.transpose(1, 2).flatten(2), places).unflatten(-1, (H, -1)).transpose(1, 2)
+
+    def unpack_lse(self, lse: Tensor, places: Places, scores: Scores) -> Tensor | None:
+        """[B, H, T] of [1, H, N], and where no token is that of a query of zeros; None: that would be work.
+
+        scores: of the padded batch.
+        """
+        B, T, H = self.batch, self.length, lse.shape[1]
+        if self.everything:
+            return lse.reshape(H, B, T).transpose(0, 1).contiguous()
+        scoring = scores.scoring
+        if not (scoring.bias is None and scoring.slopes is None and scoring.relative is None):
+            return None
+        room = lse_of_zeros(scores, places.counts).transpose(1, 2).expand(B, T, H).reshape(1, B * T, H)
+        whole = room.index_copy(1, places.tokens, lse.transpose(1, 2).to(room.dtype))
+        return whole.view(B, T, H).transpose(1, 2).contiguous()
+
+    def pack_heads(self, heads: Tensor, places: Places) -> Tensor:
+        """[1, H, N, C] from [B, H, T, C]."""
+        H = heads.shape[1]
+        return self.pack(heads.transpose(1, 2).flatten(2), places).unflatten(-1, (H, -1)).transpose(1, 2)
+
+
+def _scattered(ids: Tensor, new: Tensor) -> MaskError:
+    """The error about an id that comes back."""
+    for b in range(len(ids)):
+        known: set[int] = set()
+        for at in new[b].nonzero()[:, 0].tolist():
+            name = int(ids[b, at])
+            if name in known:
+                return MaskError(
+                    f"documents must each be in one piece: id {name} comes back at token {at} of sequence "
+                    f"{b}; number the pieces apart, or let them see each other by mask=Mask.documents(ids)"
+                )
+            known.add(name)
+    raise AssertionError("no id comes back")
+
+
+def _places(starts: tuple[int, ...], counts: tuple[int, ...], device: torch.device, stream: int) -> Places:
+    with torch.inference_mode(False):  # what is kept may be saved for a backward
+        N, runs = sum(counts), len(counts)
+        begins, n = [], 0
+        for count in counts:
+            begins.append(n)
+            n += count
+        shifts = [start - begin for start, begin in zip(starts, begins, strict=True)]
+        small = torch.tensor([shifts, begins, counts], dtype=torch.int64, device="cpu").view(3, runs)
+        small = small.to(device, non_blocking=True)
+        moved = small[:2].repeat_interleave(small[2], dim=1, output_size=N)  # no device is asked how many
+        numbers = torch.arange(N, device=device)
+        offsets = torch.nn.functional.pad(small[2].cumsum(0), (1, 0)).to(torch.int32)
+        return Places(numbers + moved[0], numbers - moved[1], offsets, small[2])
+
+
+_kept_places = functools.lru_cache(maxsize=8)(_places)
+
+
+# All sequences in one call
+
+
+def has_kernel(x: Tensor) -> bool:
+    """Whether there is a kernel for sequences of any lengths where x is."""
+    return x.is_cuda
+
+
+def why_not(scores: Scores, v: Tensor, dropout: float) -> str | None:
+    """Why it cannot take packed q [1, H, N, D] and k, each run by itself; None: it can."""
+    if scores.scoring.sinks is not None:
+        return "it knows no sinks"
+    return backends.backend_named("flash").why_not(call_of(scores, v, dropout))
+
+
+def attend(scores: Scores, v: Tensor, runs: Runs, places: Places) -> tuple[Tensor, Tensor]:
+    """(output [1, H, N, Dv], lse [1, H, N], detached): each run attends to itself, in the scores' band."""
+    band = (scores.mask.left, scores.mask.right)
+    call = (scores.q, scores.k, v, runs, places.offsets, band, scores.scoring.scale)
+    with own_precision(v.device):
+        if torch.is_grad_enabled() and (scores.q.requires_grad or scores.k.requires_grad or v.requires_grad):
+            out, lse = _Packed.apply(*call)
+            return out, lse.detach()
+        out, lse = _flash(*call)
+    return _heads(out, v.shape[-1]), lse[None]
+
+
+def _flash(
+    q: Tensor, k: Tensor, v: Tensor, runs: Runs, offsets: Tensor, band: Band, scale: float
+) -> tuple[Tensor, Tensor]:
+    """(output [N, H, ..], lse [H, N]), as the kernel gives them."""
+    longest = _longest(runs)
+    # aligned with the last key, as ours are; -1 is no bound
+    out, lse, *_ = aten._flash_attention_forward.default(
+        *_rows(q, k, v), offsets, offsets, longest, longest, 0.0, band == CAUSAL, False,
+        scale=scale, **_window(band),
+    )  # fmt: skip
+    return out, lse
+
+
+class _Packed(torch.autograd.Function):
+    """The flash kernel for sequences of any lengths, forward and backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Context, q: Tensor, k: Tensor, v: Tensor, runs: Runs, offsets: Tensor, band: Band, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = _flash(q, k, v, runs, offsets, band, scale)
+        ctx.save_for_backward(q, k, v, offsets, out, lse)
+        ctx.call = runs, band, scale
+        ctx.set_materialize_grads(False)
+        lse = lse[None]
+        ctx.mark_non_differentiable(lse)
+        return _heads(out, v.shape[-1]), lse
+
+    @staticmethod
+    def backward(ctx: Context, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad, rest = grads[0], (None,) * 4
+        if grad is None:
+            return (None,) * 3 + rest
+        q, k, v, offsets, out, lse = ctx.saved_tensors
+        runs, band, scale = ctx.call
+        if plain.is_needed_for(grad):
+
+            def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                return _one_by_one(q, k, v, runs, band, scale)
+
+            return *plain.gradients(forward, (q, k, v), ctx.needs_input_grad[:3], grad), *rest
+        rows = _rows(q, k, v)
+        (given,) = _rows(grad, channels=out.shape[-1])
+        longest = _longest(runs)
+        state = torch.zeros(2, dtype=torch.int64, device=q.device)  # of dropout, of which there is none
+        three = aten._flash_attention_backward.default(
+            given.contiguous(), *rows, out, lse, offsets, offsets, longest, longest, 0.0, band == CAUSAL,
+            state, state, scale=scale, **_window(band),
+        )  # fmt: skip
+        return *(_heads(d, x.shape[-1]) for d, x in zip(three, (q, k, v), strict=True)), *rest
+
+
+def _rows(*heads: Tensor, channels: int | None = None) -> list[Tensor]:
+    """[1, H, N, C] as the kernel takes them: [N, H, channels], all as wide, in units of its own."""
+    unit = CUDA_FLASH.channels
+    wide = channels or -(-max(x.shape[-1] for x in heads) // unit) * unit
+    padded = [torch.nn.functional.pad(x, (0, wide - x.shape[-1])) if x.shape[-1] < wide else x for x in heads]
+    return [x[0].transpose(0, 1) for x in padded]
+
+
+def _heads(rows: Tensor, channels: int) -> Tensor:
+    """[1, H, N, channels] from [N, H, ..]."""
+    return rows[..., :channels].transpose(0, 1)[None]
+
+
+def _longest(runs: Runs) -> int:
+    # of one query each the kernel swaps heads for queries, and counts on one in every sequence
+    return max(2, *runs.counts)
+
+
+def _window(band: Band) -> dict[str, int]:
+    left, right = (-1 if reach is None else reach for reach in band)
+    return {"window_size_left": left, "window_size_right": right}
+
+
+def _one_by_one(q: Tensor, k: Tensor, v: Tensor, runs: Runs, band: Band, scale: float) -> Tensor:
+    """The same in operations that can be differentiated again."""
+    parts = zip(*(x.split(runs.counts, dim=2) for x in (q, k, v)), strict=True)
+    return torch.cat(
+        [
+            plain.forward(Scores(one_q, one_k, Mask(*band), Scoring(scale)), one_v)[0]
+            for one_q, one_k, one_v in parts
+            if one_q.shape[2]
+        ],
+        dim=2,
+    )
+
+
+# Queries that are not there
+
+
+def lse_of_zeros(scores: Scores, counts: Tensor) -> Tensor:
+    """The lse of a query of zeros at every place of [B, T], [B, H or 1, T]: all keys it sees are alike to it.
+
+    Of scores to which nothing is added by distance or pair; counts: how many keys each sequence has, [B].
+    """
+    at = torch.arange(scores.shape[2], device=scores.device)
+    left, right = scores.mask.left, scores.mask.right
+    first = torch.zeros_like(at) if left is None else (at - left).clamp(min=0)
+    beyond = counts[:, None] if right is None else torch.minimum(counts[:, None], at + right + 1)
+    lse = (beyond - first).clamp(min=0).to(scores.dtype).log()[:, None]  # [B, 1, T]
+    if scores.sinks is None:
+        return lse
+    sunk = torch.logaddexp(lse, scores.sinks.detach().to(lse.dtype)[:, None])
+    return sunk.masked_fill(torch.isneginf(lse), -torch.inf)
+
+
+# A map of documents
+
+
+def by_document(scores: Scores, lse: Tensor | None) -> tuple[Scores, Tensor | None]:
+    """The same scores and lse with a sequence for each document, padded to the longest.
+
+    Raises:
+        MaskError: no documents; other rules beside them than positions; an id that comes back after another.
+    """
+    (B, _, T, S), mask = scores.shape, scores.mask
+    ids, asked = (None if x is None else x.cpu() for x in (mask.key_ids, mask.query_ids))
+    itself = ids is not None and T == S and scores.positions is None and ids.shape[-1] == 1
+    if ids is None or not itself or (asked is not None and not torch.equal(ids, asked)):
+        raise MaskError(
+            f"by_document must have a map of documents, whole, and of self-attention: got {mask!r}; "
+            "it is for mha(x, documents=ids)"
+        )
+    band = Mask(left=mask.left, right=mask.right)
+    others = [name for name in mask.held if name not in ("left", "right", "key_ids", "query_ids")]
+    others += [] if scores.scoring.bias is None else ["bias"]
+    if others:
+        raise MaskError(
+            f"by_document must have no rule but positions beside documents: got {', '.join(others)}; "
+            "select the sequence and look at it whole"
+        )
+    packed = Runs.of_documents(ids[..., 0], B, T)
+    runs = Runs.of_lengths(packed.counts, max(packed.counts))
+    before, places = packed.places(scores.q, keep=False), runs.places(scores.q, keep=False)
+    q, k = (runs.unpack_heads(packed.pack_heads(x, before), places) for x in (scores.q, scores.k))
+    padding = Mask.padding(places.counts, places.counts)
+    new = Scores(
+        q, k, (band & padding).bind(len(runs.counts), q.shape[1], runs.length, runs.length), scores.scoring
+    )
+    if lse is None:
+        return new, None
+    return new, runs.unpack_lse(packed.pack_heads(lse[..., None], before)[..., 0], places, new)

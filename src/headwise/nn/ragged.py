@@ -1,0 +1,411 @@
+"""Ragged batches: `mha(x, lengths=..)` and `mha(x, documents=..)`, which compute nothing for padding.
+
+Real tokens are packed one after another, once. All projections, norms, rotations and gates see them packed,
+[1, N, E]; attention goes sequence by sequence:
+
+    on a CPU        one call each; short ones side by side, padded to the longest
+    on a GPU        all in one call of torch's flash kernel; side by side where that kernel cannot: float32,
+                    soft caps, sinks, ALiBi, a relative bias, dropout, no heads over 256 wide
+    compiled        padded altogether: how many tokens there are is not known in a graph
+
+A mask of more than positions, or a bias that is a tensor, is of a padded batch: there attention is padded,
+and the rest is not. Where there is nothing to skip, or nothing else, the call is an ordinary one. Whichever
+way, the output is that of the padded call, with 0 at padding.
+
+Letters: B batch, T query_len, N tokens in all, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..arguments import scores_from, told, under_autocast, window_rule
+from ..engines import packed_sequences
+from ..engines.packed_sequences import Places, Runs
+from ..engines.scores import Scores
+from ..errors import ArgumentError
+from ..functional import attention
+from ..map import AttentionMap, later
+from ..masks import CAUSAL, NOTHING_HIDDEN, Mask
+from ..scoring import Alibi, Bias, Relative, Scoring
+from ..sequence_rules import as_ids
+from . import module_call, options
+from .cache import KVCache
+from .memory import Memory
+from .options import Positions
+from .packed_weights import unseen
+
+if TYPE_CHECKING:
+    from .multihead import MultiHeadAttention
+
+__all__ = ["as_mask", "check_alone", "forward", "head_outputs", "without_padding"]
+
+BY_DISTANCE = (Alibi, Relative)  # a bias that is the same in every sequence
+SHORT = 2**17  # n * n * H * D; on a CPU, fewer of these are not worth a call of their own
+
+
+class Batch(NamedTuple):
+    """Where the tokens of [B, T] are."""
+
+    runs: Runs
+    places: Places
+    ids: Tensor | None  # of documents, int [B or 1, T]; None: the lengths of sequences
+
+    def rules(self) -> Mask:
+        """What the padded batch would be told."""
+        if self.ids is not None:
+            return Mask.documents(self.ids)
+        return Mask.padding(self.places.counts, self.places.counts)
+
+
+def forward(
+    module: MultiHeadAttention,
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    mask: Mask | Tensor | None,
+    bias: Bias | None,
+    positions: Positions | None,
+    cache: KVCache | Memory | None,
+    lengths: Tensor | Sequence[int] | None,
+    documents: Tensor | Sequence[int] | None,
+    need_weights: bool,
+) -> tuple[Tensor, AttentionMap | None]:
+    """A call of the module with lengths or documents: (output [B, T, E], map or None).
+
+    Raises:
+        ArgumentError: lengths and documents at once; with a key, a value or a cache.
+        ShapeError, MaskError: sizes or numbers that do not fit the batch.
+    """
+    check_alone(key, value, cache, lengths, documents)
+    batch = _batch(module, query, lengths, documents)
+    if batch is None:
+        query, mask, real = as_mask(module, query, mask, lengths, documents)
+        heads, weights, _ = module._attend(query, None, None, mask, bias, positions)
+        return without_padding(module._finish(heads, query), real), weights if need_weights else None
+    packed, shown = _attend(module, query, mask, bias, positions, batch, need_weights)
+    output: Tensor = module.out_proj(packed.transpose(1, 2).flatten(2))  # [1, N, E]
+    return batch.runs.unpack(output, batch.places), shown
+
+
+def head_outputs(
+    module: MultiHeadAttention,
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    mask: Mask | Tensor | None,
+    bias: Bias | None,
+    positions: Positions | None,
+    cache: KVCache | Memory | None,
+    lengths: Tensor | Sequence[int] | None,
+    documents: Tensor | Sequence[int] | None,
+) -> Tensor:
+    """What each head says, [B, H, T, Dv], 0 at padding; raises as `forward`."""
+    check_alone(key, value, cache, lengths, documents)
+    batch = _batch(module, query, lengths, documents)
+    if batch is None:
+        query, mask, real = as_mask(module, query, mask, lengths, documents)
+        heads = options.gated(module, module._attend(query, None, None, mask, bias, positions)[0], query)
+        return without_padding(heads, None if real is None else real[:, None])
+    packed, _ = _attend(module, query, mask, bias, positions, batch, False)
+    return batch.runs.unpack_heads(packed, batch.places)
+
+
+# The padded way
+
+
+def as_mask(
+    module: MultiHeadAttention,
+    query: Tensor,
+    mask: Mask | Tensor | None,
+    lengths: Tensor | Sequence[int] | None,
+    documents: Tensor | Sequence[int] | None,
+) -> tuple[Tensor, Mask, Tensor | None]:
+    """The same call without lengths or documents: (query, mask, which tokens are real; None: all).
+
+    For those who need every place of [B, T]: compilers, and whoever listens to a module. What the call says
+    at padding is to be set to 0 (`without_padding`); what stands there in `query` is.
+    """
+    module_call.check(module, query, query, query)
+    (B, T, _), real = query.shape, None
+    if documents is not None:
+        rules = Mask.documents(as_ids(documents, "ids")[..., 0].to(query.device))
+    else:
+        counts = module_call.as_lengths(lengths).to(query.device)
+        if not torch.compiler.is_compiling():
+            module_call.check_lengths(counts.tolist(), B, T)
+        rules = Mask.padding(counts, counts)
+        real = torch.arange(T, device=query.device) < counts[:, None]
+        query = without_padding(query, real)
+    if mask is not None:
+        rules = module_call.rules_of(mask, B, T, T, itself=True) & rules
+    return query, rules, real
+
+
+def without_padding(x: Tensor, real: Tensor | None) -> Tensor:
+    """x [.., T, C] with 0 where `real` [.., T] is not."""
+    return x if real is None else x.masked_fill(~real[..., None], 0)
+
+
+# What is given
+
+
+def check_alone(
+    key: Tensor | None,
+    value: Tensor | None,
+    cache: KVCache | Memory | None,
+    lengths: object,
+    documents: object,
+) -> None:
+    """Raise for arguments that cannot stand beside lengths or documents."""
+    name = "lengths" if documents is None else "documents"
+    if lengths is not None and documents is not None:
+        raise ArgumentError(
+            f"lengths must come without documents: got {told(lengths)} and {told(documents)}; number padding "
+            "as a document of its own, and leave its output alone"
+        )
+    if key is not None or value is not None:
+        given = told(value if key is None else key)
+        raise ArgumentError(
+            f"{name} must come with the query alone: got {given} to attend to; in cross-attention padding is "
+            "mask=Mask.padding(lengths of the keys), documents are mask=Mask.documents(ids, query_ids)"
+        )
+    if cache is not None and documents is not None:
+        raise ArgumentError(
+            f"documents must come without a cache: got {type(cache).__name__}; give each document a sequence "
+            "of its own, and lengths="
+        )
+
+
+def _batch(
+    module: MultiHeadAttention,
+    query: Tensor,
+    lengths: Tensor | Sequence[int] | None,
+    documents: Tensor | Sequence[int] | None,
+) -> Batch | None:
+    """Where the tokens are; None: the call is better an ordinary one.
+
+    A tensor on a device is read once, and its device waited for.
+    """
+    module_call.check(module, query, query, query)
+    if torch.compiler.is_compiling():
+        return None
+    B, T, _ = query.shape
+    if documents is None:
+        counts = module_call.as_lengths(lengths).tolist()
+        module_call.check_lengths(counts, B, T)
+        runs, ids = Runs.of_lengths(tuple(counts), T), None
+        if not runs.total or runs.everything:
+            return None
+    else:
+        ids = as_ids(documents, "ids")[..., 0]
+        runs = Runs.of_documents(ids.cpu(), B, T)
+        if len(runs.counts) == B:
+            return None
+        ids = ids.to(query.device) if ids.device != query.device else ids.clone()
+    return Batch(runs, runs.places(query, keep=unseen(query)), ids)
+
+
+# The packed way
+
+
+def _attend(
+    module: MultiHeadAttention,
+    query: Tensor,
+    mask: Mask | Tensor | None,
+    bias: Bias | None,
+    positions: Positions | None,
+    batch: Batch,
+    need_weights: bool,
+) -> tuple[Tensor, AttentionMap | None]:
+    """(what each head says of packed tokens, [1, H, N, Dv]; the map of the padded batch)."""
+    runs, places = batch.runs, batch.places
+    x = runs.pack(query, places)  # [1, N, E]
+    q, k, v = module._project(x, x, x)
+    if module.rope is not None:
+        at = places.positions
+        if positions is not None:
+            options.check_positions(positions, query[:, None], "positions")
+            assert isinstance(positions, Tensor)
+            at = runs.pack(positions.expand(runs.batch, runs.length)[..., None], places)[0, :, 0]
+        q, k = options.rotated(module.rope, q, k, at, 0, itself=True)
+    elif positions is not None:
+        raise module_call.no_use(positions)
+    q, k, v = under_autocast(q, k, v)
+    weights: AttentionMap | None
+    if isinstance(mask, Tensor) or not (mask is None or mask.is_positional) or _is_of_pairs(bias):
+        heads, weights = _padded(module, q, k, v, mask, bias, batch)
+    else:
+        answer = _all_at_once(module, q, k, v, mask, bias, batch)
+        if answer is None:
+            answer = _way(q, runs)(module, q, k, v, mask, bias, batch)
+        heads, lse = answer
+        weights = _map(module, q, k, lse, mask, bias, batch) if need_weights else None
+    return options.gated(module, heads, x), weights if need_weights else None
+
+
+def _is_of_pairs(bias: object) -> bool:
+    """Whether a bias says something of each place of a padded batch, not of distances."""
+    parts = bias if isinstance(bias, tuple) else (bias,)
+    return bias is not None and not all(isinstance(part, BY_DISTANCE) for part in parts)
+
+
+Answer = tuple[Tensor, Tensor]  # heads [1, H, N, Dv], lse [1, H, N]
+Way = Callable[..., Answer]
+
+
+def _way(q: Tensor, runs: Runs) -> Way:
+    """How packed heads attend where one kernel cannot take them all."""
+    counts, longest = runs.counts, max(runs.counts)
+    if q.is_cuda:  # one long document among many short ones: too much would be padding
+        few = len(counts) * longest <= 2 * runs.batch * runs.length
+    else:
+        few = min(counts) == longest or longest * longest * q.shape[1] * q.shape[3] < SHORT
+    return _side_by_side if few else _one_by_one
+
+
+def _dropout(module: MultiHeadAttention) -> float:
+    return module.dropout if module.training else 0.0
+
+
+def _all_at_once(
+    module: MultiHeadAttention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    bias: Bias | None,
+    batch: Batch,
+) -> Answer | None:
+    """One kernel for sequences of any lengths; None: it cannot."""
+    if not packed_sequences.has_kernel(v):
+        return None
+    if bias is not None or module.alibi or module.relative_bias is not None:
+        return None
+    rules = NOTHING_HIDDEN if mask is None else mask
+    if module.causal:
+        rules = CAUSAL if mask is None else rules & CAUSAL
+    if module.window is not None:
+        rules = rules & window_rule(module.window)
+    scoring = Scoring.of(q.shape[-1], scale=module.scale, softcap=module.softcap, sinks=module.sinks)
+    scores = Scores(q, k, rules, scoring)
+    if packed_sequences.why_not(scores, v, _dropout(module)) is not None:
+        return None
+    return packed_sequences.attend(scores, v, batch.runs, batch.places)
+
+
+def _heads_of(
+    module: MultiHeadAttention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    bias: Bias | None,
+) -> tuple[Tensor, AttentionMap]:
+    """An ordinary call."""
+    return attention(
+        q, k, v, mask, module.causal, module.window, module.scale, module.softcap,
+        options.added(module, q.device, bias), module.sinks, _dropout(module),
+    )  # fmt: skip
+
+
+def _one_by_one(
+    module: MultiHeadAttention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    bias: Bias | None,
+    batch: Batch,
+) -> Answer:
+    """A call per sequence."""
+    heads, lse = [], []
+    # taken apart in one step: its way back is one step, too
+    apart = (x.split(batch.runs.counts, dim=2) for x in (q, k, v))
+    for one_q, one_k, one_v in zip(*apart, strict=True):
+        if one_q.shape[2]:
+            said, weights = _heads_of(module, one_q, one_k, one_v, mask, bias)
+            heads.append(said)
+            lse.append(weights.lse)
+    return torch.cat(heads, dim=2), torch.cat(lse, dim=2)
+
+
+def _side_by_side(
+    module: MultiHeadAttention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    bias: Bias | None,
+    batch: Batch,
+) -> Answer:
+    """A batch of all sequences, padded to the longest."""
+    counts = batch.runs.counts
+    runs = Runs.of_lengths(counts, max(counts))
+    places = runs.places(q, keep=unseen(q))
+    if not runs.everything:
+        rules = Mask.padding(places.counts)
+        mask = rules if mask is None else rules & mask
+    q, k, v = (runs.unpack_heads(x, places) for x in (q, k, v))
+    heads, weights = _heads_of(module, q, k, v, mask, bias)
+    lse = runs.pack_heads(weights.lse[..., None], places)
+    return runs.pack_heads(heads, places), lse[..., 0]
+
+
+def _padded(
+    module: MultiHeadAttention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | Tensor | None,
+    bias: Bias | None,
+    batch: Batch,
+) -> tuple[Tensor, AttentionMap]:
+    """(heads [1, H, N, Dv], the map of the padded batch), through the padded batch."""
+    runs, places, rules = batch.runs, batch.places, batch.rules()
+    if mask is not None:
+        rules = module_call.rules_of(mask, runs.batch, runs.length, runs.length, itself=True) & rules
+    q, k, v = (runs.unpack_heads(x, places) for x in (q, k, v))
+    heads, weights = _heads_of(module, q, k, v, rules, bias)
+    return runs.pack_heads(heads, places), weights
+
+
+# The map
+
+
+def _map(
+    module: MultiHeadAttention,
+    q: Tensor,
+    k: Tensor,
+    lse: Tensor,
+    mask: Mask | None,
+    bias: Bias | None,
+    batch: Batch,
+) -> AttentionMap:
+    """The map of the padded batch, [B, H, T, T], whose queries at padding are zeros; made when looked at."""
+    runs, places = batch.runs, batch.places
+    scored = None
+    if bias is not None or module.alibi or module.relative_bias is not None:
+        scored = options.added(module, q.device, bias)
+    kept = [q, k, *([] if module.sinks is None else [module.sinks])]
+    versions = [None if x.is_inference() else x._version for x in kept]
+    said = (module.causal, module.window, module.scale, module.softcap, scored, module.sinks)
+    grad = torch.is_grad_enabled()
+
+    def build() -> tuple[Scores, Tensor | None]:
+        if versions != [None if x.is_inference() else x._version for x in kept]:
+            raise ArgumentError(
+                "q, k, mask and bias must not change while their map is in use: one was written to in place; "
+                "pass q.clone() and k.clone(), or look before writing"
+            )
+        with torch.inference_mode(q.is_inference()), torch.set_grad_enabled(grad):
+            whole_q, whole_k = (runs.unpack_heads(x, places) for x in (q, k))
+            rules = batch.rules() if mask is None else batch.rules() & mask
+            scores = scores_from(whole_q, whole_k, whole_k, rules, *said)
+            return scores, runs.unpack_lse(lse, places, scores)
+
+    return later(build)
