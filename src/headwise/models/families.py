@@ -61,11 +61,11 @@ class Settings:
             if value is not None and value != only:
                 raise self._refusal(name, value, f"only {only!r} is known here")
 
-    def word(self, name: str, words: Mapping[str, Any], default: Any = None) -> Any:
+    def word(self, name: str, words: Mapping[Any, str], default: Any = None) -> Any:
         """The value of a field in our words."""
         value = self.take(name, default)
         if value not in words:
-            raise self._refusal(name, value, f"known are {', '.join(words)}")
+            raise self._refusal(name, value, f"known are {', '.join(map(str, words))}")
         return words[value]
 
     def finish(self) -> None:
