@@ -15,7 +15,7 @@ from .engines.express import plainest
 from .engines.gpu.cannot import cannot
 from .map import AttentionMap, make
 from .masks import Mask
-from .scoring import Alibi
+from .scoring import Bias
 
 __all__ = ["Why", "attention", "why"]
 
@@ -29,7 +29,7 @@ def attention(
     window: int | tuple[int, int] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    bias: Tensor | Alibi | None = None,
+    bias: Bias | None = None,
     sinks: Tensor | None = None,
     dropout: float = 0.0,
     backend: str = "auto",
@@ -138,7 +138,7 @@ def why(
     window: int | tuple[int, int] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    bias: Tensor | Alibi | None = None,
+    bias: Bias | None = None,
     sinks: Tensor | None = None,
     dropout: float = 0.0,
     backend: str = "auto",

@@ -26,7 +26,7 @@ from .engines.statistics import Statistics
 from .errors import ArgumentError, ShapeError
 from .indexing import Choice, Index, as_index, compose, in_order, resolve
 from .masks import Mask, as_mask
-from .scoring import Alibi
+from .scoring import Bias
 from .tensor_stand_in import StandIn
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class AttentionMap(StandIn):
         window: int | tuple[int, int] | None = None,
         scale: float | None = None,
         softcap: float | None = None,
-        bias: Tensor | Alibi | None = None,
+        bias: Bias | None = None,
         sinks: Tensor | None = None,
     ) -> None:
         self._scores = scores_from(q, k, k, mask, causal, window, scale, softcap, bias, sinks)

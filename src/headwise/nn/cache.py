@@ -100,6 +100,11 @@ class KVCache:
         return (self._first_there - (self.seen - self.length)).clamp(min=0)
 
     @property
+    def is_ragged(self) -> bool:
+        """Whether sequences are of different lengths."""
+        return self._first is not None
+
+    @property
     def nbytes(self) -> int:
         """Memory taken, with room for what is to come."""
         return sum(x.numel() * x.element_size() for x in (self._k, self._v) if x is not None)
@@ -192,6 +197,31 @@ class KVCache:
         if self._k.shape[2] == end:
             return self._k, self._v, mask
         return self._k[:, :, :end], self._v[:, :, :end], mask
+
+    def next_column(
+        self, batch: int, num_kv_heads: int, head_dim: int, value_dim: int, x: Tensor
+    ) -> int | None:
+        """Where the next token goes, if it only need be written there: nobody has seen that column."""
+        seen, k, v = self._seen, self._k, self._v
+        if k is None or v is None or seen is None or self.ring or self._first is not None:
+            return None
+        if seen < self._shown or seen >= k.shape[2] or k.requires_grad or v.requires_grad:
+            return None
+        a, b = k.shape, v.shape
+        if a[0] != batch or a[1] != num_kv_heads or a[3] != head_dim or b[3] != value_dim:
+            return None
+        plain = k.dtype is x.dtype and v.dtype is x.dtype and k.device == x.device
+        return seen if plain else None
+
+    def add_column(self, at: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """One more token, [B, Hk, 1, D] and [B, Hk, 1, Dv], where `next_column` said; all there is, then."""
+        assert self._k is not None and self._v is not None
+        self._k.data.narrow(2, at, 1).copy_(k)
+        self._v.data.narrow(2, at, 1).copy_(v)
+        self._seen = self._shown = end = at + 1
+        if self._at is not None:
+            self._at.fill_(end)
+        return self._k.narrow(2, 0, end), self._v.narrow(2, 0, end)
 
     def _extend_ring(self, k: Tensor, v: Tensor, end: int) -> tuple[Tensor, Tensor, Mask | None]:
         """Where something is forgotten: what is handed out is a copy, in order."""

@@ -1,5 +1,8 @@
 """One call of a `MultiHeadAttention` over what earlier calls left: a `KVCache`, or a `Memory`.
 
+The step of one token, with nothing in its way, has an express lane, as `module_call.plain_self_attention` has
+one: what it cannot prove to be plain takes the ordinary way and is answered, or refused, there.
+
 Nothing is added to a cache before the call has been found right: whoever is refused can try again.
 
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
@@ -9,26 +12,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..arguments import told, under_autocast
+from ..engines.express import straight
 from ..errors import ArgumentError, ShapeError
 from ..functional import attention
-from ..map import AttentionMap
+from ..map import AttentionMap, make
 from ..masks import Mask
-from ..scoring import Alibi
-from . import module_call
+from ..scoring import Bias
+from . import module_call, options
 from .cache import KVCache
 from .compiled_step import attend_in_graph, check_in_graph
 from .memory import Memory
+from .options import Positions
+from .packed_weights import ordinary
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
-__all__ = ["attend", "check_weights", "make_cache", "without_padding"]
+__all__ = ["attend", "check_weights", "make_cache", "plain_step", "without_padding"]
 
 Attended = tuple[Tensor, AttentionMap, Tensor]  # heads [B, H, T, Dv], their map, values [B, Hk, S, Dv]
 
@@ -84,8 +90,8 @@ def attend(
     key: Tensor | None,
     value: Tensor | None,
     mask: Mask | Tensor | None,
-    bias: Tensor | Alibi | None,
-    positions: Tensor | None,
+    bias: Bias | None,
+    positions: Positions | None,
     cache: KVCache | Memory,
     lengths: Tensor | Sequence[int] | None,
 ) -> Attended:
@@ -108,15 +114,19 @@ def attend(
     module_call.check(module, query, query, query)
     q, k, v = module._project(query, query, query)
     T = q.shape[2]
-    if module.rope is not None:
-        if positions is None:
-            positions = cache.positions(T, q.device)
-        q, k = module.rope.rotate(q, positions), module.rope.rotate(k, positions)
-    k, v = under_autocast(k, v)
-    if torch.compiler.is_compiling():
+    in_graph = torch.compiler.is_compiling()
+    if in_graph:
         check_in_graph(cache, mask=mask, bias=bias, lengths=lengths)
-        heads, weights, v = attend_in_graph(module, q, k, v, cache)
-        return module._gated(heads, query), weights, v
+    if module.rope is not None:
+        if positions is None and (in_graph or cache.is_ragged):
+            positions = cache.positions(T)
+        before = 0 if positions is not None else cache.seen
+        q, k = options.rotated(module.rope, q, k, positions, before, itself=True)
+    elif positions is not None:
+        raise module_call.no_use(positions)
+    k, v = under_autocast(k, v)
+    if in_graph:
+        return attend_in_graph(module, q, k, v, cache)
     counts = None if lengths is None else _counts(lengths, *query.shape[:2])
     if mask is not None:
         mask = _rules(mask, q, cache.columns(T) if counts is None else cache.length + T)
@@ -129,10 +139,57 @@ def attend(
         if isinstance(window, int) and window >= k.shape[2]:
             window = None
     heads, weights = attention(
-        q, k, v, mask, causal, window, module.scale, module.softcap, module._bias(q, k, bias),
+        q, k, v, mask, causal, window, module.scale, module.softcap, options.added(module, q.device, bias),
         module.sinks, module.dropout if module.training else 0.0,
     )  # fmt: skip
-    return module._gated(heads, query), weights, v
+    return heads, weights, v
+
+
+def plain_step(
+    module: MultiHeadAttention, x: Tensor, cache: object, need_weights: bool
+) -> tuple[Tensor, AttentionMap | None] | None:
+    """(heads [B, H, 1, D], their map) of one more token each; None: not as plain as that."""
+    if type(cache) is not KVCache or type(x) is not Tensor or torch.is_grad_enabled():
+        return None
+    held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
+    packed, D, window = held["_packed"], held["head_dim"], held["window"]
+    if (
+        packed is None
+        or not held["causal"]
+        or held["softcap"] is not None
+        or held.get("sinks", held) is not None  # learned, they are in no module's own __dict__
+        or held["alibi"]
+        or held.get("relative_bias", held) is not None
+        or held["qk_norm"] is not None
+        or D != held["value_dim"]
+        or (held["training"] and held["dropout"])
+    ):
+        return None
+    shape, weight = x.shape, packed.weight
+    if len(shape) != 3 or shape[1] != 1 or shape[2] != weight.shape[1] or x.dtype is not weight.dtype:
+        return None
+    if x.is_cpu is not weight.is_cpu or x.get_device() != weight.get_device() or not ordinary(x):
+        return None
+    B, H, Hk, scale, rope = shape[0], held["num_heads"], held["num_kv_heads"], held["scale"], held["rope"]
+    at = cache.next_column(B, Hk, D, D, x)
+    if at is None or (window is not None and not (isinstance(window, int) and window > at)):
+        return None
+    modules = held["_modules"]
+    if not packed.holds((modules["q_proj"], modules["k_proj"], modules["v_proj"])):
+        return None
+    joined = torch.nn.functional.linear(x, weight, packed.bias)
+    heads = joined.view(B, H + 2 * Hk, 1, D)
+    if rope is None:
+        q, k, v = heads.split_with_sizes((H, Hk, Hk), 1)
+    else:
+        turned, v = heads.split_with_sizes((H + Hk, Hk), 1)
+        q, k = rope.rotate(turned, at).split_with_sizes((H, Hk), 1)
+    keys, values = cache.add_column(at, k, v)
+    answered = straight(q, keys, values, False, D**-0.5 if scale is None else scale)
+    if answered is None:  # a kernel that needs help with these sizes
+        return attention(q, keys, values, scale=scale)
+    out, lse, scores = answered
+    return out, make(scores, lse) if need_weights else None
 
 
 def _look_back(
@@ -141,8 +198,8 @@ def _look_back(
     key: Tensor | None,
     value: Tensor | None,
     mask: Mask | Tensor | None,
-    bias: Tensor | Alibi | None,
-    positions: Tensor | None,
+    bias: Bias | None,
+    positions: Positions | None,
     memory: Memory,
     lengths: Tensor | Sequence[int] | None,
 ) -> Attended:
@@ -155,15 +212,21 @@ def _look_back(
             )
     module_call.check_query(module, query)
     q = module.q_proj(query)
-    if module.q_norm is not None:
-        q = module.q_norm(module._for_norm(q))
+    if module.qk_norm is not None:
+        q = options.normalised_by(module, module.q_norm, q)
     B, T, _ = query.shape
     q = q.reshape(B, T, module.num_heads, module.head_dim).transpose(1, 2)
     k, v, hidden = memory.given_to(q)
     S = k.shape[2]
     if module.rope is not None:
-        at = torch.arange(S - T, S, device=q.device) if positions is None else positions
-        q = module.rope.rotate(q, at)
+        if positions is None:
+            positions = torch.arange(S - T, S, device=q.device)
+        else:
+            options.check_positions(positions, q, "positions")
+        assert isinstance(positions, Tensor)
+        q = module.rope.rotate(q, positions.to(q.device))
+    elif positions is not None:
+        raise module_call.no_use(positions)
     if mask is not None:
         mask = module_call.rules_of(mask, B, T, S, itself=False)
     counts = None if lengths is None else _counts(lengths, B, T)
@@ -173,10 +236,10 @@ def _look_back(
     if hidden is not None:
         mask = hidden if mask is None else mask & hidden
     heads, weights = attention(
-        q, k, v, mask, module.causal, module.window, module.scale, module.softcap, module._bias(q, k, bias),
-        module.sinks, module.dropout if module.training else 0.0,
+        q, k, v, mask, module.causal, module.window, module.scale, module.softcap,
+        options.added(module, q.device, bias), module.sinks, module.dropout if module.training else 0.0,
     )  # fmt: skip
-    return module._gated(heads, query), weights, v
+    return heads, weights, v
 
 
 def _rules(mask: Mask | Tensor, q: Tensor, columns: int) -> Mask:
