@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import headwise as hw
-from headwise.errors import ArgumentError, MaskError, PackageMissing
+from headwise.errors import ArgumentError, MaskError, PackageMissing, ShapeError
 from headwise.models import Transformer, TransformerConfig, checkpoint, load
 from headwise.models.families import FAMILIES
 from headwise.nn import Buckets, Linear, Llama3, Rope, Yarn
@@ -229,7 +229,7 @@ def _halved(state: dict[str, Tensor]) -> None:
     [
         (
             lambda s: s.pop("transformer.h.1.ln_2.bias"),
-            "1 of 28 are not there, .* 'decoder.layers.1.feed_forward_norm.bias'",
+            "1 of 36 are not there, .* 'decoder.layers.1.feed_forward_norm.bias'",
         ),
         (lambda s: s.update(extra=torch.ones(5)), r"all have a place: 'extra' \[5\] has none"),
         (
@@ -274,6 +274,7 @@ def test_a_file_that_cannot_be_read_is_named(spoiled: Any) -> None:
 
 LLAMA = {"vocab_size": 47, "hidden_size": 36, "num_attention_heads": 6, "num_hidden_layers": 2,
          "intermediate_size": 37, "model_type": "llama"}  # fmt: skip
+BETWEEN = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 STRETCHED = {"factor": 4.0, "original_max_position_embeddings": 32}
 
 
@@ -465,26 +466,189 @@ def test_the_source_is_read_once() -> None:
 
 
 def test_heads_are_heard_ablated_weighed_and_pruned_without_an_adapter() -> None:
-    model, ids = ours(rope=Rope(), num_kv_heads=1, value_dim=None) if False else ours(rope=Rope()), tokens()
+    model, ids = ours(rope=Rope()), tokens()
     with torch.no_grad(), hw.watch(model) as heads:
-        whole = model(ids, lengths=LENGTHS)
+        whole = model(ids)
     assert list(heads) == [0, 1] and heads.paths[1] == "decoder.layers.1.attention"
     assert heads[1].entropy.shape == (3,)
     with torch.no_grad(), hw.ablate(model, [(1, 2)]):
-        without = model(ids, lengths=LENGTHS)
+        without = model(ids)
     assert not torch.allclose(without, whole)
 
     def loss(model: Any, batch: Tensor) -> Tensor:
         return functional.cross_entropy(model(batch)[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
 
-    scores = hw.importance(model, [ids], loss=loss)
-    assert scores[0].shape == (3,)
-    curve = hw.robustness(model, [ids], lambda model, batch: -loss(model, batch).item(), steps=[1])
-    assert curve is not None
+    scores = hw.importance(model, [ids], loss, progress=False)
+    assert list(scores) == [0, 1] and scores[0].shape == (3,)
+    curve = hw.robustness(model, [ids], loss, scores=scores, repeats=1, points=[1], progress=False)
+    assert curve.removed == [0, 1]
     monitor = hw.Monitor(model, every=1)
-    loss(model, ids).backward()
-    monitor.step()
-    assert monitor.history
-    pruned = hw.prune(copy.deepcopy(model), [(1, 2)])
+    with monitor.step():
+        loss(model, ids).backward()
+    assert "heads/1/2/entropy" in monitor.latest
+    hw.prune(model, [(1, 2)])
     with torch.no_grad():
-        torch.testing.assert_close((pruned or model)(ids, lengths=LENGTHS)[0], without[0])
+        torch.testing.assert_close(model(ids), without)
+
+
+def test_both_halves_and_the_way_between_are_heard() -> None:
+    model = translator()
+    with torch.no_grad(), hw.watch(model) as heads:
+        model(tokens(), tokens(length=5), lengths=LENGTHS)
+    assert set(heads.stacks) == {
+        f"{half}.layers.*.{part}"
+        for half, part in (("encoder", "attention"), ("decoder", "attention"), ("decoder", "cross_attention"))
+    }
+
+
+GATED = {"gated": True, "activation": "silu", "norm": "rms", "rope": Rope(), "windows": (5, None)}
+
+
+@pytest.mark.parametrize("options", [GATED, {"kind": "encoder", "token_types": 2, "embedding_norm": True}])
+def test_a_model_is_compiled_whole(options: Any) -> None:
+    model, ids = ours(**options), tokens()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(ids), model(ids))
+    torch.testing.assert_close(compiled(tokens(2, 5)), model(tokens(2, 5)))
+
+
+def test_a_model_is_saved_copied_cast_and_moved() -> None:
+    model, ids = ours(**GATED), tokens()
+    said = model(ids)
+    new = ours(seed=1, **GATED)
+    new.load_state_dict(model.state_dict())
+    for other in (new, copy.deepcopy(model), copy.deepcopy(model).float().double().to("cpu")):
+        assert other.decoder.layers[0].feed_forward._packed is not None
+        assert (other(ids) - said).abs().max() <= 1e-5 * said.abs().max()
+    half = copy.deepcopy(model).bfloat16()
+    assert half(ids).dtype == torch.bfloat16 and (half(ids) - said).abs().mean() < 0.1 * said.abs().mean()
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+def test_gate_and_up_are_one_product_until_somebody_listens(activation: str) -> None:
+    feed = ours(**GATED | {"activation": activation}).decoder.layers[0].feed_forward
+    x = torch.randn(2, 3, 13, dtype=torch.float64)
+    with torch.no_grad():
+        together = feed(x)
+        gate, up = feed.gate_proj(x), feed.up_proj(x)
+        acts = {"relu": gate.relu(), "gelu": gate * 0.5 * (1 + torch.erf(gate / 2**0.5))}
+        acts["gelu_tanh"] = 0.5 * gate * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)))
+        acts["silu"] = gate * gate.sigmoid()
+        torch.testing.assert_close(together, feed.down_proj(acts[activation] * up))
+    heard: list[Tensor] = []
+    feed.up_proj.register_forward_hook(lambda module, given, said: heard.append(said))
+    feed(x)
+    torch.testing.assert_close(heard[0], up)
+
+
+def test_one_relative_bias_is_shared_by_all_layers_of_a_half() -> None:
+    model = ours(kind="encoder", relative_bias=Buckets(8, 16), num_layers=3)
+    assert len({id(layer.attention.relative_bias) for layer in model.encoder.layers}) == 1
+    assert len([name for name, _ in model.named_parameters() if "relative_bias" in name]) == 1
+
+
+def test_windows_go_round() -> None:
+    model = ours(num_layers=5, windows=(3, None, (2, 0)))
+    windows = [layer.attention.window for layer in model.decoder.layers]
+    assert windows == [3, None, (2, 0), 3, None]
+
+
+def test_dropout_is_for_training() -> None:
+    model, ids = ours(dropout=0.5), tokens()
+    assert torch.equal(model(ids), model(ids))
+    model.train()
+    assert not torch.equal(model(ids), model(ids))
+    attention = model.decoder.layers[0].attention
+    assert attention.dropout == 0.5 and model.embedding.dropout == 0.5
+    assert ours(dropout=0.5, attention_dropout=0.25, embedding_dropout=0.0).embedding.dropout == 0.0
+
+
+def test_first_weights_keep_the_stream_at_its_size() -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "d_model": 64, "num_heads": 4, "num_layers": 11}
+    model = Transformer(TransformerConfig(**sizes, rope=Rope()))
+    states = model.hidden(torch.randint(61, (3, 19)), every=True)
+    assert states[-2].std() < 30 * states[0].std()
+    assert functional.cross_entropy(model(torch.arange(61)[None])[0], torch.arange(61)) < 6
+
+
+def test_types_and_positions_are_taken_as_given() -> None:
+    model, ids = ours(kind="encoder", token_types=2, positions="learned", max_length=23), tokens()
+    types = torch.tensor([0, 0, 0, 1, 1, 1, 1]).expand(3, -1)
+    assert torch.equal(model(ids), model(ids, token_types=torch.zeros_like(ids)))
+    assert not torch.allclose(model(ids), model(ids, token_types=types))
+    order = torch.randperm(7)
+    torch.testing.assert_close(model(ids[:, order], positions=order), model(ids)[:, order])
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "said"),
+    [
+        ({"kind": "decorder"}, ArgumentError, "kind must be one of its words: got 'decorder'; did you mean"),
+        ({"activation": "mish"}, ArgumentError, "activation must be .* got 'mish'"),
+        ({"norm": "batch"}, ArgumentError, "norm must be .* got 'batch'"),
+        ({"positions": "rotary"}, ArgumentError, "positions must be .* got 'rotary'"),
+        ({"output": "other"}, ArgumentError, "output must be .* got 'other'"),
+        ({"gate": "token"}, ArgumentError, "gate must be .* got 'token'"),
+        ({"positions": "learned"}, ArgumentError, "max_length must be given with positions='learned'"),
+        ({"windows": [3]}, ArgumentError, r"windows must be a tuple of one entry or more: got \[3\]"),
+        ({"windows": (0,)}, MaskError, "window must be at least 1: got 0"),
+        ({"alibi": True, "relative_bias": Buckets()}, ArgumentError, "alibi must stand alone"),
+        ({"num_layers": 0}, ShapeError, "num_layers must be a whole number of at least 1: got 0"),
+        ({"vocab_size": 4.0}, ShapeError, "vocab_size must be .* got 4.0"),
+        ({"d_ff": -3}, ShapeError, "d_ff must be .* got -3"),
+        ({"max_length": 0}, ShapeError, "max_length must be .* got 0"),
+        ({"num_heads": 3, "head_dim": None}, ShapeError, "num_heads must divide d_model"),
+        ({"dropout": 1.5}, ArgumentError, "1.5"),
+        ({"rope": Rope(dims=12)}, ShapeError, "12 of 8"),
+    ],
+)
+def test_a_config_is_checked_when_it_is_made(options: Any, kind: Any, said: str) -> None:
+    with pytest.raises(kind, match=said):
+        ours(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "call", "kind", "said"),
+    [
+        ({}, lambda m: m([[1, 2]]), ArgumentError, "ids must be a tensor of whole numbers: got list"),
+        ({}, lambda m: m(torch.ones(2, 3)), ArgumentError, "whole numbers: got torch.float32"),
+        ({}, lambda m: m(torch.ones(3).long()), ShapeError, r"ids must be \[B, T\], not empty: got \[3\]"),
+        ({}, lambda m: m(tokens(), tokens()), ArgumentError, "target_ids must .* this is a decoder"),
+        ({}, lambda m: m(tokens(), target_lengths=[1]), ArgumentError, "target_lengths must .* a decoder"),
+        ({}, lambda m: m(tokens(), token_types=tokens()), ArgumentError, "config.token_types=0"),
+        ({}, lambda m: m(tokens(), positions=torch.arange(7)), ArgumentError, "positions must be of a model"),
+        ({}, lambda m: m.encode(tokens()), ArgumentError, "encode must .* got a decoder"),
+        ({"kind": "encoder"}, lambda m: m.cache(), ArgumentError, "cache must .* got an encoder"),
+        (
+            {"kind": "encoder"},
+            lambda m: m(tokens(), cache=ours().cache()),
+            ArgumentError,
+            "cache must .* got one for an encoder",
+        ),
+        (
+            {"positions": "learned", "max_length": 5},
+            lambda m: m(tokens()),
+            ShapeError,
+            r"ids must fit the positions there are: 0 \+ 7 > 5",
+        ),
+        (
+            {"kind": "encoder-decoder", "token_types": 2},
+            lambda m: m(tokens(), tokens(), token_types=tokens()),
+            ArgumentError,
+            "token_types must be those of one text",
+        ),
+        (
+            {"kind": "encoder-decoder"},
+            lambda m: m(tokens()),
+            ArgumentError,
+            "target_ids must be .* got NoneType",
+        ),
+    ],
+)
+def test_a_call_that_a_model_cannot_answer_is_refused(options: Any, call: Any, kind: Any, said: str) -> None:
+    with pytest.raises(kind, match=said):
+        call(ours(**options))
