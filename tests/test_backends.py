@@ -882,7 +882,7 @@ LONG_MASKS: dict[str, dict[str, Any]] = {
     "causal holes": {"mask": Mask.padding(torch.arange(LONG)[None] % 3 > 0), "causal": True},
     "window padding": {"mask": Mask.padding([700]), "window": 32},
     "window slopes": {"bias": alibi(2), "window": 32},
-    "causal relative": {"bias": Relative(torch.zeros(2, 67)), "causal": True},
+    "window relative": {"bias": Relative(torch.zeros(2, 67)), "window": 32},
     "window sinks": {"sinks": torch.zeros(2), "window": 32},
 }
 
@@ -921,6 +921,28 @@ def test_all_that_is_measured_takes_no_more_than_a_tile(monkeypatch: pytest.Monk
         w.pooled(16)
         w.top(2)
     assert seen.elements <= length * length // 8
+
+
+def test_a_learned_bias_by_distance_is_never_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    _small_tiles(monkeypatch)
+    q, k = (normal(i, 1, 2, 2048, 4, dtype=torch.float32).requires_grad_() for i in range(2))
+    values = torch.zeros(2, 67).requires_grad_()
+    with Largest() as seen:
+        out, w = hw.attention(q, k, k, bias=Relative(values))
+        out.sum().backward()
+        w.select(heads=[1], queries=slice(0, 500)).statistics("entropy").entropy.sum().backward()
+    assert seen.elements <= 2**19 * 5 // 4  # a tile, and on the way back its rows one place apart
+    assert values.grad is not None and values.grad.any()
+
+
+@pytest.mark.slow
+def test_statistics_of_8192_tokens_with_a_bias_by_distance_take_a_few_megabytes() -> None:
+    """Eight heads: dense, the bias alone is 2 GiB."""
+    q, k = (normal(i, 1, 8, 8192, 16, dtype=torch.float32) for i in range(2))
+    w = hw.AttentionMap(q, k, bias=Relative(normal(2, 8, 257, dtype=torch.float32)), causal=True)
+    with Largest() as seen, hw.budget.limit("64 MiB"):
+        w.statistics(pooled=32)
+    assert seen.elements <= 2**21
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

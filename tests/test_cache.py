@@ -694,6 +694,7 @@ def test_compiled_steps_are_one_graph_and_the_same_numbers(name: str, ragged: bo
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_steps_compiled_by_inductor_are_the_same_numbers(fresh_compiler: None) -> None:
     compiled_generation(COMPILED["rope, grouped"], False, None, "inductor")
 

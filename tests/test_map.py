@@ -1201,3 +1201,35 @@ def test_visible_counts_keys_of_chosen_queries_where_they_stand() -> None:
         assert torch.equal(chosen.visible(mask.full(6, 6)[..., queries, :]), chosen.visible(mask))
     with pytest.raises(ArgumentError, match="visible must see whole rows: this map holds 2 chosen of 6 keys"):
         weights.select(keys=[0, 1]).visible()
+
+
+# A bias by distance
+
+
+@pytest.mark.parametrize("queries", [[3, 0, 3, 4], slice(1, 4), [2]], ids=["picked", "run", "one"])
+def test_chosen_queries_send_back_to_a_relative_bias_what_all_would(queries: Any) -> None:
+    """Queries that do not follow each other have no diagonals: each run of them goes back for itself."""
+    q, k, _ = qkv()
+    arms = []
+    for whole in (True, False):
+        values = normal(7, H, 5).requires_grad_()
+        w = hw.AttentionMap(q, k, bias=Relative(values), causal=True)
+        p = w.dense()[:, :, queries] if whole else w.select(queries=queries).dense()
+        p.backward(normal(8, *p.shape))
+        arms.append((p.detach(), values.grad))
+    for theirs, mine in zip(*arms, strict=True):
+        assert error(mine, theirs) < 1e-13
+
+
+def test_what_was_saved_before_there_was_a_relative_bias_still_loads() -> None:
+    """Scorings were pickled as five parts, maps in files without that name."""
+    w = a_map(bias=OPTIONS["slopes"]["bias"], sinks=normal(6, H))
+    scoring = w._scores.scoring
+    kind, parts = scoring.__reduce__()
+    old = kind(*parts[:5])
+    assert old.relative is None and old.sinks is scoring.sinks and old.slopes is scoring.slopes
+    named = w._scores.parts()
+    assert named.pop("relative") is None
+    assert torch.equal(make(Scores.from_parts(named), w.lse).dense(), w.dense())
+    again = pickle.loads(pickle.dumps(Relative(normal(7, H, 5))))
+    assert torch.equal(again.values, normal(7, H, 5))

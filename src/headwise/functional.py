@@ -54,8 +54,9 @@ def attention(
         window: how many keys are seen, counting the query itself; or a pair (before, after).
         scale: instead of 1 / sqrt(D).
         softcap: scores are bent into (-softcap, softcap) by softcap * tanh(score / softcap).
-        bias: added to the scores after scale and softcap, broadcastable to [B, H, T, S]; or
-            `headwise.scoring.alibi(num_heads)`. A value of -1e30 or less hides its key.
+        bias: added to the scores after scale and softcap, broadcastable to [B, H, T, S]; or by distance,
+            `headwise.scoring.alibi(num_heads)`, `headwise.scoring.Relative(values)`; or a tuple, for their
+            sum. A value of -1e30 or less hides its key.
         sinks: [H], learned: one more column of the softmax with this score and no value.
         dropout: the share of weights dropped, at random, here and now; the map shows weights before it. Takes
             the whole matrix, so memory grows with T * S, inside `headwise.budget`.

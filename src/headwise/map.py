@@ -203,8 +203,13 @@ class AttentionMap(StandIn):
 
     @property
     def bias(self) -> Tensor | None:
-        """What is added to the scores, broadcastable to [B, H, T, S]; None: nothing, or slopes alone."""
+        """The tensor added to the scores, broadcastable to [B, H, T, S]; None: none, or by distance alone."""
         return self._scores.scoring.bias if isinstance(self._scores, Scores) else None
+
+    @property
+    def relative(self) -> Tensor | None:
+        """The learned bias by distance, [H, R], see `headwise.scoring.Relative`; None: there is none."""
+        return self._scores.scoring.relative if isinstance(self._scores, Scores) else None
 
     @property
     def real_keys(self) -> Tensor:

@@ -257,31 +257,40 @@ def hidden_is_endless(x: Tensor) -> Tensor:
 def by_offset(values: Tensor, first: int, rows: int, columns: int) -> Tensor:
     """The [H, t, s] of values [H, R] for queries and keys that follow each other one by one.
 
-    first: the offset j - p_i of the first key to the last query, the smallest there is.
+    Along a diagonal all is one number, so every row is a run of one line of t + s - 1 of them: the last
+    query's is the first.
 
-    Along a diagonal all is one number. So one vector of t + s numbers, laid out t times, holds every row:
-    each starts one place before the last one's end.
+    Args:
+        first: the offset j - p_i of the first key to the last query, the smallest there is.
     """
-    reach, width = values.shape[1] // 2, rows + columns
-    offsets = torch.arange(first, first + width, device=values.device)
-    line = values.index_select(1, offsets.clamp(-reach, reach) + reach)  # [H, t + s]
-    laid = line.repeat(1, rows)[:, rows - 1 : rows - 1 + rows * (width - 1)]
-    return laid.unflatten(1, (rows, width - 1))[..., :columns]
+    reach = values.shape[1] // 2
+    offsets = torch.arange(first, first + rows + columns - 1, device=values.device)
+    line = values.index_select(1, offsets.clamp(-reach, reach) + reach)
+    # not flip, which lays queries side by side where there are fewer of them than keys
+    return line.unfold(1, columns, 1)[:, torch.arange(rows - 1, -1, -1, device=values.device)]
 
 
 def sums_by_offset(grad: Tensor, first: int, into: Tensor) -> None:
     """The way back of `by_offset`: add [H, t, s] to [H, R], each diagonal to its offset.
 
-    Sums and slices alone, so that it comes to the same bits every time, on any device.
+    Sums and slices alone, so that it comes to the same bits every time, on any device. Rows laid out one
+    place apart make diagonals columns; a few rows at a time, for that takes t + s places each.
     """
     heads, rows, columns = grad.shape
-    reach, width = into.shape[1] // 2, rows + columns
-    laid = grad.new_zeros(heads, rows * width)
-    room = laid[:, rows - 1 : rows - 1 + rows * (width - 1)].unflatten(1, (rows, width - 1))
-    room[..., :columns] = grad
-    line = laid.view(heads, rows, width).sum(1)  # [H, t + s], of the offsets from `first` on
-    low = min(max(1 - reach - first, 0), width)  # that many are r places before or farther
-    high = min(max(reach - first, low), width)  # from here on r places after or farther
-    into[:, 0] += line[:, :low].sum(1)
-    into[:, first + low + reach : first + high + reach] += line[:, low:high]
-    into[:, -1] += line[:, high:].sum(1)
+    reach, step = into.shape[1] // 2, max(1, columns // 4)
+    if first >= reach or first + rows + columns - 2 <= -reach:
+        into[:, -1 if first >= reach else 0] += grad.sum((1, 2))
+        return
+    for start in range(0, rows, step):
+        some = grad[:, start : start + step]
+        count = some.shape[1]
+        width, smallest = count + columns, first + rows - start - count
+        laid = grad.new_zeros(heads, count * width)
+        room = laid[:, count - 1 : count - 1 + count * (width - 1)].unflatten(1, (count, width - 1))
+        room[..., :columns] = some
+        line = laid.view(heads, count, width).sum(1)  # of the offsets from `smallest` on
+        low = min(max(1 - reach - smallest, 0), width)  # that many are r places before or farther
+        high = min(max(reach - smallest, low), width)  # from here on r places after or farther
+        into[:, 0] += line[:, :low].sum(1)
+        into[:, smallest + low + reach : smallest + high + reach] += line[:, low:high]
+        into[:, -1] += line[:, high:].sum(1)

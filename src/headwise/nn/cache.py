@@ -261,15 +261,15 @@ class KVCache:
 
         kept = min(end, self.max_length) if self.ring and self.max_length else end
         column = (torch.arange(kept, device=device) + (held - kept) + counts).clamp(min=0)[:, None, :, None]
-        aligned = [x.gather(2, column.expand(-1, x.shape[1], -1, x.shape[3])) for x in (keys, values)]
+        k, v = (x.gather(2, column.expand(-1, x.shape[1], -1, x.shape[3])) for x in (keys, values))
         if joins:
-            self._k, self._v = aligned
+            self._k, self._v = k, v
         else:
             if self.max_length is None:
                 self._k = self._v = None  # a new block: maps keep the old one
             if self._k is None:
-                self._grow(*aligned, end)
-            self._put(end - kept, *aligned)
+                self._grow(k, v, end)
+            self._put(end - kept, k, v)
         starts = [end - total for total in totals]
         self._set(end, starts if any(starts) else None)
         return keys, values, BoundMask(keys=real, queries=counted)

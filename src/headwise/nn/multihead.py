@@ -228,7 +228,9 @@ class MultiHeadAttention(nn.Module):
                 may attend. Padding is [B, 1, 1, S] or `Mask.padding(lengths)`. In self-attention what is
                 padding among the keys is so among the queries: means and statistics leave it out. A tensor
                 that seems to be meant otherwise, as torch's are, is refused; `Mask.dense(tensor)` is not.
-            bias: added to the scores, broadcastable to [B, H, T, S]; or `headwise.scoring.alibi(num_heads)`.
+            bias: added to the scores, broadcastable to [B, H, T, S]; or `headwise.scoring.alibi(num_heads)`,
+                `headwise.scoring.Relative(values)`, or a tuple of those. What the layer has of its own is
+                added to it.
             positions: of the tokens, int [T] or [B, T], for `rope`; in cross-attention a pair, the queries'
                 and the keys'. By default 0, 1, 2, .., after those in the cache; in cross-attention the last
                 query stands beside the last key. Masks and biases count tokens, whatever their positions.
