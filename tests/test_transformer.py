@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import headwise as hw
 from headwise.errors import ArgumentError, MaskError, PackageMissing, ShapeError
-from headwise.models import Transformer, TransformerConfig, checkpoint, load
+from headwise.models import Transformer, TransformerConfig, checkpoint, load, stack
 from headwise.models.families import FAMILIES
 from headwise.nn import Buckets, Linear, Llama3, Rope, Yarn
 from judge import assert_judged
@@ -652,3 +652,42 @@ def test_a_config_is_checked_when_it_is_made(options: Any, kind: Any, said: str)
 def test_a_call_that_a_model_cannot_answer_is_refused(options: Any, call: Any, kind: Any, said: str) -> None:
     with pytest.raises(kind, match=said):
         call(ours(**options))
+
+
+STEPS = {"rope": {**GATED, "windows": (None,)}, "learned": {"positions": "learned", "max_length": 23}}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", STEPS)
+def test_one_token_takes_the_shortest_way_unless_somebody_listens(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ids = ours(**STEPS[name]), tokens()
+    truth = model(ids)[:, -1:]
+    gone: list[int] = []
+    shortest = stack.one_token
+    monkeypatch.setattr(stack, "one_token", lambda *given: gone.append(1) or shortest(*given))
+
+    def step() -> Tensor:
+        cache = model.cache()
+        model(ids[:, :-1], cache=cache)
+        gone.clear()
+        return model(ids[:, -1:], cache=cache)
+
+    torch.testing.assert_close(step(), truth)
+    assert gone
+    heard: list[str] = []
+    inside = {n: m for n, m in model.decoder.layers[1].named_modules() if not isinstance(m, nn.ModuleList)}
+    for path, module in inside.items():
+        hook = module.register_forward_hook(lambda *given, path=path: heard.append(path))
+        torch.testing.assert_close(step(), truth)
+        assert heard.pop() == path and not gone, path
+        heard.clear()
+        hook.remove()
+    with hw.watch(model) as heads:
+        torch.testing.assert_close(step(), truth)
+    assert list(heads) == [0, 1] and not gone
+    model.train()
+    assert step() is not None and gone  # nothing is dropped in this one
+    model.decoder.layers[1].feed_forward_norm = nn.Identity()
+    assert not torch.allclose(step(), truth) and not gone

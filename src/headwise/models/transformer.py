@@ -22,8 +22,9 @@ from ..errors import ArgumentError, MaskError, ShapeError
 from ..masks import Mask
 from ..nn import MultiHeadAttention
 from ..nn.module_call import rules_of
-from .layers import DecoderLayer, EncoderLayer, FeedForward, Stack, norm_of
+from .layers import DecoderLayer, EncoderLayer, FeedForward, norm_of
 from .model_cache import ModelCache
+from .stack import Stack
 from .transformer_config import TransformerConfig
 
 __all__ = ["Embedding", "Transformer"]
