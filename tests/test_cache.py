@@ -18,6 +18,7 @@ import headwise as hw
 from headwise import Mask, reference
 from headwise.errors import ArgumentError, MaskError, ShapeError
 from headwise.nn import Buckets, KVCache, Linear, Memory, MultiHeadAttention, QKNorm, Rope, options
+from headwise.nn.compiled_step import attend_in_graph, check_in_graph
 from judge import assert_judged, largest
 
 E, H, HK, D, DV, WINDOW, RING = 11, 6, 2, 4, 3, 5, 7  # of a layer
@@ -150,7 +151,7 @@ def test_step_by_step_is_the_same_as_all_at_once(case: Any) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=600)
+@settings(max_examples=400)
 @given(generations())
 def test_step_by_step_is_the_same_as_all_at_once_for_many_layers(case: Any) -> None:
     check_generation(case)
@@ -187,6 +188,16 @@ def test_a_cache_tells_what_it_holds() -> None:
     assert ragged.positions(2).tolist() == [[2, 3], [5, 6], [3, 4]]
     mha(x[:, :2], cache=ragged, lengths=torch.tensor([2, 0, 1]))  # the longest gets none
     assert ragged.length == 5 and ragged.starts.tolist() == [1, 0, 1]
+
+
+def test_heads_speak_over_a_cache_too() -> None:
+    mha, x = layer(gate="head"), tokens()
+    cache, again = mha.cache(), mha.cache()
+    truth = mha(x[:, :5], cache=cache, lengths=[5, 2, 4])[0]
+    heads = mha.head_outputs(x[:, :5], cache=again, lengths=[5, 2, 4])
+    joined = mha.out_proj(heads.transpose(1, 2).flatten(2))
+    assert not heads[1, :, 2:].any()
+    assert_judged(joined[0], truth[0], truth[0], dtype=x.dtype)
 
 
 def test_grouped_keys_are_stored_and_attended_to_as_they_are() -> None:
@@ -350,13 +361,13 @@ def test_in_inference_mode_overwritten_rows_are_told_by_their_mass() -> None:
 # Changing it
 
 
-@pytest.mark.parametrize("kind", ["growing", "fixed", "reserved"])
+@pytest.mark.parametrize("kind", ["growing", "fixed", "reserved", "ring"])
 @pytest.mark.parametrize("counts", [[6, 6, 6], [6, 2, 4]])
 @pytest.mark.parametrize("index", [[2, 0, 0], [1, 1, 0, 2, 2]])
 def test_reordered_sequences_go_on_as_those_they_came_from(
     kind: str, counts: list[int], index: list[int]
 ) -> None:
-    mha, x = layer(rope=Rope()), tokens()
+    mha, x = layer(rope=Rope(), window=WINDOW), tokens()
     cache = cache_of(mha, kind)
     mha(x[:, :6], cache=cache, lengths=counts)
     cache.reorder(torch.tensor(index))
@@ -699,9 +710,7 @@ def test_steps_compiled_by_inductor_are_the_same_numbers(fresh_compiler: None) -
     compiled_generation(COMPILED["rope, grouped"], False, None, "inductor")
 
 
-def test_what_compiled_steps_cannot_do_is_refused(fresh_compiler: None) -> None:
-    from headwise.nn.compiled_step import check_in_graph
-
+def test_what_compiled_steps_cannot_do_is_refused() -> None:
     mha = layer()
     with pytest.raises(ArgumentError, match=r"must be reserved inside torch.compile.*max_length=23 without"):
         check_in_graph(mha.cache(max_length=L))
@@ -709,6 +718,14 @@ def test_what_compiled_steps_cannot_do_is_refused(fresh_compiler: None) -> None:
         check_in_graph(mha.cache(B, L), need_weights=True)
     with pytest.raises(ArgumentError, match=r"mask must not be given.*got Mask\(right=0\)"):
         check_in_graph(mha.cache(B, L), mask=Mask.causal(), bias=None)
+    q, k, v = torch.randn(3, B, H, 1, D, dtype=torch.float64)
+    with pytest.raises(ShapeError, match="as many sequences as come in: 2 for 3"):
+        attend_in_graph(mha, q, k, v, mha.cache(2, L))
+    with pytest.raises(ArgumentError, match="fixed size where gradients flow: max_length=23"):
+        attend_in_graph(mha, q, k.requires_grad_(), v, mha.cache(B, L))
+    many = k.detach().expand(-1, -1, L + 1, -1)
+    with pytest.raises(ShapeError, match="max_length must hold all tokens: 24 > 23"):
+        attend_in_graph(mha, many, many, many, mha.cache(B, L))
 
 
 @pytest.mark.slow

@@ -8,6 +8,11 @@ from functools import partial
 
 import pytest
 import torch
+
+import headwise as hw
+from headwise.errors import ArgumentError
+from headwise.nn.presets import PRESETS, Preset, _key, find, matching
+from headwise.show.presets_table import count, figures
 from transformers_layers import (
     PACKED_SIZES,
     SIZES,
@@ -22,11 +27,6 @@ from transformers_layers import (
     rotary,
     t5,
 )
-
-import headwise as hw
-from headwise.errors import ArgumentError
-from headwise.nn.presets import PRESETS, Preset, _key, find, matching
-from headwise.show.presets_table import count, figures
 
 every_preset = pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 
@@ -296,6 +296,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
           "original_max_position_embeddings": 8192}  # fmt: skip
 FULL = {"layer_types": ["full_attention"], "num_hidden_layers": 1}
 SMALL_T5 = {"d_model": E, "d_kv": D, "num_heads": H}
+EPS = {"rms_norm_eps": 1e-6}
 EVERY_HEAD = {"num_kv_heads": H}
 
 LAYERS = [
@@ -306,7 +307,7 @@ LAYERS = [
     Layer("mistral", "Mistral", SIZES | rotary() | {"sliding_window": 3}, preset="mistral-7b", window=3),
     Layer("mixtral", "Mixtral", SIZES | rotary(rope_theta=1e6), preset="mixtral-8x7b"),
     Layer("qwen2", "Qwen2", SIZES | FULL | rotary(rope_theta=1e6), preset="qwen2.5-7b"),
-    Layer("qwen3", "Qwen3", SIZES | FULL | rotary(rope_theta=1e6) | {"rms_norm_eps": 1e-6}, preset="qwen3-8b"),
+    Layer("qwen3", "Qwen3", SIZES | FULL | EPS | rotary(rope_theta=1e6), preset="qwen3-8b"),
     Layer("gemma", "Gemma", SIZES | rotary(), preset="gemma-2b"),
     Layer("gemma2", "Gemma2", SIZES | FULL | rotary() | {"query_pre_attn_scalar": 256}, preset="gemma2-9b"),
     Layer("gpt_oss", "GptOss", SIZES | FULL | rotary(rope_theta=150_000.0, **YARN), preset="gpt-oss-20b"),

@@ -1,8 +1,8 @@
 """Single attention layers of transformers, tiny and with random weights, beside ours with the same weights.
 
 Both are held against each other twice over, by errors of plain code alone (`judge.py` says why): ours in
-float64 is as close to theirs in float64 as theirs in float32 is, and ours in float32 is within twice the error
-of theirs. (Theirs makes angles, norms and softmax in float32 whatever it is given.)
+float64 is as close to theirs in float64 as theirs in float32 is, and ours in float32 is within twice the
+error of theirs. (Theirs makes angles, norms and softmax in float32 whatever it is given.)
 
 Letters: B batch, T length, E width, H heads, Hk key/value heads, D head_dim.
 """
@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from judge import assert_judged, error, largest
 from torch import Tensor, nn
 
 import headwise as hw
+from judge import assert_judged, error, largest
 
 B, T, E, H, Hk, D = 2, 11, 30, 6, 3, 10  # E is a multiple of H, as some configurations demand
 SIZES = {"hidden_size": E, "num_attention_heads": H, "num_key_value_heads": Hk, "head_dim": D}
@@ -71,7 +71,9 @@ class Layer:
 
     def made(self, weights: State) -> hw.MultiHeadAttention:
         """Ours, from the preset or from the options alone, with the same weights."""
-        sizes = OURS_PACKED if "num_key_value_heads" not in self.theirs and "d_model" not in self.theirs else OURS
+        sizes = (
+            OURS_PACKED if "num_key_value_heads" not in self.theirs and "d_model" not in self.theirs else OURS
+        )
         options = {**sizes, **self.ours}
         make = hw.MultiHeadAttention if not self.preset else hw.MultiHeadAttention.preset
         named = () if not self.preset else (self.preset,)

@@ -173,8 +173,8 @@ class KVCache:
             ShapeError: sizes that do not fit what is there; more than max_length columns.
             ArgumentError: another dtype or device; gradients in a cache of fixed size.
         """
-        self._check(k, v)
-        T, seen, joins = k.shape[2], self.seen, self._keeps_graph(k, v)
+        joins = self.check(k, v)
+        T, seen = k.shape[2], self.seen
         if lengths is not None:
             return self._extend_ragged(k, v, lengths, joins)
         end = seen + T
@@ -336,8 +336,14 @@ class KVCache:
 
     # Refusals
 
-    def _keeps_graph(self, k: Tensor, v: Tensor) -> bool:
-        """Whether gradients flow to what is kept: then by joining tensors, not by writing into one."""
+    def check(self, k: Tensor, v: Tensor) -> bool:
+        """Whether gradients flow to what is kept: then by joining tensors, not by writing into one.
+
+        Raises:
+            ShapeError, ArgumentError: keys and values that cannot stand beside what is there; gradients in a
+                cache of fixed size.
+        """
+        self._check_fit(k, v)
         if not torch.is_grad_enabled():
             return False
         held = (
@@ -359,7 +365,7 @@ class KVCache:
                 "larger or crop it"
             )
 
-    def _check(self, k: Tensor, v: Tensor) -> None:
+    def _check_fit(self, k: Tensor, v: Tensor) -> None:
         """Raise unless these can stand beside what is there."""
         held = self._k
         if held is None or self._v is None:

@@ -286,11 +286,11 @@ def _counts(lengths: Tensor | Sequence[int], batch: int, query_len: int) -> list
     return None if all(count == query_len for count in counts) else counts
 
 
-def without_padding(output: Tensor, lengths: Tensor | Sequence[int]) -> Tensor:
-    """output [B, T, E], and 0 where there is no token."""
-    counts = torch.as_tensor(lengths, device=output.device)
-    real = torch.arange(output.shape[1], device=output.device) < counts[:, None]
-    return output.masked_fill(~real[..., None], 0)
+def without_padding(x: Tensor, lengths: Tensor | Sequence[int]) -> Tensor:
+    """x [B, T, E] or [B, H, T, Dv], and 0 where there is no token."""
+    counts = torch.as_tensor(lengths, device=x.device)
+    real = torch.arange(x.shape[-2], device=x.device) < counts[:, None]  # [B, T]
+    return x.masked_fill(~(real if x.ndim == 3 else real[:, None])[..., None], 0)
 
 
 def check_weights(cache: KVCache | Memory) -> None:

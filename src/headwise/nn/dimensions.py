@@ -167,8 +167,9 @@ def reset(module: MultiHeadAttention) -> None:
     if module.sinks is not None:
         module.sinks.zero_()
     for more in (module.gate_proj, module.q_norm, module.k_norm, module.relative_bias):
-        if more is not None:
-            more.reset_parameters()
+        draw = getattr(more, "reset_parameters", None)
+        if callable(draw):  # of whatever may have been put in their place
+            draw()
 
 
 def _glorot(weight: Tensor, fan_in: int, fan_out: int) -> None:

@@ -21,7 +21,7 @@ from .cache import KVCache
 from .dimensions import Sizes
 from .memory import Memory, remember
 from .module_call import plain_self_attention
-from .options import Buckets, Positions, QKNorm, RelativeBias
+from .options import Buckets, Positions, QKNorm, RelativeBias, Slopes
 from .packed_weights import Packed, pack, project
 from .rotary import Rope
 
@@ -89,6 +89,16 @@ class MultiHeadAttention(nn.Module):
 
     Vaswani 2017, section 3.2.2; grouped heads: Ainslie 2023.
     """
+
+    rope: Rope | None
+    alibi: bool
+    relative_bias: RelativeBias | None
+    qk_norm: QKNorm | None
+    gate: str | None
+    q_norm: nn.Module | None
+    k_norm: nn.Module | None
+    gate_proj: nn.Linear | None
+    _slopes: Slopes | None
 
     @answering(module_call.OF_THE_CONSTRUCTOR)
     def __init__(
@@ -273,6 +283,8 @@ class MultiHeadAttention(nn.Module):
         bias: Bias | None = None,
         positions: Positions | None = None,
         cache: KVCache | Memory | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
+        documents: Tensor | None = None,
         **wrong: object,
     ) -> Tensor:
         """What each head says before concatenation and W_O, [B, H, T, Dv]; arguments as in a call.
@@ -287,7 +299,11 @@ class MultiHeadAttention(nn.Module):
         """
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.head_outputs)
-        return options.gated(self, self._attend(query, key, value, mask, bias, positions, cache)[0], query)
+        if (lengths is not None and cache is None) or documents is not None:
+            raise NotImplementedError("ragged batches")
+        heads = self._attend(query, key, value, mask, bias, positions, cache, lengths)[0]
+        heads = options.gated(self, heads, query)
+        return heads if lengths is None else cached_call.without_padding(heads, lengths)
 
     def cache(self, batch: int | None = None, max_length: int | None = None, ring: bool = False) -> KVCache:
         """An empty cache for this module: `mha(x, cache=cache)` adds x to it and attends to all there is.

@@ -293,7 +293,8 @@ def normalised_by(module: MultiHeadAttention, norm: nn.Module | None, x: Tensor)
     if norm is None or module.qk_norm is None:
         return x
     whole = x if module.qk_norm.whole else x.unflatten(-1, (-1, module.head_dim))
-    normed: Tensor = norm(whole)
+    weight = norm.weight  # under autocast of another dtype than x
+    normed: Tensor = norm(whole.to(weight.dtype) if isinstance(weight, Tensor) else whole)
     return normed.to(x.dtype)
 
 
@@ -325,8 +326,8 @@ def rotated(
             "positions must be a pair in cross-attention, the queries' and the keys': got "
             f"{told(positions)}; as positions=(of_queries, of_keys)"
         )
-    assert not isinstance(positions, tuple)
     check_positions(positions, q, "positions")
+    assert isinstance(positions, Tensor)
     turns = rope.factors(q, positions.to(q.device))
     return rope.turn(q, turns), rope.turn(k, turns)
 
