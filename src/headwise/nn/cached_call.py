@@ -164,7 +164,9 @@ def plain_column(module: MultiHeadAttention, x: Tensor, cache: object) -> int | 
     ):
         return None
     shape, weight = x.shape, packed.weight
-    if len(shape) != 3 or shape[1] != 1 or shape[2] != weight.shape[1] or x.dtype is not weight.dtype:
+    if len(shape) != 3 or shape[1] != 1 or not shape[0] or shape[2] != weight.shape[1]:
+        return None
+    if x.dtype is not weight.dtype:
         return None
     if x.is_cpu is not weight.is_cpu or x.get_device() != weight.get_device() or not ordinary(x):
         return None
