@@ -702,3 +702,5 @@ def test_one_token_takes_the_shortest_way_unless_somebody_listens(
     assert step() is not None and gone  # nothing is dropped in this one
     model.decoder.layers[1].feed_forward_norm = nn.Identity()
     assert not torch.allclose(step(), truth) and not gone
+    model.decoder.layers[1].feed_forward = nn.Identity()
+    assert step() is not None and not gone

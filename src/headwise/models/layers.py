@@ -1,4 +1,4 @@
-"""The parts of a Transformer: norms, feed-forward, and a layer.
+"""The parts of a Transformer: norms, embedding, feed-forward, and a layer.
 
     norm first    x = x + attention(norm(x))          norm after    x = norm(x + attention(x))
                   x = x + feed_forward(norm(x))                     x = norm(x + feed_forward(x))
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -19,7 +20,7 @@ from ..nn import MultiHeadAttention, RelativeBias
 from ..nn.packed_weights import Packed, pack, project
 from .transformer_config import TransformerConfig
 
-__all__ = ["ACTIVATE", "DecoderLayer", "EncoderLayer", "FeedForward", "norm_of"]
+__all__ = ["ACTIVATE", "DecoderLayer", "Embedding", "EncoderLayer", "FeedForward", "norm_of"]
 
 ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
@@ -33,6 +34,46 @@ def norm_of(config: TransformerConfig, **made: Any) -> nn.Module:
     """The norm a config asks for, over E channels."""
     kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
     return kind(config.d_model, eps=config.norm_eps, **made)
+
+
+class Embedding(nn.Module):
+    """Tokens, their positions and types as vectors: what goes into the first layer."""
+
+    def __init__(self, config: TransformerConfig, **made: Any) -> None:
+        super().__init__()
+        self.scale, self.dropout = config.embedding_scale, config.embedding_dropout or 0.0
+        self.max_length, self.sinusoidal = config.max_length, config.positions == "sinusoidal"
+
+        def table(rows: int | None) -> nn.Embedding | None:
+            return nn.Embedding(rows, config.d_model, **made) if rows else None
+
+        self.tokens = nn.Embedding(config.vocab_size, config.d_model, **made)
+        self.positions = table(config.max_length if config.positions == "learned" else None)
+        self.types = table(config.token_types)
+        self.norm = norm_of(config, **made) if config.embedding_norm else None
+
+    def forward(self, ids: Tensor, positions: Tensor | None, types: Tensor | None) -> Tensor:
+        """ids [B, T] -> [B, T, E]; positions int [T] or [B, T], types int [B, T]."""
+        x = self.tokens(ids)  # [B, T, E]
+        if self.scale != 1:
+            x = x * self.scale
+        if self.positions is not None:
+            x = x + self.positions(positions)
+        elif self.sinusoidal:
+            assert positions is not None
+            x = x + sinusoids(positions, x.shape[-1]).to(x.dtype)
+        if self.types is not None:
+            x = x + (self.types.weight[0] if types is None else self.types(types))
+        if self.norm is not None:
+            x = self.norm(x)
+        return functional.dropout(x, self.dropout) if self.dropout and self.training else x
+
+
+def sinusoids(positions: Tensor, width: int) -> Tensor:
+    """sin and cos of p / 10000^(2i / E), in turn, float64 [.., T, E]. Vaswani 2017, section 3.5."""
+    exponents = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
+    angles = positions[..., None] * 10_000.0**-exponents  # [.., T, E / 2]
+    return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)[..., :width]
 
 
 class FeedForward(nn.Module):

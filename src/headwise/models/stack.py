@@ -121,6 +121,8 @@ def _plain(layer: nn.Module, x: Tensor, cache: KVCache) -> PlainLayer | None:
     parts = layer.__dict__["_modules"]  # past nn.Module.__getattr__, which is slow
     attention, feed = parts["attention"], parts["feed_forward"]
     before, between = parts["attention_norm"], parts["feed_forward_norm"]
+    if type(attention) is not MultiHeadAttention or type(feed) is not FeedForward:
+        return None
     inner, outer = attention.__dict__["_modules"], feed.__dict__["_modules"]
     out, gate, up, down = inner["out_proj"], outer.get("gate_proj"), outer["up_proj"], outer["down_proj"]
     if "cross_attention" in parts or "gate_proj" in inner:

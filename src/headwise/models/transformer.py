@@ -22,57 +22,17 @@ from ..errors import ArgumentError, MaskError, ShapeError
 from ..masks import Mask
 from ..nn import MultiHeadAttention
 from ..nn.module_call import rules_of
-from .layers import DecoderLayer, EncoderLayer, FeedForward, norm_of
+from .layers import DecoderLayer, Embedding, EncoderLayer, FeedForward
 from .model_cache import ModelCache
 from .stack import Stack
 from .transformer_config import TransformerConfig
 
-__all__ = ["Embedding", "Transformer"]
+__all__ = ["Transformer"]
 
 Device = torch.device | str | None
 Lengths = Tensor | Sequence[int]
 
 SPREAD = 0.02  # of first weights, as in BERT and GPT-2
-
-
-class Embedding(nn.Module):
-    """Tokens, their positions and types as vectors: what goes into the first layer."""
-
-    def __init__(self, config: TransformerConfig, **made: Any) -> None:
-        super().__init__()
-        self.scale, self.dropout = config.embedding_scale, config.embedding_dropout or 0.0
-        self.max_length, self.sinusoidal = config.max_length, config.positions == "sinusoidal"
-
-        def table(rows: int | None) -> nn.Embedding | None:
-            return nn.Embedding(rows, config.d_model, **made) if rows else None
-
-        self.tokens = nn.Embedding(config.vocab_size, config.d_model, **made)
-        self.positions = table(config.max_length if config.positions == "learned" else None)
-        self.types = table(config.token_types)
-        self.norm = norm_of(config, **made) if config.embedding_norm else None
-
-    def forward(self, ids: Tensor, positions: Tensor | None, types: Tensor | None) -> Tensor:
-        """ids [B, T] -> [B, T, E]; positions int [T] or [B, T], types int [B, T]."""
-        x = self.tokens(ids)  # [B, T, E]
-        if self.scale != 1:
-            x = x * self.scale
-        if self.positions is not None:
-            x = x + self.positions(positions)
-        elif self.sinusoidal:
-            assert positions is not None
-            x = x + sinusoids(positions, x.shape[-1]).to(x.dtype)
-        if self.types is not None:
-            x = x + (self.types.weight[0] if types is None else self.types(types))
-        if self.norm is not None:
-            x = self.norm(x)
-        return functional.dropout(x, self.dropout) if self.dropout and self.training else x
-
-
-def sinusoids(positions: Tensor, width: int) -> Tensor:
-    """sin and cos of p / 10000^(2i / E), in turn, float64 [.., T, E]. Vaswani 2017, section 3.5."""
-    exponents = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
-    angles = positions[..., None] * 10_000.0**-exponents  # [.., T, E / 2]
-    return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)[..., :width]
 
 
 class Transformer(nn.Module):
