@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import headwise as hw
+from judge import assert_judged, error
 
 pytestmark = [pytest.mark.models, pytest.mark.timeout(1800)]
 
@@ -116,3 +117,45 @@ def test_8192_tokens_are_watched_within_3_gib(model: Any, capsys: Any) -> None:
         print(f"\n8,192 tokens: {gib:.2f} GiB beyond the model, {time.perf_counter() - start:.0f} s")  # noqa: T201
     assert len(heads) == 30 and heads[29].pooled.shape == (1, 9, 128, 128)
     assert gib < 3
+
+
+def judged_like_theirs(theirs: Any, ids: Tensor) -> None:
+    """Our model with their weights, float32, is no further from float64 than twice what theirs is.
+
+    The judge is ours in float64, since theirs goes by way of float32 there, too; that it is the same model is
+    plain from theirs being only roundings away.
+    """
+    with torch.no_grad():
+        truth = hw.models.load(theirs).double()
+        for ours, plain, judge in zip(
+            [*hw.models.load(theirs).hidden(ids, every=True), hw.models.load(theirs)(ids)],
+            [*(said := theirs(ids, output_hidden_states=True)).hidden_states, said[0]],
+            [*truth.hidden(ids, every=True), truth(ids)],
+            strict=True,
+        ):
+            size = float(judge.abs().max())
+            assert error(plain, judge) < torch.finfo(torch.float32).eps ** 0.5 * size
+            assert_judged(ours, plain, judge, dtype=torch.float32, size=size)
+
+
+def test_smollm2_in_headwise_says_what_it_says_in_transformers(model: Any) -> None:
+    ids = repeated(0, batch=1)
+    judged_like_theirs(model, ids)
+    ours = hw.models.load(model)
+    with torch.no_grad():
+        whole, cache = ours(ids), ours.cache(1, ids.shape[1])
+        first = ours(ids[:, :HALF], cache=cache)
+        rest = [ours(token, cache=cache) for token in ids[:, HALF:].split(1, 1)]
+    stepped = torch.cat([first, *rest], 1)
+    assert torch.equal(stepped.argmax(-1), whole.argmax(-1))
+
+
+def test_minilm_in_headwise_says_what_it_says_in_transformers() -> None:
+    theirs, tokenizer, title = hw.models.load()
+    ids = tokenizer("to be or not to be, that is the question", return_tensors="pt")["input_ids"]
+    judged_like_theirs(theirs, ids)
+    ours, same, named = hw.models.load(ours=True)
+    assert named == title and same("to be")["input_ids"] == tokenizer("to be")["input_ids"]
+    with torch.no_grad():
+        found, expected = ours(ids), theirs(ids).last_hidden_state
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()

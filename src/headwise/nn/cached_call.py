@@ -34,7 +34,7 @@ from .packed_weights import ordinary
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
-__all__ = ["attend", "check_weights", "make_cache", "plain_step", "without_padding"]
+__all__ = ["attend", "check_weights", "make_cache", "plain_column", "plain_step", "without_padding"]
 
 Attended = tuple[Tensor, AttentionMap, Tensor]  # heads [B, H, T, Dv], their map, values [B, Hk, S, Dv]
 
@@ -145,10 +145,8 @@ def attend(
     return heads, weights, v
 
 
-def plain_step(
-    module: MultiHeadAttention, x: Tensor, cache: object, need_weights: bool
-) -> tuple[Tensor, AttentionMap | None] | None:
-    """(heads [B, H, 1, D], their map) of one more token each; None: not as plain as that."""
+def plain_column(module: MultiHeadAttention, x: Tensor, cache: object) -> int | None:
+    """Where in the cache a plain step of one token each, x [B, 1, E], would go; None: it is not plain."""
     if type(cache) is not KVCache or type(x) is not Tensor or torch.is_grad_enabled():
         return None
     held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
@@ -172,20 +170,37 @@ def plain_step(
         return None
     if x.is_cpu is not weight.is_cpu or x.get_device() != weight.get_device() or not ordinary(x):
         return None
-    B, H, Hk, scale, rope = shape[0], held["num_heads"], held["num_kv_heads"], held["scale"], held["rope"]
-    at = cache.next_column(B, Hk, D, D, x)
+    at = cache.next_column(shape[0], held["num_kv_heads"], D, D, x)
     if at is None or (window is not None and not (isinstance(window, int) and window > at)):
         return None
     modules = held["_modules"]
-    if not packed.holds((modules["q_proj"], modules["k_proj"], modules["v_proj"])):
-        return None
-    joined = torch.nn.functional.linear(x, weight, packed.bias)
+    return at if packed.holds((modules["q_proj"], modules["k_proj"], modules["v_proj"])) else None
+
+
+def plain_step(
+    module: MultiHeadAttention,
+    x: Tensor,
+    cache: KVCache,
+    at: int,
+    need_weights: bool,
+    factors: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, AttentionMap | None]:
+    """(heads [B, H, 1, D], their map) of one more token each, which goes where `plain_column` said.
+
+    Args:
+        factors: of the module's rope at this position, where they are known.
+    """
+    held: dict[str, Any] = module.__dict__
+    packed, B, D, scale, rope = held["_packed"], x.shape[0], held["head_dim"], held["scale"], held["rope"]
+    H, Hk = held["num_heads"], held["num_kv_heads"]
+    joined = torch.nn.functional.linear(x, packed.weight, packed.bias)
     heads = joined.view(B, H + 2 * Hk, 1, D)
     if rope is None:
         q, k, v = heads.split_with_sizes((H, Hk, Hk), 1)
     else:
         turned, v = heads.split_with_sizes((H + Hk, Hk), 1)
-        q, k = rope.rotate(turned, at).split_with_sizes((H, Hk), 1)
+        turned = rope.rotate(turned, at) if factors is None else rope.turn(turned, factors)
+        q, k = turned.split_with_sizes((H, Hk), 1)
     keys, values = cache.add_column(at, k, v)
     answered = straight(q, keys, values, False, D**-0.5 if scale is None else scale)
     if answered is None:  # a kernel that needs help with these sizes

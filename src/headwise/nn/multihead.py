@@ -275,8 +275,11 @@ class MultiHeadAttention(nn.Module):
         if key is value is mask is bias is positions is lengths is None:
             if cache is None:
                 plain = plain_self_attention(self, query, need_weights)
-            else:
-                plain = cached_call.plain_step(self, query, cache, need_weights)
+            elif (
+                isinstance(cache, KVCache)
+                and (at := cached_call.plain_column(self, query, cache)) is not None
+            ):
+                plain = cached_call.plain_step(self, query, cache, at, need_weights)
         heads, weights = plain or self._attend(query, key, value, mask, bias, positions, cache, lengths)[:2]
         return self._finish(heads, query, lengths), weights if need_weights else None
 
