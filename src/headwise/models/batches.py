@@ -14,7 +14,7 @@ from ..errors import ArgumentError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["Loss", "as_batches", "checked_loss", "own_loss", "run", "tracked"]
+__all__ = ["Loss", "Report", "as_batches", "checked_loss", "own_loss", "run", "tracked"]
 
 
 Loss = Callable[[nn.Module, Any], Tensor]  # loss_fn(model, batch) -> one number
@@ -115,6 +115,7 @@ def _called(loss_fn: Loss, model: nn.Module, batch: object) -> Tensor:
 
 
 AFTER = 2.0  # seconds: what is quicker needs no bar
+LINES = 60.0  # seconds from one line to the next, where there can be no bar
 
 Item = TypeVar("Item")
 
@@ -148,6 +149,46 @@ def tracked(
     finally:
         if bar is not None:
             bar.stop()
+
+
+class Report:
+    """How far a training is: a bar on a terminal, with rich; else a line a minute, on stderr.
+
+    with Report("training", 0, 1000) as report:
+        report.tell(1, loss)
+    """
+
+    def __init__(self, words: str, before: int, total: int | None, wanted: bool = True) -> None:
+        self.words, self.before, self.total, self.wanted = words, before, total, wanted
+        self.bar: Progress | None = None
+        self.plain = False  # lines instead of a bar
+        self.started = self.told = monotonic()
+
+    def tell(self, done: int, loss: float) -> None:
+        """After so many steps."""
+        if not self.wanted:
+            return
+        now = monotonic()
+        if self.bar is None and not self.plain:
+            left = None if self.total is None else self.total - self.before
+            if not _is_long(now - self.started, done - self.before, left):
+                return
+            self.bar = _bar(self.words, self.total)
+            self.plain = self.bar is None
+        if self.bar is not None:
+            said = f"{self.words}, loss {loss:.4g}"
+            self.bar.update(self.bar.task_ids[0], completed=done, description=said)
+        elif now - self.told > LINES:
+            self.told, rate = now, (done - self.before) / (now - self.started)
+            of = "" if self.total is None else f" of {self.total}"
+            sys.stderr.write(f"{self.words}: step {done}{of}, loss {loss:.4g}, {rate:.3g} steps/s\n")
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
 
 
 def _is_long(seconds: float, done: int, total: int | None) -> bool:
