@@ -156,6 +156,7 @@ def fit(
     data = BatchOrder(batches, steps, epochs)
     optimizer = _optimizer(model, optimizer, lr)
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    device = parameters[0].device
     lrs = [group["lr"] for group in optimizer.param_groups]
     share = _share(schedule, warmup, data.total)
     blocks, functions = _sorted(callbacks)
@@ -201,9 +202,9 @@ def fit(
                 with ExitStack() as around:
                     for block in blocks:
                         around.enter_context(block.step())
-                    device = parameters[0].device
-                    with torch.autocast(device.type, autocast, enabled=autocast is not None):
-                        loss = checked_loss(loss_fn, model, moved(batch, device))
+                    if autocast is not None:
+                        around.enter_context(torch.autocast(device.type, autocast))
+                    loss = checked_loss(loss_fn, model, moved(batch, device))
                     _check_gradient(loss, step)
                     loss.backward()
                 norm = None if clip is None else clip_grad_norm_(parameters, clip).item()
