@@ -68,9 +68,9 @@ def straight(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Scores] | None:
     """(output, lse, scores) of tensors that have been found plain; None where a kernel would need help."""
-    _, H, T, _ = q.shape
+    B, H, T, D = q.shape
     _, Hk, S, _ = k.shape
-    if (causal and S != T) or (T == 1 and H != Hk) or not scale > 0:
+    if (causal and S != T) or not scale > 0:
         return None
     scores = Scores(q, k, masks.CAUSAL if causal else NOTHING_HIDDEN, Scoring(scale))
     kernel, device = None, "cpu" if q.is_cpu else q.device.type
@@ -84,12 +84,14 @@ def straight(
         if kernel is None:
             return None
         backends.note(call)
-    band = kernels.CAUSAL if causal else kernels.FULL
+    band, one = kernels.CAUSAL if causal else kernels.FULL, T == 1 and H != Hk
+    if one:  # query: the heads of a group become the rows of one product, and keys are read once
+        q, band = q.reshape(B, Hk, H // Hk, D), kernels.FULL
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out, lse = _Straight.apply(q, k, v, kernel, band, scale)
     else:
         out, lse = kernel.forward((q, k, v, None, band, scale))
-    return out, lse, scores
+    return (out.reshape(B, H, 1, D), lse.reshape(B, H, 1), scores) if one else (out, lse, scores)
 
 
 class _Straight(torch.autograd.Function):

@@ -1,6 +1,22 @@
-"""Models: the trained one that headwise looks at by default, and those of others; a training loop."""
+"""Models: a small Transformer of our own, and a training loop; trained ones, and the default one."""
 
+from .layers import DecoderLayer, EncoderLayer, FeedForward
+from .model_cache import ModelCache
 from .pretrained import Pretrained, load
 from .training_loop import History, TrainingStep, fit
+from .transformer import Transformer
+from .transformer_config import TransformerConfig
 
-__all__ = ["History", "Pretrained", "TrainingStep", "fit", "load"]
+__all__ = [
+    "DecoderLayer",
+    "EncoderLayer",
+    "FeedForward",
+    "History",
+    "ModelCache",
+    "Pretrained",
+    "TrainingStep",
+    "Transformer",
+    "TransformerConfig",
+    "fit",
+    "load",
+]

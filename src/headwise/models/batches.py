@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from ..errors import ArgumentError
+from .transformer import Transformer
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["Loss", "Report", "as_batches", "checked_loss", "own_loss", "run", "tracked"]
+__all__ = ["Loss", "Report", "as_batches", "checked_loss", "own_loss", "run", "token_loss", "tracked"]
 
 
 Loss = Callable[[nn.Module, Any], Tensor]  # loss_fn(model, batch) -> one number
@@ -51,9 +54,13 @@ def run(model: nn.Module, batch: object) -> object:
 def own_loss(model: nn.Module, batch: object) -> Tensor:
     """The loss a Hugging Face model computes itself; a causal language model predicts its own input.
 
+    Of a `Transformer` of ours it is `token_loss`.
+
     Raises:
         ArgumentError: no labels to compare with; no loss in the model's output.
     """
+    if isinstance(model, Transformer):
+        return token_loss(model, batch)
     if isinstance(batch, Tensor):
         batch = {"input_ids": batch}
     if not isinstance(batch, Mapping):
@@ -76,6 +83,60 @@ def own_loss(model: nn.Module, batch: object) -> Tensor:
             f"model must return a loss: {type(model).__name__} returned none; give loss_fn(model, batch)"
         )
     return loss
+
+
+def token_loss(model: Transformer, batch: Any) -> Tensor:
+    """How far a Transformer is from each next token: the mean cross-entropy over all that are real.
+
+    A decoder is to say ids[:, 1:]. An encoder-decoder, given ids, is to say target_ids[:, 1:], the first of
+    which is where it starts.
+
+    Args:
+        batch: ids int [B, T], or of an encoder-decoder (ids, target_ids); or a mapping of the model's
+            arguments, where `lengths` and `target_lengths` say what is padding. In a mapping there may be
+            `labels`, too, of the shape of what is to be said: -100 where it does not count.
+
+    Raises:
+        ArgumentError: an encoder, which says nothing; a batch without ids; a mask, of which it is not known
+            whether it is padding.
+
+    Example:
+        >>> from headwise.models import TransformerConfig
+        >>> model = Transformer(TransformerConfig(vocab_size=61, d_model=32, num_heads=4, num_layers=1))
+        >>> ids = torch.randint(61, (3, 7))
+        >>> 3.5 < token_loss(model, {"ids": ids, "lengths": [7, 5, 2]}).item() < 4.7  # log(61) = 4.1: guesses
+        True
+    """
+    if model.config.output is None:
+        raise ArgumentError(
+            f"loss_fn must be given for a model without an output: this is a {model.config.kind} that ends "
+            "with hidden states; give loss_fn(model, batch)"
+        )
+    said = "target_ids" if model.config.kind == "encoder-decoder" else "ids"
+    names = ("ids", "target_ids") if said == "target_ids" else ("ids",)
+    if not isinstance(batch, Mapping):
+        batch = dict(zip(names, batch if isinstance(batch, (tuple, list)) else (batch,), strict=False))
+    missing = [name for name in names if name not in batch]
+    if missing or ("mask" in batch and "labels" not in batch and said == "ids"):
+        rule = (
+            f"must hold {' and '.join(names)}" if missing else "must tell padding by lengths, not by a mask"
+        )
+        raise ArgumentError(
+            f"batches {rule}: got {', '.join(map(str, batch)) or 'nothing'}; use a mapping of the model's "
+            "arguments"
+        )
+    arguments = {name: value for name, value in batch.items() if name != "labels"}
+    labels = batch.get("labels")
+    if labels is None:
+        labels = batch[said]
+        lengths = batch.get("target_lengths" if said == "target_ids" else "lengths")
+        if lengths is not None:
+            lengths = torch.as_tensor(lengths, device=labels.device)
+            at = torch.arange(labels.shape[1], device=labels.device)
+            labels = labels.masked_fill(at >= lengths[:, None], IGNORED)
+    logits = model(**arguments)[:, :-1].flatten(0, 1)  # [B * (T - 1), V]
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return cross_entropy(logits.to(wide), labels[:, 1:].flatten(), ignore_index=IGNORED)
 
 
 def _is_causal_language_model(model: nn.Module) -> bool:

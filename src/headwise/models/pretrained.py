@@ -15,11 +15,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol, overload
 
 from torch import Tensor, nn
 
-from ..errors import ArgumentError, PackageMissing, needed
+from ..errors import REMEDIES, ArgumentError, HeadwiseError, PackageMissing, needed
+from .checkpoint import from_folder, from_transformers
+from .transformer import Transformer
 
 __all__ = ["MOST_TOKENS", "TITLE", "Pretrained", "Reading", "built_in", "load", "most_tokens", "read"]
 
@@ -56,41 +58,73 @@ class Pretrained(NamedTuple):
     title: str
 
 
-def load(name_or_path: str | os.PathLike[str] | None = None) -> Pretrained:
-    """A trained model and its tokenizer.
+@overload
+def load(name_or_path: nn.Module, *, ours: bool = True) -> Transformer: ...
+
+
+@overload
+def load(name_or_path: str | os.PathLike[str] | None = None, *, ours: bool = False) -> Pretrained: ...
+
+
+def load(
+    name_or_path: str | os.PathLike[str] | nn.Module | None = None, *, ours: bool | None = None
+) -> Pretrained | Transformer:
+    """A trained model and its tokenizer: as transformers has it, or built of headwise's parts.
 
         model, tokenizer, title = load()
         model(**tokenizer("to be or not to be", return_tensors="pt"))
+
+        model, tokenizer, title = load(folder, ours=True)              # a headwise.models.Transformer
+        model(tokenizer("to be or not to be", return_tensors="pt")["input_ids"])
 
     Of an encoder-decoder it is the encoder.
 
     Args:
         name_or_path: a folder with config.json, safetensors and a tokenizer; else a name on the Hugging Face
-            hub, fetched unless it is in the cache. None: MiniLM-L6, a BERT of 6 layers with 12 heads each.
+            hub, fetched unless it is in the cache. None: MiniLM-L6, a BERT of 6 layers with 12 heads each. A
+            model of transformers: a `Transformer` with copies of its weights.
+        ours: whether the model is a `Transformer`, of GPT-2, BERT (the encoder), Llama, Mistral, Qwen2 or
+            Qwen3. Files are then read with safetensors alone; without transformers there is no tokenizer, and
+            the one that is handed out says so when it is used.
 
     Raises:
         ArgumentError: no such folder; no model in it; a name that the hub does not know or does not hand out;
-            a hub that cannot be reached.
+            a hub that cannot be reached; with `ours`, a family, a config or a weight that headwise does not
+            know.
         PackageMissing: transformers, or the package with the default model, is not installed.
     """
+    if isinstance(name_or_path, nn.Module):
+        if ours is False:
+            raise ArgumentError(
+                f"ours must be True for a model: got False with a {type(name_or_path).__name__}; a model "
+                "that is loaded goes to headwise.watch as it is"
+            )
+        return from_transformers(name_or_path)
     if name_or_path is not None and not isinstance(name_or_path, (str, os.PathLike)):
         raise ArgumentError(
             f"model must be a folder or a name: got {type(name_or_path).__name__}; a model that is loaded "
             "goes to headwise.watch as it is"
         )
-    with needed("transformers", "trained models need transformers"):
-        import transformers  # noqa: F401
+    if not ours:
+        with needed("transformers", "trained models need transformers"):
+            import transformers  # noqa: F401
+    folder, title = _place_of(name_or_path)
+    return _ours(folder, title) if ours else _from_folder(folder, title)
+
+
+def _place_of(name_or_path: str | os.PathLike[str] | None) -> tuple[Path, str]:
+    """The folder of a model, and what to call it."""
     if name_or_path is None:
-        return _from_folder(built_in(), TITLE)
+        return built_in(), TITLE
     name = os.fspath(name_or_path)
     folder = Path(os.path.expanduser(name))
     if name and folder.is_dir():
-        return _from_folder(folder, folder.resolve().name)
+        return folder, folder.resolve().name
     if name and folder.exists():
         raise ArgumentError(f"model must be a folder or a name: {name!r} is a file; name the folder it is in")
     if isinstance(name_or_path, os.PathLike) or LIKE_A_PATH.fullmatch(name):
         raise ArgumentError(f"model must be a folder that exists: there is no {name!r}; check the name")
-    return _from_folder(_from_hub(name), name)
+    return _from_hub(name), name
 
 
 def built_in() -> Path:
@@ -139,6 +173,56 @@ def _from_folder(folder: Path, title: str) -> Pretrained:
     if getattr(model.config, "is_encoder_decoder", False):
         model, title = model.get_encoder(), f"{title}, encoder"
     return Pretrained(model.eval(), tokenizer, title)
+
+
+def _ours(folder: Path, title: str) -> Pretrained:
+    """The same, built of headwise's parts."""
+    _check(folder)
+    model, tokenizer = from_folder(folder), _tokenizer(folder, title)
+    return Pretrained(model, tokenizer, title)
+
+
+def _tokenizer(folder: Path, title: str) -> Tokenizer:
+    """A folder's tokenizer, or what says why there is none as soon as it is used."""
+    if importlib.util.find_spec("transformers") is None:
+        wanted = f"the tokenizer of {title!r} needs transformers; install with: {REMEDIES['transformers']}"
+        return NoTokenizer(PackageMissing(wanted, name="transformers"))
+    from transformers import AutoTokenizer
+
+    with _quietly():
+        try:
+            found: Tokenizer = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+            return found
+        except Exception as error:
+            said = str(error).strip().partition("\n")[0]
+            return NoTokenizer(
+                ArgumentError(
+                    f"tokenizer must be in the model's folder: {title!r} has none that loads "
+                    f"({type(error).__name__}: {said}); give the model ids"
+                )
+            )
+
+
+class NoTokenizer:
+    """In the place of a tokenizer that could not be had: whoever uses it hears why."""
+
+    def __init__(self, reason: HeadwiseError) -> None:
+        self.reason = reason
+
+    def _refuse(self, *args: object, **options: object) -> NoReturn:
+        raise self.reason
+
+    __call__ = convert_ids_to_tokens = decode = encode = _refuse
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """None are known."""
+        raise self.reason
+
+    def __repr__(self) -> str:
+        return f"NoTokenizer({self.reason})"
 
 
 def _check(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """`fit`: a training loop, as plain as one writes it oneself, which goes on where it was killed.
 
 The loop stands at the end of `fit`, to be read and copied. Around it: batches in their order
-(`batch_order.py`); the file (`checkpoints.py`); what training changes for a while, and puts back.
+(`batch_order.py`); the file (`training_files.py`); what training changes for a while, and puts back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from ..errors import ArgumentError, nearest
 from .batch_order import BatchOrder, moved, random_of, whole
 from .batches import Loss, Report, checked_loss
-from .checkpoints import place_of, read, write
+from .training_files import place_of, read, write
 
 __all__ = ["History", "TrainingStep", "fit"]
 
@@ -141,8 +141,8 @@ def fit(
             another model, optimizer or setting.
 
     Example:
-        >>> model, data = nn.Linear(3, 1), torch.randn(7, 2, 3)
-        >>> history = fit(model, data.unbind(0), lambda model, x: model(x).square().mean(), steps=20)
+        >>> model, batch = nn.Linear(3, 1), torch.randn(7, 3)
+        >>> history = fit(model, batch, lambda model, x: model(x).square().mean(), steps=20)
         >>> history.steps, history.losses[-1] < history.losses[0]
         (20, True)
     """

@@ -2,6 +2,7 @@
 
 from .as_torch import MultiheadAttention, adopt, restore
 from .cache import KVCache
+from .memory import Memory
 from .multihead import MultiHeadAttention
 from .options import Buckets, QKNorm, RelativeBias
 from .rotary import Linear, Llama3, Ntk, Rope, Yarn
@@ -11,6 +12,7 @@ __all__ = [
     "KVCache",
     "Linear",
     "Llama3",
+    "Memory",
     "MultiHeadAttention",
     "MultiheadAttention",
     "Ntk",

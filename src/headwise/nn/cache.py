@@ -1,19 +1,455 @@
-"""Keys and values kept from one call to the next."""
+"""Keys and values kept from one call to the next, so that a token is projected once.
+
+    columns      0 1 2 3 4 5 6                 two sequences of different lengths
+    in use       k k k k k . .                 . . k k k . .    aligned at their end
+                 k k k k k . .                 k k k k k . .
+
+Columns are in the order of the tokens, and new ones come after the last: T queries over S columns stand
+beside the last T, as everywhere in headwise: every rule of a mask and every bias by distance holds as it is.
+
+Maps of earlier steps look at views of the same block of memory. New columns are written past its count of
+versions (`_put`), since nobody has seen them yet; columns that somebody may have seen are written with it,
+and then the maps that hold them refuse.
+
+Letters: B batch, T query_len, S key_len, Hk num_kv_heads, D head_dim, Dv value_dim.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 from torch import Tensor
 
-from ..masks import Mask
+from ..errors import ArgumentError, ShapeError
+from ..mask_meaning import whole_number
+from ..mask_rules import can_read
+from ..masks import BoundMask, Mask
 
 __all__ = ["KVCache"]
 
+LEAST = 64  # columns of a growing cache's first block
+
 
 class KVCache:
-    """The keys and values of the tokens so far."""
+    """The keys and values of the tokens so far, for `mha(x, cache=cache)`; made by `mha.cache()`.
 
-    length: int = 0
+    Args:
+        max_length: columns there can be; room for all of them is taken at once. Default: it grows.
+        ring: the last max_length tokens are kept and older ones forgotten, for modules with a window.
 
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Mask | None]:
-        """All keys, all values, and what is to be hidden besides."""
-        raise NotImplementedError
+    Raises:
+        ArgumentError: a ring without max_length.
+        ShapeError: max_length below 1.
+
+    Example:
+        >>> import headwise as hw
+        >>> mha = hw.MultiHeadAttention(64, 4, causal=True).eval().requires_grad_(False)
+        >>> x, cache = torch.randn(2, 7, 64), mha.cache()
+        >>> prompt, _ = mha(x[:, :5], cache=cache)
+        >>> steps = [mha(x[:, i : i + 1], cache=cache)[0] for i in (5, 6)]
+        >>> torch.allclose(torch.cat([prompt, *steps], 1), mha(x)[0], atol=1e-6)
+        True
+        >>> cache
+        KVCache(7 columns, batch 2, 4 heads, float32)
+    """
+
+    def __init__(self, max_length: int | None = None, ring: bool = False) -> None:
+        if max_length is not None:
+            max_length = whole_number(max_length, "max_length")
+            if max_length < 1:
+                raise ShapeError(f"max_length must be at least 1: got {max_length}; or leave it out")
+        elif ring:
+            raise ArgumentError("ring must have a max_length: got None; give the module's window or more")
+        self.max_length, self.ring = max_length, ring
+        self._k: Tensor | None = None  # [B, Hk, room, D]
+        self._v: Tensor | None = None  # [B, Hk, room, Dv]
+        self._seen: int | None = 0  # tokens that came, the longest sequence's; None: only the device knows
+        self._at: Tensor | None = None  # the same on the device, int64 []; of a cache that is reserved
+        self._first: list[int] | None = None  # of each sequence, its first column among those that came
+        self._first_there: Tensor | None = None  # the same on the device, int64 [B]
+        self._real: Tensor | None = None  # bool [B, columns]: those that are no padding
+        self._shown = 0  # columns of the blocks that somebody may hold a view of
+
+    # What it holds
+
+    @property
+    def seen(self) -> int:
+        """Tokens that came so far, also those that a ring forgot; of the longest sequence."""
+        if self._seen is None:
+            assert self._at is not None
+            self._seen = int(self._at)
+        return self._seen
+
+    @property
+    def length(self) -> int:
+        """Columns in use."""
+        return min(self.seen, self.max_length) if self.ring and self.max_length else self.seen
+
+    @property
+    def batch(self) -> int | None:
+        """B; None while nothing is known of it."""
+        return None if self._k is None else self._k.shape[0]
+
+    @property
+    def starts(self) -> Tensor | None:
+        """The first real column of each sequence, int [B]; None: all begin at the first."""
+        if self._first_there is None:
+            return None
+        return (self._first_there - (self.seen - self.length)).clamp(min=0)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory taken, with room for what is to come."""
+        return sum(x.numel() * x.element_size() for x in (self._k, self._v) if x is not None)
+
+    def positions(self, count: int, device: torch.device | str | None = None) -> Tensor:
+        """Of the next `count` tokens: int [T], or [B, T] where sequences are of different lengths."""
+        if self._k is not None:
+            device = self._k.device
+        if torch.compiler.is_compiling() and self._at is not None:
+            next_ones = self._at + torch.arange(count, device=device)
+        else:
+            next_ones = torch.arange(self.seen, self.seen + count, device=device)
+        return next_ones if self._first_there is None else next_ones - self._first_there[:, None]
+
+    def columns(self, count: int) -> int:
+        """S, how many columns a call with so many tokens attends to."""
+        if self.ring and self.max_length is not None:
+            return count + min(self.seen, self.max_length - 1)
+        return count + self.seen
+
+    def __repr__(self) -> str:
+        used = f"{self.length} columns"
+        if self.max_length is not None:
+            used = f"{'last ' if self.ring else ''}{self.length} of {self.max_length} columns"
+        inside = [used]
+        if self._k is not None:
+            B, Hk = self._k.shape[:2]
+            inside += [f"batch {B}", f"{Hk} heads", str(self._k.dtype).removeprefix("torch.")]
+        return f"KVCache({', '.join(inside)})"
+
+    # Adding to it
+
+    def reserve(
+        self,
+        batch: int,
+        num_kv_heads: int,
+        head_dim: int,
+        value_dim: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> KVCache:
+        """Take room for max_length columns now, as steps that are compiled need it; the cache itself."""
+        assert self.max_length is not None
+        shape = (batch, num_kv_heads, self.max_length)
+        self._k = _room((*shape, head_dim), dtype or torch.get_default_dtype(), device)
+        self._v = _room((*shape, value_dim), dtype or torch.get_default_dtype(), device)
+        with torch.inference_mode(False):
+            self._at = torch.zeros((), dtype=torch.int64, device=device)
+        return self
+
+    def extend(
+        self, k: Tensor, v: Tensor, lengths: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor, Mask | None]:
+        """Add the keys and values of new tokens.
+
+        Args:
+            k: [B, Hk, T, D], at their positions already.
+            v: [B, Hk, T, Dv]
+            lengths: how many of each sequence's T are real, the first ones.
+
+        Returns:
+            All keys [B, Hk, S, D] and values [B, Hk, S, Dv] that the T new tokens attend to, in order, and
+            what is padding among them.
+
+        Raises:
+            ShapeError: sizes that do not fit what is there; more than max_length columns.
+            ArgumentError: another dtype or device; gradients in a cache of fixed size.
+        """
+        self._check(k, v)
+        T, seen, joins = k.shape[2], self.seen, self._keeps_graph(k, v)
+        if lengths is not None:
+            return self._extend_ragged(k, v, lengths, joins)
+        end = seen + T
+        if self.ring and self.max_length is not None and end > self.max_length:
+            return self._extend_ring(k, v, end)
+        self._check_room(seen, T, end)
+        if joins:
+            self._k = k if not seen or self._k is None else torch.cat((self._k[:, :, :seen], k), 2)
+            self._v = v if not seen or self._v is None else torch.cat((self._v[:, :, :seen], v), 2)
+        else:
+            if self._k is None or end > self._k.shape[2] or self._k.requires_grad:
+                self._grow(k, v, end)
+            self._put(seen, k, v)
+        self._set(end)
+        assert self._k is not None and self._v is not None
+        mask = None if self._first is None else self._padding(end, end)
+        if self.ring and self._at is not None:  # compiled steps go round without a count of versions
+            return self._k[:, :, :end].clone(), self._v[:, :, :end].clone(), mask
+        self._shown = max(self._shown, end)
+        if self._k.shape[2] == end:
+            return self._k, self._v, mask
+        return self._k[:, :, :end], self._v[:, :, :end], mask
+
+    def _extend_ring(self, k: Tensor, v: Tensor, end: int) -> tuple[Tensor, Tensor, Mask | None]:
+        """Where something is forgotten: what is handed out is a copy, in order."""
+        assert self.max_length is not None
+        T, kept = k.shape[2], min(k.shape[2], self.max_length)
+        if self._k is None or self._v is None:
+            self._grow(k, v, end)
+        assert self._k is not None and self._v is not None
+        past = self.max_length - 1
+        keys = torch.cat((*self._in_order(self._k, past), k), 2)
+        values = torch.cat((*self._in_order(self._v, past), v), 2)
+        self._put(end - kept, k[:, :, T - kept :], v[:, :, T - kept :])
+        self._set(end)
+        return keys, values, self._padding(end, keys.shape[2])
+
+    def _extend_ragged(
+        self, k: Tensor, v: Tensor, lengths: Sequence[int], joins: bool
+    ) -> tuple[Tensor, Tensor, Mask | None]:
+        """A chunk padded on its right: attended to as it is, and kept aligned at its end."""
+        (B, _, T, _), seen, held, device = k.shape, self.seen, self.length, k.device
+        first = self._first or [0] * B
+        totals = [seen - start + count for start, count in zip(first, lengths, strict=True)]
+        end = max(totals)
+        self._check_room(seen, end - seen, end)
+        keys, values = k, v
+        if held and self._k is not None and self._v is not None:
+            keys = torch.cat((*self._in_order(self._k, held), k), 2)
+            values = torch.cat((*self._in_order(self._v, held), v), 2)
+        counts = torch.tensor(lengths, device=device)[:, None]
+        counted = torch.arange(T, device=device) < counts  # [B, T]
+        real = counted
+        if held:
+            old = (
+                torch.arange(seen - held, seen, device=device) >= torch.tensor(first, device=device)[:, None]
+            )
+            real = torch.cat((old, counted), 1)
+
+        kept = min(end, self.max_length) if self.ring and self.max_length else end
+        column = (torch.arange(kept, device=device) + (held - kept) + counts).clamp(min=0)[:, None, :, None]
+        aligned = [x.gather(2, column.expand(-1, x.shape[1], -1, x.shape[3])) for x in (keys, values)]
+        if joins:
+            self._k, self._v = aligned
+        else:
+            if self.max_length is None:
+                self._k = self._v = None  # a new block: maps keep the old one
+            if self._k is None:
+                self._grow(*aligned, end)
+            self._put(end - kept, *aligned)
+        starts = [end - total for total in totals]
+        self._set(end, starts if any(starts) else None)
+        return keys, values, BoundMask(keys=real, queries=counted)
+
+    def _in_order(self, block: Tensor, most: int) -> list[Tensor]:
+        """The last columns of a block, at most so many, oldest first: a view, or two of a ring gone round."""
+        seen, count = self.seen, min(self.length, most)
+        if not self.ring or self.max_length is None or seen <= self.max_length:
+            return [block[:, :, seen - count : seen]]
+        begin, stop = (seen - count) % self.max_length, seen % self.max_length
+        if begin < stop:
+            return [block[:, :, begin:stop]]
+        return [block[:, :, begin:], block[:, :, :stop]]
+
+    def _put(self, begin: int, k: Tensor, v: Tensor) -> None:
+        """Write columns from this one on; counted as a change where somebody may hold a view of them."""
+        assert self._k is not None and self._v is not None
+        room, count = self._k.shape[2], k.shape[2]
+        slot = begin % room if self.ring else begin
+        whole = min(count, room - slot)
+        spans = [(slot, 0, whole)] if whole == count else [(slot, 0, whole), (0, whole, count)]
+        secret = spans[-1][0] >= self._shown  # nobody has seen these columns
+        for block, new in ((self._k, k), (self._v, v)):
+            target = block.data if secret else block
+            for at, start, stop in spans:
+                target[:, :, at : at + stop - start] = new if stop - start == count else new[:, :, start:stop]
+        if not secret:
+            self._shown = 0  # whatever looked at these blocks refuses from now on
+
+    def _grow(self, k: Tensor, v: Tensor, end: int) -> None:
+        """Blocks with room for so many columns, and what is there copied into them."""
+        if self.max_length is not None:
+            room = self.max_length
+        else:
+            room = max(LEAST, end + end // 2)
+        old, seen = (self._k, self._v), self.seen
+        self._k = _room((*k.shape[:2], room, k.shape[3]), k.dtype, k.device)
+        self._v = _room((*v.shape[:2], room, v.shape[3]), v.dtype, v.device)
+        self._shown = 0
+        if seen and old[0] is not None and old[1] is not None:
+            self._k.data[:, :, :seen] = old[0][:, :, :seen].detach()
+            self._v.data[:, :, :seen] = old[1][:, :, :seen].detach()
+
+    def _set(self, seen: int, first: list[int] | str | None = "as it is") -> None:
+        """So many tokens came, and each sequence begins there."""
+        self._seen = seen
+        if self._at is not None:
+            self._at.fill_(seen)
+        if not isinstance(first, str):
+            self._first, self._real = first, None
+            device = None if self._k is None else self._k.device
+            self._first_there = None if first is None else torch.tensor(first, device=device)
+
+    def _padding(self, end: int, count: int) -> Mask | None:
+        """What is padding among the last so many columns of those that came; None: nothing is."""
+        first = self._first
+        if first is None or end - count >= max(first):
+            return None
+        if self._real is None or self._real.shape[1] < end:
+            assert self._first_there is not None
+            spots = torch.arange(2 * end, device=self._first_there.device)
+            self._real = spots >= self._first_there[:, None]
+        return BoundMask(keys=self._real[:, end - count : end])
+
+    # Refusals
+
+    def _keeps_graph(self, k: Tensor, v: Tensor) -> bool:
+        """Whether gradients flow to what is kept: then by joining tensors, not by writing into one."""
+        if not torch.is_grad_enabled():
+            return False
+        held = (
+            self._k is not None and self._v is not None and (self._k.requires_grad or self._v.requires_grad)
+        )
+        if not (k.requires_grad or v.requires_grad or held):
+            return False
+        if self.max_length is not None:
+            raise ArgumentError(
+                f"cache must not be of fixed size where gradients flow: max_length={self.max_length}, and "
+                "keys require a gradient; run under torch.no_grad(), or leave max_length out"
+            )
+        return True
+
+    def _check_room(self, seen: int, more: int, end: int) -> None:
+        if self.max_length is not None and end > self.max_length and not self.ring:
+            raise ShapeError(
+                f"max_length must hold all tokens: {seen} + {more} > {self.max_length}; make the cache "
+                "larger or crop it"
+            )
+
+    def _check(self, k: Tensor, v: Tensor) -> None:
+        """Raise unless these can stand beside what is there."""
+        held = self._k
+        if held is None or self._v is None:
+            return
+        a, b = held.shape, k.shape
+        if a[0] == b[0] and a[1] == b[1] and a[3] == b[3] and self._v.shape[3] == v.shape[3]:
+            if held.dtype is k.dtype and self._v.dtype is v.dtype and held.device == k.device:
+                return
+            raise ArgumentError(
+                f"cache must hold the dtype and device of the keys: {held.dtype} on {held.device} for "
+                f"{k.dtype} on {k.device}; make one with mha.cache() where the model is"
+            )
+        if not self.seen and self._at is None:
+            self._k = self._v = None  # emptied, and nothing was promised
+            return
+        if a[0] != b[0]:
+            raise ShapeError(
+                f"cache must hold as many sequences as come in: {a[0]} for {b[0]}; reorder(index) repeats or "
+                "drops some, or make a new one"
+            )
+        raise ShapeError(
+            f"cache must hold the module's heads: {a[1]} of {a[3]} and {self._v.shape[3]} channels for "
+            f"{b[1]} of {b[3]} and {v.shape[3]}; each layer has a cache of its own"
+        )
+
+    # Changing it
+
+    def reorder(self, index: Tensor | Sequence[int]) -> None:
+        """Sequence i becomes what sequence index[i] was; as many as are named, as beams need it.
+
+        Raises:
+            ArgumentError: not whole numbers [B'], or a sequence that is not there.
+        """
+        if self._k is None or self._v is None:
+            return
+        chosen, B = order_of(index, self._k), self._k.shape[0]
+        if self._first is not None:
+            self._set(self.seen, [self._first[i] for i in chosen.tolist()])
+        if self._at is not None and len(chosen) == B:  # where compiled steps look for it
+            for block in (self._k, self._v):
+                block.copy_(block.index_select(0, chosen))
+            return
+        joins = torch.is_grad_enabled()
+        with torch.inference_mode(False):  # which lets gradients in again
+            self._k, self._v = (
+                x.index_select(0, chosen) if joins else x.detach().index_select(0, chosen)
+                for x in (self._k, self._v)
+            )
+        self._shown = 0
+
+    def crop(self, length: int) -> None:
+        """Forget all columns from this one on: the last `cache.length - length` tokens of each sequence.
+
+        Raises:
+            ShapeError: more than there are, or below 0; a ring that has forgotten what came before them.
+        """
+        length, now = whole_number(length, "length"), self.length
+        if not 0 <= length <= now:
+            raise ShapeError(f"length must be between 0 and what is there: got {length} of {now}; crop less")
+        if length == now:
+            return
+        if self.seen > now:
+            raise ShapeError(
+                f"length must be {now} in a ring that has gone round: got {length}, and what stood before is "
+                "forgotten; use a cache without ring=True"
+            )
+        assert self._k is not None and self._v is not None
+        if self._k.requires_grad or self._v.requires_grad:
+            self._k, self._v = self._k[:, :, :length], self._v[:, :, :length]
+        elif self._at is not None:  # compiled steps look at all columns: nothing odd may be left there
+            self._k[:, :, length:].zero_()
+            self._v[:, :, length:].zero_()
+        if self._first is None:
+            self._set(length)
+        else:
+            self._set(length, [min(start, length) for start in self._first])
+
+    def reset(self) -> None:
+        """Forget everything; the room stays."""
+        if self._k is not None and self._v is not None:
+            if self._k.requires_grad or self._v.requires_grad:
+                self._k = self._v = None
+            elif self._at is not None:
+                self._k.zero_()
+                self._v.zero_()
+        self._set(0, None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
+        new = KVCache.__new__(KVCache)
+        memo[id(self)] = new
+        for name, value in self.__dict__.items():
+            new.__dict__[name] = value.clone() if isinstance(value, Tensor) else value
+        new._first = None if self._first is None else list(self._first)
+        new._shown = 0  # its blocks are its own
+        return new
+
+
+def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
+    """A block of zeros: what is hidden is multiplied by 0, which nothing that happens to lie there may be."""
+    with torch.inference_mode(False):  # else it could be written to in inference mode alone
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def order_of(index: Tensor | Sequence[int], held: Tensor) -> Tensor:
+    """Which sequences, int64 [B'], where they are needed.
+
+    Raises:
+        ArgumentError: not whole numbers [B'], or a sequence that is not there.
+    """
+    chosen = torch.as_tensor(index, device=held.device)
+    if chosen.ndim != 1 or chosen.dtype == torch.bool or chosen.is_floating_point() or not len(chosen):
+        raise ArgumentError(
+            f"index must be whole numbers [B']: got {chosen.dtype} {list(chosen.shape)}; name a sequence for "
+            "each new one"
+        )
+    if can_read(chosen):
+        low, high = int(chosen.min()), int(chosen.max())
+        if low < 0 or high >= held.shape[0]:
+            raise ArgumentError(
+                f"index must name sequences that are there: got {low if low < 0 else high} of "
+                f"{held.shape[0]}; use 0 to {held.shape[0] - 1}"
+            )
+    return chosen.long()

@@ -50,7 +50,9 @@ __all__ = [
     "ONE_LETTER",
     "check",
     "check_call",
+    "check_memory",
     "check_options",
+    "check_query",
     "lone",
     "plain_self_attention",
     "rules_of",
@@ -139,16 +141,27 @@ def check(module: MultiHeadAttention, query: Tensor, key: Tensor, value: Tensor)
         ShapeError: dimensions, widths, batches or lengths that do not fit, or a length of 0.
         ArgumentError: not a tensor; a dtype or device other than the weights'.
     """
-    _check_one(module, query, "query", "[B, T, d_model]", "d_model", module.d_model, module.q_proj)
+    check_query(module, query)
     if key is query and value is query and module.kdim == module.vdim == module.d_model:
         return
-    _check_one(module, key, "key", "[B, S, kdim]", "kdim", module.kdim, module.k_proj)
-    _check_one(module, value, "value", "[B, S, vdim]", "vdim", module.vdim, module.v_proj)
+    check_memory(module, key, value)
     if query.shape[0] != key.shape[0]:
         what = "inputs are batch first, transpose(0, 1) those that are not"
         if key.shape[0] == 1:
             what = f"for one memory of all use key.expand({query.shape[0]}, -1, -1); {what}"
         raise ShapeError(f"query and key must agree in batch: {query.shape[0]} and {key.shape[0]}; {what}")
+
+
+def check_query(module: MultiHeadAttention, query: Tensor) -> None:
+    """As `check`, of queries alone."""
+    _check_one(module, query, "query", "[B, T, d_model]", "d_model", module.d_model, module.q_proj)
+
+
+def check_memory(module: MultiHeadAttention, key: Tensor, value: Tensor) -> None:
+    """As `check`, of keys and values alone."""
+    _check_one(module, key, "key", "[B, S, kdim]", "kdim", module.kdim, module.k_proj)
+    if value is not key or module.kdim != module.vdim:
+        _check_one(module, value, "value", "[B, S, vdim]", "vdim", module.vdim, module.v_proj)
     if key.shape[:2] != value.shape[:2]:
         raise ShapeError(
             f"key and value must agree in batch and length: {list(key.shape[:2])} and "

@@ -17,9 +17,10 @@ from ..map import AttentionMap
 from ..masks import Mask
 from ..scoring import Alibi
 from ..scoring import alibi as slopes
-from . import dimensions, module_call, presets, torch_conversion
+from . import cached_call, dimensions, module_call, presets, torch_conversion
 from .cache import KVCache
 from .dimensions import Sizes
+from .memory import Memory, remember
 from .module_call import plain_self_attention
 from .options import Buckets, QKNorm, RelativeBias
 from .packed_weights import Packed, pack, project
@@ -235,7 +236,7 @@ class MultiHeadAttention(nn.Module):
         *,
         bias: Tensor | Alibi | None = None,
         positions: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | Memory | None = None,
         lengths: Tensor | Sequence[int] | None = None,
         documents: Tensor | None = None,
         need_weights: bool = True,
@@ -254,7 +255,8 @@ class MultiHeadAttention(nn.Module):
             bias: added to the scores, broadcastable to [B, H, T, S]; or `headwise.scoring.alibi(num_heads)`.
             positions: of the queries' tokens, int [T] or [B, T], for `rope`; by default 0, 1, 2, .., after
                 those in the cache.
-            cache: keys and values of earlier calls, to which this one's are added; see `KVCache`.
+            cache: keys and values of earlier calls, to which this one's are added; see `KVCache`. A mask or
+                bias then has a column for each of them, and for the new ones. Or what `remember` gives.
             lengths: int [B], how many tokens of each sequence are real, the first ones; padding is skipped.
             documents: int [T] or [B, T], several texts packed one after another, each attending to itself.
             need_weights: False gives None in their place. They cost nothing until they are looked at.
@@ -269,14 +271,15 @@ class MultiHeadAttention(nn.Module):
         """
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.forward)
-        if lengths is not None or documents is not None:
+        if (lengths is not None and cache is None) or documents is not None:
             raise NotImplementedError("ragged batches")
+        if cache is not None and need_weights and torch.compiler.is_compiling():
+            cached_call.check_weights(cache)
         plain = None
         if key is None and value is None and mask is None and bias is None and cache is None:
             plain = plain_self_attention(self, query, need_weights)
-        heads, weights = plain or self._attend(query, key, value, mask, bias, positions, cache)[:2]
-        output: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))  # [B, T, H * Dv] -> [B, T, E]
-        return output, weights if need_weights else None
+        heads, weights = plain or self._attend(query, key, value, mask, bias, positions, cache, lengths)[:2]
+        return self._joined(heads, lengths), weights if need_weights else None
 
     def head_outputs(
         self,
@@ -287,7 +290,7 @@ class MultiHeadAttention(nn.Module):
         *,
         bias: Tensor | Alibi | None = None,
         positions: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | Memory | None = None,
         **wrong: object,
     ) -> Tensor:
         """What each head says before concatenation and W_O, [B, H, T, Dv]; arguments as in a call.
@@ -304,6 +307,39 @@ class MultiHeadAttention(nn.Module):
             module_call.check_call(wrong, MultiHeadAttention.head_outputs)
         return self._attend(query, key, value, mask, bias, positions, cache)[0]
 
+    def cache(self, batch: int | None = None, max_length: int | None = None, ring: bool = False) -> KVCache:
+        """An empty cache for this module: `mha(x, cache=cache)` adds x to it and attends to all there is.
+
+        Args:
+            batch: B; with max_length, room is taken at once, as steps inside `torch.compile` need it.
+            max_length: the most columns there can be. Default: it grows.
+            ring: keeps the last max_length tokens alone, for a module with a window. Default the window.
+
+        Raises:
+            ArgumentError: a module that is not causal; a ring without a window, or shorter than it.
+        """
+        return cached_call.make_cache(self, batch, max_length, ring)
+
+    def remember(self, key: Tensor, value: Tensor | None = None, mask: Mask | Tensor | None = None) -> Memory:
+        """Keys and values of cross-attention, projected once: `mha(query, cache=memory)` looks at them.
+
+        Args:
+            key: [B, S, kdim]
+            value: [B, S, vdim]; without it, key.
+            mask: which keys are real, `Mask.padding(lengths)` or bool [B, 1, 1, S].
+
+        Raises:
+            ShapeError, ArgumentError: as in a call.
+            MaskError: a mask that is not the same for all queries.
+
+        Example:
+            >>> mha, text = MultiHeadAttention(64, 4), torch.randn(2, 9, 64)
+            >>> memory, query = mha.remember(text), torch.randn(2, 3, 64)
+            >>> torch.allclose(mha(query, cache=memory)[0], mha(query, text, text)[0], atol=1e-6)
+            True
+        """
+        return remember(self, key, value, mask)
+
     def _attend(
         self,
         query: Tensor,
@@ -312,9 +348,12 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | Tensor | None,
         bias: Tensor | Alibi | None,
         positions: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | Memory | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
     ) -> tuple[Tensor, AttentionMap, Tensor]:
         """(heads [B, H, T, Dv], their map, values [B, Hk, S, Dv])"""
+        if cache is not None:
+            return cached_call.attend(self, query, key, value, mask, bias, positions, cache, lengths)
         if key is None and value is None:
             key = value = query
         elif key is None or value is None:
@@ -322,33 +361,36 @@ class MultiHeadAttention(nn.Module):
         module_call.check(self, query, key, value)
         q, k, v = self._project(query, key, value)
         if self.rope is not None:
-            q, k = self._rotate(q, k, positions, cache)
+            q, k = self._rotate(q, k, positions)
         if mask is not None:
             B, T, _ = query.shape
             mask = module_call.rules_of(mask, B, T, key.shape[1], itself=key is query)
-        if cache is not None:
-            k, v, kept = cache.extend(k, v)
-            mask = kept if mask is None else mask if kept is None else mask & kept
         heads, weights = attention(
             q, k, v, mask, self.causal, self.window, self.scale, self.softcap, self._bias(q, k, bias),
             self.sinks, self.dropout if self.training else 0.0,
         )  # fmt: skip
-        if self.gate_proj is not None:
-            share = self.gate_proj(query).sigmoid().unflatten(-1, (self.num_heads, -1))  # [B, T, H, 1 or Dv]
-            heads = heads * share.transpose(1, 2)
-        return heads, weights, v
+        return self._gated(heads, query), weights, v
 
-    def _rotate(
-        self, q: Tensor, k: Tensor, positions: Tensor | None, cache: KVCache | None
-    ) -> tuple[Tensor, Tensor]:
+    def _gated(self, heads: Tensor, query: Tensor) -> Tensor:
+        """heads [B, H, T, Dv], as much of each as the gate lets through."""
+        if self.gate_proj is None:
+            return heads
+        share: Tensor = self.gate_proj(query).sigmoid().unflatten(-1, (self.num_heads, -1))
+        return heads * share.transpose(1, 2)  # [B, H, T, 1 or Dv]
+
+    def _joined(self, heads: Tensor, lengths: Tensor | Sequence[int] | None = None) -> Tensor:
+        """[B, H, T, Dv] -> [B, T, H * Dv] -> [B, T, E], and 0 where there is no token"""
+        output: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
+        return output if lengths is None else cached_call.without_padding(output, lengths)
+
+    def _rotate(self, q: Tensor, k: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
         """q and k turned by where they stand: the last query beside the last key."""
         assert self.rope is not None
         T, S = q.shape[2], k.shape[2]
         if positions is not None:
             return self.rope.rotate(q, positions), self.rope.rotate(k, positions)
-        before = 0 if cache is None else cache.length
-        keys = torch.arange(before, before + S, device=q.device)
-        queries = keys if S == T else torch.arange(before + S - T, before + S, device=q.device)
+        keys = torch.arange(S, device=q.device)
+        queries = keys if S == T else torch.arange(S - T, S, device=q.device)
         return self.rope.rotate(q, queries), self.rope.rotate(k, keys)
 
     def _bias(self, q: Tensor, k: Tensor, bias: Tensor | Alibi | None) -> Tensor | Alibi | None:

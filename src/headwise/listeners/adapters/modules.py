@@ -11,6 +11,7 @@ Letters: B batch, T query_len, S key_len, E embed_dim.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from ...foreign_masks import from_torch
 from ...map import AttentionMap
 from ...mask_rules import can_read
 from ...masks import Mask
-from ...nn import MultiHeadAttention
+from ...nn import KVCache, Memory, MultiHeadAttention
 from ...nn.as_torch.encoder import TransformerEncoder
 from ...nn.as_torch.module import MultiheadAttention
 from ...nn.as_torch.torch_masks import content_of
@@ -57,23 +58,27 @@ def headwise_forward(
     mask: Mask | Tensor | None = None,
     *,
     bias: Tensor | Alibi | None = None,
+    positions: Tensor | None = None,
+    cache: KVCache | Memory | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
+    documents: Tensor | None = None,
     need_weights: bool = True,
     **wrong: object,
 ) -> tuple[Tensor, AttentionMap | None]:
     """As `MultiHeadAttention.forward`, with the heads' output announced on its way."""
-    if wrong:
+    if wrong or (lengths is not None and cache is None) or documents is not None:
         return type(module).forward(
-            module, query, key, value, mask, bias=bias, need_weights=need_weights, **wrong
-        )
-    heads, weights, v = module._attend(query, key, value, mask, bias)
+            module, query, key, value, mask, bias=bias, positions=positions, cache=cache, lengths=lengths,
+            documents=documents, need_weights=need_weights, **wrong,
+        )  # fmt: skip
+    heads, weights, v = module._attend(query, key, value, mask, bias, positions, cache, lengths)
     if not heads.shape[0]:
         nothing_to_hear()
-        return module.out_proj(heads.transpose(1, 2).flatten(2)), weights if need_weights else None
-    kind = "self" if key is None or key is query else "cross"
-    heard = announce(module, kind, weights, v, heads)
+        return module._joined(heads, lengths), weights if need_weights else None
+    itself = (key is None or key is query) and not isinstance(cache, Memory)
+    heard = announce(module, "self" if itself else "cross", weights, v, heads)
     assert heard is not None
-    output: Tensor = module.out_proj(heard.transpose(1, 2).flatten(2))  # [B, T, H * Dv] -> [B, T, E]
-    return output, weights if need_weights else None
+    return module._joined(heard, lengths), weights if need_weights else None
 
 
 # torch's

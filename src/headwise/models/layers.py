@@ -1,0 +1,253 @@
+"""The parts of a Transformer: norms, feed-forward, a layer, and a stack of layers.
+
+    norm first    x = x + attention(norm(x))          norm after    x = norm(x + attention(x))
+                  x = x + feed_forward(norm(x))                     x = norm(x + feed_forward(x))
+
+Letters: B batch, T length, S the memory's length, E d_model, F d_ff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..masks import Mask
+from ..nn import KVCache, MultiHeadAttention, RelativeBias
+from ..nn.packed_weights import Packed, pack, project
+from .transformer_config import TransformerConfig
+
+__all__ = ["DecoderLayer", "EncoderLayer", "FeedForward", "Stack", "norm_of"]
+
+ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "silu": functional.silu,
+}
+
+
+def norm_of(config: TransformerConfig, **made: Any) -> nn.Module:
+    """The norm a config asks for, over E channels."""
+    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    return kind(config.d_model, eps=config.norm_eps, **made)
+
+
+class FeedForward(nn.Module):
+    """down(act(up(x))), or gated: down(act(gate(x)) * up(x)). Every token for itself.
+
+    gate_proj and up_proj are ordinary `nn.Linear` modules. While nobody touches them, their weights lie in
+    one block and make one matrix product; see `nn/packed_weights.py`.
+
+    Args:
+        config: what it is made of.
+        made: device and dtype.
+
+    Vaswani 2017, section 3.3; gates: Shazeer 2020.
+    """
+
+    gate_proj: nn.Linear | None
+
+    def __init__(self, config: TransformerConfig, **made: Any) -> None:
+        super().__init__()
+        E, F, made = config.d_model, config.d_ff, {"bias": config.bias, **made}
+        self.activation = config.activation
+        self.gate_proj = nn.Linear(E, F, **made) if config.gated else None
+        self.up_proj = nn.Linear(E, F, **made)
+        self.down_proj = nn.Linear(F, E, **made)
+        self._packed: Packed | None = None
+        self._pack()
+        self.register_load_state_dict_post_hook(_pack_again)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, E] -> [B, T, E]"""
+        if self.gate_proj is None:
+            hidden = ACTIVATE[self.activation](self.up_proj(x))  # [B, T, F]
+        else:
+            gate, up = project((self.gate_proj, self.up_proj), self._packed, x)  # [B, T, F] each
+            hidden = ACTIVATE[self.activation](gate) * up
+        output: Tensor = self.down_proj(hidden)
+        return output
+
+    def extra_repr(self) -> str:
+        """The activation."""
+        return self.activation if self.gate_proj is None else f"{self.activation}, gated"
+
+    def _pack(self) -> None:
+        """Gate and up share a block of memory, as q, k and v of `MultiHeadAttention` do."""
+        if self.gate_proj is None:
+            return
+        both = (self.gate_proj, self.up_proj)
+        known = None if self._packed is None else self._packed.again(both)
+        self._packed = pack(both) if known is None else known
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FeedForward:
+        super()._apply(fn, recurse)
+        self._pack()
+        return self
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__(state)
+        if self._packed is None:
+            self._pack()
+
+
+def _pack_again(module: FeedForward, _: object) -> None:
+    module._pack()
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward, each added to the stream; every token sees every other.
+
+    Args:
+        config: what it is made of.
+        number: which layer of the model it is, from 0; `config.windows` go by it.
+        relative_bias: of the layer that shares it.
+        made: device and dtype.
+    """
+
+    causal = False
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        number: int = 0,
+        relative_bias: RelativeBias | None = None,
+        **made: Any,
+    ) -> None:
+        super().__init__()
+        self.norm_first, self.dropout = config.norm_first, config.dropout
+        self.attention = MultiHeadAttention(
+            **config.attention,
+            causal=self.causal,
+            window=config.window_of(number),
+            rope=config.rope,
+            alibi=config.alibi,
+            relative_bias=relative_bias or config.relative_bias,
+            **made,
+        )
+        self.attention_norm = norm_of(config, **made)
+        self.feed_forward = FeedForward(config, **made)
+        self.feed_forward_norm = norm_of(config, **made)
+
+    def forward(self, x: Tensor, **attending: Any) -> Tensor:
+        """[B, T, E] -> [B, T, E]; `attending`: arguments of `MultiHeadAttention`, such as mask or cache."""
+        x = self._attend(x, attending)
+        return self._transform(x)
+
+    def _attend(self, x: Tensor, attending: dict[str, Any]) -> Tensor:
+        asked = self.attention_norm(x) if self.norm_first else x
+        said, _ = self.attention(asked, need_weights=False, **attending)
+        return self._added(x, said, self.attention_norm)
+
+    def _transform(self, x: Tensor) -> Tensor:
+        asked = self.feed_forward_norm(x) if self.norm_first else x
+        return self._added(x, self.feed_forward(asked), self.feed_forward_norm)
+
+    def _added(self, x: Tensor, said: Tensor, norm: nn.Module) -> Tensor:
+        """The stream with what a part said."""
+        if self.dropout and self.training:
+            said = functional.dropout(said, self.dropout)
+        x = x + said
+        return x if self.norm_first else norm(x)
+
+
+class DecoderLayer(EncoderLayer):
+    """The same for a decoder: no token sees those after it.
+
+    In an encoder-decoder there is cross-attention between the two: queries are the decoder's, keys and values
+    the encoder's.
+    """
+
+    causal = True
+    cross_attention: MultiHeadAttention | None
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        number: int = 0,
+        relative_bias: RelativeBias | None = None,
+        **made: Any,
+    ) -> None:
+        super().__init__(config, number, relative_bias, **made)
+        crossing = config.kind == "encoder-decoder"
+        self.cross_attention = MultiHeadAttention(**config.attention, **made) if crossing else None
+        self.cross_norm = norm_of(config, **made) if crossing else None
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | Any = None,
+        memory_mask: Mask | Tensor | None = None,
+        **attending: Any,
+    ) -> Tensor:
+        """[B, T, E] -> [B, T, E].
+
+        Args:
+            memory: what the encoder made, [B, S, E]; or keys and values that were made of it before.
+            memory_mask: which of it is real.
+            attending: of the self-attention, as in `EncoderLayer`.
+        """
+        x = self._attend(x, attending)
+        if memory is not None:
+            x = self._cross(x, memory, memory_mask)
+        return self._transform(x)
+
+    def _cross(self, x: Tensor, memory: Tensor | Any, mask: Mask | Tensor | None) -> Tensor:
+        assert self.cross_attention is not None and self.cross_norm is not None
+        asked = self.cross_norm(x) if self.norm_first else x
+        if isinstance(memory, Tensor):
+            said, _ = self.cross_attention(asked, memory, memory, mask, need_weights=False)
+        else:
+            said, _ = self.cross_attention(asked, cache=memory, need_weights=False)
+        return self._added(x, said, self.cross_norm)
+
+
+class Stack(nn.Module):
+    """Layers one after another, and a last norm: an encoder, or a decoder."""
+
+    def __init__(
+        self,
+        kind: type[EncoderLayer],
+        config: TransformerConfig,
+        **made: Any,
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList()
+        for number in range(config.num_layers):
+            first: Any = self.layers[0] if number else None
+            shared = None if first is None else first.attention.relative_bias
+            self.layers.append(kind(config, number, shared, **made))
+        self.norm = norm_of(config, **made) if config.final_norm else None
+
+    def forward(
+        self,
+        x: Tensor,
+        states: list[Tensor] | None = None,
+        *,
+        caches: list[KVCache] | None = None,
+        memories: list[Any] | None = None,
+        **attending: Any,
+    ) -> Tensor:
+        """[B, T, E] -> [B, T, E].
+
+        Args:
+            states: a list to which what comes into each layer is added, and what comes out of the stack.
+            caches, memories: of each layer.
+            attending: what all layers are given.
+        """
+        for number, layer in enumerate(self.layers):
+            if states is not None:
+                states.append(x)
+            if caches is not None:
+                attending["cache"] = caches[number]
+            if memories is not None:
+                attending["memory"] = memories[number]
+            x = layer(x, **attending)
+        if self.norm is not None:
+            x = self.norm(x)
+        if states is not None:
+            states.append(x)
+        return x

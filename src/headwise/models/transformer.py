@@ -1,0 +1,417 @@
+"""`Transformer`: tokens in, hidden states or the next token's logits out. Decoder, encoder, or both.
+
+    decoder             ids [B, T] -- embedding --> [B, T, E] -- layers --> [B, T, E] -- output --> [B, T, V]
+    encoder             ids [B, T] -- embedding --> [B, T, E] -- layers --> [B, T, E]
+    encoder-decoder     ids [B, S] -- embedding -- encoder --> memory [B, S, E]
+                        target_ids [B, T] -- embedding -- decoder, looking at memory -- output --> [B, T, V]
+
+Letters: B batch, T length, S the source's length, E d_model, V vocab_size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..errors import ArgumentError, MaskError, ShapeError
+from ..masks import Mask
+from ..nn import MultiHeadAttention
+from ..nn.module_call import rules_of
+from .layers import DecoderLayer, EncoderLayer, FeedForward, Stack, norm_of
+from .model_cache import ModelCache
+from .transformer_config import TransformerConfig
+
+__all__ = ["Embedding", "Transformer"]
+
+Device = torch.device | str | None
+Lengths = Tensor | Sequence[int]
+
+SPREAD = 0.02  # of first weights, as in BERT and GPT-2
+
+
+class Embedding(nn.Module):
+    """Tokens, their positions and types as vectors: what goes into the first layer."""
+
+    def __init__(self, config: TransformerConfig, **made: Any) -> None:
+        super().__init__()
+        self.scale, self.dropout = config.embedding_scale, config.embedding_dropout or 0.0
+        self.max_length, self.sinusoidal = config.max_length, config.positions == "sinusoidal"
+
+        def table(rows: int | None) -> nn.Embedding | None:
+            return nn.Embedding(rows, config.d_model, **made) if rows else None
+
+        self.tokens = nn.Embedding(config.vocab_size, config.d_model, **made)
+        self.positions = table(config.max_length if config.positions == "learned" else None)
+        self.types = table(config.token_types)
+        self.norm = norm_of(config, **made) if config.embedding_norm else None
+
+    def forward(self, ids: Tensor, positions: Tensor | None, types: Tensor | None) -> Tensor:
+        """ids [B, T] -> [B, T, E]; positions int [T] or [B, T], types int [B, T]."""
+        x = self.tokens(ids)  # [B, T, E]
+        if self.scale != 1:
+            x = x * self.scale
+        if self.positions is not None:
+            x = x + self.positions(positions)
+        elif self.sinusoidal:
+            assert positions is not None
+            x = x + sinusoids(positions, x.shape[-1]).to(x.dtype)
+        if self.types is not None:
+            x = x + (self.types.weight[0] if types is None else self.types(types))
+        if self.norm is not None:
+            x = self.norm(x)
+        return functional.dropout(x, self.dropout) if self.dropout and self.training else x
+
+
+def sinusoids(positions: Tensor, width: int) -> Tensor:
+    """sin and cos of p / 10000^(2i / E), in turn, float64 [.., T, E]. Vaswani 2017, section 3.5."""
+    exponents = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
+    angles = positions[..., None] * 10_000.0**-exponents  # [.., T, E / 2]
+    return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)[..., :width]
+
+
+class Transformer(nn.Module):
+    """A Transformer built of `headwise.MultiHeadAttention`; `TransformerConfig` says of what kind and size.
+
+    Its parts have plain names: `embedding`, `encoder.layers[i].attention`, `decoder.layers[i].feed_forward`,
+    `output`. Attention is heard, ablated and pruned as in any model: `headwise.watch(model)`.
+
+    Args:
+        config: sizes and choices.
+
+    Example:
+        >>> from headwise.nn import Rope
+        >>> config = TransformerConfig(vocab_size=61, d_model=32, num_heads=4, num_layers=2, rope=Rope())
+        >>> model = Transformer(config)
+        >>> ids = torch.randint(61, (3, 7))
+        >>> model(ids).shape                                            # what may come next, after each token
+        torch.Size([3, 7, 61])
+        >>> model.hidden(ids).shape
+        torch.Size([3, 7, 32])
+
+    Vaswani 2017.
+    """
+
+    encoder: Stack | None
+    decoder: Stack | None
+    output: nn.Linear | None
+
+    def __init__(
+        self, config: TransformerConfig, *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.config = config
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.embedding = Embedding(config, **made)
+        encodes, decodes = config.kind != "decoder", config.kind != "encoder"
+        self.encoder = Stack(EncoderLayer, config, **made) if encodes else None
+        self.decoder = Stack(DecoderLayer, config, **made) if decodes else None
+        own = config.output == "own"
+        sizes = (config.d_model, config.vocab_size)
+        self.output = nn.Linear(*sizes, bias=False, **made) if own else None
+        self.reset_parameters()
+
+    def forward(
+        self,
+        ids: Tensor | None,
+        target_ids: Tensor | None = None,
+        *,
+        mask: Mask | Tensor | None = None,
+        lengths: Lengths | None = None,
+        target_lengths: Lengths | None = None,
+        positions: Tensor | None = None,
+        token_types: Tensor | None = None,
+        cache: ModelCache | None = None,
+        last: bool = False,
+    ) -> Tensor:
+        """Logits [B, T, V]; of a model without an output, hidden states [B, T, E].
+
+        Args:
+            ids: int [B, T]; of an encoder-decoder the source, [B, S], or None once its cache has read it.
+            target_ids: int [B, T], what an encoder-decoder's decoder reads.
+            mask: as in `headwise.MultiHeadAttention`. Of an encoder-decoder it may only hide source tokens,
+                as [B, 1, 1, S] or `Mask.padding`; they are hidden from both halves.
+            lengths, target_lengths: int [B], how many of the ids and target_ids are real, the first ones.
+            positions: int [T] or [B, T], of ids; of an encoder-decoder, of target_ids. By default 0, 1, 2,
+                .., after those in the cache.
+            token_types: int [B, T], where the model tells types apart; by default all 0.
+            cache: of the tokens before these, to which these are added; see `cache`.
+            last: only of each sequence's last token, [B, 1, V]: all that generation asks for.
+
+        Raises:
+            ShapeError: ids that are not [B, T]; more positions than there are.
+            ArgumentError: what this kind of model does not take; ids that are not whole numbers.
+            MaskError: a mask of the wrong shape or meaning.
+        """
+        x = self.hidden(
+            ids, target_ids, mask=mask, lengths=lengths, target_lengths=target_lengths, positions=positions,
+            token_types=token_types, cache=cache,
+        )  # fmt: skip
+        if last:
+            x = _last(x, target_lengths if self.config.kind == "encoder-decoder" else lengths)  # [B, 1, E]
+        if self.output is not None:
+            logits: Tensor = self.output(x)
+            return logits
+        return functional.linear(x, self.embedding.tokens.weight) if self.config.output == "tied" else x
+
+    @overload
+    def hidden(
+        self,
+        ids: Tensor | None,
+        target_ids: Tensor | None = None,
+        *,
+        every: Literal[False] = False,
+        **reading: Any,
+    ) -> Tensor: ...
+
+    @overload
+    def hidden(
+        self, ids: Tensor | None, target_ids: Tensor | None = None, *, every: Literal[True], **reading: Any
+    ) -> list[Tensor]: ...
+
+    def hidden(
+        self, ids: Tensor | None, target_ids: Tensor | None = None, *, every: bool = False, **reading: Any
+    ) -> Tensor | list[Tensor]:
+        """Hidden states [B, T, E] before the output.
+
+        Args:
+            every: a list of num_layers + 1 instead: what goes into each layer, and what comes out of the last
+                norm. Of an encoder-decoder, the decoder's.
+            ids, target_ids, reading: as in a call.
+        """
+        states: list[Tensor] | None = [] if every else None
+        x = self._read(ids, target_ids, states, **reading)
+        return x if states is None else states
+
+    def encode(
+        self,
+        ids: Tensor,
+        *,
+        mask: Mask | Tensor | None = None,
+        lengths: Lengths | None = None,
+        positions: Tensor | None = None,
+        token_types: Tensor | None = None,
+    ) -> Tensor:
+        """What the encoder makes of ids, [B, T, E]; arguments as in a call.
+
+        Raises:
+            ArgumentError: a decoder has no encoder.
+        """
+        if self.encoder is None:
+            raise ArgumentError("encode must be asked of a model with an encoder: got a decoder; use hidden")
+        return self._encode(ids, mask, lengths, positions, token_types, None)
+
+    def cache(self, batch: int | None = None, max_length: int | None = None) -> ModelCache:
+        """Room for the keys and values of what is read: model(ids, cache=cache), then token by token.
+
+        Args:
+            batch, max_length: where both are given, the room is taken at once; else it grows.
+
+        Raises:
+            ArgumentError: an encoder keeps nothing.
+        """
+        if self.decoder is None:
+            raise ArgumentError(
+                "cache must be of a model with a decoder: got an encoder; it reads all at once"
+            )
+        layers: Any = self.decoder.layers
+        return ModelCache([layer.attention.cache(batch, max_length) for layer in layers])
+
+    # On the way to hidden states
+
+    def _read(
+        self,
+        ids: Tensor | None,
+        target_ids: Tensor | None,
+        states: list[Tensor] | None,
+        *,
+        mask: Mask | Tensor | None = None,
+        lengths: Lengths | None = None,
+        target_lengths: Lengths | None = None,
+        positions: Tensor | None = None,
+        token_types: Tensor | None = None,
+        cache: ModelCache | None = None,
+    ) -> Tensor:
+        if self.encoder is None or self.decoder is None:
+            _check_alone(self.config.kind, target_ids=target_ids, target_lengths=target_lengths)
+        if self.encoder is None:
+            return self._decode(ids, mask, lengths, positions, token_types, cache, states)
+        if self.decoder is None:
+            if cache is not None:
+                raise ArgumentError(
+                    "cache must be of a model with a decoder: got one for an encoder; leave it out"
+                )
+            return self._encode(ids, mask, lengths, positions, token_types, states)
+        if token_types is not None:
+            raise ArgumentError(
+                "token_types must be those of one text: got them for an encoder-decoder; leave them"
+            )
+        source = {} if ids is None else self._source(ids, mask, lengths, cache)
+        if ids is None and (cache is None or cache.memories is None):
+            raise ArgumentError("ids must be given until a cache has read them: got None; give the source")
+        if cache is not None and cache.memories is not None:
+            source = {"memories": cache.memories}
+        return self._decode(target_ids, None, target_lengths, positions, None, cache, states, **source)
+
+    def _encode(
+        self,
+        ids: Tensor | None,
+        mask: Mask | Tensor | None,
+        lengths: Lengths | None,
+        positions: Tensor | None,
+        types: Tensor | None,
+        states: list[Tensor] | None,
+    ) -> Tensor:
+        assert self.encoder is not None
+        x = self._embed(ids, positions, types, None)
+        return self.encoder(x, states, **self._attending(mask, lengths, positions, None))
+
+    def _decode(
+        self,
+        ids: Tensor | None,
+        mask: Mask | Tensor | None,
+        lengths: Lengths | None,
+        positions: Tensor | None,
+        types: Tensor | None,
+        cache: ModelCache | None,
+        states: list[Tensor] | None,
+        **source: Any,
+    ) -> Tensor:
+        assert self.decoder is not None
+        x = self._embed(ids, positions, types, cache)
+        caches = None if cache is None else cache.layers
+        attending = self._attending(mask, lengths, positions, cache)
+        return self.decoder(x, states, caches=caches, **attending, **source)
+
+    def _source(
+        self, ids: Tensor, mask: Mask | Tensor | None, lengths: Lengths | None, cache: ModelCache | None
+    ) -> dict[str, Any]:
+        """What the decoder's layers are given of the source; kept where there is a cache."""
+        padding = self._padding(ids, mask, lengths)
+        memory = self._encode(ids, padding, None, None, None, None)  # [B, S, E]
+        if cache is None:
+            return {"memory": memory, "memory_mask": padding}
+        assert self.decoder is not None
+        layers: Any = self.decoder.layers
+        cache.memories = [layer.cross_attention.remember(memory, mask=padding) for layer in layers]
+        return {}
+
+    def _padding(self, ids: Tensor, mask: Mask | Tensor | None, lengths: Lengths | None) -> Mask | None:
+        """Which source tokens are real, for both halves; None: all are."""
+        padding = None if lengths is None else Mask.padding(lengths)
+        if mask is None:
+            return padding
+        rules = replace(rules_of(mask, ids.shape[0], ids.shape[1], ids.shape[1], itself=False), queries=None)
+        others = [name for name in Mask.FIELDS if getattr(rules, name) is not None]
+        if others != ["keys"]:
+            raise MaskError(
+                f"mask must only hide source tokens in an encoder-decoder: got {', '.join(others)}; use "
+                "Mask.padding(lengths), or [B, 1, 1, S]"
+            )
+        return rules if padding is None else rules & padding
+
+    def _embed(
+        self, ids: Tensor | None, positions: Tensor | None, types: Tensor | None, cache: ModelCache | None
+    ) -> Tensor:
+        """[B, T, E]"""
+        if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dtype == torch.bool:
+            what = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+            raise ArgumentError(f"ids must be a tensor of whole numbers: got {what}; use the tokenizer's ids")
+        if ids.ndim != 2 or not ids.shape[1]:
+            raise ShapeError(
+                f"ids must be [B, T], not empty: got {list(ids.shape)}; use ids[None] for one text"
+            )
+        if types is not None and self.embedding.types is None:
+            raise ArgumentError(
+                "token_types must be of a model that has them: config.token_types=0; leave them"
+            )
+        config, T = self.config, ids.shape[1]
+        if config.positions is None:
+            if positions is not None and config.rope is None:
+                raise ArgumentError("positions must be of a model that has them: got none; leave them out")
+        elif positions is None:
+            before = 0 if cache is None else cache.length
+            if config.positions == "learned" and config.max_length and before + T > config.max_length:
+                raise ShapeError(
+                    f"ids must fit the positions there are: {before} + {T} > {config.max_length}; cut the "
+                    "text, or make the model with a larger max_length"
+                )
+            here = ids.device
+            positions = torch.arange(T, device=here) if cache is None else cache.positions(T, here)
+        embedded: Tensor = self.embedding(ids, positions, types)
+        return embedded
+
+    def _attending(
+        self,
+        mask: Mask | Tensor | None,
+        lengths: Lengths | None,
+        positions: Tensor | None,
+        cache: ModelCache | None,
+    ) -> dict[str, Any]:
+        """What every layer's attention is given; nothing that says nothing."""
+        given: dict[str, Any] = {}
+        if mask is not None:
+            given["mask"] = mask
+        if lengths is not None and cache is not None:
+            given["lengths"] = lengths
+        elif lengths is not None:
+            padding = Mask.padding(lengths, lengths)
+            given["mask"] = padding if mask is None else padding & mask
+        if positions is not None and self.config.rope is not None:
+            given["positions"] = positions
+        return given
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw new weights: of embeddings and feed-forwards as GPT-2 draws them, of attention as torch does.
+
+        Where norms come first, what each branch adds to the stream is divided by the square root of how many
+        branches there are: else the stream grows with depth. Radford 2019, section 2.3.
+        """
+        branches = 0
+        for module in self.modules():
+            if isinstance(module, EncoderLayer):
+                branches += 2 if getattr(module, "cross_attention", None) is None else 3
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=SPREAD)
+            elif isinstance(module, FeedForward):
+                for layer in module.children():
+                    assert isinstance(layer, nn.Linear)
+                    nn.init.normal_(layer.weight, std=SPREAD)
+                    if layer.bias is not None:
+                        nn.init.zeros_(layer.bias)
+            elif isinstance(module, (MultiHeadAttention, nn.LayerNorm, nn.RMSNorm)):
+                module.reset_parameters()
+        if self.output is not None:
+            nn.init.normal_(self.output.weight, std=SPREAD)
+        if self.config.norm_first:
+            for module in self.modules():
+                if isinstance(module, MultiHeadAttention):
+                    module.out_proj.weight.mul_(branches**-0.5)
+                elif isinstance(module, FeedForward):
+                    module.down_proj.weight.mul_(branches**-0.5)
+
+    def extra_repr(self) -> str:
+        """In one line."""
+        config = self.config
+        return f"{config.kind} of {config.num_layers} layers, {config.num_heads} heads, {config.d_model} wide"
+
+
+def _check_alone(kind: str, **others: object) -> None:
+    for name, value in others.items():
+        if value is not None:
+            raise ArgumentError(
+                f"{name} must be given to an encoder-decoder alone: this is a {kind}; use ids"
+            )
+
+
+def _last(x: Tensor, lengths: Lengths | None) -> Tensor:
+    """Of each sequence its last real token, [B, 1, E]."""
+    if lengths is None:
+        return x[:, -1:]
+    ends = torch.as_tensor(lengths, device=x.device) - 1  # [B]
+    return x[torch.arange(len(x), device=x.device), ends][:, None]

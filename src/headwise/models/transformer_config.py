@@ -1,0 +1,204 @@
+"""What a `Transformer` is made of: one frozen record, checked when it is made.
+
+The words of its attention are those of `headwise.MultiHeadAttention`; what is said once here is so in every
+layer, but for `windows`, which go round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..arguments import check_dropout, window_rule
+from ..errors import ArgumentError, ShapeError, nearest
+from ..nn.dimensions import Sizes
+from ..nn.options import GATES, Buckets, QKNorm
+from ..nn.rotary import Rope
+from ..scoring import Scoring
+
+__all__ = ["ACTIVATIONS", "KINDS", "TransformerConfig"]
+
+KINDS = ("decoder", "encoder", "encoder-decoder")
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+NORMS = ("layer", "rms")
+POSITIONS = ("learned", "sinusoidal")
+OUTPUTS = ("tied", "own")
+
+Window = int | tuple[int, int]
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """The sizes and choices of a `Transformer`.
+
+    Args:
+        vocab_size: V, how many tokens there are.
+        d_model: E, the width of the stream that layers add to.
+        num_heads: H, heads per layer.
+        num_layers: how many layers; of an encoder-decoder, in each half.
+        kind: "decoder" (GPT, Llama: causal, predicts the next token), "encoder" (BERT: every token sees all)
+            or "encoder-decoder" (the paper's, T5: a decoder that also looks at an encoder).
+        d_ff: the width inside the feed-forward. Default 4 E; of a gated one two thirds of that, in whole
+            eighths, since it has three matrices instead of two.
+        max_length: how many positions there are; needed by learned ones.
+        positions: "learned", "sinusoidal" (Vaswani 2017), or None: they are in the attention (`rope`,
+            `alibi`, `relative_bias`), or nowhere.
+        token_types: how many kinds of tokens an embedding of its own tells apart; 2 in BERT.
+        embedding_scale: embedded tokens are multiplied by this; sqrt(E) in the paper.
+        embedding_norm: whether what the layers are given is normalised, as in BERT.
+        activation: of the feed-forward: "relu", "gelu", "gelu_tanh" or "silu".
+        gated: whether it is down(act(gate(x)) * up(x)), as in Llama; else down(act(up(x))). Shazeer 2020.
+        norm: "layer" (LayerNorm) or "rms" (RMSNorm).
+        norm_eps: under its root.
+        norm_first: before attention and feed-forward, x + f(norm(x)), as since GPT-2; else norm(x + f(x)),
+            as in the paper and BERT.
+        final_norm: once more after the last layer. Default as `norm_first`.
+        output: "tied" to the token embedding, of its "own", or None: the model ends with hidden states. An
+            encoder always does.
+        bias: whether linear layers add one.
+        qkv_bias, out_bias: of q, k and v, and of what the heads say, where they differ. Default `bias`.
+        dropout: the share dropped of what is added to the stream, and of the embedding.
+        embedding_dropout, attention_dropout: where they differ. Default `dropout`.
+        num_kv_heads, head_dim, scale, softcap, sinks, rope, alibi, qk_norm, gate: as in
+            `headwise.MultiHeadAttention`; rope and alibi are not in cross-attention, which knows no distance.
+        relative_bias: as there; one for all layers of a half, as in T5.
+        windows: one entry per layer, which go round if they are fewer: (128, None) is a window of 128 in
+            every other layer.
+
+    Raises:
+        ShapeError: sizes that do not divide, or are not whole numbers of at least 1.
+        ArgumentError: a word that is not one of those above; learned positions without max_length.
+
+    Example:
+        >>> config = TransformerConfig(vocab_size=256, d_model=64, num_heads=4, num_layers=2, rope=Rope())
+        >>> config.kind, config.d_ff
+        ('decoder', 256)
+    """
+
+    vocab_size: int
+    d_model: int
+    num_heads: int
+    num_layers: int
+    kind: str = "decoder"
+    d_ff: int = 0
+    max_length: int | None = None
+    positions: str | None = None
+    token_types: int = 0
+    embedding_scale: float = 1.0
+    embedding_norm: bool = False
+    activation: str = "gelu"
+    gated: bool = False
+    norm: str = "layer"
+    norm_eps: float = 1e-5
+    norm_first: bool = True
+    final_norm: bool | None = None
+    output: str | None = "tied"
+    bias: bool = True
+    qkv_bias: bool | None = None
+    out_bias: bool | None = None
+    dropout: float = 0.0
+    embedding_dropout: float | None = None
+    attention_dropout: float | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    rope: Rope | None = None
+    alibi: bool = False
+    relative_bias: Buckets | None = None
+    qk_norm: QKNorm | str | None = None
+    gate: str | None = None
+    windows: tuple[Window | None, ...] = (None,)
+
+    def __post_init__(self) -> None:
+        self._check_words()
+        sizes = Sizes.of(self.d_model, self.num_heads, self.num_kv_heads, self.head_dim)
+        wide = 4 * sizes.d_model
+        if self.gated:
+            wide = -(-wide * 2 // 3 // 8) * 8
+        self._fill("d_ff", self.d_ff or wide)
+        self._fill("final_norm", self.norm_first if self.final_norm is None else self.final_norm)
+        for name in ("qkv_bias", "out_bias"):
+            self._fill(name, self.bias if getattr(self, name) is None else getattr(self, name))
+        for name in ("embedding_dropout", "attention_dropout"):
+            self._fill(name, self.dropout if getattr(self, name) is None else getattr(self, name))
+            check_dropout(getattr(self, name))
+        check_dropout(self.dropout)
+        if self.kind == "encoder":
+            self._fill("output", None)
+        for name in ("vocab_size", "num_layers", "d_ff"):
+            _check_size(name, getattr(self, name))
+        Scoring.of(sizes.head_dim, scale=self.scale, softcap=self.softcap)
+        if self.rope is not None:
+            self.rope.turned(sizes.head_dim)
+        self._check_windows()
+        self._check_positions()
+
+    def _fill(self, name: str, value: object) -> None:
+        """Put a default that follows from other fields in its place."""
+        object.__setattr__(self, name, value)
+
+    def _check_words(self) -> None:
+        _check_word("kind", self.kind, KINDS)
+        _check_word("activation", self.activation, ACTIVATIONS)
+        _check_word("norm", self.norm, NORMS)
+        for name, value, words in (
+            ("positions", self.positions, POSITIONS),
+            ("output", self.output, OUTPUTS),
+            ("gate", self.gate, GATES),
+        ):
+            if value is not None:
+                _check_word(name, value, words)
+
+    def _check_windows(self) -> None:
+        if not isinstance(self.windows, tuple) or not self.windows:
+            raise ArgumentError(
+                f"windows must be a tuple of one entry or more: got {self.windows!r}; for example (128, None)"
+            )
+        for window in self.windows:
+            if window is not None:
+                window_rule(window)
+
+    def _check_positions(self) -> None:
+        if self.max_length is not None:
+            _check_size("max_length", self.max_length)
+        if self.positions == "learned" and self.max_length is None:
+            raise ArgumentError(
+                "max_length must be given with positions='learned': got None; for example 512"
+            )
+        if self.alibi and self.relative_bias is not None:
+            raise ArgumentError("alibi must stand alone: got alibi=True and relative_bias; choose one")
+
+    def window_of(self, layer: int) -> Window | None:
+        """The window of a layer, counted from 0."""
+        return self.windows[layer % len(self.windows)]
+
+    @property
+    def attention(self) -> dict[str, Any]:
+        """What self-attention and cross-attention have in common: arguments of `MultiHeadAttention`."""
+        return {
+            "d_model": self.d_model,
+            "num_heads": self.num_heads,
+            "num_kv_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "bias": self.qkv_bias,
+            "out_bias": self.out_bias,
+            "dropout": self.attention_dropout,
+            "scale": self.scale,
+            "softcap": self.softcap,
+            "sinks": self.sinks,
+            "qk_norm": self.qk_norm,
+            "gate": self.gate,
+        }
+
+
+def _check_word(name: str, value: object, words: Sequence[str]) -> None:
+    if value not in words:
+        raise ArgumentError(f"{name} must be one of its words: got {value!r}; {nearest(str(value), words)}")
+
+
+def _check_size(name: str, size: object) -> None:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ShapeError(f"{name} must be a whole number of at least 1: got {size!r}; for example 8")

@@ -1,0 +1,221 @@
+"""One call of a `MultiHeadAttention` over what earlier calls left: a `KVCache`, or a `Memory`.
+
+Nothing is added to a cache before the call has been found right: whoever is refused can try again.
+
+Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..arguments import told, under_autocast
+from ..errors import ArgumentError, ShapeError
+from ..functional import attention
+from ..map import AttentionMap
+from ..masks import Mask
+from ..scoring import Alibi
+from . import module_call
+from .cache import KVCache
+from .compiled_step import attend_in_graph, check_in_graph
+from .memory import Memory
+
+if TYPE_CHECKING:
+    from .multihead import MultiHeadAttention
+
+__all__ = ["attend", "check_weights", "make_cache", "without_padding"]
+
+Attended = tuple[Tensor, AttentionMap, Tensor]  # heads [B, H, T, Dv], their map, values [B, Hk, S, Dv]
+
+
+def make_cache(module: MultiHeadAttention, batch: int | None, max_length: int | None, ring: bool) -> KVCache:
+    """A cache that fits the module; see `MultiHeadAttention.cache`."""
+    if ring:
+        window = _window_of(module)
+        max_length = window if max_length is None else max_length
+    cache = KVCache(max_length, ring)
+    _check_cache(module, cache)
+    if batch is not None and max_length is not None:
+        weight = module.k_proj.weight
+        assert isinstance(weight, Tensor)
+        (sample,) = under_autocast(weight.detach()[:0])
+        sizes = (module.num_kv_heads, module.head_dim, module.value_dim)
+        cache.reserve(batch, *sizes, weight.device, sample.dtype)
+    return cache
+
+
+def _window_of(module: MultiHeadAttention) -> int:
+    if not isinstance(module.window, int):
+        raise ArgumentError(
+            f"ring must be for a module with a window, a number of keys: got window={module.window}; leave "
+            "ring out, all tokens are needed"
+        )
+    return module.window
+
+
+def _check_cache(module: MultiHeadAttention, cache: KVCache) -> None:
+    """Raise unless step by step is the same as all at once for this module, over this cache."""
+    if not module.causal and not _looks_back(module.window):
+        raise ArgumentError(
+            f"cache must be for a causal module: got causal={module.causal}, window={module.window}, where "
+            "earlier tokens would have to see later ones; make it with causal=True; for another text's keys "
+            "there is mha.remember(key)"
+        )
+    if cache.ring and cache.max_length is not None and _window_of(module) > cache.max_length:
+        raise ArgumentError(
+            f"max_length of a ring must hold the module's window: {cache.max_length} < {module.window}; use "
+            f"mha.cache(ring=True)"
+        )
+
+
+def _looks_back(window: int | tuple[int, int] | None) -> bool:
+    """Whether a window hides what comes after the query."""
+    return window is not None and (isinstance(window, int) or window[1] == 0)
+
+
+def attend(
+    module: MultiHeadAttention,
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    mask: Mask | Tensor | None,
+    bias: Tensor | Alibi | None,
+    positions: Tensor | None,
+    cache: KVCache | Memory,
+    lengths: Tensor | Sequence[int] | None,
+) -> Attended:
+    """As `MultiHeadAttention._attend`, over what the cache holds and what comes in."""
+    if isinstance(cache, Memory):
+        return _look_back(module, query, key, value, mask, bias, positions, cache, lengths)
+    if not isinstance(cache, KVCache):
+        raise ArgumentError(
+            f"cache must be a KVCache or a Memory: got {told(cache)}; make one with mha.cache() or "
+            "mha.remember(key)"
+        )
+    for given, name in ((key, "key"), (value, "value")):
+        if given is not None and given is not query:
+            raise ArgumentError(
+                f"{name} must not be given beside a cache: got {told(given)}; a cache is for self-attention, "
+                "mha.remember(key, value) for another text"
+            )
+    if not module.causal or cache.ring:
+        _check_cache(module, cache)
+    module_call.check(module, query, query, query)
+    q, k, v = module._project(query, query, query)
+    T = q.shape[2]
+    if module.rope is not None:
+        if positions is None:
+            positions = cache.positions(T, q.device)
+        q, k = module.rope.rotate(q, positions), module.rope.rotate(k, positions)
+    k, v = under_autocast(k, v)
+    if torch.compiler.is_compiling():
+        check_in_graph(cache, mask=mask, bias=bias, lengths=lengths)
+        heads, weights, v = attend_in_graph(module, q, k, v, cache)
+        return module._gated(heads, query), weights, v
+    counts = None if lengths is None else _counts(lengths, *query.shape[:2])
+    if mask is not None:
+        mask = _rules(mask, q, cache.columns(T) if counts is None else cache.length + T)
+    k, v, kept = cache.extend(k, v, counts)
+    if kept is not None:
+        mask = kept if mask is None else mask & kept
+    causal, window = module.causal, module.window
+    if T == 1:  # the last query: nothing comes after it, and a window may reach as far as there is anything
+        causal = False
+        if isinstance(window, int) and window >= k.shape[2]:
+            window = None
+    heads, weights = attention(
+        q, k, v, mask, causal, window, module.scale, module.softcap, module._bias(q, k, bias),
+        module.sinks, module.dropout if module.training else 0.0,
+    )  # fmt: skip
+    return module._gated(heads, query), weights, v
+
+
+def _look_back(
+    module: MultiHeadAttention,
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    mask: Mask | Tensor | None,
+    bias: Tensor | Alibi | None,
+    positions: Tensor | None,
+    memory: Memory,
+    lengths: Tensor | Sequence[int] | None,
+) -> Attended:
+    """Cross-attention with keys and values that were made before."""
+    for given, name in ((key, "key"), (value, "value")):
+        if given is not None:
+            raise ArgumentError(
+                f"{name} must not be given beside a memory: got {told(given)}; it holds keys and values, as "
+                "mha(query, cache=memory)"
+            )
+    module_call.check_query(module, query)
+    q = module.q_proj(query)
+    if module.q_norm is not None:
+        q = module.q_norm(module._for_norm(q))
+    B, T, _ = query.shape
+    q = q.reshape(B, T, module.num_heads, module.head_dim).transpose(1, 2)
+    k, v, hidden = memory.given_to(q)
+    S = k.shape[2]
+    if module.rope is not None:
+        at = torch.arange(S - T, S, device=q.device) if positions is None else positions
+        q = module.rope.rotate(q, at)
+    if mask is not None:
+        mask = module_call.rules_of(mask, B, T, S, itself=False)
+    counts = None if lengths is None else _counts(lengths, B, T)
+    if counts is not None:
+        counted = Mask(queries=torch.tensor(counts, device=q.device))
+        mask = counted if mask is None else mask & counted
+    if hidden is not None:
+        mask = hidden if mask is None else mask & hidden
+    heads, weights = attention(
+        q, k, v, mask, module.causal, module.window, module.scale, module.softcap, module._bias(q, k, bias),
+        module.sinks, module.dropout if module.training else 0.0,
+    )  # fmt: skip
+    return module._gated(heads, query), weights, v
+
+
+def _rules(mask: Mask | Tensor, q: Tensor, columns: int) -> Mask:
+    """The mask of all columns that there will be; padding among the last is so among the queries."""
+    B, H, T, _ = q.shape
+    rules = module_call.rules_of(mask, B, T, columns, itself=False)
+    if rules.keys is not None and rules.queries is None:
+        real = rules.keys
+        if real.ndim == 1:
+            real = torch.arange(columns, device=real.device) < real[:, None]
+        rules = replace(rules, queries=real[:, columns - T :])
+    return rules.bind(B, H, T, columns)
+
+
+def _counts(lengths: Tensor | Sequence[int], batch: int, query_len: int) -> list[int] | None:
+    """How many tokens of each sequence are real; None: all of them."""
+    given = torch.as_tensor(lengths)
+    if given.ndim != 1 or given.dtype == torch.bool or given.is_floating_point() or len(given) != batch:
+        raise ShapeError(
+            f"lengths must be whole numbers, one a sequence: got {str(given.dtype).removeprefix('torch.')} "
+            f"{list(given.shape)} for batch {batch}; count the real tokens of each"
+        )
+    counts: list[int] = given.tolist()
+    if counts and not 0 <= min(counts) <= max(counts) <= query_len:
+        wrong = min(counts) if min(counts) < 0 else max(counts)
+        raise ShapeError(
+            f"lengths must be between 0 and query_len: got {wrong} of {query_len}; cut or pad the input"
+        )
+    return None if all(count == query_len for count in counts) else counts
+
+
+def without_padding(output: Tensor, lengths: Tensor | Sequence[int]) -> Tensor:
+    """output [B, T, E], and 0 where there is no token."""
+    counts = torch.as_tensor(lengths, device=output.device)
+    real = torch.arange(output.shape[1], device=output.device) < counts[:, None]
+    return output.masked_fill(~real[..., None], 0)
+
+
+def check_weights(cache: KVCache | Memory) -> None:
+    """Raise where a compiled step over a cache is asked for its map."""
+    if isinstance(cache, KVCache):
+        check_in_graph(cache, need_weights=True)
