@@ -22,6 +22,7 @@ from ..errors import ArgumentError, MaskError, ShapeError
 from ..masks import Mask
 from ..nn import MultiHeadAttention
 from ..nn.module_call import rules_of
+from . import generation
 from .layers import DecoderLayer, EncoderLayer, FeedForward, Stack, norm_of
 from .model_cache import ModelCache
 from .transformer_config import TransformerConfig
@@ -220,6 +221,9 @@ class Transformer(nn.Module):
             )
         layers: Any = self.decoder.layers
         return ModelCache([layer.attention.cache(batch, max_length) for layer in layers])
+
+    generate = generation.generate
+    stream = generation.stream
 
     # On the way to hidden states
 
