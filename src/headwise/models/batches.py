@@ -109,8 +109,8 @@ def token_loss(model: Transformer, batch: Any) -> Tensor:
     """
     if model.config.output is None:
         raise ArgumentError(
-            f"loss_fn must be given for a model without an output: this is a {model.config.kind} that ends "
-            "with hidden states; give loss_fn(model, batch)"
+            f"loss_fn must be given for a model without an output: kind={model.config.kind!r} ends with "
+            "hidden states; give loss_fn(model, batch)"
         )
     said = "target_ids" if model.config.kind == "encoder-decoder" else "ids"
     names = ("ids", "target_ids") if said == "target_ids" else ("ids",)

@@ -210,8 +210,8 @@ def _checked(model: Transformer, ids: Tensor, count: int, options: Options) -> _
         raise TypeError(f"generate() got an unexpected keyword argument {unknown[0]!r}")
     if config.output is None:
         raise ArgumentError(
-            f"generate must be asked of a model with an output: this is a {config.kind} that ends with "
-            "hidden states; use a decoder"
+            f"generate must be asked of a model with an output: kind={config.kind!r} ends with hidden "
+            "states; use a decoder"
         )
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ArgumentError(f"max_new_tokens must be a whole number, at least 1: got {count!r}; try 20")
