@@ -16,10 +16,22 @@ import torch
 from torch import Tensor
 
 from headwise import Mask, reference
-from headwise.scoring import Alibi
+from headwise.scoring import Alibi, Relative
 
 # Distinct primes, so that no two dimensions can be mistaken for each other.
 BATCHES, LENGTHS, CHANNELS = (1, 2, 3), (1, 5, 7, 11, 13, 17, 19, 23, 29), (3, 8, 16, 31)
+
+
+def inside(given: Any) -> Any:
+    """The tensor in what was given as bias."""
+    return (
+        given.slopes if isinstance(given, Alibi) else given.values if isinstance(given, Relative) else given
+    )
+
+
+def with_inside(given: Any, tensor: Any) -> Any:
+    """The same kind of bias of another tensor."""
+    return type(given)(tensor) if isinstance(given, (Alibi, Relative)) else tensor
 
 
 @dataclass(repr=False)
@@ -40,8 +52,8 @@ class Case:
         """The same numbers in another dtype."""
 
         def cast(x: Any) -> Any:
-            if isinstance(x, Alibi):
-                return Alibi(cast(x.slopes))
+            if isinstance(x, (Alibi, Relative)):
+                return with_inside(x, cast(inside(x)))
             return x.detach().to(dtype) if isinstance(x, Tensor) else x
 
         options = {name: cast(value) for name, value in self.options.items()}
@@ -53,7 +65,7 @@ class Case:
         for name in ("bias", "sinks"):
             value = self.options.get(name)
             if value is not None:
-                found[name] = value.slopes if isinstance(value, Alibi) else value
+                found[name] = inside(value)
         return found
 
     def with_gradients(self) -> Case:
@@ -116,7 +128,7 @@ def sizes(case: Case, pull: Tensor | None = None) -> dict[str, float]:
     if isinstance(bias, Alibi):
         terms += largest(bias.slopes) * (case.q.shape[2] + case.k.shape[2])
     elif bias is not None:
-        terms += largest(bias)
+        terms += largest(inside(bias))
     found = {"output": largest(truth.v), "lse": max(1.0, terms), "weights": 1.0}
     if pull is not None:
         flow = largest(pull) * largest(truth.v) * truth.v.shape[-1] ** 0.5  # d loss / d weight
@@ -151,10 +163,12 @@ def strategies() -> Any:
             options["scale"] = draw(st.sampled_from([0.05, 1.0]))
         if draw(st.integers(0, 3)) == 0:
             options["softcap"] = draw(st.sampled_from([0.7, 20.0]))
-        kind = draw(st.sampled_from(["none", "none", "full", "head", "row", "alibi"]))
+        kind = draw(st.sampled_from(["none", "none", "full", "head", "row", "alibi", "relative"]))
         shapes = {"full": (B, H, T, S), "head": (H, T, S), "row": (1, 1, 1, S)}
         if kind == "alibi":
             options["bias"] = Alibi(normal(H).abs())
+        elif kind == "relative":
+            options["bias"] = Relative(normal(H, draw(st.sampled_from([1, 5, 13, 67]))))
         elif kind != "none":
             options["bias"] = normal(*shapes[kind])
         if draw(st.integers(0, 3)) == 0:

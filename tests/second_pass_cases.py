@@ -17,7 +17,7 @@ from torch import Tensor
 import headwise as hw
 from headwise import Mask
 from headwise.engines.gpu.cannot import cannot
-from headwise.scoring import Alibi
+from headwise.scoring import Alibi, Relative
 from judge import Case, assert_judged, largest, sizes
 
 SEED = int(os.environ.get("HEADWISE_SEED", "0"))
@@ -68,6 +68,7 @@ def options(H: int, T: int, S: int) -> dict[str, dict[str, Any]]:
         "bias": {"bias": normal(5, H, T, S)},
         "row bias": {"bias": normal(5, 1, 1, 1, S)},
         "alibi": {"bias": Alibi(normal(6, H).abs() / 30)},
+        "relative": {"bias": Relative(normal(8, H, 13))},
         "sinks": {"sinks": normal(7, H)},
         "softcap": {"softcap": 3.0},
         "scale": {"scale": 0.3},

@@ -23,6 +23,7 @@ from headwise.listeners.model_door import attach
 from headwise.listeners.pruning import prune
 from headwise.masks import Mask
 from headwise.nn import MultiHeadAttention
+from headwise.scoring import Relative
 from judge import error
 from small_models import albert, bert, gpt2, hooks_on, llama, numbers, ours, tokens, torch_encoder
 
@@ -258,7 +259,7 @@ def test_means_of_several_batches_take_the_place_of_the_batch_s_own() -> None:
 # The uniform
 
 
-@pytest.mark.parametrize("kind", ["causal", "padding", "window", "bias", "nothing"])
+@pytest.mark.parametrize("kind", ["causal", "padding", "window", "bias", "relative", "nothing"])
 def test_uniform_is_the_mean_of_the_values_a_head_may_see(kind: str) -> None:
     mha = MultiHeadAttention(13, 4, num_kv_heads=2, head_dim=5, value_dim=7, sinks=True, softcap=3.0).double()
     x, T = numbers(2, 7, 13), 7
@@ -271,6 +272,10 @@ def test_uniform_is_the_mean_of_the_values_a_head_may_see(kind: str) -> None:
         allowed = numbers(1, 1, T, T, seed=5) > 0
         allowed[..., 0] = True
         bias = numbers(1, 1, T, T, seed=6).masked_fill(~allowed, -torch.inf)
+    elif kind == "relative":  # hides from the second neighbour on
+        apart = (torch.arange(T) - torch.arange(T)[:, None]).abs()
+        allowed = (apart < 2).expand(2, 1, T, T)
+        bias = Relative(numbers(4, 5, seed=6).index_fill(1, torch.tensor([0, 4]), -torch.inf))
     with torch.no_grad(), ablate(mha, [("", 1), ("", 2)], "uniform"), collect(mha) as outputs:
         mha(x, mask=masks.get(kind), bias=bias)
         value = mha.v_proj(x).unflatten(-1, (2, 7)).transpose(1, 2)  # [B, Hk, S, Dv]

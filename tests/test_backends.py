@@ -28,8 +28,8 @@ from headwise.engines.scores import Scores
 from headwise.engines.tiles import TILES
 from headwise.errors import BackendUnavailable
 from headwise.nn import one_step
-from headwise.scoring import HIDDEN, Alibi, alibi
-from judge import Case, error, masks
+from headwise.scoring import HIDDEN, Alibi, Relative, alibi
+from judge import Case, error, inside, masks, with_inside
 
 B, H, HK, T, S, D = 2, 6, 3, 5, 7, 11
 LATER = "could run it, but comes later in the order"
@@ -60,6 +60,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "softcap": {"softcap": 1.5},
     "bias": {"bias": normal(5, H, T, S)},
     "slopes": {"bias": Alibi(normal(6, H).abs())},
+    "relative": {"bias": Relative(normal(9, H, 5))},
     "sinks": {"sinks": normal(7, H)},
 }
 every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -111,6 +112,12 @@ WHO: dict[str, tuple[dict[str, Any], str, str]] = {
         "tiles",
         "tile by tile in plain torch",
     ),
+    "relative": ({"bias": Relative(normal(5, H, 5))}, "flash", "in one call"),
+    "learned relative": (
+        {"bias": Relative(normal(5, H, 5).requires_grad_())},
+        "tiles",
+        "tile by tile in plain torch",
+    ),
     "learned sinks": ({"sinks": normal(6, H).requires_grad_()}, "flash", "in one call"),
     "dropout": ({"dropout": 0.25}, "plain", "as one T x S matrix in plain torch"),
     "tiles by name": ({"backend": "tiles"}, "tiles", "tile by tile in plain torch"),
@@ -154,8 +161,8 @@ def test_why_does_not_call_what_comes_first_later() -> None:
     ("options", "says"),
     [
         ({"dropout": 0.25}, "dropout 0.25 falls on the weights, which it never has"),
-        ({"bias": normal(5, T, S).requires_grad_()}, "it gives no gradient to bias or slopes"),
-        ({"bias": Alibi(normal(5, H).requires_grad_())}, "it gives no gradient to bias or slopes"),
+        ({"bias": normal(5, T, S).requires_grad_()}, "it gives no gradient to bias, slopes or relative"),
+        ({"bias": Alibi(normal(5, H).requires_grad_())}, "it gives no gradient to bias, slopes or relative"),
     ],
     ids=["dropout", "bias", "slopes"],
 )
@@ -269,7 +276,7 @@ def test_why_tells_of_a_backend_that_was_added(capped: list[str]) -> None:
     ("options", "says"),
     [
         ({"dropout": 0.25}, "dropout 0.25 falls on the weights, which it never has"),
-        ({"bias": normal(5, T, S).requires_grad_()}, "it gives no gradient to bias or slopes"),
+        ({"bias": normal(5, T, S).requires_grad_()}, "it gives no gradient to bias, slopes or relative"),
     ],
     ids=["dropout", "bias"],
 )
@@ -603,11 +610,13 @@ def requests(draw: st.DrawFn) -> Case:
         reach = st.none() | st.integers(0, keys)
         mask = mask & Mask(left=draw(reach), right=draw(reach))
     options: dict[str, Any] = {}
-    kind = draw(st.sampled_from(["none", "none", "bias", "slopes"]))
+    kind = draw(st.sampled_from(["none", "none", "bias", "slopes", "relative"]))
     if kind == "bias":
         options["bias"] = torch.randn(2, length, keys, generator=random, dtype=torch.float64)
     if kind == "slopes":
         options["bias"] = alibi(2)
+    if kind == "relative":
+        options["bias"] = Relative(torch.randn(2, 5, generator=random, dtype=torch.float64))
     q, k = (torch.randn(batch, 2, n, 3, generator=random, dtype=torch.float64) for n in (length, keys))
     return Case(q, k, k, mask, options)
 
@@ -721,8 +730,8 @@ def test_one_query_of_grouped_heads_is_exact(options: dict[str, Any], heads: int
     fitting = dict(options)
     for name in ("bias", "sinks"):
         value = fitting.get(name)
-        if isinstance(value, Alibi):
-            fitting[name] = Alibi(value.slopes[:heads])
+        if isinstance(value, (Alibi, Relative)):
+            fitting[name] = with_inside(value, inside(value)[:heads])
         elif value is not None:
             fitting[name] = value[:heads, :1] if name == "bias" else value[:heads]
     if isinstance(fitting.get("mask"), Tensor):
@@ -873,6 +882,7 @@ LONG_MASKS: dict[str, dict[str, Any]] = {
     "causal holes": {"mask": Mask.padding(torch.arange(LONG)[None] % 3 > 0), "causal": True},
     "window padding": {"mask": Mask.padding([700]), "window": 32},
     "window slopes": {"bias": alibi(2), "window": 32},
+    "window relative": {"bias": Relative(torch.zeros(2, 67)), "window": 32},
     "window sinks": {"sinks": torch.zeros(2), "window": 32},
 }
 
@@ -911,6 +921,28 @@ def test_all_that_is_measured_takes_no_more_than_a_tile(monkeypatch: pytest.Monk
         w.pooled(16)
         w.top(2)
     assert seen.elements <= length * length // 8
+
+
+def test_a_learned_bias_by_distance_is_never_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    _small_tiles(monkeypatch)
+    q, k = (normal(i, 1, 2, 2048, 4, dtype=torch.float32).requires_grad_() for i in range(2))
+    values = torch.zeros(2, 67).requires_grad_()
+    with Largest() as seen:
+        out, w = hw.attention(q, k, k, bias=Relative(values))
+        out.sum().backward()
+        w.select(heads=[1], queries=slice(0, 500)).statistics("entropy").entropy.sum().backward()
+    assert seen.elements <= 2**19 * 5 // 4  # a tile, and on the way back its rows one place apart
+    assert values.grad is not None and values.grad.any()
+
+
+@pytest.mark.slow
+def test_statistics_of_8192_tokens_with_a_bias_by_distance_take_a_few_megabytes() -> None:
+    """Eight heads: dense, the bias alone is 2 GiB."""
+    q, k = (normal(i, 1, 8, 8192, 16, dtype=torch.float32) for i in range(2))
+    w = hw.AttentionMap(q, k, bias=Relative(normal(2, 8, 257, dtype=torch.float32)), causal=True)
+    with Largest() as seen, hw.budget.limit("64 MiB"):
+        w.statistics(pooled=32)
+    assert seen.elements <= 2**21
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -22,7 +22,8 @@ from torch import Tensor
 import headwise as hw
 from headwise import Mask
 from headwise.errors import ArgumentError, BackendUnavailable, BudgetExceeded, MaskError, ShapeError
-from headwise.scoring import Alibi, alibi
+from headwise.scoring import Alibi, Relative, alibi
+from judge import inside
 
 B, H, HK, T, S, D, DV = 2, 6, 3, 5, 7, 11, 13
 
@@ -258,6 +259,48 @@ SCORING: dict[str, Refusal] = {
         ArgumentError,
         "bias must be on the device of q: meta and cpu",
     ),
+    "relative of other heads": Refusal(
+        {"bias": Relative(normal(4, 5))},
+        ShapeError,
+        "relative must be [H, R] with R odd: [4, 5] for 6 heads; give a tensor of shape [6, 2 * r + 1]",
+    ),
+    "relative of an even number": Refusal(
+        {"bias": Relative(normal(H, 4))}, ShapeError, "relative must be [H, R] with R odd: [6, 4] for 6 heads"
+    ),
+    "relative of one dimension": Refusal(
+        {"bias": Relative(normal(5))}, ShapeError, "relative must be [H, R] with R odd: [5] for 6 heads"
+    ),
+    "relative of integers": Refusal(
+        {"bias": Relative(torch.ones(H, 5).int())},
+        ArgumentError,
+        "relative must be a floating tensor: got torch.int32",
+    ),
+    "relative elsewhere": Refusal(
+        {"bias": Relative(torch.empty(H, 5, device=META))},
+        ArgumentError,
+        "relative must be on the device of q: meta and cpu",
+    ),
+    "biases with a list among them": Refusal(
+        {"bias": (alibi(H), [0.5])}, ArgumentError, "bias must be a floating tensor: got list"
+    ),
+    "biases with nothing among them": Refusal(
+        {"bias": (alibi(H), None)}, ArgumentError, "bias must be a floating tensor: got NoneType"
+    ),
+    "biases that cannot be added": Refusal(
+        {"bias": (normal(T, S), normal(3, S))},
+        ShapeError,
+        "bias given several times in one tuple must fit together: [5, 7] and [3, 7]; add them up beforehand",
+    ),
+    "relatives of two widths": Refusal(
+        {"bias": (Relative(normal(H, 5)), Relative(normal(H, 3)))},
+        ShapeError,
+        "relative given several times in one tuple must fit together: [6, 5] and [6, 3]",
+    ),
+    "biases on two devices": Refusal(
+        {"bias": (normal(T, S), torch.empty(T, S, device=META))},
+        ArgumentError,
+        "bias given several times in one tuple must be on one device: cpu and meta; use .to(q.device)",
+    ),
     "slopes of other heads": Refusal(
         {"bias": alibi(4)},
         ShapeError,
@@ -352,13 +395,19 @@ RUNNING: dict[str, Refusal] = {
     "flash with a learned bias": Refusal(
         {"backend": "flash", "bias": normal(T, S).requires_grad_()},
         BackendUnavailable,
-        'backend="flash" cannot run this call: it gives no gradient to bias or slopes. Others that can:',
+        'backend="flash" cannot run this call: it gives no gradient to bias, slopes or relative. Others that',
+        False,
+    ),
+    "flash with learned relative": Refusal(
+        {"backend": "flash", "bias": Relative(normal(H, 5).requires_grad_())},
+        BackendUnavailable,
+        'backend="flash" cannot run this call: it gives no gradient to bias, slopes or relative.',
         False,
     ),
     "flash with learned slopes": Refusal(
         {"backend": "flash", "bias": Alibi(normal(H).requires_grad_())},
         BackendUnavailable,
-        'backend="flash" cannot run this call: it gives no gradient to bias or slopes.',
+        'backend="flash" cannot run this call: it gives no gradient to bias, slopes or relative.',
         False,
     ),
 }
@@ -371,8 +420,8 @@ def tensors_in(given: dict[str, Any]) -> list[Tensor]:
     for value in given.values():
         if isinstance(value, Mask):
             found += value.tensors.values()
-        elif isinstance(value, Alibi):
-            found.append(value.slopes)
+        elif isinstance(value, (Alibi, Relative)):
+            found.append(inside(value))
         elif isinstance(value, Tensor):
             found.append(value)
     return [x for x in found if x.device.type == "cpu"]

@@ -22,8 +22,8 @@ from headwise import Mask
 from headwise.engines import kernels
 from headwise.engines.kernels import ShapeChurn
 from headwise.errors import BackendUnavailable
-from headwise.scoring import Alibi
-from judge import Case, assert_judged, error, largest, sizes
+from headwise.scoring import Alibi, Relative
+from judge import Case, assert_judged, error, inside, largest, sizes, with_inside
 from on_gpu import run_all
 
 try:
@@ -76,6 +76,7 @@ def cases() -> Iterator[tuple[str, Case]]:
         options: dict[str, dict[str, Any]] = {
             "bias": {"bias": normal(5, H, T, S)},
             "alibi": {"bias": Alibi(normal(6, H).abs())},
+            "relative": {"bias": Relative(normal(8, H, 13))},
             "sinks": {"sinks": normal(7, H)},
             "softcap": {"softcap": 3.0},
             "scale": {"scale": 0.05},
@@ -86,8 +87,8 @@ def cases() -> Iterator[tuple[str, Case]]:
 
 def on_gpu(case: Case) -> Case:
     def move(x: Any) -> Any:
-        if isinstance(x, Alibi):
-            return Alibi(x.slopes.cuda())
+        if isinstance(x, (Alibi, Relative)):
+            return with_inside(x, inside(x).cuda())
         return x.cuda() if isinstance(x, Tensor) else x
 
     options = {name: move(value) for name, value in case.options.items()}

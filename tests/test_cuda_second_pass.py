@@ -18,8 +18,8 @@ from torch import Tensor
 
 import headwise as hw
 from headwise import Mask
-from headwise.scoring import Alibi
-from judge import Case, error, largest
+from headwise.scoring import Alibi, Relative
+from judge import Case, error, inside, largest, with_inside
 from on_gpu import run_all
 from second_pass_cases import (
     SEED,
@@ -68,8 +68,8 @@ def cases(shapes: Any = SHAPES) -> Iterator[tuple[str, Case]]:
 
 def moved(case: Case) -> Case:
     def move(x: Any) -> Any:
-        if isinstance(x, Alibi):
-            return Alibi(x.slopes.cuda())
+        if isinstance(x, (Alibi, Relative)):
+            return with_inside(x, inside(x).cuda())
         return x.cuda() if isinstance(x, Tensor) else x
 
     options = {name: move(value) for name, value in case.options.items()}

@@ -22,7 +22,7 @@ from headwise.heads import jensen_shannon, locality, one_number, similarity, spr
 from headwise.heads.collection import load_heads as load
 from headwise.heads.model_diversity import attention_between
 from headwise.heads.record import OFFSETS, Marks, _counts, _with_a_key, reduce
-from headwise.scoring import alibi
+from headwise.scoring import Relative, alibi
 
 B, H, HK, T, D = 2, 4, 2, 11, 8
 REAL = torch.arange(T) < torch.tensor([[T], [5]])
@@ -307,6 +307,7 @@ MAPS: dict[str, Any] = {
     "expanded mask": lambda: a_map(mask=(normal(9, B, 1, T, T) > 0).expand(B, H, T, T)),
     "bias": lambda: a_map(bias=normal(8, 1, H, T, T), scale=0.3),
     "slopes": lambda: a_map(bias=alibi(H), causal=True),
+    "relative": lambda: a_map(bias=(Relative(normal(8, H, 5)), alibi(H))),
     "sinks and cap": lambda: a_map(sinks=normal(7, H), softcap=3.0, causal=True),
     "chosen queries": lambda: a_map(causal=True).select(queries=[1, 3, 9], heads=[0, 3]),
     "bfloat16": lambda: AttentionMap(*(normal(i, B, H, T, D).bfloat16() for i in (0, 1)), causal=True),

@@ -31,8 +31,8 @@ from headwise.engines.statistics import STATISTICS, Statistics
 from headwise.engines.walk import SOME
 from headwise.errors import ArgumentError, BudgetExceeded, MaskError, ShapeError
 from headwise.map import make
-from headwise.scoring import Alibi
-from judge import error
+from headwise.scoring import Alibi, Relative
+from judge import error, inside, with_inside
 
 B, H, HK, T, S, D = 2, 6, 3, 5, 7, 11
 SHAPE = (B, H, T, S)
@@ -70,6 +70,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "softcap": {"softcap": 1.5},
     "bias": {"bias": normal(4, H, T, S)},
     "slopes": {"bias": Alibi(normal(5, H).abs())},
+    "relative": {"bias": Relative(normal(7, H, 5))},
     "sinks": {"sinks": normal(6, H)},
 }
 every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -879,13 +880,13 @@ def test_a_map_of_what_was_written_over_says_so(ask: Callable[[Any], Any], which
     assert ask(hw.AttentionMap(*tensors)) is not None
 
 
-@pytest.mark.parametrize("name", ["sinks", "bias", "slopes"])
+@pytest.mark.parametrize("name", ["sinks", "bias", "slopes", "relative"])
 def test_a_map_whose_scoring_was_written_over_says_so(name: str) -> None:
     """Learned sinks and biases are written to by every optimizer step: lse is of the old ones then."""
     options = OPTIONS[name]
     given_tensor = next(iter(options.values()))
-    learned = (given_tensor.slopes if isinstance(given_tensor, Alibi) else given_tensor).clone()
-    w = a_map(**{"bias" if name != "sinks" else name: Alibi(learned) if name == "slopes" else learned})
+    learned = inside(given_tensor).clone()
+    w = a_map(**{"bias" if name != "sinks" else name: with_inside(given_tensor, learned)})
     learned.add_(3)
     with pytest.raises(ArgumentError, match="written to in place"):
         w.statistics("entropy")
@@ -1066,8 +1067,8 @@ def test_nothing_writes_to_what_it_was_given(options: dict[str, Any]) -> None:
             given_too.append(value)
         elif isinstance(value, Mask):
             given_too += value.tensors.values()
-        elif isinstance(value, Alibi):
-            given_too.append(value.slopes)
+        elif isinstance(value, (Alibi, Relative)):
+            given_too.append(inside(value))
     before = [x.detach().clone() for x in given_too]
     versions = [x._version for x in given_too]
     out, w = hw.attention(q, k, v, **options)
@@ -1200,3 +1201,35 @@ def test_visible_counts_keys_of_chosen_queries_where_they_stand() -> None:
         assert torch.equal(chosen.visible(mask.full(6, 6)[..., queries, :]), chosen.visible(mask))
     with pytest.raises(ArgumentError, match="visible must see whole rows: this map holds 2 chosen of 6 keys"):
         weights.select(keys=[0, 1]).visible()
+
+
+# A bias by distance
+
+
+@pytest.mark.parametrize("queries", [[3, 0, 3, 4], slice(1, 4), [2]], ids=["picked", "run", "one"])
+def test_chosen_queries_send_back_to_a_relative_bias_what_all_would(queries: Any) -> None:
+    """Queries that do not follow each other have no diagonals: each run of them goes back for itself."""
+    q, k, _ = qkv()
+    arms = []
+    for whole in (True, False):
+        values = normal(7, H, 5).requires_grad_()
+        w = hw.AttentionMap(q, k, bias=Relative(values), causal=True)
+        p = w.dense()[:, :, queries] if whole else w.select(queries=queries).dense()
+        p.backward(normal(8, *p.shape))
+        arms.append((p.detach(), values.grad))
+    for theirs, mine in zip(*arms, strict=True):
+        assert error(mine, theirs) < 1e-13
+
+
+def test_what_was_saved_before_there_was_a_relative_bias_still_loads() -> None:
+    """Scorings were pickled as five parts, maps in files without that name."""
+    w = a_map(bias=OPTIONS["slopes"]["bias"], sinks=normal(6, H))
+    scoring = w._scores.scoring
+    kind, parts = scoring.__reduce__()
+    old = kind(*parts[:5])
+    assert old.relative is None and old.sinks is scoring.sinks and old.slopes is scoring.slopes
+    named = w._scores.parts()
+    assert named.pop("relative") is None
+    assert torch.equal(make(Scores.from_parts(named), w.lse).dense(), w.dense())
+    again = pickle.loads(pickle.dumps(Relative(normal(7, H, 5))))
+    assert torch.equal(again.values, normal(7, H, 5))

@@ -18,7 +18,7 @@ import headwise as hw
 from headwise import Mask
 from headwise.arguments import scores_from
 from headwise.engines import first_pass
-from headwise.scoring import Alibi, alibi
+from headwise.scoring import Alibi, Relative, alibi
 from judge import Case, assert_judged, error, sizes
 
 Function = Callable[..., Tensor]
@@ -44,7 +44,8 @@ class Mode(NamedTuple):
     def run(self, q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> tuple[Tensor, hw.AttentionMap]:
         options = dict(self.fixed)
         for name, value in zip(self.learned, learned, strict=True):
-            options["bias" if name == "slopes" else name] = Alibi(value) if name == "slopes" else value
+            kind = {"slopes": Alibi, "relative": Relative}.get(name)
+            options[name if kind is None else "bias"] = value if kind is None else kind(value)
         return hw.attention(q, k, v, **options)
 
     def output(self, q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> Tensor:
@@ -66,6 +67,7 @@ MODES = {
     "sinks": Mode({}, {"sinks": normal(4, 2)}),
     "bias": Mode({"causal": True}, {"bias": normal(5, 2, 2, 3)}),
     "slopes": Mode({}, {"slopes": normal(6, 2).abs()}),
+    "relative": Mode({}, {"relative": normal(8, 2, 3)}),
     "dense": Mode({"mask": torch.tensor([[True, False, True], [False, False, False]])}, {}),
     "everything": Mode(
         {"causal": True, "mask": Mask.padding([2]), "softcap": 1.5, "scale": 0.7},
@@ -264,7 +266,7 @@ def of_length(T: int, S: int) -> list[Tensor]:
     return [x.requires_grad_() for x in (q, k, v)]
 
 
-SINKS, BIASES = normal(4, 6), alibi(6)
+SINKS, BIASES, LEARNED = normal(4, 6), alibi(6), normal(9, 6, 7)
 BY_LENGTH: dict[str, Function] = {
     "full": lambda q, k, v: hw.attention(q, k, v)[0],
     "causal": lambda q, k, v: hw.attention(q, k, v, causal=True)[0],
@@ -274,6 +276,7 @@ BY_LENGTH: dict[str, Function] = {
     "documents": lambda q, k, v: hw.attention(q, k, v, Mask.documents(torch.arange(k.shape[2]) // 3))[0],
     "sinks": lambda q, k, v: hw.attention(q, k, v, sinks=SINKS)[0],
     "slopes": lambda q, k, v: hw.attention(q, k, v, bias=BIASES)[0],
+    "relative": lambda q, k, v: hw.attention(q, k, v, bias=(Relative(LEARNED), BIASES))[0],
 }
 
 

@@ -27,8 +27,8 @@ from headwise.engines import scores as scores_room
 from headwise.engines.scores import DIFFERENTIABLE
 from headwise.engines.statistics import STATISTICS, Statistics
 from headwise.errors import ArgumentError, BudgetExceeded
-from headwise.scoring import Alibi, alibi
-from judge import Case, assert_judged, error, largest, strategies
+from headwise.scoring import Alibi, Relative, alibi
+from judge import Case, assert_judged, error, inside, largest, strategies, with_inside
 from second_pass_cases import differentiable_entropy
 
 cases = strategies()
@@ -58,6 +58,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dense": {"mask": normal(3, T, S) > 0.8},  # some queries see nothing
     "bias": {"bias": normal(4, H, T, S), "causal": True},
     "slopes": {"bias": Alibi(normal(5, H).abs())},
+    "relative": {"bias": Relative(normal(5, H, 5)), "mask": Mask.padding([3, 7])},
     "sinks": {"sinks": normal(6, H), "mask": Mask.padding([0, 7])},
     "everything": {"bias": normal(4, H, 1, S), "sinks": normal(6, H), "softcap": 1.5, "window": (3, 1)},
 }
@@ -112,13 +113,13 @@ TURNS = {  # every operator, every option
     "weights": ("documents", "everything"),
     "weights, no lse": ("slopes",),
     "weights, mean": ("causal", "bias"),
-    "weights, picked": ("sinks",),
+    "weights, picked": ("sinks", "relative"),
     "weights, run": ("holes",),
     "entropy": ("causal", "everything", "slopes"),
-    "weights_backward": ("bias", "slopes"),
+    "weights_backward": ("bias", "slopes", "relative"),
     "weights_backward, picked": ("everything",),
     "weights_backward, mean": ("full",),
-    "entropy_backward": ("everything", "slopes"),
+    "entropy_backward": ("everything", "slopes", "relative"),
     "entropy_backward, q and k": ("bias",),
 }
 
@@ -200,7 +201,7 @@ def test_every_way_of_looking_compiles_in_one_graph(look: Looks) -> None:
 
 @pytest.mark.thinned(keep=["everything"])
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("name", ["lengths", "documents", "slopes", "everything"])
+@pytest.mark.parametrize("name", ["lengths", "documents", "slopes", "relative", "everything"])
 def test_every_rule_and_option_compiles_in_one_graph(name: str) -> None:
     """Whatever is learned gets the gradient it gets in eager mode; through entropy, mean and chosen rows."""
     options = dict(OPTIONS[name])
@@ -209,12 +210,12 @@ def test_every_rule_and_option_compiles_in_one_graph(name: str) -> None:
 
     def function(q: Tensor, k: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         for (n, kind), x in zip(learned.items(), rest, strict=True):
-            options[n] = Alibi(x) if isinstance(kind, Alibi) else x
+            options[n] = with_inside(kind, x)
         w = hw.AttentionMap(q, k, **options)
         stats = w.statistics("entropy", "distance", pooled=2)
         return stats.entropy, stats.distance, stats.pooled, w.mean_heads(), w[0, 1], w.top(1).values
 
-    found = [x.slopes if isinstance(x, Alibi) else x for x in learned.values()]
+    found = [inside(x) for x in learned.values()]
     inputs = [x.detach().clone().requires_grad_() for x in (q, k, *found)]
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     assert_same(looked(compiled, inputs), looked(function, inputs))
@@ -412,11 +413,11 @@ def entropy_of(options: dict[str, Any], per: str = "query") -> tuple[Callable[..
 
     def function(q: Tensor, k: Tensor, *learned: Tensor) -> Tensor:
         made = dict(zip(kinds, learned, strict=True))
-        if isinstance(options.get("bias"), Alibi):
-            made["bias"] = Alibi(made["bias"])
+        if "bias" in made:
+            made["bias"] = with_inside(options["bias"], made["bias"])
         return hw.AttentionMap(q, k, **fixed, **made).statistics("entropy", per=per).entropy
 
-    values = [options[n].slopes if isinstance(options[n], Alibi) else options[n] for n in kinds]
+    values = [inside(options[n]) for n in kinds]
     inputs = [normal(0, 1, 2, 2, 2), normal(1, 1, 1, 3, 2), *values]
     return function, [x.detach().clone().requires_grad_() for x in inputs]
 
@@ -427,6 +428,7 @@ TINY: dict[str, dict[str, Any]] = {
     "nothing": {"mask": torch.tensor([[True, False, True], [False, False, False]]), "sinks": normal(6, 2)},
     "bias": {"bias": normal(4, 2, 2, 3), "causal": True},
     "slopes": {"bias": Alibi(normal(5, 2).abs()), "sinks": normal(6, 2)},
+    "relative": {"bias": Relative(normal(5, 2, 3)), "causal": True},
 }
 every_tiny = pytest.mark.parametrize("options", TINY.values(), ids=TINY)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,20 @@ import headwise as hw
 from headwise.errors import ArgumentError
 from headwise.nn.presets import PRESETS, Preset, _key, find, matching
 from headwise.show.presets_table import count, figures
+from transformers_layers import (
+    PACKED_SIZES,
+    SIZES,
+    D,
+    E,
+    H,
+    Layer,
+    falcon,
+    head_by_head,
+    in_order,
+    judged,
+    rotary,
+    t5,
+)
 
 every_preset = pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 
@@ -23,12 +38,13 @@ def shape_of(preset: Preset) -> tuple[int, int, int, int]:
 
 
 def parameters_of(preset: Preset) -> int:
-    """Weights and biases of the four projections, and the sinks."""
+    """Weights and biases of the four projections, norms and sinks; not a bias that all layers share."""
     E, H, Hk, D = shape_of(preset)
     weights = E * H * D + 2 * E * Hk * D + H * D * E
     biases = (H + 2 * Hk) * D if preset.bias else 0
     last = E if (preset.bias if preset.out_bias is None else preset.out_bias) else 0
-    return weights + biases + last + (H if preset.sinks else 0)
+    norms = 2 * D if preset.qk_norm else 0  # head by head, without a bias, in all that are here
+    return weights + biases + last + norms + (H if preset.sinks else 0)
 
 
 # The figures
@@ -63,8 +79,13 @@ def test_every_preset_is_built_and_counted_as_arithmetic_says(preset: Preset) ->
     )  # fmt: skip
     found = figures(preset)
     assert (found.d_model, found.num_heads, found.num_kv_heads, found.head_dim) == (E, H, Hk, D)
-    assert found.parameters == parameters_of(preset) == sum(each.numel() for each in mha.parameters())
-    assert found.all_parameters == preset.layers * found.parameters
+    shared = preset.relative_bias.count * H if preset.relative_bias else 0
+    assert found.parameters == parameters_of(preset)
+    assert found.parameters + shared == sum(weight.numel() for weight in mha.parameters())
+    assert found.all_parameters == preset.layers * found.parameters + shared
+    assert (mha.rope, mha.alibi, mha.qk_norm, mha.gate) == (
+        preset.rope, preset.alibi, preset.qk_norm, preset.gate,
+    )  # fmt: skip
     assert found.cache_bytes == (2 * preset.layers * Hk * 2 * D if preset.causal else None)
 
 
@@ -101,6 +122,12 @@ def test_a_preset_says_only_what_the_module_takes() -> None:
     takes = inspect.signature(hw.MultiHeadAttention.__init__).parameters
     for preset in PRESETS.values():
         assert set(preset.options) <= set(takes)
+
+
+def test_a_note_is_told_beside_the_title(capsys) -> None:
+    said = say(capsys, "gemma2-9b").splitlines()
+    assert said[-3] == f"Gemma 2 9B ({PRESETS['gemma2-9b'].note})"
+    assert "window of 4096" in said[-3]
 
 
 def test_a_preset_can_be_changed_as_it_is_built() -> None:
@@ -226,8 +253,12 @@ def test_the_command_takes_a_part_of_a_name(capsys) -> None:
 @pytest.mark.parametrize("name", ["llama3-8b", "Llama 3 8B"])
 def test_a_single_preset_comes_with_the_python_that_builds_it(capsys, name: str) -> None:
     said = say(capsys, name).splitlines()
-    told = "Llama 3 8B (not in a plain attention layer: rotary positions)"
-    assert said[-2:] == [told, 'hw.MultiHeadAttention.preset("llama3-8b")']
+    assert said[-3:] == [
+        "Llama 3 8B",
+        "32 heads of 128 over 8 key/value heads: [B, T, 4096] -> [B, 32, T, 128] -> [B, T, 4096], causal, "
+        "rope=Rope(base=500000.0)",
+        'hw.MultiHeadAttention.preset("llama3-8b")',
+    ]
     assert eval(said[-1].replace(")", ', device="meta")'), {"hw": hw}).num_kv_heads == 8
 
 
@@ -236,6 +267,10 @@ def test_the_command_speaks_json(capsys) -> None:
     assert found["name"] == "gpt-oss-20b"
     assert (found["num_heads"], found["num_kv_heads"], found["head_dim"], found["sinks"]) == (64, 8, 64, True)
     assert found["cache_bytes"] == 48 * 1024
+    assert found["rope"]["base"] == 150_000
+    assert (found["rope"]["scaling"]["kind"], found["rope"]["scaling"]["truncate"]) == ("Yarn", False)
+    (qwen,) = json.loads(say(capsys, "qwen3-8b", "--json"))
+    assert qwen["qk_norm"] == {"kind": "rms", "eps": 1e-6, "whole": False}
     assert len(json.loads(say(capsys, "--json"))) == len(PRESETS)
 
 
@@ -250,3 +285,43 @@ def test_an_unknown_name_is_one_line(capsys) -> None:
         "headwise: preset must be a known name: got 'brt-base'; did you mean 'bert-base'?"
     )
     assert said.err.count("\n") == 1
+
+
+# Against the models' own layers
+
+
+YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+        "original_max_position_embeddings": 4096}  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}  # fmt: skip
+FULL = {"layer_types": ["full_attention"], "num_hidden_layers": 1}
+SMALL_T5 = {"d_model": E, "d_kv": D, "num_heads": H}
+EPS = {"rms_norm_eps": 1e-6}
+EVERY_HEAD = {"num_kv_heads": H}
+
+LAYERS = [
+    Layer("llama", "Llama", SIZES | rotary(), preset="llama2-7b"),
+    Layer("llama", "Llama", SIZES | rotary(rope_theta=500_000.0), preset="llama3-8b"),
+    Layer("llama", "Llama", SIZES | rotary(rope_theta=500_000.0, **LLAMA3), preset="llama3-405b"),
+    Layer("llama", "Llama", SIZES | rotary(rope_theta=100_000.0), preset="smollm2-135m"),
+    Layer("mistral", "Mistral", SIZES | rotary() | {"sliding_window": 3}, preset="mistral-7b", window=3),
+    Layer("mixtral", "Mixtral", SIZES | rotary(rope_theta=1e6), preset="mixtral-8x7b"),
+    Layer("qwen2", "Qwen2", SIZES | FULL | rotary(rope_theta=1e6), preset="qwen2.5-7b"),
+    Layer("qwen3", "Qwen3", SIZES | FULL | EPS | rotary(rope_theta=1e6), preset="qwen3-8b"),
+    Layer("gemma", "Gemma", SIZES | rotary(), preset="gemma-2b"),
+    Layer("gemma2", "Gemma2", SIZES | FULL | rotary() | {"query_pre_attn_scalar": 256}, preset="gemma2-9b"),
+    Layer("gpt_oss", "GptOss", SIZES | FULL | rotary(rope_theta=150_000.0, **YARN), preset="gpt-oss-20b"),
+    Layer("t5", "T5", SMALL_T5, EVERY_HEAD, preset="t5-base", call=t5, causal=False, turned=False,
+          extra={"has_relative_attention_bias": True}),
+    Layer("falcon", "Falcon", PACKED_SIZES | rotary(), {"num_kv_heads": 1}, preset="falcon-7b", call=falcon,
+          state=in_order),
+    Layer("gpt_neox", "GPTNeoX", {"hidden_size": H * 96, "num_attention_heads": H}
+          | rotary(partial_rotary_factor=0.25), {"d_model": H * 96}, preset="gpt-neox-20b",
+          state=partial(head_by_head, width=96)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=repr)
+def test_a_preset_computes_what_its_models_layer_computes(layer: Layer) -> None:
+    pytest.importorskip("transformers")
+    judged(layer)

@@ -20,7 +20,7 @@ from torch import Tensor
 from .engines.scores import Scores
 from .errors import ArgumentError, MaskError, ShapeError, nearest
 from .masks import CAUSAL, Mask, mask_of_call
-from .scoring import Alibi, Scoring
+from .scoring import Bias, Scoring
 
 __all__ = [
     "EMBEDDING",
@@ -201,7 +201,7 @@ def scores_from(
     window: int | tuple[int, int] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    bias: Tensor | Alibi | None = None,
+    bias: Bias | None = None,
     sinks: Tensor | None = None,
 ) -> Scores:
     """The scores these arguments describe.

@@ -15,7 +15,7 @@ from .engines.express import plainest
 from .engines.gpu.cannot import cannot
 from .map import AttentionMap, make
 from .masks import Mask
-from .scoring import Alibi
+from .scoring import Bias
 
 __all__ = ["Why", "attention", "why"]
 
@@ -29,7 +29,7 @@ def attention(
     window: int | tuple[int, int] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    bias: Tensor | Alibi | None = None,
+    bias: Bias | None = None,
     sinks: Tensor | None = None,
     dropout: float = 0.0,
     backend: str = "auto",
@@ -54,8 +54,9 @@ def attention(
         window: how many keys are seen, counting the query itself; or a pair (before, after).
         scale: instead of 1 / sqrt(D).
         softcap: scores are bent into (-softcap, softcap) by softcap * tanh(score / softcap).
-        bias: added to the scores after scale and softcap, broadcastable to [B, H, T, S]; or
-            `headwise.scoring.alibi(num_heads)`. A value of -1e30 or less hides its key.
+        bias: added to the scores after scale and softcap, broadcastable to [B, H, T, S]; or by distance,
+            `headwise.scoring.alibi(num_heads)`, `headwise.scoring.Relative(values)`; or a tuple, for their
+            sum. A value of -1e30 or less hides its key.
         sinks: [H], learned: one more column of the softmax with this score and no value.
         dropout: the share of weights dropped, at random, here and now; the map shows weights before it. Takes
             the whole matrix, so memory grows with T * S, inside `headwise.budget`.
@@ -138,7 +139,7 @@ def why(
     window: int | tuple[int, int] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    bias: Tensor | Alibi | None = None,
+    bias: Bias | None = None,
     sinks: Tensor | None = None,
     dropout: float = 0.0,
     backend: str = "auto",

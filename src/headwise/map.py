@@ -26,7 +26,7 @@ from .engines.statistics import Statistics
 from .errors import ArgumentError, ShapeError
 from .indexing import Choice, Index, as_index, compose, in_order, resolve
 from .masks import Mask, as_mask
-from .scoring import Alibi
+from .scoring import Bias
 from .tensor_stand_in import StandIn
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class AttentionMap(StandIn):
         window: int | tuple[int, int] | None = None,
         scale: float | None = None,
         softcap: float | None = None,
-        bias: Tensor | Alibi | None = None,
+        bias: Bias | None = None,
         sinks: Tensor | None = None,
     ) -> None:
         self._scores = scores_from(q, k, k, mask, causal, window, scale, softcap, bias, sinks)
@@ -203,8 +203,13 @@ class AttentionMap(StandIn):
 
     @property
     def bias(self) -> Tensor | None:
-        """What is added to the scores, broadcastable to [B, H, T, S]; None: nothing, or slopes alone."""
+        """The tensor added to the scores, broadcastable to [B, H, T, S]; None: none, or by distance alone."""
         return self._scores.scoring.bias if isinstance(self._scores, Scores) else None
+
+    @property
+    def relative(self) -> Tensor | None:
+        """The learned bias by distance, [H, R], see `headwise.scoring.Relative`; None: there is none."""
+        return self._scores.scoring.relative if isinstance(self._scores, Scores) else None
 
     @property
     def real_keys(self) -> Tensor:

@@ -18,7 +18,7 @@ from .engines.statistics import Statistics
 from .indexing import Index
 from .map import AttentionMap, make
 from .masks import BoundMask, Mask
-from .scoring import Alibi, Scoring
+from .scoring import Alibi, Relative, Scoring
 
 # The tensors a map may hold, in order; the context tells which of them are there.
 TENSORS = ("lse", "positions", *MASK_TENSORS, "weights", *DIFFERENTIABLE)
@@ -66,5 +66,5 @@ pytree.register_pytree_node(
     serialized_type_name="headwise.Statistics",
 )
 torch.serialization.add_safe_globals(
-    [AttentionMap, Alibi, BoundMask, Mask, Scoring, Scores, GivenWeights, Statistics, Top, make]
+    [AttentionMap, Alibi, Relative, BoundMask, Mask, Scoring, Scores, GivenWeights, Statistics, Top, make]
 )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .masks import Mask
-from .scoring import HIDDEN, Alibi
+from .scoring import HIDDEN, Alibi, Bias, Relative
 
 __all__ = ["allowed", "attention", "multi_head", "positions", "scores", "weights_of"]
 
@@ -59,7 +59,7 @@ def scores(
     mask: Mask | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    bias: Tensor | Alibi | None = None,
+    bias: Bias | None = None,
 ) -> Tensor:
     """Q K^T / sqrt(d_k), capped, biased, and -inf where the mask forbids: [B, H, T, S]."""
     B, H, T, D = q.shape
@@ -68,12 +68,18 @@ def scores(
     s = q @ k.transpose(-2, -1) * (D**-0.5 if scale is None else scale)
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
-    if isinstance(bias, Alibi):
-        i, j = positions(T, S, q.device)
-        s = s - bias.slopes.to(s.dtype)[:, None, None] * (i - j).abs()
-    elif bias is not None:
-        lowest = bias <= torch.finfo(bias.dtype).min / 2  # another library's way to say hidden
-        s = s + bias.to(s.dtype).masked_fill(lowest, -torch.inf)
+    i, j = positions(T, S, q.device)
+    for part in bias if isinstance(bias, tuple) else () if bias is None else (bias,):
+        if isinstance(part, Alibi):
+            s = s - part.slopes.to(s.dtype)[:, None, None] * (i - j).abs()
+            continue
+        if isinstance(part, Relative):
+            r = (part.values.shape[1] - 1) // 2
+            given = part.values[:, (j - i).clamp(-r, r) + r]  # [H, T, S]
+        else:
+            given = part
+        lowest = given <= torch.finfo(given.dtype).min / 2  # another library's way to say hidden
+        s = s + given.to(s.dtype).masked_fill(lowest, -torch.inf)
     if mask is not None:
         s = s.masked_fill(~allowed(mask, B, H, T, S, q.device), -torch.inf)
     return s.masked_fill(s <= HIDDEN, -torch.inf)
@@ -104,7 +110,7 @@ def attention(
     mask: Mask | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    bias: Tensor | Alibi | None = None,
+    bias: Bias | None = None,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(output [B, H, T, Dv], weights [B, H, T, S], log-sum-exp [B, H, T])."""

@@ -1,10 +1,11 @@
 """Scoring: from a raw product q . k to the number the softmax sees.
 
-    s_ij = cap(scale * q_i . k_j) + bias_ij - slope * |p_i - j|,   cap(x) = softcap * tanh(x / softcap)
+    s_ij = cap(scale * q_i . k_j) + bias_ij - slope * |p_i - j| + relative[clamp(j - p_i, -r, r) + r]
+    cap(x) = softcap * tanh(x / softcap)
 
 and, with learned sinks, one more column of the softmax with score sink_h and no value: it takes a share of
-the mass and gives nothing back. Scale, softcap: Gemma 2 (2024) section 2; slopes: ALiBi, Press 2022; sinks:
-gpt-oss (2025), an idea of Xiao 2024 and of "attention is off by one".
+the mass and gives nothing back. Scale, softcap: Gemma 2 (2024) section 2; slopes: ALiBi, Press 2022;
+relative: T5, Raffel 2020; sinks: gpt-oss (2025), an idea of Xiao 2024 and of "attention is off by one".
 
 Letters: B batch, H num_heads, T query_len, S key_len.
 """
@@ -21,7 +22,18 @@ from torch import Tensor
 from .errors import ArgumentError, ShapeError
 from .indexing import Index, fits, take
 
-__all__ = ["HIDDEN", "Alibi", "Scoring", "alibi"]
+__all__ = [
+    "HIDDEN",
+    "Alibi",
+    "Bias",
+    "Relative",
+    "Scoring",
+    "alibi",
+    "by_offset",
+    "hidden_is_endless",
+    "joined",
+    "sums_by_offset",
+]
 
 # A score this low is hidden. A finite floor instead of -inf keeps inf - inf out of every formula, and reads
 # the "finfo.min" of other libraries' masks as what they mean: a row of nothing else sees nothing.
@@ -36,6 +48,29 @@ class Alibi:
 
     def __reduce__(self) -> tuple[type[Alibi], tuple[Tensor]]:
         return Alibi, (self.slopes,)
+
+
+@dataclass(frozen=True, eq=False)
+class Relative:
+    """A learned bias by distance: one number per head and offset; goes into `bias=`, is never made dense.
+
+        s_ij + values[h, clamp(j - p_i, -r, r) + r],   r = (R - 1) / 2
+
+    Key j of the query at p_i is j - p_i places after it; farther than r all offsets count as r. Raffel 2020,
+    section 2.1 (T5), whose buckets of distances are numbers that repeat.
+
+    Example:
+        >>> values = torch.randn(8, 257, requires_grad=True)  # 8 heads, 128 places before and after
+        >>> output, weights = headwise.attention(q, k, v, bias=Relative(values))
+    """
+
+    values: Tensor  # [H, R], R odd
+
+    def __reduce__(self) -> tuple[type[Relative], tuple[Tensor]]:
+        return Relative, (self.values,)
+
+
+Bias = Tensor | Alibi | Relative | tuple[Tensor | Alibi | Relative, ...]  # a tuple: their sum
 
 
 def alibi(num_heads: int, device: torch.device | str | None = None) -> Alibi:
@@ -62,6 +97,7 @@ class Scoring:
     bias: Tensor | None = None
     slopes: Tensor | None = None  # [H]
     sinks: Tensor | None = None  # [H]
+    relative: Tensor | None = None  # [H, R]; last, for what was pickled without it
 
     @classmethod
     def of(
@@ -70,14 +106,14 @@ class Scoring:
         *,
         scale: float | None = None,
         softcap: float | None = None,
-        bias: Tensor | Alibi | None = None,
+        bias: Bias | None = None,
         sinks: Tensor | None = None,
     ) -> Scoring:
         """Scoring from the arguments users give; `scale` defaults to 1 / sqrt(head_dim).
 
         Raises:
             ArgumentError: softcap not above 0; bias or sinks that are not floating tensors.
-            ShapeError: bias of more than four dimensions.
+            ShapeError: bias of more than four dimensions; a tuple of them that cannot be added.
         """
         for number, name in ((scale, "scale"), (softcap, "softcap")):
             if isinstance(number, (int, float)) or number is None:
@@ -91,14 +127,13 @@ class Scoring:
         if softcap is not None and not 0 < softcap < math.inf:
             raise ArgumentError(f"softcap must be above 0 and finite: got {softcap}; use None for no cap")
         slopes: Tensor | None = None
-        if isinstance(bias, Alibi):
-            slopes, bias = bias.slopes, None
-        for value, name in ((bias, "bias"), (slopes, "slopes"), (sinks, "sinks")):
+        relative: Tensor | None = None
+        if bias is not None and not isinstance(bias, Tensor):
+            bias, slopes, relative = _apart(bias)
+        named = ((bias, "bias"), (slopes, "slopes"), (relative, "relative"), (sinks, "sinks"))
+        for value, name in named:
             if value is not None and not (isinstance(value, Tensor) and value.is_floating_point()):
-                kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-                raise ArgumentError(
-                    f"{name} must be a floating tensor: got {kind}; who may attend to whom goes in mask="
-                )
+                raise _not_floating(value, name)
         if bias is not None:
             if bias.ndim > 4:
                 raise ShapeError(
@@ -106,7 +141,7 @@ class Scoring:
                     f"{list(bias.shape)}; use at most four"
                 )
             bias = bias[(None,) * (4 - bias.ndim)]
-        return cls(head_dim**-0.5 if scale is None else float(scale), softcap, bias, slopes, sinks)
+        return cls(head_dim**-0.5 if scale is None else float(scale), softcap, bias, slopes, sinks, relative)
 
     def check(self, batch: int, num_heads: int, query_len: int, key_len: int) -> None:
         """Raise `ShapeError` where a tensor does not fit [B, H, T, S]."""
@@ -122,6 +157,14 @@ class Scoring:
                     f"{name} must hold one number per head: {list(value.shape)} for {num_heads} heads; "
                     f"give a tensor of shape [{num_heads}]"
                 )
+        relative = self.relative
+        if relative is not None and not (
+            relative.ndim == 2 and relative.shape[0] == num_heads and relative.shape[1] % 2 == 1
+        ):
+            raise ShapeError(
+                f"relative must be [H, R] with R odd: {list(relative.shape)} for {num_heads} heads; "
+                f"give a tensor of shape [{num_heads}, 2 * r + 1], for keys r places before to r after"
+            )
 
     def __reduce__(self) -> tuple[type[Scoring], tuple[object, ...]]:
         return Scoring, tuple(getattr(self, f.name) for f in fields(self))
@@ -129,12 +172,14 @@ class Scoring:
     @property
     def has_tensors(self) -> bool:
         """Whether it is more than numbers."""
-        return not (self.bias is None and self.slopes is None and self.sinks is None)
+        return not (
+            self.bias is None and self.slopes is None and self.sinks is None and self.relative is None
+        )
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The tensors in it by name: what a gradient can flow to."""
-        named = {name: getattr(self, name) for name in ("bias", "slopes", "sinks")}
+        named = {"bias": self.bias, "slopes": self.slopes, "sinks": self.sinks, "relative": self.relative}
         return {name: value for name, value in named.items() if value is not None}
 
     def to(self, device: torch.device | str) -> Scoring:
@@ -150,3 +195,102 @@ class Scoring:
         if self.bias is not None:
             changed["bias"] = take(self.bias, (batch, heads, queries, None))
         return replace(self, **changed) if changed else self
+
+
+def joined(bias: Bias | None, more: Alibi | Relative) -> Bias:
+    """Both, as `bias=` takes them."""
+    if bias is None:
+        return more
+    return (*bias, more) if isinstance(bias, tuple) else (bias, more)
+
+
+def _not_floating(value: object, name: str) -> ArgumentError:
+    kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+    return ArgumentError(
+        f"{name} must be a floating tensor: got {kind}; who may attend to whom goes in mask="
+    )
+
+
+def _apart(bias: object) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """What was given as bias, as (bias, slopes, relative); those of a kind are added."""
+    found: dict[str, Tensor] = {}
+    for part in bias if isinstance(bias, tuple) else (bias,):
+        name, value = "bias", part
+        if isinstance(part, Alibi):
+            name, value = "slopes", part.slopes
+        elif isinstance(part, Relative):
+            name, value = "relative", part.values
+        if not (isinstance(value, Tensor) and value.is_floating_point()):
+            raise _not_floating(value, name)
+        found[name] = _sum(found[name], value, name) if name in found else value
+    return found.get("bias"), found.get("slopes"), found.get("relative")
+
+
+def _sum(a: Tensor, b: Tensor, name: str) -> Tensor:
+    alike = a.shape == b.shape
+    if name == "bias":
+        sizes = zip(reversed(a.shape), reversed(b.shape), strict=False)
+        alike = all(fits(m, n) or fits(n, m) for m, n in sizes)
+    if not alike:
+        raise ShapeError(
+            f"{name} given several times in one tuple must fit together: {list(a.shape)} and "
+            f"{list(b.shape)}; add them up beforehand"
+        )
+    if a.device != b.device:
+        raise ArgumentError(
+            f"{name} given several times in one tuple must be on one device: {a.device} and {b.device}; "
+            "use .to(q.device)"
+        )
+    return hidden_is_endless(a) + hidden_is_endless(b)
+
+
+# By offset
+
+
+def hidden_is_endless(x: Tensor) -> Tensor:
+    """The same numbers; of float16, whose lowest is nowhere near HIDDEN but means the same, that one -inf."""
+    if x.dtype != torch.float16:
+        return x
+    return x.masked_fill(x <= torch.finfo(torch.float16).min / 2, -torch.inf)
+
+
+def by_offset(values: Tensor, first: int, rows: int, columns: int) -> Tensor:
+    """The [H, t, s] of values [H, R] for queries and keys that follow each other one by one.
+
+    Along a diagonal all is one number, so every row is a run of one line of t + s - 1 of them: the last
+    query's is the first.
+
+    Args:
+        first: the offset j - p_i of the first key to the last query, the smallest there is.
+    """
+    reach = values.shape[1] // 2
+    offsets = torch.arange(first, first + rows + columns - 1, device=values.device)
+    line = values.index_select(1, offsets.clamp(-reach, reach) + reach)
+    # not flip, which lays queries side by side where there are fewer of them than keys
+    return line.unfold(1, columns, 1)[:, torch.arange(rows - 1, -1, -1, device=values.device)]
+
+
+def sums_by_offset(grad: Tensor, first: int, into: Tensor) -> None:
+    """The way back of `by_offset`: add [H, t, s] to [H, R], each diagonal to its offset.
+
+    Sums and slices alone, so that it comes to the same bits every time, on any device. Rows laid out one
+    place apart make diagonals columns; a few rows at a time, for that takes t + s places each.
+    """
+    heads, rows, columns = grad.shape
+    reach, step = into.shape[1] // 2, max(1, columns // 4)
+    if first >= reach or first + rows + columns - 2 <= -reach:
+        into[:, -1 if first >= reach else 0] += grad.sum((1, 2))
+        return
+    for start in range(0, rows, step):
+        some = grad[:, start : start + step]
+        count = some.shape[1]
+        width, smallest = count + columns, first + rows - start - count
+        laid = grad.new_zeros(heads, count * width)
+        room = laid[:, count - 1 : count - 1 + count * (width - 1)].unflatten(1, (count, width - 1))
+        room[..., :columns] = some
+        line = laid.view(heads, count, width).sum(1)  # of the offsets from `smallest` on
+        low = min(max(1 - reach - smallest, 0), width)  # that many are r places before or farther
+        high = min(max(reach - smallest, low), width)  # from here on r places after or farther
+        into[:, 0] += line[:, :low].sum(1)
+        into[:, smallest + low + reach : smallest + high + reach] += line[:, low:high]
+        into[:, -1] += line[:, high:].sum(1)

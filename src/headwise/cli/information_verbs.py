@@ -28,14 +28,14 @@ def presets(
     Example: headwise presets llama3-8b
     """
     from ..nn.presets import PRESETS, matching
-    from ..show.presets_table import figures, presets_table
+    from ..show.presets_table import described, figures, presets_table
 
     chosen = list(PRESETS.values()) if name is None else matching(name)
     if as_json:
         import json
         from dataclasses import asdict
 
-        typer.echo(json.dumps([asdict(preset) | asdict(figures(preset)) for preset in chosen], indent=2))
+        typer.echo(json.dumps([preset.data | asdict(figures(preset)) for preset in chosen], indent=2))
         return
     table = presets_table(chosen)
 
@@ -44,9 +44,8 @@ def presets(
     Console().print(table)
     if len(chosen) == 1:
         (preset,) = chosen
-        typer.echo(
-            preset.title + (f" (not in a plain attention layer: {preset.note})" if preset.note else "")
-        )
+        typer.echo(preset.title + (f" ({preset.note})" if preset.note else ""))
+        typer.echo(described(preset))
         typer.echo(f'hw.MultiHeadAttention.preset("{preset.name}")')
 
 

@@ -17,7 +17,7 @@
     accumulators.py        the sums they are made of, collected tile by tile
     mass.py                the weight on chosen keys, and how many keys there are to see
     operators.py           the second pass as operators, for torch.compile and torch.export
-    gradients.py           the way back from a tile to q, k, bias and slopes; what autograd keeps for it
+    gradients.py           the way back from a tile to q, k and what is added; what autograd keeps for it
     gpu/                   the second pass in Triton kernels
 
 The first pass gives (output, lse); the second pass needs only q, k and lse.

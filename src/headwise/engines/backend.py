@@ -21,9 +21,9 @@ from .scores import Scores
 
 __all__ = ["NO_BIAS_GRADIENT", "Backend", "Call", "Gradients"]
 
-Gradients = tuple[ScoreGradients, Tensor, Tensor | None]  # of q, k, bias and slopes; of v; of sinks
+Gradients = tuple[ScoreGradients, Tensor, Tensor | None]  # of q, k and what is added; of v; of sinks
 
-NO_BIAS_GRADIENT = "it gives no gradient to bias or slopes"
+NO_BIAS_GRADIENT = "it gives no gradient to bias, slopes or relative"
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Call:
     v: Tensor
     dropout: float = 0.0
     plain_because: str | None = None  # why only torch's own differentiable operations will do
-    bias_gradient: bool = False  # a gradient of bias or slopes is wanted
+    bias_gradient: bool = False  # a gradient of bias, slopes or relative is wanted
 
     @property
     def matrix_because(self) -> str | None:
@@ -59,7 +59,7 @@ class Backend(ABC):
     devices: the kinds of device it runs on; none: on all.
     is_differentiable: made of torch's own operations on the whole matrix, so that torch finds its gradients
         whatever the mode, and dropout can fall on the weights. No other is given dropout.
-    gives_bias_gradient: its backward gives gradients of bias and slopes where the call wants them.
+    gives_bias_gradient: its backward gives gradients of what is added where the call wants them.
     counts_on: the kinds of device on which it is told of every call, whoever runs it (`note`).
     undisputed: by kind of device, the kernel that takes every plain call as it is: nobody need be asked.
     """

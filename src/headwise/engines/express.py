@@ -146,6 +146,8 @@ def few_weights_on_cpu(scores: Scores, lse: Tensor | None) -> Tensor | None:
         return None
     if scoring.bias is not None or scoring.slopes is not None or scoring.sinks is not None:
         return None
+    if scoring.relative is not None:
+        return None
     if scoring.softcap is not None or scores.positions is not None or q.dtype not in WHOLE:
         return None
     B, H, T, S = scores.shape

@@ -20,7 +20,7 @@ from .fused import adds
 from .gpu.cannot import cannot
 from .gradients import Context, save, saved, where_needed
 from .kernels import CAUSAL, FULL, Band
-from .scores import DIFFERENTIABLE, FLAT_SCHEMA, Scores, own_precision, tile_dtype
+from .scores import ADDED, DIFFERENTIABLE, FLAT_SCHEMA, Scores, own_precision, tile_dtype
 
 __all__ = ["ANYWHERE", "attend", "call_of", "lse_of"]
 
@@ -116,9 +116,14 @@ def _run(chosen: Backend, call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _bias_gradient(scores: Scores) -> bool:
-    """Whether a gradient of bias or slopes is wanted, which fused kernels do not give."""
-    bias, slopes = scores.scoring.bias, scores.scoring.slopes
-    learned = (bias is not None and bias.requires_grad) or (slopes is not None and slopes.requires_grad)
+    """Whether a gradient of bias, slopes or relative is wanted, which fused kernels do not give."""
+    scoring = scores.scoring
+    bias, slopes, relative = scoring.bias, scoring.slopes, scoring.relative
+    learned = (
+        (bias is not None and bias.requires_grad)
+        or (slopes is not None and slopes.requires_grad)
+        or (relative is not None and relative.requires_grad)
+    )
     return learned and torch.is_grad_enabled()
 
 
@@ -150,7 +155,7 @@ SCHEMA = f"Tensor v, {FLAT_SCHEMA}, bool bias_gradient, str backend"
 torch.library.define("headwise::attend", f"({SCHEMA}) -> (Tensor, Tensor)")
 torch.library.define(
     "headwise::attend_backward",
-    f"(Tensor grad, Tensor out, Tensor lse, {SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"(Tensor grad, Tensor out, Tensor lse, {SCHEMA}) -> ({', '.join(['Tensor'] * len(LEAVES))})",
 )
 
 
@@ -184,15 +189,15 @@ def _gradients(grad: Tensor, out: Tensor, lse: Tensor, args: Sequence[object]) -
     chosen = backends.choose(call) if backend == "auto" else backends.backend_named(backend)
     with own_precision(call.v.device):
         back, dv, sinks = chosen.backward(call, out, lse, grad)
-    grads = (dv, back.q, back.k, back.bias, back.slopes, sinks)
+    grads = (dv, back.q, back.k, back.bias, back.slopes, sinks, back.relative)
     typed = zip(grads, args[: len(grads)], strict=True)
-    return tuple(g.to(x.dtype) if g is not None and isinstance(x, Tensor) else None for g, x in typed)
+    return tuple([g.to(x.dtype) if g is not None and isinstance(x, Tensor) else None for g, x in typed])
 
 
 def _attend_backward_fake(grad: Tensor, out: Tensor, lse: Tensor, *args: object) -> tuple[Tensor, ...]:
     bias_gradient = args[-2]
     named = zip(LEAVES, args, strict=False)
-    given = [x if bias_gradient or name not in ("bias", "slopes") else None for name, x in named]
+    given = [x if bias_gradient or name not in ADDED else None for name, x in named]
     return tuple(x.new_empty(x.shape) if isinstance(x, Tensor) else grad.new_empty(0) for x in given)
 
 

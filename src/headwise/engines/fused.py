@@ -2,8 +2,8 @@
 
 A part is a rectangle of the score matrix: some queries, some keys, causal or not, with or without a tensor
 added. What a kernel can take whole is one part. Causal attention over a longer past (T < S) is two, the past
-in full and the square on the diagonal. Windows, documents and ALiBi go by blocks of queries, each block with
-the keys it can see at all and its own slice of the mask, so that no T x S mask ever exists.
+in full and the square on the diagonal. Windows, documents and biases by distance go by blocks of queries,
+each with the keys it can see at all and its own slice of the mask, so that no T x S mask ever exists.
 
 Sinks. With z = logaddexp(lse, sink), each row's output is scaled by exp(lse - z), and z is the new lse. The
 backward of the kernel, given the scaled output and z, is exact: the sink column has no value, so
@@ -81,7 +81,9 @@ class Part:
 def adds(scores: Scores) -> bool:
     """Whether a mask or bias must be added to the product, beyond a band."""
     scoring = scores.scoring
-    return not (scores.mask.is_band and scoring.bias is None and scoring.slopes is None)
+    return not (
+        scores.mask.is_band and scoring.bias is None and scoring.slopes is None and scoring.relative is None
+    )
 
 
 def band_of(scores: Scores) -> Band:
@@ -129,7 +131,7 @@ def _small(scores: Scores) -> bool:
     mask, scoring, limits = scores.mask, scores.scoring, _limits(scores)
     if mask.is_narrow and scores.shape[2] > limits.most_rows:
         return False  # by blocks, most of the other documents' keys are never touched
-    if scoring.slopes is None and mask.is_band:
+    if scoring.slopes is None and scoring.relative is None and mask.is_band:
         return True
     return math.prod(_added_shape(scores)) <= limits.added
 
@@ -140,7 +142,7 @@ def _added_shape(scores: Scores) -> list[int]:
     shapes = scores.mask.added_shapes(shape)
     if scoring.bias is not None:
         shapes.append(tuple(scoring.bias.shape))
-    if scoring.slopes is not None:
+    if scoring.slopes is not None or scoring.relative is not None:
         shapes.append((1, *shape[1:]))
     return [max(sizes, default=1) for sizes in zip(*shapes, strict=True)]
 
@@ -290,7 +292,7 @@ class Fused(Backend):
             dk, dv = (x.view(B, -1, groups, *x.shape[2:]).sum(2) for x in (dk, dv))
         dq, dk = _channels(dq, scores.q.shape[-1]), _channels(dk, scores.k.shape[-1])
         sinks = sinks_gradient(scores, out, lse, grad)
-        return ScoreGradients(dq, dk, None, None), _channels(dv, v.shape[-1]), sinks
+        return ScoreGradients(dq, dk), _channels(dv, v.shape[-1]), sinks
 
 
 def _share_rows(parts: list[Part]) -> bool:
@@ -350,7 +352,7 @@ def _empty_rows(scores: Scores, part: Part, added: Tensor | None, lse: Tensor) -
     mask, columns = scores.mask, part.columns
     if lse.device.type == "cpu" and not bool(((lse == 0) | ~(lse > HIDDEN / 10)).any()):
         return None  # what the kernel gives an empty row does not occur
-    if mask.is_padded_band and scores.scoring.bias is None:
+    if mask.is_padded_band and scores.scoring.bias is None and scores.scoring.relative is None:
         return ~mask.sees_any(scores.at(part.rows), columns.start, columns.stop)[:, None]
     if part.band == FULL:  # then everything hidden is in what was added
         return (added <= HIDDEN).all(-1)  # [B or 1, H or 1, t or 1]; a NaN hides nothing

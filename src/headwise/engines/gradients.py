@@ -1,7 +1,8 @@
-"""The way back: from the gradient of a tile to q, k, bias and slopes; what autograd keeps of a call."""
+"""The way back: from the gradient of a tile to q, k and what is added; what autograd keeps of a call."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,10 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from ..indexing import take
-from .scores import Piece, Scores
+from ..scoring import sums_by_offset
+from .scores import ADDED, DIFFERENTIABLE, Piece, Scores
 
-__all__ = ["Context", "ScoreGradients", "save", "saved", "where_needed"]
+__all__ = ["Context", "ScoreGradients", "needs_added", "save", "saved", "where_needed"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,12 +23,13 @@ class ScoreGradients:
 
     q: Tensor
     k: Tensor
-    bias: Tensor | None
-    slopes: Tensor | None
+    bias: Tensor | None = None
+    slopes: Tensor | None = None
+    relative: Tensor | None = None
 
     @classmethod
     def zeros(cls, scores: Scores, bias: bool) -> ScoreGradients:
-        """Room for them, in the tiles' dtype; `bias`: those of bias and slopes, too."""
+        """Room for them, in the tiles' dtype; `bias`: those of bias, slopes and relative, too."""
 
         def room(like: Tensor | None) -> Tensor | None:
             if like is None:
@@ -36,8 +39,9 @@ class ScoreGradients:
         q, k = room(scores.q), room(scores.k)
         assert q is not None and k is not None
         if not bias:
-            return cls(q, k, None, None)
-        return cls(q, k, room(scores.scoring.bias), room(scores.scoring.slopes))
+            return cls(q, k)
+        scoring = scores.scoring
+        return cls(q, k, room(scoring.bias), room(scoring.slopes), room(scoring.relative))
 
     def piece(self, piece: Piece) -> ScoreGradients:
         """The part of it that belongs to one piece: views, so writing there writes here."""
@@ -47,15 +51,22 @@ class ScoreGradients:
             self.k[piece.batch, piece.kv_heads],
             None if bias is None else take(bias, (piece.batch, piece.heads, None, None)),
             None if self.slopes is None else self.slopes[piece.heads],
+            None if self.relative is None else self.relative[piece.heads],
         )
 
     def add(self, scores: Scores, rows: slice, columns: slice, grad: Tensor, bend: Tensor | None) -> None:
-        """Carry a tile's gradient d loss / d s [B, H, t, s] back to q, k, bias and slopes."""
+        """Carry a tile's gradient d loss / d s [B, H, t, s] back to q, k, bias, slopes and relative."""
         if self.bias is not None:
             room = take(self.bias, (None, None, rows, columns))
             room += grad.sum_to_size(room.shape)
         if self.slopes is not None:
             self.slopes.sub_((grad * scores.distance(rows, columns)).sum((0, 2, 3)))
+        if self.relative is not None:
+            over_batch = grad.sum(0)
+            for run in scores.runs(rows):
+                first = columns.start - scores.ends(run)[1]
+                here = slice(run.start - rows.start, run.stop - rows.start)
+                sums_by_offset(over_batch[:, here], first, self.relative)
         if bend is not None:
             grad = grad * bend
         q = scores.q[:, :, rows].to(grad.dtype)
@@ -99,7 +110,13 @@ def saved(ctx: Context) -> tuple[list[Any], tuple[Tensor, ...]]:
     return args, kept[count:]
 
 
+def needs_added(needed: Sequence[bool]) -> bool:
+    """Whether a gradient of bias, slopes or relative is wanted; the arguments begin with DIFFERENTIABLE."""
+    return any(needed[DIFFERENTIABLE.index(name)] for name in ADDED)
+
+
 def where_needed(ctx: Context, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
     """One gradient per argument: those that are needed, None for the rest."""
     needed = ctx.needs_input_grad
-    return tuple(grads[i] if i < len(grads) and needed[i] else None for i in range(len(needed)))
+    count = len(grads)  # a list: a generator is entered once for every argument
+    return tuple([grads[i] if i < count and needed[i] else None for i in range(len(needed))])

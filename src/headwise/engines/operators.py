@@ -21,8 +21,8 @@ from .. import budget
 from ..indexing import Index
 from . import second_pass, statistics, weights
 from .first_pass import ANYWHERE, lse_of
-from .gradients import Context, save, saved, where_needed
-from .scores import DIFFERENTIABLE, FLAT, FLAT_SCHEMA, Scores
+from .gradients import Context, needs_added, save, saved, where_needed
+from .scores import ADDED, DIFFERENTIABLE, FLAT, FLAT_SCHEMA, Scores
 
 Result = TypeVar("Result")
 Leaves = tuple[Tensor | None, ...]  # in the order of DIFFERENTIABLE
@@ -58,13 +58,13 @@ def _real(grads: Leaves, scores: Scores) -> tuple[Tensor, ...]:
 
 def _real_fake(scores: Scores, bias: bool) -> tuple[Tensor, ...]:
     there = [
-        None if name in ("bias", "slopes") and not bias else x
+        None if name in ADDED and not bias else x
         for name, x in zip(DIFFERENTIABLE, scores.leaves, strict=True)
     ]
     return tuple(scores.q.new_empty(0) if x is None else x.new_empty(x.shape) for x in there)
 
 
-GRADIENTS = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
+GRADIENTS = f"({', '.join(['Tensor'] * len(DIFFERENTIABLE))})"
 
 
 # measure
@@ -222,7 +222,7 @@ def _back(operator: Callable[..., Leaves]) -> Callable[[Context, Tensor], Leaves
     def backward(ctx: Context, grad: Tensor) -> Leaves:
         args, _ = saved(ctx)
         needed = ctx.needs_input_grad
-        return where_needed(ctx, operator(grad, *args, needed[2] or needed[3]))
+        return where_needed(ctx, operator(grad, *args, needs_added(needed)))
 
     return backward
 

@@ -1,6 +1,8 @@
 """`Scores`: all that decides the score of any query against any key, and any tile of them.
 
-    s_ij = cap(scale q_i . k_j) + bias_ij - slope |p_i - j|   where the mask allows, else HIDDEN
+    s_ij = cap(scale q_i . k_j) + bias_ij - slope |p_i - j| + relative[clamp(j - p_i, -r, r) + r]
+
+where the mask allows, else HIDDEN.
 
 A tile is [B, H, t, s] for a block of t queries and s keys, in float32 (float64 for float64 inputs). A group
 of query heads that shares a key head is stacked as rows of one product, so keys are never repeated. The way
@@ -19,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import math
 import mmap
 import threading
@@ -31,9 +34,10 @@ from torch import Tensor
 
 from ..indexing import Index, positions_of, take
 from ..masks import BoundMask, Mask
-from ..scoring import HIDDEN, Scoring
+from ..scoring import HIDDEN, Scoring, by_offset, hidden_is_endless
 
 __all__ = [
+    "ADDED",
     "CPU_TILE",
     "DIFFERENTIABLE",
     "FLAT",
@@ -230,7 +234,8 @@ class Scores(Tiled):
         mask = self.mask
         if not mask.is_band:
             return True
-        if self.scoring.bias is not None or self.positions is not None:
+        scoring = self.scoring
+        if scoring.bias is not None or scoring.relative is not None or self.positions is not None:
             return True
         bounded = mask.left is not None or mask.right is not None
         outside = self.q.shape[2] > self.k.shape[2] or (mask.right or 0) < 0 or (mask.left or 0) < 0
@@ -243,7 +248,7 @@ class Scores(Tiled):
     def leaves(self) -> tuple[Tensor | None, ...]:
         """What a gradient can flow to, in the order of DIFFERENTIABLE; None where there is none."""
         scoring = self.scoring
-        return self.q, self.k, scoring.bias, scoring.slopes, scoring.sinks
+        return self.q, self.k, scoring.bias, scoring.slopes, scoring.sinks, scoring.relative
 
     @property
     def wants_gradient(self) -> bool:
@@ -334,7 +339,7 @@ class Scores(Tiled):
         return mask.tile(self.at(rows), rows, columns, S)
 
     def bias(self, rows: slice, columns: Index) -> Tensor | None:
-        """What is added to the capped product: bias and slopes, broadcastable to [B, H, t, s]."""
+        """What is added to the capped product: bias, slopes, relative; broadcastable to [B, H, t, s]."""
         added = None
         if self.scoring.bias is not None:
             given = take(self.scoring.bias, (None, None, rows, columns))
@@ -344,6 +349,9 @@ class Scores(Tiled):
         if self.scoring.slopes is not None:
             falling = -self.scoring.slopes.to(self.dtype)[:, None, None] * self.distance(rows, columns)
             added = falling[None] if added is None else added + falling
+        if self.scoring.relative is not None:
+            learned = self._relative(self.scoring.relative, rows, columns)
+            added = learned[None] if added is None else added + learned
         if added is not None and self.device.type == "cuda" and self.dtype != self.q.dtype:
             added = added.to(self.q.dtype).to(self.dtype)  # as the fused kernels there will see it
         return added
@@ -352,6 +360,31 @@ class Scores(Tiled):
         """|p_i - j|, [t, s]."""
         spots = positions_of(columns, self.k.shape[2], self.device)
         return (self.at(rows)[:, None] - spots).abs()
+
+    def _relative(self, relative: Tensor, rows: slice, columns: Index) -> Tensor:
+        """relative[clamp(j - p_i, -r, r) + r], [H, t, s]; [H, 1, 1] where all are as far as that."""
+        values = hidden_is_endless(relative).to(self.dtype)
+        reach = values.shape[1] // 2
+        if isinstance(columns, slice) and columns.step in (None, 1) and len(self.runs(rows)) == 1:
+            t, s = rows.stop - rows.start, columns.stop - columns.start
+            first = columns.start - self.ends(rows)[1]
+            if not torch.compiler.is_compiling():  # traced sizes are not compared
+                if first >= reach:
+                    return values[:, -1:, None]
+                if first + t + s - 2 <= -reach:
+                    return values[:, :1, None]
+            return by_offset(values, first, t, s)
+        spots = positions_of(columns, self.k.shape[2], self.device)
+        places = (spots - self.at(rows)[:, None]).clamp(-reach, reach) + reach
+        return values.index_select(1, places.flatten()).unflatten(1, places.shape)
+
+    def runs(self, rows: slice) -> list[slice]:
+        """The queries in runs of those that stand one after another."""
+        if self.positions is None:
+            return [rows]
+        jumps = (self.positions[rows].diff() != 1).nonzero().flatten() + rows.start + 1
+        ends = [rows.start, *jumps.tolist(), rows.stop]
+        return [slice(start, stop) for start, stop in itertools.pairwise(ends)]
 
     def additive(self, rows: slice, columns: Index, dtype: torch.dtype) -> Tensor | None:
         """Mask and bias as one tensor to be added to the scaled product: what fused kernels take."""
@@ -387,8 +420,9 @@ class Scores(Tiled):
             torch.bmm(q.flatten(0, 1), k.flatten(0, 1), out=into.flatten(0, 1))
         if not early:
             s = s.mul_(scale)
-        bare = self.mask.hides_nothing and self.scoring.bias is None and self.scoring.slopes is None
-        return s if bare else self._finish(s, *everything)
+        scoring = self.scoring
+        bare = scoring.bias is None and scoring.slopes is None and scoring.relative is None
+        return s if bare and self.mask.hides_nothing else self._finish(s, *everything)
 
     def tile_and_bend(self, rows: slice, columns: Index) -> tuple[Tensor, Tensor | None]:
         """A tile, and how far the cap bends it: its derivative (None without a cap)."""
@@ -443,8 +477,9 @@ class Scores(Tiled):
 
 # The one flat form: for operators, for trees, for files. What gradients flow to comes first.
 Flat = Tensor | float | None  # a part of it
-DIFFERENTIABLE = ("q", "k", "bias", "slopes", "sinks")
-SCORING = ("softcap", "bias", "slopes", "sinks")  # what may be None, as `Scoring` takes it
+DIFFERENTIABLE = ("q", "k", "bias", "slopes", "sinks", "relative")
+ADDED = ("bias", "slopes", "relative")  # of those, what only tiles give a gradient
+SCORING = ("softcap", "bias", "slopes", "sinks", "relative")  # what may be None, as `Scoring` takes it
 MASK_TENSORS = tuple(name for name, dims in Mask.FIELDS.items() if dims)
 MASK_NUMBERS = tuple(name for name, dims in Mask.FIELDS.items() if not dims)
 FLAT = (*DIFFERENTIABLE, *MASK_TENSORS, "positions", *MASK_NUMBERS, "scale", "softcap")

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..scoring import HIDDEN
 from . import plain
 from .gpu.cannot import cannot, prepared
-from .gradients import Context
+from .gradients import Context, needs_added
 from .scores import Scores, Tiled, own_precision
 from .walk import Block, Tile, check_mass, walk
 from .weights import Rest, score_gradients
@@ -129,7 +129,7 @@ def _top_of(block: Block, count: int) -> tuple[Tensor, Tensor]:
 
 
 def with_gradient(scores: Scores, lse: Tensor, value: Tensor | None) -> Tensor:
-    """The entropy of each query, [B, H, T], as a function of q, k, bias, slopes and sinks.
+    """The entropy of each query, [B, H, T], as a function of q, k, bias, slopes, sinks and relative.
 
     value: the same number, known already; None only while compiling.
     """
@@ -142,13 +142,13 @@ def with_gradient(scores: Scores, lse: Tensor, value: Tensor | None) -> Tensor:
 
 
 def gradients(scores: Scores, lse: Tensor, grad: Tensor, bias: bool) -> tuple[Tensor | None, ...]:
-    """d loss / d (q, k, bias, slopes, sinks) from d loss / d entropy; `bias`: of bias and slopes, too."""
+    """d loss / d DIFFERENTIABLE from d loss / d entropy; `bias`: of bias, slopes and relative, too."""
     with own_precision(grad.device):
         if not bias and cannot(scores) is None:
             from .gpu import backward
 
             q, k, sinks = backward.of_entropy(prepared(scores, lse), grad)
-            return q, k, None, None, sinks
+            return q, k, None, None, sinks, None
         grad = grad.to(scores.dtype)
 
         def cotangent(tile: Tile) -> Tensor:
@@ -182,11 +182,12 @@ class _Entropy(torch.autograd.Function):
         bias: Tensor | None,
         slopes: Tensor | None,
         sinks: Tensor | None,
+        relative: Tensor | None,
         rest: Rest,
         lse: Tensor,
         value: Tensor,
     ) -> Tensor:
-        ctx.save_for_backward(q, k, bias, slopes, sinks, lse)
+        ctx.save_for_backward(q, k, bias, slopes, sinks, relative, lse)
         ctx.rest = rest
         return value.clone()
 
@@ -198,6 +199,6 @@ class _Entropy(torch.autograd.Function):
         if plain.is_needed_for(grad):
             d_inputs = plain.gradients(lambda *given: _plainly(ctx.rest(*given)), inputs, needed, grad)
         else:
-            d_inputs = gradients(ctx.rest(*inputs), lse, grad, needed[2] or needed[3])
+            d_inputs = gradients(ctx.rest(*inputs), lse, grad, needs_added(needed))
         typed = [None if g is None else g.to(x.dtype) for g, x in zip(d_inputs, inputs, strict=True)]
         return (*typed, None, None, None)

@@ -36,7 +36,7 @@ class Tiles(Backend):
         return out, _walk(scores, v, out)
 
     def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
-        """Of q, k and, if asked for, bias and slopes; of v; of sinks."""
+        """Of q, k and, if asked for, bias, slopes and relative; of v; of sinks."""
         scores, v = call.scores, call.v
         gradients = ScoreGradients.zeros(scores, call.bias_gradient)
         dv = torch.zeros(v.shape, dtype=scores.dtype, device=v.device)

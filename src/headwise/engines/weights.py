@@ -20,7 +20,7 @@ from ..scoring import HIDDEN, Scoring
 from . import plain
 from .first_pass import lse_of
 from .gpu.cannot import cannot, prepared
-from .gradients import Context, ScoreGradients
+from .gradients import Context, ScoreGradients, needs_added
 from .scores import CPU_TILE, Scores, blocks, huge_empty, own_precision, settle_exponentials
 from .walk import Block, Tile, check_mass, check_rows, check_some, is_rough, walk
 
@@ -208,15 +208,16 @@ class _Weights(torch.autograd.Function):
         bias: Tensor | None,
         slopes: Tensor | None,
         sinks: Tensor | None,
+        relative: Tensor | None,
         rest: Rest,
         lse: Tensor | None,
         columns: Index | None,
         mean: bool,
     ) -> Tensor:
-        scores = rest(q, k, bias, slopes, sinks)
+        scores = rest(q, k, bias, slopes, sinks, relative)
         if any(ctx.needs_input_grad) and lse is None:
             lse = lse_of(scores)
-        ctx.save_for_backward(q, k, bias, slopes, sinks, lse)
+        ctx.save_for_backward(q, k, bias, slopes, sinks, relative, lse)
         ctx.rest, ctx.columns, ctx.mean = rest, columns, mean
         return dense(scores, lse, columns, mean)
 
@@ -232,7 +233,7 @@ class _Weights(torch.autograd.Function):
 
             d_inputs = plain.gradients(forward, inputs, needed, grad)
         else:
-            d_inputs = gradients(ctx.rest(*inputs), lse, columns, mean, grad, needed[2] or needed[3])
+            d_inputs = gradients(ctx.rest(*inputs), lse, columns, mean, grad, needs_added(needed))
         typed = [None if g is None else g.to(x.dtype) for g, x in zip(d_inputs, inputs, strict=True)]
         return (*typed, None, None, None, None)
 
@@ -252,7 +253,7 @@ class Rest:
 def gradients(
     scores: Scores, lse: Tensor, columns: Index | None, mean: bool, grad: Tensor, bias: bool
 ) -> tuple[Tensor | None, ...]:
-    """d loss / d (q, k, bias, slopes, sinks) from d loss / d weights; `bias`: of bias and slopes, too."""
+    """d loss / d DIFFERENTIABLE from d loss / d weights; `bias`: of bias, slopes and relative, too."""
     if mean:
         grad = grad[:, None] / scores.shape[1]  # [B, 1, T, n]
     run = slice(None) if columns is None else columns
@@ -262,7 +263,7 @@ def gradients(
             from .gpu import backward
 
             q, k, sinks = backward.of_weights(prepared(scores, lse), start, stop - start, grad)
-            return q, k, None, None, sinks
+            return q, k, None, None, sinks, None
 
         def cotangent(tile: Tile) -> Tensor:
             return _cotangent(grad, tile.block, tile.columns, columns)
@@ -280,7 +281,7 @@ def score_gradients(
     bias: bool,
     of_sink: Callable[[Block, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """d loss / d (q, k, bias, slopes, sinks), tile by tile, from what is wanted of each tile's weights.
+    """d loss / d DIFFERENTIABLE, tile by tile, from what is wanted of each tile's weights.
 
     of_sink: what is wanted of the sink's weight, from a block and the logarithm of that weight, [B, H, t];
     None: nothing.
@@ -318,7 +319,7 @@ def score_gradients(
             room.add(mine, block.rows, here, p * (cotangent(tile) - delta[..., None]), bend)
         if d_sinks is not None:
             d_sinks[block.piece.heads] += (sunk * right * (d_sink - delta)).sum((0, 2))
-    return totals.q, totals.k, totals.bias, totals.slopes, d_sinks
+    return totals.q, totals.k, totals.bias, totals.slopes, d_sinks, totals.relative
 
 
 def _cotangent(grad: Tensor, block: Block, here: slice, columns: Index | None) -> Tensor:

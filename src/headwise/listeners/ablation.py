@@ -22,7 +22,7 @@ from ..heads.layer_names import ByLayer, GivenByLayer, names_of
 from ..indexing import take
 from ..masks import Mask
 from ..models.batches import Loss, as_batches, checked_loss, run
-from ..scoring import HIDDEN
+from ..scoring import HIDDEN, hidden_is_endless
 from .active import Call
 from .chosen_heads import ChosenHeads, Heads, base_of, by_path, of_visit
 from .example_counts import Visit, count_examples, entering
@@ -208,13 +208,20 @@ def even_scores(call: Call, index: Tensor) -> tuple[Tensor, Tensor, Mask]:
 
 def _hidden_by_bias(call: Call, index: Tensor) -> Tensor | None:
     """Which keys a bias hides, bool broadcastable to [B, n, T, S]: many models' masks are added to scores."""
-    bias = call.weights.bias
+    bias, relative = call.weights.bias, call.weights.relative
+    by_distance = None if relative is None else hidden_is_endless(relative)[index] <= HIDDEN  # [n, R]
+    hidden = None
+    if by_distance is not None and by_distance.any():  # a few numbers, and hardly ever one of them
+        reach = by_distance.shape[1] // 2
+        offsets = torch.arange(call.weights.shape[3], device=index.device) - call.weights.positions[:, None]
+        hidden = by_distance[:, offsets.clamp(-reach, reach) + reach][None]
     if bias is None:
-        return None
-    floor = torch.finfo(torch.float16).min / 2 if bias.dtype == torch.float16 else HIDDEN
-    hidden = take(bias, (None, index)) <= floor
-    free = hidden.device.type == "cpu"  # elsewhere, asking would wait for all that was launched
-    return None if free and not hidden.any() else hidden
+        return hidden
+    of_bias = hidden_is_endless(take(bias, (None, index))) <= HIDDEN
+    free = of_bias.device.type == "cpu"  # elsewhere, asking would wait for all that was launched
+    if free and not of_bias.any():
+        return hidden
+    return of_bias if hidden is None else of_bias | hidden
 
 
 # Heads off and on again between runs

@@ -120,7 +120,7 @@ def _even_entropy(call: Call) -> Tensor:
     if call.value is None:  # weights alone: a key is seen where any head looks at it
         return (weights.dense() > 0).any(1, keepdim=True).sum(-1).to(torch.float32).log()
     of_heads = (weights.mask.allowed, weights.bias)
-    apart = any(rule is not None and rule.shape[1] > 1 for rule in of_heads)
+    apart = any(rule is not None and rule.shape[1] > 1 for rule in of_heads) or weights.relative is not None
     heads = torch.arange(call.num_heads if apart else 1, device=call.value.device)
     q, k, mask = even_scores(call, heads)
     even = AttentionMap(q, k, mask=mask).lse

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError
 from ..nn import MultiHeadAttention
+from ..nn.options import Slopes
 
 __all__ = [
     "Family",
@@ -291,7 +292,9 @@ def headwise_own(model: nn.Module, path: str) -> Prunable | None:
     module = model.get_submodule(path)
     if not isinstance(module, MultiHeadAttention):
         return None
-    check(model, path, [(name, getattr(module, name)) for name in ("q_proj", "k_proj", "v_proj", "out_proj")])
+    names = ["q_proj", "k_proj", "v_proj", "out_proj", *([] if module.gate_proj is None else ["gate_proj"])]
+    check(model, path, [(name, getattr(module, name)) for name in names])
+    _check_options(model, path, module)
 
     def keep(heads: Sequence[int], kv_heads: Sequence[int]) -> None:
         D, Dv = module.head_dim, module.value_dim
@@ -301,10 +304,39 @@ def headwise_own(model: nn.Module, path: str) -> Prunable | None:
         keep_inputs(module.out_proj, channels(heads, Dv))
         if module.sinks is not None:
             cut_parameter(module, "sinks", 0, channels(heads, 1))
+        if module.gate_proj is not None:
+            keep_outputs(module.gate_proj, channels(heads, 1 if module.gate == "head" else Dv))
+        if module.relative_bias is not None:
+            cut_parameter(module.relative_bias, "weight", 1, channels(heads, 1))
+            module.relative_bias.num_heads = len(heads)
+        if module._slopes is not None:
+            module._slopes = Slopes(tuple(module._slopes.numbers[head] for head in heads))
         module.num_heads, module.num_kv_heads = len(heads), len(kv_heads)
         module._pack()
 
     return Prunable(path, module.num_heads, module.num_kv_heads, keep)
+
+
+def _check_options(model: nn.Module, path: str, module: MultiHeadAttention) -> None:
+    """What of a module's options cannot be cut.
+
+    Raises:
+        ArgumentError: norms over all heads together; a bias that other layers use, too.
+    """
+    if module.qk_norm is not None and module.qk_norm.whole:
+        raise ArgumentError(
+            f"model must have norms head by head to be pruned: {path} has {module.qk_norm}, over "
+            "all heads together, which would change with any of them; use headwise.ablate"
+        )
+    bias = module.relative_bias
+    if bias is None:
+        return
+    users = [name for name, other in model.named_modules(remove_duplicate=False) if other is bias]
+    if len(users) > 1:
+        raise ArgumentError(
+            f"model must not share the weights that are pruned: {users[0]} is one with "
+            f"{', '.join(users[1:])}; give each layer a copy first"
+        )
 
 
 BERT = Names("query", "key", "value", "output.dense", "attention_head_size")

@@ -45,6 +45,7 @@ def from_transformers(model: nn.Module) -> Transformer:
         raise ArgumentError(
             f"model must be one of {', '.join(family.classes)}: got {name}; load what it is built on"
         )
+    fields.pop("quantization_config", None)  # of the files it came from: its weights speak for themselves
     state: Mapping[str, Tensor] = model.state_dict(keep_vars=True)
     new = _filled(family.config(fields, family.classes[name]), family, state)
     return new.train(model.training)

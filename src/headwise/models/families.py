@@ -21,10 +21,10 @@ __all__ = ["FAMILIES", "Family", "Settings", "family_of"]
 
 # Fields that say nothing about what a model computes: where it came from, tokens, training, other heads.
 BESIDE = re.compile(
-    r"_name_or_path|architectures|model_type|transformers_version|transformers\.js_config|torch_dtype|dtype"
+    r"_\w+|architectures|model_type|transformers_version|transformers\.js_config|torch_dtype|dtype"
     r"|\w+_token_id|id2label|label2id|problem_type|num_labels|classifier_dropout|summary_\w+"
     r"|task_specific_params|initializer_range|use_cache|return_dict|output_hidden_states|output_attentions"
-    r"|gradient_checkpointing|chunk_size_feed_forward|pretraining_tp|_attn_implementation\w*|is_llama_config"
+    r"|gradient_checkpointing|chunk_size_feed_forward|pretraining_tp|is_llama_config"
     r"|max_window_layers|n_ctx|reorder_and_upcast_attn"
 )
 ACTIVATIONS = {

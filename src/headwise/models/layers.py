@@ -1,4 +1,4 @@
-"""The parts of a Transformer: norms, feed-forward, a layer, and a stack of layers.
+"""The parts of a Transformer: norms, feed-forward, and a layer.
 
     norm first    x = x + attention(norm(x))          norm after    x = norm(x + attention(x))
                   x = x + feed_forward(norm(x))                     x = norm(x + feed_forward(x))
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..masks import Mask
-from ..nn import KVCache, MultiHeadAttention, RelativeBias
+from ..nn import MultiHeadAttention, RelativeBias
 from ..nn.packed_weights import Packed, pack, project
 from .transformer_config import TransformerConfig
 
-__all__ = ["DecoderLayer", "EncoderLayer", "FeedForward", "Stack", "norm_of"]
+__all__ = ["ACTIVATE", "DecoderLayer", "EncoderLayer", "FeedForward", "norm_of"]
 
 ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
@@ -203,51 +203,3 @@ class DecoderLayer(EncoderLayer):
         else:
             said, _ = self.cross_attention(asked, cache=memory, need_weights=False)
         return self._added(x, said, self.cross_norm)
-
-
-class Stack(nn.Module):
-    """Layers one after another, and a last norm: an encoder, or a decoder."""
-
-    def __init__(
-        self,
-        kind: type[EncoderLayer],
-        config: TransformerConfig,
-        **made: Any,
-    ) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList()
-        for number in range(config.num_layers):
-            first: Any = self.layers[0] if number else None
-            shared = None if first is None else first.attention.relative_bias
-            self.layers.append(kind(config, number, shared, **made))
-        self.norm = norm_of(config, **made) if config.final_norm else None
-
-    def forward(
-        self,
-        x: Tensor,
-        states: list[Tensor] | None = None,
-        *,
-        caches: list[KVCache] | None = None,
-        memories: list[Any] | None = None,
-        **attending: Any,
-    ) -> Tensor:
-        """[B, T, E] -> [B, T, E].
-
-        Args:
-            states: a list to which what comes into each layer is added, and what comes out of the stack.
-            caches, memories: of each layer.
-            attending: what all layers are given.
-        """
-        for number, layer in enumerate(self.layers):
-            if states is not None:
-                states.append(x)
-            if caches is not None:
-                attending["cache"] = caches[number]
-            if memories is not None:
-                attending["memory"] = memories[number]
-            x = layer(x, **attending)
-        if self.norm is not None:
-            x = self.norm(x)
-        if states is not None:
-            states.append(x)
-        return x

@@ -31,6 +31,7 @@ TITLE = "MiniLM-L6"
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 LIKE_A_PATH = re.compile(r"[.~/].*|.*/|[A-Za-z]:.*|.*\\.*")
 WANTED = ("*.json", "model*.safetensors", "*.txt", "*.model")  # of a model on the hub: not ten formats of it
+VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model")  # without one, transformers makes up an empty one
 NOT_NEEDED = "pooler"  # on top of many encoders, absent from many files; no head looks through it
 
 
@@ -187,6 +188,13 @@ def _tokenizer(folder: Path, title: str) -> Tokenizer:
     if importlib.util.find_spec("transformers") is None:
         wanted = f"the tokenizer of {title!r} needs transformers; install with: {REMEDIES['transformers']}"
         return NoTokenizer(PackageMissing(wanted, name="transformers"))
+    if not any(any(folder.glob(pattern)) for pattern in VOCABULARIES):
+        return NoTokenizer(
+            ArgumentError(
+                f"tokenizer must be in the model's folder: {title!r} has none of {', '.join(VOCABULARIES)}; "
+                "give the model ids"
+            )
+        )
     from transformers import AutoTokenizer
 
     with _quietly():
@@ -199,7 +207,7 @@ def _tokenizer(folder: Path, title: str) -> Tokenizer:
             said = str(error).strip().partition("\n")[0]
             return NoTokenizer(
                 ArgumentError(
-                    f"tokenizer must be in the model's folder: {title!r} has none that loads "
+                    f"tokenizer must load with transformers: that of {title!r} does not "
                     f"({type(error).__name__}: {said}); give the model ids"
                 )
             )

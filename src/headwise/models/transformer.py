@@ -23,8 +23,9 @@ from ..masks import Mask
 from ..nn import MultiHeadAttention
 from ..nn.module_call import rules_of
 from . import generation
-from .layers import DecoderLayer, EncoderLayer, FeedForward, Stack, norm_of
+from .layers import DecoderLayer, EncoderLayer, FeedForward, norm_of
 from .model_cache import ModelCache
+from .stack import Stack
 from .transformer_config import TransformerConfig
 
 __all__ = ["Embedding", "Transformer"]
@@ -323,8 +324,11 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """[B, T, E]"""
         if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dtype == torch.bool:
+            name = "target_ids" if self.config.kind == "encoder-decoder" else "ids"
             what = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
-            raise ArgumentError(f"ids must be a tensor of whole numbers: got {what}; use the tokenizer's ids")
+            raise ArgumentError(
+                f"{name} must be a tensor of whole numbers: got {what}; use the tokenizer's input_ids"
+            )
         if ids.ndim != 2 or not ids.shape[1]:
             raise ShapeError(
                 f"ids must be [B, T], not empty: got {list(ids.shape)}; use ids[None] for one text"

@@ -100,6 +100,11 @@ class KVCache:
         return (self._first_there - (self.seen - self.length)).clamp(min=0)
 
     @property
+    def is_ragged(self) -> bool:
+        """Whether sequences are of different lengths."""
+        return self._first is not None
+
+    @property
     def nbytes(self) -> int:
         """Memory taken, with room for what is to come."""
         return sum(x.numel() * x.element_size() for x in (self._k, self._v) if x is not None)
@@ -168,8 +173,8 @@ class KVCache:
             ShapeError: sizes that do not fit what is there; more than max_length columns.
             ArgumentError: another dtype or device; gradients in a cache of fixed size.
         """
-        self._check(k, v)
-        T, seen, joins = k.shape[2], self.seen, self._keeps_graph(k, v)
+        joins = self.check(k, v)
+        T, seen = k.shape[2], self.seen
         if lengths is not None:
             return self._extend_ragged(k, v, lengths, joins)
         end = seen + T
@@ -192,6 +197,31 @@ class KVCache:
         if self._k.shape[2] == end:
             return self._k, self._v, mask
         return self._k[:, :, :end], self._v[:, :, :end], mask
+
+    def next_column(
+        self, batch: int, num_kv_heads: int, head_dim: int, value_dim: int, x: Tensor
+    ) -> int | None:
+        """Where the next token goes, if it only need be written there: nobody has seen that column."""
+        seen, k, v = self._seen, self._k, self._v
+        if k is None or v is None or seen is None or self.ring or self._first is not None:
+            return None
+        if seen < self._shown or seen >= k.shape[2] or k.requires_grad or v.requires_grad:
+            return None
+        a, b = k.shape, v.shape
+        if a[0] != batch or a[1] != num_kv_heads or a[3] != head_dim or b[3] != value_dim:
+            return None
+        plain = k.dtype is x.dtype and v.dtype is x.dtype and k.device == x.device
+        return seen if plain else None
+
+    def add_column(self, at: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """One more token, [B, Hk, 1, D] and [B, Hk, 1, Dv], where `next_column` said; all there is, then."""
+        assert self._k is not None and self._v is not None
+        self._k.data.narrow(2, at, 1).copy_(k)
+        self._v.data.narrow(2, at, 1).copy_(v)
+        self._seen = self._shown = end = at + 1
+        if self._at is not None:
+            self._at.fill_(end)
+        return self._k.narrow(2, 0, end), self._v.narrow(2, 0, end)
 
     def _extend_ring(self, k: Tensor, v: Tensor, end: int) -> tuple[Tensor, Tensor, Mask | None]:
         """Where something is forgotten: what is handed out is a copy, in order."""
@@ -231,15 +261,15 @@ class KVCache:
 
         kept = min(end, self.max_length) if self.ring and self.max_length else end
         column = (torch.arange(kept, device=device) + (held - kept) + counts).clamp(min=0)[:, None, :, None]
-        aligned = [x.gather(2, column.expand(-1, x.shape[1], -1, x.shape[3])) for x in (keys, values)]
+        k, v = (x.gather(2, column.expand(-1, x.shape[1], -1, x.shape[3])) for x in (keys, values))
         if joins:
-            self._k, self._v = aligned
+            self._k, self._v = k, v
         else:
             if self.max_length is None:
                 self._k = self._v = None  # a new block: maps keep the old one
             if self._k is None:
-                self._grow(*aligned, end)
-            self._put(end - kept, *aligned)
+                self._grow(k, v, end)
+            self._put(end - kept, k, v)
         starts = [end - total for total in totals]
         self._set(end, starts if any(starts) else None)
         return keys, values, BoundMask(keys=real, queries=counted)
@@ -306,8 +336,14 @@ class KVCache:
 
     # Refusals
 
-    def _keeps_graph(self, k: Tensor, v: Tensor) -> bool:
-        """Whether gradients flow to what is kept: then by joining tensors, not by writing into one."""
+    def check(self, k: Tensor, v: Tensor) -> bool:
+        """Whether gradients flow to what is kept: then by joining tensors, not by writing into one.
+
+        Raises:
+            ShapeError, ArgumentError: keys and values that cannot stand beside what is there; gradients in a
+                cache of fixed size.
+        """
+        self._check_fit(k, v)
         if not torch.is_grad_enabled():
             return False
         held = (
@@ -329,7 +365,7 @@ class KVCache:
                 "larger or crop it"
             )
 
-    def _check(self, k: Tensor, v: Tensor) -> None:
+    def _check_fit(self, k: Tensor, v: Tensor) -> None:
         """Raise unless these can stand beside what is there."""
         held = self._k
         if held is None or self._v is None:

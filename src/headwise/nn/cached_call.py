@@ -1,5 +1,8 @@
 """One call of a `MultiHeadAttention` over what earlier calls left: a `KVCache`, or a `Memory`.
 
+The step of one token, with nothing in its way, has an express lane, as `module_call.plain_self_attention` has
+one: what it cannot prove to be plain takes the ordinary way and is answered, or refused, there.
+
 Nothing is added to a cache before the call has been found right: whoever is refused can try again.
 
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
@@ -9,26 +12,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..arguments import told, under_autocast
+from ..engines.express import straight
 from ..errors import ArgumentError, ShapeError
 from ..functional import attention
-from ..map import AttentionMap
+from ..map import AttentionMap, make
 from ..masks import Mask
-from ..scoring import Alibi
-from . import module_call
+from ..scoring import Bias
+from . import module_call, options
 from .cache import KVCache
 from .compiled_step import attend_in_graph, check_in_graph
 from .memory import Memory
+from .options import Positions
+from .packed_weights import ordinary
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
-__all__ = ["attend", "check_weights", "make_cache", "without_padding"]
+__all__ = ["attend", "check_weights", "make_cache", "plain_column", "plain_step", "without_padding"]
 
 Attended = tuple[Tensor, AttentionMap, Tensor]  # heads [B, H, T, Dv], their map, values [B, Hk, S, Dv]
 
@@ -84,8 +90,8 @@ def attend(
     key: Tensor | None,
     value: Tensor | None,
     mask: Mask | Tensor | None,
-    bias: Tensor | Alibi | None,
-    positions: Tensor | None,
+    bias: Bias | None,
+    positions: Positions | None,
     cache: KVCache | Memory,
     lengths: Tensor | Sequence[int] | None,
 ) -> Attended:
@@ -108,15 +114,19 @@ def attend(
     module_call.check(module, query, query, query)
     q, k, v = module._project(query, query, query)
     T = q.shape[2]
-    if module.rope is not None:
-        if positions is None:
-            positions = cache.positions(T, q.device)
-        q, k = module.rope.rotate(q, positions), module.rope.rotate(k, positions)
-    k, v = under_autocast(k, v)
-    if torch.compiler.is_compiling():
+    in_graph = torch.compiler.is_compiling()
+    if in_graph:
         check_in_graph(cache, mask=mask, bias=bias, lengths=lengths)
-        heads, weights, v = attend_in_graph(module, q, k, v, cache)
-        return module._gated(heads, query), weights, v
+    if module.rope is not None:
+        if positions is None and (in_graph or cache.is_ragged):
+            positions = cache.positions(T)
+        before = 0 if positions is not None else cache.seen
+        q, k = options.rotated(module.rope, q, k, positions, before, itself=True)
+    elif positions is not None:
+        raise module_call.no_use(positions)
+    k, v = under_autocast(k, v)
+    if in_graph:
+        return attend_in_graph(module, q, k, v, cache)
     counts = None if lengths is None else _counts(lengths, *query.shape[:2])
     if mask is not None:
         mask = _rules(mask, q, cache.columns(T) if counts is None else cache.length + T)
@@ -129,10 +139,72 @@ def attend(
         if isinstance(window, int) and window >= k.shape[2]:
             window = None
     heads, weights = attention(
-        q, k, v, mask, causal, window, module.scale, module.softcap, module._bias(q, k, bias),
+        q, k, v, mask, causal, window, module.scale, module.softcap, options.added(module, q.device, bias),
         module.sinks, module.dropout if module.training else 0.0,
     )  # fmt: skip
-    return module._gated(heads, query), weights, v
+    return heads, weights, v
+
+
+def plain_column(module: MultiHeadAttention, x: Tensor, cache: object) -> int | None:
+    """Where in the cache a plain step of one token each, x [B, 1, E], would go; None: it is not plain."""
+    if type(cache) is not KVCache or type(x) is not Tensor or torch.is_grad_enabled():
+        return None
+    held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
+    packed, D, window = held["_packed"], held["head_dim"], held["window"]
+    if (
+        packed is None
+        or not held["causal"]
+        or held["softcap"] is not None
+        or held.get("sinks", held) is not None  # learned, they are in no module's own __dict__
+        or held["alibi"]
+        or held.get("relative_bias", held) is not None
+        or held["qk_norm"] is not None
+        or D != held["value_dim"]
+        or (held["training"] and held["dropout"])
+    ):
+        return None
+    shape, weight = x.shape, packed.weight
+    if len(shape) != 3 or shape[1] != 1 or shape[2] != weight.shape[1] or x.dtype is not weight.dtype:
+        return None
+    if x.is_cpu is not weight.is_cpu or x.get_device() != weight.get_device() or not ordinary(x):
+        return None
+    at = cache.next_column(shape[0], held["num_kv_heads"], D, D, x)
+    if at is None or (window is not None and not (isinstance(window, int) and window > at)):
+        return None
+    modules = held["_modules"]
+    return at if packed.holds((modules["q_proj"], modules["k_proj"], modules["v_proj"])) else None
+
+
+def plain_step(
+    module: MultiHeadAttention,
+    x: Tensor,
+    cache: KVCache,
+    at: int,
+    need_weights: bool,
+    factors: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, AttentionMap | None]:
+    """(heads [B, H, 1, D], their map) of one more token each, which goes where `plain_column` said.
+
+    Args:
+        factors: of the module's rope at this position, where they are known.
+    """
+    held: dict[str, Any] = module.__dict__
+    packed, B, D, scale, rope = held["_packed"], x.shape[0], held["head_dim"], held["scale"], held["rope"]
+    H, Hk = held["num_heads"], held["num_kv_heads"]
+    joined = torch.nn.functional.linear(x, packed.weight, packed.bias)
+    heads = joined.view(B, H + 2 * Hk, 1, D)
+    if rope is None:
+        q, k, v = heads.split_with_sizes((H, Hk, Hk), 1)
+    else:
+        turned, v = heads.split_with_sizes((H + Hk, Hk), 1)
+        turned = rope.rotate(turned, at) if factors is None else rope.turn(turned, factors)
+        q, k = turned.split_with_sizes((H, Hk), 1)
+    keys, values = cache.add_column(at, k, v)
+    answered = straight(q, keys, values, False, D**-0.5 if scale is None else scale)
+    if answered is None:  # a kernel that needs help with these sizes
+        return attention(q, keys, values, scale=scale)
+    out, lse, scores = answered
+    return out, make(scores, lse) if need_weights else None
 
 
 def _look_back(
@@ -141,8 +213,8 @@ def _look_back(
     key: Tensor | None,
     value: Tensor | None,
     mask: Mask | Tensor | None,
-    bias: Tensor | Alibi | None,
-    positions: Tensor | None,
+    bias: Bias | None,
+    positions: Positions | None,
     memory: Memory,
     lengths: Tensor | Sequence[int] | None,
 ) -> Attended:
@@ -155,15 +227,21 @@ def _look_back(
             )
     module_call.check_query(module, query)
     q = module.q_proj(query)
-    if module.q_norm is not None:
-        q = module.q_norm(module._for_norm(q))
+    if module.qk_norm is not None:
+        q = options.normalised_by(module, module.q_norm, q)
     B, T, _ = query.shape
     q = q.reshape(B, T, module.num_heads, module.head_dim).transpose(1, 2)
     k, v, hidden = memory.given_to(q)
     S = k.shape[2]
     if module.rope is not None:
-        at = torch.arange(S - T, S, device=q.device) if positions is None else positions
-        q = module.rope.rotate(q, at)
+        if positions is None:
+            positions = torch.arange(S - T, S, device=q.device)
+        else:
+            options.check_positions(positions, q, "positions")
+        assert isinstance(positions, Tensor)
+        q = module.rope.rotate(q, positions.to(q.device))
+    elif positions is not None:
+        raise module_call.no_use(positions)
     if mask is not None:
         mask = module_call.rules_of(mask, B, T, S, itself=False)
     counts = None if lengths is None else _counts(lengths, B, T)
@@ -173,10 +251,10 @@ def _look_back(
     if hidden is not None:
         mask = hidden if mask is None else mask & hidden
     heads, weights = attention(
-        q, k, v, mask, module.causal, module.window, module.scale, module.softcap, module._bias(q, k, bias),
-        module.sinks, module.dropout if module.training else 0.0,
+        q, k, v, mask, module.causal, module.window, module.scale, module.softcap,
+        options.added(module, q.device, bias), module.sinks, module.dropout if module.training else 0.0,
     )  # fmt: skip
-    return module._gated(heads, query), weights, v
+    return heads, weights, v
 
 
 def _rules(mask: Mask | Tensor, q: Tensor, columns: int) -> Mask:
@@ -208,11 +286,11 @@ def _counts(lengths: Tensor | Sequence[int], batch: int, query_len: int) -> list
     return None if all(count == query_len for count in counts) else counts
 
 
-def without_padding(output: Tensor, lengths: Tensor | Sequence[int]) -> Tensor:
-    """output [B, T, E], and 0 where there is no token."""
-    counts = torch.as_tensor(lengths, device=output.device)
-    real = torch.arange(output.shape[1], device=output.device) < counts[:, None]
-    return output.masked_fill(~real[..., None], 0)
+def without_padding(x: Tensor, lengths: Tensor | Sequence[int]) -> Tensor:
+    """x [B, T, E] or [B, H, T, Dv], and 0 where there is no token."""
+    counts = torch.as_tensor(lengths, device=x.device)
+    real = torch.arange(x.shape[-2], device=x.device) < counts[:, None]  # [B, T]
+    return x.masked_fill(~(real if x.ndim == 3 else real[:, None])[..., None], 0)
 
 
 def check_weights(cache: KVCache | Memory) -> None:

@@ -19,7 +19,6 @@ from ..errors import ArgumentError, ShapeError
 from ..functional import attention
 from ..map import AttentionMap
 from ..masks import Mask
-from ..scoring import alibi
 
 if TYPE_CHECKING:
     from .cache import KVCache
@@ -55,6 +54,7 @@ def attend_in_graph(
     """(heads [B, H, T, Dv], a map of all columns, values): the cache extended and attended to."""
     at, keys, values, M = cache._at, cache._k, cache._v, cache.max_length
     assert at is not None and keys is not None and values is not None and M is not None
+    cache.check(k, v)
     (B, _, T, _), device = q.shape, q.device
     spots = at + torch.arange(T, device=device)  # columns of the queries
     slots = torch.arange(M, device=device)
@@ -99,11 +99,14 @@ def attend_in_graph(
 
 def _bias_by_distance(module: MultiHeadAttention, q: Tensor, ahead: Tensor) -> Tensor | None:
     """The layer's bias of keys so far ahead of their queries, [1, H, T, S]."""
-    if module.alibi:
-        slopes = alibi(module.num_heads, q.device).slopes
+    total: Tensor | None = None
+    if module._slopes is not None:
+        slopes = module._slopes.bias(q.device).slopes
         slopes = slopes.double() if q.dtype == torch.float64 else slopes
-        return -(slopes[:, None, None] * ahead.abs())[None]
+        total = -(slopes[:, None, None] * ahead.abs())[None]
     if module.relative_bias is not None:
-        own: Tensor = module.relative_bias.weight[module.relative_bias.buckets.of(ahead)]  # [T, S, H]
-        return own.permute(2, 0, 1)[None]
-    return None
+        values = module.relative_bias().values  # [H, R]
+        reach = values.shape[1] // 2
+        own = values[:, ahead.clamp(-reach, reach) + reach][None]
+        total = own if total is None else total + own
+    return total

@@ -5,7 +5,8 @@ Sizes are checked once, and the widths of everything follow from them.
 The first weights are those `torch.nn.MultiheadAttention` of the same sizes draws from the same seed. The
 order is torch's: out_proj as every `nn.Linear`, then q, k and v uniformly in the bounds of Glorot 2010, taken
 as one matrix where they have the same input and sizes and one by one where not; biases are 0. Sinks start at
-0: one more key with an average score.
+0: one more key with an average score. Then what torch's class does not have: a gate as every `nn.Linear`;
+norms start at 1, a bias by distance at 0.
 
 Letters: H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim, E d_model.
 """
@@ -25,7 +26,7 @@ from ..errors import ShapeError
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
-__all__ = ["Sizes", "of", "reset", "undrawn"]
+__all__ = ["Sizes", "in_use", "of", "reset", "undrawn"]
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,10 @@ def reset(module: MultiHeadAttention) -> None:
             layer.bias.zero_()
     if module.sinks is not None:
         module.sinks.zero_()
+    for more in (module.gate_proj, module.q_norm, module.k_norm, module.relative_bias):
+        draw = getattr(more, "reset_parameters", None)
+        if callable(draw):  # of whatever may have been put in their place
+            draw()
 
 
 def _glorot(weight: Tensor, fan_in: int, fan_out: int) -> None:
@@ -190,6 +195,20 @@ def of(module: MultiHeadAttention) -> str:
     parts += [f"{name}={value}" for name, value in options.items() if value is not None]
     if module.sinks is not None:
         parts.append("sinks")
+    parts += in_use(module).values()
     if module.dropout:
         parts.append(f"dropout={module.dropout}")
     return ", ".join(parts)
+
+
+def in_use(module: MultiHeadAttention) -> dict[str, str]:
+    """The options of today's models that a module has, by name, each as the repr says it."""
+    said = {
+        name: f"{name}={getattr(module, name)!r}" for name in ("rope", "qk_norm", "gate")
+        if getattr(module, name) is not None
+    }  # fmt: skip
+    if module.alibi:
+        said["alibi"] = "alibi"
+    if module.relative_bias is not None:
+        said["relative_bias"] = "relative_bias"
+    return said

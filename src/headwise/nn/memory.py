@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from ..errors import MaskError, ShapeError
 from ..masks import Mask
-from . import module_call
+from . import module_call, options
 from .cache import order_of
 from .packed_weights import project
 
@@ -94,12 +93,12 @@ def remember(
     else:
         k, v = module.k_proj(key), module.v_proj(value)
     B, S, _ = key.shape
-    if module.k_norm is not None:
-        k = module.k_norm(module._for_norm(k))
+    if module.qk_norm is not None:
+        k = options.normalised_by(module, module.k_norm, k)
     k = k.reshape(B, S, module.num_kv_heads, module.head_dim).transpose(1, 2)
     v = v.reshape(B, S, module.num_kv_heads, module.value_dim).transpose(1, 2)
     if module.rope is not None:
-        k = module.rope.rotate(k, torch.arange(S, device=k.device))
+        k = module.rope.rotate(k, 0)
     return Memory(k, v, None if mask is None else _of_keys(mask, B, module.num_heads, S))
 
 

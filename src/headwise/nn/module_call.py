@@ -54,6 +54,7 @@ __all__ = [
     "check_options",
     "check_query",
     "lone",
+    "no_use",
     "plain_self_attention",
     "rules_of",
 ]
@@ -78,7 +79,18 @@ OF_THE_CONSTRUCTOR = {
         causal="is_causal",
         window="window_size sliding_window",
         scale="softmax_scale qk_scale",
+        rope="rotary_emb rotary_embedding rotary use_rope",
+        alibi="use_alibi alibi_bias",
+        relative_bias="position_bias relative_position_bias has_relative_attention_bias rel_pos_bias",
+        qk_norm="qk_layernorm use_qk_norm normalize_qk query_key_norm",
+        gate="gated use_gate attn_output_gate",
+        sinks="attention_sinks use_sinks",
     ),
+    "rope_theta": "it is base there: rope=headwise.nn.Rope(base=rope_theta)",
+    "rotary_dim": "it is dims there: rope=headwise.nn.Rope(dims=rotary_dim)",
+    "rope_scaling": "it is scaling there: rope=headwise.nn.Rope(scaling=headwise.nn.Linear(factor))",
+    "rope_parameters": "it is a headwise.nn.Rope here: rope=Rope(base=rope_theta, scaling=..)",
+    "num_buckets": "it is count there: relative_bias=headwise.nn.Buckets(count=num_buckets)",
     "batch_first": "everything is [batch, length, width] here; transpose what is not",
     "add_bias_kv": f"there is no such key here; {TORCHS_CLASS}",
     "add_zero_attn": f"there is no such key here; {TORCHS_CLASS}",
@@ -100,6 +112,10 @@ OF_A_CALL = {
     "return_attention": WITH_WEIGHTS,
     "training": "call mha.train() or mha.eval() before",
     "input_ids": EMBEDDING,
+    "position_ids": "its name is positions here, for a module with rope=",
+    "position_embeddings": "make the module with rope=headwise.nn.Rope(base); positions= says where it is",
+    "position_bias": "its name is bias here, or make the module with relative_bias=",
+    "alibi": "pass bias=headwise.scoring.alibi(num_heads), or make the module with alibi=True",
 }
 
 
@@ -131,6 +147,14 @@ def lone(key: object, value: object) -> ArgumentError:
     return ArgumentError(
         f"key must come with value: got {told(key)} alone; a mask goes in mask=, as mha(x, mask=m), "
         "and what is attended to goes in twice, as mha(query, memory, memory)"
+    )
+
+
+def no_use(positions: object) -> ArgumentError:
+    """The error about positions where nothing asks for them."""
+    return ArgumentError(
+        f"positions must go to a module with rope=: got {told(positions)} for one without; leave them out, "
+        "or make it with rope=headwise.nn.Rope()"
     )
 
 

@@ -15,14 +15,13 @@ from ..arguments import REQUIRED, answering
 from ..functional import attention
 from ..map import AttentionMap
 from ..masks import Mask
-from ..scoring import Alibi
-from ..scoring import alibi as slopes
-from . import cached_call, dimensions, module_call, presets, torch_conversion
+from ..scoring import Bias
+from . import cached_call, dimensions, module_call, options, presets, torch_conversion
 from .cache import KVCache
 from .dimensions import Sizes
 from .memory import Memory, remember
 from .module_call import plain_self_attention
-from .options import Buckets, QKNorm, RelativeBias
+from .options import Buckets, Positions, QKNorm, RelativeBias, Slopes
 from .packed_weights import Packed, pack, project
 from .rotary import Rope
 
@@ -91,6 +90,16 @@ class MultiHeadAttention(nn.Module):
     Vaswani 2017, section 3.2.2; grouped heads: Ainslie 2023.
     """
 
+    rope: Rope | None
+    alibi: bool
+    relative_bias: RelativeBias | None
+    qk_norm: QKNorm | None
+    gate: str | None
+    q_norm: nn.Module | None
+    k_norm: nn.Module | None
+    gate_proj: nn.Linear | None
+    _slopes: Slopes | None
+
     @answering(module_call.OF_THE_CONSTRUCTOR)
     def __init__(
         self,
@@ -134,38 +143,14 @@ class MultiHeadAttention(nn.Module):
         self.out_proj = dimensions.undrawn(sizes.concatenated_width, sizes.d_model, out_bias, device, dtype)
         made = torch.empty(sizes.num_heads, device=device, dtype=dtype) if sinks else None
         self.sinks = None if made is None else nn.Parameter(made)
-        self._add_options(rope, alibi, relative_bias, qk_norm, gate, device, dtype)
+        own = None if isinstance(relative_bias, RelativeBias) else relative_bias
+        options.add(self, rope, alibi, own, qk_norm, gate, device, dtype)
         self._packed: Packed | None = None  # of q, k and v, or of k and v; see packed_weights.py
         self._pack()
         self.reset_parameters()
+        if isinstance(relative_bias, RelativeBias):
+            options.share(self, relative_bias)  # as it is: what other layers have learned is not drawn anew
         self.register_load_state_dict_post_hook(_pack_again)
-
-    def _add_options(
-        self,
-        rope: Rope | None,
-        alibi: bool,
-        relative_bias: Buckets | RelativeBias | None,
-        qk_norm: QKNorm | str | None,
-        gate: str | None,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-    ) -> None:
-        """What a layer may have besides its projections."""
-        H, Hk, D = self.num_heads, self.num_kv_heads, self.head_dim
-        if rope is not None:
-            rope.turned(D)
-        self.rope, self.alibi = rope, alibi
-        if isinstance(relative_bias, Buckets):
-            relative_bias = RelativeBias(H, relative_bias, device, dtype)
-        self.relative_bias = relative_bias
-        norm = QKNorm(qk_norm) if isinstance(qk_norm, str) else qk_norm
-        self.qk_norm = norm
-        self.q_norm = None if norm is None else norm.make(H, D, device, dtype)
-        self.k_norm = None if norm is None else norm.make(Hk, D, device, dtype)
-        self.gate = gate
-        width = {None: 0, "head": H, "channel": H * self.value_dim}[gate]
-        made = nn.Linear(self.d_model, width, bias=False, device=device, dtype=dtype) if width else None
-        self.gate_proj = made
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> MultiHeadAttention:
@@ -210,7 +195,8 @@ class MultiHeadAttention(nn.Module):
 
         Raises:
             ShapeError: grouped heads, or widths that torch's class cannot have.
-            ArgumentError: causal, window, scale, softcap or sinks; a projection that is not `nn.Linear`.
+            ArgumentError: any option but dropout, which torch's class does not keep; a projection that is not
+                `nn.Linear`.
         """
         return torch_conversion.torchs_twin(self, batch_first)
 
@@ -234,8 +220,8 @@ class MultiHeadAttention(nn.Module):
         value: Tensor | None = None,
         mask: Mask | Tensor | None = None,
         *,
-        bias: Tensor | Alibi | None = None,
-        positions: Tensor | None = None,
+        bias: Bias | None = None,
+        positions: Positions | None = None,
         cache: KVCache | Memory | None = None,
         lengths: Tensor | Sequence[int] | None = None,
         documents: Tensor | None = None,
@@ -252,9 +238,12 @@ class MultiHeadAttention(nn.Module):
                 may attend. Padding is [B, 1, 1, S] or `Mask.padding(lengths)`. In self-attention what is
                 padding among the keys is so among the queries: means and statistics leave it out. A tensor
                 that seems to be meant otherwise, as torch's are, is refused; `Mask.dense(tensor)` is not.
-            bias: added to the scores, broadcastable to [B, H, T, S]; or `headwise.scoring.alibi(num_heads)`.
-            positions: of the queries' tokens, int [T] or [B, T], for `rope`; by default 0, 1, 2, .., after
-                those in the cache.
+            bias: added to the scores, broadcastable to [B, H, T, S]; or `headwise.scoring.alibi(num_heads)`,
+                `headwise.scoring.Relative(values)`, or a tuple of those. What the layer has of its own is
+                added to it.
+            positions: of the tokens, int [T] or [B, T], for `rope`; in cross-attention a pair, the queries'
+                and the keys'. By default 0, 1, 2, .., after those in the cache; in cross-attention the last
+                query stands beside the last key. Masks and biases count tokens, whatever their positions.
             cache: keys and values of earlier calls, to which this one's are added; see `KVCache`. A mask or
                 bias then has a column for each of them, and for the new ones. Or what `remember` gives.
             lengths: int [B], how many tokens of each sequence are real, the first ones; padding is skipped.
@@ -276,10 +265,13 @@ class MultiHeadAttention(nn.Module):
         if cache is not None and need_weights and torch.compiler.is_compiling():
             cached_call.check_weights(cache)
         plain = None
-        if key is None and value is None and mask is None and bias is None and cache is None:
-            plain = plain_self_attention(self, query, need_weights)
+        if key is value is mask is bias is positions is lengths is None:
+            if cache is None:
+                plain = plain_self_attention(self, query, need_weights)
+            elif (at := cached_call.plain_column(self, query, cache)) is not None:
+                plain = cached_call.plain_step(self, query, cache, at, need_weights)
         heads, weights = plain or self._attend(query, key, value, mask, bias, positions, cache, lengths)[:2]
-        return self._joined(heads, lengths), weights if need_weights else None
+        return self._finish(heads, query, lengths), weights if need_weights else None
 
     def head_outputs(
         self,
@@ -288,9 +280,11 @@ class MultiHeadAttention(nn.Module):
         value: Tensor | None = None,
         mask: Mask | Tensor | None = None,
         *,
-        bias: Tensor | Alibi | None = None,
-        positions: Tensor | None = None,
+        bias: Bias | None = None,
+        positions: Positions | None = None,
         cache: KVCache | Memory | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
+        documents: Tensor | None = None,
         **wrong: object,
     ) -> Tensor:
         """What each head says before concatenation and W_O, [B, H, T, Dv]; arguments as in a call.
@@ -305,7 +299,11 @@ class MultiHeadAttention(nn.Module):
         """
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.head_outputs)
-        return self._attend(query, key, value, mask, bias, positions, cache)[0]
+        if (lengths is not None and cache is None) or documents is not None:
+            raise NotImplementedError("ragged batches")
+        heads = self._attend(query, key, value, mask, bias, positions, cache, lengths)[0]
+        heads = options.gated(self, heads, query)
+        return heads if lengths is None else cached_call.without_padding(heads, lengths)
 
     def cache(self, batch: int | None = None, max_length: int | None = None, ring: bool = False) -> KVCache:
         """An empty cache for this module: `mha(x, cache=cache)` adds x to it and attends to all there is.
@@ -346,12 +344,12 @@ class MultiHeadAttention(nn.Module):
         key: Tensor | None,
         value: Tensor | None,
         mask: Mask | Tensor | None,
-        bias: Tensor | Alibi | None,
-        positions: Tensor | None = None,
+        bias: Bias | None,
+        positions: Positions | None = None,
         cache: KVCache | Memory | None = None,
         lengths: Tensor | Sequence[int] | None = None,
     ) -> tuple[Tensor, AttentionMap, Tensor]:
-        """(heads [B, H, T, Dv], their map, values [B, Hk, S, Dv])"""
+        """(heads [B, H, T, Dv] before their gates, their map, values [B, Hk, S, Dv])"""
         if cache is not None:
             return cached_call.attend(self, query, key, value, mask, bias, positions, cache, lengths)
         if key is None and value is None:
@@ -361,46 +359,24 @@ class MultiHeadAttention(nn.Module):
         module_call.check(self, query, key, value)
         q, k, v = self._project(query, key, value)
         if self.rope is not None:
-            q, k = self._rotate(q, k, positions)
+            q, k = options.rotated(self.rope, q, k, positions, 0, itself=key is query)
+        elif positions is not None:
+            raise module_call.no_use(positions)
         if mask is not None:
             B, T, _ = query.shape
             mask = module_call.rules_of(mask, B, T, key.shape[1], itself=key is query)
         heads, weights = attention(
-            q, k, v, mask, self.causal, self.window, self.scale, self.softcap, self._bias(q, k, bias),
-            self.sinks, self.dropout if self.training else 0.0,
+            q, k, v, mask, self.causal, self.window, self.scale, self.softcap,
+            options.added(self, q.device, bias), self.sinks, self.dropout if self.training else 0.0,
         )  # fmt: skip
-        return self._gated(heads, query), weights, v
+        return heads, weights, v
 
-    def _gated(self, heads: Tensor, query: Tensor) -> Tensor:
-        """heads [B, H, T, Dv], as much of each as the gate lets through."""
-        if self.gate_proj is None:
-            return heads
-        share: Tensor = self.gate_proj(query).sigmoid().unflatten(-1, (self.num_heads, -1))
-        return heads * share.transpose(1, 2)  # [B, H, T, 1 or Dv]
-
-    def _joined(self, heads: Tensor, lengths: Tensor | Sequence[int] | None = None) -> Tensor:
+    def _finish(self, heads: Tensor, query: Tensor, lengths: Tensor | Sequence[int] | None = None) -> Tensor:
         """[B, H, T, Dv] -> [B, T, H * Dv] -> [B, T, E], and 0 where there is no token"""
+        if self.gate_proj is not None:
+            heads = options.gated(self, heads, query)
         output: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
         return output if lengths is None else cached_call.without_padding(output, lengths)
-
-    def _rotate(self, q: Tensor, k: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
-        """q and k turned by where they stand: the last query beside the last key."""
-        assert self.rope is not None
-        T, S = q.shape[2], k.shape[2]
-        if positions is not None:
-            return self.rope.rotate(q, positions), self.rope.rotate(k, positions)
-        keys = torch.arange(S, device=q.device)
-        queries = keys if S == T else torch.arange(S - T, S, device=q.device)
-        return self.rope.rotate(q, queries), self.rope.rotate(k, keys)
-
-    def _bias(self, q: Tensor, k: Tensor, bias: Tensor | Alibi | None) -> Tensor | Alibi | None:
-        """What is added to the scores: what the call gives, or what the layer has."""
-        if self.alibi:
-            return slopes(self.num_heads, q.device)
-        if self.relative_bias is not None:
-            own = self.relative_bias(q.shape[2], k.shape[2])
-            return own if bias is None else own + bias
-        return bias
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q [B, H, T, D], k [B, Hk, S, D], v [B, Hk, S, Dv]"""
@@ -413,21 +389,16 @@ class MultiHeadAttention(nn.Module):
             q, k, v = self.q_proj(query), self.k_proj(key), self.v_proj(value)
         H, Hk, D, Dv = self.num_heads, self.num_kv_heads, self.head_dim, self.value_dim
         (B, T, _), S = q.shape, k.shape[1]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(self._for_norm(q)), self.k_norm(self._for_norm(k))
+        if self.qk_norm is not None:
+            q, k = options.normalised(self, q, k)
         return (
             q.reshape(B, T, H, D).transpose(1, 2),
             k.reshape(B, S, Hk, D).transpose(1, 2),
             v.reshape(B, S, Hk, Dv).transpose(1, 2),
         )
 
-    def _for_norm(self, x: Tensor) -> Tensor:
-        """[B, T, H * D] as the norm takes it: whole, or head by head."""
-        assert self.qk_norm is not None
-        return x if self.qk_norm.whole else x.unflatten(-1, (-1, self.head_dim))
-
     def reset_parameters(self) -> None:
-        """Draw new weights as torch's class draws its own."""
+        """Draw new weights as torch's class draws its own; norms, biases and sinks as they begin."""
         dimensions.reset(self)
 
     def extra_repr(self) -> str:
@@ -449,7 +420,7 @@ class MultiHeadAttention(nn.Module):
         return self
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__(state)
+        super().__setstate__({**options.OFF, **state} if "rope" not in state else state)
         if self._packed is None:  # a deep copy or unpickled; a shallow copy shares what lies there
             self._pack()
 

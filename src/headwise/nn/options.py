@@ -1,35 +1,85 @@
 """What a layer of today's models has besides projections and heads: norms, biases by distance, gates.
 
-Letters: B batch, T query_len, S key_len, H num_heads, D head_dim, Dv value_dim.
+    q, k = norm(q), norm(k)                         qk_norm          QKNorm
+    q, k = turned by their positions                rope             rotary.py
+    s_ij + b_h[bucket(j - p_i)] - slope_h |j - p_i| relative_bias    RelativeBias; alibi
+    sigmoid(x W_g) * head                           gate             "head" or "channel"
+
+A gate lets a head say nothing where it has nothing to say, without a sink to attend to: "channel", one
+number per channel of each head, as in Qwen3-Next; "head", one per head. Qiu 2025, "Gated Attention for Large
+Language Models".
+
+The functions below are what `MultiHeadAttention` does with its options.
+
+Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError
+from ..arguments import told
+from ..errors import ArgumentError, ShapeError, nearest
+from ..mask_rules import can_read
+from ..scoring import Alibi, Bias, Relative, alibi, joined
+from . import dimensions
+from .frozen_settings import Settings
+from .rotary import Rope
 
-__all__ = ["GATES", "Buckets", "QKNorm", "RelativeBias"]
+if TYPE_CHECKING:
+    from .multihead import MultiHeadAttention
+
+__all__ = [
+    "GATES",
+    "OFF",
+    "Buckets",
+    "Positions",
+    "QKNorm",
+    "RelativeBias",
+    "Slopes",
+    "add",
+    "added",
+    "check_positions",
+    "gated",
+    "normalised",
+    "normalised_by",
+    "rotated",
+    "share",
+]
 
 GATES = ("head", "channel")
 NORMS = {"rms": nn.RMSNorm, "layer": nn.LayerNorm}
+# What a module made before there were options has of them.
+OFF: dict[str, Any] = {
+    "rope": None, "alibi": False, "relative_bias": None, "qk_norm": None, "gate": None,
+    "q_norm": None, "k_norm": None, "gate_proj": None, "_slopes": None,
+}  # fmt: skip
+
+Positions = Tensor | tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True)
-class QKNorm:
+@dataclass(frozen=True, repr=False)
+class QKNorm(Settings):
     """Queries and keys normalised after their projections, before positions are turned into them.
 
-        "rms":    q / sqrt(mean(q²) + eps) · g                  Qwen3, Gemma 3, OLMo 2
-        "layer":  (q - mean(q)) / sqrt(var(q) + eps) · g + b    ViT-22B (Dehghani 2023)
+        "rms":    q / sqrt(mean(q²) + eps) · g                  Qwen3, Gemma 3, OLMo 2; Henry 2020
+        "layer":  (q - mean(q)) / sqrt(var(q) + eps) · g + b    ViT-22B; Dehghani 2023
+
+    Scores cannot grow without bound then, which keeps large models from diverging. Gemma stores g - 1: add
+    the 1 to its weights before they are loaded.
 
     Args:
         kind: "rms" or "layer".
         eps: under the root.
         whole: over all heads together, H * D channels, as in OLMo 2; else head by head, with one g for all.
+
+    Raises:
+        ArgumentError: another kind; eps below 0.
     """
 
     kind: str = "rms"
@@ -38,7 +88,11 @@ class QKNorm:
 
     def __post_init__(self) -> None:
         if self.kind not in NORMS:
-            raise ArgumentError(f"qk_norm must be one of {', '.join(NORMS)}: got {self.kind!r}; or a QKNorm")
+            raise ArgumentError(
+                f"qk_norm must be a known kind: got {self.kind!r}; {nearest(str(self.kind), NORMS)}"
+            )
+        if not 0 <= self.eps < math.inf:
+            raise ArgumentError(f"eps must be 0 or more and finite: got {self.eps}; 1e-6 is the usual one")
 
     def make(
         self, heads: int, head_dim: int, device: torch.device | str | None, dtype: torch.dtype | None
@@ -48,19 +102,49 @@ class QKNorm:
         return NORMS[self.kind](width, eps=self.eps, device=device, dtype=dtype)
 
 
-@dataclass(frozen=True)
-class Buckets:
+@dataclass(frozen=True, repr=False)
+class Buckets(Settings):
     """How T5 tells distances apart: one by one up to a quarter or half of the buckets, then by logarithm.
+
+        n of the buckets are for one direction, e = n / 2 of them for one distance each:
+        bucket(d) = d                                                                  d < e
+                    min(n - 1, e + floor((n - e) log(d / e) / log(max_distance / e)))  d >= e
 
     Args:
         count: buckets in all.
         max_distance: from here on everything is the last bucket.
-        both_ways: half of the buckets for keys after the query; else those all share the first one.
+        both_ways: half of the buckets for keys after the query, as in T5's encoder; else those all share the
+            first one, as in its decoder.
+
+    Raises:
+        ArgumentError: too few buckets, or an odd number for both ways; a max_distance among the distances
+            that have a bucket each.
+
+    Raffel 2020, section 2.1; T5, mT5, FLAN-T5, UL2.
     """
 
     count: int = 32
     max_distance: int = 128
     both_ways: bool = True
+
+    def __post_init__(self) -> None:
+        least = 4 if self.both_ways else 2
+        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < least:
+            raise ArgumentError(
+                f"count must be a whole number of at least {least}: got {self.count!r}; T5 has 32 buckets"
+            )
+        if self.both_ways and self.count % 2:
+            raise ArgumentError(
+                f"count must be even for both ways: got {self.count}; half of the buckets are for keys after "
+                "the query"
+            )
+        exact = self.count // least
+        far = self.max_distance
+        if isinstance(far, bool) or not isinstance(far, int) or far <= exact:
+            raise ArgumentError(
+                f"max_distance must be a whole number above {exact}, up to which each distance has a bucket: "
+                f"got {far!r}; T5 has 128"
+            )
 
     def of(self, offsets: Tensor) -> Tensor:
         """The bucket of each j - p, int64."""
@@ -72,13 +156,29 @@ class Buckets:
         else:
             far = (-offsets).clamp(min=0)
         exact = count // 2
+        # in float32, as the models were trained: at some distances another precision is another bucket
         share = torch.log(far.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
         large = (exact + (share * (count - exact)).long()).clamp(max=count - 1)
         return first + torch.where(far < exact, far, large)
 
+    def by_offset(self, device: torch.device) -> Tensor:
+        """The bucket of every offset from -max_distance to max_distance, int64; farther, it is the last's."""
+
+        def make() -> Tensor:
+            reach = self.max_distance
+            return self.of(torch.arange(-reach, reach + 1, device="cpu")).to(device)
+
+        return self.keep(device, make)
+
 
 class RelativeBias(nn.Module):
     """A learned number per head and bucket of distance, added to the scores: s_ij + b_h[bucket(j - p_i)].
+
+    All of T5's layers share the first one's: give one made here to each of them.
+
+    Args:
+        num_heads: H.
+        buckets: which distances count as one; T5's if left out.
 
     Raffel 2020, section 2.1 (T5).
     """
@@ -92,10 +192,182 @@ class RelativeBias(nn.Module):
     ) -> None:
         super().__init__()
         self.num_heads, self.buckets = num_heads, buckets or Buckets()
-        self.weight = nn.Parameter(torch.zeros(self.buckets.count, num_heads, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(self.buckets.count, num_heads, device=device, dtype=dtype))
+        self.reset_parameters()
 
-    def forward(self, query_len: int, key_len: int) -> Tensor:
-        """[1, H, T, S]"""
-        at = torch.arange(key_len - query_len, key_len, device=self.weight.device)
-        spots = torch.arange(key_len, device=self.weight.device)
-        return self.weight[self.buckets.of(spots - at[:, None])].permute(2, 0, 1)[None]
+    def reset_parameters(self) -> None:
+        """No distance is preferred."""
+        nn.init.zeros_(self.weight)
+
+    def forward(self) -> Relative:
+        """What `bias=` takes, for any lengths: from max_distance on all is one bucket, on either side."""
+        return Relative(self.weight[self.buckets.by_offset(self.weight.device)].t())
+
+    def extra_repr(self) -> str:
+        """What it is made of."""
+        return f"{self.num_heads} heads, {self.buckets}"
+
+
+@dataclass(frozen=True, repr=False)
+class Slopes(Settings):
+    """ALiBi's slopes, one per head: those of a pruned layer's heads stay as they were. Press 2022."""
+
+    numbers: tuple[float, ...]
+
+    def bias(self, device: torch.device) -> Alibi:
+        """As `bias=` takes them."""
+        return self.keep(device, lambda: Alibi(torch.tensor(self.numbers, device=device)))
+
+
+# What a module does with them
+
+
+def add(
+    module: MultiHeadAttention,
+    rope: Rope | None,
+    has_alibi: bool,
+    relative_bias: Buckets | None,
+    qk_norm: QKNorm | str | None,
+    gate: str | None,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> None:
+    """Check the options, and make what they are made of.
+
+    Raises:
+        ArgumentError: not one of those there are.
+        ShapeError: sizes that do not fit the heads.
+    """
+    H, Hk, D = module.num_heads, module.num_kv_heads, module.head_dim
+    if rope is not None:
+        if not isinstance(rope, Rope):
+            raise ArgumentError(f"rope must be a headwise.nn.Rope: got {told(rope)}; as rope=Rope(base=1e4)")
+        rope.frequencies(D)
+    if not isinstance(has_alibi, bool):
+        raise ArgumentError(
+            f"alibi must be True or False: got {told(has_alibi)}; slopes of your own go in bias= of each call"
+        )
+    module.rope, module.alibi = rope, has_alibi
+    module._slopes = Slopes(tuple(alibi(H, "cpu").slopes.tolist())) if has_alibi else None
+    if not isinstance(relative_bias, Buckets | None):
+        raise ArgumentError(
+            f"relative_bias must be Buckets or a RelativeBias: got {told(relative_bias)}; T5's is Buckets()"
+        )
+    made = None if relative_bias is None else RelativeBias(H, relative_bias, device, dtype)
+    module.relative_bias = made
+    norm = QKNorm(qk_norm) if isinstance(qk_norm, str) else qk_norm
+    if not isinstance(norm, QKNorm | None):
+        raise ArgumentError(f"qk_norm must be 'rms', 'layer' or a QKNorm: got {told(norm)}; or None")
+    module.qk_norm = norm
+    module.q_norm = None if norm is None else norm.make(H, D, device, dtype)
+    module.k_norm = None if norm is None else norm.make(Hk, D, device, dtype)
+    if gate is not None and gate not in GATES:
+        raise ArgumentError(f"gate must be a known kind: got {gate!r}; {nearest(str(gate), GATES)}")
+    module.gate = gate
+    width = {None: 0, "head": H, "channel": H * module.value_dim}[gate]
+    linear = dimensions.undrawn(module.d_model, width, False, device, dtype) if width else None
+    module.gate_proj = linear
+
+
+def share(module: MultiHeadAttention, relative_bias: RelativeBias) -> None:
+    """Let a module have a bias that was made elsewhere.
+
+    Raises:
+        ShapeError: one of another number of heads.
+    """
+    if relative_bias.num_heads != module.num_heads:
+        raise ShapeError(
+            f"relative_bias must have the layer's heads: {relative_bias.num_heads} and {module.num_heads}; "
+            "layers that share one have as many"
+        )
+    module.relative_bias = relative_bias
+
+
+def normalised(module: MultiHeadAttention, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """q [B, T, H * D] and k [B, S, Hk * D] by the module's norms, in the dtype they came in."""
+    return normalised_by(module, module.q_norm, q), normalised_by(module, module.k_norm, k)
+
+
+def normalised_by(module: MultiHeadAttention, norm: nn.Module | None, x: Tensor) -> Tensor:
+    """x [B, T, heads * D] by one of the module's norms, in the dtype it came in."""
+    if norm is None or module.qk_norm is None:
+        return x
+    whole = x if module.qk_norm.whole else x.unflatten(-1, (-1, module.head_dim))
+    weight = norm.weight  # under autocast of another dtype than x
+    normed: Tensor = norm(whole.to(weight.dtype) if isinstance(weight, Tensor) else whole)
+    return normed.to(x.dtype)
+
+
+def rotated(
+    rope: Rope, q: Tensor, k: Tensor, positions: Positions | None, before: int, itself: bool
+) -> tuple[Tensor, Tensor]:
+    """q [B, H, T, D] and k [B, Hk, S, D] turned by where they stand: the last query beside the last key.
+
+    Args:
+        positions: of the tokens; in cross-attention a pair, the queries' and the keys'.
+        before: how many tokens came before these keys.
+        itself: whether queries and keys are of the same tokens.
+
+    Raises:
+        ArgumentError, ShapeError: positions that are none.
+    """
+    T, S = q.shape[2], k.shape[2]
+    if positions is None:
+        turns = rope.factors(k, before)
+        ours = turns if S == T else rope.factors(q, before + S - T) if S > T else _early(rope, q, before + S)
+        return rope.turn(q, ours), rope.turn(k, turns)
+    if isinstance(positions, tuple) and len(positions) == 2:
+        of_queries, of_keys = positions
+        check_positions(of_queries, q, "positions[0]")
+        check_positions(of_keys, k, "positions[1]")
+        return rope.rotate(q, of_queries.to(q.device)), rope.rotate(k, of_keys.to(q.device))
+    if not itself:
+        raise ArgumentError(
+            "positions must be a pair in cross-attention, the queries' and the keys': got "
+            f"{told(positions)}; as positions=(of_queries, of_keys)"
+        )
+    check_positions(positions, q, "positions")
+    assert isinstance(positions, Tensor)
+    turns = rope.factors(q, positions.to(q.device))
+    return rope.turn(q, turns), rope.turn(k, turns)
+
+
+def _early(rope: Rope, q: Tensor, end: int) -> tuple[Tensor, Tensor]:
+    """For more queries than keys: the first of them stand before the first key, perhaps below 0."""
+    T = q.shape[2]
+    return rope.factors(q, torch.arange(end - T, end, device=q.device))
+
+
+def check_positions(positions: object, x: Tensor, name: str) -> None:
+    """Raise unless these are positions of x [B, H, T, D]."""
+    B, T = x.shape[0], x.shape[2]
+    whole = isinstance(positions, Tensor) and not positions.is_floating_point() and not positions.is_complex()
+    if not isinstance(positions, Tensor) or not whole or positions.dtype == torch.bool:
+        raise ArgumentError(
+            f"{name} must be a tensor of whole numbers: got {told(positions)}; as torch.arange({T})"
+        )
+    if tuple(positions.shape) not in ((T,), (B, T), (1, T)):
+        raise ShapeError(
+            f"{name} must be [T] or [B, T] = {[B, T]}: got {list(positions.shape)}; one for each token"
+        )
+    if can_read(positions) and bool((positions < 0).any()):
+        raise ArgumentError(
+            f"{name} must not be negative: got {int(positions.min())}; give padding any position, such as 0"
+        )
+
+
+def added(module: MultiHeadAttention, device: torch.device, bias: Bias | None) -> Bias | None:
+    """What is added to the scores: what the call gives, and what the layer has."""
+    if module._slopes is not None:
+        bias = joined(bias, module._slopes.bias(device))
+    if module.relative_bias is not None:
+        bias = joined(bias, module.relative_bias())
+    return bias
+
+
+def gated(module: MultiHeadAttention, heads: Tensor, query: Tensor) -> Tensor:
+    """The heads' outputs [B, H, T, Dv], each by its gate."""
+    if module.gate_proj is None:
+        return heads
+    share = module.gate_proj(query).sigmoid().unflatten(-1, (module.num_heads, -1))  # [B, T, H, 1 or Dv]
+    return heads * share.transpose(1, 2)

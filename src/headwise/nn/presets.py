@@ -1,16 +1,19 @@
 """The attention layers of models people know, by name: data, and how a name is found.
 
-Figures are those of the published configurations. What belongs to training (dropout, how weights are drawn)
-is left out; what a plain attention layer has no room for stands in `note`.
+Figures are those of the published configurations: with a model's weights, a preset computes what the model's
+layer computes. What belongs to training (dropout, how weights are drawn) is left out; what one layer cannot
+tell, such as windows in every other layer, stands in `note`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from ..errors import ArgumentError, nearest
+from .options import Buckets, QKNorm
+from .rotary import Llama3, Rope, Yarn
 
 __all__ = ["PRESETS", "Preset", "find", "matching"]
 
@@ -21,7 +24,7 @@ class Preset:
 
     name, title: as it is typed, and as it is written.
     layers: how many such layers; of an encoder with a decoder, the encoder's.
-    note: what of the real model is not in a plain attention layer.
+    note: what of the real model is not in this layer.
     The others are arguments of `MultiHeadAttention`.
     """
 
@@ -39,6 +42,11 @@ class Preset:
     scale: float | None = None
     softcap: float | None = None
     sinks: bool = False
+    rope: Rope | None = None
+    alibi: bool = False
+    relative_bias: Buckets | None = None
+    qk_norm: QKNorm | None = None
+    gate: str | None = None
     note: str = ""
 
     @property
@@ -47,10 +55,22 @@ class Preset:
         about = ("name", "title", "layers", "note")
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in about}
 
+    @property
+    def data(self) -> dict[str, Any]:
+        """Everything as numbers and words, options with their kind: for JSON."""
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+
+def _plain(value: Any) -> Any:
+    if not is_dataclass(value):
+        return value
+    own = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    return {"kind": type(value).__name__, **own} if "kind" not in own else own
+
 
 WITH_DECODER = "the encoder's layers; its decoder has {0} causal ones and {0} that attend to the encoder"
-QK_NORM = "rotary positions; q and k are normalised per head"
-GEMMA2_WINDOWS = "rotary positions; windows of 4096 in every other layer"
+T5_BIAS = "all layers share the first one's bias; the decoder's buckets are one-way"
+EVERY_OTHER = "one of the layers that see everything; every other one has a window of {}"
 
 
 def _decoder(name: str, title: str, layers: int, width: int, heads: int, **options: Any) -> Preset:
@@ -58,13 +78,18 @@ def _decoder(name: str, title: str, layers: int, width: int, heads: int, **optio
 
 
 def _t5(name: str, title: str, layers: int, width: int, heads: int, head_dim: int) -> Preset:
-    note = f"{WITH_DECODER.format(layers)}; learned position biases"
-    return Preset(name, title, layers, width, heads, None, head_dim, bias=False, scale=1.0, note=note)
+    note = f"{WITH_DECODER.format(layers)}; {T5_BIAS}"
+    return Preset(
+        name, title, layers, width, heads, None, head_dim, bias=False, scale=1.0, relative_bias=Buckets(),
+        note=note,
+    )  # fmt: skip
 
 
-def _rotary(name: str, title: str, layers: int, width: int, heads: int, kv: int, **options: Any) -> Preset:
+def _rotary(
+    name: str, title: str, layers: int, width: int, heads: int, kv: int, base: float = 1e4, **options: Any
+) -> Preset:
     """A decoder as most are since Llama: no biases, positions turned into q and k."""
-    options = {"bias": False, "note": "rotary positions", **options}
+    options = {"bias": False, "rope": Rope(base), **options}
     return _decoder(name, title, layers, width, heads, num_kv_heads=kv, **options)
 
 
@@ -88,30 +113,33 @@ PRESETS = {preset.name: preset for preset in (
     _decoder("gpt2-large", "GPT-2 Large", 36, 1280, 20),
     _decoder("gpt2-xl", "GPT-2 XL", 48, 1600, 25),
     _decoder("gpt3", "GPT-3", 96, 12288, 96, note="every other layer is sparse: a local band"),
-    _decoder("gpt-neox-20b", "GPT-NeoX 20B", 44, 6144, 64, note="rotary positions in a quarter of each head"),
-    # name, title, layers, d_model, num_heads, num_kv_heads
+    _decoder("gpt-neox-20b", "GPT-NeoX 20B", 44, 6144, 64, rope=Rope(dims=24)),  # a quarter of each head
+    # name, title, layers, d_model, num_heads, num_kv_heads, base
     _rotary("falcon-7b", "Falcon 7B", 32, 4544, 71, 1),
     _rotary("llama2-7b", "Llama 2 7B", 32, 4096, 32, 32),
     _rotary("llama2-70b", "Llama 2 70B", 80, 8192, 64, 8),
-    _rotary("llama3-8b", "Llama 3 8B", 32, 4096, 32, 8),
-    _rotary("llama3-70b", "Llama 3 70B", 80, 8192, 64, 8),
-    _rotary("llama3-405b", "Llama 3.1 405B", 126, 16384, 128, 8),
+    _rotary("llama3-8b", "Llama 3 8B", 32, 4096, 32, 8, 5e5),
+    _rotary("llama3-70b", "Llama 3 70B", 80, 8192, 64, 8, 5e5),
+    _rotary("llama3-405b", "Llama 3.1 405B", 126, 16384, 128, 8,
+            rope=Rope(5e5, scaling=Llama3(8.0, 1.0, 4.0, 8192))),
     _rotary("mistral-7b", "Mistral 7B v0.1", 32, 4096, 32, 8, window=4096,
-            note="rotary positions; no window since v0.2"),
-    _rotary("mixtral-8x7b", "Mixtral 8x7B", 32, 4096, 32, 8),
-    _rotary("phi3-mini", "Phi-3 mini", 32, 3072, 32, 32, note="rotary positions; the 4k model has a window"),
-    _rotary("qwen2.5-7b", "Qwen2.5 7B", 28, 3584, 28, 4, bias=True, out_bias=False),
-    _rotary("qwen3-0.6b", "Qwen3 0.6B", 28, 1024, 16, 8, head_dim=128, note=QK_NORM),
-    _rotary("qwen3-8b", "Qwen3 8B", 36, 4096, 32, 8, head_dim=128, note=QK_NORM),
+            note="since v0.2 no window, and base 1e6"),
+    _rotary("mixtral-8x7b", "Mixtral 8x7B", 32, 4096, 32, 8, 1e6),
+    _rotary("phi3-mini", "Phi-3 mini", 32, 3072, 32, 32, window=2047,
+            note="the 4k model; the 128k one has longer angles (LongRoPE) and no such window"),
+    _rotary("qwen2.5-7b", "Qwen2.5 7B", 28, 3584, 28, 4, 1e6, bias=True, out_bias=False),
+    _rotary("qwen3-0.6b", "Qwen3 0.6B", 28, 1024, 16, 8, 1e6, head_dim=128, qk_norm=QKNorm(eps=1e-6)),
+    _rotary("qwen3-8b", "Qwen3 8B", 36, 4096, 32, 8, 1e6, head_dim=128, qk_norm=QKNorm(eps=1e-6)),
     _rotary("gemma-2b", "Gemma 2B", 18, 2048, 8, 1, head_dim=256),
     _rotary("gemma-7b", "Gemma 7B", 28, 3072, 16, 16, head_dim=256),
     _rotary("gemma2-9b", "Gemma 2 9B", 42, 3584, 16, 8, head_dim=256, scale=256**-0.5, softcap=50.0,
-            note=GEMMA2_WINDOWS),
+            note=EVERY_OTHER.format(4096)),
     _rotary("gemma2-27b", "Gemma 2 27B", 46, 4608, 32, 16, head_dim=128, scale=144**-0.5, softcap=50.0,
-            note=GEMMA2_WINDOWS),
-    _rotary("smollm2-135m", "SmolLM2 135M", 30, 576, 9, 3),
+            note=EVERY_OTHER.format(4096)),
+    _rotary("smollm2-135m", "SmolLM2 135M", 30, 576, 9, 3, 1e5),
     _rotary("gpt-oss-20b", "GPT-OSS 20B", 24, 2880, 64, 8, head_dim=64, bias=True, sinks=True,
-            note="rotary positions (YaRN); windows of 128 in every other layer"),
+            rope=Rope(150_000.0, scaling=Yarn(32.0, 4096, 32.0, 1.0, truncate=False)),
+            note=EVERY_OTHER.format(128)),
 )}
 # fmt: on
 

@@ -8,7 +8,12 @@ position p, fast for the first pair and slowly for the last:
 A product of a query turned by p and a key turned by j depends on p - j and on nothing else of the positions.
 Su 2021, "RoFormer"; GPT-J, GPT-NeoX, PaLM, Llama and most models since.
 
-The scalings stretch a model to lengths beyond those it was trained on, by other angles.
+The scalings stretch a model to lengths beyond those it was trained on, by other angles. Each depends on its
+own numbers alone, never on the length of a text: dynamic NTK, whose angles change as a text grows, is left
+out on purpose, since a cache holds keys that were turned long ago.
+
+Angles are made in float64, and their cosines and sines rounded once. In eager mode they are kept in tables
+that all calls and layers with the same `Rope` share: a range of positions is a slice of a table.
 
 Letters: B batch, H heads of queries or keys, T length, D head_dim.
 """
@@ -16,32 +21,35 @@ Letters: B batch, H heads of queries or keys, T length, D head_dim.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ShapeError
+from .frozen_settings import Settings, is_recorded
 
 __all__ = ["Linear", "Llama3", "Ntk", "Rope", "Scaling", "Yarn"]
+
+FEWEST = 64  # positions in a table
 
 
 class Scaling(Protocol):
     """Other angles than a rope's own."""
 
-    def frequencies(self, rope: Rope, dims: int) -> Tensor:
-        """θ, float64 [dims / 2]."""
-        ...
-
     @property
-    def attention_factor(self) -> float:
-        """What the turned queries and keys are multiplied by, each."""
+    def magnitude(self) -> float:
+        """What the turned channels of queries and keys are multiplied by, each."""
+        ...
+
+    def frequencies(self, base: float, dims: int) -> Tensor:
+        """θ, float64 [dims / 2], on the CPU."""
         ...
 
 
-@dataclass(frozen=True)
-class Rope:
+@dataclass(frozen=True, repr=False)
+class Rope(Settings):
     """Positions turned into queries and keys.
 
     Args:
@@ -50,10 +58,11 @@ class Rope:
             Default all of them. A quarter in GPT-NeoX.
         interleaved: whether a pair is two neighbours, channels 2i and 2i + 1, as in the paper and GPT-J; else
             channels i and i + dims / 2, as in GPT-NeoX and Llama.
-        scaling: `Linear`, `Ntk`, `Llama3` or `Yarn`.
+        scaling: `Linear`, `Ntk`, `Llama3` or `Yarn`. Dynamic NTK is not one of them: its angles change with
+            the length, and keys in a cache would have to be turned anew.
 
     Raises:
-        ArgumentError: base not above 0.
+        ArgumentError: base not above 1; a scaling that is none.
         ShapeError: an odd number of channels to turn, or more than a head has.
 
     Example:
@@ -68,16 +77,25 @@ class Rope:
     dims: int | None = None
     interleaved: bool = False
     scaling: Scaling | None = None
-    _tables: dict[Any, Tensor] = field(default_factory=dict, repr=False, compare=False, init=False)
 
     def __post_init__(self) -> None:
-        if not self.base > 0:
-            raise ArgumentError(f"base must be above 0: got {self.base}; 10000.0 is the usual one")
+        if not _is_number(self.base) or not 1 < self.base < math.inf:
+            raise ArgumentError(f"base must be above 1 and finite: got {self.base!r}; 10000.0 is usual")
+        if not isinstance(self.interleaved, bool):
+            raise ArgumentError(f"interleaved must be True or False: got {self.interleaved!r}; see Rope")
+        if self.scaling is not None and not hasattr(self.scaling, "frequencies"):
+            raise ArgumentError(
+                f"scaling must be Linear, Ntk, Llama3 or Yarn: got {self.scaling!r}; they are in headwise.nn"
+            )
 
     def turned(self, head_dim: int) -> int:
-        """How many channels of a head are turned."""
+        """How many channels of a head are turned.
+
+        Raises:
+            ShapeError: not an even number of those there are.
+        """
         dims = head_dim if self.dims is None else self.dims
-        if dims % 2 or not 0 < dims <= head_dim:
+        if isinstance(dims, bool) or not isinstance(dims, int) or dims % 2 or not 0 < dims <= head_dim:
             raise ShapeError(
                 f"rope must turn an even number of a head's channels: {dims} of {head_dim}; give dims="
             )
@@ -86,31 +104,69 @@ class Rope:
     def frequencies(self, head_dim: int) -> Tensor:
         """θ, float64 [dims / 2], on the CPU."""
         dims = self.turned(head_dim)
-        if self.scaling is not None:
-            return self.scaling.frequencies(self, dims)
-        return _own(self.base, dims)
+        return _own(self.base, dims) if self.scaling is None else self.scaling.frequencies(self.base, dims)
 
-    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x [B, H, T, D] at these positions, int [T] or [B, T]."""
-        cos, sin = self.tables(x.shape[-1], positions)  # [T, dims / 2] or [B, 1, T, dims / 2]
-        dims = 2 * cos.shape[-1]
-        turned, rest = (x, None) if dims == x.shape[-1] else (x[..., :dims], x[..., dims:])
+    def rotate(self, x: Tensor, positions: Tensor | int) -> Tensor:
+        """x [B, H, T, D] at these positions, int [T] or [B, T]; or from this one on."""
+        return self.turn(x, self.factors(x, positions))
+
+    def factors(self, x: Tensor, positions: Tensor | int) -> tuple[Tensor, Tensor]:
+        """(cosines, sines) for every channel of x [B, H, T, D], by which `turn` turns it and all like it.
+
+        [T, D], or [B, 1, T, D] where each sequence has positions of its own. The sines have their signs;
+        channels that stay have cosine 1 and sine 0.
+        """
+        if isinstance(positions, Tensor):
+            cos, sin = self._made(positions, x.shape[-1], x.device, x.dtype)
+            return (cos[:, None], sin[:, None]) if positions.ndim == 2 else (cos, sin)
+        end = positions + x.shape[2]
+        if is_recorded():
+            spots = torch.arange(positions, end, device=x.device)
+            return self._made(spots, x.shape[-1], x.device, x.dtype)
+        cos, sin = self._table(x.shape[-1], x.device, x.dtype, end)
+        return cos[positions:end], sin[positions:end]
+
+    def turn(self, x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
+        """x [B, H, T, D] by what `factors` made: x cos + (x with its pairs swapped) sin."""
+        cos, sin = factors
+        D = x.shape[-1]
+        dims = D if self.dims is None else self.dims
+        turned = x if dims == D else x[..., :dims]
         if self.interleaved:
-            a, b = turned.unflatten(-1, (-1, 2)).unbind(-1)
+            swapped = turned.reshape(*x.shape[:-1], dims // 2, 2).flip(-1).reshape(turned.shape)
         else:
-            a, b = turned.chunk(2, dim=-1)
-        cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-        pair = (a * cos - b * sin, b * cos + a * sin)
-        new = torch.stack(pair, -1).flatten(-2) if self.interleaved else torch.cat(pair, -1)
-        return new if rest is None else torch.cat((new, rest), -1)
+            swapped = turned.roll(dims // 2, -1)
+        if dims != D:
+            swapped = torch.cat((swapped, x[..., dims:]), -1)
+        return torch.addcmul(x * cos, swapped, sin)
 
-    def tables(self, head_dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of every angle, float32 (float64 for float64 positions' sake never)."""
+    def _table(
+        self, head_dim: int, device: torch.device, dtype: torch.dtype, length: int
+    ) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of at least so many positions from 0 on, kept."""
+        key = (head_dim, device, dtype)
+        there: tuple[Tensor, Tensor] | None = self._kept.get(key)
+        room = 0 if there is None else there[0].shape[0]
+        if there is not None and room >= length:
+            return there
+        spots = torch.arange(max(length, 2 * room, FEWEST), device="cpu")
+        return self.keep_anew(key, lambda: self._made(spots, head_dim, device, dtype))
+
+    def _made(
+        self, positions: Tensor, head_dim: int, device: torch.device, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Cosines and sines at these positions, [.., D]."""
         angles = positions.double()[..., None] * self.frequencies(head_dim).to(positions.device)
-        if positions.ndim == 2:
-            angles = angles[:, None]  # for every head
-        factor = 1.0 if self.scaling is None else self.scaling.attention_factor
-        return (angles.cos() * factor).float(), (angles.sin() * factor).float()
+        factor = 1.0 if self.scaling is None else self.scaling.magnitude
+        cos, sin = angles.cos() * factor, angles.sin() * factor
+        if self.interleaved:
+            cos, sin = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+        else:
+            cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        if cos.shape[-1] != head_dim:
+            rest = (*cos.shape[:-1], head_dim - cos.shape[-1])
+            cos, sin = torch.cat((cos, cos.new_ones(rest)), -1), torch.cat((sin, sin.new_zeros(rest)), -1)
+        return cos.to(device, dtype), sin.to(device, dtype)
 
 
 def _own(base: float, dims: int) -> Tensor:
@@ -118,75 +174,153 @@ def _own(base: float, dims: int) -> Tensor:
     return base ** (-torch.arange(0, dims, 2, dtype=torch.float64, device="cpu") / dims)
 
 
-@dataclass(frozen=True)
-class Linear:
-    """Position interpolation: all angles divided by `factor`. Chen 2023."""
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_factor(factor: float) -> None:
+    if not _is_number(factor) or not 1 <= factor < math.inf:
+        raise ArgumentError(
+            f"factor must be at least 1 and finite: got {factor!r}; 4.0 reaches four times as far"
+        )
+
+
+def _check_length(length: int) -> None:
+    if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+        raise ArgumentError(
+            f"original_length must be a whole number of at least 1: got {length!r}; it is the model's"
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Linear(Settings):
+    """Position interpolation: all angles divided by `factor`, θ_i / factor. Chen 2023; Vicuna, Gemma 3."""
 
     factor: float
 
-    attention_factor = 1.0
+    magnitude = 1.0
 
-    def frequencies(self, rope: Rope, dims: int) -> Tensor:
-        return _own(rope.base, dims) / self.factor
+    def __post_init__(self) -> None:
+        _check_factor(self.factor)
+
+    def frequencies(self, base: float, dims: int) -> Tensor:
+        """θ, float64 [dims / 2]."""
+        return _own(base, dims) / self.factor
 
 
-@dataclass(frozen=True)
-class Ntk:
-    """A larger base, base · factor^(dims / (dims - 2)): slow pairs are stretched, fast ones hardly."""
+@dataclass(frozen=True, repr=False)
+class Ntk(Settings):
+    """A larger base, base · factor^(dims / (dims - 2)): slow pairs are stretched, fast ones hardly.
+
+    The fixed kind of "NTK-aware" scaling (bloc97 2023; Code Llama's larger base is one). The dynamic kind is
+    left out, see `Rope`.
+    """
 
     factor: float
 
-    attention_factor = 1.0
+    magnitude = 1.0
 
-    def frequencies(self, rope: Rope, dims: int) -> Tensor:
-        return _own(rope.base * self.factor ** (dims / (dims - 2)), dims)
+    def __post_init__(self) -> None:
+        _check_factor(self.factor)
+
+    def frequencies(self, base: float, dims: int) -> Tensor:
+        """θ, float64 [dims / 2]."""
+        if dims < 4:
+            raise ShapeError(f"rope must turn two pairs or more with Ntk: {dims} channels; use Linear")
+        return _own(base * self.factor ** (dims / (dims - 2)), dims)
 
 
-@dataclass(frozen=True)
-class Llama3:
-    """Llama 3.1's: pairs slower than one turn in `original_length / low` are divided by `factor`."""
+@dataclass(frozen=True, repr=False)
+class Llama3(Settings):
+    """Llama 3.1's: pairs that turn less than `low` times over the original length are divided by `factor`,
+    those that turn more than `high` times stay, and those between are mixed evenly. Llama Team 2024.
+    """
 
     factor: float = 8.0
     low: float = 1.0
     high: float = 4.0
     original_length: int = 8192
 
-    attention_factor = 1.0
+    magnitude = 1.0
 
-    def frequencies(self, rope: Rope, dims: int) -> Tensor:
-        own = _own(rope.base, dims)
+    def __post_init__(self) -> None:
+        _check_factor(self.factor)
+        _check_length(self.original_length)
+        if not 0 < self.low < self.high:
+            raise ArgumentError(f"low must be above 0 and below high: {self.low}, {self.high}; use 1 and 4")
+
+    def frequencies(self, base: float, dims: int) -> Tensor:
+        """θ, float64 [dims / 2]."""
+        own = _own(base, dims)
         turns = self.original_length * own / (2 * math.pi)  # over the original length
         kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
         return kept * own + (1 - kept) * own / self.factor
 
 
-@dataclass(frozen=True)
-class Yarn:
-    """YaRN: fast pairs stay, slow ones are divided by `factor`, those between by a ramp. Peng 2023."""
+@dataclass(frozen=True, repr=False)
+class Yarn(Settings):
+    """YaRN: fast pairs stay, slow ones are divided by `factor`, those between by a ramp; scores are larger.
+
+    Args:
+        factor: how many times farther than `original_length` it shall reach.
+        original_length: what the model was trained on.
+        beta_fast, beta_slow: turns over the original length, from which on pairs are fast, below which slow.
+        truncate: whether the ramp begins and ends at whole pairs; not so in gpt-oss.
+        attention_factor: what turned queries and keys are multiplied by. Default 0.1 ln(factor) + 1, or with
+            both mscales (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1), as in DeepSeek-V2.
+
+    Peng 2023; Qwen2.5 and Qwen3 beyond 32k, DeepSeek-V2 and V3, gpt-oss.
+    """
 
     factor: float
     original_length: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
-    given_attention_factor: float | None = None
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_factor(self.factor)
+        _check_length(self.original_length)
+        if not 0 < self.beta_slow < self.beta_fast:
+            raise ArgumentError(
+                f"beta_slow must be above 0 and below beta_fast: {self.beta_slow} and {self.beta_fast}; "
+                "use 1 and 32"
+            )
+        if (self.mscale is None) != (self.mscale_all_dim is None) or (
+            self.attention_factor is not None and self.mscale is not None
+        ):
+            raise ArgumentError(
+                f"mscale must come with mscale_all_dim and without attention_factor: {self.mscale}, "
+                f"{self.mscale_all_dim} and {self.attention_factor}; leave out what does not count"
+            )
 
     @property
-    def attention_factor(self) -> float:
-        if self.given_attention_factor is not None:
-            return self.given_attention_factor
-        return 1.0 if self.factor <= 1 else 0.1 * math.log(self.factor) + 1.0
+    def magnitude(self) -> float:
+        """What the turned channels are multiplied by."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale is None or self.mscale_all_dim is None:
+            return self._stretched(1.0)
+        return self._stretched(self.mscale) / self._stretched(self.mscale_all_dim)
 
-    def frequencies(self, rope: Rope, dims: int) -> Tensor:
+    def _stretched(self, mscale: float) -> float:
+        return 0.1 * mscale * math.log(self.factor) + 1.0
+
+    def frequencies(self, base: float, dims: int) -> Tensor:
+        """θ, float64 [dims / 2]."""
+
         def pair(turns: float) -> float:
             """Which pair makes so many turns over the original length."""
-            return dims * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(rope.base))
+            return dims * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
         low, high = pair(self.beta_fast), pair(self.beta_slow)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dims - 1)
-        own = _own(rope.base, dims)
-        spread = max(high - low, 1e-3)
+        spread = high - low or 1e-3
+        own = _own(base, dims)
         ramp = ((torch.arange(dims // 2, dtype=torch.float64, device="cpu") - low) / spread).clamp(0, 1)
         return own * (1 - ramp) + own / self.factor * ramp

@@ -7,6 +7,7 @@ While a state dict is loaded, what lies under the names of other multi-head atte
     one layer    qkv (timm), Wqkv (MPT, ModernBERT), in_proj, GPT-2's c_attn [in, out]: q, then k, then v
     others       query key value, self.query .. output.dense (BERT); q_lin .. (DistilBERT); wq .. (Llama);
                  q_proj .. o_proj; to_q .. to_out
+    T5's bias    relative_attention_bias
 
 A state dict has names and shapes, no more. Rows of a packed layer are taken for all of q, then k, then v only
 where these leave no other reading: with the rows head by head (q, k, v of the first head, of the second, ..)
@@ -29,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, ShapeError
-from .dimensions import Sizes
+from .dimensions import Sizes, in_use
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
@@ -121,6 +122,8 @@ def torchs_twin(ours: MultiHeadAttention, batch_first: bool) -> nn.MultiheadAtte
                 f"{name} must be off: got {name}={told}, which torch's class does not keep; masks go into "
                 "each call there, made by headwise.foreign_masks.to_torch"
             )
+    for name, said in in_use(ours).items():
+        raise ArgumentError(f"{name} must be off: got {said}, which torch's class does not have; keep ours")
     layers = [getattr(ours, name) for name in (*PROJECTIONS, "out_proj")]
     for layer in layers:
         if type(layer) is not nn.Linear or "forward" in layer.__dict__:
@@ -219,6 +222,9 @@ def to_own_names(
             theirs, ours = f"{prefix}{name}.{end}", f"{prefix}out_proj.{end}"
             if theirs in state and ours not in state and _top(name) not in children:
                 state[ours] = state.pop(theirs)
+    theirs, ours = f"{prefix}relative_attention_bias.weight", f"{prefix}relative_bias.weight"
+    if "relative_bias" in children and theirs in state and ours not in state:
+        state[ours] = state.pop(theirs)
     if f"{prefix}{PROJECTIONS[0]}.weight" in state:
         return []  # there was another
     return [_what_to_do(state, prefix, name, sizes) for name in refused]

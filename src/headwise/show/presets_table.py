@@ -14,7 +14,7 @@ from .tables import empty_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Figures", "figures", "presets_table"]
+__all__ = ["Figures", "described", "figures", "presets_table"]
 
 BF16_BYTES = 2
 COLUMNS = (
@@ -33,6 +33,7 @@ COLUMNS = (
 class Figures:
     """What a preset's layer has, counted; and what all its layers have together.
 
+    parameters: without a bias that all layers share, which counts once in all_parameters.
     cache_bytes: keys and values of one token in all layers, in bfloat16; None in encoders, which keep none.
     """
 
@@ -55,7 +56,8 @@ def figures(preset: Preset) -> Figures:
         2362368
     """
     layer = MultiHeadAttention(**preset.options, device="meta")
-    parameters = sum(weight.numel() for weight in layer.parameters())
+    shared = 0 if layer.relative_bias is None else layer.relative_bias.weight.numel()  # by all layers
+    parameters = sum(weight.numel() for weight in layer.parameters()) - shared
     cached = BF16_BYTES * preset.layers * layer.num_kv_heads * (layer.head_dim + layer.value_dim)
     return Figures(
         layer.d_model,
@@ -64,9 +66,20 @@ def figures(preset: Preset) -> Figures:
         layer.head_dim,
         parameters,
         preset.layers,
-        preset.layers * parameters,
+        preset.layers * parameters + shared,
         cached if preset.causal else None,
     )
+
+
+def described(preset: Preset) -> str:
+    """The layer's shapes and options in one line.
+
+    Example:
+        >>> from headwise.nn.presets import find
+        >>> described(find("gpt2-small"))
+        '12 heads of 64: [B, T, 768] -> [B, 12, T, 64] -> [B, T, 768], causal'
+    """
+    return MultiHeadAttention(**preset.options, device="meta").extra_repr()
 
 
 def presets_table(presets: Iterable[Preset]) -> Table:

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ...scoring import hidden_is_endless
 from ..scores import Scores
 from .launches import Arguments, Blocks, Kernel, blocks_for, kind_of, launch, number_of, takes_descriptors
 from .lists import lists
@@ -91,7 +92,7 @@ class Prepared:
 
     @cached_property
     def rules(self) -> Rules:
-        scores, scoring = self.scores, self.scores.scoring
+        scores, scoring, relative = self.scores, self.scores.scoring, self.scores.scoring.relative
         fields: dict[str, Any] = {"bias": scoring.bias, **scores.mask.for_kernels()}
         for name, value in tuple(fields.items()):
             if isinstance(value, Tensor) and value.ndim == 4:
@@ -103,6 +104,8 @@ class Prepared:
             scale_log2=scoring.scale * LOG2E.value,
             softcap=scoring.softcap,
             slopes=None if scoring.slopes is None else scoring.slopes.float().contiguous(),
+            relative=None if relative is None else hidden_is_endless(relative).float().contiguous(),
+            reach=0 if relative is None else relative.shape[1] // 2,
             sinks=None if scoring.sinks is None else scoring.sinks.float().contiguous(),
             at=None if scores.positions is None else scores.positions.to(self.device, torch.int32),
             counted=None if self.counted is None else self.counted.contiguous().view(torch.uint8),

@@ -56,6 +56,8 @@ class Rules(NamedTuple):
     scale_log2: float
     softcap: float | None
     slopes: Tensor | None
+    relative: Tensor | None  # float32 [H, 2 * reach + 1]
+    reach: int
     sinks: Tensor | None
     at: Tensor | None  # int32 [T], the queries' positions
     counted: Tensor | None  # uint8 [B, T]
@@ -148,7 +150,7 @@ def log_weights(s, lse, at, rows, cols, b, h, stop, rules, T, S, left, right, ED
     """
     if rules.softcap is not None:
         s = tanh(s * (rules.scale / rules.softcap)) * rules.softcap
-    if rules.bias is not None or rules.slopes is not None:
+    if rules.bias is not None or rules.slopes is not None or rules.relative is not None:
         if rules.softcap is None:
             s = s * rules.scale
         added = tl.zeros_like(s)
@@ -161,6 +163,9 @@ def log_weights(s, lse, at, rows, cols, b, h, stop, rules, T, S, left, right, ED
                 added = tl.where(given <= LOWEST_HALF, HIDDEN, added)
         if rules.slopes is not None:
             added -= tl.load(rules.slopes + h) * tl.abs(at - cols).to(tl.float32)
+        if rules.relative is not None:
+            offset = tl.minimum(tl.maximum(cols - at, -rules.reach), rules.reach)
+            added += tl.load(rules.relative + long(h) * (2 * rules.reach + 1) + offset + rules.reach)
         if not setup.exact:
             added = added.to(setup.dtype).to(tl.float32)  # as the fused kernels of the first pass see it
         x = tl.maximum(s + added, HIDDEN) * LOG2E - lse

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...errors import ArgumentError, ShapeError
 from ...nn import MultiHeadAttention
+from ...nn.dimensions import in_use
 from ..recipe import Given, Step, Weights
 
 __all__ = ["is_known", "own_numbers", "own_steps", "weights_of"]
@@ -44,11 +45,9 @@ def weights_of(module: nn.Module) -> tuple[Weights, int]:
 
 def _of_ours(module: MultiHeadAttention) -> tuple[Weights, int]:
     _check_widths(module.d_model, module.kdim, module.vdim)
-    for name in ("softcap", "sinks"):
-        if getattr(module, name) is not None:
-            raise ArgumentError(
-                f"module must not use {name}: its steps are not drawn yet; explain it without"
-            )
+    unknown = [name for name in ("softcap", "sinks") if getattr(module, name) is not None]
+    for name in (*unknown, *in_use(module)):
+        raise ArgumentError(f"module must not use {name}: its steps are not drawn yet; explain it without")
     layers = [module.q_proj, module.k_proj, module.v_proj, module.out_proj]
     for layer in layers:
         if not isinstance(layer, nn.Linear):

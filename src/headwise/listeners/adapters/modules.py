@@ -30,7 +30,8 @@ from ...nn.as_torch.encoder import TransformerEncoder
 from ...nn.as_torch.module import MultiheadAttention
 from ...nn.as_torch.torch_masks import content_of
 from ...nn.as_torch.torch_projections import TorchCall
-from ...scoring import Alibi
+from ...nn.options import Positions
+from ...scoring import Bias
 from ..active import announce, beside, nothing_to_hear
 from ..attachment import Attachment
 from ..shared_patches import Undo, undo_all
@@ -57,8 +58,8 @@ def headwise_forward(
     value: Tensor | None = None,
     mask: Mask | Tensor | None = None,
     *,
-    bias: Tensor | Alibi | None = None,
-    positions: Tensor | None = None,
+    bias: Bias | None = None,
+    positions: Positions | None = None,
     cache: KVCache | Memory | None = None,
     lengths: Tensor | Sequence[int] | None = None,
     documents: Tensor | None = None,
@@ -74,11 +75,11 @@ def headwise_forward(
     heads, weights, v = module._attend(query, key, value, mask, bias, positions, cache, lengths)
     if not heads.shape[0]:
         nothing_to_hear()
-        return module._joined(heads, lengths), weights if need_weights else None
+        return module._finish(heads, query, lengths), weights if need_weights else None
     itself = (key is None or key is query) and not isinstance(cache, Memory)
     heard = announce(module, "self" if itself else "cross", weights, v, heads)
     assert heard is not None
-    return module._joined(heard, lengths), weights if need_weights else None
+    return module._finish(heard, query, lengths), weights if need_weights else None
 
 
 # torch's
