@@ -136,12 +136,14 @@ def test_why_names_who_runs_a_call_and_how(name: str) -> None:
 def test_why_gives_every_backends_reason_in_the_tables_order() -> None:
     answer = hw.why(*qkv(), softcap=30.0)
     no_cap = "it has no soft cap (softcap=30)"
-    assert list(answer.reasons) == ["cudnn", "flash", "efficient", "tiles", "plain"]
+    assert list(answer.reasons) == ["decode", "cudnn", "flash", "efficient", "tiles", "plain"]
     assert answer.reasons == {
-        "cudnn": ON_CUDA, "flash": no_cap, "efficient": ON_CUDA, "tiles": None, "plain": None,
+        "decode": ON_CUDA, "cudnn": ON_CUDA, "flash": no_cap, "efficient": ON_CUDA, "tiles": None,
+        "plain": None,
     }  # fmt: skip
     assert str(answer).splitlines() == [
         "tiles runs this call, tile by tile in plain torch.",
+        f"  decode: {ON_CUDA}",
         f"  cudnn: {ON_CUDA}",
         f"  flash: {no_cap}",
         f"  efficient: {ON_CUDA}",
@@ -265,7 +267,7 @@ def test_a_backend_is_added_by_one_entry(capped: list[str]) -> None:
 
 
 def test_why_tells_of_a_backend_that_was_added(capped: list[str]) -> None:
-    assert str(hw.why(*qkv(), softcap=1.5)).startswith("capped runs this call, in one call.\n  cudnn: ")
+    assert str(hw.why(*qkv(), softcap=1.5)).startswith("capped runs this call, in one call.\n  decode: ")
     assert hw.why(*qkv(), causal=True).reasons["capped"] == "it takes soft caps alone"
     with pytest.raises(BackendUnavailable, match='"capped" cannot run this call: it takes soft caps alone'):
         hw.attention(*qkv(), backend="capped")
@@ -588,6 +590,47 @@ def test_the_guard_counts_what_it_says(shapes: list[int]) -> None:
     reason = churn.reason("never seen")
     assert (reason is None) == (expected is None)
     assert expected is None or (reason is not None and reason.startswith(expected))
+
+
+def test_no_plan_is_made_for_one_query_before_its_shape_has_come_often_in_a_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    churn = ShapeChurn(most=2, patience=3)
+    entered(monkeypatch, churn=churn, takes_all=False)
+    q, k = torch.randn(1, 6, 1, 8), torch.randn(1, 2, 13, 8)
+    whole = torch.randn(1, 2, 13, 8)
+    for past in (13, 12, 11):  # a model that generates: no plan, and no shape counted against others
+        for times in range(2):
+            why = hw.why(q, k[:, :, :past], k[:, :, :past])
+            assert why.backend == "flash" and f"{times} calls in a row had this one, from 3 on" in str(why)
+            hw.attention(q, k[:, :, :past], k[:, :, :past])
+    assert hw.why(whole, k, k).backend == "fa3"
+    assert hw.attention(q, k, k, backend="fa3")[0].isfinite().all()  # asked by name it does not wait
+    for _ in range(3):
+        hw.attention(q, k, k)
+    assert hw.why(q, k, k).backend == "fa3"
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"mask": Mask.padding([7, 3])}, {"bias": hw.scoring.alibi(6)}], ids=str
+)
+@pytest.mark.parametrize("groups", [True, False])
+def test_heads_that_share_keys_are_rows_of_one_query_or_repeated(
+    groups: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one query no key is repeated for a kernel without groups, unless each head has its own bias."""
+    seen: list[tuple[int, ...]] = []
+
+    def forward(call: kernels.KernelCall) -> kernels.Answer:
+        seen.append((*call[0].shape[1:3], call[1].shape[1]))
+        return kernels.CPU_FLASH.forward(call)
+
+    entered(monkeypatch, takes_groups=groups, forward=forward, takes_all=False)
+    q, k, v = (torch.randn(2, n, s, 5, dtype=torch.float64) for n, s in ((6, 1), (2, 7), (2, 7)))
+    out, weights = hw.attention(q, k, v, **options, backend="fa3")
+    expected, _, lse = case_of(q, k, v, options).reference()
+    assert error(out, expected) < 1e-13 and error(weights.lse, lse) < 1e-13
+    assert seen[0] == ((2, 3, 2) if "bias" not in options else (6, 1, 2 if groups else 6))
 
 
 # Cutting

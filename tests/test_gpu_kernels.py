@@ -28,7 +28,7 @@ from headwise.engines.gpu import cannot as door
 from headwise.engines.gpu import launches
 from headwise.engines.statistics import ROW_STATISTICS, STATISTICS, Statistic
 from headwise.nn import one_step
-from headwise.scoring import Alibi
+from headwise.scoring import Alibi, Relative
 from judge import Case, assert_judged, error, largest, sizes
 from second_pass_cases import (
     LOOKS,
@@ -868,3 +868,92 @@ def test_one_step_with_weights_is_torchs_class(
                 assert error(mine, plain) <= 1e-5 * max(1.0, largest(plain))
         assert torch.equal(found[1][0].isnan(), found[0][0].isnan())
         assert torch.equal(found[1][1].isnan(), found[0][1].isnan())
+
+
+# One query
+
+
+LATE = Mask.padding(torch.arange(101) >= torch.tensor([[90], [3]]))  # nothing but the end is seen
+HOLES = Mask.padding(torch.rand(2, 101, generator=torch.Generator().manual_seed(5)) > 0.6)
+SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0, 3.0, 1.0], dtype=torch.float64)
+ONE_QUERY: dict[str, tuple[int, Mask, dict[str, Any]]] = {
+    "plain": (101, Mask(), {}),
+    "two tiles": (17, Mask.causal(), {}),
+    "one key": (1, Mask(), {}),
+    "window": (101, Mask.window(19), {}),
+    "lengths": (101, Mask.padding([101, 37]), {}),
+    "nothing to see": (101, Mask.padding([23, 0]), {}),
+    "holes": (101, HOLES, {}),
+    "late": (101, LATE, {}),
+    "window and late": (101, LATE & Mask.window(40), {}),
+    "softcap": (101, Mask(), {"softcap": 1.5}),
+    "alibi": (101, Mask.window(60), {"bias": Alibi(SINKS.square())}),
+    "by distance": (101, Mask(), {"bias": Relative(normal(7, 6, 31))}),
+    "sinks": (101, Mask(), {"sinks": SINKS}),
+    "sinks, nothing to see": (101, Mask.padding([0, 5]), {"sinks": SINKS}),
+    "turned round": (101, Mask(), {"scale": -0.3, "softcap": 2.0}),
+}
+
+
+@pytest.mark.parametrize(("keys", "mask", "options"), ONE_QUERY.values(), ids=ONE_QUERY)
+def test_one_query_over_many_keys(keys: int, mask: Mask, options: dict[str, Any]) -> None:
+    q, k, v = (normal(i, 2, *size) for i, size in enumerate(((6, 1, 5), (2, keys, 5), (2, keys, 7))))
+    case = Case(q, k, v, mask, options)
+    low = case.to(torch.float32)
+    assert hw.why(low.q, low.k, low.v, mask, **low.options).backend == "decode"
+    out, weights = hw.attention(low.q, low.k, low.v, mask, **low.options, backend="decode")
+    (plain, _, plain_lse), (truth, _, lse) = low.reference(), case.reference()
+    assert_judged(out, plain, truth, dtype=torch.float32, size=largest(truth), what="output")
+    seen = lse.isfinite()
+    assert torch.equal(weights.lse.isfinite(), seen)
+    assert_judged(weights.lse[seen], plain_lse[seen], lse[seen], dtype=torch.float32, size=4.0, what="lse")
+    entropy = weights.statistics("entropy").entropy  # the map of a step is a map like any other
+    assert torch.equal(entropy.isfinite(), seen.any(-1))
+
+
+def test_keys_that_padding_hides_are_not_read() -> None:
+    q, k, v = (normal(i, 2, n, s, 5).float() for i, (n, s) in enumerate(((6, 1), (2, 101), (2, 101))))
+    real = torch.arange(101) >= torch.tensor([[61], [3]])
+    expected = hw.attention(q, k, v, Mask.padding(real))[0]
+    for x in (k, v):
+        x[~real[:, None].expand(2, 2, 101)] = math.nan
+    assert torch.equal(hw.attention(q, k, v, Mask.padding(real))[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"bias": torch.zeros(1, 1, 1, 11)}, "it takes no bias"),
+        (
+            {"mask": Mask.documents([0] * 11)},
+            "it takes no mask beyond padding and a band that holds the query",
+        ),
+        ({"mask": ~Mask.causal()}, "it takes no mask beyond padding and a band that holds the query"),
+        ({"dropout": 0.5}, "dropout 0.5 falls on the weights, which it never has"),
+        ({"T": 2}, "it takes one query, not 2"),
+        ({"Dv": 257}, "it takes value_dim up to 256, not 257"),
+        ({"D": 257}, "it takes head_dim up to 256, not 257"),
+        ({"H": 65}, "it takes up to 64 heads that share keys, not 65"),
+        ({"dtype": torch.float64}, "it takes bfloat16, float16 and float32, not float64"),
+    ],
+    ids=str,
+)
+def test_what_the_kernel_of_one_query_cannot_take(options: dict[str, Any], says: str) -> None:
+    size = {"T": 1, "H": 3, "D": 5, "Dv": 5, "dtype": torch.float32}
+    size |= {name: options.pop(name) for name in size if name in options}
+    q, k, v = (
+        torch.randn(1, n, s, d, dtype=size["dtype"])
+        for n, s, d in ((size["H"], size["T"], size["D"]), (1, 11, size["D"]), (1, 11, size["Dv"]))
+    )
+    assert hw.why(q, k, v, **options).reasons["decode"] == says
+    with pytest.raises(hw.errors.BackendUnavailable, match=says.replace("(", r"\(")):
+        hw.attention(q, k, v, **options, backend="decode")
+
+
+def test_one_query_has_gradients() -> None:
+    q, k, v = (normal(i, 2, n, s, 5).float() for i, (n, s) in enumerate(((6, 1), (2, 37), (2, 37))))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    found = torch.autograd.grad(hw.attention(*leaves, softcap=2.0)[0].square().sum(), leaves)
+    plain = torch.autograd.grad(hw.attention(*leaves, softcap=2.0, backend="plain")[0].square().sum(), leaves)
+    for mine, theirs in zip(found, plain, strict=True):
+        torch.testing.assert_close(mine, theirs)

@@ -60,7 +60,8 @@ def attention(
         sinks: [H], learned: one more column of the softmax with this score and no value.
         dropout: the share of weights dropped, at random, here and now; the map shows weights before it. Takes
             the whole matrix, so memory grows with T * S, inside `headwise.budget`.
-        backend: "auto", or one of cudnn, flash, efficient, tiles, plain. One that is named runs or raises.
+        backend: "auto", or one of decode, cudnn, flash, efficient, tiles, plain. One that is named runs or
+            raises.
 
     Returns:
         output [B, H, T, Dv], and an `AttentionMap` [B, H, T, S]. A query that sees nothing has output 0.
@@ -152,6 +153,7 @@ def why(
         >>> q, k, v = torch.randn(3, 1, 4, 16, 32)
         >>> print(hw.why(q, k, v, softcap=50.0))
         tiles runs this call, tile by tile in plain torch.
+          decode: it runs on cuda, the tensors are on cpu
           cudnn: it runs on cuda, the tensors are on cpu
           flash: it has no soft cap (softcap=50)
           efficient: it runs on cuda, the tensors are on cpu

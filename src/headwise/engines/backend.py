@@ -61,6 +61,7 @@ class Backend(ABC):
         whatever the mode, and dropout can fall on the weights. No other is given dropout.
     gives_bias_gradient: its backward gives gradients of what is added where the call wants them.
     counts_on: the kinds of device on which it is told of every call, whoever runs it (`note`).
+    goes_straight: a plain call without gradients may be handed to its `forward` as it is.
     undisputed: by kind of device, the kernel that takes every plain call as it is: nobody need be asked.
     """
 
@@ -69,6 +70,7 @@ class Backend(ABC):
     is_differentiable: bool = False
     gives_bias_gradient: bool = False
     counts_on: tuple[str, ...] = ()
+    goes_straight: bool = False
     undisputed: Mapping[str, Kernel] = {}
 
     def why_not(self, call: Call) -> str | None:
@@ -84,6 +86,10 @@ class Backend(ABC):
 
     def cannot(self, call: Call) -> str | None:
         """The reasons of its own, on a device that is its own; None if there are none."""
+        return None
+
+    def reluctance(self, call: Call) -> str | None:
+        """Why it had better not run a call that it can, unless asked by name; None: it may."""
         return None
 
     @abstractmethod

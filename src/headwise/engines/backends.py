@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ..errors import ArgumentError, BackendUnavailable, nearest
 from .backend import Backend, Call
+from .decode import Decode
 from .fused import Fused
 from .kernels import CPU_FLASH, CUDA_EFFICIENT, CUDA_FLASH, CUDNN
 from .plain import PLAIN
@@ -15,6 +16,7 @@ from .tiles import TILES
 __all__ = ["BACKENDS", "backend_named", "choose", "note", "verdicts"]
 
 BACKENDS: tuple[Backend, ...] = (
+    Decode(),
     Fused("cudnn", CUDNN),
     Fused("flash", CPU_FLASH, CUDA_FLASH),
     Fused("efficient", CUDA_EFFICIENT),
@@ -52,8 +54,14 @@ def backend_named(name: str) -> Backend:
 
 
 def verdicts(call: Call) -> dict[str, str | None]:
-    """Every backend's answer: None if it can run the call, else why not."""
-    return {backend.name: backend.why_not(call) for backend in BACKENDS}
+    """Every backend's answer: None if it can run the call and would, else why not."""
+    return {backend.name: _why_not_of_itself(backend, call) for backend in BACKENDS}
+
+
+def _why_not_of_itself(backend: Backend, call: Call) -> str | None:
+    """Why it does not run a call without being asked by name; None: it does."""
+    reason = backend.why_not(call)
+    return backend.reluctance(call) if reason is None else reason
 
 
 def choose(call: Call, name: str = "auto") -> Backend:
@@ -65,7 +73,7 @@ def choose(call: Call, name: str = "auto") -> Backend:
     """
     if name == "auto":
         for backend in BACKENDS:
-            if backend.why_not(call) is None:
+            if _why_not_of_itself(backend, call) is None:
                 return backend
     backend = backend_named(name)
     reason = backend.why_not(call)

@@ -70,7 +70,7 @@ def straight(
     """(output, lse, scores) of tensors that have been found plain; None where a kernel would need help."""
     B, H, T, D = q.shape
     _, Hk, S, _ = k.shape
-    if (causal and S != T) or not scale > 0:
+    if (causal and S != T and T != 1) or not scale > 0:  # one query stands beside the last key
         return None
     scores = Scores(q, k, masks.CAUSAL if causal else NOTHING_HIDDEN, Scoring(scale))
     kernel, device = None, "cpu" if q.is_cpu else q.device.type
@@ -80,13 +80,17 @@ def straight(
             break
     if kernel is None:
         call = Call(scores, v)
-        kernel = backends.choose(call).bare(q, v)
+        chosen = backends.choose(call)
+        if chosen.goes_straight and not torch.is_grad_enabled():
+            return *chosen.forward(call), scores
+        kernel = chosen.bare(q, v)
         if kernel is None:
             return None
         backends.note(call)
-    band, one = kernels.CAUSAL if causal else kernels.FULL, T == 1 and H != Hk
+    band = kernels.CAUSAL if causal and T != 1 else kernels.FULL
+    one = T == 1 and H != Hk and kernel.folds
     if one:  # query: the heads of a group become the rows of one product, and keys are read once
-        q, band = q.reshape(B, Hk, H // Hk, D), kernels.FULL
+        q = q.reshape(B, Hk, H // Hk, D)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out, lse = _Straight.apply(q, k, v, kernel, band, scale)
     else:

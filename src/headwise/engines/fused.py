@@ -220,7 +220,16 @@ class Fused(Backend):
             return "deterministic algorithms were asked for, and it promises none"
         if not kernel.takes_one_key and scores.k.shape[2] == 1:
             return "it does not take a single key"
-        return kernel.churn.reason(call.shape_key) if eager and kernel.churn is not None else None
+        if not eager or kernel.churn is None or q.shape[2] == 1:
+            return None
+        return kernel.churn.reason(call.shape_key)
+
+    def reluctance(self, call: Call) -> str | None:
+        """A plan for one query's keys, which will have grown in the next step, is not made at once."""
+        churn = self.kernels[call.v.device.type].churn
+        if churn is None or call.scores.q.shape[2] != 1 or torch.compiler.is_compiling():
+            return None
+        return churn.too_early(call.shape_key)
 
     def how(self, call: Call) -> str:
         """One phrase on how the call is cut."""
@@ -243,13 +252,14 @@ class Fused(Backend):
         """Count the shapes a kernel that plans would have to plan for."""
         churn = self.kernels[call.v.device.type].churn
         if churn is not None:
-            churn.note(call.shape_key)
+            one_query = call.scores.q.shape[2] == 1
+            (churn.note_one_query if one_query else churn.note)(call.shape_key)
 
     def forward(self, call: Call) -> Answer:
         """Part by part; in tiles where merging the parts would be too rough."""
         scores, v = call.scores, call.v
         kernel = self.kernels[v.device.type]
-        q, k, values = _ready(kernel, scores, v)
+        q, k, values = _ready(kernel, scores, v, _folds(kernel, scores))
         parts = cut(scores, kernel.takes_bands)
         if parts and parts[0].is_whole(scores):
             out, lse = _run(kernel, scores, parts[0], q, k, values)
@@ -302,11 +312,9 @@ def _share_rows(parts: list[Part]) -> bool:
 
 def _run(kernel: Kernel, scores: Scores, part: Part, q: Tensor, k: Tensor, v: Tensor) -> Answer:
     added = part.mask_and_bias(scores, kernel.added_dtype(q.dtype))
-    groups = q.shape[1] // k.shape[1]
-    one_query = q.shape[2] == 1 and part.band == FULL
-    if one_query and groups > 1 and (added is None or added.shape[1] == 1):
+    if _folds(kernel, scores):
         # one query: the heads of a group become the rows of one product, and keys are read once
-        rows = q.reshape(q.shape[0], k.shape[1], groups, -1)
+        rows = q.reshape(q.shape[0], k.shape[1], scores.group, -1)
         out, lse = kernel.forward((rows, k, v, added, FULL, scores.scoring.scale))
         out, lse = out.reshape(*q.shape[:3], -1), lse.reshape(q.shape[:3])
     else:
@@ -364,12 +372,19 @@ def _empty_rows(scores: Scores, part: Part, added: Tensor | None, lse: Tensor) -
     return torch.cat(empty, dim=-1)
 
 
-def _ready(kernel: Kernel, scores: Scores, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _folds(kernel: Kernel, scores: Scores) -> bool:
+    """Whether heads that share keys are handed over as rows: one query, and the same added to all of them."""
+    if scores.q.shape[2] != 1 or scores.group == 1 or not kernel.folds:
+        return False
+    return not adds(scores) or _added_shape(scores)[1] == 1
+
+
+def _ready(kernel: Kernel, scores: Scores, v: Tensor, folded: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v as the kernel takes them: equal head_dim, channels that fill its units, rows contiguous."""
     widest = max(scores.q.shape[-1], v.shape[-1])
     channels = -(-widest // kernel.channels) * kernel.channels
     q, k, v = _padded(scores.q, channels), _padded(scores.k, channels), _padded(v, channels)
-    if scores.group > 1 and not kernel.takes_groups:
+    if scores.group > 1 and not kernel.takes_groups and not folded:
         k, v = (x.repeat_interleave(scores.group, dim=1) for x in (k, v))
     return q, k, v
 

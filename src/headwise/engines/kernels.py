@@ -69,10 +69,12 @@ class ShapeChurn:
         3 of the last 5 calls had a shape not seen before, and it plans each one anew
     """
 
-    def __init__(self, window: int = 64, most: int = 16, remembered: int = 4096) -> None:
-        self.window, self.most, self.remembered = window, most, remembered
+    def __init__(self, window: int = 64, most: int = 16, remembered: int = 4096, patience: int = 128) -> None:
+        self.window, self.most, self.remembered, self.patience = window, most, remembered, patience
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._fresh: list[bool] = []
+        self._last: Hashable = None
+        self._in_a_row = 0
 
     def note(self, shape: Hashable) -> None:
         """A call with this shape is being run."""
@@ -93,6 +95,24 @@ class ShapeChurn:
             "and it plans each one anew"
         )
 
+    def note_one_query(self, shape: Hashable) -> None:
+        """A call of one query with this shape is being run."""
+        self._in_a_row = self._in_a_row + 1 if shape == self._last else 1
+        self._last = shape
+
+    def too_early(self, shape: Hashable) -> str | None:
+        """Why a call of one query had better wait; None: its shape came so often that a plan will pay.
+
+        While a model generates there is one key more in every step, and one call per layer with each.
+        """
+        times = self._in_a_row if shape == self._last else 0
+        if times >= self.patience:
+            return None
+        return (
+            f"one query's keys grow from step to step, and it plans each shape anew: {times} calls in a row "
+            f"had this one, from {self.patience} on a plan pays"
+        )
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -109,6 +129,7 @@ class Kernel:
     forward: Forward
     backward: Backward
     takes_parts: bool = True  # a call may be cut for it
+    folds: bool = False  # of one query, heads that share keys are best handed over as rows
     takes_one_key: bool = True
     repeats: bool = True  # the same bits every time
     takes_all: bool = False  # every plain call, just as it is
@@ -274,6 +295,7 @@ CPU_FLASH = Kernel(
     takes_bands=False,
     forward=_cpu_forward,
     backward=_cpu_backward,
+    folds=True,
     takes_all=True,
 )
 CUDA_FLASH = Kernel(
@@ -321,6 +343,7 @@ CUDA_EFFICIENT = Kernel(
     takes_bands=False,
     forward=_efficient_forward,
     backward=_efficient_backward,
+    folds=True,
     switch=torch.backends.cuda.mem_efficient_sdp_enabled,
 )
 

@@ -1,0 +1,58 @@
+"""One query per sequence on a GPU, as a backend: a step of generation, by a kernel of our own."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .backend import Backend, Call, Gradients
+from .gpu.cannot import LARGEST_HEAD, cannot
+from .gpu.launches import interpreted
+from .tiles import TILES
+
+__all__ = ["Decode"]
+
+MOST_ROWS = 64  # query heads that share a key head
+
+
+class Decode(Backend):
+    """Keys and values read once, for any length, with padding, windows, soft cap, ALiBi and sinks."""
+
+    name = "decode"
+    devices = ("cuda",)
+    goes_straight = True
+
+    def why_not(self, call: Call) -> str | None:
+        """As for the others; in tests the kernels run on a CPU, too."""
+        return self.cannot(call) if interpreted() else super().why_not(call)
+
+    def cannot(self, call: Call) -> str | None:
+        """Rules that are tensors over queries and keys, and what the kernels cannot take."""
+        scores, v = call.scores, call.v
+        mask, scoring = scores.mask, scores.scoring
+        if scores.q.shape[2] != 1:
+            return f"it takes one query, not {scores.q.shape[2]}"
+        if call.dropout or call.plain_because:
+            return call.matrix_because
+        if scoring.bias is not None:
+            return "it takes no bias"
+        if not mask.is_padded_band or min(mask.left or 0, mask.right or 0) < 0:
+            return "it takes no mask beyond padding and a band that holds the query"
+        if v.shape[-1] > LARGEST_HEAD:
+            return f"it takes value_dim up to {LARGEST_HEAD}, not {v.shape[-1]}"
+        if scores.group > MOST_ROWS:
+            return f"it takes up to {MOST_ROWS} heads that share keys, not {scores.group}"
+        return cannot(scores)
+
+    def how(self, call: Call) -> str:
+        """In a phrase."""
+        return "the keys cut into parts, by triton"
+
+    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+        """(output [B, H, 1, Dv], lse [B, H, 1])."""
+        from .gpu.single_query import attend
+
+        return attend(call.scores, call.v)
+
+    def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
+        """In tiles: who generates asks for none."""
+        return TILES.backward(call, out, lse, grad)
