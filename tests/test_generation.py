@@ -176,6 +176,7 @@ def test_an_encoder_decoder_begins_with_its_start() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.[a-z_]*. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["alike", "ragged"])
 def test_a_compiled_step_says_the_same(lengths: list[int] | None) -> None:
     model = a_model(**KINDS["rope"])

@@ -69,8 +69,8 @@ def generate(self: Transformer, ids: Tensor, max_new_tokens: int, **options: Unp
         lengths: int [B], how many of each prompt are real, the first ones; the others are padding.
         start: the token with which an encoder-decoder begins; it is not among the new ones.
         generator: where random numbers come from; the same one, in the same state, gives the same tokens.
-        compile: the step of one token is compiled by torch, on a GPU into one graph of kernels: much faster
-            after the first tokens, which take a minute. It is kept for calls of the same batch and length.
+        compile: the step of one token is compiled by torch, on a GPU with mode="reduce-overhead", over a
+            cache of fixed size. The first call of a batch and length takes seconds more, later ones do not.
 
     Raises:
         ArgumentError: a temperature below 0, top_k or top_p without one, or not in their range; an
@@ -114,19 +114,20 @@ def stream(
 def _tokens(model: Transformer, ids: Tensor, count: int, asked: _Asked, glance: int) -> Iterator[Tensor]:
     modes = [(module, module.training) for module in model.modules() if module.training]
     model.eval()
-    ended = last = None
+    ended: Tensor | None = None
+    last: Tensor | None = None
     try:
         step, logits = _begin(model, ids, count, asked)
         for number in range(count):
             with torch.inference_mode():
                 token = chosen(logits, asked.temperature, asked.top_k, asked.top_p, asked.generator)
                 if asked.stop is not None:
-                    token = token if last is None else torch.where(ended, last, token)
+                    if ended is not None and last is not None:
+                        token = torch.where(ended, last, token)
                     last, ended = token, torch.isin(token, asked.stop)
             yield token.clone()  # not of inference mode: it may go where gradients are wanted
-            if number + 1 == count or (
-                ended is not None and (number + 1) % glance == 0 and bool(ended.all())
-            ):
+            looks = (number + 1) % glance == 0
+            if number + 1 == count or (looks and ended is not None and bool(ended.all())):
                 return
             with torch.inference_mode():
                 logits = step(token[:, None])[:, 0]
