@@ -318,7 +318,7 @@ print(*history.losses)
 
 @pytest.mark.slow
 def test_kill_9_at_any_moment_changes_nothing(tmp_path: Path) -> None:
-    """Killed some steps on, twice over, while it writes a checkpoint at every step."""
+    """Killed some steps on, while it writes a checkpoint at every step."""
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
 
     def start(*arguments: str) -> subprocess.Popen[str]:
@@ -331,7 +331,7 @@ def test_kill_9_at_any_moment_changes_nothing(tmp_path: Path) -> None:
         return said.splitlines()[-1]
 
     place, reached = str(tmp_path / "training.pt"), -1
-    for steps in (17, 71):
+    for steps in (71,):
         process = start(place)
         assert process.stdout is not None
         first = int(process.stdout.readline())
