@@ -69,7 +69,8 @@ def collected(kind: Any) -> list[Any]:
     for page in PAGES:
         for number, each in enumerate(kind(page.read_text("utf-8"))):
             name = f"{page.relative_to(ROOT)}-{number}"
-            takes_long = kind is commands or "hw.check" in str(each)  # a process of its own, fenced in
+            # a process of its own, fenced in; a training
+            takes_long = kind is commands or any(slow in str(each) for slow in ("hw.check", "models.fit("))
             cases.append(pytest.param(each, id=name, marks=[pytest.mark.slow] if takes_long else []))
     return cases
 

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from headwise.errors import ArgumentError, ShapeError
 from headwise.listeners.ablation import ablate
 from headwise.listeners.active import Call
-from headwise.listeners.batches import tracked
 from headwise.listeners.importance import Importance, importance
 from headwise.listeners.model_door import attach
 from headwise.listeners.pruning import prune
 from headwise.listeners.robustness import Robustness, robustness
+from headwise.models.batches import tracked
 from judge import error
 from small_models import albert, bert, gpt2, hooks_on, llama, numbers, ours, tokens
 
@@ -645,7 +645,7 @@ def test_a_bar_is_drawn_only_where_it_takes_long_and_somebody_sees_it(
 ) -> None:
     pytest.importorskip("rich")
     clock = iter(range(100))
-    monkeypatch.setattr("headwise.listeners.batches.monotonic", lambda: next(clock))
+    monkeypatch.setattr("headwise.models.batches.monotonic", lambda: next(clock))
     for screen, wanted, seen in (
         (Terminal(), True, True),
         (Terminal(), False, False),
@@ -656,10 +656,10 @@ def test_a_bar_is_drawn_only_where_it_takes_long_and_somebody_sees_it(
         assert ("counting" in screen.getvalue()) == seen
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr("headwise.listeners.batches.monotonic", lambda: 0.0)
+    monkeypatch.setattr("headwise.models.batches.monotonic", lambda: 0.0)
     list(tracked(range(9), "counting"))
     assert not screen.getvalue()
-    monkeypatch.setattr("headwise.listeners.batches.monotonic", lambda: next(clock))
+    monkeypatch.setattr("headwise.models.batches.monotonic", lambda: next(clock))
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert list(tracked(iter(range(9)), "counting")) == list(range(9))
     assert not screen.getvalue()

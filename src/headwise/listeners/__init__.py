@@ -12,7 +12,7 @@ Listening to it:
     chosen_heads.py       which heads a user means
     ablation.py           `ablate`, `head_means`
     head_outputs.py       `collect`, `patch`
-    batches.py            batches, their loss, a bar
+    example_counts.py     how many examples are in a batch
     importance.py robustness.py retrieval.py
     monitor.py measured_step.py alarms.py trainer_callback.py     heads in training
 Changing it:

@@ -21,10 +21,11 @@ from ..functional import attention
 from ..heads.layer_names import ByLayer, GivenByLayer, names_of
 from ..indexing import take
 from ..masks import Mask
+from ..models.batches import Loss, as_batches, checked_loss, run
 from ..scoring import HIDDEN, hidden_is_endless
 from .active import Call
-from .batches import Loss, Visit, as_batches, checked_loss, count_examples, entering, run
 from .chosen_heads import ChosenHeads, Heads, base_of, by_path, of_visit
+from .example_counts import Visit, count_examples, entering
 from .head_outputs import Changing, check_any, outputs_of
 from .model_door import attach
 from .model_structure import structure_of

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError, ShapeError, nearest
 from ..heads.layer_names import ByLayer, Layer, names_of
+from ..models.batches import Loss, as_batches, checked_loss, tracked
 from .ablation import Switches, check_heard
 from .active import Call, in_backward
-from .batches import Loss, as_batches, checked_loss, count_examples, entering, tracked
 from .chosen_heads import base_of
+from .example_counts import count_examples, entering
 from .head_outputs import outputs_of
 from .model_door import attach
 from .model_structure import structure_of

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError, renamed
 from ..heads.layer_names import ByLayer, GivenByLayer, Layer, names_of
+from ..models.batches import Loss, as_batches, tracked
 from .ablation import Switches, check_heard
-from .batches import Loss, as_batches, tracked
 from .chosen_heads import by_path
 from .importance import Importance, importance
 from .model_door import attach

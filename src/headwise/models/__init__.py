@@ -1,8 +1,9 @@
-"""Models: a small Transformer of our own; trained ones, and the one that is looked at by default."""
+"""Models: a small Transformer of our own, and a training loop; trained ones, and the default one."""
 
 from .layers import DecoderLayer, EncoderLayer, FeedForward
 from .model_cache import ModelCache
 from .pretrained import Pretrained, load
+from .training_loop import History, TrainingStep, fit
 from .transformer import Transformer
 from .transformer_config import TransformerConfig
 
@@ -10,9 +11,12 @@ __all__ = [
     "DecoderLayer",
     "EncoderLayer",
     "FeedForward",
+    "History",
     "ModelCache",
     "Pretrained",
+    "TrainingStep",
     "Transformer",
     "TransformerConfig",
+    "fit",
     "load",
 ]

@@ -22,6 +22,7 @@ from ..errors import ArgumentError, MaskError, ShapeError
 from ..masks import Mask
 from ..nn import MultiHeadAttention
 from ..nn.module_call import rules_of
+from . import generation
 from .layers import DecoderLayer, Embedding, EncoderLayer, FeedForward
 from .model_cache import ModelCache
 from .stack import Stack
@@ -182,6 +183,9 @@ class Transformer(nn.Module):
         layers: Any = self.decoder.layers
         return ModelCache([layer.attention.cache(batch, max_length) for layer in layers])
 
+    generate = generation.generate
+    stream = generation.stream
+
     # On the way to hidden states
 
     def _read(
@@ -229,7 +233,7 @@ class Transformer(nn.Module):
     ) -> Tensor:
         assert self.encoder is not None
         x = self._embed(ids, positions, types, None)
-        return self.encoder(x, states, **self._attending(mask, lengths, positions, None))
+        return self.encoder(x, states, **self._attending(mask, lengths, positions))
 
     def _decode(
         self,
@@ -245,7 +249,7 @@ class Transformer(nn.Module):
         assert self.decoder is not None
         x = self._embed(ids, positions, types, cache)
         caches = None if cache is None else cache.layers
-        attending = self._attending(mask, lengths, positions, cache)
+        attending = self._attending(mask, lengths, positions)
         return self.decoder(x, states, caches=caches, **attending, **source)
 
     def _source(
@@ -314,17 +318,13 @@ class Transformer(nn.Module):
         mask: Mask | Tensor | None,
         lengths: Lengths | None,
         positions: Tensor | None,
-        cache: ModelCache | None,
     ) -> dict[str, Any]:
         """What every layer's attention is given; nothing that says nothing."""
         given: dict[str, Any] = {}
         if mask is not None:
             given["mask"] = mask
-        if lengths is not None and cache is not None:
+        if lengths is not None:
             given["lengths"] = lengths
-        elif lengths is not None:
-            padding = Mask.padding(lengths, lengths)
-            given["mask"] = padding if mask is None else padding & mask
         if positions is not None and self.config.rope is not None:
             given["positions"] = positions
         return given

@@ -1,41 +1,26 @@
-"""Batches of examples: run through a model one by one, with their loss and, where it takes long, a bar.
-
-How many examples are in a batch is asked of the model's input: layers may see windows or frames of them.
-"""
+"""Batches of examples: run through a model one by one, with their loss and, where it takes long, a bar."""
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from ..errors import ArgumentError, ShapeError
+from ..errors import ArgumentError
+from .transformer import Transformer
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = [
-    "Loss",
-    "Visit",
-    "as_batches",
-    "checked_loss",
-    "count_examples",
-    "entering",
-    "own_loss",
-    "run",
-    "tracked",
-]
+__all__ = ["Loss", "Report", "as_batches", "checked_loss", "own_loss", "run", "token_loss", "tracked"]
 
 
 Loss = Callable[[nn.Module, Any], Tensor]  # loss_fn(model, batch) -> one number
-
-Visit = tuple[str, int, int, Tensor | None]  # a layer's path, B and T in it, its output to follow or None
 
 IGNORED = -100  # the label of positions that do not count
 
@@ -69,9 +54,13 @@ def run(model: nn.Module, batch: object) -> object:
 def own_loss(model: nn.Module, batch: object) -> Tensor:
     """The loss a Hugging Face model computes itself; a causal language model predicts its own input.
 
+    Of a `Transformer` of ours it is `token_loss`.
+
     Raises:
         ArgumentError: no labels to compare with; no loss in the model's output.
     """
+    if isinstance(model, Transformer):
+        return token_loss(model, batch)
     if isinstance(batch, Tensor):
         batch = {"input_ids": batch}
     if not isinstance(batch, Mapping):
@@ -94,6 +83,60 @@ def own_loss(model: nn.Module, batch: object) -> Tensor:
             f"model must return a loss: {type(model).__name__} returned none; give loss_fn(model, batch)"
         )
     return loss
+
+
+def token_loss(model: Transformer, batch: Any) -> Tensor:
+    """How far a Transformer is from each next token: the mean cross-entropy over all that are real.
+
+    A decoder is to say ids[:, 1:]. An encoder-decoder, given ids, is to say target_ids[:, 1:], the first of
+    which is where it starts.
+
+    Args:
+        batch: ids int [B, T], or of an encoder-decoder (ids, target_ids); or a mapping of the model's
+            arguments, where `lengths` and `target_lengths` say what is padding. In a mapping there may be
+            `labels`, too, of the shape of what is to be said: -100 where it does not count.
+
+    Raises:
+        ArgumentError: an encoder, which says nothing; a batch without ids; a mask, of which it is not known
+            whether it is padding.
+
+    Example:
+        >>> from headwise.models import TransformerConfig
+        >>> model = Transformer(TransformerConfig(vocab_size=61, d_model=32, num_heads=4, num_layers=1))
+        >>> ids = torch.randint(61, (3, 7))
+        >>> 3.5 < token_loss(model, {"ids": ids, "lengths": [7, 5, 2]}).item() < 4.7  # log(61) = 4.1: guesses
+        True
+    """
+    if model.config.output is None:
+        raise ArgumentError(
+            f"loss_fn must be given for a model without an output: kind={model.config.kind!r} ends with "
+            "hidden states; give loss_fn(model, batch)"
+        )
+    said = "target_ids" if model.config.kind == "encoder-decoder" else "ids"
+    names = ("ids", "target_ids") if said == "target_ids" else ("ids",)
+    if not isinstance(batch, Mapping):
+        batch = dict(zip(names, batch if isinstance(batch, (tuple, list)) else (batch,), strict=False))
+    missing = [name for name in names if name not in batch]
+    if missing or ("mask" in batch and "labels" not in batch and said == "ids"):
+        rule = (
+            f"must hold {' and '.join(names)}" if missing else "must tell padding by lengths, not by a mask"
+        )
+        raise ArgumentError(
+            f"batches {rule}: got {', '.join(map(str, batch)) or 'nothing'}; use a mapping of the model's "
+            "arguments"
+        )
+    arguments = {name: value for name, value in batch.items() if name != "labels"}
+    labels = batch.get("labels")
+    if labels is None:
+        labels = batch[said]
+        lengths = batch.get("target_lengths" if said == "target_ids" else "lengths")
+        if lengths is not None:
+            lengths = torch.as_tensor(lengths, device=labels.device)
+            at = torch.arange(labels.shape[1], device=labels.device)
+            labels = labels.masked_fill(at >= lengths[:, None], IGNORED)
+    logits = model(**arguments)[:, :-1].flatten(0, 1)  # [B * (T - 1), V]
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return cross_entropy(logits.to(wide), labels[:, 1:].flatten(), ignore_index=IGNORED)
 
 
 def _is_causal_language_model(model: nn.Module) -> bool:
@@ -129,109 +172,11 @@ def _called(loss_fn: Loss, model: nn.Module, batch: object) -> Tensor:
         raise
 
 
-# How many examples there are: windows and frames are folded into a layer's batch, not into the model's
-
-
-@contextlib.contextmanager
-def entering(model: nn.Module) -> Iterator[list[Tensor]]:
-    """The main input of every run of a model: the first tensor of two dimensions or more.
-
-    With gradients on, one of fractions is handed over such that the outputs of layers can be followed back.
-    """
-    given: list[Tensor] = []
-    try:
-        order = list(inspect.signature(model.forward).parameters)
-    except (TypeError, ValueError):  # compiled: as the caller has them
-        order = []
-
-    def enter(
-        module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> tuple[tuple[object, ...], dict[str, object]] | None:
-        named = sorted(kwargs, key=lambda name: order.index(name) if name in order else len(order))
-        for where in [*range(len(args)), *named]:
-            x = args[where] if isinstance(where, int) else kwargs[where]
-            if isinstance(x, Tensor) and not x.is_nested and x.ndim > 1:
-                break
-        else:
-            return None
-        if (
-            type(x) is not Tensor
-            or x.requires_grad
-            or not (x.is_floating_point() and torch.is_grad_enabled())
-        ):
-            given.append(x)
-            return None
-        given.append(x.detach().clone().requires_grad_())
-        handed = given[-1].clone()  # no leaf, so that the model may still write to it
-        if isinstance(where, int):
-            return (*args[:where], handed, *args[where + 1 :]), kwargs
-        return args, kwargs | {where: handed}
-
-    hook = model.register_forward_pre_hook(enter, with_kwargs=True)
-    try:
-        yield given
-    finally:
-        hook.remove()
-
-
-def count_examples(given: Sequence[Tensor], visits: Sequence[Visit]) -> int:
-    """The batch of the model's input, of which the batch of every layer is a multiple.
-
-    That the rows of one example lie together, [B * windows, ...] as in Swin, is certain for one example. For
-    more it is checked where the input can be followed, and else assumed: no rows of the first example may
-    depend on another.
-
-    Raises:
-        ShapeError: no number fits; more than one does; rows of an example that lie apart.
-    """
-    sizes = {path: B for path, B, _, _ in visits}
-    smallest = min(B for _, B, _, _ in visits)
-    shapes = {tuple(x.shape[:2]) for x in given}
-    fits: list[tuple[int, int]] = []  # how many, along which dimension of the input
-    if len(shapes) == 1:
-        first, second = shapes.pop()
-        last = any((B, T) == (second, first) for _, B, T, _ in visits)  # perhaps [T, B, ..]
-        ways = [(first, 0), (second, 1)] if last and first != second else [(first, 0)]
-        fits = [(N, dim) for N, dim in ways if N and all(B % N == 0 for _, B, _, _ in visits)]
-    if len(fits) == 1 and all(B == fits[0][0] for _, B, _, _ in visits):
-        return fits[0][0]
-    if not fits:
-        if any(B % smallest for _, B, _, _ in visits):
-            raise ShapeError(
-                f"loss_fn must give every layer the same examples: the batches are {_listed(sizes)}, no "
-                "multiples of one another; use as many of each kind"
-            )
-        return smallest
-    apart = [N for N, dim in fits if _lie_together(given, visits, N, dim)]
-    if len(apart) != 1:
-        why = (
-            f"they may be {' or '.join(map(str, apart))}; use another batch size" if apart else
-            f"the rows of one of {fits[0][0]} depend on others; use batches of one"
-        )  # fmt: skip
-        raise ShapeError(f"loss_fn must keep examples apart: the batches are {_listed(sizes)}, and {why}")
-    return apart[0]
-
-
-def _listed(sizes: Mapping[str, int]) -> str:
-    first = {B: path for path, B in reversed(list(sizes.items()))}  # one layer of each size will do
-    return ", ".join(f"{B} in {path}" for B, path in sorted(first.items()))
-
-
-def _lie_together(given: Sequence[Tensor], visits: Sequence[Visit], N: int, dim: int) -> bool:
-    rows = [out[: B // N].sum() for _, B, _, out in visits if out is not None and out.requires_grad]
-    followed = [x for x in given if x.requires_grad]
-    if N == 1 or not rows or not followed:
-        return True
-    total = torch.stack([row.cpu().double() for row in rows]).sum()
-    grads = torch.autograd.grad(total, followed, retain_graph=True, allow_unused=True)
-    others = [grad.narrow(dim, 1, N - 1) for grad in grads if grad is not None]
-    return not any(bool(grad.nan_to_num(0.0, 0.0, 0.0).any()) for grad in others)  # NaN is told of later
-
-
 # The bar
 
 
 AFTER = 2.0  # seconds: what is quicker needs no bar
+LINES = 60.0  # seconds from one line to the next, where there can be no bar
 
 Item = TypeVar("Item")
 
@@ -265,6 +210,46 @@ def tracked(
     finally:
         if bar is not None:
             bar.stop()
+
+
+class Report:
+    """How far a training is: a bar on a terminal, with rich; else a line a minute, on stderr.
+
+    with Report("training", 0, 1000) as report:
+        report.tell(1, loss)
+    """
+
+    def __init__(self, words: str, before: int, total: int | None, wanted: bool = True) -> None:
+        self.words, self.before, self.total, self.wanted = words, before, total, wanted
+        self.bar: Progress | None = None
+        self.plain = False  # lines instead of a bar
+        self.started = self.told = monotonic()
+
+    def tell(self, done: int, loss: float) -> None:
+        """After so many steps."""
+        if not self.wanted:
+            return
+        now = monotonic()
+        if self.bar is None and not self.plain:
+            left = None if self.total is None else self.total - self.before
+            if not _is_long(now - self.started, done - self.before, left):
+                return
+            self.bar = _bar(self.words, self.total)
+            self.plain = self.bar is None
+        if self.bar is not None:
+            said = f"{self.words}, loss {loss:.4g}"
+            self.bar.update(self.bar.task_ids[0], completed=done, description=said)
+        elif now - self.told > LINES:
+            self.told, rate = now, (done - self.before) / (now - self.started)
+            of = "" if self.total is None else f" of {self.total}"
+            sys.stderr.write(f"{self.words}: step {done}{of}, loss {loss:.4g}, {rate:.3g} steps/s\n")
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
 
 
 def _is_long(seconds: float, done: int, total: int | None) -> bool:

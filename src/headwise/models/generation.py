@@ -1,0 +1,277 @@
+"""One token after another: `model.generate` and `model.stream`.
+
+    logits [B, V] -- temperature --> -- top_k --> -- top_p --> probabilities --> tokens [B]
+
+The prompt is read once, with a cache; then each step reads one token per sequence. Of prompts of different
+lengths each goes on from its own end.
+
+Letters: B batch, T the prompt's length, V vocab_size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ArgumentError, ShapeError
+
+if TYPE_CHECKING:
+    from .transformer import Transformer
+
+__all__ = ["Options", "chosen", "filtered", "generate", "stream"]
+
+GLANCE = 16  # steps on a GPU between two looks at whether all have ended: a look waits for it
+
+
+class Options(TypedDict, total=False):
+    """Further arguments of `generate` and `stream`."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    stop: int | Sequence[int] | None
+    lengths: Tensor | Sequence[int] | None
+    start: int | None
+    generator: torch.Generator | None
+    compile: bool
+
+
+class _Asked(NamedTuple):
+    """The same, checked, with what they are by default."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    stop: Tensor | None  # int [stops]
+    lengths: Tensor | Sequence[int] | None
+    start: int | None
+    generator: torch.Generator | None
+    compile: bool
+
+
+def generate(self: Transformer, ids: Tensor, max_new_tokens: int, **options: Unpack[Options]) -> Tensor:
+    """What the model says after ids: new tokens alone, int [B, N]; torch.cat([ids, new], 1) is all of it.
+
+    Without gradients and dropout, whatever mode the model is in, which is as before afterwards.
+
+    Args:
+        ids: the prompt, int [B, T]; of an encoder-decoder the source.
+        max_new_tokens: how many at most.
+        temperature: logits are divided by it, and a token is drawn; 0: the likeliest token, always.
+        top_k: drawn from so many of the likeliest alone.
+        top_p: drawn from the fewest of the likeliest that have together at least this probability, after
+            temperature and top_k. Holtzman 2020.
+        stop: a token, or several, with which a sequence ends. It is the sequence's last, and repeated where
+            others go on. When all have ended, no more are made.
+        lengths: int [B], how many of each prompt are real, the first ones; the others are padding.
+        start: the token with which an encoder-decoder begins; it is not among the new ones.
+        generator: where random numbers come from; the same one, in the same state, gives the same tokens.
+        compile: the step of one token is compiled by torch, on a GPU with mode="reduce-overhead", over a
+            cache of fixed size. The first call of a batch and length takes seconds more, later ones do not.
+
+    Raises:
+        ArgumentError: a temperature below 0, top_k or top_p without one, or not in their range; an
+            encoder, which says nothing; an encoder-decoder without start.
+        ShapeError: more tokens than the model has positions.
+
+    Example:
+        >>> from headwise.models import Transformer, TransformerConfig
+        >>> from headwise.nn import Rope
+        >>> config = TransformerConfig(vocab_size=61, d_model=32, num_heads=4, num_layers=2, rope=Rope())
+        >>> model, ids = Transformer(config), torch.randint(61, (3, 7))
+        >>> new = model.generate(ids, 5)
+        >>> new.shape, bool((new[:, 0] == model(ids)[:, -1].argmax(-1)).all())
+        (torch.Size([3, 5]), True)
+    """
+    asked = _checked(self, ids, max_new_tokens, options)
+    new = torch.stack(list(_tokens(self, ids, max_new_tokens, asked, 1 if ids.is_cpu else GLANCE)), 1)
+    if asked.stop is None:
+        return new
+    ended = torch.isin(new, asked.stop).any(1)  # [B]
+    firsts = torch.isin(new, asked.stop).int().argmax(1)  # of each sequence that ended, where
+    return new[:, : int(firsts.max()) + 1] if bool(ended.all()) else new
+
+
+def stream(
+    self: Transformer, ids: Tensor, max_new_tokens: int, **options: Unpack[Options]
+) -> Iterator[Tensor]:
+    """The same tokens as they come: int [B] at each step.
+
+        for token in model.stream(ids, 100, stop=tokenizer.eos_token_id):
+            print(tokenizer.decode(token), end="")
+
+    Until the last one was taken, or the loop was left, the model is in eval mode.
+
+    Args:
+        ids, max_new_tokens, options: as in `generate`.
+    """
+    return _tokens(self, ids, max_new_tokens, _checked(self, ids, max_new_tokens, options), 1)
+
+
+def _tokens(model: Transformer, ids: Tensor, count: int, asked: _Asked, glance: int) -> Iterator[Tensor]:
+    modes = [(module, module.training) for module in model.modules() if module.training]
+    model.eval()
+    ended: Tensor | None = None
+    last: Tensor | None = None
+    try:
+        step, logits = _begin(model, ids, count, asked)
+        for number in range(count):
+            with torch.inference_mode():
+                token = chosen(logits, asked.temperature, asked.top_k, asked.top_p, asked.generator)
+                if asked.stop is not None:
+                    if ended is not None and last is not None:
+                        token = torch.where(ended, last, token)
+                    last, ended = token, torch.isin(token, asked.stop)
+            yield token.clone()  # not of inference mode: it may go where gradients are wanted
+            looks = (number + 1) % glance == 0
+            if number + 1 == count or (looks and ended is not None and bool(ended.all())):
+                return
+            with torch.inference_mode():
+                logits = step(token[:, None])[:, 0]
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _begin(
+    model: Transformer, ids: Tensor, count: int, asked: _Asked
+) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """How a token is read, [B, 1] -> [B, 1, V], and the first logits, [B, V]."""
+    both = model.config.kind == "encoder-decoder"
+    room = count if both else ids.shape[1] + count - 1
+    cache = model.cache(len(ids), room) if asked.compile else model.cache()
+    with torch.inference_mode():
+        if both:
+            assert asked.start is not None
+            first = torch.full((len(ids), 1), asked.start, device=ids.device)
+            logits = model(ids, first, lengths=asked.lengths, cache=cache)
+        else:
+            logits = model(ids, lengths=asked.lengths, cache=cache, last=True)
+
+    def step(token: Tensor) -> Tensor:
+        return model(None, token, cache=cache) if both else model(token, cache=cache)
+
+    return (_compiled(model, step) if asked.compile else step), logits[:, 0]
+
+
+def _compiled(model: nn.Module, step: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    mode = "reduce-overhead" if next(model.parameters()).is_cuda else None
+    return torch.compile(step, mode=mode, fullgraph=True)
+
+
+# One token out of all
+
+
+def chosen(
+    logits: Tensor,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """logits [B, V] -> tokens int [B]: the likeliest, or drawn."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    likely = filtered(logits, temperature, top_k, top_p).softmax(-1)
+    return torch.multinomial(likely, 1, generator=generator)[:, 0]
+
+
+def filtered(
+    logits: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+) -> Tensor:
+    """logits [B, V] of what may be drawn, float32 at least; -inf: may not.
+
+    Example:
+        >>> filtered(torch.tensor([[4.0, 3.0, 2.0, 1.0]]), top_k=3, top_p=0.8)
+        tensor([[4., 3., -inf, -inf]])
+    """
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    if top_k is not None:
+        least = scores.topk(min(top_k, scores.shape[-1])).values[:, -1:]
+        scores = scores.masked_fill(scores < least, -torch.inf)
+    if top_p is not None:
+        ordered, order = scores.sort(descending=True)
+        likely = ordered.softmax(-1)
+        beyond = likely.cumsum(-1) - likely >= top_p  # the likelier ones are enough
+        beyond[:, 0] = False
+        scores = scores.masked_fill(beyond.scatter(1, order, beyond), -torch.inf)
+    return scores
+
+
+# What is asked for
+
+
+def _checked(model: Transformer, ids: Tensor, count: int, options: Options) -> _Asked:
+    config, temperature = model.config, options.get("temperature", 0.0)
+    unknown = [name for name in options if name not in Options.__annotations__]
+    if unknown:
+        raise TypeError(f"generate() got an unexpected keyword argument {unknown[0]!r}")
+    if config.output is None:
+        raise ArgumentError(
+            f"generate must be asked of a model with an output: kind={config.kind!r} ends with hidden "
+            "states; use a decoder"
+        )
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ArgumentError(f"max_new_tokens must be a whole number, at least 1: got {count!r}; try 20")
+    if not isinstance(ids, Tensor) or ids.ndim != 2:
+        what = list(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
+        raise ShapeError(f"ids must be a tensor [B, T]: got {what}; use ids[None] for one text")
+    _check_drawing(temperature, options.get("top_k"), options.get("top_p"))
+    _check_positions(model, ids, count)
+    start = options.get("start")
+    if (start is None) == (config.kind == "encoder-decoder"):
+        raise ArgumentError(
+            f"start must be given to an encoder-decoder, and to no other: got {start!r} for {config.kind}; "
+            "it is the token with which what it says begins"
+        )
+    for each in (start, *_stops(options.get("stop"))):
+        if each is not None and not 0 <= each < config.vocab_size:
+            raise ArgumentError(
+                f"stop and start must be tokens: got {each} for a vocabulary of {config.vocab_size}; use the "
+                "tokenizer's eos_token_id"
+            )
+    stops = _stops(options.get("stop"))
+    return _Asked(
+        temperature,
+        options.get("top_k"),
+        options.get("top_p"),
+        torch.tensor(stops, device=ids.device) if stops else None,
+        options.get("lengths"),
+        start,
+        options.get("generator"),
+        options.get("compile", False),
+    )
+
+
+def _stops(stop: int | Sequence[int] | None) -> list[int]:
+    if stop is None:
+        return []
+    return [stop] if isinstance(stop, int) else [int(each) for each in stop]
+
+
+def _check_drawing(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    if not temperature >= 0:
+        raise ArgumentError(f"temperature must be 0 or more: got {temperature!r}; 0 is the likeliest token")
+    for name, value in (("top_k", top_k), ("top_p", top_p)):
+        if value is not None and temperature == 0:
+            raise ArgumentError(
+                f"{name} must come with a temperature above 0: got {name}={value!r} and temperature=0, which "
+                "draws nothing; try temperature=1.0"
+            )
+    if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1):
+        raise ArgumentError(f"top_k must be a whole number, at least 1: got {top_k!r}; try 50")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ArgumentError(f"top_p must be above 0 and at most 1: got {top_p!r}; try 0.9")
+
+
+def _check_positions(model: Transformer, ids: Tensor, count: int) -> None:
+    config, T = model.config, 1 if model.config.kind == "encoder-decoder" else ids.shape[1]
+    if config.positions == "learned" and config.max_length and T + count - 1 > config.max_length:
+        room = config.max_length - T + 1
+        raise ShapeError(
+            f"max_new_tokens must fit the positions there are: {T} + {count} - 1 > {config.max_length}; "
+            + (f"ask for {room} at most" if room > 0 else "cut the prompt")
+        )

@@ -1,0 +1,209 @@
+"""`generate` and `stream`: the tokens that transformers makes, greedy or drawn; prompts of any length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import headwise as hw
+from headwise.errors import ArgumentError, ShapeError
+from headwise.models import Transformer, TransformerConfig
+from headwise.models.generation import filtered
+from headwise.nn import Rope
+
+V, B, T, N = 97, 3, 7, 13
+KINDS: dict[str, dict[str, Any]] = {
+    "rope": {"rope": Rope(), "num_kv_heads": 2, "norm": "rms", "gated": True, "activation": "silu"},
+    "learned": {"positions": "learned", "max_length": 23},
+    "sinusoidal": {"positions": "sinusoidal"},
+}
+IDS = torch.randint(1, V, (B, T), generator=torch.Generator().manual_seed(1))
+LENGTHS = [7, 3, 5]
+
+
+def a_model(kind: str = "decoder", **options: Any) -> Transformer:
+    """In float64: two tokens are never equally likely."""
+    options = options or KINDS["learned"]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        sizes = {"vocab_size": V, "d_model": 24, "num_heads": 4, "num_layers": 2}
+        model = Transformer(TransformerConfig(kind=kind, dropout=0.5, **sizes, **options)).double()
+        for weight in model.parameters():
+            torch.nn.init.normal_(weight, std=0.4)
+        return model
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+def test_greedy_tokens_are_those_of_reading_everything_anew(options: dict[str, Any]) -> None:
+    model = a_model(**options)
+    said = model.generate(IDS, N)
+    model.eval()
+    ids = IDS
+    for _ in range(N):
+        ids = torch.cat([ids, model(ids)[:, -1].argmax(-1, keepdim=True)], 1)
+    assert torch.equal(said, ids[:, T:])
+    ragged = model.generate(IDS, N, lengths=LENGTHS)
+    for row, length in enumerate(LENGTHS):
+        assert torch.equal(ragged[row], model.generate(IDS[row : row + 1, :length], N)[0])
+
+
+def _theirs(name: str) -> Any:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    sizes = {"vocab_size": V, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    if name == "llama":
+        config: Any = transformers.LlamaConfig(
+            hidden_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            intermediate_size=31,
+            **sizes,
+        )
+    else:
+        config = transformers.GPT2Config(n_embd=24, n_layer=2, n_head=4, n_positions=23, **sizes)
+    model = transformers.AutoModelForCausalLM.from_config(config).double().eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.4, generator=torch.Generator().manual_seed(weight.numel()))
+    return model
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_greedy_tokens_are_those_of_transformers(name: str) -> None:
+    theirs = _theirs(name)
+    expected = theirs.generate(IDS, max_new_tokens=N, do_sample=False)[:, T:]
+    model = hw.models.load(theirs)
+    assert torch.equal(model.generate(IDS, N), expected)
+    stop = int(expected[0, 4])
+    expected = theirs.generate(IDS[:1], max_new_tokens=N, do_sample=False, eos_token_id=stop)[:, T:]
+    assert torch.equal(model.generate(IDS[:1], N, stop=stop), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.6}, {"temperature": 1.3, "top_k": 40, "top_p": 0.9}],
+    ids=str,
+)
+def test_what_may_be_drawn_is_what_transformers_lets_be_drawn(options: dict[str, Any]) -> None:
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    logits = 3 * torch.randn(11, V, generator=torch.Generator().manual_seed(3))
+    expected = logits
+    if "temperature" in options:
+        expected = TemperatureLogitsWarper(options["temperature"])(None, expected)
+    if "top_k" in options:
+        expected = TopKLogitsWarper(options["top_k"])(None, expected)
+    if "top_p" in options:
+        expected = TopPLogitsWarper(options["top_p"])(None, expected)
+    assert torch.equal(filtered(logits, **options), expected)
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
+    """The first token of 20,000 copies of a prompt, against its probabilities: chi-squared of 5 tokens."""
+    model, many = a_model(), 20_000
+    options: dict[str, Any] = {"temperature": 2.0, "top_k": 5}
+    logits = filtered(model.eval()(IDS[:1])[:, -1].detach(), **options)
+    likely = logits.softmax(-1)[0]
+    with torch.random.fork_rng(devices=[]):
+        before = torch.get_rng_state()
+        drawn = hw.models.generation.chosen(
+            logits.expand(many, -1), 1.0, generator=torch.Generator().manual_seed(4)
+        )
+        assert torch.equal(torch.get_rng_state(), before)
+    counts = torch.bincount(drawn, minlength=V).double()
+    assert counts[likely == 0].sum() == 0
+    wanted = (likely * many)[likely > 0]
+    assert ((counts[likely > 0] - wanted).square() / wanted).sum() < 18.5  # 1 in 1,000 of four degrees
+
+
+def test_one_generator_gives_the_same_tokens_and_leaves_the_process_alone() -> None:
+    model, before = a_model(), torch.get_rng_state()
+
+    def said(seed: int) -> Tensor:
+        return model.generate(IDS, N, temperature=1.0, generator=torch.Generator().manual_seed(seed))
+
+    assert torch.equal(said(5), said(5)) and not torch.equal(said(5), said(6))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(model.generate(IDS, N, temperature=1.0, top_k=1), model.generate(IDS, N))
+
+
+def test_a_stream_is_the_same_token_by_token_and_the_model_is_as_it_was() -> None:
+    model = a_model().train()
+    model.decoder.layers[1].eval()
+    modes = [module.training for module in model.modules()]
+    whole = model.generate(IDS, N)
+    assert [module.training for module in model.modules()] == modes
+    taken = []
+    for token in model.stream(IDS, N):
+        taken.append(token)
+        assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled() and not token.is_inference()
+    assert torch.equal(torch.stack(taken, 1), whole) and not whole.is_inference()
+    stream = model.stream(IDS, N)
+    next(stream)
+    stream.close()
+    assert [module.training for module in model.modules()] == modes
+    model(torch.cat([IDS, whole], 1)[:, :20]).sum().backward()  # as in learning from what one said
+
+
+def test_a_sequence_that_ended_repeats_its_last_token_until_all_have() -> None:
+    model = a_model(**KINDS["rope"])
+    free = model.generate(IDS, N)
+    firsts = {int(free[0, 2]): 0, int(free[1, 5]): 1, int(free[2, 3]): 2}
+    stops = list(firsts)
+    ends = [int(torch.isin(row, torch.tensor(stops)).int().argmax()) for row in free]
+    said = model.generate(IDS, N, stop=stops)
+    assert said.shape[1] == max(ends) + 1 < N
+    for row, end in enumerate(ends):
+        assert torch.equal(said[row, : end + 1], free[row, : end + 1])
+        assert (said[row, end:] == free[row, end]).all()
+    assert torch.equal(torch.stack(list(model.stream(IDS, N, stop=stops)), 1), said)
+    unsaid = next(token for token in range(V) if token not in free)
+    assert torch.equal(model.generate(IDS, N, stop=unsaid), free)
+
+
+def test_an_encoder_decoder_begins_with_its_start() -> None:
+    model = a_model("encoder-decoder").eval()
+    said = model.generate(IDS, N, start=0, lengths=LENGTHS)
+    target = torch.zeros(B, 1, dtype=torch.long)
+    for _ in range(N):
+        logits = model(IDS, target, lengths=LENGTHS)
+        target = torch.cat([target, logits[:, -1].argmax(-1, keepdim=True)], 1)
+    assert torch.equal(said, target[:, 1:])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.[a-z_]*. is deprecated:DeprecationWarning")
+def test_a_compiled_step_says_the_same() -> None:
+    model = a_model(**KINDS["rope"])
+    said = model.generate(IDS, N, lengths=LENGTHS, compile=True)
+    assert torch.equal(said, model.generate(IDS, N, lengths=LENGTHS))
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    model = a_model()
+
+    def refused(said: str, error: type[Exception], *args: Any, **options: Any) -> None:
+        for method in (model.generate, model.stream):
+            with pytest.raises(error, match=said):
+                method(*args, **options)
+
+    refused("max_new_tokens must be a whole number, at least 1: got 0", ArgumentError, IDS, 0)
+    refused(r"the positions there are: 7 \+ 18 - 1 > 23; ask for 17 at most", ShapeError, IDS, 18)
+    refused(r"ids must be a tensor \[B, T\]: got \[7\]", ShapeError, IDS[0], 3)
+    refused("temperature must be 0 or more: got -1", ArgumentError, IDS, 3, temperature=-1)
+    refused("top_k must come with a temperature above 0: got top_k=5", ArgumentError, IDS, 3, top_k=5)
+    refused("top_k must be a whole number, at least 1: got 0", ArgumentError, IDS, 3, temperature=1, top_k=0)
+    refused("top_p must be above 0 and at most 1: got 1.5", ArgumentError, IDS, 3, temperature=1, top_p=1.5)
+    refused("got 97 for a vocabulary of 97", ArgumentError, IDS, 3, stop=[3, V])
+    refused("and to no other: got 0 for decoder", ArgumentError, IDS, 3, start=0)
+    refused("unexpected keyword argument 'eos'", TypeError, IDS, 3, eos=3)
+    assert model.generate(IDS, 17).shape == (B, 17)
+    model = a_model("encoder-decoder")
+    refused("and to no other: got None for encoder-decoder", ArgumentError, IDS, 3)
+    refused(r"1 \+ 24 - 1 > 23; ask for 23", ShapeError, IDS, 24, start=0)
+    model = a_model("encoder")
+    refused("with an output: kind='encoder' ends", ArgumentError, IDS, 3)
