@@ -12,7 +12,7 @@ from types import ModuleType
 
 __all__ = ["MOVED", "Moved"]
 
-# room: old and new name in pairs
+# room: old and new name in pairs; with a dot, the new one is in another room
 TABLE = {
     "engines": """attend first_pass, churn kernels, entropy second_pass, flat gradients,
         given given_weights, huge_pages scores, parts fused, rounding walk,
@@ -29,10 +29,10 @@ TABLE = {
         scripting contract, transformer encoder""",
     "show": """files heatmaps, heads_table heads_tables, labels tables, layers_table heads_tables,
         legend heads_tables, table tables""",
-    "watch": """ablate ablation, attachment attachment, batches batches, calls active, capture capture,
+    "watch": """ablate ablation, attachment attachment, batches models.batches, calls active, capture capture,
         chosen_heads chosen_heads, holding shared_patches, importance importance,
         listening head_outputs, measuring monitor, monitor monitor, now active, patch head_outputs,
-        places model_structure, progress batches, prune pruning, retrieval retrieval,
+        places model_structure, progress models.batches, prune pruning, retrieval retrieval,
         robustness robustness, structure model_structure, switches ablation, tokens capture,
         trainer_callback trainer_callback""",
     "check": """check checks, diagnose diagnose, evidence evidence, faults faults, judging judging,
@@ -40,7 +40,7 @@ TABLE = {
 }
 ROOMS = {"watch": "listeners", "check": "examiner"}
 MOVED = {
-    f"headwise.{room}.{old}": f"headwise.{ROOMS.get(room, room)}.{new}"
+    f"headwise.{room}.{old}": f"headwise.{new if '.' in new else f'{ROOMS.get(room, room)}.{new}'}"
     for room, pairs in TABLE.items()
     for old, new in (pair.split() for pair in pairs.split(","))
 }

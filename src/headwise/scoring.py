@@ -61,7 +61,9 @@ class Relative:
 
     Example:
         >>> values = torch.randn(8, 257, requires_grad=True)  # 8 heads, 128 places before and after
-        >>> output, weights = headwise.attention(q, k, v, bias=Relative(values))
+        >>> import headwise as hw
+        >>> q, k, v = torch.randn(3, 2, 8, 10, 64)
+        >>> output, weights = hw.attention(q, k, v, bias=Relative(values))
     """
 
     values: Tensor  # [H, R], R odd

@@ -153,7 +153,8 @@ def moved(batch: Any, device: torch.device) -> Any:
         return {name: moved(value, device) for name, value in batch.items()}
     if isinstance(batch, (list, tuple)):
         parts = [moved(each, device) for each in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+        named = isinstance(batch, tuple) and type(batch) is not tuple
+        return type(batch)(*parts) if named else type(batch)(parts)
     return batch
 
 
