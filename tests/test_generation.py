@@ -181,6 +181,13 @@ def test_a_compiled_step_says_the_same() -> None:
     model = a_model(**KINDS["rope"])
     said = model.generate(IDS, N, lengths=LENGTHS, compile=True)
     assert torch.equal(said, model.generate(IDS, N, lengths=LENGTHS))
+    again, other = model.generate(IDS, N, lengths=LENGTHS, compile=True), IDS.flip(1)
+    assert torch.equal(said, again)  # what was kept has forgotten the tokens before
+    first = model.stream(other, N, lengths=LENGTHS, compile=True)
+    begun = [next(first), next(first)]  # and is nobody else's meanwhile
+    assert torch.equal(said, model.generate(IDS, N, lengths=LENGTHS, compile=True))
+    rest = [*begun, *first]
+    assert torch.equal(torch.stack(rest, 1), model.generate(other, N, lengths=LENGTHS))
 
 
 def test_what_makes_no_sense_is_refused() -> None:

@@ -85,8 +85,9 @@ OF_OBJECTS = {
     "transformers.PretrainedConfig._attn_implementation_internal": "which attention a model runs",
     "accelerate._old_forward": "the forward behind a device map",
 }
-# With another way where they are gone: torch.compiler.disable, which takes seconds to import.
+# With another way where they are gone; to look for some of these takes seconds of imports.
 REPLACEABLE = {
+    "torch._dynamo.mark_static_address": "a compiled step as one graph of kernels",
     "torch._C._dynamo.eval_frame._FrameAction": "a function that no compiler looks into",
     "torch._C._dynamo.eval_frame._FrameExecStrategy": "a function that no compiler looks into",
     "torch._C._dynamo.eval_frame.set_code_exec_strategy": "a function that no compiler looks into",

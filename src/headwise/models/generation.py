@@ -11,18 +11,24 @@ Letters: B batch, T the prompt's length, V vocab_size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, ShapeError
+from .model_cache import ModelCache
 
 if TYPE_CHECKING:
     from .transformer import Transformer
 
 __all__ = ["Options", "chosen", "filtered", "generate", "stream"]
 
+ROUND = 128  # a compiled step's room is a multiple of this, so that it serves many lengths
 GLANCE = 16  # steps on a GPU between two looks at whether all have ended: a look waits for it
 
 
@@ -116,8 +122,9 @@ def _tokens(model: Transformer, ids: Tensor, count: int, asked: _Asked, glance: 
     model.eval()
     ended: Tensor | None = None
     last: Tensor | None = None
+    borrowed = ExitStack()
     try:
-        step, logits = _begin(model, ids, count, asked)
+        step, logits = _begin(model, ids, count, asked, borrowed)
         for number in range(count):
             with torch.inference_mode():
                 token = chosen(logits, asked.temperature, asked.top_k, asked.top_p, asked.generator)
@@ -132,17 +139,20 @@ def _tokens(model: Transformer, ids: Tensor, count: int, asked: _Asked, glance: 
             with torch.inference_mode():
                 logits = step(token[:, None])[:, 0]
     finally:
+        borrowed.close()
         for module, mode in modes:
             module.training = mode
 
 
 def _begin(
-    model: Transformer, ids: Tensor, count: int, asked: _Asked
+    model: Transformer, ids: Tensor, count: int, asked: _Asked, borrowed: ExitStack
 ) -> tuple[Callable[[Tensor], Tensor], Tensor]:
     """How a token is read, [B, 1] -> [B, 1, V], and the first logits, [B, V]."""
     both = model.config.kind == "encoder-decoder"
     room = count if both else ids.shape[1] + count - 1
-    cache = model.cache(len(ids), room) if asked.compile else model.cache()
+    cache, read = model.cache(), _read
+    if asked.compile:
+        cache, read = borrowed.enter_context(_compiled(model, len(ids), -(-room // ROUND) * ROUND))
     with torch.inference_mode():
         if both:
             assert asked.start is not None
@@ -151,15 +161,54 @@ def _begin(
         else:
             logits = model(ids, lengths=asked.lengths, cache=cache, last=True)
 
-    def step(token: Tensor) -> Tensor:
-        return model(None, token, cache=cache) if both else model(token, cache=cache)
-
-    return (_compiled(model, step) if asked.compile else step), logits[:, 0]
+    return partial(read, model, cache), logits[:, 0]
 
 
-def _compiled(model: nn.Module, step: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    mode = "reduce-overhead" if next(model.parameters()).is_cuda else None
-    return torch.compile(step, mode=mode, fullgraph=True)
+def _read(model: Transformer, cache: ModelCache, token: Tensor) -> Tensor:
+    """[B, 1] -> [B, 1, V]"""
+    both = model.config.kind == "encoder-decoder"
+    return model(None, token, cache=cache) if both else model(token, cache=cache)
+
+
+Step = tuple[ModelCache, Callable[..., Tensor]]
+_steps: WeakKeyDictionary[nn.Module, dict[object, Step]] = WeakKeyDictionary()
+
+
+@contextmanager
+def _compiled(model: Transformer, batch: int, room: int) -> Iterator[Step]:
+    """A cache and a compiled step over it, nobody else's meanwhile; kept for the next call of their sizes.
+
+    A graph of kernels reads and writes where it was recorded: another cache would be another graph.
+    """
+    weight = model.embedding.tokens.weight
+    sizes = (batch, room, weight.device, weight.dtype)
+    kept = _steps.setdefault(model, {})
+    step = kept.pop(sizes, None)
+    if step is None:
+        cache = model.cache(batch, room)
+        # code of its own: torch counts how often one code was compiled, whoever's model it was for
+        own = FunctionType(_read.__code__.replace(), _read.__globals__)
+        mode = None
+        if weight.is_cuda:
+            mode = "reduce-overhead"
+            _keep_in_place(cache)
+        step = cache, torch.compile(own, mode=mode, fullgraph=True)
+    try:
+        yield step
+    finally:
+        step[0].reset()
+        kept[sizes] = step
+
+
+def _keep_in_place(cache: ModelCache) -> None:
+    """Tell torch that these tensors stay where they are: what is written to may be part of a graph then."""
+    try:
+        from torch._dynamo import mark_static_address
+    except ImportError:  # then steps are compiled, but no graph of kernels is made of them
+        return
+    for layer in cache.layers:
+        for held in (layer._k, layer._v, layer._at):
+            mark_static_address(held)
 
 
 # One token out of all
