@@ -64,21 +64,17 @@ def generated(
         said: Tensor = theirs.generate(prompt, max_new_tokens=T, do_sample=False, **options)
         return said[:, L:]
 
-    def missed(said: Tensor) -> Values:
+    def part(said: Tensor) -> Values:
         logits = judge(torch.cat([prompt, said], 1), use_cache=False).logits[:, L - 1 : -1]  # [B, T, V]
-        return {"missed": logits.amax(-1) - logits.gather(-1, said[..., None])[..., 0]}
+        short = (
+            logits.amax(-1) - logits.gather(-1, said[..., None])[..., 0]
+        )  # of the likeliest; 0 where it is
+        return {"logit": largest - short}
 
-    def truth() -> Values:
-        return {"missed": torch.zeros(sizes["B"], T, dtype=torch.float64, device=device)}
-
-    def plain() -> Values:
-        """A rounding of the logits in this dtype is worth as much."""
-        said = ours.generate(prompt, T)
-        logits = judge(torch.cat([prompt, said], 1), use_cache=False).logits
-        return {"missed": (truth()["missed"] + torch.finfo(dtype).eps * logits.abs().max()).to(dtype)}
-
+    largest = judge(prompt, use_cache=False).logits.abs().max()
+    every = largest.expand(sizes["B"], T)
     arms = {OURS: lambda: ours.generate(prompt, T, compile=compile), TRANSFORMERS: by_transformers}
-    return Prepared(arms, truth, missed, plain)
+    return Prepared(arms, lambda: {"logit": every}, part)
 
 
 SMOLLM2 = {"H": 9, "Hk": 3, "D": 64, "N": 30, "I": 1536, "V": 49152}

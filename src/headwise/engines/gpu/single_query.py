@@ -173,8 +173,8 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def _parts(batch: int, key_heads: int, keys: int, block: int, device: torch.device) -> tuple[int, int]:
-    """(how many parts, keys in each): one for each multiprocessor, none too small to pay for a merge."""
-    wanted = -(-_multiprocessors(device) // (batch * key_heads))
+    """(how many parts, keys in each): no more than there are multiprocessors, and none too small to pay."""
+    wanted = _multiprocessors(device) // (batch * key_heads)
     blocks = -(-keys // block)
     splits = max(1, min(wanted, blocks // 4 if blocks < 16 else blocks // 2, 64))
     part = -(-blocks // splits) * block
