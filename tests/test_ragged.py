@@ -485,6 +485,27 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
+@pytest.mark.parametrize("options", [{}, {"causal": True, "num_kv_heads": Hk}, {"scale": 0.7}], ids=str)
+def test_a_module_without_options_goes_straight_to_the_kernel(
+    options: dict[str, Any], as_on_a_gpu: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = MultiHeadAttention(E, H, head_dim=D, dtype=torch.float64, **options)
+    counts, x = [3, 0, 11, 1], drawn(4, 11)
+    monkeypatch.setattr(packed_sequences, "takes_rows", lambda x, head_dim: True)
+    monkeypatch.setattr(ragged, "_attend", None)
+    with torch.no_grad():
+        output, weights = module(x, lengths=counts)
+        expected, theirs = module(x, mask=Mask.padding(counts))
+    real = real_of(counts, 11)
+    same(output[real], expected[real])
+    assert not output[~real].any() and as_on_a_gpu == ["_flash_attention_forward"]
+    same(weights.dense().transpose(1, 2)[real], theirs.dense().transpose(1, 2)[real])
+    same(weights.statistics("received").received, theirs.statistics("received").received)
+    module.q_proj.register_forward_hook(lambda *_: None)  # somebody listens
+    with torch.no_grad(), pytest.raises(TypeError, match="NoneType"):
+        module(x, lengths=counts)
+
+
 @pytest.mark.parametrize("option", ["plain", "causal", "window", "band", "scale", "rope", "qk norm", "gate"])
 def test_the_kernel_for_packed_sequences_is_given_what_it_takes(option: str, as_on_a_gpu: list[str]) -> None:
     module, counts, ids = made(**OPTIONS[option]), [3, 0, 11, 1], torch.tensor([1] * 4 + [0] * 7)

@@ -29,7 +29,10 @@ from .gradients import Context
 from .kernels import CAUSAL, CUDA_FLASH, Band
 from .scores import Scores, own_precision
 
-__all__ = ["Places", "Runs", "attend", "by_document", "has_kernel", "lse_of_zeros", "why_not"]
+__all__ = [
+    "Places", "Runs", "attend", "attend_rows", "by_document", "has_kernel", "lse_of_zeros", "takes_rows",
+    "why_not",
+]  # fmt: skip
 
 aten = torch.ops.aten
 
@@ -55,7 +58,7 @@ class Runs:
     @classmethod
     def of_lengths(cls, counts: tuple[int, ...], length: int) -> Runs:
         """The first tokens of every sequence."""
-        return cls(len(counts), length, tuple(b * length for b in range(len(counts))), counts)
+        return cls(len(counts), length, tuple(range(0, len(counts) * length, length)), counts)
 
     @classmethod
     def of_documents(cls, ids: Tensor, batch: int, length: int) -> Runs:
@@ -79,7 +82,7 @@ class Runs:
         ends = torch.cat([starts[1:], starts.new_tensor([batch * length])])
         return cls(batch, length, tuple(starts.tolist()), tuple((ends - starts).tolist()))
 
-    @property
+    @functools.cached_property
     def total(self) -> int:
         """N"""
         return sum(self.counts)
@@ -193,6 +196,34 @@ def why_not(scores: Scores, v: Tensor, dropout: float) -> str | None:
     return backends.backend_named("flash").why_not(call_of(scores, v, dropout))
 
 
+def takes_rows(x: Tensor, head_dim: int) -> bool:
+    """Whether the kernel takes heads of this size, made of x, as they are."""
+    kernel = CUDA_FLASH
+    if not has_kernel(x) or x.dtype not in kernel.dtypes or head_dim % kernel.channels:
+        return False
+    assert kernel.max_head_dim is not None
+    return head_dim <= kernel.max_head_dim and kernel.is_welcome() and _is_recent(x.device)
+
+
+@functools.cache
+def _is_recent(device: torch.device) -> bool:
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (
+        CUDA_FLASH.capability or (0, 0)
+    )
+
+
+def attend_rows(
+    q: Tensor, k: Tensor, v: Tensor, runs: Runs, offsets: Tensor, band: Band, scale: float
+) -> tuple[Tensor, Tensor]:
+    """(output [N, H, D], lse [H, N]) of heads [N, H, D] that `takes_rows` has said yes to; no gradients."""
+    longest = _longest(runs)
+    # aligned with the last key, as ours are; -1 is no bound
+    out, lse, *_ = aten._flash_attention_forward.default(
+        q, k, v, offsets, offsets, longest, longest, 0.0, band == CAUSAL, False, scale=scale, **_window(band)
+    )
+    return out, lse
+
+
 def attend(scores: Scores, v: Tensor, runs: Runs, places: Places) -> tuple[Tensor, Tensor]:
     """(output [1, H, N, Dv], lse [1, H, N], detached): each run attends to itself, in the scores' band."""
     band = (scores.mask.left, scores.mask.right)
@@ -209,13 +240,8 @@ def _flash(
     q: Tensor, k: Tensor, v: Tensor, runs: Runs, offsets: Tensor, band: Band, scale: float
 ) -> tuple[Tensor, Tensor]:
     """(output [N, H, ..], lse [H, N]), as the kernel gives them."""
-    longest = _longest(runs)
-    # aligned with the last key, as ours are; -1 is no bound
-    out, lse, *_ = aten._flash_attention_forward.default(
-        *_rows(q, k, v), offsets, offsets, longest, longest, 0.0, band == CAUSAL, False,
-        scale=scale, **_window(band),
-    )  # fmt: skip
-    return out, lse
+    q, k, v = _rows(q, k, v)
+    return attend_rows(q, k, v, runs, offsets, band, scale)
 
 
 class _Packed(torch.autograd.Function):

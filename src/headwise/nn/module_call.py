@@ -56,6 +56,7 @@ __all__ = [
     "check_memory",
     "check_options",
     "check_query",
+    "is_bare",
     "lone",
     "no_use",
     "plain_self_attention",
@@ -312,6 +313,22 @@ def rules_of(mask: Mask | Tensor, batch: int, query_len: int, key_len: int, itse
     return rules
 
 
+def is_bare(held: Mapping[str, Any]) -> bool:
+    """Whether a module of this __dict__ attends with no more than its projections, causal or not."""
+    return (
+        held["window"] is None
+        and held["softcap"] is None
+        and held.get("sinks", held) is None  # learned, they are in no module's own __dict__
+        and held["rope"] is None
+        and not held["alibi"]
+        and held.get("relative_bias", held) is None
+        and held["qk_norm"] is None
+        and held["gate"] is None
+        and held["head_dim"] == held["value_dim"]
+        and not (held["training"] and held["dropout"])
+    )
+
+
 def plain_self_attention(
     module: MultiHeadAttention, x: Tensor, need_weights: bool
 ) -> tuple[Tensor, AttentionMap | None] | None:
@@ -320,21 +337,10 @@ def plain_self_attention(
     packed, D = held["_packed"], held["head_dim"]
     if packed is None or torch.is_grad_enabled() or type(x) is not Tensor:
         return None
-    if (
-        held["window"] is not None
-        or held["softcap"] is not None
-        or held.get("sinks", held) is not None  # learned, they are in no module's own __dict__
-        or held["rope"] is not None
-        or held["alibi"]
-        or held.get("relative_bias", held) is not None
-        or held["qk_norm"] is not None
-        or held["gate"] is not None
-    ):
-        return None
-    if held["training"] and held["dropout"]:
+    if not is_bare(held):
         return None
     shape = x.shape
-    if len(shape) != 3 or D != held["value_dim"]:
+    if len(shape) != 3:
         return None
     B, T, E = shape
     weight = packed.weight

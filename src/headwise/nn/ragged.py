@@ -25,6 +25,8 @@ from torch import Tensor
 
 from ..arguments import scores_from, told, under_autocast, window_rule
 from ..engines import packed_sequences
+from ..engines.kernels import CAUSAL as CAUSAL_BAND
+from ..engines.kernels import FULL
 from ..engines.packed_sequences import Places, Runs
 from ..engines.scores import Scores
 from ..errors import ArgumentError
@@ -37,7 +39,7 @@ from . import module_call, options
 from .cache import KVCache
 from .memory import Memory
 from .options import Positions
-from .packed_weights import unseen
+from .packed_weights import ordinary, unseen
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
@@ -87,7 +89,10 @@ def forward(
         query, mask, real = as_mask(module, query, mask, lengths, documents)
         heads, weights, _ = module._attend(query, None, None, mask, bias, positions)
         return without_padding(module._finish(heads, query), real), weights if need_weights else None
-    packed, shown = _attend(module, query, mask, bias, positions, batch, need_weights)
+    plain = None
+    if mask is bias is positions is None:
+        plain = _plainest(module, query, batch, need_weights)
+    packed, shown = plain or _attend(module, query, mask, bias, positions, batch, need_weights)
     output: Tensor = module.out_proj(packed.transpose(1, 2).flatten(2))  # [1, N, E]
     return batch.runs.unpack(output, batch.places), shown
 
@@ -196,7 +201,11 @@ def _batch(
         return None
     B, T, _ = query.shape
     if documents is None:
-        counts = module_call.as_lengths(lengths).tolist()
+        counts: list[int]
+        if isinstance(lengths, list) and all(type(count) is int for count in lengths):
+            counts = lengths  # as they are: a tensor of them would be made for nothing
+        else:
+            counts = module_call.as_lengths(lengths).tolist()
         module_call.check_lengths(counts, B, T)
         runs, ids = Runs.of_lengths(tuple(counts), T), None
         if not runs.total or runs.everything:
@@ -246,6 +255,41 @@ def _attend(
         heads, lse = answer
         weights = _map(module, q, k, lse, mask, bias, batch) if need_weights else None
     return options.gated(module, heads, x), weights if need_weights else None
+
+
+def _plainest(
+    module: MultiHeadAttention, query: Tensor, batch: Batch, need_weights: bool
+) -> tuple[Tensor, AttentionMap | None] | None:
+    """The same of a module without options on a GPU, no gradients: one product, one kernel; None: not so."""
+    held = module.__dict__
+    packed, D, modules = held["_packed"], held["head_dim"], held["_modules"]
+    if (
+        packed is None
+        or torch.is_grad_enabled()
+        or type(query) is not Tensor
+        or not module_call.is_bare(held)
+    ):
+        return None
+    layers = (modules["q_proj"], modules["k_proj"], modules["v_proj"])
+    if not packed_sequences.takes_rows(query, D) or not ordinary(query) or not packed.holds(layers):
+        return None
+    (runs, places, _), H, Hk = batch, held["num_heads"], held["num_kv_heads"]
+    weight, bias = packed.last(3)
+    x = query.reshape(-1, query.shape[-1])
+    x = x if runs.everything else x.index_select(0, places.tokens)  # [N, E]
+    heads = torch.nn.functional.linear(x, weight, bias).view(-1, H + 2 * Hk, D)
+    q, k, v = heads.split_with_sizes((H, Hk, Hk), 1)  # [N, H, D], [N, Hk, D]
+    scale = D**-0.5 if held["scale"] is None else held["scale"]
+    if not scale > 0:
+        return None
+    out, lse = packed_sequences.attend_rows(
+        q, k, v, runs, places.offsets, CAUSAL_BAND if held["causal"] else FULL, scale
+    )
+    weights = None
+    if need_weights:
+        q, k = q.transpose(0, 1)[None], k.transpose(0, 1)[None]  # [1, H, N, D]
+        weights = _map(module, q, k, lse[None], None, None, batch)
+    return out.transpose(0, 1)[None], weights
 
 
 def _is_of_pairs(bias: object) -> bool:
