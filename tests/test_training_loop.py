@@ -209,6 +209,9 @@ SOURCES: dict[str, Any] = {
 }
 
 
+@pytest.mark.thinned(
+    99, keep=[f"{killed}-{name}" for killed, name in zip([5, 11, 24] * 2, SOURCES, strict=True)]
+)
 @pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES)
 @pytest.mark.parametrize("killed", [5, 11, 24])
 def test_a_training_that_was_killed_goes_on_with_the_same_losses(
