@@ -523,7 +523,6 @@ def assert_as_torchs_slow_path(
     assert_judged(model(x, **masks) * counts, expected, expected, dtype=x.dtype, what=str(list(masks)))
 
 
-@pytest.mark.thinned
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("name", [*CHANGES, *IN_TORCH])
 def test_whatever_was_changed_counts_in_evaluation_as_in_training(name: str) -> None:
