@@ -474,6 +474,7 @@ SPOILT: dict[str, dict[str, Any]] = {
 PAIRS = [(a, b) for a, b in itertools.combinations(SPOILT, 2) if not SPOILT[a].keys() & SPOILT[b].keys()]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("options", [{}, {"add_bias_kv": True, "add_zero_attn": True}], ids=["", "appended"])
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
 def test_of_two_mistakes_the_one_torch_names_is_named(pair: tuple[str, str], options: dict[str, Any]) -> None:

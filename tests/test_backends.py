@@ -798,6 +798,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.thinned
 @every_option
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=[name.replace(" ", "-") for name in LAYOUTS])
 def test_the_layout_in_memory_changes_nothing(
@@ -936,6 +937,7 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(scores_room, name, value)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", LONG_MASKS, ids=lambda name: name.replace(" ", "-"))
 @pytest.mark.parametrize("backend", ["auto", "tiles"])
 def test_no_matrix_of_all_pairs_is_ever_made(

@@ -23,7 +23,7 @@ def singles(style: str) -> list[planted.Planted]:
     return [one for one in planted.PLANTED if one.style == style]
 
 
-@pytest.mark.thinned(8, keep=["no scale", "split by view", "softmax over queries", "causal mask forgotten"])
+@pytest.mark.thinned(99, keep=["no scale", "split by view", "softmax over queries", "causal mask forgotten"])
 @pytest.mark.parametrize("one", singles("separate"), ids=lambda one: one.fault)
 def test_a_planted_fault_is_named_as_itself(one: planted.Planted) -> None:
     verdict = judge_single(one)
@@ -46,7 +46,7 @@ def test_two_planted_faults_are_named_as_the_pair_or_one_of_them(one: pairs.Pair
     assert verdict.ok, verdict.said
 
 
-@pytest.mark.thinned(6, keep=["four linears in a list"])
+@pytest.mark.thinned(99, keep=["four linears in a list", "widths"])
 @pytest.mark.parametrize("one", right.RIGHT, ids=lambda one: one.style)
 def test_a_right_module_passes(one: right.Right) -> None:
     verdict = judge_right(one)

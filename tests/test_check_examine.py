@@ -24,6 +24,7 @@ from headwise.examiner.examine import examine
 from headwise.examiner.examine.surroundings import by_default, seed, surroundings
 
 EXACT = 1e-10
+examined = functools.cache(examine)  # for tests that only read what was found: each class is examined once
 
 
 def split(x: Tensor, heads: int) -> Tensor:
@@ -424,7 +425,7 @@ def finding(evidence: Evidence, name: str) -> Finding:
 @pytest.mark.thinned
 @pytest.mark.parametrize("obj", RIGHT, ids=name_of)
 def test_right_styles_are_proved_on_every_probe(obj: Any) -> None:
-    evidence = examine(obj)
+    evidence = examined(obj)
     assert evidence.problems == []
     errors = off(evidence)
     assert {"plain", "batch of one", "non-contiguous input"} <= set(errors)
@@ -467,7 +468,7 @@ def test_masks_are_probed(
     shape: str | None,
     probes: set[str],
 ) -> None:
-    evidence = examine(obj)
+    evidence = examined(obj)
     c = evidence.conventions
     assert (c.mask_argument, c.mask_kind, c.mask_true_attends, c.mask_shape) == (
         argument,
@@ -479,28 +480,28 @@ def test_masks_are_probed(
 
 
 def test_conventions() -> None:
-    assert examine(HeadAxis).conventions.always_causal
-    assert examine(FromConfig).conventions.always_causal
-    assert examine(Fused).conventions.self_only and not examine(Fused).conventions.always_causal
-    assert examine(InOut).conventions.arguments == ("x", "memory")
-    assert examine(ValuesKeysQuery).conventions.arguments == ("value", "key", "query", "mask")
-    assert not examine(LengthFirst).conventions.batch_first
-    assert examine(ReturnsWeights).conventions.returns_weights
-    assert examine(Interleaved).conventions.returns_weights  # asked for with its own switch
-    assert examine(CausalSwitch).call("causal") is not None
-    assert "it takes one sequence at a time, [T, E]" in examine(OneSequence).conventions.words
+    assert examined(HeadAxis).conventions.always_causal
+    assert examined(FromConfig).conventions.always_causal
+    assert examined(Fused).conventions.self_only and not examined(Fused).conventions.always_causal
+    assert examined(InOut).conventions.arguments == ("x", "memory")
+    assert examined(ValuesKeysQuery).conventions.arguments == ("value", "key", "query", "mask")
+    assert not examined(LengthFirst).conventions.batch_first
+    assert examined(ReturnsWeights).conventions.returns_weights
+    assert examined(Interleaved).conventions.returns_weights  # asked for with its own switch
+    assert examined(CausalSwitch).call("causal") is not None
+    assert "it takes one sequence at a time, [T, E]" in examined(OneSequence).conventions.words
 
 
 def test_where_the_projections_were_found() -> None:
-    assert examine(Four).roles["k_bias"].parameter == "W_k.bias"
-    assert examine(OrderOnly).roles["v"].parameter == "linears.2.weight"
-    assert examine(OrderOnly).roles["v"].how == "gradients"
-    assert examine(PerHead).roles["q"].parameter == "heads.0.query.weight and 3 more"
-    assert examine(nn.MultiheadAttention).roles["k"].parameter == "in_proj_weight[24:48]"
-    assert examine(InOut).roles["q"].transposed
-    assert examine(Nameless).roles["v"].parameter == "p0[0:24]"
-    assert examine(scaled_dot_product).roles == {}
-    assert examine(OneSequence).num_heads == 1
+    assert examined(Four).roles["k_bias"].parameter == "W_k.bias"
+    assert examined(OrderOnly).roles["v"].parameter == "linears.2.weight"
+    assert examined(OrderOnly).roles["v"].how == "gradients"
+    assert examined(PerHead).roles["q"].parameter == "heads.0.query.weight and 3 more"
+    assert examined(nn.MultiheadAttention).roles["k"].parameter == "in_proj_weight[24:48]"
+    assert examined(InOut).roles["q"].transposed
+    assert examined(Nameless).roles["v"].parameter == "p0[0:24]"
+    assert examined(scaled_dot_product).roles == {}
+    assert examined(OneSequence).num_heads == 1
     given = examine(OrderOnly, roles={"q": "linears.0", "k": "linears.1", "v": "linears.2", "o": "linears.3"})
     assert given.roles["q"].how == "given" and max(off(given).values()) < 1e-7
 
@@ -508,7 +509,7 @@ def test_where_the_projections_were_found() -> None:
 def test_sizes_asked_for() -> None:
     evidence = examine(Four, embed_dim=32, num_heads=2)
     assert (evidence.embed_dim, evidence.num_heads) == (32, 2)
-    assert (examine(FixedSizes).embed_dim, examine(FixedSizes).num_heads) == (32, 4)
+    assert (examined(FixedSizes).embed_dim, examined(FixedSizes).num_heads) == (32, 4)
 
 
 class SwappedWiring(Four):
@@ -698,7 +699,7 @@ class NoWayOut(nn.Module):
     ids=lambda one: name_of(one) if callable(one) else "",
 )
 def test_what_is_looked_at_beside_the_numbers(obj: Any, name: str, verdict: str, fault: str | None) -> None:
-    found = finding(examine(obj), name)
+    found = finding(examined(obj), name)
     assert (found.verdict, found.fault) == (verdict, fault), found
 
 
@@ -734,7 +735,7 @@ def test_plain_tensors_go_along_into_another_precision(build: Any) -> None:
 
 
 def test_active_dropout_does_not_hide_the_numbers() -> None:
-    errors = off(examine(DropsAlways))
+    errors = off(examined(DropsAlways))
     assert max(errors.values()) < EXACT
 
 
@@ -746,7 +747,7 @@ def test_a_mask_that_leaks_shows_at_large_scores_alone() -> None:
             scores = scores if mask is None else scores.masked_fill(mask.unsqueeze(1) == 0, -1e4)
             return self.W_o(merge(scores.softmax(-1) @ v))
 
-    errors = off(examine(Leaks))
+    errors = off(examined(Leaks))
     assert errors.pop("scores x1e4 with mask") > 0.01
     assert max(errors.values()) < EXACT
 
@@ -880,6 +881,7 @@ class Unscaled(Four):
         return self.W_o(merge((q @ k.mT).softmax(-1) @ v))
 
 
+@pytest.mark.thinned(keep=["autocast", "device"])
 @pytest.mark.parametrize(
     ("made", "caller"),
     [

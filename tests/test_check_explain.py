@@ -444,7 +444,7 @@ def test_a_module_of_ones_own_is_explained_in_its_own_numbers(style: str) -> Non
     assert torch.allclose(found.yours["output"].float(), real, atol=1e-5)
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize(
     "one",
     [r for r in right.RIGHT if r.style != "lazy layers" and isinstance(r.make, type)],

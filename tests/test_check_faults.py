@@ -65,7 +65,7 @@ def every_way() -> list[tuple[Fault, int]]:
     return [(fault, i) for fault in computed() for i in range(len(fault.ways))]
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(13)
 @pytest.mark.parametrize(
     ("fault", "way"), every_way(), ids=lambda x: x.key if isinstance(x, Fault) else str(x)
 )
@@ -99,7 +99,7 @@ def test_noise_of_float32_is_no_fault() -> None:
 COMMON = [fault for fault in computed() if fault.common]
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize(
     ("first", "second"),
     [pair for pair in pairs() if pair[0].common and pair[1].common],

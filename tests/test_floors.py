@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,8 +107,18 @@ def modules_of(package: Path) -> dict[str, Path]:
     return found
 
 
-def imports_of(package: Path, own: str = "headwise") -> Iterator[Import]:
+@functools.cache
+def imports_here() -> tuple[Import, ...]:
+    """Those of the package itself: two hundred files are read once for all tests."""
+    return tuple(_imports_of(PACKAGE, "headwise"))
+
+
+def imports_of(package: Path, own: str = "headwise") -> Iterable[Import]:
     """Every import of one room by another or by itself; the package's own `__init__` is exempt."""
+    return imports_here() if package == PACKAGE else _imports_of(package, own)
+
+
+def _imports_of(package: Path, own: str) -> Iterator[Import]:
     modules = modules_of(package)
     for path in modules.values():
         file = path.relative_to(package)

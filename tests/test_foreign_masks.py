@@ -116,6 +116,7 @@ def agree(theirs: Tensor, ours: Tensor) -> None:
 # torch.nn.MultiheadAttention
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("padding", ["none", "bool", "float"])
 @pytest.mark.parametrize("pattern", ["none", "bool", "bool per head", "float", "float per head"])
 def test_torch_masks_mean_what_torchs_module_does_with_them(pattern: str, padding: str) -> None:

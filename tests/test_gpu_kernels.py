@@ -266,7 +266,7 @@ def test_every_option_is_among_the_cases() -> None:
     assert {look for judged in CASES.values() for look in judged.looks} == set(LOOKS)
 
 
-@pytest.mark.thinned(8, keep=[HOLES, CAUSAL])
+@pytest.mark.thinned(99, keep=[HOLES, CAUSAL])
 @every_case
 def test_everything_is_as_exact_as_plain_torch(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     w = map_of(laid_out(judged.case, judged.layout, monkeypatch))
@@ -274,7 +274,7 @@ def test_everything_is_as_exact_as_plain_torch(judged: Judged, monkeypatch: pyte
     assert values(judged.case, w, plain, [judged.picture], judged.parts, fused=False) == []
 
 
-@pytest.mark.thinned(8, keep=[HOLES, CAUSAL])
+@pytest.mark.thinned(99, keep=[HOLES, CAUSAL])
 @every_case
 def test_gradients_are_as_exact_as_plain_torch(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     def arms(low: Case) -> tuple[Case, Case]:
@@ -306,6 +306,7 @@ def head_means(case: Case, found: dict[str, Tensor], lse: Tensor) -> dict[str, T
     return means
 
 
+@pytest.mark.thinned(99, keep=["nothing", "wide band"])
 @pytest.mark.parametrize("kind", ["padding", "holes", "nothing", "wide band", "lengths documents"])
 def test_a_head_is_the_mean_over_its_counted_queries(kind: str) -> None:
     B, H, T, S = 2, 1, 19, 23
@@ -392,6 +393,7 @@ def test_cells_that_end_where_tiles_do_are_closed_there(kind: str, cells: tuple[
     assert error(w.statistics("distance", pooled=cells).pooled, truth) < 1e-5
 
 
+@pytest.mark.slow
 def test_more_sequences_than_a_grid_is_deep_take_more_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     grids: list[tuple[int, ...]] = []
     launch = request_room.launch
@@ -750,6 +752,7 @@ def test_what_the_kernels_cannot_take_is_said_in_words_and_runs_on_tiles(
     assert door.cannot(hw.AttentionMap(q, k)._scores) == "it runs on cuda, the tensors are on cpu"
 
 
+@pytest.mark.thinned(keep=["keys"])
 @pytest.mark.parametrize("shared", ["keys", "queries"])
 def test_labels_that_all_sequences_share_meet_labels_of_each(shared: str) -> None:
     """Of queries a batch, of keys one for all: the kernels read the first sequence's labels for every one."""
@@ -815,7 +818,7 @@ def test_without_a_c_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPat
     assert "install gcc, or set CC" in str(door.no_compiler())
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(99, keep=["True-True-False"])
 @pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
@@ -895,6 +898,7 @@ ONE_QUERY: dict[str, tuple[int, Mask, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.thinned(99, keep=["two tiles", "holes", "alibi", "sinks, nothing to see", "turned round"])
 @pytest.mark.parametrize(("keys", "mask", "options"), ONE_QUERY.values(), ids=ONE_QUERY)
 def test_one_query_over_many_keys(keys: int, mask: Mask, options: dict[str, Any]) -> None:
     q, k, v = (normal(i, 2, *size) for i, size in enumerate(((6, 1, 5), (2, keys, 5), (2, keys, 7))))

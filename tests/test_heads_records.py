@@ -316,6 +316,7 @@ MAPS: dict[str, Any] = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", MAPS)
 def test_a_map_in_a_file_is_the_same_map(name: str, tmp_path: Path) -> None:
     """Maps were written as dense weights and came back without their mask: the spread of a causal head that

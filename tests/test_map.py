@@ -811,6 +811,7 @@ def maps() -> dict[str, hw.AttentionMap]:
     return found
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", maps(), ids=lambda name: name.replace(" ", "-"))
 def test_a_map_survives_pickling_and_copying(name: str) -> None:
     w = maps()[name]
@@ -1113,6 +1114,7 @@ LOOKS: dict[str, Callable[[hw.AttentionMap], Tensor]] = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
 @pytest.mark.parametrize("known_lse", [True, False], ids=["lse", "no-lse"])
 def test_weights_are_differentiable_wherever_one_looks(

@@ -80,6 +80,7 @@ every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 # Derivatives
 
 
+@pytest.mark.thinned(3, keep=["auto-everything", "tiles-everything", "plain-everything"])
 @every_mode
 @pytest.mark.parametrize("backend", ["auto", "tiles", "plain"])
 def test_gradients_are_what_differences_say(mode: Mode, backend: str) -> None:
@@ -280,7 +281,7 @@ BY_LENGTH: dict[str, Function] = {
 }
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(keep=["full", "sinks"])
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", BY_LENGTH)
 def test_compiled_for_any_length_equals_eager_at_two(name: str) -> None:
@@ -324,6 +325,7 @@ def test_dropout_compiles_in_one_graph() -> None:
     assert out.shape == (2, 6, 5, 4) and out.requires_grad
 
 
+@pytest.mark.thinned(keep=["padding", "everything"])
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", ["full", "causal", "padding", "everything"])
 def test_a_map_comes_out_of_a_compiled_function_and_works(name: str) -> None:

@@ -278,7 +278,7 @@ def test_heads_that_attend_evenly_still_pass_their_gates() -> None:
     ("name", "backend"),
     [
         ("rope", "eager"),
-        ("norm of all heads", "eager"),
+        pytest.param("norm of all heads", "eager", marks=pytest.mark.slow),
         pytest.param("everything", "eager", marks=pytest.mark.slow),
         pytest.param("everything", "aot_eager", marks=pytest.mark.slow),
     ],

@@ -127,7 +127,7 @@ def test_packed_apart_and_written_out_are_the_same_forward_and_back(kind: Kind) 
 # torch.compile
 
 
-@pytest.mark.thinned(keep=["self", "padding"])
+@pytest.mark.thinned(keep=["padding"])
 @pytest.mark.usefixtures("fresh_compiler")
 @every_kind
 def test_compiled_in_one_graph_equals_eager_forward_and_back(kind: Kind) -> None:
@@ -161,7 +161,7 @@ def test_one_graph_serves_all_lengths(name: str, counter: Any) -> None:
     assert counter.frame_count <= 2, counter.frame_count
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(keep=["grouped"])
 @pytest.mark.usefixtures("fresh_compiler")
 @every_kind
 def test_weights_come_out_of_a_compiled_module_as_a_map(kind: Kind) -> None:
@@ -246,6 +246,7 @@ def test_an_exported_program_takes_any_batch_and_lengths(kind: Kind) -> None:
         assert_same([out], [kind.output(mha, *inputs)])
 
 
+@pytest.mark.thinned(keep=["grouped cross"])
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11, loading
 @pytest.mark.parametrize("name", ["causal", "padding", "grouped cross"])
 def test_an_exported_program_is_saved_and_loaded(name: str) -> None:
@@ -396,14 +397,14 @@ def test_gradients_in_inputs_and_parameters_are_what_differences_say(
     assert packed(mha) and torch.autograd.gradcheck(output, leaves)
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(keep=["cross"])
 @every_tiny
 def test_derivatives_of_derivatives_are_what_differences_say(kind: Kind, sizes: tuple[int, ...]) -> None:
     output, leaves, _ = tiny(kind, sizes)
     assert torch.autograd.gradgradcheck(output, leaves)
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(keep=["self"])
 @every_tiny
 def test_forward_mode_agrees_with_differences(kind: Kind, sizes: tuple[int, ...]) -> None:
     output, leaves, _ = tiny(kind, sizes)
@@ -857,6 +858,7 @@ def test_a_running_mean_of_weights_keeps_them_packed() -> None:
     assert packed(average.module)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "express"])
 @pytest.mark.parametrize("crosses", [False, True], ids=["self", "cross"])
 @pytest.mark.parametrize(

@@ -111,6 +111,7 @@ def test_a_ragged_batch_is_the_padded_one(
         same(measured[name][some].nan_to_num(), truth[name][some].nan_to_num(), name)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_gradients_are_those_of_the_padded_call(

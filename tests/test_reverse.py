@@ -47,6 +47,7 @@ def backwards(model: Transformer, ids: Tensor) -> Tensor:
 
 @pytest.mark.slow
 def test_an_encoder_decoder_learns_to_reverse_and_its_cross_attention_is_the_anti_diagonal() -> None:
+    torch.set_num_threads(1)  # a small model; put back by the fixture of every test
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = a_model()

@@ -625,6 +625,7 @@ def generated(model: nn.Module, cache: str, side: str) -> Tensor:
         return model.generate(**text(side), **options)  # type: ignore[operator]
 
 
+@pytest.mark.thinned(99, keep=["gpt2-dynamic", "t5-static"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in ("gpt2", "t5") else pytest.mark.slow) for n in GENERATING]

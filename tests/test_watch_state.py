@@ -547,7 +547,7 @@ def test_a_stance_set_inside_a_block_stays_and_other_compiled_code_goes_on(count
     assert (counting.compiled, counting.ran) == (1, 3)
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(keep=["forward-False", "module.compile-True", "wrapped parts-True"])
 @pytest.mark.parametrize("fullgraph", [False, True])
 @pytest.mark.parametrize("how", ["torch.compile", "module.compile", "parts", "wrapped parts", "forward"])
 def test_a_compiled_model_runs_uncompiled_inside_and_compiled_again_after(
@@ -648,6 +648,7 @@ def test_functions_compiled_inside_a_model(fullgraph: bool, counting: Any, x: Te
     assert counting.ran == ran + 2
 
 
+@pytest.mark.thinned(keep=["torch.compile", "function"])
 @pytest.mark.parametrize("how", ["torch.compile", "module.compile", "function"])
 def test_what_is_compiled_inside_a_block_is_heard(how: str, counting: Any, x: Tensor) -> None:
     model: Any = nn.Sequential(Fused(), Ours())
@@ -702,6 +703,7 @@ def wrap(module: Any, how: str) -> None:
         module.forward = MethodType(doubled, module)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("how", ["object", "function", "bound"])
 @pytest.mark.parametrize(("place", "times"), [("", 1), ("0", 2)])
 @pytest.mark.parametrize("own", [False, True])
