@@ -272,7 +272,19 @@ def test_a_call_that_is_refused_adds_nothing() -> None:
         mha(x[:, 5:7], cache=cache, mask=Mask.dense(torch.ones(2, 3)))
     with pytest.raises(MaskError, match="got 3 for 2"):
         mha(x[:, 5:7], cache=cache, lengths=[1, 3, 2])
+    for wrong, says in ((torch.zeros(H, 2, 5, dtype=x.dtype), "bias must broadcast"), ("a", "bias must be")):
+        with pytest.raises((ShapeError, ArgumentError), match=says):
+            mha(x[:, 5:7], cache=cache, bias=wrong)
     assert cache.length == 5
+
+
+def test_a_copy_made_in_inference_mode_goes_on_outside_of_it() -> None:
+    mha, x, cache = layer(), tokens(), layer().cache()
+    with torch.inference_mode():
+        mha(x[:, :5], cache=cache)
+        twin = copy.deepcopy(cache)
+    with torch.no_grad():
+        assert torch.equal(mha(x[:, 5:6], cache=twin)[0], mha(x[:, 5:6], cache=cache)[0])
 
 
 # Maps

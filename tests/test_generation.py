@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import headwise as hw
-from headwise.errors import ArgumentError, ShapeError
+from headwise.errors import ArgumentError, MaskError, ShapeError
 from headwise.models import Transformer, TransformerConfig
 from headwise.models.generation import filtered
 from headwise.nn import Rope
@@ -190,6 +190,26 @@ def test_a_compiled_step_says_the_same() -> None:
     assert torch.equal(torch.stack(rest, 1), model.generate(other, N, lengths=LENGTHS))
 
 
+def test_streams_that_overlap_leave_dropout_out_to_the_last() -> None:
+    model = a_model(**KINDS["rope"]).train()
+    model.decoder.layers[0].eval()  # by hand
+    expected = model.generate(IDS, N)
+    first, second = model.stream(IDS, 2), model.stream(IDS, N)
+    said = [next(first), next(second)][1:]
+    assert list(first) and not model.training
+    said += list(second)
+    assert torch.equal(torch.stack(said, 1), expected)
+    assert model.training and not model.decoder.layers[0].training
+
+
+def test_exactly_so_many_are_drawn_from_and_all_of_them_for_a_share_of_one() -> None:
+    assert filtered(torch.tensor([[1.0, 1.0, 1.0, 0.0]]), 1.0, 1).isfinite().sum() == 1
+    many = torch.randn(1, 100_003, generator=torch.Generator().manual_seed(0)) * 3
+    assert filtered(many, 1.0, None, 1.0).isfinite().all()
+    kept = filtered(many, 1.0, None, 0.9999).isfinite()
+    assert many.double().softmax(-1)[kept].sum() >= 0.9999
+
+
 def test_what_makes_no_sense_is_refused() -> None:
     model = a_model()
 
@@ -199,6 +219,11 @@ def test_what_makes_no_sense_is_refused() -> None:
                 method(*args, **options)
 
     refused("max_new_tokens must be a whole number, at least 1: got 0", ArgumentError, IDS, 0)
+    refused("stop must be a token, or several: got 'a'", ArgumentError, IDS, 3, stop="a")
+    refused(r"stop must be a token, or several: got \[2.7\]", ArgumentError, IDS, 3, stop=[2.7])
+    refused("ids must be tokens: got 1000 for a vocabulary of", ArgumentError, IDS + 1000 - IDS.max(), 3)
+    with pytest.raises(MaskError, match="at least 1 where a last token is asked for: got 0"):
+        model.generate(IDS, 3, lengths=[0, *LENGTHS[1:]])
     refused(r"the positions there are: 7 \+ 18 - 1 > 23; ask for 17 at most", ShapeError, IDS, 18)
     refused(r"ids must be a tensor \[B, T\]: got \[7\]", ShapeError, IDS[0], 3)
     refused("temperature must be 0 or more: got -1", ArgumentError, IDS, 3, temperature=-1)

@@ -704,3 +704,26 @@ def test_one_token_takes_the_shortest_way_unless_somebody_listens(
     assert not torch.allclose(step(), truth) and not gone
     model.decoder.layers[1].feed_forward = nn.Identity()
     assert step() is not None and not gone
+
+
+def test_a_cache_in_which_a_step_was_interrupted_is_not_gone_on_with() -> None:
+    model, ids = ours(rope=Rope()), torch.randint(47, (2, 6))
+    cache = model.cache()
+    with torch.no_grad():
+        model(ids[:, :4], cache=cache)
+        broken = model.decoder.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(ids[:, 4:5], cache=cache)
+        broken.remove()
+        with pytest.raises(ArgumentError, match=r"5 and 4, since a step .* use cache.crop\(4\)"):
+            model(ids[:, 4:5], cache=cache)
+        cache.crop(4)
+        torch.testing.assert_close(model(ids[:, 4:], cache=cache), model(ids)[:, 4:])
+
+
+def test_a_cache_of_something_else_is_refused() -> None:
+    model, ids = ours(rope=Rope()), torch.randint(47, (2, 6))
+    with pytest.raises(ShapeError, match="the model's layers: 3 and 2"):
+        model(ids, cache=ours(rope=Rope(), num_layers=3).cache())
+    with pytest.raises(ArgumentError, match="cache must be a ModelCache: got KVCache"):
+        model(ids, cache=model.cache().layers[0])

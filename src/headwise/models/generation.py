@@ -10,11 +10,13 @@ Letters: B batch, T the prompt's length, V vocab_size.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from operator import index
 from types import FunctionType
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 from weakref import WeakKeyDictionary
 
 import torch
@@ -118,12 +120,10 @@ def stream(
 
 
 def _tokens(model: Transformer, ids: Tensor, count: int, asked: _Asked, glance: int) -> Iterator[Tensor]:
-    modes = [(module, module.training) for module in model.modules() if module.training]
-    model.eval()
     ended: Tensor | None = None
     last: Tensor | None = None
-    borrowed = ExitStack()
-    try:
+    with ExitStack() as borrowed:
+        borrowed.enter_context(_without_dropout(model))
         step, logits = _begin(model, ids, count, asked, borrowed)
         for number in range(count):
             with torch.inference_mode():
@@ -138,10 +138,28 @@ def _tokens(model: Transformer, ids: Tensor, count: int, asked: _Asked, glance: 
                 return
             with torch.inference_mode():
                 logits = step(token[:, None])[:, 0]
+
+
+_speaking: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
+_one_by_one = threading.Lock()
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode until the last of those who speak with it has ended; then as it was."""
+    with _one_by_one:
+        known = _speaking.setdefault(model, [0, [module for module in model.modules() if module.training]])
+        known[0] += 1
+        model.eval()
+    try:
+        yield
     finally:
-        borrowed.close()
-        for module, mode in modes:
-            module.training = mode
+        with _one_by_one:
+            known[0] -= 1
+            if not known[0]:
+                del _speaking[model]
+                for module in known[1]:
+                    module.training = True
 
 
 def _begin(
@@ -239,11 +257,12 @@ def filtered(
     """
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     if top_k is not None:
-        least = scores.topk(min(top_k, scores.shape[-1])).values[:, -1:]
-        scores = scores.masked_fill(scores < least, -torch.inf)
-    if top_p is not None:
+        kept = scores.topk(min(top_k, scores.shape[-1])).indices
+        others = torch.ones_like(scores, dtype=torch.bool).scatter(1, kept, False)
+        scores = scores.masked_fill(others, -torch.inf)
+    if top_p is not None and top_p < 1:
         ordered, order = scores.sort(descending=True)
-        likely = ordered.softmax(-1)
+        likely = ordered.double().softmax(-1)  # in float32 a sum of 100,000 passes 1 before it is over
         beyond = likely.cumsum(-1) - likely >= top_p  # the likelier ones are enough
         beyond[:, 0] = False
         scores = scores.masked_fill(beyond.scatter(1, order, beyond), -torch.inf)
@@ -268,6 +287,11 @@ def _checked(model: Transformer, ids: Tensor, count: int, options: Options) -> _
     if not isinstance(ids, Tensor) or ids.ndim != 2:
         what = list(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
         raise ShapeError(f"ids must be a tensor [B, T]: got {what}; use ids[None] for one text")
+    if ids.is_cpu and ids.numel() and not ids.is_floating_point() and int(ids.max()) >= config.vocab_size:
+        raise ArgumentError(
+            f"ids must be tokens: got {int(ids.max())} for a vocabulary of {config.vocab_size}; is it "
+            "another model's tokenizer?"
+        )
     _check_drawing(temperature, options.get("top_k"), options.get("top_p"))
     _check_positions(model, ids, count)
     start = options.get("start")
@@ -298,7 +322,13 @@ def _checked(model: Transformer, ids: Tensor, count: int, options: Options) -> _
 def _stops(stop: int | Sequence[int] | None) -> list[int]:
     if stop is None:
         return []
-    return [stop] if isinstance(stop, int) else [int(each) for each in stop]
+    several: Any = stop if isinstance(stop, (list, tuple)) or getattr(stop, "ndim", 0) else [stop]
+    try:
+        return [index(token) for token in several]
+    except TypeError:
+        raise ArgumentError(
+            f"stop must be a token, or several: got {stop!r}; use the tokenizer's eos_token_id"
+        ) from None
 
 
 def _check_drawing(temperature: float, top_k: int | None, top_p: float | None) -> None:

@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..arguments import told
+from ..errors import ArgumentError, ShapeError
 from ..nn import KVCache
 
-__all__ = ["ModelCache"]
+__all__ = ["ModelCache", "check_cache"]
 
 
 class ModelCache:
@@ -63,3 +65,29 @@ class ModelCache:
     def __repr__(self) -> str:
         source = "" if self.memories is None else ", and the source"
         return f"ModelCache({len(self.layers)} layers of {self.layers[0]!r}{source})"
+
+
+def check_cache(cache: object, count: int) -> None:
+    """Raise unless this is a cache of so many layers, all of which hold the same tokens.
+
+    Raises:
+        ArgumentError: something else, or one in which a step was interrupted half way.
+        ShapeError: of another number of layers.
+    """
+    if not isinstance(cache, ModelCache):
+        raise ArgumentError(f"cache must be a ModelCache: got {told(cache)}; make one with model.cache()")
+    if len(cache.layers) != count:
+        raise ShapeError(
+            f"cache must have the model's layers: {len(cache.layers)} and {count}; make one with "
+            "model.cache() of the model itself"
+        )
+    if torch.compiler.is_compiling():  # there each layer counts on the device
+        return
+    first = cache.layers[0]._seen
+    for layer in cache.layers:
+        if layer._seen != first:
+            lengths = [each.length for each in cache.layers]
+            raise ArgumentError(
+                f"cache must hold the same tokens in every layer: {max(lengths)} and {min(lengths)}, since a "
+                f"step was interrupted; use cache.crop({min(lengths)})"
+            )

@@ -134,12 +134,14 @@ def _check_settings(there: Settings, here: Settings, place: Path) -> None:
 def _check_model(there: Mapping[str, Tensor], model: nn.Module, place: Path) -> None:
     here = model.state_dict()
     for name in (*here, *there):
-        shapes = [
-            f"{list(each[name].shape)} {each[name].dtype}" if name in each else "absent"
-            for each in (here, there)
-        ]
+        shapes = [_kind(each[name]) if name in each else "absent" for each in (here, there)]
         if shapes[0] != shapes[1]:
             raise _another(f"the model's {name}", shapes[0], shapes[1], place)
+
+
+def _kind(value: object) -> str:
+    """A tensor's shape and dtype; of a module's extra state, its type."""
+    return f"{list(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def _check_groups(there: list[dict[str, Any]], here: list[dict[str, Any]], place: Path) -> None:

@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import ArgumentError, MaskError, ShapeError
+from ..mask_rules import can_read
 from ..masks import Mask
 from ..nn import MultiHeadAttention
-from ..nn.module_call import rules_of
+from ..nn.module_call import as_lengths, rules_of
 from . import generation
 from .layers import DecoderLayer, Embedding, EncoderLayer, FeedForward
-from .model_cache import ModelCache
+from .model_cache import ModelCache, check_cache
 from .stack import Stack
 from .transformer_config import TransformerConfig
 
@@ -247,8 +248,11 @@ class Transformer(nn.Module):
         **source: Any,
     ) -> Tensor:
         assert self.decoder is not None
+        caches = None
+        if cache is not None:
+            check_cache(cache, len(self.decoder.layers))
+            caches = cache.layers
         x = self._embed(ids, positions, types, cache)
-        caches = None if cache is None else cache.layers
         attending = self._attending(mask, lengths, positions)
         return self.decoder(x, states, caches=caches, **attending, **source)
 
@@ -302,7 +306,7 @@ class Transformer(nn.Module):
             if positions is not None and config.rope is None:
                 raise ArgumentError("positions must be of a model that has them: got none; leave them out")
         elif positions is None:
-            before = 0 if cache is None else cache.length
+            before = 0 if cache is None or torch.compiler.is_compiling() else cache.length
             if config.positions == "learned" and config.max_length and before + T > config.max_length:
                 raise ShapeError(
                     f"ids must fit the positions there are: {before} + {T} > {config.max_length}; cut the "
@@ -377,5 +381,11 @@ def _last(x: Tensor, lengths: Lengths | None) -> Tensor:
     """Of each sequence its last real token, [B, 1, E]."""
     if lengths is None:
         return x[:, -1:]
-    ends = torch.as_tensor(lengths, device=x.device) - 1  # [B]
+    counts = as_lengths(lengths)
+    if can_read(counts) and bool((counts < 1).any()):
+        raise MaskError(
+            f"lengths must be at least 1 where a last token is asked for: got {int(counts.min())}; leave "
+            "empty sequences out"
+        )
+    ends = counts.to(x.device) - 1  # [B]
     return x[torch.arange(len(x), device=x.device), ends][:, None]

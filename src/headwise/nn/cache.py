@@ -456,8 +456,9 @@ class KVCache:
     def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
         new = KVCache.__new__(KVCache)
         memo[id(self)] = new
-        for name, value in self.__dict__.items():
-            new.__dict__[name] = value.clone() if isinstance(value, Tensor) else value
+        with torch.inference_mode(False):  # else it could be written to in inference mode alone
+            for name, value in self.__dict__.items():
+                new.__dict__[name] = value.clone() if isinstance(value, Tensor) else value
         new._first = None if self._first is None else list(self._first)
         new._shown = 0  # its blocks are its own
         return new

@@ -23,7 +23,7 @@ from ..errors import ArgumentError
 from ..functional import attention
 from ..map import AttentionMap, make
 from ..masks import Mask
-from ..scoring import Bias
+from ..scoring import Bias, Scoring
 from . import module_call, options
 from .cache import KVCache
 from .compiled_step import attend_in_graph, check_in_graph
@@ -130,6 +130,11 @@ def attend(
     counts = None if lengths is None else _counts(lengths, *query.shape[:2])
     if mask is not None:
         mask = _rules(mask, q, cache.columns(T) if counts is None else cache.length + T)
+    added = options.added(module, q.device, bias)
+    if bias is not None:  # the layer's own fits
+        columns = cache.columns(T) if counts is None else cache.length + T
+        B, H, _, D = q.shape
+        Scoring.of(D, bias=added).check(B, H, T, columns)
     k, v, kept = cache.extend(k, v, counts)
     if kept is not None:
         mask = kept if mask is None else mask & kept
@@ -139,8 +144,8 @@ def attend(
         if isinstance(window, int) and window >= k.shape[2]:
             window = None
     heads, weights = attention(
-        q, k, v, mask, causal, window, module.scale, module.softcap, options.added(module, q.device, bias),
-        module.sinks, module.dropout if module.training else 0.0,
+        q, k, v, mask, causal, window, module.scale, module.softcap, added, module.sinks,
+        module.dropout if module.training else 0.0,
     )  # fmt: skip
     return heads, weights, v
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["attend_in_graph", "check_in_graph"]
 
+# without a number: one that changes from cache to cache cannot be made words of in a graph
+FULL = "max_length must hold all tokens: one more than that came; make the cache larger, or crop it"
+
 
 def check_in_graph(cache: KVCache, need_weights: bool = False, **given: object) -> None:
     """Raise for what a step inside a graph cannot do."""
@@ -61,7 +64,7 @@ def attend_in_graph(
     if not cache.ring:
         if T > M:
             raise ShapeError(f"max_length must hold all tokens: {T} > {M}; make the cache larger")
-        torch._assert_async(at + T <= M, f"max_length must hold all tokens: more than {M}; make it larger")
+        torch._assert_async(at + T <= M, FULL)
         keys.index_copy_(2, spots, k)
         values.index_copy_(2, spots, v)
         columns = slots
