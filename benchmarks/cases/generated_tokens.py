@@ -103,9 +103,9 @@ for name, how, options, target in (
     register(
         Case(
             f"cuda_generate_{name}",
-            f"128 greedy tokens of a small Llama, {how}",
+            f"64 greedy tokens of a small Llama, {how}",
             partial(generated, options=options, compile=name == "compiled"),
-            {"B": 1, "L": 64, "T": 128, **LLAMA},
+            {"B": 1, "L": 64, "T": 64, **LLAMA},
             tiny=TINY,
             peer=TRANSFORMERS,
             devices=("cuda",),

@@ -322,7 +322,7 @@ def _checked(model: Transformer, ids: Tensor, count: int, options: Options) -> _
 def _stops(stop: int | Sequence[int] | None) -> list[int]:
     if stop is None:
         return []
-    several: Any = stop if isinstance(stop, (list, tuple)) or getattr(stop, "ndim", 0) else [stop]
+    several: Any = stop if isinstance(stop, (list, tuple)) or bool(getattr(stop, "ndim", 0)) else [stop]
     try:
         return [index(token) for token in several]
     except TypeError:
