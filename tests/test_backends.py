@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import headwise as hw
 from headwise import Mask, functional, reference
 from headwise.arguments import scores_from
-from headwise.engines import backends, first_pass, fused, kernels
+from headwise.engines import backends, decode, first_pass, fused, kernels
 from headwise.engines import scores as scores_room
 from headwise.engines.backend import Backend, Call, Gradients
 from headwise.engines.fused import Fused
@@ -590,6 +590,16 @@ def test_the_guard_counts_what_it_says(shapes: list[int]) -> None:
     reason = churn.reason("never seen")
     assert (reason is None) == (expected is None)
     assert expected is None or (reason is not None and reason.startswith(expected))
+
+
+def test_a_small_plain_call_of_one_query_is_left_to_flash(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, few = decode.Decode(), half_call(T=1, S=11)
+    assert backend.reluctance(few) == "5632 bytes of keys and values are few, from 33554432 on it pays"
+    assert (
+        backend.reluctance(half_call(T=1, S=11, mask=Mask.padding([3]))) is None
+    )  # which flash does not take
+    monkeypatch.setattr(decode, "WORTH_IT", 5632)
+    assert backend.reluctance(few) is None
 
 
 def test_no_plan_is_made_for_one_query_before_its_shape_has_come_often_in_a_row(

@@ -7,10 +7,12 @@ from torch import Tensor
 from .backend import Backend, Call, Gradients
 from .gpu.cannot import LARGEST_HEAD, cannot
 from .gpu.launches import interpreted
+from .kernels import HALF
 from .tiles import TILES
 
 __all__ = ["Decode"]
 
+WORTH_IT = 2**25  # bytes of keys and values
 MOST_ROWS = 64  # query heads that share a key head
 
 
@@ -42,6 +44,18 @@ class Decode(Backend):
         if scores.group > MOST_ROWS:
             return f"it takes up to {MOST_ROWS} heads that share keys, not {scores.group}"
         return cannot(scores)
+
+    def reluctance(self, call: Call) -> str | None:
+        """A plain call this small is over before ours is launched: torch's flash kernel takes it as it is."""
+        scores = call.scores
+        mask, scoring = scores.mask, scores.scoring
+        plain = mask.is_band and mask.left is None and scoring.softcap is None and not scoring.has_tensors
+        if not plain or scores.q.dtype not in HALF or interpreted():
+            return None
+        size = scores.k.nbytes + call.v.nbytes
+        if size >= WORTH_IT:
+            return None
+        return f"{size} bytes of keys and values are few, from {WORTH_IT} on it pays"
 
     def how(self, call: Call) -> str:
         """In a phrase."""
