@@ -73,6 +73,7 @@ def generated(
 
     largest = judge(prompt, use_cache=False).logits.abs().max()
     every = largest.expand(sizes["B"], T)
+    compile = compile and device.type == "cuda"  # a small case on a CPU is only looked at
     arms = {OURS: lambda: ours.generate(prompt, T, compile=compile), TRANSFORMERS: by_transformers}
     return Prepared(arms, lambda: {"logit": every}, part)
 
