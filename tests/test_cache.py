@@ -742,6 +742,21 @@ def test_what_compiled_steps_cannot_do_is_refused() -> None:
 
 
 @pytest.mark.slow
+def test_one_compiled_step_serves_caches_of_any_size(fresh_compiler: None) -> None:
+    """The words of an error that is not raised were made in the graph, of a number that changes."""
+    mha, x = layer(), tokens()
+    step = torch.compile(
+        lambda y, cache: mha(y, cache=cache, need_weights=False)[0], fullgraph=True, backend="eager"
+    )
+    with torch.no_grad():
+        whole = mha(x[:, :3])[0]
+        for size in (5, 7, 11):
+            cache = mha.cache(B, size)
+            said = [step(x[:, i : i + 1], cache) for i in range(3)]
+            assert_judged(torch.cat(said, 1), whole, whole, dtype=x.dtype)
+
+
+@pytest.mark.slow
 def test_a_compiled_step_past_the_end_raises(fresh_compiler: None) -> None:
     mha, x = layer(), tokens()
     cache = mha.cache(B, 2)
@@ -751,7 +766,7 @@ def test_a_compiled_step_past_the_end_raises(fresh_compiler: None) -> None:
     with torch.no_grad():
         step(x[:, :1])
         step(x[:, 1:2])
-        with pytest.raises(RuntimeError, match="max_length must hold all tokens: more than 2"):
+        with pytest.raises(RuntimeError, match="max_length must hold all tokens: one more than that came"):
             step(x[:, 2:3])
     with pytest.raises(ShapeError, match=r"2 \+ 1 > 2"):
         mha(x[:, :1], cache=cache)
