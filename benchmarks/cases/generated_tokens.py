@@ -21,6 +21,7 @@ import headwise as hw
 
 from ..registry import OURS, Arm, Case, Pinned, Prepared, Sizes, Values, register
 from .attention import PINS, SDPA
+from .watched_models import llama_config
 
 TRANSFORMERS = "Transformers' generate"
 
@@ -29,22 +30,8 @@ def language_model(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> An
     """A Llama whose output is its own: tied to random embeddings, it would only repeat its last token."""
     import transformers
 
-    transformers.logging.set_verbosity_error()
-    H, Hk, D, N, V = (sizes[letter] for letter in ("H", "Hk", "D", "N", "V"))
-    config = transformers.LlamaConfig(
-        hidden_size=H * D,
-        intermediate_size=sizes["I"],
-        num_hidden_layers=N,
-        num_attention_heads=H,
-        num_key_value_heads=Hk,
-        head_dim=D,
-        vocab_size=V,
-        max_position_embeddings=8192,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
+    no_tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    config = llama_config(sizes, max_position_embeddings=8192, tie_word_embeddings=False, **no_tokens)
     return transformers.LlamaForCausalLM(config).to(device, dtype).eval().requires_grad_(False)
 
 

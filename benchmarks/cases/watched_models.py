@@ -20,13 +20,13 @@ CHECKED = 64  # tokens: in a causal model the first ones do not know how long th
 CELLS = 128
 
 
-def llama(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Any:
-    """The model, as Transformers builds it, on its own choice of attention."""
+def llama_config(sizes: Sizes, **others: Any) -> Any:
+    """A Llama's config of these sizes; others: what else it says."""
     import transformers
 
     transformers.logging.set_verbosity_error()
     H, Hk, D, N, V = (sizes[letter] for letter in ("H", "Hk", "D", "N", "V"))
-    config = transformers.LlamaConfig(
+    return transformers.LlamaConfig(
         hidden_size=H * D,
         intermediate_size=sizes["I"],
         num_hidden_layers=N,
@@ -34,8 +34,15 @@ def llama(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Any:
         num_key_value_heads=Hk,
         head_dim=D,
         vocab_size=V,
-        max_position_embeddings=2**18,
+        **others,
     )
+
+
+def llama(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Any:
+    """The model, as Transformers builds it, on its own choice of attention."""
+    import transformers
+
+    config = llama_config(sizes, max_position_embeddings=2**18)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
