@@ -1,4 +1,4 @@
-"""What came out of `head_counts.py`, from its JSON and nothing else: tables, sentences, a picture.
+"""What came out of `head_counts.py`, from its JSON: tables, sentences, a picture; the presets beside it.
 
 Every sentence is worked out from the numbers. Spread is the standard deviation over seeds. Differences are
 taken seed by seed, between models that began with the same weights and read the same tokens; their intervals
@@ -17,6 +17,8 @@ from benchmarks.lengths import FAINT, GRID, INK
 
 import headwise as hw
 from headwise.heads.labels import MIXED
+from headwise.nn.presets import PRESETS
+from headwise.show.presets_table import distribution
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -336,6 +338,10 @@ def markdown(results: Results) -> str:
         *(f"- {each}" for each in sentences(results)),
         "",
         further_table(results),
+        "",
+        "The attention layers of models people know (`headwise presets`):",
+        "",
+        *(f"- {line}" for line in distribution(PRESETS.values())),
     ]
     return "\n".join([*lines, *_missing(results)]) + "\n"
 
