@@ -1,1 +1,1 @@
-"""What was done to trained models, with results as JSON: `python -m studies.NAME`."""
+"""What was done to trained models, and what came of it: `python -m studies.NAME`; results as JSON in results/."""

@@ -61,13 +61,11 @@ class Plan:
     heads: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     seeds: tuple[int, ...] = (0, 1, 2)
     steps: int = 1500
-    batch: int = 64
-    length: int = 512
-    lr: float = 1e-3
-    warmup: int = 100
+    batch: int = mini.BATCH
+    length: int = mini.LENGTH
+    lr: float = mini.LR  # of mini's optimizer
+    warmup: int = mini.WARMUP
     schedule: str = "cosine"
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.1
     clip: float = 1.0
     draws: int = 20  # sets of heads switched off, of each size; all sets where there are no more
     windows: int = 64  # of validation text, on which heads are switched off
@@ -112,19 +110,16 @@ def one_model(plan: Plan, heads: int, seed: int, tokens: corpus.Corpus, device: 
         "problems": {},
     }
     model.to(device)
-    probes = Probes(plan, tokens.validation, model.config.vocab_size, device)
+    validation = tokens.validation.to(torch.int32)
+    probes = Probes(plan, validation, model.config.vocab_size, device)
     with _part(told, "before"):
         told["before"] = diversity_of(model, probes)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=plan.lr, betas=plan.betas, weight_decay=plan.weight_decay,
-        fused=device != "cpu",
-    )  # fmt: skip
     history = fit(
         model,
-        mini.windows(tokens.train, plan.batch, plan.length, seed),
+        mini.windows(tokens.train.to(torch.int32).to(device), plan.batch, plan.length, seed),
         next_token_loss,
         steps=plan.steps,
-        optimizer=optimizer,
+        optimizer=mini.optimizer(model, plan.lr),
         warmup=plan.warmup,
         schedule=plan.schedule,
         clip=plan.clip,
@@ -136,7 +131,7 @@ def one_model(plan: Plan, heads: int, seed: int, tokens: corpus.Corpus, device: 
         "seconds": round(history.seconds, 2),
         "training_losses": _stretches(history.losses),
     }
-    return told | measured(model, plan, tokens.validation, probes, told)
+    return told | measured(model, plan, validation, probes, told)
 
 
 def next_token_loss(model: torch.nn.Module, batch: Tensor) -> Tensor:
