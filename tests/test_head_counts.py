@@ -14,7 +14,9 @@ import pytest
 import torch
 from studies import corpus, head_counts, mini
 from studies import head_counts_report as shown
-from studies.head_counts import TRIAL, Plan, crew, one_model, sets_of, taken_over, without
+from studies import head_counts_table as tables
+from studies.head_counts import crew, one_model, taken_over
+from studies.head_counts_measures import TRIAL, Plan, next_token_loss, sets_of, without
 
 from headwise.models import Transformer
 
@@ -66,8 +68,8 @@ def test_everything_is_measured_of_every_model(trained) -> None:
 
 
 def test_fractions_that_are_no_whole_heads_are_left_out(trained) -> None:
-    assert [name for name in trained[1]["without"] if name in shown.FRACTIONS] == ["1/2"]
-    assert [name for name in trained[2]["without"] if name in shown.FRACTIONS] == ["1/4", "1/2"]
+    assert [name for name in trained[1]["without"] if name in tables.FRACTIONS] == ["1/2"]
+    assert [name for name in trained[2]["without"] if name in tables.FRACTIONS] == ["1/4", "1/2"]
     # half of the two heads is one of them, and there are but two such sets
     assert trained[1]["without"]["1/2"] == trained[1]["without"]["one"]
 
@@ -77,7 +79,7 @@ def test_a_head_that_says_nothing_costs_nothing() -> None:
     with torch.no_grad():
         model.decoder.layers[0].attention.out_proj.weight[:, 8:] = 0
         text = torch.randint(0, 61, (3, 24))
-        whole = float(head_counts.next_token_loss(model, text))
+        whole = float(next_token_loss(model, text))
         silent, heard = without(model, text, [[(0, 1)], [(0, 0)]])
     assert silent == round(whole, 5)
     assert heard != silent
@@ -193,17 +195,17 @@ def three_seeds() -> dict[str, Any]:
 
 
 def test_differences_are_paired_by_seed_with_students_interval() -> None:
-    mean, half = shown.difference({0: 3.5, 1: 3.75, 2: 4.0, 5: 9.0}, {0: 3.0, 1: 3.125, 2: 3.25, 7: 1.0})
+    mean, half = tables.difference({0: 3.5, 1: 3.75, 2: 4.0, 5: 9.0}, {0: 3.0, 1: 3.125, 2: 3.25, 7: 1.0})
     assert mean == 0.625
     assert math.isclose(half, 4.303 * 0.125 / math.sqrt(3))
-    assert shown.difference({0: 1.0}, {0: 3.0}) == (-2.0, math.inf)
-    assert shown.difference({0: 1.0}, {1: 3.0}) is None
-    assert abs(shown.student(11) - 2.201) < 1e-3 and abs(shown.student(30) - 2.042) < 1e-3
+    assert tables.difference({0: 1.0}, {0: 3.0}) == (-2.0, math.inf)
+    assert tables.difference({0: 1.0}, {1: 3.0}) is None
+    assert abs(tables.student(11) - 2.201) < 1e-3 and abs(tables.student(30) - 2.042) < 1e-3
 
 
 def test_the_table_gives_mean_spread_and_difference() -> None:
     rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in shown.table(three_seeds()).split("\n")
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in tables.table(three_seeds()).split("\n")
     ]
     header, four, eight = rows[0], rows[2], rows[3]
     assert header[:3] == ["heads", "validation loss", "beside 8 heads"]
@@ -219,7 +221,7 @@ def test_the_table_gives_mean_spread_and_difference() -> None:
 def test_the_further_table_counts_heads_that_matter_and_labels() -> None:
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in shown.further_table(three_seeds()).split("\n")
+        for line in tables.further_table(three_seeds()).split("\n")
     ]
     told = dict(zip(rows[0], rows[3], strict=True))
     assert told["heads that matter"] == "0.50 ± 0.00" and told["labelled heads"] == "0.25 ± 0.00"
@@ -245,7 +247,7 @@ def test_unequal_models_and_single_seeds_are_told() -> None:
     said = "\n".join(shown.sentences(made([model(1, 0), model(2, 0, parameters=7)])))
     assert "Models are not equal" in said and "One seed" in said
     assert "Beside 2 heads it is not told apart with 1." in said
-    assert "(one seed)" in shown.table(made([model(1, 0), model(2, 0)]))
+    assert "(one seed)" in tables.table(made([model(1, 0), model(2, 0)]))
 
 
 def test_what_is_missing_is_listed() -> None:
