@@ -224,9 +224,7 @@ def run_all(plan: Plan, options: argparse.Namespace) -> Report:
                 models[job] = told
                 missing.pop(job)
             save()
-            said = (
-                missing.get(job) or f"validation loss {told.get('validation_loss')}, {told['seconds']:.0f} s"
-            )
+            said = missing.get(job) or f"loss {told.get('validation_loss')}, {told['seconds']:.0f} s"
             print(f"{time.monotonic() - began:5.0f} s  {job[0]:2} heads, seed {job[1]}: {said}", flush=True)
 
         deadline = began + 60 * options.minutes

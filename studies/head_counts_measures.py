@@ -172,10 +172,7 @@ def _repetition(model: Transformer, plan: Plan, probes: Probes) -> Report:
     )  # [layers, H]
     layer, head = divmod(int(stripes.argmax()), stripes.shape[1])
     losses = cross_entropy(logits[:, :-1].transpose(1, 2), probes.repeated[:, 1:], reduction="none").mean(0)
-    first, second = (
-        losses[: plan.period - 1],
-        losses[plan.period :],
-    )  # between them: the first is unforeseeable
+    first, second = losses[: plan.period - 1], losses[plan.period :]  # what is between could not be foreseen
     return {
         "induction": {"layer": layer, "head": head, "score": _number(float(stripes.max()))},
         "said_twice": {"first": _number(float(first.mean())), "second": _number(float(second.mean()))},
@@ -202,7 +199,9 @@ def without(model: Transformer, text: Tensor, sets: Iterable[list[tuple[int, int
     losses = []
     for some in sets:
         with hw.ablate(model, some):
-            losses.append(_number(float(next_token_loss(model, text))))
+            losses.append(round(float(next_token_loss(model, text)), 5))
+        if not math.isfinite(losses[-1]):
+            raise ArithmeticError(f"the loss without {some} is {losses[-1]}")
     return losses
 
 

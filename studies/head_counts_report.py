@@ -22,6 +22,7 @@ from .head_counts_table import (
     Results,
     Value,
     at,
+    by_heads,
     counts_of,
     difference,
     further_table,
@@ -135,7 +136,7 @@ def _caveats(results: Results) -> list[str]:
         few, many = counts[0], counts[-1]
         said.append(
             f"RoPE turns pairs of channels, each at its own pace: {pairs[few]} paces with "
-            f"{heads_in_words(few)}, {pairs[many]} with {heads_in_words(many)}. More heads are fewer paces, too."
+            f"{heads_in_words(few)}, {pairs[many]} with {heads_in_words(many)}. More heads are fewer paces."
         )
     if counts[0] == 1:
         said.append(

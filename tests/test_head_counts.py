@@ -81,8 +81,11 @@ def test_a_head_that_says_nothing_costs_nothing() -> None:
         text = torch.randint(0, 61, (3, 24))
         whole = float(next_token_loss(model, text))
         silent, heard = without(model, text, [[(0, 1)], [(0, 0)]])
-    assert silent == round(whole, 5)
-    assert heard != silent
+        assert silent == round(whole, 5)
+        assert heard != silent
+        model.embedding.tokens.weight[:] = math.nan
+        with pytest.raises(ArithmeticError, match=r"the loss without \[\(1, 0\)\] is nan"):
+            without(model, text, [[(1, 0)]])
 
 
 def test_sets_of_heads_are_all_there_are_or_different_draws() -> None:
