@@ -117,7 +117,7 @@ def _caveats(results: Results) -> list[str]:
     settings, models = results["settings"], results["models"]
     counts, seeds = counts_of(results), {model["seed"] for model in models}
     said = [
-        f"One learning rate ({settings['lr']:g}) for all, tuned for none of them; {settings['steps']} steps "
+        f"One learning rate ({settings['lr']:g}, mini's) for all, tuned for none; {settings['steps']} steps "
         f"of {settings['batch'] * settings['length']:,} tokens."
     ]
     weights = {
@@ -140,8 +140,8 @@ def _caveats(results: Results) -> list[str]:
         )
     if counts[0] == 1:
         said.append(
-            "With 1 head a layer, switching it off takes all attention of that layer, and it has no other "
-            "head to differ from."
+            "With 1 head a layer, switching it off takes all attention of that layer, it has no other head to "
+            "differ from, and an eighth of all heads may be less than one."
         )
     if len(counts) > 2:
         said.append(
@@ -166,7 +166,7 @@ def markdown(results: Results) -> str:
         f"{len(results['models'])} models, {len({m['seed'] for m in results['models']})} seeds, on {where} "
         f"({results['run']['versions']['torch']}). Mean ± standard deviation over seeds; losses in nats per "
         f"token; without: how much the loss rises with heads switched off, one of all, or that share of all "
-        f"({settings['draws']} draws).",
+        f"({settings['draws']} draws, or all there are).",
         "",
         table(results),
         "",
