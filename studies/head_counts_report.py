@@ -140,8 +140,8 @@ def _caveats(results: Results) -> list[str]:
         )
     if counts[0] == 1:
         said.append(
-            "With 1 head a layer, switching it off takes all attention of that layer, it has no other head to "
-            "differ from, and an eighth of all heads may be less than one."
+            "With 1 head a layer, switching it off takes all attention of that layer, it has no other head "
+            "to differ from, and an eighth of all heads may be less than one."
         )
     if len(counts) > 2:
         said.append(
