@@ -21,10 +21,10 @@ from ..errors import ArgumentError, needed
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["VOCABULARY", "BytePairs"]
+__all__ = ["SPACE", "UNLIMITED", "VOCABULARY", "BytePairs"]
 
 VOCABULARY = "tokenizer.json"
-UNLIMITED = 1 << 24  # tokens, where nobody says how many there may be
+UNLIMITED = 1 << 24  # tokens: no limit; other tokenizers say 10^30
 SPACE = "␣"
 
 Offsets = list[tuple[int, int]]
@@ -269,7 +269,7 @@ class BytePairs:
                     f"tokens must be of one sequence: got a tensor {list(tokens.shape)}; take a row of it"
                 )
             tokens = tokens.tolist()
-        ids = [tokens] if isinstance(tokens, int) else list(tokens)  # type: ignore[arg-type]
+        ids = [tokens] if isinstance(tokens, int) else list(tokens)
         for token in ids:
             if not 0 <= token < self.vocab_size:
                 raise ArgumentError(

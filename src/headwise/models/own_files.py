@@ -281,7 +281,10 @@ def _checked(name: str, plain: object, known: Sequence[str], optional: Container
 def is_ours(folder: Path) -> bool:
     """Whether a folder's config.json is one of `Transformer.save`."""
     try:
-        said = json.loads((folder / CONFIG).read_text("utf-8"))
+        text = (folder / CONFIG).read_text("utf-8")
+        said = json.loads(text)
+    except json.JSONDecodeError:
+        return f'"format": "{FORMAT}"' in text  # a damaged one, which its own reader knows best
     except (OSError, ValueError):
         return False
     return isinstance(said, dict) and said.get("format") == FORMAT
