@@ -146,11 +146,12 @@ def _own_dtype(model: Transformer) -> torch.dtype:
 
 
 def _stored(model: Transformer, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The weights by name as they go into the file."""
+    """The weights by name as they go into the file, each once."""
     state: dict[str, Tensor] = model.state_dict()
     _check_described(model, state)
     tensors = {}
-    for name, weight in state.items():
+    for name in dict.fromkeys(_firsts(model).values()):
+        weight = state[name]
         tensors[name] = weight.detach().to("cpu", dtype, copy=True).contiguous()
         if not torch.equal(tensors[name].isfinite(), weight.isfinite().cpu()):
             raise ArgumentError(
@@ -169,22 +170,29 @@ def _check_described(model: Transformer, state: Mapping[str, Tensor]) -> None:
         raise ArgumentError(
             f"model must be a plain Transformer: got {kind.__name__}, to be read as one; use torch.save"
         )
-    made = kind(model.config, device="meta").state_dict()
-    for name in (*made, *state):
-        here, there = (_shape(name, weights) for weights in (state, made))
+    made = kind(model.config, device="meta")
+    wanted = made.state_dict()
+    for name in (*wanted, *state):
+        here, there = (_shape(name, weights) for weights in (state, wanted))
         if here != there:
             raise ArgumentError(
                 f"model must be as its config says: {name!r} is {here} for {there}; use "
                 "torch.save for a model that was pruned or changed by hand"
             )
-    shared: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        first = shared.setdefault(id(parameter), name)
-        if first != name:
+    meant = _firsts(made)
+    for name, first in _firsts(model).items():
+        if first != meant[name]:
             raise ArgumentError(
                 f"model must be as its config says: {name!r} is {first!r}, too; share them by the config, as "
                 "output='tied' does"
             )
+
+
+def _firsts(model: Transformer) -> dict[str, str]:
+    """Every weight's name -> the first name that it has: layers may share one."""
+    names: dict[int, str] = {}
+    weights = model.named_parameters(remove_duplicate=False)
+    return {name: names.setdefault(id(weight), name) for name, weight in weights}
 
 
 def _shape(name: str, weights: Mapping[str, Tensor]) -> str:
@@ -362,7 +370,8 @@ def _weights(folder: Path, model: Transformer, header: Plain) -> dict[str, Tenso
     """Every weight of the model by its name, in its dtype."""
     with needed("safetensors", "weights in files need safetensors"):
         from safetensors import SafetensorError, safe_open
-    wanted, stored, own = model.state_dict(), DTYPES[header["stored"]], DTYPES[header["dtype"]]
+    stored, own, firsts = DTYPES[header["stored"]], DTYPES[header["dtype"]], _firsts(model)
+    wanted = {name: weight for name, weight in model.state_dict().items() if firsts[name] == name}
     try:
         with safe_open(folder / WEIGHTS, framework="pt") as file:
             there = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
@@ -383,7 +392,8 @@ def _weights(folder: Path, model: Transformer, header: Plain) -> dict[str, Tenso
                 f"weights must be stored as {CONFIG} says: {name!r} is {_name_of(there[name].dtype)} for "
                 f"{header['stored']}; are they of another model?"
             )
-    return {name: weight.to(own, copy=True) for name, weight in there.items()}
+    weights = {name: weight.to(own, copy=True) for name, weight in there.items()}
+    return {name: weights[first] for name, first in firsts.items()}
 
 
 def _check_fit(tokenizer: BytePairs, config: TransformerConfig) -> None:
