@@ -39,7 +39,6 @@ def config(num_heads: int = 8, **changed: object) -> TransformerConfig:
         d_model=256,
         num_heads=num_heads,
         num_layers=4,
-        d_ff=896,
         rope=Rope(),
         norm="rms",
         bias=False,
