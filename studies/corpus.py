@@ -107,7 +107,9 @@ def texts(folder: Path = DATA) -> list[tuple[str, str, str]]:
             if len(cleaned) >= SHORTEST:
                 documents.append((f"{source.name}, {source.what}", name, cleaned))
         letters = sum(len(text) for _, _, text in documents[before:])
-        print(f"{source.name + ', ' + source.what:42s} {len(documents) - before:6,} documents {letters / 1e6:6.1f} MB")
+        print(
+            f"{source.name + ', ' + source.what:42s} {len(documents) - before:6,} documents {letters / 1e6:6.1f} MB"
+        )
     random.Random(0).shuffle(documents)
     with whole_file(place) as temporary, lzma.open(temporary, "wt", encoding="utf-8", preset=6) as stream:
         for document in documents:
@@ -118,7 +120,9 @@ def texts(folder: Path = DATA) -> list[tuple[str, str, str]]:
 def clean(text: str) -> str:
     """The same text with plain quotes and dashes, no trailing spaces, and never more than one empty line."""
     text = unicodedata.normalize("NFKC", text.replace("\r\n", "\n").expandtabs(4))
-    text = text.translate({ord(a): b for a, b in zip("“”‘’–—", ('"', '"', "'", "'", "-", " - "), strict=True)})
+    text = text.translate(
+        {ord(a): b for a, b in zip("“”‘’–—", ('"', '"', "'", "'", "-", " - "), strict=True)}
+    )
     text = re.sub(r"[^\x20-\x7e\n]", "", text)
     text = re.sub(r"([=\-~^*#\"'_.+`])\1{8,}", lambda line: line[1] * 8, text)  # rules under headings
     text = re.sub(r" +\n", "\n", text)
@@ -170,7 +174,9 @@ def load(folder: Path = DATA) -> Corpus:
         parts: dict[str, list[Tensor]] = {"train": [], "validation": []}
         for at in range(0, len(documents), 1000):
             some = documents[at : at + 1000]
-            for (_, name, _), found in zip(some, tokenizer.encode_batch([text for *_, text in some]), strict=True):
+            for (_, name, _), found in zip(
+                some, tokenizer.encode_batch([text for *_, text in some]), strict=True
+            ):
                 ids = torch.tensor(found.ids, dtype=torch.int32).to(torch.uint16)
                 parts["validation" if is_held_out(name) else "train"].append(ids)
         with whole_file(place) as temporary:

@@ -158,13 +158,20 @@ def crew(
 def assembled(plan: Plan, about: Report, models: dict[Job, Report], missing: dict[Job, str]) -> Report:
     """What is written: settings, machine, every model's numbers, and what is missing."""
     return {
-        "settings": json.loads(json.dumps(asdict(plan))),
+        "settings": _settings(plan),
         "run": about,
         "models": [models[job] for job in sorted(models)],
         "missing": [
             {"heads": heads, "seed": seed, "why": missing[heads, seed]} for heads, seed in sorted(missing)
         ],
     }
+
+
+def _settings(plan: Plan) -> Report:
+    """What all models share, their sizes among them."""
+    sizes = plan.config(1)
+    model = {name: getattr(sizes, name) for name in ("d_model", "num_layers", "d_ff", "vocab_size")}
+    return json.loads(json.dumps(asdict(plan))) | {"model": model}
 
 
 def written(results: Report) -> str:
@@ -238,7 +245,7 @@ def taken_over(plan: Plan, earlier: Report) -> dict[Job, Report]:
     Raises:
         ValueError: it was run with other settings: its models cannot stand beside these.
     """
-    mine = json.loads(json.dumps(asdict(plan)))
+    mine = _settings(plan)
     free = ("heads", "seeds")
     differ = [name for name in mine if name not in free and mine[name] != earlier["settings"].get(name)]
     if differ:

@@ -120,6 +120,7 @@ def _caveats(results: Results) -> list[str]:
         f"One learning rate ({settings['lr']:g}, mini's) for all, tuned for none; {settings['steps']} steps "
         f"of {settings['batch'] * settings['length']:,} tokens."
     ]
+    said += results.get("remarks", [])
     weights = {
         seed: {model["initial_weights"] for model in models if model["seed"] == seed} for seed in seeds
     }

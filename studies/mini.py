@@ -25,7 +25,16 @@ from headwise.whole_files import whole_file
 
 from . import corpus
 
-__all__ = ["checkpoint_steps", "config", "model_at", "optimizer", "ship", "train", "validation_loss", "windows"]
+__all__ = [
+    "checkpoint_steps",
+    "config",
+    "model_at",
+    "optimizer",
+    "ship",
+    "train",
+    "validation_loss",
+    "windows",
+]
 
 LENGTH, BATCH, STEPS, WARMUP, LR, SEED = 512, 64, 8000, 200, 3e-3, 0
 CHECKPOINTS = 20
@@ -84,7 +93,9 @@ def validation_loss(model: Transformer, tokens: Tensor, length: int = LENGTH, ba
     total = 0.0
     for x, y in zip(inputs.split(batch), targets.split(batch), strict=True):
         logits = model(x.to(device).long())  # [B, T, V]
-        total += cross_entropy(logits.flatten(0, 1).float(), y.to(device).long().flatten(), reduction="sum").item()
+        total += cross_entropy(
+            logits.flatten(0, 1).float(), y.to(device).long().flatten(), reduction="sum"
+        ).item()
     return total / (count * length)
 
 
@@ -95,7 +106,13 @@ def checkpoint_steps(steps: int, count: int = CHECKPOINTS) -> list[int]:
 
 
 def train(
-    out: Path, *, device: str = "cpu", steps: int = STEPS, batch: int = BATCH, seed: int = SEED, every: int = 500
+    out: Path,
+    *,
+    device: str = "cpu",
+    steps: int = STEPS,
+    batch: int = BATCH,
+    seed: int = SEED,
+    every: int = 500,
 ) -> Transformer:
     """Train mini, or go on; weights at `checkpoint_steps` and history.json lie in `out` afterwards."""
     from safetensors.torch import save_file
@@ -180,7 +197,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--ship", action="store_true", help="write the package's own model from what was trained")
+    parser.add_argument(
+        "--ship", action="store_true", help="write the package's own model from what was trained"
+    )
     given = parser.parse_args()
     model = train(given.out, device=given.device, steps=given.steps, batch=given.batch, seed=given.seed)
     if given.ship:
