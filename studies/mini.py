@@ -57,7 +57,7 @@ def config(num_heads: int = 8, **changed: object) -> TransformerConfig:
 
 
 def windows(tokens: Tensor, batch: int, length: int, seed: int) -> Callable[[int], Iterator[Tensor]]:
-    """For `fit`: of an epoch, all windows of length + 1 tokens in an order of its own, int64 [batch, length + 1].
+    """For `fit`: of an epoch, all windows of length + 1 tokens in an order of its own, int64 [B, length + 1].
 
     They overlap by one token, so that each is predicted once. Every epoch begins at another token.
     """
