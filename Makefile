@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup look test docs test-slow test-models test-versions browser lint bench fuzz check-score clean
+.PHONY: help setup look test docs test-slow test-models test-versions browser lint bench fuzz train-mini check-score clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ bench: $(READY) ## the benchmarks
 
 fuzz: $(READY) ## our class against torch's over random calls (ARGS="--minutes 5 --seed 1")
 	@$(BIN)/python tests/fuzz_as_torch.py $(ARGS)
+
+train-mini: $(READY) ## train the built-in model anew: the text is fetched, the package's own files are written (hours without a GPU)
+	@$(BIN)/python -m studies.mini --ship $(ARGS)
 
 check-score: $(READY) ## the examiner's mutation score: planted faults caught and named, right modules passed
 	@$(BIN)/python tests/check_score.py $(ARGS)
