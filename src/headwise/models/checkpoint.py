@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError, needed
 from .families import Family, family_of
+from .own_files import Undrawn
 from .transformer import Transformer
 from .transformer_config import TransformerConfig
 
@@ -89,7 +90,8 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 def _filled(config: TransformerConfig, family: Family, theirs: Mapping[str, Tensor]) -> Transformer:
     """Our model with their weights."""
-    model = Transformer(config, device="meta")
+    with Undrawn():
+        model = Transformer(config, device="meta")
     state: dict[str, Tensor] = {}
     trained: dict[str, bool] = {}
     for name, tensor in theirs.items():

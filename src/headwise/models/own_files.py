@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ..errors import REMEDIES, ArgumentError, HeadwiseError, needed
 from ..nn.options import Buckets, QKNorm
@@ -29,7 +30,7 @@ from .transformer_config import TransformerConfig
 if TYPE_CHECKING:
     from .transformer import Transformer
 
-__all__ = ["config_of", "is_ours", "plain_config", "read", "read_tokenizer", "save"]
+__all__ = ["Undrawn", "config_of", "is_ours", "plain_config", "read", "read_tokenizer", "save"]
 
 FORMAT, VERSION = "headwise", 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -43,6 +44,12 @@ DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
+DRAWS = (
+    "normal_",
+    "uniform_",
+    "kaiming_uniform_",
+    "xavier_uniform_",
+)  # methods of tensors, and of torch.nn.init
 SCALINGS = {kind.__name__: kind for kind in (Linear, Ntk, Llama3, Yarn)}
 
 Plain = dict[str, Any]  # what JSON holds
@@ -170,7 +177,8 @@ def _check_described(model: Transformer, state: Mapping[str, Tensor]) -> None:
         raise ArgumentError(
             f"model must be a plain Transformer: got {kind.__name__}, to be read as one; use torch.save"
         )
-    made = kind(model.config, device="meta")
+    with Undrawn():
+        made = kind(model.config, device="meta")
     wanted = made.state_dict()
     for name in (*wanted, *state):
         here, there = (_shape(name, weights) for weights in (state, wanted))
@@ -286,6 +294,22 @@ def _checked(name: str, plain: object, known: Sequence[str], optional: Container
 # Back from a folder
 
 
+class Undrawn(TorchFunctionMode):
+    """While a model is made without memory: nothing is drawn for its weights.
+
+    torch would load its library of such operations, which takes longer than all else.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Plain | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in DRAWS:
+            weight = args[0] if args else (kwargs or {})["tensor"]
+            if weight.is_meta:
+                return weight
+        return func(*args, **(kwargs or {}))
+
+
 def is_ours(folder: Path) -> bool:
     """Whether a folder's config.json is one of `Transformer.save`."""
     try:
@@ -309,7 +333,8 @@ def read(folder: Path, kind: type[Transformer]) -> tuple[Transformer, str | None
         PackageMissing: safetensors is not installed.
     """
     header = _header(folder)
-    model = kind(_config(folder, header), device="meta")
+    with Undrawn():
+        model = kind(_config(folder, header), device="meta")
     state = _weights(folder, model, header)
     model.load_state_dict(state, assign=True)
     return model.eval(), header["title"]
