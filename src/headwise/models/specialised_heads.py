@@ -245,6 +245,11 @@ def _check_shape(name: str, value: Tensor, shape: tuple[int, ...]) -> None:
 def specialisation(folder: str | os.PathLike[str] | None = None) -> Specialisation:
     """How the heads of the built-in model specialised: each at some twenty checkpoints of its training.
 
+        life = hw.models.specialisation()
+        life.when("induction_stripe", 0.4)         # the first checkpoint with an induction head, and which
+        life.of(2, 5)                              # the life of one head, row by row
+        life.plot()
+
     Nothing is run: what was measured is read from a file in the package.
 
     Args:
@@ -253,12 +258,6 @@ def specialisation(folder: str | os.PathLike[str] | None = None) -> Specialisati
     Raises:
         ArgumentError: no such file in the folder, or not one of ours.
         PackageMissing: safetensors is not installed.
-
-    Example:
-        >>> life = specialisation()                              # doctest: +SKIP
-        >>> life.when("induction_stripe", 0.4)                   # doctest: +SKIP
-        Moment(step=1600, tokens=26214400, layer=2, head=5, score=0.47)
-        >>> life.plot().savefig("specialisation.png")            # doctest: +SKIP
     """
     with needed("safetensors", "reading what was measured needs safetensors"):
         from safetensors import safe_open
