@@ -16,23 +16,21 @@ Letters: B sequences, P period (tokens that are said twice), L layers, H heads.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 import headwise as hw
 from headwise.errors import ArgumentError, ShapeError
 
 from .probe_texts import CODE, PROSE
+from .switched_off import DRAWS, Place, Probe, Told, ablations, stripe
 
 __all__ = ["KINDS", "Probe", "ablations", "markdown", "measured", "probes_of", "scores_on"]
 
@@ -40,12 +38,8 @@ RESULTS = Path(__file__).parent / "results" / "probes.json"
 PERIODS = (50, 100, 200)  # of random tokens
 PIECE = 120  # tokens of prose or code that are said twice, at most
 SEQUENCES = 4  # of random tokens, per period
-DRAWS = 20
-METHODS = ("zero", "mean")
 
-Place = tuple[int, int]  # layer, head
 Scores = dict[str, Tensor]  # [L, H] each
-Told = dict[str, Any]  # what JSON holds
 
 
 @dataclass(frozen=True)
@@ -64,22 +58,6 @@ KINDS = {
 }
 STATISTICS = ("entropy", "first", "previous", "itself", "local")
 SHOWN = ("previous", "induction_stripe", "duplicate_token", "local", "first")
-
-
-@dataclass(frozen=True, eq=False)
-class Probe:
-    """Sequences in which everything is said twice.
-
-    batches: int [B, start + 2 P] each; start: 1 where a start token stands in front, else 0.
-    """
-
-    name: str
-    batches: tuple[Tensor, ...]
-    start: int
-
-    def period(self, ids: Tensor) -> int:
-        """P of a batch."""
-        return (ids.shape[1] - self.start) // 2
 
 
 # The probes
@@ -174,11 +152,6 @@ def scores_on(model: nn.Module, probe: Probe) -> Scores:
     return total
 
 
-def stripe(map: hw.AttentionMap, period: int) -> Tensor:
-    """`headwise.heads.induction_stripe`, mean over sequences, [H]."""
-    return hw.heads.induction_stripe(map, period).mean(0)
-
-
 def labels_of(scores: Scores) -> list[list[hw.heads.Label]]:
     """A label per head, by the thresholds of `headwise.heads.LABELS`; induction is the stripe."""
     known = scores | {"induction": scores["induction_stripe"]}
@@ -202,130 +175,6 @@ def places(which: Tensor, order: Tensor) -> list[Place]:
     """(layer, head) of those that are True, largest in `order` first."""
     chosen = [(int(i), int(j)) for i, j in which.nonzero()]
     return sorted(chosen, key=lambda at: -float(order[at]))
-
-
-# What is lost without some heads
-
-
-@torch.no_grad()
-def losses_of(model: nn.Module, probe: Probe) -> tuple[float, float]:
-    """Nats per token where a text is said first, and where it is said again; its first token left out."""
-    sums, count = [0.0, 0.0], 0
-    for ids in probe.batches:
-        said = model(ids)
-        logits = said if isinstance(said, Tensor) else said.logits
-        P, count = probe.period(ids), count + len(ids) * (probe.period(ids) - 1)
-        for half in (0, 1):
-            begin = probe.start + half * P
-            given, wanted = logits[:, begin : begin + P - 1], ids[:, begin + 1 : begin + P]
-            sums[half] += float(
-                cross_entropy(given.flatten(0, 1).double(), wanted.flatten(), reduction="sum")
-            )
-    return sums[0] / count, sums[1] / count
-
-
-@torch.no_grad()
-def stripe_of(model: nn.Module, probe: Probe, heads: Sequence[Place]) -> float:
-    """The mean stripe of some heads."""
-    total, count = 0.0, 0
-    for ids in probe.batches:
-        with hw.watch(model, statistics=(), pooled=None, keep=True) as watched:
-            model(ids)
-        period = probe.period(ids)
-        total += sum(float(stripe(watched[layer].map, period)[head]) for layer, head in heads) * len(ids)
-        count += len(ids) * len(heads)
-    return total / count
-
-
-def others(
-    chosen: Sequence[Place], out: set[Place], num_heads: int, draws: int, seed: int
-) -> list[list[Place]]:
-    """Other heads, as many in each layer: `draws` different sets, or all there are.
-
-    Args:
-        out: heads that are in none of them.
-    """
-    per_layer: dict[int, int] = {}
-    for layer, _ in chosen:
-        per_layer[layer] = per_layer.get(layer, 0) + 1
-    pools = {layer: [(layer, h) for h in range(num_heads) if (layer, h) not in out] for layer in per_layer}
-    there_are = math.prod(math.comb(len(pools[layer]), count) for layer, count in per_layer.items())
-    if there_are <= draws:
-        ways = [list(itertools.combinations(pools[layer], count)) for layer, count in per_layer.items()]
-        return [list(itertools.chain(*way)) for way in itertools.product(*ways)]
-    random = torch.Generator().manual_seed(seed)
-    sets: dict[tuple[Place, ...], None] = {}
-    while len(sets) < draws:
-        picked: list[Place] = []
-        for layer, count in per_layer.items():
-            order = torch.randperm(len(pools[layer]), generator=random)[:count].tolist()
-            picked += [pools[layer][i] for i in order]
-        sets[tuple(sorted(picked))] = None
-    return [list(each) for each in sets]
-
-
-def spread_of(numbers: Sequence[float], beside: float, worse: int = 1) -> Told:
-    """The mean of draws, the interval that holds 95% of them, and how many do as much as the heads beside.
-
-    worse: 1 where more is worse, as of a loss; -1 where less is.
-    """
-    if not numbers:
-        return {"draws": 0, "mean": None, "low": None, "high": None, "as_much": None}
-    told = torch.tensor(numbers, dtype=torch.float64)
-    low, high = told.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    as_much = int((told * worse >= beside * worse).sum())
-    return {"draws": len(numbers), "mean": float(told.mean()), "low": low, "high": high, "as_much": as_much}
-
-
-def ablations(
-    model: nn.Module,
-    probes: Sequence[Probe],
-    kinds: dict[str, list[Place]],
-    num_heads: int,
-    *,
-    draws: int = DRAWS,
-    seed: int = 0,
-) -> Iterator[Told]:
-    """A row per kind, method and probe: the loss with the heads of the kind off, and with others off.
-
-    Args:
-        kinds: the heads of "induction" and "previous-token".
-    """
-    out = {place for heads in kinds.values() for place in heads}
-    for kind, chosen in kinds.items():
-        beside = others(chosen, out, num_heads, draws, seed)
-        for method, probe in itertools.product(METHODS, probes):
-
-            def without(
-                heads: Sequence[Place], method: str = method, probe: Probe = probe, kind: str = kind
-            ) -> tuple[float, float, float | None]:
-                with ExitStack() as stack:
-                    if heads:
-                        stack.enter_context(hw.ablate(model, list(heads), method))
-                    first, second = losses_of(model, probe)
-                    seen = stripe_of(model, probe, kinds["induction"]) if kind != "induction" else None
-                return first, second, seen
-
-            whole, less = without([]), without(chosen)
-            drawn = [without(heads) for heads in beside]
-            row: Told = {
-                "kind": kind,
-                "heads": [list(place) for place in chosen],
-                "method": method,
-                "probe": probe.name,
-                "first": {"loss": whole[0], "without": less[0]},
-                "loss": whole[1],
-                "without": less[1],
-                "others": spread_of([each[1] for each in drawn], less[1]),
-            }
-            if whole[2] is not None and less[2] is not None:
-                stripes = [each[2] for each in drawn if each[2] is not None]
-                row["stripe"] = {
-                    "whole": whole[2],
-                    "without": less[2],
-                    "others": spread_of(stripes, less[2], worse=-1),
-                }
-            yield row
 
 
 # All of it
@@ -443,7 +292,7 @@ def markdown(results: Told) -> str:
             f"{row['loss']:.2f}",
             f"{row['without']:.2f}",
             _interval(beside),
-            f"{beside['as_much']} of {beside['draws']}",
+            f"{beside['as_much']} of {beside['draws']}" if beside["draws"] else "-",
             *stripes,
         ]
         lines.append(f"| {' | '.join(cells)} |")

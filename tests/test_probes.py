@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from studies import probe_texts, probes
+from studies import probe_texts, probes, switched_off
 
 import headwise as hw
 from headwise.errors import ShapeError
@@ -100,7 +100,7 @@ def test_the_stripe_and_the_previous_token_are_those_of_the_map() -> None:
     random, *_ = probes.probes_of(model, Letters(), **SMALL)
     probe = probes.Probe("one", random.batches[:1], 1)
     scores, ids = probes.scores_on(model, probe), probe.batches[0]
-    with torch.no_grad(), hw.watch(model, keep=True) as heads:
+    with torch.no_grad(), hw.watch(model, statistics=(), pooled=None) as heads:
         model(ids)
     for layer in (0, 1):
         weights = heads[layer].map.dense().double()  # [B, H, T, S]
@@ -112,13 +112,15 @@ def test_the_stripe_and_the_previous_token_are_those_of_the_map() -> None:
 
 def test_draws_are_other_heads_of_the_same_layers_and_no_two_alike() -> None:
     chosen, out = [(0, 1), (2, 3), (2, 4)], {(0, 1), (2, 3), (2, 4), (2, 0)}
-    drawn = probes.others(chosen, out, 11, 20, seed=5)
+    drawn = switched_off.others(chosen, out, 11, 20, seed=5)
     assert len({tuple(each) for each in drawn}) == 20
     for each in drawn:
         assert sorted(layer for layer, _ in each) == [0, 2, 2] and not out & set(each)
-    few = probes.others([(1, 2)], {(1, 2)}, 5, 20, seed=5)
+    few = switched_off.others([(1, 2)], {(1, 2)}, 5, 20, seed=5)
     assert few == [[(1, head)] for head in (0, 1, 3, 4)]
-    assert probes.others([(0, 0), (0, 1)], {(0, 0), (0, 1)}, 3, 20, seed=5) == []  # one other, two wanted
+    assert (
+        switched_off.others([(0, 0), (0, 1)], {(0, 0), (0, 1)}, 3, 20, seed=5) == []
+    )  # one other, two wanted
 
 
 def test_a_local_head_is_one_that_is_nothing_more_special() -> None:
