@@ -55,6 +55,8 @@ DOWNWARD = {
     ("heads/collection.py", "Heads.plot", "show"),
     ("models/specialised_heads.py", "Specialisation.table", "show"),
     ("models/specialised_heads.py", "Specialisation.plot", "show"),
+    ("heads/roles.py", "Roles.table", "show"),
+    ("heads/roles.py", "Roles.__str__", "show"),
     ("listeners/robustness.py", "Robustness.plot", "show"),
     ("examiner/report.py", "Report.__str__", "examiner.showing"),
     ("examiner/report.py", "Report._repr_html_", "examiner.showing"),
