@@ -166,7 +166,7 @@ def ablations(
 
 
 class Numbers(NamedTuple):
-    """Losses of the first and the second saying; the mean stripe of some heads, NaN where none are watched."""
+    """Losses of the first and the second saying; the mean stripe of heads, NaN where none are watched."""
 
     first: float
     second: float

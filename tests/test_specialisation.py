@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from studies import checkpoints
 
+import headwise as hw
 from headwise.errors import ArgumentError
-from headwise.models import Specialisation, specialisation
+from headwise.models import Specialisation, Transformer, specialisation
 from headwise.models import specialised_heads as files
+from planted_circuit import INDUCTION, PREVIOUS, Letters, planted, small_config
 
 C, L, H = 5, 2, 3
 
@@ -174,3 +178,75 @@ def test_the_table_has_a_row_per_checkpoint() -> None:
     last = next(row for row in rows if row.lstrip().startswith("160"))
     assert "0.90 (0.1)" in last and "0.70 (1.2)" in last and "1 previous-token, 5 mixed" in last
     assert last.split()[7:10] == ["0.70", "(1.2)", "1"]  # a role was found
+
+
+# From checkpoints
+
+
+OPTIONS = {"periods": (19,), "piece": 19, "sequences": 2}
+
+
+def a_training(folder: Path, **changes: Any) -> Path:
+    """Random weights before the first step, the planted circuit after the sixth."""
+    from safetensors.torch import save_file
+
+    torch.manual_seed(3)
+    for step, model in ((0, Transformer(small_config())), (6, planted())):
+        state = {name: value.half().contiguous() for name, value in model.state_dict().items()}
+        save_file(state, folder / f"step_{step:06d}.safetensors")
+    told = {"losses": [7, 6, 5, 4, 3, 2], "tokens_per_step": 13, "validation": {"0": 8.0, "6": 2.5}}
+    (folder / "history.json").write_text(json.dumps(told | changes))
+    return folder
+
+
+def test_a_circuit_that_appears_in_training_is_seen_to_appear(tmp_path: Path) -> None:
+    folder = a_training(tmp_path)
+    life = checkpoints.measured(folder, small_config(), Letters(), roles=False, options=OPTIONS)
+    assert life.steps.tolist() == [0, 6] and life.tokens.tolist() == [0, 78]
+    assert math.isnan(life.losses[0]) and float(life.losses[1]) == 4.5
+    assert life.when("induction_stripe", 0.4)[:4] == (6, 78, *INDUCTION)
+    assert life.when("previous", 0.7)[:4] == life.when("previous_token", 0.7)[:4] == (6, 78, *PREVIOUS)
+    names = [[life.of(*place)[at]["label"] for place in (INDUCTION, PREVIOUS)] for at in (0, 1)]
+    assert "induction" not in names[0] and names[1] == ["induction", "previous-token"]
+    assert {"entropy", "distance", "first", "local", "confidence", "itself"} <= set(life.statistics)
+    assert life.curve[-1].tolist() == [6.0, 2.0] and life.save(tmp_path).stat().st_size < 20_000
+
+
+def test_the_curve_is_every_loss_at_first_and_means_later() -> None:
+    history = checkpoints.History([float(step) for step in range(1, 1001)], {}, 7)
+    curve = history.curve(points=50)
+    assert len(curve) <= 51 and curve[0].tolist() == [1.0, 1.0] and curve[-1, 0] == 1000
+    lengths = curve[:, 0].diff(prepend=torch.zeros(1))
+    assert float((curve[:, 1] * lengths).sum()) == pytest.approx(500_500, rel=1e-5)  # none is counted twice
+    assert checkpoints.History([], {}, 7).curve().shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"validation": {"0": 8.0}}, "history must know every checkpoint: step 6 has no validation loss"),
+        ({"losses": None}, "history must be that of a training: .*history.json.*TypeError"),
+    ],
+)
+def test_a_history_that_does_not_fit_is_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        checkpoints.measured(a_training(tmp_path, **change), small_config(), Letters(), options=OPTIONS)
+
+
+def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"folder must hold checkpoints: no step_000100\.safetensors"):
+        checkpoints.measured(tmp_path, small_config(), Letters())
+
+
+def test_a_file_that_would_be_too_large_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Transformer(small_config(num_layers=1))
+    monkeypatch.setattr(hw.models, "load", lambda folder: (model, Letters(), "small"))
+    monkeypatch.setattr(checkpoints, "measured", lambda *_, **__: a_life())
+    checkpoints.main([str(tmp_path), "--out", str(tmp_path)])
+    assert (tmp_path / files.FILE).is_file() and "bytes" in capsys.readouterr().out
+    monkeypatch.setattr(checkpoints, "MOST_BYTES", 100)
+    with pytest.raises(ArgumentError, match=r"must fit into 100 bytes: .* for 5; keep fewer"):
+        checkpoints.main([str(tmp_path), "--out", str(tmp_path)])
+    assert not (tmp_path / files.FILE).exists()
