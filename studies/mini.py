@@ -27,7 +27,7 @@ from . import corpus
 
 __all__ = ["checkpoint_steps", "config", "optimizer", "train", "validation_loss", "windows"]
 
-LENGTH, BATCH, STEPS, WARMUP, LR, SEED = 512, 64, 6000, 200, 3e-3, 0
+LENGTH, BATCH, STEPS, WARMUP, LR, SEED = 512, 64, 8000, 200, 3e-3, 0
 CHECKPOINTS = 20
 
 
