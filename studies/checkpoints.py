@@ -30,7 +30,7 @@ from headwise.heads.labels import MIXED
 from headwise.models import Specialisation, Transformer, TransformerConfig
 
 from .probe_texts import CODE, PROSE
-from .probes import Probe, probes_of, scores_on
+from .probes import Probe, fingerprint, probes_of, scores_on
 
 __all__ = ["History", "checkpoints_in", "measured"]
 
@@ -188,6 +188,7 @@ def measured(
         found={name: tuple(each[name].found for each in judged) for name in names},
         curve=history.curve(),
         title=title,
+        fingerprint=fingerprint(model),  # of the last checkpoint
     )
 
 

@@ -16,6 +16,7 @@ Letters: B sequences, P period (tokens that are said twice), L layers, H heads.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ from headwise.errors import ArgumentError, ShapeError
 from .probe_texts import CODE, PROSE
 from .switched_off import DRAWS, Place, Probe, Told, ablations, stripe
 
-__all__ = ["KINDS", "Probe", "ablations", "markdown", "measured", "probes_of", "scores_on"]
+__all__ = ["KINDS", "Probe", "ablations", "fingerprint", "markdown", "measured", "probes_of", "scores_on"]
 
 RESULTS = Path(__file__).parent / "results" / "probes.json"
 PERIODS = (50, 100, 200)  # of random tokens
@@ -58,6 +59,15 @@ KINDS = {
 }
 STATISTICS = ("entropy", "first", "previous", "itself", "local")
 SHOWN = ("previous", "induction_stripe", "duplicate_token", "local", "first")
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A name for these very weights, as they are stored: in float16."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(f"{name} {list(value.shape)} ".encode())
+        digest.update(value.half().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 # The probes
@@ -213,6 +223,7 @@ def measured(
     del ablated["local"]
     return {
         "model": title,
+        "fingerprint": fingerprint(model),
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "layers": layers,
         "heads": heads,
@@ -273,8 +284,9 @@ def markdown(results: Told) -> str:
         "lie). The loss is that of the second saying, in nats per token; the stripe that of the induction "
         "heads.",
         "",
-        "| off | how | probe | loss | without | others | others as bad | stripe | without | others |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| off | how | probe | first saying | loss | without | others | others as bad "
+        "| stripe | without | others |",
+        f"|{'---|' * 11}",
     ]
     for row in results["ablations"]:
         seen = row.get("stripe")
@@ -289,6 +301,7 @@ def markdown(results: Told) -> str:
             f"{row['kind']} ({heads})",
             row["method"],
             row["probe"],
+            f"{row['first']['loss']:.2f} → {row['first']['without']:.2f}",
             f"{row['loss']:.2f}",
             f"{row['without']:.2f}",
             _interval(beside),

@@ -116,11 +116,11 @@ def test_what_is_asked_wrongly_is_refused(misuse: Any, said: str, tmp_path: Path
 
 
 def test_what_is_saved_comes_back_as_it_was(tmp_path: Path) -> None:
-    life = a_life()
+    life = a_life(fingerprint="17ab")
     assert life.save(tmp_path) == tmp_path / files.FILE
     again = specialisation(tmp_path)
     assert str(again) == str(life) == "Specialisation(mini: 5 checkpoints, 2 x 3 heads, 1 roles)"
-    assert again.labels == life.labels and again.found == life.found
+    assert again.labels == life.labels and again.found == life.found and again.fingerprint == "17ab"
     for name in files.NUMBERS:
         torch.testing.assert_close(getattr(again, name), getattr(life, name), rtol=0, atol=0, equal_nan=True)
     for kind in ("statistics", "roles"):

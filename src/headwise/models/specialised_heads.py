@@ -64,6 +64,8 @@ class Specialisation:
             `headwise.roles`.
         found: by relation, whether it was found at each checkpoint: every trivial rule beaten.
         curve: [N, 2], step and loss of training in finer steps, for pictures; may be empty.
+        title: what the model is called.
+        fingerprint: a name for the weights of the last checkpoint; None: not known.
     """
 
     steps: Tensor
@@ -76,6 +78,7 @@ class Specialisation:
     found: dict[str, tuple[bool, ...]] = field(default_factory=dict)
     curve: Tensor = field(default_factory=lambda: torch.empty(0, 2))
     title: str = "mini"
+    fingerprint: str | None = None
 
     def __post_init__(self) -> None:
         C, L, H = self.shape
@@ -226,7 +229,8 @@ class Specialisation:
         tensors = {name: getattr(self, name) for name in NUMBERS}
         for kind, values in (("statistics", self.statistics), ("roles", self.roles)):
             tensors |= {f"{kind}/{name}": value.float() for name, value in values.items()}
-        told = {"format": FORMAT, "title": self.title, "labels": self.labels, "found": self.found}
+        told = {"format": FORMAT, "title": self.title, "fingerprint": self.fingerprint}
+        told |= {"labels": self.labels, "found": self.found}
         names = {"statistics": list(self.statistics), "roles": list(self.roles)}  # in their order
         with whole_file(place, "folder") as half:
             laid = {name: value.cpu().contiguous() for name, value in tensors.items()}
@@ -291,4 +295,5 @@ def _assembled(told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Specia
         labels=tuple(tuple(tuple(layer) for layer in each) for each in told["labels"]),
         found={name: tuple(each) for name, each in told["found"].items()},
         title=told["title"],
+        fingerprint=told["fingerprint"],
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..heads.roles import Role, Roles
+from ..heads.roles import Roles
 from .tables import as_text, empty_table
 
 if TYPE_CHECKING:
