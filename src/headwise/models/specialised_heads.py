@@ -229,7 +229,7 @@ class Specialisation:
         tensors = {name: getattr(self, name) for name in NUMBERS}
         for kind, values in (("statistics", self.statistics), ("roles", self.roles)):
             tensors |= {f"{kind}/{name}": value.float() for name, value in values.items()}
-        told = {"format": FORMAT, "title": self.title, "fingerprint": self.fingerprint}
+        told: dict[str, Any] = {"format": FORMAT, "title": self.title, "fingerprint": self.fingerprint}
         told |= {"labels": self.labels, "found": self.found}
         names = {"statistics": list(self.statistics), "roles": list(self.roles)}  # in their order
         with whole_file(place, "folder") as half:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
@@ -25,9 +25,19 @@ if TYPE_CHECKING:
 
 __all__ = ["specialisation_picture", "specialisation_table"]
 
-CURVES = (  # statistic, from where on a head is one of these, colour, what the panel shows
-    ("previous", 0.5, OF_LABEL["previous-token"], "previous token\nweight on the token before"),
-    (
+
+class Panel(NamedTuple):
+    """A panel of one statistic."""
+
+    name: str
+    threshold: float  # from where on a head is one of these
+    colour: str
+    words: str
+
+
+PANELS = (
+    Panel("previous", 0.5, OF_LABEL["previous-token"], "previous token\nweight on the token before"),
+    Panel(
         "induction_stripe",
         0.4,
         OF_LABEL["induction"],
@@ -36,7 +46,7 @@ CURVES = (  # statistic, from where on a head is one of these, colour, what the 
 )
 NAMED = 4  # heads a panel names at most
 ROLES = 6
-EDGE = {"edgecolor": "white", "linewidth": 0.8}  # between two areas of like colour
+EDGE: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.8}  # between two areas of like colour
 OF_ROLE = ("#ab337c", "#e9a23b", "#1b9e8f", "#5b4fc4", "#c8452f", "#50606f")
 GUIDE = ("induction_stripe", 0.4)  # what the line through all panels marks
 HOW = "A line is a head, named layer.head where it ends above the dashed threshold; all others are grey."
@@ -54,21 +64,19 @@ def specialisation_picture(life: Specialisation) -> Figure:
         PackageMissing: matplotlib is not installed.
     """
     Figure, Canvas, _ = drawing()
-    names = [name for name, *_ in CURVES if name in life.statistics]
+    panels = [panel for panel in PANELS if panel.name in life.statistics]
     roles = _roles(life)
-    ratios = [1.0, *([1.15] * len(names)), *([1.15] * bool(roles)), 1.0]
+    ratios = [1.0, *([1.15] * len(panels)), *([1.15] * bool(roles)), 1.0]
     figure = Figure(figsize=(9, 0.9 + 1.5 * sum(ratios)), dpi=150, layout="constrained")
     Canvas(figure)
     axes: list[Axes] = list(figure.subplots(len(ratios), 1, sharex=True, height_ratios=ratios).flat)
     at = _places(life.steps)
     _losses(axes[0], life, at)
-    panels = {name: entry for name, *entry in CURVES}
-    for ax, name in zip(axes[1:], names, strict=False):
-        threshold, colour, words = panels[name]
-        _curves(ax, life.statistics[name], at, float(threshold), str(colour))  # type: ignore[arg-type]
-        ax.set_ylabel(str(words), color=FAINT, fontsize=8)
+    for ax, panel in zip(axes[1:], panels, strict=False):
+        _curves(ax, life.statistics[panel.name], at, panel.threshold, panel.colour)
+        ax.set_ylabel(panel.words, color=FAINT, fontsize=8)
     if roles:
-        _role_curves(axes[1 + len(names)], life, at, roles)
+        _role_curves(axes[1 + len(panels)], life, at, roles)
     _census(axes[-1], life, at)
     moment = life.when(*GUIDE) if GUIDE[0] in life.statistics else None
     if moment is not None:
@@ -215,7 +223,7 @@ def specialisation_table(life: Specialisation) -> HeadsTable:
     table = empty_table(life.title)
     for header in ("step", "tokens", "loss", "vali-\ndation"):
         table.add_column(header, justify="right", no_wrap=True)
-    shown = [name for name, *_ in CURVES if name in life.statistics]
+    shown = [panel.name for panel in PANELS if panel.name in life.statistics]
     for name in shown:
         table.add_column(f"best\n{name.replace('_', ' ')}", justify="right", no_wrap=True)
     if life.found:
