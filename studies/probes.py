@@ -162,6 +162,15 @@ def scores_on(model: nn.Module, probe: Probe) -> Scores:
     return total
 
 
+def stripes_by_period(model: nn.Module, probe: Probe) -> Told:
+    """The stripe of every head, period by period: what is farther back is harder to find."""
+    told: Told = {}
+    for ids in probe.batches:
+        one = scores_on(model, Probe(probe.name, (ids,), probe.start))["induction_stripe"]
+        told[str(probe.period(ids))] = [[round(x, 4) for x in row] for row in one.tolist()]
+    return told
+
+
 def labels_of(scores: Scores) -> list[list[hw.heads.Label]]:
     """A label per head, by the thresholds of `headwise.heads.LABELS`; induction is the stripe."""
     known = scores | {"induction": scores["induction_stripe"]}
@@ -229,6 +238,7 @@ def measured(
         "heads": heads,
         "probes": [_described(probe) for probe in probes],
         "kinds": found,
+        "stripe_by_period": stripes_by_period(model, probes[0]),
         "scores": {
             probe: {
                 name: [[round(x, 4) for x in row] for row in value.tolist()] for name, value in each.items()
@@ -278,6 +288,13 @@ def markdown(results: Told) -> str:
             numbers = " | ".join(f"{head['scores'][name]:.2f}" for name in names)
             verdict = "yes" if head["everywhere"] else "no"
             lines.append(f"{what} | {head['layer']}.{head['head']} | {numbers} | {verdict} |")
+    for head in results["kinds"].get("induction", {}).get("heads", []):
+        by_period = [
+            f"{stripes[head['layer']][head['head']]:.2f} over {period}"
+            for period, stripes in results["stripe_by_period"].items()
+        ]
+        where = f"{head['layer']}.{head['head']}"
+        lines += ["", f"The stripe of {where} on random tokens by period: {', '.join(by_period)}."]
     lines += [
         "",
         "Switched off, beside as many other heads of the same layers (mean, and where 95% of the draws "
