@@ -145,7 +145,7 @@ def test_the_picture_colours_and_names_the_heads_that_pass() -> None:
     named = {ax: [text.get_text() for text in ax.texts] for ax in figure.axes}
     assert named[previous] == ["0.1  0.90"] and named[induction] == ["1.2  0.70", "1.0  0.45"]
     assert named[roles] == ["1.0  noun > determiner"]
-    assert any("1.2 is an induction head from step 80 on" in text for text in named[losses])
+    assert any("induction forms: at step 80 head 1.2" in text for text in named[losses])
     colours = [line.get_color() for line in previous.lines[: L * H]]
     assert len(set(colours)) == 2 and colours.count(colours[-1]) == 1  # the best on top of the grey ones
     assert labels.get_xticklabels()[0].get_text() == "0"
@@ -170,7 +170,7 @@ def test_a_training_without_an_induction_head_is_drawn_without_one() -> None:
     figure = a_life(statistics=low, roles={}, found={}, curve=torch.empty(0, 2)).plot()
     losses, induction, labels = figure.axes
     assert [text.get_text() for text in induction.texts] == ["best: 0.0  0.10"]
-    assert not any("induction head" in text.get_text() for text in losses.texts)
+    assert not any("induction forms" in text.get_text() for text in losses.texts)
 
 
 def test_the_table_has_a_row_per_checkpoint() -> None:

@@ -48,8 +48,9 @@ NAMED = 4  # heads a panel names at most
 ROLES = 6
 EDGE: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.8}  # between two areas of like colour
 OF_ROLE = ("#ab337c", "#e9a23b", "#1b9e8f", "#5b4fc4", "#c8452f", "#50606f")
-GUIDE = ("induction_stripe", 0.4)  # what the line through all panels marks
-HOW = "A line is a head, named layer.head where it ends above the dashed threshold; all others are grey."
+GUIDE, LEAST = "induction_stripe", 0.2  # the line through all panels; below this there is nothing to mark
+UNDECIDED = {"broad": "#a9d3d5"}  # paler than in heat maps: beside "local", and not yet anything
+HOW = "A line is a head. Those that end above the dashed threshold, or else the best, are named layer.head."
 LEGEND = 1.015  # right of the panel, in its width
 CLOSEST = 0.085  # names in a margin, in the panel's height
 
@@ -57,8 +58,9 @@ CLOSEST = 0.085  # names in a margin, in the panel's height
 def specialisation_picture(life: Specialisation) -> Figure:
     """The loss; each head's previous-token and induction score; roles; how many heads have which label.
 
-    Every line is one head. Those that pass the threshold (dashed) are coloured and named, layer.head; all
-    others are grey. The dotted line through all panels is where the first head passes as an induction head.
+    Every line is one head. Those that end above the threshold (dashed) are coloured and named, layer.head, or
+    else the best one; all others are grey. The dotted line through all panels is where induction forms: the
+    checkpoint at which the best induction head has half of its last score.
 
     Raises:
         PackageMissing: matplotlib is not installed.
@@ -78,16 +80,7 @@ def specialisation_picture(life: Specialisation) -> Figure:
     if roles:
         _role_curves(axes[1 + len(panels)], life, at, roles)
     _census(axes[-1], life, at)
-    moment = life.when(*GUIDE) if GUIDE[0] in life.statistics else None
-    if moment is not None:
-        where = max(float(moment.step), at[0])
-        for ax in axes:
-            ax.axvline(where, color=INK, linewidth=0.8, linestyle=":")
-        note = f" {moment.layer}.{moment.head} is an induction head from step {moment.step:,} on "
-        axes[0].annotate(
-            note, (where, 1), xycoords=("data", "axes fraction"), va="top", fontsize=8, color=INK,
-            ha="right" if where > math.sqrt(at[0] * at[-1]) else "left",
-        )  # fmt: skip
+    _guide(axes, life, at)
     _finish(axes, life, at)
     figure.align_ylabels(axes)
     _, L, H = life.shape
@@ -95,6 +88,27 @@ def specialisation_picture(life: Specialisation) -> Figure:
     axes[0].set_title(title, loc="left", color=INK, fontsize=12, pad=22)
     axes[0].annotate(HOW, (0, 1), (0, 8), "axes fraction", "offset points", fontsize=8, color=FAINT)
     return figure
+
+
+def _guide(axes: Sequence[Axes], life: Specialisation, at: Sequence[float]) -> None:
+    """A line where induction forms, and what it is in words; none where it does not."""
+    if GUIDE not in life.statistics:
+        return
+    layer, head = life.best(GUIDE)
+    scores: list[float] = life.statistics[GUIDE][:, layer, head].tolist()
+    if scores[-1] < LEAST:
+        return
+    number = next(number for number, score in enumerate(scores) if score >= scores[-1] / 2)
+    for ax in axes:
+        ax.axvline(at[number], color=INK, linewidth=0.8, linestyle=":")
+    late = at[number] > math.sqrt(at[0] * at[-1])
+    note = (
+        f" induction forms: at step {int(life.steps[number]):,} head {layer}.{head} has half its last score "
+    )
+    axes[0].annotate(
+        note, (at[number], 1), xycoords=("data", "axes fraction"), va="top", fontsize=8, color=INK,
+        ha="right" if late else "left",
+    )  # fmt: skip
 
 
 def _places(steps: Tensor) -> list[float]:
@@ -121,7 +135,8 @@ def _curves(ax: Axes, scores: Tensor, at: Sequence[float], threshold: float, col
     last = scores[-1].nan_to_num(-math.inf)  # [L, H]
     order = last.flatten().argsort(descending=True).tolist()
     H = scores.shape[2]
-    best = [divmod(index, H) for index in order[:NAMED] if float(last.flatten()[index]) >= threshold]
+    passing = [divmod(index, H) for index in order[:NAMED] if float(last.flatten()[index]) >= threshold]
+    best = passing or [divmod(order[0], H)]
     flat = scores.flatten(1)  # [C, L H]
     for index in reversed(order):
         if divmod(index, H) not in best:
@@ -130,12 +145,11 @@ def _curves(ax: Axes, scores: Tensor, at: Sequence[float], threshold: float, col
         ax.plot(at, scores[:, layer, head].tolist(), color=colour, linewidth=1.8)
     ax.axhline(threshold, color=FAINT, linewidth=0.7, linestyle="--")
     ax.set_ylim(-0.03, 1.03)
+    first = "" if passing else "best: "
     words = [
-        (float(last[place]), f"{place[0]}.{place[1]}  {float(last[place]):.2f}", colour) for place in best
+        (float(last[place]), f"{first}{place[0]}.{place[1]}  {float(last[place]):.2f}", colour)
+        for place in best
     ]
-    if not words:
-        layer, head = divmod(order[0], H)
-        words = [(float(last[layer, head]), f"best: {layer}.{head}  {float(last[layer, head]):.2f}", FAINT)]
     _in_margin(ax, words)
 
 
@@ -179,7 +193,15 @@ def _census(ax: Axes, life: Specialisation, at: Sequence[float]) -> None:
     below = [0] * C
     for name in there:
         above = [low + count[name] for low, count in zip(below, counts, strict=True)]
-        ax.fill_between(at, below, above, color=OF_LABEL.get(name, FAINT), alpha=0.85, label=name, **EDGE)
+        ax.fill_between(
+            at,
+            below,
+            above,
+            color=UNDECIDED.get(name, OF_LABEL.get(name, FAINT)),
+            alpha=0.85,
+            label=name,
+            **EDGE,
+        )
         below = above
     ax.fill_between(at, below, [L * H] * C, color="#eef0f3", linewidth=0, label=f"{MIXED}, no label")
     ax.set_ylim(0, L * H)
