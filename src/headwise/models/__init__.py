@@ -4,6 +4,7 @@ from .byte_pairs import BytePairs
 from .layers import DecoderLayer, EncoderLayer, FeedForward
 from .model_cache import ModelCache
 from .pretrained import Pretrained, load
+from .specialised_heads import Specialisation, specialisation
 from .training_loop import History, TrainingStep, fit
 from .transformer import Transformer
 from .transformer_config import TransformerConfig
@@ -16,9 +17,11 @@ __all__ = [
     "History",
     "ModelCache",
     "Pretrained",
+    "Specialisation",
     "TrainingStep",
     "Transformer",
     "TransformerConfig",
     "fit",
     "load",
+    "specialisation",
 ]

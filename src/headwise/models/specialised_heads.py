@@ -1,0 +1,299 @@
+"""How heads became what they are: the built-in model's heads at checkpoints of its training.
+
+What was measured lies in one file beside the model's weights: `specialisation()` reads it, and runs nothing.
+`studies/checkpoints.py` of the repository makes it.
+
+Letters: C checkpoints, L layers, H heads.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, nearest, needed
+from ..whole_files import whole_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ..heads.collection import ShownTable
+
+__all__ = ["FILE", "Moment", "Specialisation", "specialisation"]
+
+FILE = "specialisation.safetensors"
+FORMAT = "headwise-specialisation-1"
+MINI = Path(__file__).parent / "mini"
+NUMBERS = ("steps", "tokens", "losses", "validation", "curve")  # tensors that are of no head
+
+Labels = tuple[tuple[tuple[str | None, ...], ...], ...]
+
+
+class Moment(NamedTuple):
+    """When a score was first reached, and by which head."""
+
+    step: int
+    tokens: int
+    layer: int
+    head: int
+    score: float
+
+
+@dataclass(frozen=True, eq=False)
+class Specialisation:
+    """Every head at every checkpoint of a training; print it, or `plot()` it.
+
+    Attributes:
+        steps: [C], how many steps had been taken; 0 is before the first.
+        tokens: [C], how many tokens had been read.
+        losses: [C], of training, the mean since the checkpoint before; NaN at step 0.
+        validation: [C], on text that is not trained on, nats per token.
+        statistics: by name, [C, L, H]: those of `headwise.AttentionMap.statistics` and `headwise.heads`, on
+            prose and code; `induction_stripe`, `duplicate_token` and `previous_token` on random tokens said
+            twice.
+        labels: a name per checkpoint, layer and head, by `headwise.heads.LABELS`; None: none was earned.
+        roles: by relation, [C, L, H]: the share of cases in which a head looks at the related word; see
+            `headwise.roles`.
+        found: by relation, whether it was found at each checkpoint: every trivial rule beaten.
+        curve: [N, 2], step and loss of training in finer steps, for pictures; may be empty.
+        title: what the model is called.
+        fingerprint: a name for the weights of the last checkpoint; None: not known.
+    """
+
+    steps: Tensor
+    tokens: Tensor
+    losses: Tensor
+    validation: Tensor
+    statistics: dict[str, Tensor]
+    labels: Labels
+    roles: dict[str, Tensor] = field(default_factory=dict)
+    found: dict[str, tuple[bool, ...]] = field(default_factory=dict)
+    curve: Tensor = field(default_factory=lambda: torch.empty(0, 2))
+    title: str = "mini"
+    fingerprint: str | None = None
+
+    def __post_init__(self) -> None:
+        C, L, H = self.shape
+        for name in ("steps", "tokens", "losses", "validation"):
+            _check_shape(name, getattr(self, name), (C,))
+        for name, value in (self.statistics | self.roles).items():
+            _check_shape(name, value, (C, L, H))
+        counts = {len(self.labels), *(len(found) for found in self.found.values())}
+        if counts != {C} or any(len(layer) != H for each in self.labels for layer in each):
+            raise ArgumentError(
+                f"labels must be one per checkpoint and head: got {sorted(counts)} checkpoints for {C}; "
+                "measure them together"
+            )
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """[C, L, H]"""
+        if not self.statistics:
+            raise ArgumentError("statistics must not be empty: got 0; measure at least one")
+        C, L, H = next(iter(self.statistics.values())).shape
+        return C, L, H
+
+    def __repr__(self) -> str:
+        C, L, H = self.shape
+        return f"Specialisation({self.title}: {C} checkpoints, {L} x {H} heads, {len(self.roles)} roles)"
+
+    __str__ = __repr__
+
+    # Asking
+
+    def scores(self, name: str) -> Tensor:
+        """A statistic or a role by its name, [C, L, H].
+
+        Raises:
+            ArgumentError: neither a statistic nor a role.
+        """
+        known = self.statistics | self.roles
+        if name not in known:
+            raise ArgumentError(
+                f"name must be a statistic or a role: got {name!r}; {nearest(name, list(known))}"
+            )
+        return known[name]
+
+    def when(self, name: str, at_least: float) -> Moment | None:
+        """The first checkpoint at which some head has at least this score; of several heads, the best.
+
+        Args:
+            name: a statistic, such as "induction_stripe", or a role, such as "pronoun > antecedent".
+
+        Returns:
+            When, and which head; None: no head ever had.
+
+        Raises:
+            ArgumentError: neither a statistic nor a role; a score that is no number.
+
+        Example:
+            >>> one = torch.tensor([[[0.1, 0.0]], [[0.2, 0.6]]])
+            >>> numbers = torch.tensor([100, 200])
+            >>> life = Specialisation(
+            ...     numbers, numbers * 32, numbers / 7, numbers / 5, {"previous": one}, (((None, None),),) * 2
+            ... )
+            >>> life.when("previous", 0.5)[:4]
+            (200, 6400, 0, 1)
+        """
+        if isinstance(at_least, bool) or not isinstance(at_least, int | float) or math.isnan(at_least):
+            raise ArgumentError(f"at_least must be a number: got {at_least!r}; for example 0.4")
+        scores = self.scores(name)
+        _, _, H = self.shape
+        for number, each in enumerate(scores.nan_to_num(-math.inf)):
+            if float(each.max()) >= at_least:
+                layer, head = divmod(int(each.argmax()), H)
+                score = float(each[layer, head])
+                return Moment(int(self.steps[number]), int(self.tokens[number]), layer, head, score)
+        return None
+
+    def best(self, name: str) -> tuple[int, int]:
+        """(layer, head) with the largest score at the last checkpoint.
+
+        Raises:
+            ArgumentError: neither a statistic nor a role; one that was measured of no head.
+        """
+        last = self.scores(name)[-1].nan_to_num(-math.inf)
+        if torch.isneginf(last).all():
+            raise ArgumentError(f"name must be of some head: {name!r} is NaN for all; choose another")
+        layer, head = divmod(int(last.argmax()), last.shape[1])
+        return layer, head
+
+    def of(self, layer: int, head: int) -> list[dict[str, Any]]:
+        """The life of one head: a row per checkpoint with step, tokens, label, statistics and roles.
+
+        Raises:
+            ArgumentError: no such layer or head.
+        """
+        _, L, H = self.shape
+        for name, value, size in (("layer", layer, L), ("head", head, H)):
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < size:
+                raise ArgumentError(
+                    f"{name} must be from 0 to {size - 1}: got {value!r}; {L} layers of {H} heads"
+                )
+        known = self.statistics | self.roles
+        return [
+            {
+                "step": int(self.steps[number]),
+                "tokens": int(self.tokens[number]),
+                "label": self.labels[number][layer][head],
+                **{name: float(value[number, layer, head]) for name, value in known.items()},
+            }
+            for number in range(len(self.steps))
+        ]
+
+    # Showing
+
+    def table(self) -> ShownTable:
+        """A row per checkpoint: losses, the best head of each kind, how many heads have which label.
+
+        Raises:
+            PackageMissing: rich is not installed.
+        """
+        from ..show.specialisation_picture import specialisation_table
+
+        return specialisation_table(self)
+
+    def plot(self) -> Figure:
+        """The loss above, and below it how heads came to do what they do, as a matplotlib figure.
+
+        Raises:
+            PackageMissing: matplotlib is not installed.
+        """
+        from ..show.specialisation_picture import specialisation_picture
+
+        return specialisation_picture(self)
+
+    # Files
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write it into a folder, where `specialisation(folder)` finds it.
+
+        Raises:
+            ArgumentError: no such folder, or one that cannot be written to.
+            PackageMissing: safetensors is not installed.
+        """
+        with needed("safetensors", "saving what was measured needs safetensors"):
+            import numpy  # noqa: F401 - safetensors saves by it, and does not bring it
+            from safetensors.torch import save
+        place = Path(folder) / FILE
+        if not place.parent.is_dir():
+            raise ArgumentError(f"folder must exist: there is no {str(place.parent)!r}; make it first")
+        tensors = {name: getattr(self, name) for name in NUMBERS}
+        for kind, values in (("statistics", self.statistics), ("roles", self.roles)):
+            tensors |= {f"{kind}/{name}": value.float() for name, value in values.items()}
+        told: dict[str, Any] = {"format": FORMAT, "title": self.title, "fingerprint": self.fingerprint}
+        told |= {"labels": self.labels, "found": self.found}
+        names = {"statistics": list(self.statistics), "roles": list(self.roles)}  # in their order
+        with whole_file(place, "folder") as half:
+            laid = {name: value.cpu().contiguous() for name, value in tensors.items()}
+            half.write_bytes(save(laid, metadata={"headwise": json.dumps(told | names)}))
+        return place
+
+
+def _check_shape(name: str, value: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(value.shape) != shape:
+        raise ArgumentError(
+            f"{name} must be of every checkpoint: got {list(value.shape)} for {list(shape)}; "
+            "measure them together"
+        )
+
+
+def specialisation(folder: str | os.PathLike[str] | None = None) -> Specialisation:
+    """How the heads of the built-in model specialised: each at some twenty checkpoints of its training.
+
+        life = hw.models.specialisation()
+        life.when("induction_stripe", 0.4)         # the first checkpoint with an induction head, and which
+        life.of(2, 5)                              # the life of one head, row by row
+        life.plot()
+
+    Nothing is run: what was measured is read from a file in the package.
+
+    Args:
+        folder: of another model that has such a file; by default the built-in one's.
+
+    Raises:
+        ArgumentError: no such file in the folder, or not one of ours.
+        PackageMissing: safetensors is not installed.
+    """
+    with needed("safetensors", "reading what was measured needs safetensors"):
+        from safetensors import safe_open
+    place = Path(MINI if folder is None else folder) / FILE
+    if not place.is_file():
+        raise ArgumentError(
+            f"folder must hold what was measured in training: there is no {str(place)!r}; "
+            "python -m studies.checkpoints makes it from checkpoints"
+        )
+    try:
+        with safe_open(place, framework="pt") as file:
+            told = json.loads((file.metadata() or {}).get("headwise", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except Exception as error:
+        raise ArgumentError(
+            f"folder must hold a safetensors file: {str(place)!r}: {error}; make it again"
+        ) from error
+    if told.get("format") != FORMAT:
+        raise ArgumentError(
+            f"folder must hold what was measured in training: {str(place)!r} is {told.get('format')!r}, not "
+            f"{FORMAT!r}; make it again with this version"
+        )
+    return _assembled(told, tensors)
+
+
+def _assembled(told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Specialisation:
+    return Specialisation(
+        **{name: tensors[name] for name in NUMBERS},
+        statistics={name: tensors[f"statistics/{name}"] for name in told["statistics"]},
+        roles={name: tensors[f"roles/{name}"] for name in told["roles"]},
+        labels=tuple(tuple(tuple(layer) for layer in each) for each in told["labels"]),
+        found={name: tuple(each) for name, each in told["found"].items()},
+        title=told["title"],
+        fingerprint=told["fingerprint"],
+    )

@@ -1,0 +1,273 @@
+"""How heads specialise in training: a picture of curves over steps, and a table of checkpoints.
+
+Letters: C checkpoints, L layers, H heads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from ..heads.labels import LABELS, MIXED
+from ..models.specialised_heads import Specialisation
+from .heads_pictures import OF_LABEL, PALE
+from .heads_tables import HeadsTable
+from .heatmaps import FAINT, INK, drawing
+from .tables import as_number, as_text, empty_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["specialisation_picture", "specialisation_table"]
+
+
+class Panel(NamedTuple):
+    """A panel of one statistic."""
+
+    name: str
+    threshold: float  # from where on a head is one of these
+    colour: str
+    words: str
+
+
+PANELS = (
+    Panel("previous", 0.5, OF_LABEL["previous-token"], "previous token\nweight on the token before"),
+    Panel(
+        "induction_stripe",
+        0.4,
+        OF_LABEL["induction"],
+        "induction\nweight on what followed\nwhen this was said before",
+    ),
+)
+NAMED = 4  # heads a panel names at most
+ROLES = 6
+EDGE: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.8}  # between two areas of like colour
+OF_ROLE = ("#ab337c", "#e9a23b", "#1b9e8f", "#5b4fc4", "#c8452f", "#50606f")
+GUIDE, LEAST = "induction_stripe", 0.2  # the line through all panels; below this there is nothing to mark
+UNDECIDED = {"broad": "#a9d3d5"}  # paler than in heat maps: beside "local", and not yet anything
+HOW = "A line is a head. Those that end above the dashed threshold, or else the best, are named layer.head."
+LEGEND = 1.015  # right of the panel, in its width
+CLOSEST = 0.085  # names in a margin, in the panel's height
+
+
+def specialisation_picture(life: Specialisation) -> Figure:
+    """The loss; each head's previous-token and induction score; roles; how many heads have which label.
+
+    Every line is one head. Those that end above the threshold (dashed) are coloured and named, layer.head, or
+    else the best one; all others are grey. The dotted line through all panels is where induction forms: the
+    checkpoint at which the best induction head has half of its last score.
+
+    Raises:
+        PackageMissing: matplotlib is not installed.
+    """
+    Figure, Canvas, _ = drawing()
+    panels = [panel for panel in PANELS if panel.name in life.statistics]
+    roles = _roles(life)
+    ratios = [1.0, *([1.15] * len(panels)), *([1.15] * bool(roles)), 1.0]
+    figure = Figure(figsize=(9, 0.9 + 1.5 * sum(ratios)), dpi=150, layout="constrained")
+    Canvas(figure)
+    axes: list[Axes] = list(figure.subplots(len(ratios), 1, sharex=True, height_ratios=ratios).flat)
+    at = _places(life.steps)
+    _losses(axes[0], life, at)
+    for ax, panel in zip(axes[1:], panels, strict=False):
+        _curves(ax, life.statistics[panel.name], at, panel.threshold, panel.colour)
+        ax.set_ylabel(panel.words, color=FAINT, fontsize=8)
+    if roles:
+        _role_curves(axes[1 + len(panels)], life, at, roles)
+    _census(axes[-1], life, at)
+    _guide(axes, life, at)
+    _finish(axes, life, at)
+    figure.align_ylabels(axes)
+    _, L, H = life.shape
+    title = f"How the {L} x {H} heads of {life.title} specialise in training"
+    axes[0].set_title(title, loc="left", color=INK, fontsize=12, pad=22)
+    axes[0].annotate(HOW, (0, 1), (0, 8), "axes fraction", "offset points", fontsize=8, color=FAINT)
+    return figure
+
+
+def _guide(axes: Sequence[Axes], life: Specialisation, at: Sequence[float]) -> None:
+    """A line where induction forms, and what it is in words; none where it does not."""
+    if GUIDE not in life.statistics:
+        return
+    layer, head = life.best(GUIDE)
+    scores: list[float] = life.statistics[GUIDE][:, layer, head].tolist()
+    if scores[-1] < LEAST:
+        return
+    number = next(number for number, score in enumerate(scores) if score >= scores[-1] / 2)
+    for ax in axes:
+        ax.axvline(at[number], color=INK, linewidth=0.8, linestyle=":")
+    late = at[number] > math.sqrt(at[0] * at[-1])
+    note = (
+        f" induction forms: at step {int(life.steps[number]):,} head {layer}.{head} has half its last score "
+    )
+    axes[0].annotate(
+        note, (at[number], 1), xycoords=("data", "axes fraction"), va="top", fontsize=8, color=INK,
+        ha="right" if late else "left",
+    )  # fmt: skip
+
+
+def _places(steps: Tensor) -> list[float]:
+    """Where checkpoints stand on a log axis; step 0 half as far as the first step."""
+    numbers: list[float] = [float(step) for step in steps.tolist()]
+    first = min((step for step in numbers if step > 0), default=1.0)
+    return [max(step, first / 2) for step in numbers]
+
+
+def _losses(ax: Axes, life: Specialisation, at: Sequence[float]) -> None:
+    if len(life.curve):
+        steps, losses = life.curve[:, 0].tolist(), life.curve[:, 1].tolist()
+        seen = [(x, y) for x, y in zip(steps, losses, strict=True) if x >= at[0]]
+        ax.plot([x for x, _ in seen], [y for _, y in seen], color=PALE, linewidth=1.2, label="training")
+    ax.plot(at, life.validation.tolist(), "o-", color=INK, markersize=3, linewidth=1.2, label="validation")
+    last = float(life.validation[-1])
+    ax.annotate(f"  {last:.2f}", (at[-1], last), fontsize=8, color=INK, va="center", annotation_clip=False)
+    ax.set_ylabel("loss\nnats per token", color=FAINT, fontsize=8)
+    ax.legend(frameon=False, fontsize=8, labelcolor=INK, loc="lower left")
+
+
+def _curves(ax: Axes, scores: Tensor, at: Sequence[float], threshold: float, colour: str) -> None:
+    """A line per head; [C, L, H]"""
+    last = scores[-1].nan_to_num(-math.inf)  # [L, H]
+    order = last.flatten().argsort(descending=True).tolist()
+    H = scores.shape[2]
+    passing = [divmod(index, H) for index in order[:NAMED] if float(last.flatten()[index]) >= threshold]
+    best = passing or [divmod(order[0], H)]
+    flat = scores.flatten(1)  # [C, L H]
+    for index in reversed(order):
+        if divmod(index, H) not in best:
+            ax.plot(at, flat[:, index].tolist(), color=PALE, linewidth=0.7)
+    for layer, head in reversed(best):
+        ax.plot(at, scores[:, layer, head].tolist(), color=colour, linewidth=1.8)
+    ax.axhline(threshold, color=FAINT, linewidth=0.7, linestyle="--")
+    ax.set_ylim(-0.03, 1.03)
+    first = "" if passing else "best: "
+    words = [
+        (float(last[place]), f"{first}{place[0]}.{place[1]}  {float(last[place]):.2f}", colour)
+        for place in best
+    ]
+    _in_margin(ax, words)
+
+
+def _in_margin(ax: Axes, words: Sequence[tuple[float, str, str]]) -> None:
+    """(height, text, colour) to the right of a panel from 0 to 1, kept apart from each other."""
+    placed: list[float] = []
+    for height, text, colour in sorted(words, reverse=True):
+        place = min(height, 1.0) if not placed else min(height, placed[-1] - CLOSEST)
+        placed.append(place)
+        ax.annotate(
+            text, (LEGEND, (place + 0.03) / 1.06), xycoords="axes fraction", fontsize=8, color=colour,
+            va="center", annotation_clip=False,
+        )  # fmt: skip
+
+
+def _roles(life: Specialisation) -> list[str]:
+    """Those found at the last checkpoint, the largest share first; where nothing says which, none."""
+    there = [name for name in life.roles if life.found.get(name, (False,))[-1]]
+    return sorted(there, key=lambda name: -float(life.roles[name][-1].nan_to_num(0).max()))[:ROLES]
+
+
+def _role_curves(ax: Axes, life: Specialisation, at: Sequence[float], roles: Sequence[str]) -> None:
+    """Of every role that is found at the end, the head that has it then."""
+    words = []
+    for name, colour in zip(roles, OF_ROLE, strict=False):
+        layer, head = life.best(name)
+        values = life.roles[name][:, layer, head]
+        ax.plot(at, values.tolist(), color=colour, linewidth=1.5)
+        words.append((float(values[-1]), f"{layer}.{head}  {name}", colour))
+    ax.set_ylim(-0.03, 1.03)
+    ax.set_ylabel("roles\nshare of cases in which\nit finds the word", color=FAINT, fontsize=8)
+    _in_margin(ax, words)
+
+
+def _census(ax: Axes, life: Specialisation, at: Sequence[float]) -> None:
+    """How many heads have which label, one on top of the other."""
+    C, L, H = life.shape
+    counts = [Counter(name for layer in each for name in layer if name is not None) for each in life.labels]
+    known = [entry.name for entry in LABELS]
+    there = [name for name in known if any(count[name] for count in counts)]
+    below = [0] * C
+    for name in there:
+        above = [low + count[name] for low, count in zip(below, counts, strict=True)]
+        ax.fill_between(
+            at,
+            below,
+            above,
+            color=UNDECIDED.get(name, OF_LABEL.get(name, FAINT)),
+            alpha=0.85,
+            label=name,
+            **EDGE,
+        )
+        below = above
+    ax.fill_between(at, below, [L * H] * C, color="#eef0f3", linewidth=0, label=f"{MIXED}, no label")
+    ax.set_ylim(0, L * H)
+    ax.set_ylabel("heads by label", color=FAINT, fontsize=8)
+    handles, labels = ax.get_legend_handles_labels()
+    ax.legend(
+        handles[::-1], labels[::-1], frameon=False, fontsize=8, labelcolor=INK, loc="center left",
+        bbox_to_anchor=(LEGEND - 0.02, 0.5), handlelength=1.0,
+    )  # fmt: skip
+
+
+def _finish(axes: Sequence[Axes], life: Specialisation, at: Sequence[float]) -> None:
+    for ax in axes:
+        ax.set_xscale("log")
+        ax.set_xlim(at[0], at[-1])
+        ax.tick_params(labelsize=8, colors=FAINT)
+        ax.minorticks_off()
+        for side in ("top", "right"):
+            ax.spines[side].set_visible(False)
+        for side in ("left", "bottom"):
+            ax.spines[side].set_color(PALE)
+    last = axes[-1]
+    round_numbers = [m * 10**k for k in range(9) for m in (1, 2, 5)]
+    zero = [0.0] if int(life.steps.min()) == 0 else []
+    begin = 1.7 * at[0] if zero else at[0]
+    ticks = [float(x) for x in round_numbers if begin <= x <= at[-1]]
+    last.set_xticks([*([at[0]] if zero else []), *ticks], [f"{int(x):,}" for x in (*zero, *ticks)])
+    per_step = int(life.tokens[-1]) // max(int(life.steps[-1]), 1)
+    last.set_xlabel(f"steps of training, of {per_step:,} tokens each", color=FAINT, fontsize=9)
+
+
+# The table
+
+
+def specialisation_table(life: Specialisation) -> HeadsTable:
+    """A row per checkpoint: steps, tokens, losses, best heads, roles found, heads by label.
+
+    Raises:
+        PackageMissing: rich is not installed.
+    """
+    table = empty_table(life.title)
+    for header in ("step", "tokens", "loss", "vali-\ndation"):
+        table.add_column(header, justify="right", no_wrap=True)
+    shown = [panel.name for panel in PANELS if panel.name in life.statistics]
+    for name in shown:
+        table.add_column(f"best\n{name.replace('_', ' ')}", justify="right", no_wrap=True)
+    if life.found:
+        table.add_column("roles\nfound", justify="right", no_wrap=True)
+    table.add_column("labels")
+    H = life.shape[2]
+    for number, labels in enumerate(life.labels):
+        cells = [f"{int(life.steps[number]):,}", _millions(int(life.tokens[number]))]
+        losses = (float(life.losses[number]), float(life.validation[number]))
+        row = [*map(as_text, cells), *(as_number("entropy", loss) for loss in losses)]
+        for name in shown:
+            scores = life.statistics[name][number].nan_to_num(-math.inf)
+            layer, head = divmod(int(scores.argmax()), H)
+            row.append(as_text(f"{float(scores[layer, head]):.2f} ({layer}.{head})"))
+        if life.found:
+            row.append(as_text(str(sum(each[number] for each in life.found.values()))))
+        counts = Counter(name or MIXED for layer in labels for name in layer)
+        order = sorted(counts.items(), key=lambda counted: (counted[0] == MIXED, -counted[1], counted[0]))
+        row.append(as_text(", ".join(f"{count} {name}" for name, count in order)))
+        table.add_row(*row)
+    return HeadsTable(table)
+
+
+def _millions(tokens: int) -> str:
+    return f"{tokens / 1e6:.1f} M"

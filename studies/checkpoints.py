@@ -1,0 +1,227 @@
+"""Checkpoints of a training measured, head by head: the file that `headwise.models.specialisation` reads.
+
+    python -m studies.checkpoints FOLDER --out src/headwise/models/mini --device cuda
+
+FOLDER is what `studies.mini` left: step_000100.safetensors and the like, and history.json. In OUT lies the
+model itself with its tokenizer (config.json, tokenizer.json); the file is written beside them. Every
+checkpoint reads the same texts: prose and code of `probe_texts.py` for the usual statistics, random tokens
+said twice for induction and copies, the sentences of the grammar for roles.
+
+Letters: C checkpoints, L layers, H heads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import headwise as hw
+from headwise.errors import ArgumentError
+from headwise.heads.labels import MIXED
+from headwise.models import Specialisation, Transformer, TransformerConfig
+
+from .probe_texts import CODE, PROSE
+from .probes import Probe, fingerprint, probes_of, scores_on
+
+__all__ = ["History", "checkpoints_in", "measured"]
+
+MOST_BYTES = 1_000_000
+POINTS = 200  # of the curve of the loss, at most
+NAME = re.compile(r"step_(\d+)\.safetensors")
+LEFT_OUT = ("induction", "duplicate_token", "special", "streaming")  # better told, or of longer texts
+
+
+@dataclass(frozen=True)
+class History:
+    """What a training was: the loss of every step, and the validation's loss by how many steps were taken."""
+
+    losses: list[float]
+    validation: dict[int, float]
+    tokens_per_step: int
+
+    @classmethod
+    def read(cls, file: Path) -> History:
+        """history.json, as `studies.mini` writes it.
+
+        Raises:
+            ArgumentError: no such file, or one of something else.
+        """
+        try:
+            told = json.loads(file.read_text("utf-8"))
+            validation = {int(step): float(loss) for step, loss in told["validation"].items()}
+            return cls([float(loss) for loss in told["losses"]], validation, int(told["tokens_per_step"]))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ArgumentError(
+                f"history must be that of a training: {str(file)!r}: {type(error).__name__}: {error}; "
+                "studies.mini writes it"
+            ) from error
+
+    def loss_since(self, before: int, step: int) -> float:
+        """The mean loss of the steps after one checkpoint up to another; NaN where there are none."""
+        some = self.losses[before:step]
+        return sum(some) / len(some) if some else math.nan
+
+    def curve(self, points: int = POINTS) -> Tensor:
+        """Steps and losses, [N, 2]: means over stretches that grow with the step, as on a log axis."""
+        count = len(self.losses)
+        ends = sorted({round(count ** (number / points)) for number in range(points + 1)}) if count else []
+        starts = [0, *ends]
+        rows = [(end, self.loss_since(start, end)) for start, end in zip(starts, ends, strict=False)]
+        return torch.tensor(rows).reshape(-1, 2)
+
+
+def checkpoints_in(folder: Path) -> dict[int, Path]:
+    """By step, in order.
+
+    Raises:
+        ArgumentError: there are none.
+    """
+    matches = [(NAME.fullmatch(file.name), file) for file in folder.glob("*.safetensors")]
+    found = {int(match[1]): file for match, file in matches if match is not None}
+    if not found:
+        raise ArgumentError(
+            f"folder must hold checkpoints: no step_000100.safetensors or the like in {str(folder)!r}; "
+            "studies.mini writes them"
+        )
+    return dict(sorted(found.items()))
+
+
+# One checkpoint
+
+
+def statistics_on(model: Transformer, tokenizer: Any) -> dict[str, Tensor]:
+    """The usual statistics and patterns on prose and code, [L, H] each."""
+    device = next(model.parameters()).device
+    with torch.no_grad(), hw.watch(model, tokenizer=tokenizer, pooled=None, patterns=True) as heads:
+        for text in (PROSE, CODE):
+            ids = tokenizer(text, return_tensors="pt")["input_ids"][:, : model.config.max_length]
+            model(ids.to(device))
+    measured_each = [layer.statistics for layer in heads.values()]
+    names = [name for name in measured_each[0] if name not in LEFT_OUT]
+    return {name: torch.stack([each[name] for each in measured_each]).float().cpu() for name in names}
+
+
+def scores_of(model: Transformer, tokenizer: Any, probe: Probe) -> dict[str, Tensor]:
+    """All numbers of every head, [L, H] each.
+
+    probe: random tokens said twice, on the model's device.
+    """
+    numbers = statistics_on(model, tokenizer)
+    copied = scores_on(model, probe)
+    numbers["induction_stripe"] = copied["induction_stripe"].float()
+    numbers["duplicate_token"] = copied["duplicate_token"].float()
+    numbers["previous_token"] = copied["previous"].float()
+    return numbers
+
+
+def labels_of(numbers: dict[str, Tensor]) -> tuple[tuple[str | None, ...], ...]:
+    """A label per head. Induction and copies are told by random tokens, where nothing else explains them."""
+    known = numbers | {"induction": numbers["induction_stripe"]}
+    L, H = numbers["entropy"].shape
+
+    def name(layer: int, head: int) -> str | None:
+        earned = hw.heads.label({score: float(value[layer, head]) for score, value in known.items()}).name
+        return None if earned == MIXED else earned
+
+    return tuple(tuple(name(layer, head) for head in range(H)) for layer in range(L))
+
+
+# All of them
+
+
+def measured(
+    folder: Path,
+    config: TransformerConfig,
+    tokenizer: Any,
+    *,
+    title: str = "mini",
+    device: str = "cpu",
+    roles: bool = True,
+    options: dict[str, Any] | None = None,
+) -> Specialisation:
+    """Every head at every checkpoint of a folder.
+
+    Args:
+        roles: also what `headwise.roles` finds.
+        options: of `probes_of`, where the model takes fewer tokens than the usual ones.
+
+    Raises:
+        ArgumentError: no checkpoints; a history that does not know them.
+    """
+    from safetensors.torch import load_file
+
+    files, history = checkpoints_in(folder), History.read(folder / "history.json")
+    steps = list(files)
+    for step in steps:
+        if step not in history.validation:
+            raise ArgumentError(
+                f"history must know every checkpoint: step {step} has no validation loss; train on to its end"
+            )
+    model = Transformer(config).to(device).eval()
+    random, *_ = probes_of(model, tokenizer, **(options or {}))
+    probe = Probe(random.name, tuple(ids.to(device) for ids in random.batches), random.start)
+    numbers: list[dict[str, Tensor]] = []
+    judged: list[Any] = []
+    for step, file in files.items():
+        model.load_state_dict({name: value.float() for name, value in load_file(file).items()})
+        numbers.append(scores_of(model, tokenizer, probe))
+        judged.append(hw.roles(model, tokenizer, keep=False, progress=False) if roles else {})
+        print(f"step {step}: stripe {float(numbers[-1]['induction_stripe'].max()):.2f}", flush=True)
+    names = list(judged[-1])
+    return Specialisation(
+        steps=torch.tensor(steps),
+        tokens=torch.tensor(steps) * history.tokens_per_step,
+        losses=torch.tensor([history.loss_since(a, b) for a, b in zip([0, *steps], steps, strict=False)]),
+        validation=torch.tensor([history.validation[step] for step in steps]),
+        statistics={name: torch.stack([each[name] for each in numbers]) for name in numbers[0]},
+        labels=tuple(labels_of(each) for each in numbers),
+        roles={name: torch.stack([each.scores[name] for each in judged]) for name in names},
+        found={name: tuple(each[name].found for each in judged) for name in names},
+        curve=history.curve(),
+        title=title,
+        fingerprint=fingerprint(model),  # of the last checkpoint
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """`python -m studies.checkpoints`"""
+    asked = argparse.ArgumentParser(
+        prog="python -m studies.checkpoints", description=(__doc__ or "").partition("\n")[0]
+    )
+    asked.add_argument("folder", type=Path)
+    asked.add_argument("--out", type=Path, required=True, help="the model's folder")
+    asked.add_argument("--device", default="cpu")
+    asked.add_argument("--without-roles", action="store_true")
+    given = asked.parse_args(arguments)
+    model, tokenizer, title = hw.models.load(given.out)
+    assert isinstance(model, Transformer), "a folder of Transformer.save"
+    life = measured(
+        given.folder,
+        model.config,
+        tokenizer,
+        title=title,
+        device=given.device,
+        roles=not given.without_roles,
+    )
+    place = life.save(given.out)
+    size = place.stat().st_size
+    if size > MOST_BYTES:
+        place.unlink()
+        raise ArgumentError(
+            f"checkpoints must fit into {MOST_BYTES:,} bytes: {size:,} for {len(life.steps)}; keep fewer"
+        )
+    print(life.table())
+    print(f"{place.name}: {size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
