@@ -15,19 +15,18 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, nearest, needed
+from .collection import ShownTable
 from .grammar import MOVING, Sentence
 from .layer_names import Layer
 
 if TYPE_CHECKING:
     import pandas
-
-    from ..show.heads_tables import HeadsTable
 
 __all__ = ["MARGIN", "Role", "Roles", "judge"]
 
@@ -41,6 +40,7 @@ FORMAT = "headwise roles 1"
 OFFSET = " words"  # how the rules end that are offsets
 
 Share = tuple[float, int]
+Default = TypeVar("Default")
 
 
 @dataclass(frozen=True)
@@ -140,14 +140,14 @@ class Roles(Mapping[str, Role]):
         raise ArgumentError(f"relation must be a known one: got {name!r}; {nearest(name, self._roles)}")
 
     @overload
-    def get(self, name: str) -> Role | None: ...
+    def get(self, name: str, /) -> Role | None: ...
 
     @overload
-    def get(self, name: str, default: Role) -> Role: ...
+    def get(self, name: str, default: Role | Default, /) -> Role | Default: ...
 
-    def get(self, name: str, default: Role | None = None) -> Role | None:
+    def get(self, name: str, default: object = None, /) -> object:
         """The role, or the default where nothing was asked about it."""
-        return self._roles.get(name, default)
+        return self._roles.get(name, default)  # type: ignore[arg-type]
 
     def __contains__(self, name: object) -> bool:
         return name in self._roles
@@ -176,7 +176,7 @@ class Roles(Mapping[str, Role]):
 
     # Showing itself
 
-    def table(self) -> HeadsTable:
+    def table(self) -> ShownTable:
         """One row per relation: head, share and interval, cases, rules beside it, verdict.
 
         Raises:
@@ -387,8 +387,9 @@ def judge(
     """Roles, from the heaviest word of every head.
 
     Args:
-        heaviest: of each sentence int [L, H, W]: for each word the number of the one that a head looks at most,
-            itself and punctuation left out; -1 where there is none, or two alike; -2 where there is no head.
+        heaviest: of each sentence int [L, H, W]: for each word the number of the one that a head looks at
+            most, itself and punctuation left out; -1 where there is none, or two alike; -2 where there is no
+            such head.
         layers: what the L layers go by.
         causal: whether words see only what is before them; they are then asked about nothing else.
     """

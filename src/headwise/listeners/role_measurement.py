@@ -4,15 +4,16 @@ Sentences of the grammar run through the model, those of one length together, so
 every head the heaviest word is noted for each word, and `heads/roles.py` judges what was noted. A word of
 several tokens is looked at by all of them in sum, and looks as they do on average (Clark 2019).
 
-What was measured is kept in the user's cache under a hash of weights, config, tokens and grammar, and for some
-models comes with the package. It is believed only after a few sentences gave the same weights again: a hook, a
-patch or an ablation is in no hash.
+What was measured is kept in the user's cache under a hash of weights, config, tokens and grammar, and for
+some models comes with the package. It is believed only after a few sentences gave the same weights again: a
+hook, a patch or an ablation is in no hash.
 
 Letters: B batch, H num_heads, L layers, T tokens, W words.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import inspect
 import json
@@ -64,11 +65,12 @@ def roles(
         print(roles)
         roles["pronoun > antecedent"].share
 
-    Each relation's head is chosen on one half of the sentences and judged on the other, which has other words
-    and other shapes, beside rules that need no model: the best fixed offset, the nearest word of that class,
-    the first and the last. It is found where it beats every one of them by 0.15 and by more than chance. Words
-    are asked where a head looks most, themselves and punctuation left out. A model that sees only what came
-    before, as its weights tell, is asked only about that, behind a start token.
+    Each relation's head is chosen on one half of the sentences and judged on the other, which has other
+    words and other shapes, beside rules that need no model: the best fixed offset, the nearest word of that
+    class, the first and the last. It is found where it beats every one of them by 0.15 and by more than
+    chance. Asked is the word that gets most of a head's weight, special tokens, punctuation and the word
+    itself left out. A model that sees only what came before, as its weights tell, is asked about nothing
+    else, and reads a start token first, or where there is none the word "Well".
 
     Args:
         model: any that `headwise.watch` hears, reading one text. It is in eval mode meanwhile.
@@ -81,8 +83,9 @@ def roles(
             anew, agree with it.
 
     Raises:
-        ArgumentError: too few sentences; a batch below 1; a tokenizer without offsets, or one whose tokens
-            reach from word to word; a model of two texts.
+        ArgumentError: too few sentences; a batch below 1; a tokenizer without offsets, one whose tokens
+            reach from word to word, or one that is not the model's; a model of two texts, or one that reads
+            less than a sentence.
         AttentionBypassed: layers that cannot be heard.
 
     Clark 2019, "What Does BERT Look At?"; Voita 2019.
@@ -109,6 +112,7 @@ def roles(
                 f"tokenizer must know the words: none of {len(texts)} sentences is without an unknown one, "
                 f"such as {texts[0].text!r}; is it the model's own?"
             )
+        _check_fit(model, [read for _, read in known])
         if keep:
             name = _key(model, known)
             proof = _Measurement(model, known[:: max(1, len(known) // PROOF)][:PROOF], PROOF)
@@ -202,6 +206,24 @@ def _tokens(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]
             f"tokenizer must tell where its tokens are: {type(tokenizer).__name__} has no offsets "
             f"({type(error).__name__}); use a fast tokenizer of transformers"
         ) from error
+
+
+def _check_fit(model: nn.Module, reads: Sequence[_Read]) -> None:
+    """Raise `ArgumentError` where a token or a position is beyond what the model has."""
+    config = getattr(model, "config", None)
+    size, largest = getattr(config, "vocab_size", None), max(max(read.ids) for read in reads)
+    if isinstance(size, int) and largest >= size:
+        raise ArgumentError(
+            f"tokenizer must fit the model: token {largest} for a vocabulary of {size}; are they a pair?"
+        )
+    longest = max(len(read.ids) for read in reads)
+    for name in ("max_position_embeddings", "n_positions", "max_length"):
+        room = getattr(config, name, None)
+        if isinstance(room, int) and room < longest:
+            raise ArgumentError(
+                f"model must read whole sentences: {longest} tokens for {name} = {room}; use one that reads "
+                "more"
+            )
 
 
 # Running the model
@@ -364,8 +386,9 @@ def _key(model: nn.Module, known: Sequence[tuple[Sentence, _Read]]) -> str:
     digest = hashlib.sha256(FORMAT.encode())
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    config = getattr(model, "config", None)
+        there = value.detach().cpu().contiguous()
+        digest.update((ctypes.c_char * there.nbytes).from_address(there.data_ptr()) if there.nbytes else b"")
+    config: Any = getattr(model, "config", None)
     told = config.to_dict() if hasattr(config, "to_dict") else repr(config)
     digest.update(f"{type(model).__name__} {json.dumps(told, sort_keys=True, default=str)}".encode())
     for sentence, read in known:

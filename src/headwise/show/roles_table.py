@@ -23,9 +23,9 @@ RULES = {"before": "before", "after": "after", "the first": "first", "the last":
 def as_lines(roles: Roles) -> Iterator[str]:
     """The table as plain lines of at most 80 characters.
 
-    In three parts: found; not found; not found, since a rule is always right. The last column is the best rule
-    by class: the nearest word of the related one's class (before, after, or on either side), the first, the
-    last.
+    In three parts: found; not found; not found, since a rule is always right. The last column is the best
+    rule that goes by classes: the nearest word of the related one's class (before, after, or on either
+    side), the first of all, the last.
     """
     read = f"{roles.sentences} sentences"
     said = f"{roles.title or 'roles'}: {len(roles.found)} of {len(roles)} relations found in {read}"
@@ -98,7 +98,8 @@ def roles_table(roles: Roles) -> HeadsTable:
     for name, role in roles.items():
         table.add_row(
             as_text(name), as_text(f"{role.layer}.{role.head}"), f"{role.share:.2f}",
-            f"{role.low:.2f}-{role.high:.2f}", str(role.cases), f"{role.rules[role.offset]:.2f}", _verdict(role),
+            f"{role.low:.2f}-{role.high:.2f}", str(role.cases), f"{role.rules[role.offset]:.2f}",
+            _verdict(role),
         )  # fmt: skip
     for name, reason in roles.unasked.items():
         table.add_row(as_text(name), "", "", "", "", "", as_text(f"not asked, {reason}"))
