@@ -101,7 +101,7 @@ def test_pronouns_come_in_fours_that_differ_in_the_pronoun_and_the_order_alone(d
                     gender = [sentence.words[source] in forms for forms in zip(*MOVING.values(), strict=True)]
                     kinds = WORDS["male"], WORDS["female"]
                     assert sentence.words[target] in kinds[gender.index(True)][sentence.half].split()
-        answers = [dict((name, at) for name, _, at in one.relations if "> ante" in name) for one in group]
+        answers = [{name: at for name, _, at in one.relations if "> ante" in name} for one in group]
         assert answers[0] != answers[1]
 
 

@@ -144,7 +144,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "*THING subject=PERSON adverb verb",
         "*THING subject=PERSON auxiliary=perfect verb",
     ),
-    "WHERE": ("preposition preposition's_object=PLACE",),
+    "WHERE": ("preposition preposition's_noun=PLACE",),
     "WHILE": (
         "while subject=PERSON intransitive",
         "while subject=PERSON adverb intransitive",
@@ -167,12 +167,8 @@ PARTS: dict[str, tuple[str, ...]] = {
         "*antecedent=PERSON WHERE relative_pronoun=who subject=PERSON adverb meeting",
     ),
     "FINDS": ("verb object=THING",),
-    "MALE": ("determiner *male", "determiner adjective *male", "determiner adjective adjective *male"),
-    "FEMALE": (
-        "determiner *female",
-        "determiner adjective *female",
-        "determiner adjective adjective *female",
-    ),
+    "MALE": ("determiner *male", "determiner adjective *male"),
+    "FEMALE": ("determiner *female", "determiner adjective *female"),
 }
 
 
@@ -225,7 +221,7 @@ SHAPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "MALE meeting FEMALE WHERE while pronoun=he FINDS .",
             "adverb MALE stood beside FEMALE until pronoun=he intransitive .",
             "adverb MALE meeting FEMALE before pronoun=he intransitive and pronoun=she intransitive .",
-            "MALE meeting FEMALE WHERE since pronoun=he was adjective but pronoun=she FINDS .",
+            "MALE meeting FEMALE since pronoun=he was degree adjective but pronoun=she was adjective .",
         ),
     ),
     "reflexive": (
@@ -267,7 +263,7 @@ SHAPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
     ),
 }
-MIXED = {"plain": 0.47, "pronoun": 0.14, "reflexive": 0.12, "possessive pronoun": 0.12, "related": 0.15}
+MIXED = {"plain": 0.45, "pronoun": 0.16, "reflexive": 0.12, "possessive pronoun": 0.12, "related": 0.15}
 
 
 # Relations
@@ -279,7 +275,7 @@ RELATIONS = (
     ("subject", "verb"),
     ("far subject", "verb"),
     ("verb", "object"),
-    ("preposition", "preposition's object"),
+    ("preposition", "preposition's noun"),
     ("relative pronoun", "antecedent"),
     ("pronoun", "antecedent"),
     ("reflexive", "antecedent"),

@@ -45,7 +45,7 @@ def as_lines(roles: Roles) -> Iterator[str]:
         if some:
             yield ""
             yield heading
-            yield f"{'relation':{names}} {'head':>{LONGEST}} share {'95%':9} cases offset best rule"
+            yield f"{'relation':{names}} {'head':>{LONGEST}} share {'95%':9} cases offset rule"
             for name, role in some.items():
                 yield from _lines(plain(name), role, names)
     if roles.unasked:
@@ -78,7 +78,7 @@ def _by_class(role: Role) -> tuple[str, float]:
     others = {rule: share for rule, share in role.rules.items() if not rule.endswith(OFFSET)}
     best = max(others, key=others.__getitem__)
     short = next(
-        (word for part, word in RULES.items() if best.startswith(part) or best.endswith(part)), "nearest"
+        (word for part, word in RULES.items() if best.startswith(part) or best.endswith(part)), "near"
     )
     return short, others[best]
 
