@@ -413,7 +413,8 @@ def test_nothing_is_read_or_written_without_keep(kept: Path) -> None:
 def test_a_damaged_file_is_measured_anew_and_a_full_disk_is_told_of(kept: Path) -> None:
     roles = measured(a_model(), **KEPT)
     (file,) = kept.iterdir()
-    for text in ("", "[]", "{}", '{"roles": "{}", "proof": []}', '{"roles": 3, "proof": 7}'):
+    told = json.loads(file.read_text())
+    for text in ("[]", json.dumps({"roles": "{}", "proof": []}), json.dumps(told | {"proof": 7})):
         file.write_text(text)
         assert measured(a_model(), **KEPT) == roles and len(file.read_text()) > 100
     file.unlink()
