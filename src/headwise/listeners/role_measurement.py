@@ -38,6 +38,7 @@ from ..whole_files import whole_file
 from .active import Call, in_backward
 from .head_outputs import check_any
 from .model_door import attach
+from .model_structure import structure_of
 
 __all__ = ["roles"]
 
@@ -96,9 +97,8 @@ def roles(
     texts = grammar.sentences(sentences, seed) if isinstance(sentences, int) else list(sentences)
     if not texts:
         raise ArgumentError("sentences must not be empty: got 0; give a number, 700 is usual")
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) or (
-        getattr(getattr(model, "config", None), "kind", None) == "encoder-decoder"
-    ):
+    parts = {part for path in structure_of(model).places for part in path.split(".")}
+    if {"encoder", "decoder"} <= parts:
         raise ArgumentError(
             f"model must read one text: {type(model).__name__} is an encoder-decoder; give its encoder"
         )
@@ -402,7 +402,8 @@ def _title(model: nn.Module, measured: _Measurement) -> str:
 def _key(model: nn.Module, known: Sequence[tuple[Sentence, _Read]]) -> str:
     """A name for this model's weights and these sentences in its tokens.
 
-    A config is left to the proof: it tells of folders and versions, too, and what matters of it is seen there.
+    A config is left to the proof: it tells of folders and versions, too, and what matters of it is seen
+    there.
     """
     digest = hashlib.sha256(f"{FORMAT} {type(model).__name__}".encode())
     for name, value in model.named_parameters():
