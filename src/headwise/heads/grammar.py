@@ -5,13 +5,14 @@
     shapes   SHAPES: how sentences are built of words and parts, in two halves; none is in both
     pairs    RELATIONS: two slots of one part or shape with these names belong together
 
-A slot is `list`, `PART` or a word itself, with names in front where it needs some (`object=THING`, two as
-`noun+possessed=thing`) and `?` behind where it may be left out; its name is else its class. So "subject=PERSON
-verb object=THING" says that the heads of both phrases belong to the verb. Half A is for choosing a head, half B
-for judging it: other words in other shapes. To extend it, add words, a line to a part, a shape to both halves.
+A slot is a list of words, a PART or a word itself; a word's name is its class, unless names stand before it
+(`object=THING`, or two of them, `noun+possessed=thing`), and `?` behind it says that it may be left out. So
+"subject=PERSON verb object=THING" tells that the heads of both phrases belong to the verb. Half A is for
+choosing a head, half B for judging it. To extend the grammar, add words to a list, a line to a part, a shape
+to both halves.
 
-In WORD GROUPS two people change places and he becomes she: four sentences that differ in nothing else. In lists
-of nouns two are related, as WordNet has it, and each of the others is from another pair.
+With a pronoun, one shape gives four sentences: the two people change places, and he becomes she; nothing else
+differs. In lists of nouns two are related, as in WordNet, and each of the others is from another pair.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ WORDS: dict[str, Halves] = {
         "book door basket chair engine shirt ladder cup gate floor carpet mirror",
     ),
     "material": (
-        "stone garden kitchen silk iron paper school travel",
-        "wood village winter leather steel glass office factory",
+        "stone garden kitchen silk iron paper school travel army summer copper hospital",
+        "wood village winter leather steel glass office factory palace cotton mountain music",
     ),
     "place": (
         "bridge river market house forest church street hill",
@@ -77,6 +78,7 @@ WORDS: dict[str, Halves] = {
     ),
     "intransitive": ("slept cried waited smiled", "laughed arrived danced stayed"),
     "giving": ("gave sent showed", "offered handed brought"),
+    "given": ("given sent shown", "offered handed brought"),
     "meeting": ("saw thanked helped called visited", "met praised blamed warned kissed"),
     "male": (
         "king uncle boy father husband actor",
@@ -91,7 +93,7 @@ WORDS |= {name: (words, words) for name, words in CLOSED.items()}
 
 CLASSES = {  # what a list's words are; the others are what they are called
     "person": "noun", "thing": "noun", "material": "noun", "place": "noun", "male": "noun", "female": "noun",
-    "base": "verb", "intransitive": "verb", "giving": "verb", "meeting": "verb",
+    "base": "verb", "intransitive": "verb", "giving": "verb", "given": "verb", "meeting": "verb",
     "perfect": "auxiliary", "modal": "auxiliary", "degree": "adverb",
 }  # fmt: skip
 
@@ -110,47 +112,63 @@ PARTS: dict[str, tuple[str, ...]] = {
     "PERSON": (
         "determiner *person",
         "determiner adjective *person",
-        "determiner adjective adjective *person",
+        "determiner adjective adjective modifier=material *person",
         "determiner modifier=material *person",
         "determiner adjective modifier=material *person",
     ),
     "THING": (
         "determiner *thing",
-        "determiner adjective *thing",
         "determiner adjective adjective *thing",
         "determiner modifier=material *thing",
         "determiner adjective modifier=material *thing",
-        "determiner degree adjective modifier=material *thing",
-    ),
-    "OWNED": (
-        "possessor=PERSON 's *noun+possessed=thing",
-        "possessor=PERSON 's adjective *noun+possessed=thing",
-        "possessor=PERSON 's modifier=material *noun+possessed=thing",
-        "possessor=PERSON 's adjective modifier=material *noun+possessed=thing",
+        "determiner modifier=material modifier=material *thing",
+        "determiner adjective modifier=material modifier=material *thing",
     ),
     "PLACE": (
         "determiner *place",
         "determiner adjective *place",
         "determiner modifier=material *place",
         "determiner adjective modifier=material *place",
+        "determiner modifier=material modifier=material *place",
+        "determiner adjective modifier=material modifier=material *place",
     ),
-    "WHERE": ("preposition object_of_preposition=PLACE",),
+    "OWNED": (
+        "possessor=PERSON 's *noun+possessed=thing",
+        "possessor=PERSON 's adjective *noun+possessed=thing",
+        "possessor=PERSON 's modifier=material *noun+possessed=thing",
+        "possessor=PERSON 's adjective modifier=material *noun+possessed=thing",
+        "possessor=PERSON 's adjective adjective modifier=material *noun+possessed=thing",
+    ),
+    "MADE": (  # the box the farmer painted
+        "*THING subject=PERSON verb",
+        "*THING subject=PERSON adverb verb",
+        "*THING subject=PERSON auxiliary=perfect verb",
+    ),
+    "WHERE": ("preposition preposition's_noun=PLACE",),
+    "WHILE": (
+        "while subject=PERSON intransitive",
+        "while subject=PERSON adverb intransitive",
+        "while subject=PERSON auxiliary=perfect adverb? intransitive",
+    ),
+    "BESIDE": ("*PERSON WHERE",),
     "GUEST": (
         "*antecedent=PERSON relative_pronoun=who adverb? intransitive",
-        "*antecedent=PERSON WHERE relative_pronoun=who adverb? intransitive",
+        "*antecedent=PERSON WHERE relative_pronoun=who intransitive",
+        "*antecedent=PERSON WHERE relative_pronoun=who auxiliary=perfect adverb? intransitive",
     ),
     "OWNER": (
         "*antecedent=PERSON relative_pronoun=who verb object=THING",
         "*antecedent=PERSON WHERE relative_pronoun=who verb object=THING",
         "*antecedent=PERSON WHERE relative_pronoun=who auxiliary=perfect verb object=OWNED",
     ),
-    "BESIDE": ("*PERSON WHERE",),
-    "MALE": ("determiner *male", "determiner adjective *male"),
-    "FEMALE": ("determiner *female", "determiner adjective *female"),
     "SEEN": (
         "*antecedent=PERSON relative_pronoun=who subject=PERSON meeting",
-        "*antecedent=PERSON WHERE relative_pronoun=who subject=PERSON adverb? meeting",
+        "*antecedent=PERSON WHERE relative_pronoun=who subject=PERSON meeting",
+        "*antecedent=PERSON WHERE relative_pronoun=who subject=PERSON adverb meeting",
     ),
+    "FINDS": ("verb object=THING",),
+    "MALE": ("determiner *male", "determiner adjective *male"),
+    "FEMALE": ("determiner *female", "determiner adjective *female"),
 }
 
 
@@ -161,37 +179,49 @@ SHAPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "plain": (
         (
             "subject=PERSON adverb? verb object=OWNED WHERE .",
-            "WHERE subject=PERSON auxiliary=modal adverb? verb=base object=THING .",
-            "subject+far_subject=BESIDE verb object=THING .",
-            "subject+far_subject=OWNER adverb? verb object=OWNED .",
-            "subject=PERSON verb=giving GUEST object=THING .",
-            "auxiliary=perfect subject=PERSON adverb? verb object=THING ?",
-            "auxiliary=modal subject+far_subject=SEEN verb=base object=THING ?",
-            "subject=PERSON verb first_conjunct+object=THING conjunction second_conjunct=OWNED .",
-            "first_conjunct=BESIDE conjunction second_conjunct=PERSON verb object=THING .",
+            "WHERE subject=PERSON auxiliary=modal adverb? verb=base object=THING WHILE .",
+            "subject+far_subject=BESIDE adverb? verb object=MADE .",
+            "subject+far_subject=OWNER auxiliary=perfect adverb? verb object=OWNED .",
+            "subject=PERSON adverb? verb=giving GUEST object=THING WHERE .",
+            "auxiliary=perfect subject=PERSON adverb? verb object=MADE ?",
+            "auxiliary=modal subject+far_subject=SEEN verb=base object=OWNED WHERE ?",
+            "subject=PERSON verb object+first_conjunct=THING conjunction second_conjunct=OWNED WHILE .",
+            "first_conjunct=BESIDE conjunction second_conjunct=PERSON verb object=THING WHERE .",
+            "subject=PERSON adverb? verb=giving SEEN object=OWNED .",
+            "auxiliary=modal subject+far_subject=GUEST verb=base object=MADE ?",
+            "WHERE subject=PERSON verb=giving OWNER object=THING .",
+            "subject=PERSON verb WHERE object+first_conjunct=OWNED conjunction second_conjunct=THING .",
+            "subject=PERSON auxiliary=perfect adverb verb=given GUEST object=OWNED .",
         ),
         (
-            "subject=PERSON verb object=THING adverb WHERE .",
-            "adverb subject=PERSON auxiliary=perfect verb object=OWNED .",
+            "adverb subject=PERSON verb object=THING WHERE WHILE .",
+            "WHERE subject=PERSON auxiliary=perfect adverb? verb object=OWNED WHILE .",
             "WHERE subject+far_subject=BESIDE auxiliary=perfect adverb? verb object=THING .",
-            "adverb subject+far_subject=SEEN verb object=THING .",
-            "WHERE subject=PERSON verb=giving SEEN object=OWNED .",
+            "adverb subject+far_subject=SEEN verb object=MADE .",
+            "WHERE subject=PERSON adverb? verb=giving SEEN object=OWNED .",
             "auxiliary=modal subject=PERSON verb=base object=OWNED WHERE ?",
-            "auxiliary=perfect subject+far_subject=GUEST verb object=THING ?",
-            "WHERE subject=PERSON verb object+first_conjunct=THING WHERE conjunction second_conjunct=THING .",
-            "adverb first_conjunct=PERSON conjunction second_conjunct=PERSON verb object=OWNED .",
+            "auxiliary=perfect subject+far_subject=GUEST adverb verb object=THING WHERE ?",
+            "WHERE subject=PERSON adverb? verb object+first_conjunct=THING or second_conjunct=THING .",
+            "adverb first_conjunct=PERSON conjunction second_conjunct=PERSON verb object=OWNED WHERE .",
+            "subject+far_subject=OWNER verb=giving GUEST object=MADE .",
+            "auxiliary=modal subject+far_subject=OWNER verb=base object=OWNED adverb WHILE ?",
+            "adverb subject=PERSON verb=giving OWNER object=THING WHILE .",
+            "auxiliary=modal first_conjunct=BESIDE and second_conjunct=PERSON verb=base object=MADE ?",
+            "auxiliary=perfect subject=PERSON verb=given GUEST object=THING WHERE ?",
         ),
     ),
     "pronoun": (
         (
             "MALE meeting FEMALE because pronoun=he was adjective .",
-            "WHERE MALE meeting FEMALE when pronoun=he verb object=THING .",
             "MALE told FEMALE WHERE that pronoun=he intransitive .",
+            "WHERE MALE meeting FEMALE because pronoun=he was adjective and pronoun=she was adjective .",
+            "MALE meeting FEMALE when pronoun=he FINDS and pronoun=she intransitive .",
         ),
         (
-            "adverb MALE meeting FEMALE before pronoun=he intransitive .",
-            "MALE meeting FEMALE WHERE while pronoun=he verb object=THING .",
-            "MALE stood beside FEMALE until pronoun=he adverb intransitive .",
+            "MALE meeting FEMALE WHERE while pronoun=he FINDS .",
+            "adverb MALE stood beside FEMALE until pronoun=he intransitive .",
+            "adverb MALE meeting FEMALE before pronoun=he intransitive and pronoun=she intransitive .",
+            "MALE meeting FEMALE since pronoun=he was degree adjective but pronoun=she was adjective .",
         ),
     ),
     "reflexive": (
@@ -208,30 +238,32 @@ SHAPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "possessive pronoun": (
         (
-            "MALE giving FEMALE possessive_pronoun=his adjective? *thing .",
+            "MALE giving FEMALE possessive_pronoun=his adjective? thing .",
             "WHERE MALE meeting FEMALE with possessive_pronoun=his modifier=material thing .",
-            "MALE meeting FEMALE and cleaned possessive_pronoun=his thing .",
+            "MALE and FEMALE verb possessive_pronoun=his thing before possessive_pronoun=her thing .",
         ),
         (
             "adverb MALE meeting FEMALE behind possessive_pronoun=his thing .",
             "MALE meeting FEMALE WHERE because of possessive_pronoun=his adjective thing .",
-            "MALE giving FEMALE object=THING from possessive_pronoun=his thing .",
+            "MALE talked to FEMALE about possessive_pronoun=his thing and possessive_pronoun=her thing .",
         ),
     ),
     "related": (
         (
-            "they drew the item , the item , the item and the item .",
+            "determiner person drew the item , the item , the item and the item WHERE .",
             "the item , the item and the item lay on the item .",
             "she dreamed of the item , the item , the item , the item and the item .",
+            "adverb the item and the item , the item and the item reached determiner person .",
         ),
         (
-            "beside the item he put the item , not far from the item and the item .",
-            "we asked for the item or the item , not for the item .",
+            "beside the item determiner person put the item , not far from the item and the item .",
+            "we asked for the item or the item , not for the item WHERE .",
             "nobody wanted the item after the item , the item , the item or the item .",
+            "WHERE he kept the item under the item , the item with the item and determiner thing .",
         ),
     ),
 }
-MIXED = {"plain": 0.46, "pronoun": 0.14, "reflexive": 0.13, "possessive pronoun": 0.13, "related": 0.14}
+MIXED = {"plain": 0.45, "pronoun": 0.16, "reflexive": 0.12, "possessive pronoun": 0.12, "related": 0.15}
 
 
 # Relations
@@ -243,7 +275,7 @@ RELATIONS = (
     ("subject", "verb"),
     ("far subject", "verb"),
     ("verb", "object"),
-    ("preposition", "object of preposition"),
+    ("preposition", "preposition's noun"),
     ("relative pronoun", "antecedent"),
     ("pronoun", "antecedent"),
     ("reflexive", "antecedent"),
@@ -251,7 +283,6 @@ RELATIONS = (
     ("possessor", "possessed"),
     ("auxiliary", "verb"),
     ("first conjunct", "second conjunct"),
-    ("noun", "related noun"),
 )
 RELATED = ("noun > later related noun", "noun > earlier related noun")
 MOVING = {"pronoun": ("he", "she"), "reflexive": ("himself", "herself"), "possessive pronoun": ("his", "her")}
@@ -327,7 +358,9 @@ class _Draft:
                 slot = slot[:-1]
             names, _, what = slot.lstrip("*").rpartition("=")
             at = self.add(what)
-            called = {name.replace("_", " ") for name in names.split("+")} if names else {self.classes[at]}
+            called = {name.replace("_", " ") for name in names.split("+")} if names else set()
+            if not names and what not in PARTS:
+                called = {self.classes[at]}
             slots.append((called, at))
             head = at if slot.startswith("*") or head is None else head
         for number, (called, at) in enumerate(slots):
@@ -425,19 +458,21 @@ def _group(kind: str, rule: str, half: int, draw: random.Random) -> Iterator[Sen
     if kind not in MOVING:
         yield draft.sentence()
         return
-    male, female = draft.lists.index("male"), draft.lists.index("female")
-    places, moving = (male, female), draft.classes.index(kind)
-    names = draft.words[male], draft.words[female]
-    plain = draft.relations
+    places = draft.lists.index("male"), draft.lists.index("female")
+    moving = [at for at, kind_of in enumerate(draft.classes) if kind_of == kind]
+    names, plain = [draft.words[at] for at in places], draft.relations
     for order in (0, 1):
         for gender in (0, 1):
             draft.words[places[order]], draft.words[places[1 - order]] = names
-            draft.words[moving] = MOVING[kind][gender]
-            antecedent = places[order] if gender == 0 else places[1 - order]
-            draft.relations = [
-                (f"{kind} > antecedent", moving, antecedent), (f"antecedent > {kind}", antecedent, moving),
-                *(plain if order == gender == 0 else ()),
-            ]  # fmt: skip
+            draft.relations = list(plain) if order == gender == 0 else []
+            for number, at in enumerate(moving):  # a second pronoun is of the other one
+                theirs = (gender + number) % 2
+                draft.words[at] = MOVING[kind][theirs]
+                antecedent = places[(order + theirs) % 2]
+                draft.relations += [
+                    (f"{kind} > antecedent", at, antecedent),
+                    (f"antecedent > {kind}", antecedent, at),
+                ]
             yield draft.sentence(pair=order)
 
 
@@ -447,7 +482,9 @@ def _fill(draft: _Draft) -> None:
     pairs = [pair.split() for pair in PAIRS[draft.half].split(",")]
     chosen, *others = draw.sample(pairs, len(places) - 1)
     draw.shuffle(chosen)
-    first, second = sorted(draw.sample(places, 2))
+    apart = draw.randrange(1, len(places))  # as often far as near
+    start = draw.randrange(len(places) - apart)
+    first, second = places[start], places[start + apart]
     words = {first: chosen[0], second: chosen[1]}
     for at in places:
         draft.words[at] = words[at] if at in words else draw.choice(others.pop())
