@@ -33,6 +33,7 @@ from .listeners.monitor import Monitor
 from .listeners.pruning import load_pruned, prune
 from .listeners.retrieval import retrieval_scores
 from .listeners.robustness import robustness
+from .listeners.role_effects import role_effects
 from .listeners.trainer_callback import trainer_callback
 from .map import AttentionMap
 from .masks import Mask
@@ -69,6 +70,7 @@ __all__ = [
     "restore",
     "retrieval_scores",
     "robustness",
+    "role_effects",
     "scoring",
     "testing",
     "trainer_callback",

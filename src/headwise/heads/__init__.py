@@ -5,6 +5,9 @@ One map:
     measures.py         a head by itself: how evenly it looks, how far on a grid, what it copies
     head_distances.py   how much the heads of a layer differ; heads as points and in groups
     labels.py           a name for what a head does, from scores above stated thresholds
+What heads are for:
+    behaviours.py       what a language model should say next, as prompts and answers
+    role_verdicts.py    what came of switching off the heads of a role
 All that was watched:
     layer_names.py      what a layer goes by; `ByLayer`, results by layer
     record.py           what is kept of one call
