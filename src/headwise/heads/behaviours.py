@@ -139,12 +139,9 @@ def _agreeing(nouns: Sequence[str]) -> tuple[Change, ...]:
     return tuple(Change((noun, f"{noun}s"), next(verbs)) for noun in nouns)
 
 
-def _genders(answers: tuple[str, str], between: str = "") -> tuple[Change, ...]:
-    """A man and a woman, as the one who is meant; with words `between`, the other one follows them."""
-    return tuple(
-        Change((f"{man}{between}{woman}", f"{woman}{between}{man}") if between else (man, woman), answers)
-        for man, woman in zip(MEN, WOMEN, strict=True)
-    )
+def _genders(answers: tuple[str, str]) -> tuple[Change, ...]:
+    """A man and a woman, as the one who is meant."""
+    return tuple(Change(words, answers) for words in zip(MEN, WOMEN, strict=True))
 
 
 def _listed(text: str) -> tuple[Change, ...]:
@@ -192,16 +189,38 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
         _genders(("he", "she")),
     ),
     Behaviour(
+        "whom a reflexive means",
+        REFLEXIVE,
+        (
+            "the {man} told the {woman} a story about *. The story was about the",
+            "the {woman} told the {man} a story about *. The story was about the",
+            "{time} the {man} showed the {woman} a picture of *. It was a picture of the",
+            "{time} the {woman} showed the {man} a picture of *. It was a picture of the",
+        ),
+        (Change(("himself", "herself"), ("{man}", "{woman}")),),
+    ),
+    Behaviour(
         "reflexive's gender",
         REFLEXIVE,
-        ("the * {time} talked about", "{time} the * hurt", "the * wanted to see"),
-        _genders(("himself", "herself"), " who {saw} the "),
+        ("the * {time} hurt", "{time} the * killed", "the * who {saw} the {person} only loved"),
+        _genders(("himself", "herself")),
+    ),
+    Behaviour(
+        "whom a possessive means",
+        POSSESSIVE,
+        (
+            "the {man} {saw} the {woman} behind * {thing}. The {thing} belonged to the",
+            "the {woman} {saw} the {man} behind * {thing}. The {thing} belonged to the",
+            "{time} the {man} showed the {woman} * {thing}. The owner of the {thing} is the",
+            "{time} the {woman} showed the {man} * {thing}. The owner of the {thing} is the",
+        ),
+        (Change(("his", "her"), ("{man}", "{woman}")),),
     ),
     Behaviour(
         "possessive's gender",
         POSSESSIVE,
-        ("the * {time} sold", "{time} the * lost", "the * came home with"),
-        _genders(("his", "her"), " who {saw} the "),
+        ("the * {time} sold", "{time} the * lost", "the * who {saw} the {person} came home with"),
+        _genders(("his", "her")),
     ),
     Behaviour(
         "whose it is",

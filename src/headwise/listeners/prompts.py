@@ -45,7 +45,7 @@ class _Row:
 
 
 def _tokens(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Without special tokens at its end, and with one in front, where there is one, as in `headwise.roles`."""
+    """No special tokens at its end, and one in front, where there is one, as in `headwise.roles`."""
     ids = list(map(int, tokenizer(text)["input_ids"]))
     special = set(tokenizer.all_special_ids)
     start = getattr(tokenizer, "bos_token_id", None)
