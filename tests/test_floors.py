@@ -53,6 +53,8 @@ DOWNWARD = {
     ("map.py", "AttentionMap.plot", "show"),
     ("heads/collection.py", "Heads.table", "show"),
     ("heads/collection.py", "Heads.plot", "show"),
+    ("heads/roles.py", "Roles.table", "show"),
+    ("heads/roles.py", "Roles.__str__", "show"),
     ("listeners/robustness.py", "Robustness.plot", "show"),
     ("examiner/report.py", "Report.__str__", "examiner.showing"),
     ("examiner/report.py", "Report._repr_html_", "examiner.showing"),

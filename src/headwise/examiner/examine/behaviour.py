@@ -17,7 +17,7 @@ from .calling import Caller
 from .comparing import SAME, plain, run_body, share_off, some_mask
 from .failing import CAUGHT, problem_of
 from .precision import dtype_kept, half
-from .roles import Found
+from .projection_roles import Found
 from .structure import alone, apart, biases, projections
 from .subject import Subject, settle
 from .surroundings import seed

@@ -24,7 +24,7 @@ from .mask_probes import find_ways, is_causal
 from .mask_words import meant_causal, texts_of
 from .probing import LOUD_PROBE, causal_mask, probe
 from .reacting import inputs_for
-from .roles import error_of, find_roles
+from .projection_roles import error_of, find_roles
 from .surroundings import surroundings
 from .wording import size_word
 

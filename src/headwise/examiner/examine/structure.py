@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..evidence import Call, Finding
 from .calling import Caller
 from .comparing import SAME, share_off
-from .roles import Found
+from .projection_roles import Found
 
 __all__ = ["alone", "apart", "biases", "projections"]
 

@@ -1,0 +1,454 @@
+"""A small grammar of English, as data: sentences in which it is known which word belongs to which.
+
+    words    WORDS: lists of words, in two halves; no word of an open list is in both
+    parts    PARTS: how phrases are built, "determiner adjective *thing"; the head is marked *
+    shapes   SHAPES: how sentences are built of words and parts, in two halves; none is in both
+    pairs    RELATIONS: two slots of one part or shape with these names belong together
+
+A slot is `list`, `PART` or a word itself, with names in front where it needs some (`object=THING`, two as
+`noun+possessed=thing`) and `?` behind where it may be left out; its name is else its class. So "subject=PERSON
+verb object=THING" says that the heads of both phrases belong to the verb. Half A is for choosing a head, half B
+for judging it: other words in other shapes. To extend it, add words, a line to a part, a shape to both halves.
+
+In WORD GROUPS two people change places and he becomes she: four sentences that differ in nothing else. In lists
+of nouns two are related, as WordNet has it, and each of the others is from another pair.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from ..errors import ArgumentError
+
+__all__ = ["CLASSES", "PAIRS", "PARTS", "RELATIONS", "SHAPES", "WORDS", "Relation", "Sentence", "sentences"]
+
+Halves = tuple[str, str]
+
+
+# Words
+
+
+CLOSED = {
+    "determiner": "the the the a a this every",
+    "preposition": "near behind in beside under",
+    "conjunction": "and or",
+    "perfect": "has had",
+    "modal": "will can must should",
+    "relative pronoun": "who",
+    "case": "'s",
+    "copula": "was",
+}
+WORDS: dict[str, Halves] = {
+    "person": (
+        "farmer teacher doctor soldier painter lawyer singer student captain butcher thief guard",
+        "sailor driver writer baker judge hunter artist worker tailor priest spy clerk",
+    ),
+    "thing": (
+        "letter wall box table wheel coat lamp bag window roof blanket clock",
+        "book door basket chair engine shirt ladder cup gate floor carpet mirror",
+    ),
+    "material": (
+        "stone garden kitchen silk iron paper school travel",
+        "wood village winter leather steel glass office factory",
+    ),
+    "place": (
+        "bridge river market house forest church street hill",
+        "lake station castle field harbor tower hotel valley",
+    ),
+    "adjective": (
+        "old red small quiet strange heavy bright tired angry clever",
+        "young green large loud famous narrow dark happy lonely gentle",
+    ),
+    "adverb": (
+        "suddenly quietly often slowly yesterday finally",
+        "quickly carefully rarely gladly secretly recently",
+    ),
+    "degree": ("very rather so", "quite extremely too"),
+    "verb": (
+        "found carried followed painted moved watched cleaned bought",
+        "lost pulled dropped noticed sold repaired kept touched",
+    ),
+    "base": (
+        "find carry follow paint move watch clean buy",
+        "lose pull drop notice sell repair keep touch",
+    ),
+    "intransitive": ("slept cried waited smiled", "laughed arrived danced stayed"),
+    "giving": ("gave sent showed", "offered handed brought"),
+    "meeting": ("saw thanked helped called visited", "met praised blamed warned kissed"),
+    "male": (
+        "king uncle boy father husband actor",
+        "prince brother man son waiter monk",
+    ),
+    "female": (
+        "queen aunt girl mother wife actress",
+        "princess sister woman daughter waitress nun",
+    ),
+}
+WORDS |= {name: (words, words) for name, words in CLOSED.items()}
+
+CLASSES = {  # what a list's words are; the others are what they are called
+    "person": "noun", "thing": "noun", "material": "noun", "place": "noun", "male": "noun", "female": "noun",
+    "base": "verb", "intransitive": "verb", "giving": "verb", "meeting": "verb",
+    "perfect": "auxiliary", "modal": "auxiliary", "degree": "adverb",
+}  # fmt: skip
+
+PAIRS = (  # nouns that are related
+    "bread butter, hammer nail, moon star, sword shield, shoe sock, horse cow, piano violin, nose mouth, "
+    "rain snow, pencil pen, apple pear, father mother",
+    "cat dog, salt pepper, knife fork, sun planet, hat scarf, sheep goat, guitar drum, arm leg, "
+    "wind storm, plate bowl, lemon orange, brother sister",
+)
+
+
+# Parts
+
+
+PARTS: dict[str, tuple[str, ...]] = {
+    "PERSON": (
+        "determiner *person",
+        "determiner adjective *person",
+        "determiner adjective adjective *person",
+        "determiner modifier=material *person",
+        "determiner adjective modifier=material *person",
+    ),
+    "THING": (
+        "determiner *thing",
+        "determiner adjective *thing",
+        "determiner adjective adjective *thing",
+        "determiner modifier=material *thing",
+        "determiner adjective modifier=material *thing",
+        "determiner degree adjective modifier=material *thing",
+    ),
+    "OWNED": (
+        "possessor=PERSON 's *noun+possessed=thing",
+        "possessor=PERSON 's adjective *noun+possessed=thing",
+        "possessor=PERSON 's modifier=material *noun+possessed=thing",
+        "possessor=PERSON 's adjective modifier=material *noun+possessed=thing",
+    ),
+    "PLACE": (
+        "determiner *place",
+        "determiner adjective *place",
+        "determiner modifier=material *place",
+        "determiner adjective modifier=material *place",
+    ),
+    "WHERE": ("preposition object_of_preposition=PLACE",),
+    "GUEST": (
+        "*antecedent=PERSON relative_pronoun=who adverb? intransitive",
+        "*antecedent=PERSON WHERE relative_pronoun=who adverb? intransitive",
+    ),
+    "OWNER": (
+        "*antecedent=PERSON relative_pronoun=who verb object=THING",
+        "*antecedent=PERSON WHERE relative_pronoun=who verb object=THING",
+        "*antecedent=PERSON WHERE relative_pronoun=who auxiliary=perfect verb object=OWNED",
+    ),
+    "BESIDE": ("*PERSON WHERE",),
+    "MALE": ("determiner *male", "determiner adjective *male"),
+    "FEMALE": ("determiner *female", "determiner adjective *female"),
+    "SEEN": (
+        "*antecedent=PERSON relative_pronoun=who subject=PERSON meeting",
+        "*antecedent=PERSON WHERE relative_pronoun=who subject=PERSON adverb? meeting",
+    ),
+}
+
+
+# Shapes
+
+
+SHAPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "plain": (
+        (
+            "subject=PERSON adverb? verb object=OWNED WHERE .",
+            "WHERE subject=PERSON auxiliary=modal adverb? verb=base object=THING .",
+            "subject+far_subject=BESIDE verb object=THING .",
+            "subject+far_subject=OWNER adverb? verb object=OWNED .",
+            "subject=PERSON verb=giving GUEST object=THING .",
+            "auxiliary=perfect subject=PERSON adverb? verb object=THING ?",
+            "auxiliary=modal subject+far_subject=SEEN verb=base object=THING ?",
+            "subject=PERSON verb first_conjunct+object=THING conjunction second_conjunct=OWNED .",
+            "first_conjunct=BESIDE conjunction second_conjunct=PERSON verb object=THING .",
+        ),
+        (
+            "subject=PERSON verb object=THING adverb WHERE .",
+            "adverb subject=PERSON auxiliary=perfect verb object=OWNED .",
+            "WHERE subject+far_subject=BESIDE auxiliary=perfect adverb? verb object=THING .",
+            "adverb subject+far_subject=SEEN verb object=THING .",
+            "WHERE subject=PERSON verb=giving SEEN object=OWNED .",
+            "auxiliary=modal subject=PERSON verb=base object=OWNED WHERE ?",
+            "auxiliary=perfect subject+far_subject=GUEST verb object=THING ?",
+            "WHERE subject=PERSON verb object+first_conjunct=THING WHERE conjunction second_conjunct=THING .",
+            "adverb first_conjunct=PERSON conjunction second_conjunct=PERSON verb object=OWNED .",
+        ),
+    ),
+    "pronoun": (
+        (
+            "MALE meeting FEMALE because pronoun=he was adjective .",
+            "WHERE MALE meeting FEMALE when pronoun=he verb object=THING .",
+            "MALE told FEMALE WHERE that pronoun=he intransitive .",
+        ),
+        (
+            "adverb MALE meeting FEMALE before pronoun=he intransitive .",
+            "MALE meeting FEMALE WHERE while pronoun=he verb object=THING .",
+            "MALE stood beside FEMALE until pronoun=he adverb intransitive .",
+        ),
+    ),
+    "reflexive": (
+        (
+            "MALE told FEMALE about reflexive=himself .",
+            "MALE giving FEMALE object=THING with a picture of reflexive=himself .",
+            "WHERE MALE meeting FEMALE and talked about reflexive=himself .",
+        ),
+        (
+            "adverb MALE asked FEMALE some questions about reflexive=himself .",
+            "MALE reminded FEMALE WHERE of reflexive=himself .",
+            "MALE giving FEMALE object=THING for reflexive=himself .",
+        ),
+    ),
+    "possessive pronoun": (
+        (
+            "MALE giving FEMALE possessive_pronoun=his adjective? *thing .",
+            "WHERE MALE meeting FEMALE with possessive_pronoun=his modifier=material thing .",
+            "MALE meeting FEMALE and cleaned possessive_pronoun=his thing .",
+        ),
+        (
+            "adverb MALE meeting FEMALE behind possessive_pronoun=his thing .",
+            "MALE meeting FEMALE WHERE because of possessive_pronoun=his adjective thing .",
+            "MALE giving FEMALE object=THING from possessive_pronoun=his thing .",
+        ),
+    ),
+    "related": (
+        (
+            "they drew the item , the item , the item and the item .",
+            "the item , the item and the item lay on the item .",
+            "she dreamed of the item , the item , the item , the item and the item .",
+        ),
+        (
+            "beside the item he put the item , not far from the item and the item .",
+            "we asked for the item or the item , not for the item .",
+            "nobody wanted the item after the item , the item , the item or the item .",
+        ),
+    ),
+}
+MIXED = {"plain": 0.46, "pronoun": 0.14, "reflexive": 0.13, "possessive pronoun": 0.13, "related": 0.14}
+
+
+# Relations
+
+
+RELATIONS = (
+    ("determiner", "noun"),
+    ("adjective", "noun"),
+    ("subject", "verb"),
+    ("far subject", "verb"),
+    ("verb", "object"),
+    ("preposition", "object of preposition"),
+    ("relative pronoun", "antecedent"),
+    ("pronoun", "antecedent"),
+    ("reflexive", "antecedent"),
+    ("possessive pronoun", "antecedent"),
+    ("possessor", "possessed"),
+    ("auxiliary", "verb"),
+    ("first conjunct", "second conjunct"),
+    ("noun", "related noun"),
+)
+RELATED = ("noun > later related noun", "noun > earlier related noun")
+MOVING = {"pronoun": ("he", "she"), "reflexive": ("himself", "herself"), "possessive pronoun": ("his", "her")}
+ITEM = "item"  # in a list of nouns
+LEAST = 60
+GLUED = ("'s", ".", ",", "?")  # written without a space before them
+PUNCTUATION = ".,?"
+
+Relation = tuple[str, int, int]  # its name, a word, the word it belongs to
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Words, their classes, and which belongs to which.
+
+    Attributes:
+        relations: (name "word > related word", number of the word, number of the related one).
+        half: 0 for choosing, 1 for judging.
+        group: sentences of one group have their words in common, so that they count as one draw.
+        pair: the same in two sentences that differ only in he and she.
+    """
+
+    words: tuple[str, ...]
+    classes: tuple[str, ...]
+    relations: tuple[Relation, ...]
+    half: int = 0
+    group: int = 0
+    pair: int | None = None
+
+    @property
+    def text(self) -> str:
+        """As it is written.
+
+        Example:
+            >>> Sentence(("The", "farmer", "'s", "dog", "slept", "."), ("",) * 6, ()).text
+            "The farmer's dog slept."
+        """
+        return "".join(word if word in GLUED or not at else f" {word}" for at, word in enumerate(self.words))
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Where each word begins and ends in the text."""
+        spans, end = [], 0
+        for at, word in enumerate(self.words):
+            start = end + (at > 0 and word not in GLUED)
+            end = start + len(word)
+            spans.append((start, end))
+        return spans
+
+
+# From shapes to sentences
+
+
+@dataclass
+class _Draft:
+    """A sentence while it is made."""
+
+    half: int
+    draw: random.Random
+    words: list[str] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
+    lists: list[str] = field(default_factory=list)  # which list each word is from
+    relations: list[Relation] = field(default_factory=list)
+
+    def build(self, rule: str) -> int:
+        """Add the words of a rule; the number of its head's."""
+        slots: list[tuple[set[str], int]] = []
+        head = None
+        for slot in rule.split():
+            if slot.endswith("?") and slot != "?":
+                if self.draw.random() < 0.5:
+                    continue
+                slot = slot[:-1]
+            names, _, what = slot.lstrip("*").rpartition("=")
+            at = self.add(what)
+            called = {name.replace("_", " ") for name in names.split("+")} if names else {self.classes[at]}
+            slots.append((called, at))
+            head = at if slot.startswith("*") or head is None else head
+        for number, (called, at) in enumerate(slots):
+            for others, other in slots[number + 1 :]:
+                self.relate(called, at, others, other)
+        assert head is not None
+        return head
+
+    def add(self, what: str) -> int:
+        """Add a phrase, a word of a list, or this very word; the number of its head."""
+        if what in PARTS:
+            return self.build(self.draw.choice(PARTS[what]))
+        if what in WORDS:
+            words = WORDS[what][self.half].split()
+            fresh = [word for word in words if what in CLOSED or word not in self.words]
+            word, kind = self.draw.choice(fresh or words), CLASSES.get(what, what)
+        else:
+            word, kind = what, _class_of(what)
+        self.words.append(word)
+        self.classes.append(kind)
+        self.lists.append(what)
+        return len(self.words) - 1
+
+    def relate(self, called: set[str], at: int, others: set[str], other: int) -> None:
+        """Both ways, where the two slots have the names of a relation."""
+        for one, two in RELATIONS:
+            if one in called and two in others:
+                self.relations += [(f"{one} > {two}", at, other), (f"{two} > {one}", other, at)]
+            elif two in called and one in others:
+                self.relations += [(f"{one} > {two}", other, at), (f"{two} > {one}", at, other)]
+
+    def sentence(self, pair: int | None = None) -> Sentence:
+        """The words as they are written, with the relations that have one answer each."""
+        words = list(self.words)
+        for at, word in enumerate(words[:-1]):
+            if word == "a" and words[at + 1][0] in "aeiou":
+                words[at] = "an"
+        words[0] = words[0].capitalize()
+        answers = Counter(relation[:2] for relation in self.relations)
+        clear = tuple(relation for relation in self.relations if answers[relation[:2]] == 1)
+        return Sentence(tuple(words), tuple(self.classes), clear, self.half, pair=pair)
+
+
+def _class_of(word: str) -> str:
+    """What a word is that stands in a shape by itself."""
+    for name, words in CLOSED.items():
+        if word in words.split():
+            return CLASSES.get(name, name)
+    for name, forms in MOVING.items():
+        if word in forms:
+            return name
+    return "noun" if word == ITEM else word
+
+
+def sentences(count: int = 700, seed: int = 0) -> list[Sentence]:
+    """As many sentences as asked for, or a few less: half of them for choosing, half for judging.
+
+    Raises:
+        ArgumentError: too few for every shape to have its turn.
+
+    Example:
+        >>> len(sentences(120)) <= 120, sentences(120)[0].text == sentences(120)[0].text
+        (True, True)
+    """
+    if count < LEAST:
+        raise ArgumentError(f"sentences must be at least {LEAST}: got {count}; 700 is usual")
+    draw = random.Random(seed)
+    made: list[Sentence] = []
+    shapes: set[tuple[str, ...]] = set()  # of the first half: none of them is in the second
+    for half in (0, 1):
+        for kind, share in MIXED.items():
+            room = round(count / 2 * share)
+            size = 4 if kind in MOVING else 1
+            rules = SHAPES[kind][half]
+            for number in range(room // size):
+                while True:
+                    group = list(_group(kind, rules[number % len(rules)], half, draw))
+                    if half == 0 or group[0].classes not in shapes:
+                        break
+                shapes.update([group[0].classes] if half == 0 else [])
+                at, pair = len(made), len(made)
+                made += [
+                    replace(one, group=at, pair=None if one.pair is None else pair + one.pair)
+                    for one in group
+                ]
+    return made
+
+
+def _group(kind: str, rule: str, half: int, draw: random.Random) -> Iterator[Sentence]:
+    """The sentences that one draw of a shape gives: one, or four of two people."""
+    draft = _Draft(half, draw)
+    draft.build(rule)
+    if kind == "related":
+        _fill(draft)
+    if kind not in MOVING:
+        yield draft.sentence()
+        return
+    male, female = draft.lists.index("male"), draft.lists.index("female")
+    places, moving = (male, female), draft.classes.index(kind)
+    names = draft.words[male], draft.words[female]
+    plain = draft.relations
+    for order in (0, 1):
+        for gender in (0, 1):
+            draft.words[places[order]], draft.words[places[1 - order]] = names
+            draft.words[moving] = MOVING[kind][gender]
+            antecedent = places[order] if gender == 0 else places[1 - order]
+            draft.relations = [
+                (f"{kind} > antecedent", moving, antecedent), (f"antecedent > {kind}", antecedent, moving),
+                *(plain if order == gender == 0 else ()),
+            ]  # fmt: skip
+            yield draft.sentence(pair=order)
+
+
+def _fill(draft: _Draft) -> None:
+    """Nouns for the places of a list: two that are related, and one each of other pairs."""
+    draw, places = draft.draw, [at for at, word in enumerate(draft.words) if word == ITEM]
+    pairs = [pair.split() for pair in PAIRS[draft.half].split(",")]
+    chosen, *others = draw.sample(pairs, len(places) - 1)
+    draw.shuffle(chosen)
+    first, second = sorted(draw.sample(places, 2))
+    words = {first: chosen[0], second: chosen[1]}
+    for at in places:
+        draft.words[at] = words[at] if at in words else draw.choice(others.pop())
+    draft.relations = [(RELATED[0], first, second), (RELATED[1], second, first)]

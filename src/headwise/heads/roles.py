@@ -1,0 +1,452 @@
+"""Roles: which head looks from a word to the word it belongs to, judged against every simple rule.
+
+For each relation of a grammar (`grammar.py`) the head that is right most often is chosen on one half of the
+sentences and judged on the other, which has other words in other shapes. Beside it stand rules that know
+nothing of a sentence but positions and classes of words; the best of them on the judged half itself, so that
+every doubt speaks for the rule. Clark 2019, "What Does BERT Look At?", without a treebank.
+
+Letters: L layers, H heads in the largest of them, W words of a sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, nearest, needed
+from .grammar import MOVING, Sentence
+from .layer_names import Layer
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.table import Table
+
+__all__ = ["MARGIN", "Role", "Roles", "judge"]
+
+MARGIN = 0.15  # by which every rule must be beaten
+ENOUGH = 20  # cases in each half, or nothing is said
+MOST = 8  # heads named for one relation
+SURE = 1.96  # standard errors: 95% of a normal distribution lies within
+MOVES = 0.5  # of pairs in which only the pronoun differs must be right both times
+FORMAT = "headwise roles 1"
+
+Share = tuple[float, int]
+
+
+@dataclass(frozen=True)
+class Role:
+    """What was found of one relation; the head is the best of the first half, the numbers are the second's.
+
+    Attributes:
+        found: every rule is beaten by 0.15 and more, and by more than chance; of pronouns, the head moves
+            with the pronoun, too.
+        share: of the cases in which the head's heaviest word is the related one; low, high: its 95% interval.
+        rules: a rule in words -> its share on the same cases.
+        by_distance: words between the two, and one -> (share, cases).
+        moves: the share of pairs, alike but for he and she, in which both are right; None: no such pairs.
+        heads: all heads that are found for it, the best of the first half first: (layer, head, share).
+    """
+
+    name: str
+    found: bool
+    layer: Layer
+    head: int
+    share: float
+    low: float
+    high: float
+    cases: int
+    rules: dict[str, float]
+    by_distance: dict[int, Share]
+    moves: float | None = None
+    heads: list[tuple[Layer, int, float]] = field(default_factory=list)
+
+    @property
+    def rule(self) -> str:
+        """The best of the rules, in words."""
+        return max(self.rules, key=self.rules.__getitem__)
+
+    @property
+    def margin(self) -> float:
+        """By how much the best rule is beaten."""
+        return self.share - self.rules[self.rule]
+
+    @property
+    def verdict(self) -> str:
+        """What was found, in words."""
+        best = self.rules[self.rule]
+        if self.found:
+            return "found"
+        if best == 1:
+            return f"not found: {self.rule} is always right"
+        if self.margin < MARGIN:
+            return f"not found: {self.rule} has {best:.2f}"
+        if self.moves is not None and self.moves < MOVES:
+            return f"not found: moves with the word in {self.moves:.2f} of pairs"
+        return "not found: may be chance"
+
+
+class Roles(Mapping[str, Role]):
+    """Relations and the heads that know them, by name: print it, or ask for `table()`.
+
+    Attributes:
+        scores: name -> [L, H], the share of every head on the judged half; NaN where a layer has fewer heads.
+        layers: what the rows of scores go by.
+        unasked: name -> why nothing is said of it.
+        title: of the model.
+        sentences: how many were read; left_out: how many had words that the tokenizer does not know.
+        causal: whether the model sees only what came before.
+    """
+
+    def __init__(
+        self,
+        roles: Mapping[str, Role],
+        scores: Mapping[str, Tensor],
+        layers: Sequence[Layer],
+        *,
+        unasked: Mapping[str, str] | None = None,
+        title: str | None = None,
+        sentences: int = 0,
+        left_out: int = 0,
+        causal: bool = False,
+    ) -> None:
+        self._roles, self.scores, self.layers = dict(roles), dict(scores), list(layers)
+        self.unasked, self.title = dict(unasked or {}), title
+        self.sentences, self.left_out, self.causal = sentences, left_out, causal
+
+    def __getitem__(self, name: str) -> Role:
+        """Raises `ArgumentError` for a relation that was not asked about."""
+        if name in self._roles:
+            return self._roles[name]
+        if name in self.unasked:
+            raise ArgumentError(
+                f"relation must be one that was asked about: {name!r} was not, {self.unasked[name]}; "
+                f"there are {len(self)} others"
+            )
+        raise ArgumentError(f"relation must be a known one: got {name!r}; {nearest(name, self._roles)}")
+
+    @overload
+    def get(self, name: str) -> Role | None: ...
+
+    @overload
+    def get(self, name: str, default: Role) -> Role: ...
+
+    def get(self, name: str, default: Role | None = None) -> Role | None:
+        """The role, or the default where nothing was asked about it."""
+        return self._roles.get(name, default)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._roles
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._roles)
+
+    def __len__(self) -> int:
+        return len(self._roles)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Roles) and self.to_json() == other.to_json()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def found(self) -> dict[str, Role]:
+        """Those that were found."""
+        return {name: role for name, role in self.items() if role.found}
+
+    def of(self, layer: Layer, head: int) -> list[str]:
+        """Names of the relations that a head was found for."""
+        return [
+            name for name, role in self.found.items() if any(at[:2] == (layer, head) for at in role.heads)
+        ]
+
+    # Showing itself
+
+    def table(self) -> Table:
+        """One row per relation: head, share and interval, cases, rules beside it, verdict.
+
+        Raises:
+            PackageMissing: rich is not installed.
+        """
+        from ..show.roles_table import roles_table
+
+        return roles_table(self)
+
+    def __str__(self) -> str:
+        from ..show.roles_table import as_lines
+
+        return "\n".join(as_lines(self))
+
+    def __repr__(self) -> str:
+        return f"Roles({len(self.found)} of {len(self)} found)"
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per relation.
+
+        Raises:
+            PackageMissing: pandas is not installed.
+        """
+        with needed("pandas", "headwise tables as pandas need pandas"):
+            import pandas
+        columns = ("name", "found", "layer", "head", "share", "low", "high", "cases", "moves")
+        rows = [
+            {column: getattr(role, column) for column in columns}
+            | {"rule": role.rule, "rule_share": role.rules[role.rule], "margin": role.margin}
+            for role in self.values()
+        ]
+        return pandas.DataFrame(rows).set_index("name")
+
+    # As text
+
+    def to_json(self) -> str:
+        """All of it, as text; `from_json` is the way back."""
+        told = {
+            "format": FORMAT,
+            "title": self.title,
+            "layers": self.layers,
+            "sentences": self.sentences,
+            "left_out": self.left_out,
+            "causal": self.causal,
+            "roles": [_told(role) for role in self.values()],
+            "scores": {name: _numbers(scores) for name, scores in self.scores.items()},
+            "unasked": self.unasked,
+        }
+        return json.dumps(told, indent=None, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Roles:
+        """What `to_json` wrote.
+
+        Raises:
+            ArgumentError: something else.
+        """
+        try:
+            told = json.loads(text)
+            if told["format"] != FORMAT:
+                raise ArgumentError(
+                    f"text must be of Roles.to_json: its format is {told['format']!r}, not {FORMAT!r}; "
+                    "measure them again"
+                )
+            scores = {
+                name: torch.tensor([[math.nan if x is None else x for x in row] for row in rows])
+                for name, rows in told["scores"].items()
+            }
+            roles = {role["name"]: _role(role) for role in told["roles"]}
+            known = {name: told[name] for name in ("unasked", "title", "sentences", "left_out", "causal")}
+            return cls(roles, scores, told["layers"], **known)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, ArgumentError):
+                raise
+            raise ArgumentError(
+                f"text must be of Roles.to_json: {type(error).__name__}: {error}; measure them again"
+            ) from error
+
+
+def _told(role: Role) -> dict[str, Any]:
+    told = asdict(role)
+    for name in ("share", "low", "high", "moves"):
+        told[name] = None if told[name] is None else round(told[name], 4)
+    told["rules"] = {rule: round(share, 4) for rule, share in role.rules.items()}
+    told["by_distance"] = {str(at): [round(share, 4), n] for at, (share, n) in role.by_distance.items()}
+    told["heads"] = [[layer, head, round(share, 4)] for layer, head, share in role.heads]
+    return told
+
+
+def _role(told: dict[str, Any]) -> Role:
+    told["by_distance"] = {int(at): (share, n) for at, (share, n) in told["by_distance"].items()}
+    told["heads"] = [(layer, head, share) for layer, head, share in told["heads"]]
+    return Role(**told)
+
+
+def _numbers(scores: Tensor) -> list[list[float | None]]:
+    return [[None if math.isnan(x) else round(x, 4) for x in row] for row in scores.tolist()]
+
+
+# Simple rules
+
+RULES = ("nearest {} before", "nearest {} after", "nearest {}", "first {}", "last {}")
+
+
+def _rules(sentence: Sentence, source: int, target: int, causal: bool) -> dict[str, tuple[int, ...]]:
+    """Where each rule points, by positions and classes alone; twice, where two words are equally near."""
+    end = source if causal else len(sentence.words)
+    alike = [at for at in range(end) if sentence.classes[at] == sentence.classes[target] and at != source]
+    before, after = [at for at in alike if at < source], [at for at in alike if at > source]
+    near = min((abs(at - source) for at in alike), default=0)
+    places = (before[-1:], after[:1], [at for at in alike if abs(at - source) == near], alike[:1], alike[-1:])
+    return {rule: tuple(at) for rule, at in zip(RULES, places, strict=True) if not causal or rule in SEEN}
+
+
+SEEN = ("nearest {} before", "first {}")  # by a model that looks back: the others are the same there
+
+
+# Cases
+
+
+@dataclass(frozen=True, eq=False)
+class _Cases:
+    """All cases of one relation in one half."""
+
+    hits: Tensor  # bool [N, L, H]
+    groups: Tensor  # int [N], which of them belong together
+    distances: Tensor  # int [N], of the related word
+    rules: dict[str, Tensor]  # float [N], by rule in words: 1 where it is right
+    pairs: list[int | None]
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+
+def _cases(
+    name: str, sentences: Sequence[Sentence], heaviest: Sequence[Tensor], half: int, causal: bool
+) -> _Cases | None:
+    """The cases that a model can see; None: there are none."""
+    hits, groups, distances, pairs = [], [], [], []
+    right: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    kinds: set[str] = set()
+    for sentence, words in zip(sentences, heaviest, strict=True):
+        for relation, source, target in sentence.relations if sentence.half == half else ():
+            if relation != name or (causal and target > source):
+                continue
+            hits.append(words[:, :, source] == target)
+            groups.append(sentence.group)
+            distances.append(target - source)
+            pairs.append(sentence.pair)
+            kinds.add(sentence.classes[target])
+            for rule, places in _rules(sentence, source, target, causal).items():
+                # of two that are equally near it is always the one before, or always the one after
+                right[rule].append((float(target in places[:1]), float(target in places[-1:])))
+    if not hits:
+        return None
+    kind = kinds.pop() if len(kinds) == 1 else "word of its class"
+    offsets = torch.tensor(distances)
+    rules = {f"{offset:+d} words": (offsets == offset).float() for offset in sorted(set(distances))}
+    for rule, answers in right.items():
+        both = torch.tensor(answers)  # [N, 2]
+        rules[f"the {rule.format(kind)}"] = both[:, int(both.sum(0).argmax())]
+    return _Cases(torch.stack(hits), torch.tensor(groups), offsets, rules, pairs)
+
+
+def _best_offset(rules: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The rules, with one offset among them, the best."""
+    offsets = {rule: right for rule, right in rules.items() if rule.endswith(" words")}
+    best = max(offsets, key=lambda rule: float(offsets[rule].sum()))
+    return {best: offsets[best]} | {rule: right for rule, right in rules.items() if rule not in offsets}
+
+
+# Intervals
+
+
+def _spread(values: Tensor, groups: Tensor) -> float:
+    """The standard error of a mean of cases, where those of one group belong together."""
+    N, present = len(values), groups.unique(return_inverse=True)[1]
+    count = int(present.max()) + 1
+    apart = (values - values.mean()).double()
+    sums = torch.zeros(count, dtype=torch.float64).index_add_(0, present, apart)
+    return math.sqrt(float(sums.square().sum()) * count / max(1, count - 1)) / N
+
+
+def _interval(hits: Tensor, groups: Tensor) -> tuple[float, float]:
+    """Of a share, 95%: Wilson 1927, for as many cases as those are worth that belong together."""
+    share, error = float(hits.mean()), _spread(hits, groups)
+    alone = math.sqrt(share * (1 - share) / len(hits))
+    worth = len(hits) * (alone / error) ** 2 if error > alone > 0 else float(len(hits))
+    if alone == 0:
+        worth = float(len(groups.unique()))
+    middle = (share + SURE**2 / (2 * worth)) / (1 + SURE**2 / worth)
+    reach = SURE * math.sqrt(share * (1 - share) / worth + SURE**2 / (4 * worth**2)) / (1 + SURE**2 / worth)
+    return max(0.0, middle - reach), min(1.0, middle + reach)
+
+
+# Judging
+
+
+def judge(
+    sentences: Sequence[Sentence],
+    heaviest: Sequence[Tensor],
+    layers: Sequence[Layer],
+    *,
+    causal: bool = False,
+    title: str | None = None,
+    left_out: int = 0,
+) -> Roles:
+    """Roles, from the heaviest word of every head.
+
+    Args:
+        heaviest: of each sentence int [L, H, W]: for each word the number of the one that a head looks at most,
+            itself and punctuation left out; -1 where there is none, or two alike; -2 where there is no head.
+        layers: what the L layers go by.
+        causal: whether words see only what is before them; they are then asked about nothing else.
+    """
+    roles, scores, unasked = {}, {}, {}
+    for name in dict.fromkeys(relation[0] for sentence in sentences for relation in sentence.relations):
+        halves = [_cases(name, sentences, heaviest, half, causal) for half in (0, 1)]
+        counts = [0 if half is None else len(half) for half in halves]
+        if causal and max(counts) == 0:
+            unasked[name] = "since the model does not look ahead"
+        elif min(counts) < ENOUGH:
+            unasked[name] = f"since there are only {counts[0]} and {counts[1]} cases, not {ENOUGH}"
+        else:
+            choosing, judging = halves
+            assert choosing is not None and judging is not None
+            there = heaviest[0][:, :, 0] > -2  # [L, H]
+            roles[name] = _judged(name, choosing, judging, layers)
+            scores[name] = judging.hits.float().mean(0).masked_fill(~there, math.nan)
+    return Roles(
+        roles, scores, layers, unasked=unasked, title=title, sentences=len(sentences), left_out=left_out,
+        causal=causal,
+    )  # fmt: skip
+
+
+def _judged(name: str, choosing: _Cases, judging: _Cases, layers: Sequence[Layer]) -> Role:
+    H = choosing.hits.shape[2]
+    order = choosing.hits.float().mean(0).flatten().sort(descending=True, stable=True).indices.tolist()
+    moving = name.partition(" > ")[0] in MOVING
+    rules = _best_offset(judging.rules)
+
+    def is_found(cases: _Cases, flat: int) -> bool:
+        hits = cases.hits[:, flat // H, flat % H].float()
+        moves = _moves(hits, cases.pairs) if moving else 1.0
+        return moves >= MOVES and all(_is_beaten(hits, right, cases.groups) for right in cases.rules.values())
+
+    best = order[0]
+    hits = judging.hits[:, best // H, best % H].float()
+    found = is_found(judging, best)
+    heads = [at for at in order[1:MOST] if found and is_found(choosing, at) and is_found(judging, at)]
+    low, high = _interval(hits, judging.groups)
+    distances = Counter(judging.distances.abs().tolist())
+    return Role(
+        name, found, layers[best // H], best % H, float(hits.mean()), low, high, len(judging),
+        rules={rule: float(right.mean()) for rule, right in rules.items()},
+        by_distance={
+            at: (float(hits[judging.distances.abs() == at].mean()), distances[at]) for at in sorted(distances)
+        },
+        moves=_moves(hits, judging.pairs) if moving else None,
+        heads=[
+            (layers[at // H], at % H, float(judging.hits[:, at // H, at % H].float().mean()))
+            for at in ([best, *heads] if found else [])
+        ],
+    )  # fmt: skip
+
+
+def _is_beaten(hits: Tensor, right: Tensor, groups: Tensor) -> bool:
+    """Whether a head is right more often than a rule: by the margin, and by more than chance."""
+    ahead = hits - right
+    margin = float(ahead.mean())
+    return margin >= MARGIN and margin > SURE * _spread(ahead, groups)
+
+
+def _moves(hits: Tensor, pairs: Sequence[int | None]) -> float:
+    """The share of pairs, alike but for he and she, in which the head is right both times."""
+    both: dict[int, list[float]] = defaultdict(list)
+    for hit, pair in zip(hits.tolist(), pairs, strict=True):
+        if pair is not None:
+            both[pair].append(hit)
+    whole = [min(pair) for pair in both.values() if len(pair) == 2]
+    return sum(whole) / len(whole) if whole else 0.0

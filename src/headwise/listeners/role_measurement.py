@@ -1,0 +1,397 @@
+"""`roles`: which head of a model looks from a word to the word it belongs to.
+
+Sentences of the grammar run through the model, those of one length together, so that nothing is padded; of
+every head the heaviest word is noted for each word, and `heads/roles.py` judges what was noted. A word of
+several tokens is looked at by all of them in sum, and looks as they do on average (Clark 2019).
+
+What was measured is kept in the user's cache under a hash of weights, config, tokens and grammar, and for some
+models comes with the package. It is believed only after a few sentences gave the same weights again: a hook, a
+patch or an ablation is in no hash.
+
+Letters: B batch, H num_heads, L layers, T tokens, W words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ArgumentError, HeadwiseError
+from ..heads import grammar
+from ..heads.grammar import Sentence
+from ..heads.layer_names import Layer
+from ..heads.roles import FORMAT, Roles, judge
+from ..models.batches import tracked
+from ..whole_files import whole_file
+from .active import Call, in_backward
+from .head_outputs import check_any
+from .model_door import attach
+
+__all__ = ["roles"]
+
+USUAL = 700  # sentences
+BEGINNING = "Well, "  # before a text, for a causal model without a token to start with
+PROOF = 6  # sentences that are run again before a kept result is believed
+SAME = 1e-3  # weights that differ by less, on average over a head's words, are the same but for rounding
+SHIPPED = Path(grammar.__file__).parent / "kept_roles"
+
+
+@torch.no_grad()
+def roles(
+    model: nn.Module,
+    tokenizer: Any,
+    *,
+    sentences: int | Sequence[Sentence] = USUAL,
+    seed: int = 0,
+    batch: int = 16,
+    progress: bool = True,
+    keep: bool = True,
+) -> Roles:
+    """Which head looks from a word to the word it belongs to, measured on sentences of a grammar.
+
+        roles = hw.roles(model, tokenizer)
+        print(roles)
+        roles["pronoun > antecedent"].share
+
+    Each relation's head is chosen on one half of the sentences and judged on the other, which has other words
+    and other shapes, beside rules that need no model: the best fixed offset, the nearest word of that class,
+    the first and the last. It is found where it beats every one of them by 0.15 and by more than chance. Words
+    are asked where a head looks most, themselves and punctuation left out. A model that sees only what came
+    before, as its weights tell, is asked only about that, behind a start token.
+
+    Args:
+        model: any that `headwise.watch` hears, reading one text. It is in eval mode meanwhile.
+        tokenizer: with offsets, as all fast ones of transformers.
+        sentences: how many, or sentences of your own (`headwise.heads.grammar.Sentence`).
+        seed: which sentences are drawn.
+        batch: how many run at once.
+        progress: a bar, where it takes over two seconds and rich is installed.
+        keep: look for a result that was kept, and keep this one; it is used only if a few sentences, run
+            anew, agree with it.
+
+    Raises:
+        ArgumentError: too few sentences; a batch below 1; a tokenizer without offsets, or one whose tokens
+            reach from word to word; a model of two texts.
+        AttentionBypassed: layers that cannot be heard.
+
+    Clark 2019, "What Does BERT Look At?"; Voita 2019.
+    """
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise ArgumentError(f"batch must be a whole number of at least 1: got {batch!r}; 16 is usual")
+    texts = grammar.sentences(sentences, seed) if isinstance(sentences, int) else list(sentences)
+    if not texts:
+        raise ArgumentError("sentences must not be empty: got 0; give a number, 700 is usual")
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) or (
+        getattr(getattr(model, "config", None), "kind", None) == "encoder-decoder"
+    ):
+        raise ArgumentError(
+            f"model must read one text: {type(model).__name__} is an encoder-decoder; give its encoder"
+        )
+    with _in_eval_mode(model):
+        plain = [_encode(tokenizer, sentence) for sentence in texts]
+        first = next((read for read in plain if read is not None), None)
+        causal = first is not None and _is_causal(model, first)
+        reads = [_encode(tokenizer, sentence, causal=True) for sentence in texts] if causal else plain
+        known = [(sentence, read) for sentence, read in zip(texts, reads, strict=True) if read is not None]
+        if not known:
+            raise ArgumentError(
+                f"tokenizer must know the words: none of {len(texts)} sentences is without an unknown one, "
+                f"such as {texts[0].text!r}; is it the model's own?"
+            )
+        if keep:
+            name = _key(model, known)
+            proof = _Measurement(model, known[:: max(1, len(known) // PROOF)][:PROOF], PROOF)
+            for kept in (_read(SHIPPED / f"{name}.json"), _read(_cache() / f"{name}.json")):
+                if kept is not None and proof.agrees(kept["proof"]):
+                    return Roles.from_json(kept["roles"])
+        measured = _Measurement(model, known, batch, progress)
+        answer = judge(
+            [sentence for sentence, _ in known], measured.heaviest(), measured.layers(), causal=causal,
+            title=_title(model, measured), left_out=len(texts) - len(known),
+        )  # fmt: skip
+        if keep:
+            _write(_cache() / f"{name}.json", answer, proof.weights())
+        return answer
+
+
+@contextmanager
+def _in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Dropout off, and each module afterwards as it was."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+# Words and tokens
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """A sentence as tokens."""
+
+    ids: list[int]
+    words: list[list[int]]  # the tokens of each word, by number
+
+
+def _encode(tokenizer: Any, sentence: Sentence, causal: bool = False) -> _Read | None:
+    """The tokens of each word; None: one of them is unknown.
+
+    Args:
+        causal: put something in front that takes the weight that a head has no use for.
+
+    Raises:
+        ArgumentError: a tokenizer without offsets, or with tokens of two words; a word without a token.
+    """
+    text, shift = sentence.text, 0
+    ids, offsets = _tokens(tokenizer, text)
+    special = set(getattr(tokenizer, "all_special_ids", ()))
+    start = getattr(tokenizer, "bos_token_id", None)
+    if causal and ids[0] not in special:
+        if start is not None:
+            ids, offsets = [start, *ids], [(0, 0), *offsets]
+        else:
+            shift = len(BEGINNING)
+            ids, offsets = _tokens(tokenizer, BEGINNING + text)
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    words: list[list[int]] = [[] for _ in sentence.words]
+    spans = [(begin + shift, end + shift) for begin, end in sentence.spans]
+    for number, (begin, end) in enumerate(offsets):
+        touched = [at for at, (left, right) in enumerate(spans) if begin < right and end > left]
+        if len(touched) > 1:
+            raise ArgumentError(
+                f"tokenizer must cut a text between its words: a token of {type(tokenizer).__name__} is "
+                f"{text[begin - shift : end - shift]!r}; use a model with smaller tokens"
+            )
+        for at in touched:
+            words[at].append(number)
+            if ids[number] == unknown:
+                return None
+    for word, tokens in zip(sentence.words, words, strict=True):
+        if not tokens:
+            raise ArgumentError(
+                f"tokenizer must give every word a token: {word!r} has none of {type(tokenizer).__name__}; "
+                "is it the model's own?"
+            )
+    return _Read(ids, words)
+
+
+def _tokens(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    try:
+        told = tokenizer(text, return_offsets_mapping=True)
+        return list(told["input_ids"]), [(int(begin), int(end)) for begin, end in told["offset_mapping"]]
+    except HeadwiseError:
+        raise
+    except (NotImplementedError, TypeError, KeyError, ValueError) as error:
+        raise ArgumentError(
+            f"tokenizer must tell where its tokens are: {type(tokenizer).__name__} has no offsets "
+            f"({type(error).__name__}); use a fast tokenizer of transformers"
+        ) from error
+
+
+# Running the model
+
+
+def _run(model: nn.Module, listener: Any, ids: list[list[int]]) -> dict[str, Layer]:
+    """One forward; what the layers go by."""
+    place = next(model.parameters(), torch.empty(0)).device
+    given = torch.tensor(ids, device=place)
+    taken = inspect.signature(model.forward).parameters
+    options: dict[str, Any] = {"attention_mask": torch.ones_like(given)} if "attention_mask" in taken else {}
+    if "use_cache" in taken:
+        options["use_cache"] = False
+    with attach(model, listener) as attachment:
+        model(given, **options)
+    check_any(model, 1, listener.heard, None)
+    return attachment.names
+
+
+class _Ahead:
+    """Whether any head of any layer looks at what comes later."""
+
+    def __init__(self) -> None:
+        self.heard: list[bool] = []
+
+    def hear(self, call: Call) -> None:
+        if call.kind == "self":
+            self.heard.append(bool(call.weights.detach().dense().triu(1).any()))
+
+
+def _is_causal(model: nn.Module, read: _Read) -> bool:
+    listener = _Ahead()
+    _run(model, listener, [read.ids])
+    return not any(listener.heard)
+
+
+class _Words:
+    """The heaviest word of every word, and its weight, by layer: of one batch of equally long texts."""
+
+    def __init__(self, reads: Sequence[_Read], looked: Sequence[Sequence[bool]]) -> None:
+        B, T, W = len(reads), len(reads[0].ids), max(len(read.words) for read in reads)
+        self.member = torch.zeros(B, W, T)
+        self.real = torch.zeros(B, W, dtype=torch.bool)  # words that may be the heaviest
+        for b, read in enumerate(reads):
+            for at, tokens in enumerate(read.words):
+                self.member[b, at, tokens] = 1
+            self.real[b, : len(read.words)] = torch.tensor(looked[b])
+        self.mean = self.member / self.member.sum(-1, keepdim=True).clamp(min=1)
+        self.heard: dict[str, tuple[Tensor, Tensor]] = {}  # int [B, H, W], float [B, H, W]
+
+    def hear(self, call: Call) -> None:
+        B, W, T = self.member.shape
+        if call.kind != "self" or in_backward() or tuple(call.weights.shape[2:]) != (T, T):
+            return
+        weights = call.weights.detach().dense().to("cpu", torch.float32)  # [B, H, T, T]
+        words = self.mean[:, None] @ weights @ self.member[:, None].mT  # [B, H, W, W]
+        hidden = ~self.real[:, None, None] | torch.eye(W, dtype=torch.bool)
+        words = words.masked_fill(hidden, -1)
+        top = words.topk(min(2, W), -1)
+        clear = (top.values[..., 0] > top.values[..., -1]) & (top.values[..., 0] > 0)
+        self.heard[call.path] = (
+            top.indices[..., 0].masked_fill(~clear, -1).to(torch.int16),
+            top.values[..., 0].clamp(min=0),
+        )
+
+
+class _Measurement:
+    """All sentences through the model, when somebody asks."""
+
+    def __init__(
+        self, model: nn.Module, known: Sequence[tuple[Sentence, _Read]], batch: int, progress: bool = False
+    ) -> None:
+        self.model, self.known, self.batch, self.progress = model, known, batch, progress
+        self._heard: list[dict[str, tuple[Tensor, Tensor]]] = []  # a sentence: by path, [H, W] each
+        self._names: dict[str, Layer] = {}
+
+    def heard(self) -> list[dict[str, tuple[Tensor, Tensor]]]:
+        """By sentence and layer: the heaviest word of each word, and its weight, [H, W]."""
+        if not self._heard:
+            order = sorted(range(len(self.known)), key=lambda at: len(self.known[at][1].ids))
+            found: dict[int, dict[str, tuple[Tensor, Tensor]]] = {}
+            for some in tracked(list(self._batches(order)), "roles", self.progress):
+                pairs = [self.known[at] for at in some]
+                looked = [[any(map(str.isalnum, word)) for word in sentence.words] for sentence, _ in pairs]
+                listener = _Words([read for _, read in pairs], looked)
+                self._names |= _run(self.model, listener, [read.ids for _, read in pairs])
+                for b, at in enumerate(some):
+                    count = len(self.known[at][0].words)
+                    found[at] = {
+                        path: (top[b, :, :count].clone(), weight[b, :, :count].clone())
+                        for path, (top, weight) in listener.heard.items()
+                    }
+            self._heard = [found[at] for at in range(len(self.known))]
+        return self._heard
+
+    def _batches(self, order: list[int]) -> Iterator[list[int]]:
+        """Sentences of one length, at most `batch` of them."""
+        some: list[int] = []
+        for at in order:
+            if some and (
+                len(some) == self.batch or len(self.known[at][1].ids) != len(self.known[some[0]][1].ids)
+            ):
+                yield some
+                some = []
+            some.append(at)
+        yield some
+
+    def paths(self) -> list[str]:
+        return list(dict.fromkeys(path for by_path in self.heard() for path in by_path))
+
+    def layers(self) -> list[Layer]:
+        """What the layers go by."""
+        return [self._names.get(path, path) for path in self.paths()]
+
+    def heaviest(self) -> list[Tensor]:
+        """By sentence, int [L, H, W]: -1 where no word is the heaviest, -2 where a layer has no such head."""
+        paths = self.paths()
+        H = max(top.shape[0] for by_path in self.heard() for top, _ in by_path.values())
+        whole = []
+        for by_path, (sentence, _) in zip(self.heard(), self.known, strict=True):
+            every = torch.full((len(paths), H, len(sentence.words)), -2, dtype=torch.int16)
+            for at, path in enumerate(paths):
+                if path in by_path:
+                    every[at, : len(by_path[path][0])] = by_path[path][0]
+            whole.append(every)
+        return whole
+
+    def weights(self) -> list[list[list[float]]]:
+        """By layer, head and sentence: the mean weight of the heaviest words."""
+        return [
+            [[round(x, 6) for x in row] for row in torch.stack(
+                [by_path[path][1].mean(-1) for by_path in self.heard() if path in by_path], -1
+            ).tolist()]
+            for path in self.paths()
+        ]  # fmt: skip
+
+    def agrees(self, weights: list[list[list[float]]]) -> bool:
+        """Whether the model looks as it did when these weights were kept."""
+        mine = self.weights()
+        shapes = [[[len(row) for row in layer] for layer in both] for both in (mine, weights)]
+        return shapes[0] == shapes[1] and all(
+            abs(a - b) < SAME
+            for one, other in zip(mine, weights, strict=True)
+            for row, kept in zip(one, other, strict=True)
+            for a, b in zip(row, kept, strict=True)
+        )
+
+
+def _title(model: nn.Module, measured: _Measurement) -> str:
+    heads = sorted({len(top) for by_path in measured.heard()[:1] for top, _ in by_path.values()})
+    count = " or ".join(map(str, heads))
+    return f"{type(model).__name__}, {len(measured.paths())} layers of {count} heads"
+
+
+# Kept results
+
+
+def _key(model: nn.Module, known: Sequence[tuple[Sentence, _Read]]) -> str:
+    """A name for this very model, its config, and these sentences in its tokens."""
+    digest = hashlib.sha256(FORMAT.encode())
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    config = getattr(model, "config", None)
+    told = config.to_dict() if hasattr(config, "to_dict") else repr(config)
+    digest.update(f"{type(model).__name__} {json.dumps(told, sort_keys=True, default=str)}".encode())
+    for sentence, read in known:
+        digest.update(repr((sentence, read.ids, read.words)).encode())
+    return digest.hexdigest()[:32]
+
+
+def _cache() -> Path:
+    """The user's folder of kept results."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwise" / "roles"
+
+
+def _read(place: Path) -> dict[str, Any] | None:
+    """What was kept there; None: nothing, or nothing that can be read."""
+    try:
+        told = json.loads(place.read_text())
+        return told if {"roles", "proof"} <= set(told) else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write(place: Path, answer: Roles, proof: list[list[list[float]]]) -> None:
+    """Keep a result; where that cannot be, say so and go on."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(place, "cache") as half:
+            half.write_text(json.dumps({"roles": answer.to_json(), "proof": proof}))
+    except (OSError, ArgumentError) as error:
+        warnings.warn(f"roles were measured but not kept: {error}; or use keep=False", stacklevel=3)
