@@ -33,4 +33,57 @@ from .listeners.monitor import Monitor
 from .listeners.pruning import load_pruned, prune
 from .listeners.retrieval import retrieval_scores
 from .listeners.robustness import robustness
+from .listeners.role_effects import role_effects
+from .listeners.role_measurement import roles
+from .listeners.trainer_callback import trainer_callback
+from .map import AttentionMap
+from .masks import Mask
+from .nn import MultiHeadAttention, adopt, restore
+
+__version__ = "0.2.0"
+
+__all__ = [
+    "Alarms",
+    "AttentionMap",
+    "Heads",
+    "Mask",
+    "Monitor",
+    "MultiHeadAttention",
+    "ablate",
+    "adopt",
+    "attention",
+    "budget",
+    "check",
+    "check_file",
+    "collect",
+    "diversity",
+    "errors",
+    "explain",
+    "head_means",
+    "heads",
+    "importance",
+    "load_heads",
+    "load_pruned",
+    "models",
+    "nn",
+    "patch",
+    "prune",
+    "restore",
+    "retrieval_scores",
+    "robustness",
+    "role_effects",
     "roles",
+    "scoring",
+    "testing",
+    "trainer_callback",
+    "watch",
+    "why",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "MultiheadAttention":
+        from .nn.module_call import ONE_LETTER
+
+        raise AttributeError(ONE_LETTER)
+    raise AttributeError(f"module 'headwise' has no attribute {name!r}")
