@@ -166,7 +166,7 @@ def test_the_head_that_carries_a_behaviour_is_told_from_the_others(planted: tupl
     assert near.every_draw and len(near.draws) == 4  # a layer of 5 heads has no more others
     assert near.low <= near.change <= near.high < 0 and near.more_high < 0
     assert "Switching off 1.3 lowers it from" in near.verdict
-    assert near.verdict.endswith("none of all 4 other choices does as much.")
+    assert near.verdict.endswith("none of the 4 other choices does as much.")
 
 
 def test_a_head_that_carries_nothing_is_told_so(planted: tuple[Planted, Words]) -> None:

@@ -100,7 +100,7 @@ class RoleEffect:
         numbers = f"from {self.margin:.2f} to {self.off:.2f} nats (accuracy {self.accuracy:.2f} to "
         numbers += f"{self.off_accuracy:.2f})"
         count = len(self.draws)
-        draws = f"all {count} other choices" if self.every_draw else f"{count} draws"
+        draws = f"the {count} other choices" if self.every_draw else f"{count} draws"
         if self.kind == "too few prompts":
             return f"{self.pairs} pairs are left of this tokenizer's, too few to say anything."
         if self.kind == "not able":
