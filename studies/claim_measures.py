@@ -74,7 +74,7 @@ class Subject:
     tokenizer: Any
     roles: Roles
     seed: int = 0
-    sentences: int = 280  # by which roles with random weights are asked for
+    sentences: int = 280  # of roles with random weights
 
     @cached_property
     def untrained(self) -> nn.Module:

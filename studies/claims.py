@@ -33,6 +33,7 @@ from .claimed_sentence import SENTENCE
 __all__ = ["claims", "load", "markdown"]
 
 RESULTS = Path(__file__).parent / "results"
+SENTENCES = 280  # by which roles with random weights are asked for
 
 
 def claims(
@@ -45,7 +46,7 @@ def claims(
         seed: of random weights and draws.
     """
     found = hw.roles(model, tokenizer) if roles is None else roles
-    subject = Subject(model, tokenizer, found, seed)
+    subject = Subject(model, tokenizer, found, seed, SENTENCES)
     rows: list[Claim] = []
     for part in PARTS:
         rows += part(subject)
