@@ -51,8 +51,8 @@ WORDS: dict[str, Halves] = {
         "book door basket chair engine shirt ladder cup gate floor carpet mirror",
     ),
     "material": (
-        "stone garden kitchen silk iron paper school travel",
-        "wood village winter leather steel glass office factory",
+        "stone garden kitchen silk iron paper school travel army summer copper hospital",
+        "wood village winter leather steel glass office factory palace cotton mountain music",
     ),
     "place": (
         "bridge river market house forest church street hill",
@@ -77,6 +77,7 @@ WORDS: dict[str, Halves] = {
     ),
     "intransitive": ("slept cried waited smiled", "laughed arrived danced stayed"),
     "giving": ("gave sent showed", "offered handed brought"),
+    "given": ("given sent shown", "offered handed brought"),
     "meeting": ("saw thanked helped called visited", "met praised blamed warned kissed"),
     "male": (
         "king uncle boy father husband actor",
@@ -91,7 +92,7 @@ WORDS |= {name: (words, words) for name, words in CLOSED.items()}
 
 CLASSES = {  # what a list's words are; the others are what they are called
     "person": "noun", "thing": "noun", "material": "noun", "place": "noun", "male": "noun", "female": "noun",
-    "base": "verb", "intransitive": "verb", "giving": "verb", "meeting": "verb",
+    "base": "verb", "intransitive": "verb", "giving": "verb", "given": "verb", "meeting": "verb",
     "perfect": "auxiliary", "modal": "auxiliary", "degree": "adverb",
 }  # fmt: skip
 
@@ -110,46 +111,65 @@ PARTS: dict[str, tuple[str, ...]] = {
     "PERSON": (
         "determiner *person",
         "determiner adjective *person",
-        "determiner adjective adjective *person",
+        "determiner adjective adjective modifier=material *person",
         "determiner modifier=material *person",
         "determiner adjective modifier=material *person",
     ),
     "THING": (
         "determiner *thing",
-        "determiner adjective *thing",
         "determiner adjective adjective *thing",
         "determiner modifier=material *thing",
         "determiner adjective modifier=material *thing",
-        "determiner degree adjective modifier=material *thing",
-    ),
-    "OWNED": (
-        "possessor=PERSON 's *noun+possessed=thing",
-        "possessor=PERSON 's adjective *noun+possessed=thing",
-        "possessor=PERSON 's modifier=material *noun+possessed=thing",
-        "possessor=PERSON 's adjective modifier=material *noun+possessed=thing",
+        "determiner modifier=material modifier=material *thing",
+        "determiner adjective modifier=material modifier=material *thing",
     ),
     "PLACE": (
         "determiner *place",
         "determiner adjective *place",
         "determiner modifier=material *place",
         "determiner adjective modifier=material *place",
+        "determiner modifier=material modifier=material *place",
+        "determiner adjective modifier=material modifier=material *place",
     ),
-    "WHERE": ("preposition object_of_preposition=PLACE",),
+    "OWNED": (
+        "possessor=PERSON 's *noun+possessed=thing",
+        "possessor=PERSON 's adjective *noun+possessed=thing",
+        "possessor=PERSON 's modifier=material *noun+possessed=thing",
+        "possessor=PERSON 's adjective modifier=material *noun+possessed=thing",
+        "possessor=PERSON 's adjective adjective modifier=material *noun+possessed=thing",
+    ),
+    "MADE": (  # the box the farmer painted
+        "*THING subject=PERSON verb",
+        "*THING subject=PERSON adverb verb",
+        "*THING subject=PERSON auxiliary=perfect verb",
+    ),
+    "WHERE": ("preposition preposition's_object=PLACE",),
+    "WHILE": (
+        "while subject=PERSON intransitive",
+        "while subject=PERSON adverb intransitive",
+        "while subject=PERSON auxiliary=perfect adverb? intransitive",
+    ),
+    "BESIDE": ("*PERSON WHERE",),
     "GUEST": (
         "*antecedent=PERSON relative_pronoun=who adverb? intransitive",
-        "*antecedent=PERSON WHERE relative_pronoun=who adverb? intransitive",
+        "*antecedent=PERSON WHERE relative_pronoun=who intransitive",
+        "*antecedent=PERSON WHERE relative_pronoun=who auxiliary=perfect adverb? intransitive",
     ),
     "OWNER": (
         "*antecedent=PERSON relative_pronoun=who verb object=THING",
         "*antecedent=PERSON WHERE relative_pronoun=who verb object=THING",
         "*antecedent=PERSON WHERE relative_pronoun=who auxiliary=perfect verb object=OWNED",
     ),
-    "BESIDE": ("*PERSON WHERE",),
-    "MALE": ("determiner *male", "determiner adjective *male"),
-    "FEMALE": ("determiner *female", "determiner adjective *female"),
     "SEEN": (
         "*antecedent=PERSON relative_pronoun=who subject=PERSON meeting",
-        "*antecedent=PERSON WHERE relative_pronoun=who subject=PERSON adverb? meeting",
+        "*antecedent=PERSON WHERE relative_pronoun=who subject=PERSON meeting",
+        "*antecedent=PERSON WHERE relative_pronoun=who subject=PERSON adverb meeting",
+    ),
+    "MALE": ("determiner *male", "determiner adjective *male", "determiner adjective adjective *male"),
+    "FEMALE": (
+        "determiner *female",
+        "determiner adjective *female",
+        "determiner adjective adjective *female",
     ),
 }
 
@@ -161,37 +181,49 @@ SHAPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "plain": (
         (
             "subject=PERSON adverb? verb object=OWNED WHERE .",
-            "WHERE subject=PERSON auxiliary=modal adverb? verb=base object=THING .",
-            "subject+far_subject=BESIDE verb object=THING .",
-            "subject+far_subject=OWNER adverb? verb object=OWNED .",
-            "subject=PERSON verb=giving GUEST object=THING .",
-            "auxiliary=perfect subject=PERSON adverb? verb object=THING ?",
-            "auxiliary=modal subject+far_subject=SEEN verb=base object=THING ?",
-            "subject=PERSON verb first_conjunct+object=THING conjunction second_conjunct=OWNED .",
-            "first_conjunct=BESIDE conjunction second_conjunct=PERSON verb object=THING .",
+            "WHERE subject=PERSON auxiliary=modal adverb? verb=base object=THING WHILE .",
+            "subject+far_subject=BESIDE adverb? verb object=MADE .",
+            "subject+far_subject=OWNER auxiliary=perfect adverb? verb object=OWNED .",
+            "subject=PERSON adverb? verb=giving GUEST object=THING WHERE .",
+            "auxiliary=perfect subject=PERSON adverb? verb object=MADE ?",
+            "auxiliary=modal subject+far_subject=SEEN verb=base object=OWNED WHERE ?",
+            "subject=PERSON verb object+first_conjunct=THING conjunction second_conjunct=OWNED WHILE .",
+            "first_conjunct=BESIDE conjunction second_conjunct=PERSON verb object=THING WHERE .",
+            "subject=PERSON adverb? verb=giving SEEN object=OWNED .",
+            "auxiliary=modal subject+far_subject=GUEST verb=base object=MADE ?",
+            "WHERE subject=PERSON verb=giving OWNER object=THING .",
+            "subject=PERSON auxiliary=perfect verb object+first_conjunct=OWNED conjunction second_conjunct=THING WHERE .",
+            "subject=PERSON auxiliary=perfect adverb verb=given GUEST object=OWNED .",
         ),
         (
-            "subject=PERSON verb object=THING adverb WHERE .",
-            "adverb subject=PERSON auxiliary=perfect verb object=OWNED .",
+            "adverb subject=PERSON verb object=THING WHERE WHILE .",
+            "WHERE subject=PERSON auxiliary=perfect adverb? verb object=OWNED WHILE .",
             "WHERE subject+far_subject=BESIDE auxiliary=perfect adverb? verb object=THING .",
-            "adverb subject+far_subject=SEEN verb object=THING .",
-            "WHERE subject=PERSON verb=giving SEEN object=OWNED .",
+            "adverb subject+far_subject=SEEN verb object=MADE .",
+            "WHERE subject=PERSON adverb? verb=giving SEEN object=OWNED .",
             "auxiliary=modal subject=PERSON verb=base object=OWNED WHERE ?",
-            "auxiliary=perfect subject+far_subject=GUEST verb object=THING ?",
-            "WHERE subject=PERSON verb object+first_conjunct=THING WHERE conjunction second_conjunct=THING .",
-            "adverb first_conjunct=PERSON conjunction second_conjunct=PERSON verb object=OWNED .",
+            "auxiliary=perfect subject+far_subject=GUEST adverb verb object=THING WHERE ?",
+            "WHERE subject=PERSON adverb? verb object+first_conjunct=THING conjunction second_conjunct=THING .",
+            "adverb first_conjunct=PERSON conjunction second_conjunct=PERSON verb object=OWNED WHERE .",
+            "subject+far_subject=OWNER verb=giving GUEST object=MADE .",
+            "auxiliary=modal subject+far_subject=OWNER verb=base object=OWNED adverb WHILE ?",
+            "adverb subject=PERSON verb=giving OWNER object=THING WHILE .",
+            "auxiliary=modal first_conjunct=BESIDE conjunction second_conjunct=PERSON verb=base object=MADE ?",
+            "auxiliary=perfect subject=PERSON verb=given GUEST object=THING WHERE ?",
         ),
     ),
     "pronoun": (
         (
             "MALE meeting FEMALE because pronoun=he was adjective .",
-            "WHERE MALE meeting FEMALE when pronoun=he verb object=THING .",
             "MALE told FEMALE WHERE that pronoun=he intransitive .",
+            "WHERE MALE meeting FEMALE because pronoun=he was adjective and pronoun=she was adjective .",
+            "MALE meeting FEMALE when pronoun=he verb object=THING and pronoun=she intransitive .",
         ),
         (
-            "adverb MALE meeting FEMALE before pronoun=he intransitive .",
             "MALE meeting FEMALE WHERE while pronoun=he verb object=THING .",
-            "MALE stood beside FEMALE until pronoun=he adverb intransitive .",
+            "adverb MALE stood beside FEMALE until pronoun=he intransitive .",
+            "adverb MALE meeting FEMALE before pronoun=he intransitive and pronoun=she intransitive .",
+            "MALE meeting FEMALE WHERE since pronoun=he was adjective but pronoun=she verb object=THING .",
         ),
     ),
     "reflexive": (
@@ -208,30 +240,32 @@ SHAPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "possessive pronoun": (
         (
-            "MALE giving FEMALE possessive_pronoun=his adjective? *thing .",
+            "MALE giving FEMALE possessive_pronoun=his adjective? thing .",
             "WHERE MALE meeting FEMALE with possessive_pronoun=his modifier=material thing .",
-            "MALE meeting FEMALE and cleaned possessive_pronoun=his thing .",
+            "MALE and FEMALE verb possessive_pronoun=his thing before possessive_pronoun=her thing .",
         ),
         (
             "adverb MALE meeting FEMALE behind possessive_pronoun=his thing .",
             "MALE meeting FEMALE WHERE because of possessive_pronoun=his adjective thing .",
-            "MALE giving FEMALE object=THING from possessive_pronoun=his thing .",
+            "MALE talked to FEMALE about possessive_pronoun=his thing and possessive_pronoun=her thing .",
         ),
     ),
     "related": (
         (
-            "they drew the item , the item , the item and the item .",
+            "determiner person drew the item , the item , the item and the item WHERE .",
             "the item , the item and the item lay on the item .",
             "she dreamed of the item , the item , the item , the item and the item .",
+            "adverb the item and the item , the item and the item reached determiner person .",
         ),
         (
-            "beside the item he put the item , not far from the item and the item .",
-            "we asked for the item or the item , not for the item .",
+            "beside the item determiner person put the item , not far from the item and the item .",
+            "we asked for the item or the item , not for the item WHERE .",
             "nobody wanted the item after the item , the item , the item or the item .",
+            "WHERE he kept the item under the item , the item with the item and determiner thing .",
         ),
     ),
 }
-MIXED = {"plain": 0.46, "pronoun": 0.14, "reflexive": 0.13, "possessive pronoun": 0.13, "related": 0.14}
+MIXED = {"plain": 0.49, "pronoun": 0.14, "reflexive": 0.12, "possessive pronoun": 0.12, "related": 0.13}
 
 
 # Relations
@@ -243,7 +277,7 @@ RELATIONS = (
     ("subject", "verb"),
     ("far subject", "verb"),
     ("verb", "object"),
-    ("preposition", "object of preposition"),
+    ("preposition", "preposition's object"),
     ("relative pronoun", "antecedent"),
     ("pronoun", "antecedent"),
     ("reflexive", "antecedent"),
@@ -425,19 +459,21 @@ def _group(kind: str, rule: str, half: int, draw: random.Random) -> Iterator[Sen
     if kind not in MOVING:
         yield draft.sentence()
         return
-    male, female = draft.lists.index("male"), draft.lists.index("female")
-    places, moving = (male, female), draft.classes.index(kind)
-    names = draft.words[male], draft.words[female]
-    plain = draft.relations
+    places = draft.lists.index("male"), draft.lists.index("female")
+    moving = [at for at, kind_of in enumerate(draft.classes) if kind_of == kind]
+    names, plain = [draft.words[at] for at in places], draft.relations
     for order in (0, 1):
         for gender in (0, 1):
             draft.words[places[order]], draft.words[places[1 - order]] = names
-            draft.words[moving] = MOVING[kind][gender]
-            antecedent = places[order] if gender == 0 else places[1 - order]
-            draft.relations = [
-                (f"{kind} > antecedent", moving, antecedent), (f"antecedent > {kind}", antecedent, moving),
-                *(plain if order == gender == 0 else ()),
-            ]  # fmt: skip
+            draft.relations = list(plain) if order == gender == 0 else []
+            for number, at in enumerate(moving):  # a second pronoun is of the other one
+                theirs = (gender + number) % 2
+                draft.words[at] = MOVING[kind][theirs]
+                antecedent = places[(order + theirs) % 2]
+                draft.relations += [
+                    (f"{kind} > antecedent", at, antecedent),
+                    (f"antecedent > {kind}", antecedent, at),
+                ]
             yield draft.sentence(pair=order)
 
 

@@ -26,7 +26,8 @@ from .layer_names import Layer
 
 if TYPE_CHECKING:
     import pandas
-    from rich.table import Table
+
+    from ..show.heads_tables import HeadsTable
 
 __all__ = ["MARGIN", "Role", "Roles", "judge"]
 
@@ -36,6 +37,8 @@ MOST = 8  # heads named for one relation
 SURE = 1.96  # standard errors: 95% of a normal distribution lies within
 MOVES = 0.5  # of pairs in which only the pronoun differs must be right both times
 FORMAT = "headwise roles 1"
+
+OFFSET = " words"  # how the rules end that are offsets
 
 Share = tuple[float, int]
 
@@ -71,6 +74,11 @@ class Role:
     def rule(self) -> str:
         """The best of the rules, in words."""
         return max(self.rules, key=self.rules.__getitem__)
+
+    @property
+    def offset(self) -> str:
+        """The best of the fixed offsets."""
+        return next(rule for rule in self.rules if rule.endswith(OFFSET))
 
     @property
     def margin(self) -> float:
@@ -168,7 +176,7 @@ class Roles(Mapping[str, Role]):
 
     # Showing itself
 
-    def table(self) -> Table:
+    def table(self) -> HeadsTable:
         """One row per relation: head, share and interval, cases, rules beside it, verdict.
 
         Raises:
@@ -297,7 +305,7 @@ class _Cases:
     groups: Tensor  # int [N], which of them belong together
     distances: Tensor  # int [N], of the related word
     rules: dict[str, Tensor]  # float [N], by rule in words: 1 where it is right
-    pairs: list[int | None]
+    pairs: list[tuple[int | None, int]]  # of which pair, and of which word in it
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -317,7 +325,7 @@ def _cases(
             hits.append(words[:, :, source] == target)
             groups.append(sentence.group)
             distances.append(target - source)
-            pairs.append(sentence.pair)
+            pairs.append((sentence.pair, source))
             kinds.add(sentence.classes[target])
             for rule, places in _rules(sentence, source, target, causal).items():
                 # of two that are equally near it is always the one before, or always the one after
@@ -326,7 +334,7 @@ def _cases(
         return None
     kind = kinds.pop() if len(kinds) == 1 else "word of its class"
     offsets = torch.tensor(distances)
-    rules = {f"{offset:+d} words": (offsets == offset).float() for offset in sorted(set(distances))}
+    rules = {f"{offset:+d}{OFFSET}": (offsets == offset).float() for offset in sorted(set(distances))}
     for rule, answers in right.items():
         both = torch.tensor(answers)  # [N, 2]
         rules[f"the {rule.format(kind)}"] = both[:, int(both.sum(0).argmax())]
@@ -335,7 +343,7 @@ def _cases(
 
 def _best_offset(rules: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The rules, with one offset among them, the best."""
-    offsets = {rule: right for rule, right in rules.items() if rule.endswith(" words")}
+    offsets = {rule: right for rule, right in rules.items() if rule.endswith(OFFSET)}
     best = max(offsets, key=lambda rule: float(offsets[rule].sum()))
     return {best: offsets[best]} | {rule: right for rule, right in rules.items() if rule not in offsets}
 
@@ -442,11 +450,11 @@ def _is_beaten(hits: Tensor, right: Tensor, groups: Tensor) -> bool:
     return margin >= MARGIN and margin > SURE * _spread(ahead, groups)
 
 
-def _moves(hits: Tensor, pairs: Sequence[int | None]) -> float:
+def _moves(hits: Tensor, pairs: Sequence[tuple[int | None, int]]) -> float:
     """The share of pairs, alike but for he and she, in which the head is right both times."""
-    both: dict[int, list[float]] = defaultdict(list)
-    for hit, pair in zip(hits.tolist(), pairs, strict=True):
+    both: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for hit, (pair, source) in zip(hits.tolist(), pairs, strict=True):
         if pair is not None:
-            both[pair].append(hit)
+            both[pair, source].append(hit)
     whole = [min(pair) for pair in both.values() if len(pair) == 2]
     return sum(whole) / len(whole) if whole else 0.0

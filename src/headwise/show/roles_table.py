@@ -1,41 +1,112 @@
-"""Roles as a table: relation, head, share with its interval, the best offset and the best other rule, verdict."""
+"""Roles as tables: what was found, and what was not with the rule that stands in the way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ..heads.roles import Role, Roles
-from .tables import as_text, empty_table
+from ..heads.roles import MARGIN, OFFSET, Role, Roles
+from .heads_tables import HeadsTable
+from .tables import as_text, empty_table, plain
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.text import Text
 
 __all__ = ["as_lines", "roles_table"]
 
+WIDE = 80
+LONGEST = 5  # of a head's name that has its place in the line: 25.14
+RULES = {"before": "before", "after": "after", "the first": "first", "the last": "last"}
+
 
 def as_lines(roles: Roles) -> Iterator[str]:
-    """The table as plain lines of at most 80 characters."""
-    yield f"{roles.title}" if roles.title else "roles"
-    for name, role in roles.items():
-        yield f"{name:38s} {role.layer}.{role.head} {role.share:.2f} {role.verdict}"
+    """The table as plain lines of at most 80 characters.
+
+    In three parts: found; not found; not found, since a rule is always right. The last column is the best rule
+    by class: the nearest word of the related one's class (before, after, or on either side), the first, the
+    last.
+    """
+    read = f"{roles.sentences} sentences"
+    said = f"{roles.title or 'roles'}: {len(roles.found)} of {len(roles)} relations found in {read}"
+    yield from textwrap.wrap(plain(said), WIDE)
+    if roles.left_out:
+        yield f"({roles.left_out} more left out, with words that the tokenizer does not know)"
+    parts: tuple[tuple[str, Mapping[str, Role]], ...] = (
+        (f"Found: better than every rule by {MARGIN} and more, and by more than chance", roles.found),
+        ("Not found", {name: role for name, role in roles.items() if _may_be(role)}),
+        (
+            "Not found: a rule is always right",
+            {name: role for name, role in roles.items() if not role.found and not _may_be(role)},
+        ),
+    )
+    names = max(map(len, roles), default=0)
+    for heading, some in parts:
+        if some:
+            yield ""
+            yield heading
+            yield f"{'relation':{names}} {'head':>{LONGEST}} share {'95%':9} cases offset best rule"
+            for name, role in some.items():
+                yield from _lines(plain(name), role, names)
+    if roles.unasked:
+        yield ""
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in roles.unasked.items():
+            by_reason.setdefault(reason, []).append(name)
+        for reason, some_names in by_reason.items():
+            yield from textwrap.wrap(f"Not asked, {reason}: {', '.join(map(plain, some_names))}", WIDE)
 
 
-def roles_table(roles: Roles) -> Table:
-    """For the terminal.
+def _may_be(role: Role) -> bool:
+    return not role.found and role.rules[role.rule] < 1
+
+
+def _lines(name: str, role: Role, names: int) -> Iterator[str]:
+    head = f"{role.layer}.{role.head}"
+    fits = len(head) <= LONGEST
+    rule, best = _by_class(role)
+    numbers = (
+        f"{role.share:5.2f} {role.low:.2f}-{role.high:.2f} {role.cases:5d} {role.rules[role.offset]:6.2f}"
+    )
+    yield f"{name:{names}} {head if fits else '':>{LONGEST}} {numbers} {best:.2f} {rule}"
+    if not fits:
+        yield from textwrap.wrap(f"head {role.head} of {plain(str(role.layer))}", WIDE, initial_indent="  ")
+
+
+def _by_class(role: Role) -> tuple[str, float]:
+    """The best rule that goes by classes of words, in one word, and its share."""
+    others = {rule: share for rule, share in role.rules.items() if not rule.endswith(OFFSET)}
+    best = max(others, key=others.__getitem__)
+    short = next(
+        (word for part, word in RULES.items() if best.startswith(part) or best.endswith(part)), "nearest"
+    )
+    return short, others[best]
+
+
+def roles_table(roles: Roles) -> HeadsTable:
+    """For the terminal; numbers are whole at any width, words are wrapped.
 
     Raises:
         PackageMissing: rich is not installed.
     """
     table = empty_table(roles.title)
-    for name in ("relation", "head", "share", "cases", "verdict"):
-        table.add_column(name)
+    table.add_column("relation", overflow="fold")
+    table.add_column("head", justify="right", overflow="fold")
+    for name in ("share", "95%", "cases", "best\noffset"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", overflow="fold")
     for name, role in roles.items():
         table.add_row(
-            as_text(name),
-            f"{role.layer}.{role.head}",
-            f"{role.share:.2f}",
-            str(role.cases),
-            as_text(role.verdict),
-        )
-    return table
+            as_text(name), as_text(f"{role.layer}.{role.head}"), f"{role.share:.2f}",
+            f"{role.low:.2f}-{role.high:.2f}", str(role.cases), f"{role.rules[role.offset]:.2f}", _verdict(role),
+        )  # fmt: skip
+    for name, reason in roles.unasked.items():
+        table.add_row(as_text(name), "", "", "", "", "", as_text(f"not asked, {reason}"))
+    return HeadsTable(table)
+
+
+def _verdict(role: Role) -> Text:
+    rule, best = _by_class(role)
+    said = as_text(f"found; best rule: {rule} {best:.2f}" if role.found else role.verdict)
+    said.stylize("bold" if role.found else "dim")
+    return said
