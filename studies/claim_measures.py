@@ -136,7 +136,8 @@ def of_the_sentence(subject: Subject) -> Iterator[Claim]:
             f"in its sentence, {about}",
             f"{drawn.layer}.{drawn.head}",
             f"{drawn.hits} of {drawn.arrows} arrows, weight {drawn.weight:.2f}",
-            f"best of as many by chance {drawn.by_chance:.1f}, random weights {drawn.untrained}, {offset}",
+            f"shuffled {drawn.by_chance:.1f}, random weights {drawn.untrained} (weight "
+            f"{drawn.untrained_weight:.2f}), {offset}",
             _by_offset(drawn) if about in OFFSETS else drawn.verdict,
             note + (f"; in other sentences it has {', '.join(elsewhere)}" if elsewhere else ""),
         )
@@ -201,7 +202,9 @@ def _grammar(subject: Subject) -> Claim:
     grammar = {name: role for name, role in roles.found.items() if name not in meaning}
     heads = {(role.layer, role.head) for role in grammar.values()}
     own = [role for name, role in roles.found.items() if name in meaning]
-    apart = all((role.layer, role.head) not in heads for role in own)
+    apart = not {place[:2] for role in own for place in role.heads} & {
+        place[:2] for role in grammar.values() for place in role.heads
+    }
     verdict = "holds" if grammar and own and apart else "holds in part" if grammar or own else "not found"
     drawn = hw.roles(
         subject.untrained, subject.tokenizer, sentences=subject.sentences, keep=False, progress=False
@@ -212,7 +215,7 @@ def _grammar(subject: Subject) -> Claim:
         f"{len(grammar)} of {len(roles) - len(meaning)} relations of grammar found, in {len(heads)} heads",
         f"random weights: {len(drawn.found)} relations found",
         verdict,
-        "no head has a role in both" if own and apart else "",
+        f"{'no' if apart else 'a'} head has a role in both" if own else "",
     )
 
 
@@ -358,7 +361,8 @@ def of_failure(subject: Subject) -> Iterator[Claim]:
         f"{count} together {joint:+.2g}, each alone summed {added:+.2g}, "
         f"more together in {more} of {DRAWS} draws",
         "holds" if enough and made_up else "holds in part" if enough or made_up else "wrong",
-        f"heads at zero; the whole model has {whole:.2f}" + ("" if made_up else "; what is lost adds up"),
+        f"heads at zero; the whole model has {whole:.2f}"
+        + ("" if more > DRAWS / 2 else "; what is lost adds up"),
     )
 
 

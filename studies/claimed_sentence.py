@@ -1,15 +1,14 @@
 """The course's own sentence: do heads look there as its pages draw them?
 
 One sentence chooses its best head among all there are. So beside what that head does stand what the best of
-as many heads that look anywhere would do, what the best head of the same model with random weights does, and
-what one fixed offset does.
+the same heads does with the words it looks at shuffled, what the best head of the same model with random
+weights does, and what one fixed offset does.
 
 Letters: L layers, H heads, W words.
 """
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import headwise as hw
 __all__ = ["CLAIMED", "OFFSETS", "SAME", "SENTENCE", "Drawn", "judge", "word_weights"]
 
 SENTENCE = "The cat that I saw yesterday ran away"
-CHANCE = 0.05  # a best head that this share of random choices reaches is none
+CHANCE = 0.05  # a best head that this share of shuffles reaches is none
 DRAWS = 2000
 
 # What the pages draw, as words by number in both directions: an arrow from i to j is "i looks at j".
@@ -72,10 +71,11 @@ class Drawn:
     head: int
     hits: int  # arrows whose word the head looks at most, itself left out
     arrows: int  # that the model can be asked about
-    weight: float  # on those words, of all that words get, on average
-    chance: float  # how likely the best of as many heads that look anywhere hits as many
-    by_chance: float  # how many that best one hits, on average
+    weight: float  # on those words, of all that other words get, on average
+    chance: float  # how often the best of these heads does as well with the words it looks at shuffled
+    by_chance: float  # how many that best one hits then, on average
     untrained: int  # how many the best head of the same model with random weights hits
+    untrained_weight: float
     offset: int  # how many one fixed offset hits, at best
 
     @property
@@ -83,52 +83,60 @@ class Drawn:
         """In words."""
         if not self.arrows:
             return "cannot be asked"
-        if self.chance > CHANCE or self.hits <= self.untrained:
+        if self.chance > CHANCE or (self.untrained, self.untrained_weight) >= (self.hits, self.weight):
             return "not found"
         return "holds" if self.hits == self.arrows and self.hits > self.offset else "holds in part"
 
 
 def judge(weights: Tensor, untrained: Tensor, arrows: Sequence[tuple[int, int]], *, seed: int = 0) -> Drawn:
-    """The best head for some arrows.
+    """The best head for some arrows: the one that hits most, of equals the one with more weight on them.
 
     Args:
         weights, untrained: [L, H, W, W] of `word_weights`, of the model and with random weights.
         arrows: (word, the word it should look at); those that no head can see are left out.
     """
-    L, H, W, _ = weights.shape
     seen = weights.sum((0, 1)) > 0  # of a causal model only what came before
+    seen.fill_diagonal_(False)
     asked = [(i, j) for i, j in arrows if seen[i, j]]
     if not asked:
-        return Drawn(0, 0, 0, 0, 0.0, 1.0, 0.0, 0, 0)
-    hits, share = _hits(weights, asked)
-    best = int((hits + 0.5 * share).argmax())  # of equals the one with more weight
-    count = int(hits.flatten()[best])
-    random_hits, _ = _hits(untrained, asked)
-    draw = random.Random(seed)
-    others = [int(seen[i].sum()) - int(seen[i, i]) for i, _ in asked]
-    reached = []
-    for _ in range(DRAWS):
-        chosen = (sum(draw.random() * choices < 1 for choices in others) for _ in range(L * H))
-        reached.append(max(chosen))
+        return Drawn(0, 0, 0, 0, 0.0, 1.0, 0.0, 0, 0.0, 0)
+    rows, columns = (torch.tensor(side) for side in zip(*asked, strict=True))
+    others, random_others = (_others(each) for each in (weights, untrained))
+    hits, share = _hits(others[:, rows, columns], others.amax(-1)[:, rows])
+    best = int((hits + share / 2).argmax())
+    random_hits, random_share = _hits(random_others[:, rows, columns], random_others.amax(-1)[:, rows])
+    random_best = int((random_hits + random_share / 2).argmax())
+    shuffled = torch.Generator().manual_seed(seed)
+    words = {i: [number for number, (word, _) in enumerate(asked) if word == i] for i, _ in asked}
+    got = torch.zeros(DRAWS, *hits.shape, len(asked))  # [DRAWS, L * H, arrows]
+    for i, numbers in words.items():
+        row = others[:, i, seen[i]]  # [L * H, words that are seen]
+        order = torch.rand(DRAWS, *row.shape, generator=shuffled).argsort(-1)[..., : len(numbers)]
+        got[..., numbers] = row.expand(DRAWS, -1, -1).gather(-1, order)
+    counts, shares = _hits(got, others.amax(-1)[:, rows])  # [DRAWS, L * H]
+    as_well = (counts + shares / 2).amax(-1) >= hits[best] + share[best] / 2
     offsets = Counter(j - i for i, j in asked)
     return Drawn(
-        layer=best // H,
-        head=best % H,
-        hits=count,
+        layer=best // weights.shape[1],
+        head=best % weights.shape[1],
+        hits=int(hits[best]),
         arrows=len(asked),
-        weight=float(share.flatten()[best]),
-        chance=sum(number >= count for number in reached) / DRAWS,
-        by_chance=sum(reached) / DRAWS,
-        untrained=int(random_hits.max()),
+        weight=float(share[best]),
+        chance=float(as_well.double().mean()),
+        by_chance=float(counts.amax(-1).double().mean()),
+        untrained=int(random_hits[random_best]),
+        untrained_weight=float(random_share[random_best]),
         offset=max(offsets.values()),
     )
 
 
-def _hits(weights: Tensor, asked: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """How many arrows each head hits, and the mean weight on their words, [L, H]."""
+def _others(weights: Tensor) -> Tensor:
+    """What other words get of each word's weight, as shares of 1, [L * H, W, W]."""
     W = weights.shape[-1]
-    others = weights.masked_fill(torch.eye(W, dtype=torch.bool), 0)
-    others = others / others.sum(-1, keepdim=True).clamp(min=1e-30)
-    heaviest = others.argmax(-1)  # [L, H, W]
-    hits = torch.stack([heaviest[..., i] == j for i, j in asked]).sum(0)
-    return hits, torch.stack([others[..., i, j] for i, j in asked]).mean(0)
+    others = weights.flatten(0, 1).masked_fill(torch.eye(W, dtype=torch.bool), 0)
+    return others / others.sum(-1, keepdim=True).clamp(min=1e-30)
+
+
+def _hits(given: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
+    """How many arrows each head hits, and its mean weight on them: those weights, and the largest there."""
+    return (given >= most).sum(-1), given.mean(-1)

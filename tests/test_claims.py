@@ -83,7 +83,7 @@ def test_a_planted_head_is_found_where_chance_cannot_reach_it() -> None:
 
 def test_one_arrow_among_many_heads_is_no_more_than_chance() -> None:
     drawn = judge(weights((6, 1), heads=36), weights(heads=36), ((6, 1),))
-    assert drawn.hits == 1 and drawn.chance > 0.99 and drawn.verdict == "not found"
+    assert drawn.hits == 1 and drawn.chance > 0.1 and drawn.verdict == "not found"
 
 
 def test_what_random_weights_do_as_well_is_not_found() -> None:

@@ -73,7 +73,7 @@ class Behaviour:
         made: dict[Pair, None] = {}
         order = list(itertools.product(self.changes, self.frames))
         draw.shuffle(order)
-        for _ in range(8):  # rounds, in which words of the slots differ
+        for _ in range(16):  # rounds, in which words of the slots differ
             for change, frame in order:
                 if len(made) == count:
                     return tuple(made)
