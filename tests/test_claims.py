@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from studies import claim_measures, claims
+from studies import claim_measures, claimed_sentence, claims, effects
 from studies.claim_measures import PARTS, Claim, Subject, drawn_anew, of_roles
 from studies.claimed_sentence import CLAIMED, OFFSETS, SAME, SENTENCE, judge, word_weights
 from torch import Tensor
@@ -131,7 +131,7 @@ def by_claim(rows: Any) -> dict[str, Claim]:
     return {row.about: row for row in rows}
 
 
-def test_roles_decide_what_holds_in_general() -> None:
+def test_roles_decide_what_holds_in_general(monkeypatch: pytest.MonkeyPatch) -> None:
     roles = some_roles(
         a_role("verb > subject", 0, found=True),
         a_role("verb > far subject", 1, found=False),
@@ -139,7 +139,8 @@ def test_roles_decide_what_holds_in_general() -> None:
         a_role("noun > earlier related noun", 1, found=True, by_distance={6: (0.3, 20)}),
         a_role("relative pronoun > antecedent", 1, found=False),
     )
-    rows = by_claim(of_roles(Subject(tiny(), Letters(), roles, sentences=60)))
+    monkeypatch.setattr(hw, "roles", lambda *given, **options: some_roles())
+    rows = by_claim(of_roles(Subject(tiny(), Letters(), roles)))
     verdicts = {about: row.verdict for about, row in rows.items()}
     assert verdicts["a head joins subject and verb"] == "holds in part"
     assert verdicts["a head joins adjective and noun"] == "cannot be asked"
@@ -154,9 +155,10 @@ def test_roles_decide_what_holds_in_general() -> None:
     assert rows["a head joins subject and verb"].rule == "the nearest noun 0.40"
 
 
-def test_nothing_found_is_said() -> None:
+def test_nothing_found_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     roles = some_roles(a_role("verb > subject", 0, found=False))
-    rows = by_claim(of_roles(Subject(tiny(), Letters(), roles, sentences=60)))
+    monkeypatch.setattr(hw, "roles", lambda *given, **options: some_roles())
+    rows = by_claim(of_roles(Subject(tiny(), Letters(), roles)))
     about = ("a head joins subject and verb", "a head reaches far (5 words and more)")
     assert all(rows[one].verdict == "not found" for one in about)
     assert rows["a single head learns only one kind of relation"].verdict == "not found"
@@ -165,7 +167,8 @@ def test_nothing_found_is_said() -> None:
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])
 def test_every_claim_gets_a_row_with_a_verdict(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim_measures, "PROSE", claim_measures.PROSE[:79])
-    monkeypatch.setattr(claims, "SENTENCES", 60)
+    monkeypatch.setattr(hw, "roles", lambda *given, **options: some_roles())
+    monkeypatch.setattr(claimed_sentence, "DRAWS", 7)
     causal = kind == "decoder"
     roles = some_roles(a_role("verb > subject", 0, found=True), causal=causal)
     found = claims.claims(tiny(kind), Letters(), "tiny", roles=roles)
@@ -214,3 +217,35 @@ def test_a_model_is_measured_and_stored(
     stored = json.loads((tmp_path / "new" / "claims_tiny.json").read_text())
     assert stored["title"] == "tiny ('tiny', 'file')"
     assert "4 of 36 presets have 8 heads" in capsys.readouterr().out
+
+
+# Effects, as a study
+
+
+def test_effects_are_kept_role_by_role_and_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[str] = []
+    real = hw.role_effects
+
+    def counted(model: Any, tokenizer: Any, roles: Any, **options: Any) -> Any:
+        ran.extend(roles.found)
+        return real(model, tokenizer, roles, **options)
+
+    monkeypatch.setattr(hw, "role_effects", counted)
+    monkeypatch.setattr(effects, "load", lambda *name: (tiny(), Letters(), "tiny"))
+    first = a_role("verb > auxiliary", 0, found=True)
+    roles, out = tmp_path / "roles.json", ["--out", str(tmp_path)]
+    roles.write_text(some_roles(first, a_role("noun > nothing", 1, found=True)).to_json())
+    assert effects.main(["--model", "tiny", *out, "--roles", str(roles)]) == 0
+    assert ran == ["verb > auxiliary", "noun > nothing"]
+    assert "form after an auxiliary" in capsys.readouterr().out
+    roles.write_text(some_roles(first, a_role("relative pronoun > antecedent", 1, found=True)).to_json())
+    assert effects.main(["--model", "tiny", *out, "--roles", str(roles)]) == 0
+    assert ran[2:] == ["relative pronoun > antecedent"]
+    capsys.readouterr()
+    assert effects.main(["--table", *out]) == 0
+    told = capsys.readouterr().out
+    assert "### tiny" in told and "| relative pronoun > antecedent | 1.1 | number after who |" in told
+    with pytest.raises(SystemExit):
+        effects.main([])

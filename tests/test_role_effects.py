@@ -15,14 +15,15 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise.errors import ArgumentError
-from headwise.heads.behaviours import BEHAVIOURS, CHANGED, COUNT, Behaviour, behaviours_of
+from headwise.heads.behaviours import BEHAVIOURS, CHANGED, COUNT, NUMBERS, Behaviour, behaviours_of
+from headwise.heads.grammar import RELATED, RELATIONS
 from headwise.heads.role_verdicts import RoleEffect, RoleEffects
 from headwise.listeners.role_effects import _draws
 from headwise.nn import MultiHeadAttention, Rope
 from small_models import bert, gpt2, hooks_on, llama
 
-RELATION = "verb > subject"
-ONE = "verb > auxiliary"  # has one behaviour
+RELATION = "relative pronoun > antecedent"  # has one behaviour, as this one:
+ONE = "verb > auxiliary"
 CARRIER = (1, 3)  # the planted head
 
 
@@ -75,8 +76,7 @@ class Planted(nn.Module):
         size, width, D = len(tokenizer.known), 35, 7
         words = 0.3 * torch.randn(size, width, generator=noise)
         words[:, :3] = 0
-        people = hw.heads.behaviours.PEOPLE + "boy brother father king actor prince uncle monk".split()
-        for noun in people:
+        for noun in hw.heads.behaviours.PEOPLE:
             for form, number in ((noun, -1.0), (f"{noun}s", 1.0)):
                 if form in tokenizer.known:
                     words[tokenizer.known[form], :2] = torch.tensor([1.0, number])
@@ -97,7 +97,7 @@ class Planted(nn.Module):
         carry.out_proj.weight.data[2, first.start] = 1.0
         said = 0.05 * torch.randn(size, width, generator=noise)
         said[:, 2] = 0
-        for one, many in (("is", "are"), ("was", "were"), ("has", "have"), ("his", "their")):
+        for one, many in NUMBERS:
             said[tokenizer.known[one], 2], said[tokenizer.known[many], 2] = -1.0, 1.0
         self.said = nn.Parameter(said)
         self.eval()
@@ -130,8 +130,10 @@ def test_a_behaviour_is_made_of_different_pairs_that_differ_in_one_place(behavio
         assert not any(mark in text for text in pair.prompts + pair.answers for mark in "{}*_/")
 
 
-def test_behaviours_have_names_of_their_own() -> None:
+def test_behaviours_have_names_of_their_own_and_relations_of_the_grammar() -> None:
     assert len({behaviour.name for behaviour in BEHAVIOURS}) == len(BEHAVIOURS)
+    known = {f"{two} > {one}" for one, two in RELATIONS} | {f"{one} > {two}" for one, two in RELATIONS}
+    assert {name for behaviour in BEHAVIOURS for name in behaviour.relations} <= known | set(RELATED)
 
 
 class Blind(nn.Module):
@@ -202,7 +204,10 @@ def test_a_seed_gives_the_same_draws(planted: tuple[Planted, Words]) -> None:
 def test_half_of_a_layer_at_most_is_switched_off(planted: tuple[Planted, Words]) -> None:
     found = hw.role_effects(*planted, role((1, 0), CARRIER, (1, 4), (1, 1)))
     assert found[0].heads == ((1, 0), CARRIER) and found[0].left_on == ((1, 4), (1, 1))
-    assert "Left on, since half of a layer's heads were off: 1.4, 1.1 (verb > subject)." in flat(found)
+    assert (
+        "Left on, since half of a layer's heads were off: 1.4, 1.1 (relative pronoun > antecedent)."
+        in flat(found)
+    )
 
 
 def flat(found: RoleEffects) -> str:
@@ -218,7 +223,7 @@ def test_answers_of_several_tokens_are_judged_whole(planted: tuple[Planted, Word
     cut = Words()
     cut.known = words.known
     plain = type(cut).__call__
-    ending = {words.known[verb] for verb in "is are was were has have his their".split()}
+    ending = {words.known[verb] for verbs in NUMBERS for verb in verbs}
 
     def doubled(text: str, **options: object) -> dict[str, list[int]]:
         ids = plain(cut, text, **options)["input_ids"]
@@ -231,7 +236,7 @@ def test_answers_of_several_tokens_are_judged_whole(planted: tuple[Planted, Word
     found = hw.role_effects(model, Doubled(), role(CARRIER), draws=1)[0]
     alone = hw.role_effects(model, words, role(CARRIER), draws=1)[0]
     assert found.pairs == alone.pairs and found.dropped == 0 and found.kind == "effect"
-    assert found.accuracy == 1.0 and found.margin != alone.margin
+    assert found.accuracy > 0.9 and found.margin != alone.margin
 
 
 def test_pairs_that_are_cut_differently_are_dropped_and_counted(planted: tuple[Planted, Words]) -> None:
@@ -300,7 +305,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"head 1.4 was found, and there are 4 heads in layer 1; measure"):
         hw.role_effects(decoder(), words, role((1, 4)))
     with pytest.raises(ArgumentError, match=r"token 72 for a vocabulary of 61; are they a pair"):
-        hw.role_effects(decoder(), Words(), some)
+        hw.role_effects(decoder(), Words(), role((0, 1), relation="verb > subject"))
 
 
 class BothWays(nn.Module):
@@ -314,7 +319,9 @@ class BothWays(nn.Module):
 
 
 def test_a_model_that_sees_what_comes_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="what BothWays says after 5 tokens changes with the token after"):
+    with pytest.raises(
+        ArgumentError, match="what BothWays says after 10 tokens changes with the token after"
+    ):
         hw.role_effects(BothWays(), Words(size=47), role((0, 1)))
 
 
