@@ -81,12 +81,12 @@ class Asked:
         for at, prompts in enumerate(kept):
             for which, (start, ends) in enumerate(prompts):
                 if len(ends[0]) == 1:  # one run says both
-                    wanted = ((ends[0][0], ends[1][0]),)
-                    rows.append(_Row(tuple(start), wanted, ((at, which, 0), (at, which, 1))))
+                    both = ((ends[0][0], ends[1][0]),)
+                    rows.append(_Row(tuple(start), both, ((at, which, 0), (at, which, 1))))
                     continue
                 for answer, end in enumerate(ends):
-                    wanted = tuple((token,) for token in end)
-                    rows.append(_Row((*start, *end[:-1]), wanted, ((at, which, answer),)))
+                    each = tuple((token,) for token in end)
+                    rows.append(_Row((*start, *end[:-1]), each, ((at, which, answer),)))
         self.batches = list(_batches(rows))
         self._means: ByLayer[Tensor] | None = None
         self._whole: Tensor | None = None

@@ -99,10 +99,12 @@ def role_effects(
 def _effect(asked: Asked, relation: str, role: FoundRole, draws: int, seed: int) -> RoleEffect:
     """One row."""
     counts = asked.num_heads
-    places: list[Place] = [(layer, int(head)) for layer, head, *_ in role.heads]
-    heads, left_on, others, every = places, [], [], True  # where no prompt is left
+    heads: list[Place] = [(layer, int(head)) for layer, head, *_ in role.heads]
+    left_on: list[Place] = []
+    others: list[list[Place]] = []
+    every = True
     if asked.pairs:
-        heads, left_on = _switched_off(places, counts)
+        heads, left_on = _switched_off(heads, counts)
         others, every = _draws(heads, counts, draws, random.Random(f"{seed} {relation}"))
     whole, off = asked.margins(), asked.margins(heads)
     drawn = (
