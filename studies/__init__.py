@@ -1,1 +1,1 @@
-"""What was done to trained models, and what came of it: `python -m studies.NAME`; results as JSON in results/."""
+"""What was done to trained models, and what came of it: `python -m studies.NAME`; JSON in results/."""

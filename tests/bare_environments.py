@@ -11,6 +11,7 @@ import importlib.metadata as metadata
 import os
 import shutil
 import subprocess
+import sys
 import tomllib
 import venv
 from collections.abc import Iterable
@@ -77,16 +78,24 @@ def torch_alone(folder: Path) -> Path:
     return folder
 
 
-def make(folder: Path, torch: Path, extras: Iterable[str], more: Iterable[str] = ()) -> BareEnvironment:
-    """An environment with headwise, these extras of it, and `more` packages without what they ask for."""
+def make(
+    folder: Path, torch: Path, extras: Iterable[str], more: Iterable[str] = (), wheel: Path | None = None
+) -> BareEnvironment:
+    """An environment with headwise, these extras of it, and `more` packages without what they ask for.
+
+    headwise is this checkout's, or installed from a wheel, with its command.
+    """
     venv.create(folder, symlinks=True)
     (place,) = folder.glob("lib/python*/site-packages")
     (place / "torch_alone.pth").write_text(f"{torch}\n", "utf-8")
     packages = closure(extras) | set(more)
     _put(packages - closure([]), place)
-    shutil.copytree(
-        ROOT / "src" / "headwise", place / "headwise", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    if wheel is None:
+        hidden = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "src" / "headwise", place / "headwise", ignore=hidden)
+    else:
+        pip = f"-m pip -qq --disable-pip-version-check --python {folder / 'bin' / 'python'} install".split()
+        subprocess.run([sys.executable, *pip, "--no-deps", "--no-index", str(wheel)], check=True)
     return BareEnvironment(folder, packages)
 
 

@@ -63,6 +63,14 @@ def python_doors() -> dict[str, Callable[[], object]]:
         heads.save("heads.safetensors")
         hw.load_heads("heads.safetensors")
 
+    def go_on() -> None:
+        model, tokenizer, _ = hw.models.load()
+        ids = tokenizer("The cat ran", return_tensors="pt")["input_ids"]
+        with hw.watch(model, tokenizer=tokenizer) as found:
+            model(ids)
+        assert found.tokens and "transformers" not in sys.modules
+        assert tokenizer.decode(model.generate(ids, 3)[0])
+
     return {
         "public names": lambda: [dir(getattr(hw, name)) for name in hw.__all__],
         "attention": lambda: hw.attention(q, k, v, causal=True)[1].statistics().entropy,
@@ -85,6 +93,8 @@ def python_doors() -> dict[str, Callable[[], object]]:
         "heads.to_pandas": lambda: heads.to_pandas(),
         "monitor.to_pandas": lambda: monitor.to_pandas(),
         "models.load": lambda: hw.models.load(),
+        "models.load minilm": lambda: hw.models.load("minilm"),
+        "mini, from text to text": go_on,
         "trainer_callback": lambda: hw.trainer_callback(),
         "load_pruned": lambda: hw.load_pruned(mha, "pruned"),
     }
@@ -102,6 +112,7 @@ COMMANDS = (
     "headwise explain good.py",
     "headwise look",
     "headwise look --model ./pruned",
+    "headwise look --model minilm",
 )
 
 

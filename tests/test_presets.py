@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -12,7 +14,7 @@ import torch
 import headwise as hw
 from headwise.errors import ArgumentError
 from headwise.nn.presets import PRESETS, Preset, _key, find, matching
-from headwise.show.presets_table import count, figures
+from headwise.show.presets_table import count, distribution, figures
 from transformers_layers import (
     PACKED_SIZES,
     SIZES,
@@ -244,9 +246,28 @@ def test_the_command_shows_every_preset_in_80_columns(capsys, monkeypatch) -> No
     assert "hw." not in said
 
 
+def test_the_command_ends_with_how_common_each_number_of_heads_is(capsys) -> None:
+    lines = say(capsys).splitlines()[-3:]
+    assert lines == distribution(PRESETS.values())
+    heads = Counter(preset.num_heads for preset in PRESETS.values())
+    for number in (8, 12, 16, 32, 64):
+        assert re.search(rf"\b{number} in {heads[number]}\b", lines[0])
+    assert f" of {len(PRESETS)}, " in lines[0] and lines[0].endswith("; median 16")
+    assert lines[1].startswith("d_k: 64 in 18 of 36, 128 in 13")
+
+
+def test_presets_without_grouped_heads_are_told_so() -> None:
+    assert distribution(matching("gpt2")) == [
+        "heads: 12 in 1 of 4, 16 in 1, 20 in 1, 25 in 1; median 16",
+        "d_k: 64 in 4 of 4",
+        "fewer KV heads than heads in 0 of 4",
+    ]
+
+
 def test_the_command_takes_a_part_of_a_name(capsys) -> None:
     said = say(capsys, "gpt2")
     assert said.count("gpt2-") == 4
+    assert "median" not in said
     assert "bert" not in said
 
 

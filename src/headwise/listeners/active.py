@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 
-TOKENS = ("decoder_input_ids", "input_ids", "input", "tokens", "idx", "x")
+TOKENS = ("decoder_input_ids", "input_ids", "ids", "input", "tokens", "idx", "x")
 PADDING = ("decoder_attention_mask", "attention_mask")
 
 _order = itertools.count()

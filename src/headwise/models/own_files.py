@@ -1,0 +1,404 @@
+"""A `Transformer` in a folder: config.json, model.safetensors and, where there is one, tokenizer.json.
+
+What is read back is exactly what was written: every field of the config, every weight by its name, in the
+dtype that the model had. A field or a weight too many or too few is refused by name. Weights may be stored in
+fewer bits than the model computes in. Nothing but JSON and safetensors is read, so no file can run code.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Container, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import REMEDIES, ArgumentError, HeadwiseError, needed
+from ..nn.options import Buckets, QKNorm
+from ..nn.rotary import Linear, Llama3, Ntk, Rope, Yarn
+from ..whole_files import whole_file
+from .byte_pairs import VOCABULARY, BytePairs
+from .transformer_config import TransformerConfig
+
+if TYPE_CHECKING:
+    from .transformer import Transformer
+
+__all__ = ["config_of", "is_ours", "plain_config", "read", "read_tokenizer", "save"]
+
+FORMAT, VERSION = "headwise", 1
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+HEADER = ("format", "version", "title", "dtype", "stored", "config")
+SINCE: dict[
+    str, object
+] = {}  # fields of the config that came after version 1 -> what a file without them means
+DTYPES = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+SCALINGS = {kind.__name__: kind for kind in (Linear, Ntk, Llama3, Yarn)}
+
+Plain = dict[str, Any]  # what JSON holds
+
+
+# Writing
+
+
+def save(
+    self: Transformer,
+    folder: str | os.PathLike[str],
+    tokenizer: object = None,
+    *,
+    title: str | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Write the model to a folder, from which `headwise.models.load(folder)` reads it: all of it or nothing.
+
+        model.save("mine", tokenizer, dtype=torch.float16)
+        model, tokenizer, title = headwise.models.load("mine")
+
+    Args:
+        folder: made where it is not there; what was saved in it before is written over.
+        tokenizer: a `BytePairs`, a Tokenizer of the library tokenizers, or one of transformers that is built
+            on it; it goes into tokenizer.json.
+        title: what to call the model; by default the folder's name.
+        dtype: that weights are stored in, such as torch.float16 for half the size; the model that is read
+            back has the dtype of this one. Default that dtype.
+
+    Raises:
+        ArgumentError: a folder of something else, or that cannot be written to; a tokenizer that cannot be
+            written or does not fit; a model that its config does not describe, as after `headwise.prune`;
+            weights that dtype does not hold.
+        PackageMissing: safetensors, or numpy, by which it writes, is not installed.
+    """
+    with needed("safetensors", "saving a model needs safetensors"):
+        import numpy  # noqa: F401 - safetensors saves by it, and does not bring it
+        from safetensors.torch import save as to_bytes
+    if title is not None and not isinstance(title, str):
+        raise ArgumentError(
+            f"title must be words: got {type(title).__name__}; leave it out for the folder's name"
+        )
+    written = None if tokenizer is None else BytePairs.of(tokenizer)
+    if written is not None:
+        _check_fit(written, self.config)
+    own = _own_dtype(self)
+    stored = own if dtype is None else dtype
+    if stored not in DTYPES.values():
+        raise ArgumentError(f"dtype must be one of {', '.join(DTYPES)}: got {stored}; try torch.float16")
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "title": title,
+        "dtype": _name_of(own),
+        "stored": _name_of(stored),
+        "config": plain_config(self.config),
+    }
+    weights = to_bytes(_stored(self, stored), metadata={"format": "pt"})
+    place = _place_for(folder, written is not None)
+    contents = {WEIGHTS: weights, CONFIG: (json.dumps(header, indent=1) + "\n").encode()}
+    if written is not None:
+        contents[VOCABULARY] = written.to_json().encode()
+    with ExitStack() as files:  # every file is whole before the first takes its name
+        for name, content in contents.items():
+            files.enter_context(whole_file(place / name, "folder")).write_bytes(content)
+
+
+def _place_for(folder: str | os.PathLike[str], with_tokenizer: bool) -> Path:
+    """The folder, made where it is not there."""
+    place = Path(folder).expanduser().resolve()
+    if not place.parent.is_dir():
+        raise ArgumentError(
+            f"folder must go into an existing folder: there is no {str(place.parent)!r}; make it first"
+        )
+    try:
+        place.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ArgumentError(
+            f"folder must be one that can be made: {str(folder)!r}: {error.strerror}; choose another place"
+        ) from error
+    if (place / CONFIG).exists() and not is_ours(place):
+        raise ArgumentError(
+            f"folder must be empty or one of Transformer.save: {str(folder)!r} has another "
+            f"{CONFIG}; choose another folder"
+        )
+    if not with_tokenizer and (place / VOCABULARY).exists():
+        raise ArgumentError(
+            f"tokenizer must be given where the folder has one: {str(folder)!r} has a {VOCABULARY}; give "
+            "it, or choose another folder"
+        )
+    return place
+
+
+def _own_dtype(model: Transformer) -> torch.dtype:
+    kinds = sorted({_name_of(parameter.dtype) for parameter in model.parameters()})
+    if len(kinds) != 1 or kinds[0] not in DTYPES:
+        raise ArgumentError(
+            f"model must be in one dtype of {', '.join(DTYPES)}: got {' and '.join(kinds)}; use model.float()"
+        )
+    return DTYPES[kinds[0]]
+
+
+def _stored(model: Transformer, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights by name as they go into the file, each once."""
+    state: dict[str, Tensor] = model.state_dict()
+    _check_described(model, state)
+    tensors = {}
+    for name in dict.fromkeys(_firsts(model).values()):
+        weight = state[name]
+        tensors[name] = weight.detach().to("cpu", dtype, copy=True).contiguous()
+        if not torch.equal(tensors[name].isfinite(), weight.isfinite().cpu()):
+            raise ArgumentError(
+                f"dtype must hold every weight: {name!r} has {weight.abs().max().item():.3g}, "
+                f"{_name_of(dtype)} ends at {torch.finfo(dtype).max:.3g}; use torch.bfloat16"
+            )
+    return tensors
+
+
+def _check_described(model: Transformer, state: Mapping[str, Tensor]) -> None:
+    """Raise unless the config makes a model with these very weights."""
+    kind = type(model)
+    if (
+        nn.Module not in kind.__bases__
+    ):  # a class made of it; told by bases, since Transformer imports this file
+        raise ArgumentError(
+            f"model must be a plain Transformer: got {kind.__name__}, to be read as one; use torch.save"
+        )
+    made = kind(model.config, device="meta")
+    wanted = made.state_dict()
+    for name in (*wanted, *state):
+        here, there = (_shape(name, weights) for weights in (state, wanted))
+        if here != there:
+            raise ArgumentError(
+                f"model must be as its config says: {name!r} is {here} for {there}; use "
+                "torch.save for a model that was pruned or changed by hand"
+            )
+    meant = _firsts(made)
+    for name, first in _firsts(model).items():
+        if first != meant[name]:
+            raise ArgumentError(
+                f"model must be as its config says: {name!r} is {first!r}, too; share them by the config, as "
+                "output='tied' does"
+            )
+
+
+def _firsts(model: Transformer) -> dict[str, str]:
+    """Every weight's name -> the first name that it has: layers may share one."""
+    names: dict[int, str] = {}
+    weights = model.named_parameters(remove_duplicate=False)
+    return {name: names.setdefault(id(weight), name) for name, weight in weights}
+
+
+def _shape(name: str, weights: Mapping[str, Tensor]) -> str:
+    return str(list(weights[name].shape)) if name in weights else "absent"
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# A config as JSON
+
+
+def plain_config(config: TransformerConfig) -> Plain:
+    """Every field of a config as JSON holds it.
+
+    Raises:
+        ArgumentError: a value that is no plain number or word.
+    """
+    return {field.name: _plain(field.name, getattr(config, field.name)) for field in fields(config)}
+
+
+def _plain(name: str, value: object) -> object:
+    if isinstance(value, (Rope, QKNorm, Buckets)):
+        return {each.name: _plain(f"{name}.{each.name}", getattr(value, each.name)) for each in fields(value)}
+    if type(value) in SCALINGS.values():
+        told = {each.name: _plain(f"{name}.{each.name}", getattr(value, each.name)) for each in fields(value)}  # type: ignore[arg-type]
+        return {"name": type(value).__name__, **told}
+    if isinstance(value, tuple):
+        return [_plain(name, each) for each in value]
+    if (
+        value is None
+        or isinstance(value, (bool, int, str))
+        or (isinstance(value, float) and math.isfinite(value))
+    ):
+        return value
+    raise ArgumentError(
+        f"config must hold plain numbers and words to be saved: {name} is {value!r}; use those of headwise.nn"
+    )
+
+
+def config_of(plain: Mapping[str, Any]) -> TransformerConfig:
+    """The config that was written.
+
+    Raises:
+        ArgumentError: a field that there is not, or that is missing; a value that cannot be.
+    """
+    known = [field.name for field in fields(TransformerConfig)]
+    values = {**SINCE, **_checked("config", plain, known, SINCE)}
+    for name, kind in (("rope", Rope), ("qk_norm", QKNorm), ("relative_bias", Buckets)):
+        if isinstance(values[name], dict):
+            values[name] = _settings(f"config.{name}", kind, values[name])
+    windows = values["windows"]
+    if isinstance(windows, list):
+        values["windows"] = tuple(tuple(each) if isinstance(each, list) else each for each in windows)
+    return TransformerConfig(**values)
+
+
+def _settings(name: str, kind: Any, plain: Mapping[str, Any]) -> object:
+    values = dict(_checked(name, plain, [field.name for field in fields(kind)]))
+    scaling = values.get("scaling")
+    if isinstance(scaling, dict):
+        said = scaling.pop("name", None)
+        if said not in SCALINGS:
+            raise ArgumentError(
+                f"{name}.scaling must be one of {', '.join(SCALINGS)}: got {said!r}; update headwise"
+            )
+        values["scaling"] = _settings(f"{name}.scaling", SCALINGS[said], scaling)
+    return kind(**values)
+
+
+def _checked(name: str, plain: object, known: Sequence[str], optional: Container[str] = ()) -> Plain:
+    """These very fields, or the first that is not one, or not there, by name."""
+    if not isinstance(plain, dict):
+        raise ArgumentError(
+            f"{name} must be an object of fields: got {type(plain).__name__}; was {CONFIG} changed?"
+        )
+    for field in plain:
+        if field not in known:
+            raise ArgumentError(
+                f"{name} must have fields that headwise knows: got {field!r}; update headwise"
+            )
+    for field in known:
+        if field not in plain and field not in optional:
+            raise ArgumentError(
+                f"{name} must have all its fields: {field!r} is missing; was {CONFIG} changed?"
+            )
+    return plain
+
+
+# Back from a folder
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder's config.json is one of `Transformer.save`."""
+    try:
+        text = (folder / CONFIG).read_text("utf-8")
+        said = json.loads(text)
+    except json.JSONDecodeError:
+        return f'"format": "{FORMAT}"' in text  # a damaged one, which its own reader knows best
+    except (OSError, ValueError):
+        return False
+    return isinstance(said, dict) and said.get("format") == FORMAT
+
+
+def read(folder: Path, kind: type[Transformer]) -> tuple[Transformer, str | None]:
+    """The model that `save` has put there, in eval mode and main memory, and its title.
+
+    Args:
+        kind: `Transformer`, to be made by its config.
+
+    Raises:
+        ArgumentError: a file that is missing or damaged; a field or a weight too many or too few.
+        PackageMissing: safetensors is not installed.
+    """
+    header = _header(folder)
+    model = kind(_config(folder, header), device="meta")
+    state = _weights(folder, model, header)
+    model.load_state_dict(state, assign=True)
+    return model.eval(), header["title"]
+
+
+def read_tokenizer(folder: Path, config: TransformerConfig) -> BytePairs | None:
+    """The tokenizer that was saved with a model of this config; None: there is none.
+
+    Raises:
+        ArgumentError: a file that is damaged, or of another model.
+        PackageMissing: tokenizers is not installed.
+    """
+    if not (folder / VOCABULARY).is_file():
+        return None
+    tokenizer = BytePairs.from_file(folder / VOCABULARY, model_max_length=config.max_length)
+    _check_fit(tokenizer, config)
+    return tokenizer
+
+
+def _header(folder: Path) -> Plain:
+    try:
+        said = json.loads((folder / CONFIG).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            f"model must have a {CONFIG} that can be read: {str(folder)!r} has none ({error}); save it again"
+        ) from error
+    if not isinstance(said, dict) or said.get("format") != FORMAT or said.get("version") != VERSION:
+        told = (
+            [said.get(name) for name in ("format", "version")]
+            if isinstance(said, dict)
+            else type(said).__name__
+        )
+        raise ArgumentError(
+            f"model must be saved as format {FORMAT!r}, version {VERSION}: {str(folder)!r} is {told}; update "
+            "headwise"
+        )
+    header = _checked(CONFIG, said, HEADER)
+    for name in ("dtype", "stored"):
+        if header[name] not in DTYPES:
+            raise ArgumentError(
+                f"{name} must be one of {', '.join(DTYPES)}: {CONFIG} says {header[name]!r}; was it changed?"
+            )
+    if not isinstance(header["title"], str | None):
+        raise ArgumentError(f"title must be words: {CONFIG} says {header['title']!r}; was it changed?")
+    return header
+
+
+def _config(folder: Path, header: Plain) -> TransformerConfig:
+    try:
+        return config_of(header["config"])
+    except (HeadwiseError, TypeError) as error:
+        raise ArgumentError(
+            f"model must have a config that can be: that of {str(folder)!r} cannot ({error}); save it again"
+        ) from error
+
+
+def _weights(folder: Path, model: Transformer, header: Plain) -> dict[str, Tensor]:
+    """Every weight of the model by its name, in its dtype."""
+    with needed("safetensors", "weights in files need safetensors", REMEDIES["tokenizers"]):
+        from safetensors import SafetensorError, safe_open
+    stored, own, firsts = DTYPES[header["stored"]], DTYPES[header["dtype"]], _firsts(model)
+    wanted = {name: weight for name, weight in model.state_dict().items() if firsts[name] == name}
+    try:
+        with safe_open(folder / WEIGHTS, framework="pt") as file:
+            there = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
+    except (OSError, SafetensorError) as error:
+        raise ArgumentError(
+            f"model must have its weights: {WEIGHTS} in {str(folder)!r} cannot be read ({error}); save "
+            "it again"
+        ) from error
+    for name in (*wanted, *there):
+        shapes = [_shape(name, weights) for weights in (there, wanted)]
+        if shapes[0] != shapes[1]:
+            raise ArgumentError(
+                f"weights must be those of the config: {name!r} is {shapes[0]} for {shapes[1]} in "
+                f"{str(folder)!r}; are they of another model?"
+            )
+        if there[name].dtype != stored:
+            raise ArgumentError(
+                f"weights must be stored as {CONFIG} says: {name!r} is {_name_of(there[name].dtype)} for "
+                f"{header['stored']}; are they of another model?"
+            )
+    weights = {name: weight.to(own, copy=True) for name, weight in there.items()}
+    return {name: weights[first] for name, first in firsts.items()}
+
+
+def _check_fit(tokenizer: BytePairs, config: TransformerConfig) -> None:
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ArgumentError(
+            f"tokenizer must fit the model: {tokenizer.vocab_size} entries for a vocabulary of "
+            f"{config.vocab_size}; are they a pair?"
+        )

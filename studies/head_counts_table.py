@@ -1,0 +1,202 @@
+"""The numbers of the study of head counts, model by model and over seeds, and their tables.
+
+Spread is the standard deviation over seeds. Differences are taken seed by seed, between models that began
+with the same weights and read the same tokens; their intervals are Student's, 95 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from headwise.heads.labels import MIXED
+
+__all__ = [
+    "AFTER", "BEFORE", "FRACTIONS", "LOSS", "at", "by_heads", "counts_of", "difference", "further_table",
+    "heads_in_words", "labelled", "listed", "reference_of", "rise", "spread", "table",
+]  # fmt: skip
+
+FRACTIONS = {"1/8": 1 / 8, "1/4": 1 / 4, "1/2": 1 / 2}  # of all heads of the model, switched off
+COMMON = 8  # heads that others are compared with, where there are such models
+MATTERS = 0.01  # of the loss: what a head must cost to count as one that matters, as in hw.Robustness
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # 1 to 10 degrees, 95 %
+
+Results = dict[str, Any]
+Value = Callable[[Results], float | None]  # of one model; None: not measured
+
+
+# Numbers of one model
+
+
+def rise(name: str, over: Callable[[list[float]], float] = fmean) -> Value:
+    """By how much the loss rises without some heads: over all sets of them that were tried."""
+
+    def value(model: Results) -> float | None:
+        found = model.get("without", {})
+        return over(found[name]) - found["baseline"] if name in found else None
+
+    return value
+
+
+def mattering(model: Results) -> float | None:
+    """The share of heads without which the loss rises by more than `MATTERS` of it."""
+    found = model.get("without")
+    if found is None:
+        return None
+    return fmean(loss - found["baseline"] > MATTERS * found["baseline"] for loss in found["one"])
+
+
+def labelled(model: Results) -> float | None:
+    """The share of heads with a label other than mixed."""
+    found = model.get("labels")
+    return None if not found else 1 - found.get(MIXED, 0) / sum(found.values())
+
+
+def at(*path: str) -> Value:
+    """A number inside the model's."""
+
+    def value(model: Results) -> float | None:
+        found: Any = model
+        for name in path:
+            found = found.get(name) if found is not None else None
+        return found
+
+    return value
+
+
+LOSS = at("validation_loss")
+BEFORE, AFTER = at("before", "attention"), at("after", "attention")
+COLUMNS: dict[str, tuple[Value, int]] = {  # and digits behind the point
+    "diversity, untrained": (BEFORE, 3),
+    "trained": (AFTER, 3),
+    "without one head": (rise("one"), 4),
+    "without the worst": (rise("one", max), 3),
+    "without 1/8": (rise("1/8"), 3),
+    "without 1/4": (rise("1/4"), 3),
+    "without 1/2": (rise("1/2"), 3),
+    "best induction": (at("induction", "score"), 2),
+    "best previous-token": (at("previous", "score"), 2),
+}
+FURTHER: dict[str, tuple[Value, int]] = {
+    "cosine of outputs, untrained": (at("before", "outputs"), 3),
+    "trained": (at("after", "outputs"), 3),
+    "heads that matter": (mattering, 2),
+    "labelled heads": (labelled, 2),
+    "random tokens, first time": (at("said_twice", "first"), 2),
+    "second time": (at("said_twice", "second"), 2),
+}
+
+
+# Over seeds
+
+
+def by_heads(results: Results, value: Value) -> dict[int, dict[int, float]]:
+    """{heads: {seed: number}}, of those that have one."""
+    found: dict[int, dict[int, float]] = {}
+    for model in results["models"]:
+        number = value(model)
+        if number is not None:
+            found.setdefault(model["heads"], {})[model["seed"]] = number
+    return dict(sorted(found.items()))
+
+
+def counts_of(results: Results) -> list[int]:
+    """The head counts of which there is a model."""
+    return sorted({model["heads"] for model in results["models"]})
+
+
+def reference_of(results: Results) -> int:
+    """The count that others are compared with: 8, or where there is no such model the largest."""
+    counts = counts_of(results)
+    return COMMON if COMMON in counts else counts[-1]
+
+
+def difference(some: dict[int, float], others: dict[int, float]) -> tuple[float, float] | None:
+    """The mean of some - others over the seeds of both, and half of its interval: infinite for one seed."""
+    seeds = sorted(some.keys() & others.keys())
+    if not seeds:
+        return None
+    gaps = [some[seed] - others[seed] for seed in seeds]
+    if len(gaps) == 1:
+        return gaps[0], math.inf
+    return fmean(gaps), student(len(gaps) - 1) * stdev(gaps) / math.sqrt(len(gaps))
+
+
+def student(degrees: int) -> float:
+    """Between minus and plus this lie 95 % of Student's t.
+
+    Beyond the table Fisher's expansion, right to three digits behind the point.
+    """
+    if degrees <= len(STUDENT):
+        return STUDENT[degrees - 1]
+    z = 1.959964
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / degrees + second / degrees**2 + third / degrees**3
+
+
+def spread(numbers: Sequence[float], digits: int) -> str:
+    """Mean ± standard deviation; of one number, no spread."""
+    if not numbers:
+        return "–"
+    mean = f"{fmean(numbers):.{digits}f}"
+    return mean if len(numbers) == 1 else f"{mean} ± {stdev(numbers):.{digits}f}"
+
+
+# Tables
+
+
+def table(results: Results) -> str:
+    """A row per head count: the loss, how it differs from that of 8 heads, and what stands in `COLUMNS`."""
+    common = reference_of(results)
+    losses = by_heads(results, LOSS)
+    start: dict[int, list[str]] = {}
+    for count in counts_of(results):
+        own = losses.get(count, {})
+        gap = difference(own, losses.get(common, {})) if count != common else None
+        start[count] = [spread([*own.values()], 4), "–" if gap is None else _gap(*gap)]
+    return _table(results, ["validation loss", f"beside {heads_in_words(common)}"], start, COLUMNS)
+
+
+def further_table(results: Results) -> str:
+    """The rest of what was measured."""
+    models = {model["heads"]: model for model in results["models"]}
+    start = {count: [str(models[count]["head_dim"]), str(models[count]["rope_pairs"])] for count in models}
+    return _table(results, ["head_dim", "pairs RoPE turns"], start, FURTHER)
+
+
+def _table(
+    results: Results,
+    names: list[str],
+    start: dict[int, list[str]],
+    columns: dict[str, tuple[Value, int]],
+) -> str:
+    lines = ["| heads | " + " | ".join([*names, *columns]) + " |"]
+    lines.append("|---:|" + "---|" * (len(names) + len(columns)))
+    for count in counts_of(results):
+        cells = list(start[count])
+        for value, digits in columns.values():
+            numbers = by_heads(results, value).get(count, {})
+            cells.append(spread([*numbers.values()], digits))
+        lines.append(f"| {count} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _gap(mean: float, half: float) -> str:
+    if math.isinf(half):
+        return f"{mean:+.4f} (one seed)"
+    return f"{mean:+.4f} ({mean - half:+.4f} to {mean + half:+.4f})"
+
+
+def listed(counts: Sequence[int]) -> str:
+    return (
+        f"{', '.join(map(str, counts[:-1]))} and {counts[-1]}"
+        if len(counts) > 1
+        else "".join(map(str, counts))
+    )
+
+
+def heads_in_words(count: int) -> str:
+    return "1 head" if count == 1 else f"{count} heads"
