@@ -5,13 +5,14 @@
     shapes   SHAPES: how sentences are built of words and parts, in two halves; none is in both
     pairs    RELATIONS: two slots of one part or shape with these names belong together
 
-A slot is `list`, `PART` or a word itself, with names in front where it needs some (`object=THING`, two as
-`noun+possessed=thing`) and `?` behind where it may be left out; its name is else its class. So "subject=PERSON
-verb object=THING" says that the heads of both phrases belong to the verb. Half A is for choosing a head, half B
-for judging it: other words in other shapes. To extend it, add words, a line to a part, a shape to both halves.
+A slot is a list of words, a PART or a word itself; a word's name is its class, unless names stand before it
+(`object=THING`, or two of them, `noun+possessed=thing`), and `?` behind it says that it may be left out. So
+"subject=PERSON verb object=THING" tells that the heads of both phrases belong to the verb. Half A is for
+choosing a head, half B for judging it. To extend the grammar, add words to a list, a line to a part, a shape
+to both halves.
 
-In WORD GROUPS two people change places and he becomes she: four sentences that differ in nothing else. In lists
-of nouns two are related, as WordNet has it, and each of the others is from another pair.
+With a pronoun, one shape gives four sentences: the two people change places, and he becomes she; nothing else
+differs. In lists of nouns two are related, as in WordNet, and each of the others is from another pair.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "*THING subject=PERSON adverb verb",
         "*THING subject=PERSON auxiliary=perfect verb",
     ),
-    "WHERE": ("preposition preposition's_object=PLACE",),
+    "WHERE": ("preposition preposition's_noun=PLACE",),
     "WHILE": (
         "while subject=PERSON intransitive",
         "while subject=PERSON adverb intransitive",
@@ -165,12 +166,9 @@ PARTS: dict[str, tuple[str, ...]] = {
         "*antecedent=PERSON WHERE relative_pronoun=who subject=PERSON meeting",
         "*antecedent=PERSON WHERE relative_pronoun=who subject=PERSON adverb meeting",
     ),
-    "MALE": ("determiner *male", "determiner adjective *male", "determiner adjective adjective *male"),
-    "FEMALE": (
-        "determiner *female",
-        "determiner adjective *female",
-        "determiner adjective adjective *female",
-    ),
+    "FINDS": ("verb object=THING",),
+    "MALE": ("determiner *male", "determiner adjective *male"),
+    "FEMALE": ("determiner *female", "determiner adjective *female"),
 }
 
 
@@ -192,7 +190,7 @@ SHAPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "subject=PERSON adverb? verb=giving SEEN object=OWNED .",
             "auxiliary=modal subject+far_subject=GUEST verb=base object=MADE ?",
             "WHERE subject=PERSON verb=giving OWNER object=THING .",
-            "subject=PERSON auxiliary=perfect verb object+first_conjunct=OWNED conjunction second_conjunct=THING WHERE .",
+            "subject=PERSON verb WHERE object+first_conjunct=OWNED conjunction second_conjunct=THING .",
             "subject=PERSON auxiliary=perfect adverb verb=given GUEST object=OWNED .",
         ),
         (
@@ -203,12 +201,12 @@ SHAPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "WHERE subject=PERSON adverb? verb=giving SEEN object=OWNED .",
             "auxiliary=modal subject=PERSON verb=base object=OWNED WHERE ?",
             "auxiliary=perfect subject+far_subject=GUEST adverb verb object=THING WHERE ?",
-            "WHERE subject=PERSON adverb? verb object+first_conjunct=THING conjunction second_conjunct=THING .",
+            "WHERE subject=PERSON adverb? verb object+first_conjunct=THING or second_conjunct=THING .",
             "adverb first_conjunct=PERSON conjunction second_conjunct=PERSON verb object=OWNED WHERE .",
             "subject+far_subject=OWNER verb=giving GUEST object=MADE .",
             "auxiliary=modal subject+far_subject=OWNER verb=base object=OWNED adverb WHILE ?",
             "adverb subject=PERSON verb=giving OWNER object=THING WHILE .",
-            "auxiliary=modal first_conjunct=BESIDE conjunction second_conjunct=PERSON verb=base object=MADE ?",
+            "auxiliary=modal first_conjunct=BESIDE and second_conjunct=PERSON verb=base object=MADE ?",
             "auxiliary=perfect subject=PERSON verb=given GUEST object=THING WHERE ?",
         ),
     ),
@@ -217,13 +215,13 @@ SHAPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "MALE meeting FEMALE because pronoun=he was adjective .",
             "MALE told FEMALE WHERE that pronoun=he intransitive .",
             "WHERE MALE meeting FEMALE because pronoun=he was adjective and pronoun=she was adjective .",
-            "MALE meeting FEMALE when pronoun=he verb object=THING and pronoun=she intransitive .",
+            "MALE meeting FEMALE when pronoun=he FINDS and pronoun=she intransitive .",
         ),
         (
-            "MALE meeting FEMALE WHERE while pronoun=he verb object=THING .",
+            "MALE meeting FEMALE WHERE while pronoun=he FINDS .",
             "adverb MALE stood beside FEMALE until pronoun=he intransitive .",
             "adverb MALE meeting FEMALE before pronoun=he intransitive and pronoun=she intransitive .",
-            "MALE meeting FEMALE WHERE since pronoun=he was adjective but pronoun=she verb object=THING .",
+            "MALE meeting FEMALE since pronoun=he was degree adjective but pronoun=she was adjective .",
         ),
     ),
     "reflexive": (
@@ -265,7 +263,7 @@ SHAPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
     ),
 }
-MIXED = {"plain": 0.49, "pronoun": 0.14, "reflexive": 0.12, "possessive pronoun": 0.12, "related": 0.13}
+MIXED = {"plain": 0.45, "pronoun": 0.16, "reflexive": 0.12, "possessive pronoun": 0.12, "related": 0.15}
 
 
 # Relations
@@ -277,7 +275,7 @@ RELATIONS = (
     ("subject", "verb"),
     ("far subject", "verb"),
     ("verb", "object"),
-    ("preposition", "preposition's object"),
+    ("preposition", "preposition's noun"),
     ("relative pronoun", "antecedent"),
     ("pronoun", "antecedent"),
     ("reflexive", "antecedent"),
@@ -285,7 +283,6 @@ RELATIONS = (
     ("possessor", "possessed"),
     ("auxiliary", "verb"),
     ("first conjunct", "second conjunct"),
-    ("noun", "related noun"),
 )
 RELATED = ("noun > later related noun", "noun > earlier related noun")
 MOVING = {"pronoun": ("he", "she"), "reflexive": ("himself", "herself"), "possessive pronoun": ("his", "her")}
@@ -361,7 +358,9 @@ class _Draft:
                 slot = slot[:-1]
             names, _, what = slot.lstrip("*").rpartition("=")
             at = self.add(what)
-            called = {name.replace("_", " ") for name in names.split("+")} if names else {self.classes[at]}
+            called = {name.replace("_", " ") for name in names.split("+")} if names else set()
+            if not names and what not in PARTS:
+                called = {self.classes[at]}
             slots.append((called, at))
             head = at if slot.startswith("*") or head is None else head
         for number, (called, at) in enumerate(slots):
@@ -483,7 +482,9 @@ def _fill(draft: _Draft) -> None:
     pairs = [pair.split() for pair in PAIRS[draft.half].split(",")]
     chosen, *others = draw.sample(pairs, len(places) - 1)
     draw.shuffle(chosen)
-    first, second = sorted(draw.sample(places, 2))
+    apart = draw.randrange(1, len(places))  # as often far as near
+    start = draw.randrange(len(places) - apart)
+    first, second = places[start], places[start + apart]
     words = {first: chosen[0], second: chosen[1]}
     for at in places:
         draft.words[at] = words[at] if at in words else draw.choice(others.pop())

@@ -15,19 +15,19 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, overload
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, nearest, needed
+from .collection import ShownTable
 from .grammar import MOVING, Sentence
 from .layer_names import Layer
 
 if TYPE_CHECKING:
     import pandas
-
-    from ..show.heads_tables import HeadsTable
 
 __all__ = ["MARGIN", "Role", "Roles", "judge"]
 
@@ -41,6 +41,7 @@ FORMAT = "headwise roles 1"
 OFFSET = " words"  # how the rules end that are offsets
 
 Share = tuple[float, int]
+Default = TypeVar("Default")
 
 
 @dataclass(frozen=True)
@@ -140,14 +141,14 @@ class Roles(Mapping[str, Role]):
         raise ArgumentError(f"relation must be a known one: got {name!r}; {nearest(name, self._roles)}")
 
     @overload
-    def get(self, name: str) -> Role | None: ...
+    def get(self, name: str, /) -> Role | None: ...
 
     @overload
-    def get(self, name: str, default: Role) -> Role: ...
+    def get(self, name: str, default: Role | Default, /) -> Role | Default: ...
 
-    def get(self, name: str, default: Role | None = None) -> Role | None:
+    def get(self, name: str, default: object = None, /) -> object:
         """The role, or the default where nothing was asked about it."""
-        return self._roles.get(name, default)
+        return self._roles.get(name, default)  # type: ignore[arg-type]
 
     def __contains__(self, name: object) -> bool:
         return name in self._roles
@@ -176,7 +177,7 @@ class Roles(Mapping[str, Role]):
 
     # Showing itself
 
-    def table(self) -> HeadsTable:
+    def table(self) -> ShownTable:
         """One row per relation: head, share and interval, cases, rules beside it, verdict.
 
         Raises:
@@ -311,34 +312,41 @@ class _Cases:
         return len(self.groups)
 
 
-def _cases(
-    name: str, sentences: Sequence[Sentence], heaviest: Sequence[Tensor], half: int, causal: bool
-) -> _Cases | None:
-    """The cases that a model can see; None: there are none."""
-    hits, groups, distances, pairs = [], [], [], []
+Place = tuple[int, int, int]  # a sentence, a word of it, the word it belongs to
+
+
+def _places(sentences: Sequence[Sentence], causal: bool) -> dict[str, tuple[list[Place], list[Place]]]:
+    """By relation and half, all cases that a model can see."""
+    places: dict[str, tuple[list[Place], list[Place]]] = {}
+    for number, sentence in enumerate(sentences):
+        for name, source, target in sentence.relations:
+            halves = places.setdefault(name, ([], []))
+            if not causal or target < source:
+                halves[sentence.half].append((number, source, target))
+    return places
+
+
+def _cases(places: Sequence[Place], sentences: Sequence[Sentence], hits: Tensor, causal: bool) -> _Cases:
+    """What heads and rules make of these cases.
+
+    Args:
+        hits: bool [L, H, N], of the heads.
+    """
     right: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    kinds: set[str] = set()
-    for sentence, words in zip(sentences, heaviest, strict=True):
-        for relation, source, target in sentence.relations if sentence.half == half else ():
-            if relation != name or (causal and target > source):
-                continue
-            hits.append(words[:, :, source] == target)
-            groups.append(sentence.group)
-            distances.append(target - source)
-            pairs.append((sentence.pair, source))
-            kinds.add(sentence.classes[target])
-            for rule, places in _rules(sentence, source, target, causal).items():
-                # of two that are equally near it is always the one before, or always the one after
-                right[rule].append((float(target in places[:1]), float(target in places[-1:])))
-    if not hits:
-        return None
+    for number, source, target in places:
+        for rule, pointed in _rules(sentences[number], source, target, causal).items():
+            # of two that are equally near it is always the one before, or always the one after
+            right[rule].append((float(target in pointed[:1]), float(target in pointed[-1:])))
+    kinds = {sentences[number].classes[target] for number, _, target in places}
     kind = kinds.pop() if len(kinds) == 1 else "word of its class"
-    offsets = torch.tensor(distances)
-    rules = {f"{offset:+d}{OFFSET}": (offsets == offset).float() for offset in sorted(set(distances))}
+    offsets = torch.tensor([target - source for _, source, target in places])
+    rules = {f"{offset:+d}{OFFSET}": (offsets == offset).float() for offset in offsets.unique().tolist()}
     for rule, answers in right.items():
         both = torch.tensor(answers)  # [N, 2]
         rules[f"the {rule.format(kind)}"] = both[:, int(both.sum(0).argmax())]
-    return _Cases(torch.stack(hits), torch.tensor(groups), offsets, rules, pairs)
+    groups = torch.tensor([sentences[number].group for number, _, _ in places])
+    pairs = [(sentences[number].pair, source) for number, source, _ in places]
+    return _Cases(hits.permute(2, 0, 1), groups, offsets, rules, pairs)
 
 
 def _best_offset(rules: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -387,23 +395,31 @@ def judge(
     """Roles, from the heaviest word of every head.
 
     Args:
-        heaviest: of each sentence int [L, H, W]: for each word the number of the one that a head looks at most,
-            itself and punctuation left out; -1 where there is none, or two alike; -2 where there is no head.
+        heaviest: of each sentence int [L, H, W]: for each word the number of the one that a head looks at
+            most, itself and punctuation left out; -1 where there is none, or two alike; -2 where there is no
+            such head.
         layers: what the L layers go by.
         causal: whether words see only what is before them; they are then asked about nothing else.
     """
     roles, scores, unasked = {}, {}, {}
-    for name in dict.fromkeys(relation[0] for sentence in sentences for relation in sentence.relations):
-        halves = [_cases(name, sentences, heaviest, half, causal) for half in (0, 1)]
-        counts = [0 if half is None else len(half) for half in halves]
+    words = torch.cat([each.flatten(0, 1) for each in heaviest], -1).unflatten(0, heaviest[0].shape[:2])
+    starts = [0, *accumulate(each.shape[-1] for each in heaviest)]
+    there = heaviest[0][:, :, 0] > -2  # [L, H]
+    for name, halves in _places(sentences, causal).items():
+        counts = [len(half) for half in halves]
         if causal and max(counts) == 0:
             unasked[name] = "since the model does not look ahead"
         elif min(counts) < ENOUGH:
             unasked[name] = f"since there are only {counts[0]} and {counts[1]} cases, not {ENOUGH}"
         else:
-            choosing, judging = halves
-            assert choosing is not None and judging is not None
-            there = heaviest[0][:, :, 0] > -2  # [L, H]
+            choosing, judging = (
+                _cases(
+                    places, sentences, causal=causal,
+                    hits=words[:, :, [starts[number] + source for number, source, _ in places]]
+                    == torch.tensor([target for _, _, target in places]),
+                )
+                for places in halves
+            )  # fmt: skip
             roles[name] = _judged(name, choosing, judging, layers)
             scores[name] = judging.hits.float().mean(0).masked_fill(~there, math.nan)
     return Roles(

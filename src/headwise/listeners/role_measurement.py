@@ -4,15 +4,16 @@ Sentences of the grammar run through the model, those of one length together, so
 every head the heaviest word is noted for each word, and `heads/roles.py` judges what was noted. A word of
 several tokens is looked at by all of them in sum, and looks as they do on average (Clark 2019).
 
-What was measured is kept in the user's cache under a hash of weights, config, tokens and grammar, and for some
-models comes with the package. It is believed only after a few sentences gave the same weights again: a hook, a
-patch or an ablation is in no hash.
+What was measured is kept in the user's cache under a hash of weights, config, tokens and grammar, and for
+some models comes with the package. It is believed only after a few sentences gave the same weights again: a
+hook, a patch or an ablation is in no hash.
 
 Letters: B batch, H num_heads, L layers, T tokens, W words.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import inspect
 import json
@@ -64,11 +65,12 @@ def roles(
         print(roles)
         roles["pronoun > antecedent"].share
 
-    Each relation's head is chosen on one half of the sentences and judged on the other, which has other words
-    and other shapes, beside rules that need no model: the best fixed offset, the nearest word of that class,
-    the first and the last. It is found where it beats every one of them by 0.15 and by more than chance. Words
-    are asked where a head looks most, themselves and punctuation left out. A model that sees only what came
-    before, as its weights tell, is asked only about that, behind a start token.
+    Each relation's head is chosen on one half of the sentences and judged on the other, which has other
+    words and other shapes, beside rules that need no model: the best fixed offset, the nearest word of that
+    class, the first and the last. It is found where it beats every one of them by 0.15 and by more than
+    chance. Asked is the word that gets most of a head's weight, special tokens, punctuation and the word
+    itself left out. A model that sees only what came before, as its weights tell, is asked about nothing
+    else, and reads a start token first, or where there is none the word "Well".
 
     Args:
         model: any that `headwise.watch` hears, reading one text. It is in eval mode meanwhile.
@@ -81,12 +83,14 @@ def roles(
             anew, agree with it.
 
     Raises:
-        ArgumentError: too few sentences; a batch below 1; a tokenizer without offsets, or one whose tokens
-            reach from word to word; a model of two texts.
+        ArgumentError: too few sentences; a batch below 1; a tokenizer without offsets, one whose tokens
+            reach from word to word, or one that is not the model's; a model of two texts, or one that reads
+            less than a sentence.
         AttentionBypassed: layers that cannot be heard.
 
     Clark 2019, "What Does BERT Look At?"; Voita 2019.
     """
+    attach(model, _Ahead())  # says at once if it is no model
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise ArgumentError(f"batch must be a whole number of at least 1: got {batch!r}; 16 is usual")
     texts = grammar.sentences(sentences, seed) if isinstance(sentences, int) else list(sentences)
@@ -100,21 +104,24 @@ def roles(
         )
     with _in_eval_mode(model):
         plain = [_encode(tokenizer, sentence) for sentence in texts]
-        first = next((read for read in plain if read is not None), None)
-        causal = first is not None and _is_causal(model, first)
-        reads = [_encode(tokenizer, sentence, causal=True) for sentence in texts] if causal else plain
-        known = [(sentence, read) for sentence, read in zip(texts, reads, strict=True) if read is not None]
+        known = [(sentence, read) for sentence, read in zip(texts, plain, strict=True) if read is not None]
         if not known:
             raise ArgumentError(
                 f"tokenizer must know the words: none of {len(texts)} sentences is without an unknown one, "
                 f"such as {texts[0].text!r}; is it the model's own?"
             )
+        _check_fit(model, [read for _, read in known])
+        causal = _is_causal(model, known[0][1])
+        if causal:
+            begun = [(sentence, _encode(tokenizer, sentence, causal=True)) for sentence, _ in known]
+            known = [(sentence, read) for sentence, read in begun if read is not None]
+            _check_fit(model, [read for _, read in known])
         if keep:
             name = _key(model, known)
             proof = _Measurement(model, known[:: max(1, len(known) // PROOF)][:PROOF], PROOF)
             for kept in (_read(SHIPPED / f"{name}.json"), _read(_cache() / f"{name}.json")):
-                if kept is not None and proof.agrees(kept["proof"]):
-                    return Roles.from_json(kept["roles"])
+                if kept is not None and proof.agrees(kept[1]):
+                    return kept[0]
         measured = _Measurement(model, known, batch, progress)
         answer = judge(
             [sentence for sentence, _ in known], measured.heaviest(), measured.layers(), causal=causal,
@@ -204,21 +211,36 @@ def _tokens(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]
         ) from error
 
 
+def _check_fit(model: nn.Module, reads: Sequence[_Read]) -> None:
+    """Raise `ArgumentError` where a token or a position is beyond what the model has."""
+    config = getattr(model, "config", None)
+    size, largest = getattr(config, "vocab_size", None), max(max(read.ids) for read in reads)
+    if isinstance(size, int) and largest >= size:
+        raise ArgumentError(
+            f"tokenizer must fit the model: token {largest} for a vocabulary of {size}; are they a pair?"
+        )
+    longest = max(len(read.ids) for read in reads)
+    for name in ("max_position_embeddings", "n_positions", "max_length"):
+        room = getattr(config, name, None)
+        if isinstance(room, int) and room < longest:
+            raise ArgumentError(
+                f"model must read whole sentences: {longest} tokens for {name} = {room}; use one that reads "
+                "more"
+            )
+
+
 # Running the model
 
 
-def _run(model: nn.Module, listener: Any, ids: list[list[int]]) -> dict[str, Layer]:
-    """One forward; what the layers go by."""
+def _inputs(model: nn.Module, ids: list[list[int]]) -> tuple[Tensor, dict[str, Any]]:
+    """What a model is called with."""
     place = next(model.parameters(), torch.empty(0)).device
     given = torch.tensor(ids, device=place)
     taken = inspect.signature(model.forward).parameters
     options: dict[str, Any] = {"attention_mask": torch.ones_like(given)} if "attention_mask" in taken else {}
     if "use_cache" in taken:
         options["use_cache"] = False
-    with attach(model, listener) as attachment:
-        model(given, **options)
-    check_any(model, 1, listener.heard, None)
-    return attachment.names
+    return given, options
 
 
 class _Ahead:
@@ -234,23 +256,30 @@ class _Ahead:
 
 def _is_causal(model: nn.Module, read: _Read) -> bool:
     listener = _Ahead()
-    _run(model, listener, [read.ids])
+    with attach(model, listener):
+        given, options = _inputs(model, [read.ids])
+        model(given, **options)
+    check_any(model, 1, listener.heard, None)
     return not any(listener.heard)
 
 
 class _Words:
     """The heaviest word of every word, and its weight, by layer: of one batch of equally long texts."""
 
-    def __init__(self, reads: Sequence[_Read], looked: Sequence[Sequence[bool]]) -> None:
+    def __init__(self) -> None:
+        self.heard: dict[str, tuple[Tensor, Tensor]] = {}  # int [B, H, W], float [B, H, W]
+
+    def expect(self, reads: Sequence[_Read], looked: Sequence[Sequence[bool]]) -> None:
+        """Get ready for a batch; looked: which words may be the heaviest."""
         B, T, W = len(reads), len(reads[0].ids), max(len(read.words) for read in reads)
         self.member = torch.zeros(B, W, T)
-        self.real = torch.zeros(B, W, dtype=torch.bool)  # words that may be the heaviest
+        self.real = torch.zeros(B, W, dtype=torch.bool)
         for b, read in enumerate(reads):
             for at, tokens in enumerate(read.words):
                 self.member[b, at, tokens] = 1
             self.real[b, : len(read.words)] = torch.tensor(looked[b])
         self.mean = self.member / self.member.sum(-1, keepdim=True).clamp(min=1)
-        self.heard: dict[str, tuple[Tensor, Tensor]] = {}  # int [B, H, W], float [B, H, W]
+        self.heard = {}
 
     def hear(self, call: Call) -> None:
         B, W, T = self.member.shape
@@ -283,19 +312,29 @@ class _Measurement:
         if not self._heard:
             order = sorted(range(len(self.known)), key=lambda at: len(self.known[at][1].ids))
             found: dict[int, dict[str, tuple[Tensor, Tensor]]] = {}
-            for some in tracked(list(self._batches(order)), "roles", self.progress):
-                pairs = [self.known[at] for at in some]
-                looked = [[any(map(str.isalnum, word)) for word in sentence.words] for sentence, _ in pairs]
-                listener = _Words([read for _, read in pairs], looked)
-                self._names |= _run(self.model, listener, [read.ids for _, read in pairs])
-                for b, at in enumerate(some):
-                    count = len(self.known[at][0].words)
-                    found[at] = {
-                        path: (top[b, :, :count].clone(), weight[b, :, :count].clone())
-                        for path, (top, weight) in listener.heard.items()
-                    }
+            listener = _Words()
+            with attach(self.model, listener) as attachment:
+                for some in tracked(list(self._batches(order)), "roles", self.progress):
+                    self._one_batch(listener, some, found)
+            self._names = attachment.names
             self._heard = [found[at] for at in range(len(self.known))]
         return self._heard
+
+    def _one_batch(
+        self, listener: _Words, some: list[int], found: dict[int, dict[str, tuple[Tensor, Tensor]]]
+    ) -> None:
+        pairs = [self.known[at] for at in some]
+        looked = [[any(map(str.isalnum, word)) for word in sentence.words] for sentence, _ in pairs]
+        listener.expect([read for _, read in pairs], looked)
+        given, options = _inputs(self.model, [read.ids for _, read in pairs])
+        self.model(given, **options)
+        check_any(self.model, 1, listener.heard, None)
+        for b, at in enumerate(some):
+            count = len(self.known[at][0].words)
+            found[at] = {
+                path: (top[b, :, :count].clone(), weight[b, :, :count].clone())
+                for path, (top, weight) in listener.heard.items()
+            }
 
     def _batches(self, order: list[int]) -> Iterator[list[int]]:
         """Sentences of one length, at most `batch` of them."""
@@ -340,14 +379,15 @@ class _Measurement:
 
     def agrees(self, weights: list[list[list[float]]]) -> bool:
         """Whether the model looks as it did when these weights were kept."""
-        mine = self.weights()
-        shapes = [[[len(row) for row in layer] for layer in both] for both in (mine, weights)]
-        return shapes[0] == shapes[1] and all(
-            abs(a - b) < SAME
-            for one, other in zip(mine, weights, strict=True)
-            for row, kept in zip(one, other, strict=True)
-            for a, b in zip(row, kept, strict=True)
-        )
+        try:
+            return all(
+                abs(a - b) < SAME
+                for one, other in zip(self.weights(), weights, strict=True)
+                for row, kept in zip(one, other, strict=True)
+                for a, b in zip(row, kept, strict=True)
+            )
+        except (TypeError, ValueError):  # of another shape
+            return False
 
 
 def _title(model: nn.Module, measured: _Measurement) -> str:
@@ -364,8 +404,9 @@ def _key(model: nn.Module, known: Sequence[tuple[Sentence, _Read]]) -> str:
     digest = hashlib.sha256(FORMAT.encode())
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    config = getattr(model, "config", None)
+        there = value.detach().cpu().contiguous()
+        digest.update((ctypes.c_char * there.nbytes).from_address(there.data_ptr()) if there.nbytes else b"")
+    config: Any = getattr(model, "config", None)
     told = config.to_dict() if hasattr(config, "to_dict") else repr(config)
     digest.update(f"{type(model).__name__} {json.dumps(told, sort_keys=True, default=str)}".encode())
     for sentence, read in known:
@@ -378,12 +419,12 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwise" / "roles"
 
 
-def _read(place: Path) -> dict[str, Any] | None:
-    """What was kept there; None: nothing, or nothing that can be read."""
+def _read(place: Path) -> tuple[Roles, Any] | None:
+    """What was kept there, and its proof; None: nothing, or nothing that can be read."""
     try:
         told = json.loads(place.read_text())
-        return told if {"roles", "proof"} <= set(told) else None
-    except (OSError, ValueError, TypeError):
+        return Roles.from_json(told["roles"]), told["proof"]
+    except (OSError, ValueError, TypeError, KeyError):
         return None
 
 

@@ -23,9 +23,9 @@ RULES = {"before": "before", "after": "after", "the first": "first", "the last":
 def as_lines(roles: Roles) -> Iterator[str]:
     """The table as plain lines of at most 80 characters.
 
-    In three parts: found; not found; not found, since a rule is always right. The last column is the best rule
-    by class: the nearest word of the related one's class (before, after, or on either side), the first, the
-    last.
+    In three parts: found; not found; not found, since a rule is always right. The last column is the best
+    rule that goes by classes: the nearest word of the related one's class (before, after, or on either
+    side), the first of all, the last.
     """
     read = f"{roles.sentences} sentences"
     said = f"{roles.title or 'roles'}: {len(roles.found)} of {len(roles)} relations found in {read}"
@@ -45,7 +45,7 @@ def as_lines(roles: Roles) -> Iterator[str]:
         if some:
             yield ""
             yield heading
-            yield f"{'relation':{names}} {'head':>{LONGEST}} share {'95%':9} cases offset best rule"
+            yield f"{'relation':{names}} {'head':>{LONGEST}} share {'95%':9} cases offset rule"
             for name, role in some.items():
                 yield from _lines(plain(name), role, names)
     if roles.unasked:
@@ -78,7 +78,7 @@ def _by_class(role: Role) -> tuple[str, float]:
     others = {rule: share for rule, share in role.rules.items() if not rule.endswith(OFFSET)}
     best = max(others, key=others.__getitem__)
     short = next(
-        (word for part, word in RULES.items() if best.startswith(part) or best.endswith(part)), "nearest"
+        (word for part, word in RULES.items() if best.startswith(part) or best.endswith(part)), "near"
     )
     return short, others[best]
 
@@ -98,7 +98,8 @@ def roles_table(roles: Roles) -> HeadsTable:
     for name, role in roles.items():
         table.add_row(
             as_text(name), as_text(f"{role.layer}.{role.head}"), f"{role.share:.2f}",
-            f"{role.low:.2f}-{role.high:.2f}", str(role.cases), f"{role.rules[role.offset]:.2f}", _verdict(role),
+            f"{role.low:.2f}-{role.high:.2f}", str(role.cases), f"{role.rules[role.offset]:.2f}",
+            _verdict(role),
         )  # fmt: skip
     for name, reason in roles.unasked.items():
         table.add_row(as_text(name), "", "", "", "", "", as_text(f"not asked, {reason}"))

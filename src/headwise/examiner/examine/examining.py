@@ -23,8 +23,8 @@ from .making import as_given, by_class
 from .mask_probes import find_ways, is_causal
 from .mask_words import meant_causal, texts_of
 from .probing import LOUD_PROBE, causal_mask, probe
-from .reacting import inputs_for
 from .projection_roles import error_of, find_roles
+from .reacting import inputs_for
 from .surroundings import surroundings
 from .wording import size_word
 
