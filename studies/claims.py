@@ -7,7 +7,7 @@
 
 Each row: the claim in short words, the best head, its number, the number of the simplest rule beside it, and
 whether it holds. Results are in studies/results/claims_<model>.json. `claim_measures.py` measures them,
-`claimed_sentence.py` those about the pages' own sentence.
+`claimed_sentence.py` those about the pages' own sentence, `claimed_structure.py` those about the build.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ import headwise as hw
 from headwise.heads.roles import Roles
 from headwise.whole_files import whole_file
 
-from .claim_measures import PARTS, Claim, Subject
+from .claim_measures import Claim, Subject, of_difference, of_positions, of_roles, of_the_sentence
 from .claimed_sentence import SENTENCE
+from .claimed_structure import of_failure, of_structure
 
 __all__ = ["claims", "load", "markdown"]
 
 RESULTS = Path(__file__).parent / "results"
+PARTS = (of_the_sentence, of_roles, of_positions, of_difference, of_failure, of_structure)
 SENTENCES = 280  # by which roles with random weights are asked for
 
 

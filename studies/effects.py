@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,8 @@ from .claims import RESULTS, load
 
 __all__ = ["main", "markdown", "measure"]
 
+NOT_FOUND = " (not found)"  # behind a relation whose best head is no role
+
 
 def measure(
     model: nn.Module, tokenizer: Any, heads: Mapping[str, Sequence[Any]], file: Path, *, draws: int = 20
@@ -42,9 +45,10 @@ def measure(
         ):
             continue
         role = SimpleNamespace(heads=places)
-        found = hw.role_effects(model, tokenizer, SimpleNamespace(found={name: role}), draws=draws)
-        rows = [row for row in rows if row.relation != name] + list(found)
-        unasked += found.unasked
+        asked = name.removesuffix(NOT_FOUND)
+        found = hw.role_effects(model, tokenizer, SimpleNamespace(found={asked: role}), draws=draws)
+        rows = [row for row in rows if row.relation != name] + [replace(row, relation=name) for row in found]
+        unasked += [name for _ in found.unasked]
         with whole_file(file) as half:
             half.write_text(RoleEffects(rows, unasked, METHOD).to_json() + "\n", "utf-8")
     return RoleEffects([row for row in rows if row.relation in heads], unasked, METHOD)
@@ -108,11 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     model, tokenizer, _ = load(*given.model)
     roles = Roles.from_json(given.roles.read_text("utf-8")) if given.roles else hw.roles(model, tokenizer)
     chosen = {name: role.heads for name, role in roles.found.items()}
-    chosen |= {
-        name: [(roles[name].layer, roles[name].head, roles[name].share)]
-        for name in given.also
-        if name not in chosen
-    }
+    for role in (roles[name] for name in given.also if name not in chosen):
+        chosen[role.name + NOT_FOUND] = [(role.layer, role.head, role.share)]
     given.out.mkdir(parents=True, exist_ok=True)
     print(measure(model, tokenizer, chosen, given.out / f"effects_{given.model[0]}.json"))
     return 0

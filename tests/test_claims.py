@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from studies import claim_measures, claimed_sentence, claims, effects
-from studies.claim_measures import PARTS, Claim, Subject, _more_heads, drawn_anew, of_roles
+from studies import claim_measures, claimed_sentence, claimed_structure, claims, effects
+from studies.claim_measures import Claim, Subject, drawn_anew, of_roles
 from studies.claimed_sentence import CLAIMED, OFFSETS, SAME, SENTENCE, judge, word_weights
+from studies.claimed_structure import more_heads
 from torch import Tensor
 
 import headwise as hw
@@ -166,7 +167,8 @@ def test_nothing_found_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])
 def test_every_claim_gets_a_row_with_a_verdict(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim_measures, "PROSE", claim_measures.PROSE[:79])
+    for part in (claim_measures, claimed_structure):
+        monkeypatch.setattr(part, "PROSE", claim_measures.PROSE[:79])
     monkeypatch.setattr(hw, "roles", lambda *given, **options: some_roles())
     monkeypatch.setattr(claimed_sentence, "DRAWS", 7)
     causal = kind == "decoder"
@@ -185,7 +187,7 @@ def test_every_claim_gets_a_row_with_a_verdict(kind: str, monkeypatch: pytest.Mo
 
 def test_more_heads_are_judged_by_models_that_were_trained(tmp_path: Path) -> None:
     stored = tmp_path / "head_counts.json"
-    assert _more_heads(stored).verdict == "not asked here"
+    assert more_heads(stored).verdict == "not asked here"
     for losses, verdict in (((3, 2, 1), "holds"), ((2, 1, 3), "holds in part"), ((1, 2, 3), "wrong")):
         models = [
             {"heads": heads, "validation_loss": loss + seed / 8}
@@ -193,7 +195,7 @@ def test_more_heads_are_judged_by_models_that_were_trained(tmp_path: Path) -> No
             for seed in (0, 1)
         ]
         stored.write_text(json.dumps({"models": models}))
-        row = _more_heads(stored)
+        row = more_heads(stored)
         assert row.verdict == verdict and "differ by 0.125 at most" in row.note
 
 
@@ -221,7 +223,7 @@ def test_stored_results_are_printed_again(tmp_path: Path, capsys: pytest.Capture
 def test_a_model_is_measured_and_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(claims, "PARTS", PARTS[-1:])
+    monkeypatch.setattr(claims, "PARTS", claims.PARTS[-1:])
     monkeypatch.setattr(claims, "load", lambda *name: (tiny(), Letters(), f"tiny {name}"))
     roles = tmp_path / "roles.json"
     roles.write_text(some_roles(a_role("verb > subject", 0, found=True)).to_json())
@@ -257,7 +259,10 @@ def test_effects_are_kept_role_by_role_and_gone_on_with(
     roles.write_text(some_roles(first, a_role("relative pronoun > antecedent", 1, found=True)).to_json())
     assert effects.main(["--model", "tiny", *out, "--roles", str(roles)]) == 0
     assert ran[2:] == ["relative pronoun > antecedent"]
-    capsys.readouterr()
+    roles.write_text(some_roles(a_role("verb > auxiliary", 1, found=False)).to_json())
+    also = ["--also", "verb > auxiliary"]
+    assert effects.main(["--model", "tiny", *out, "--roles", str(roles), *also]) == 0
+    assert "verb > auxiliary (not found), form after" in capsys.readouterr().out
     assert effects.main(["--table", *out]) == 0
     told = capsys.readouterr().out
     assert "### tiny" in told and "| relative pronoun > antecedent | 1.1 | number after who |" in told
