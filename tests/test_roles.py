@@ -101,7 +101,16 @@ OBJECT = "object > verb"
 
 @pytest.fixture(scope="module")
 def drawn() -> list[Sentence]:
-    return sentences(300)
+    asked = (
+        OBJECT,
+        "noun > determiner",
+        "determiner > noun",
+        "pronoun > antecedent",
+        "antecedent > reflexive",
+    )
+    return [
+        replace(s, relations=tuple(told for told in s.relations if told[0] in asked)) for s in sentences(240)
+    ]
 
 
 def test_a_head_that_is_always_right_is_found(drawn: list[Sentence]) -> None:
@@ -225,7 +234,7 @@ def test_two_words_that_are_equally_heavy_are_no_hit() -> None:
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
 def test_random_weights_have_no_role(kind: str) -> None:
     roles = measured(a_model(kind=kind), Tokenizer("told"), sentences=240)
-    assert roles.causal == (kind == "decoder") and len(roles) >= 10
+    assert roles.causal == (kind == "decoder") and len(roles) >= 5
     assert list(roles.found) == []
 
 
@@ -404,7 +413,8 @@ def test_nothing_is_read_or_written_without_keep(kept: Path) -> None:
 def test_a_damaged_file_is_measured_anew_and_a_full_disk_is_told_of(kept: Path) -> None:
     roles = measured(a_model(), **KEPT)
     (file,) = kept.iterdir()
-    for text in ("", "[]", "{}", '{"roles": "{}", "proof": []}', '{"roles": 3, "proof": 7}'):
+    told = json.loads(file.read_text())
+    for text in ("[]", json.dumps({"roles": "{}", "proof": []}), json.dumps(told | {"proof": 7})):
         file.write_text(text)
         assert measured(a_model(), **KEPT) == roles and len(file.read_text()) > 100
     file.unlink()

@@ -148,7 +148,7 @@ class Roles(Mapping[str, Role]):
 
     def get(self, name: str, default: object = None, /) -> object:
         """The role, or the default where nothing was asked about it."""
-        return self._roles.get(name, default)  # type: ignore[arg-type]
+        return self._roles.get(name, default)
 
     def __contains__(self, name: object) -> bool:
         return name in self._roles

@@ -13,7 +13,7 @@ Listening to it:
     ablation.py           `ablate`, `head_means`
     head_outputs.py       `collect`, `patch`
     example_counts.py     how many examples are in a batch
-    importance.py robustness.py retrieval.py
+    importance.py robustness.py retrieval.py role_measurement.py
     monitor.py measured_step.py alarms.py trainer_callback.py     heads in training
 Changing it:
     pruning.py prunable_families.py    `prune`, `load_pruned`

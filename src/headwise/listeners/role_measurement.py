@@ -4,8 +4,8 @@ Sentences of the grammar run through the model, those of one length together, so
 every head the heaviest word is noted for each word, and `heads/roles.py` judges what was noted. A word of
 several tokens is looked at by all of them in sum, and looks as they do on average (Clark 2019).
 
-What was measured is kept in the user's cache under a hash of weights, config, tokens and grammar, and for
-some models comes with the package. It is believed only after a few sentences gave the same weights again: a
+What was measured is kept in the user's cache under a hash of weights, tokens and grammar, and for some models
+comes with the package. It is believed only after a few sentences gave the same attention again: a config, a
 hook, a patch or an ablation is in no hash.
 
 Letters: B batch, H num_heads, L layers, T tokens, W words.
@@ -38,6 +38,7 @@ from ..whole_files import whole_file
 from .active import Call, in_backward
 from .head_outputs import check_any
 from .model_door import attach
+from .model_structure import structure_of
 
 __all__ = ["roles"]
 
@@ -96,9 +97,8 @@ def roles(
     texts = grammar.sentences(sentences, seed) if isinstance(sentences, int) else list(sentences)
     if not texts:
         raise ArgumentError("sentences must not be empty: got 0; give a number, 700 is usual")
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) or (
-        getattr(getattr(model, "config", None), "kind", None) == "encoder-decoder"
-    ):
+    parts = {part for path in structure_of(model).places for part in path.split(".")}
+    if {"encoder", "decoder"} <= parts:
         raise ArgumentError(
             f"model must read one text: {type(model).__name__} is an encoder-decoder; give its encoder"
         )
@@ -400,15 +400,16 @@ def _title(model: nn.Module, measured: _Measurement) -> str:
 
 
 def _key(model: nn.Module, known: Sequence[tuple[Sentence, _Read]]) -> str:
-    """A name for this very model, its config, and these sentences in its tokens."""
-    digest = hashlib.sha256(FORMAT.encode())
-    for name, value in (*model.named_parameters(), *model.named_buffers()):
+    """A name for this model's weights and these sentences in its tokens.
+
+    A config is left to the proof: it tells of folders and versions, too, and what matters of it is seen
+    there.
+    """
+    digest = hashlib.sha256(f"{FORMAT} {type(model).__name__}".encode())
+    for name, value in model.named_parameters():
         digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
         there = value.detach().cpu().contiguous()
         digest.update((ctypes.c_char * there.nbytes).from_address(there.data_ptr()) if there.nbytes else b"")
-    config: Any = getattr(model, "config", None)
-    told = config.to_dict() if hasattr(config, "to_dict") else repr(config)
-    digest.update(f"{type(model).__name__} {json.dumps(told, sort_keys=True, default=str)}".encode())
     for sentence, read in known:
         digest.update(repr((sentence, read.ids, read.words)).encode())
     return digest.hexdigest()[:32]
