@@ -5,15 +5,11 @@ One map:
     measures.py         a head by itself: how evenly it looks, how far on a grid, what it copies
     head_distances.py   how much the heads of a layer differ; heads as points and in groups
     labels.py           a name for what a head does, from scores above stated thresholds
-<<<<<<< HEAD
-What heads are for:
-    behaviours.py       what a language model should say next, as prompts and answers
-    role_verdicts.py    what came of switching off the heads of a role
-=======
 Sentences:
     grammar.py          sentences in which it is known which word belongs to which
     roles.py            which head looks from a word to that one, beside rules that need no model
->>>>>>> roles
+    behaviours.py       what a language model should say next, as prompts and answers
+    role_verdicts.py    what came of switching off the heads of a role
 All that was watched:
     layer_names.py      what a layer goes by; `ByLayer`, results by layer
     record.py           what is kept of one call
