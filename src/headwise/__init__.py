@@ -33,6 +33,7 @@ from .listeners.monitor import Monitor
 from .listeners.pruning import load_pruned, prune
 from .listeners.retrieval import retrieval_scores
 from .listeners.robustness import robustness
+from .listeners.role_effects import role_effects
 from .listeners.role_measurement import roles
 from .listeners.trainer_callback import trainer_callback
 from .map import AttentionMap
@@ -70,6 +71,7 @@ __all__ = [
     "restore",
     "retrieval_scores",
     "robustness",
+    "role_effects",
     "roles",
     "scoring",
     "testing",

@@ -8,6 +8,8 @@ One map:
 Sentences:
     grammar.py          sentences in which it is known which word belongs to which
     roles.py            which head looks from a word to that one, beside rules that need no model
+    behaviours.py       what a language model should say next, as prompts and answers
+    role_verdicts.py    what came of switching off the heads of a role
 All that was watched:
     layer_names.py      what a layer goes by; `ByLayer`, results by layer
     record.py           what is kept of one call

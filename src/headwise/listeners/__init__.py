@@ -14,6 +14,7 @@ Listening to it:
     head_outputs.py       `collect`, `patch`
     example_counts.py     how many examples are in a batch
     importance.py robustness.py retrieval.py role_measurement.py
+    role_effects.py prompts.py      behaviours without the heads of a role
     monitor.py measured_step.py alarms.py trainer_callback.py     heads in training
 Changing it:
     pruning.py prunable_families.py    `prune`, `load_pruned`

