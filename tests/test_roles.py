@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections import Counter
@@ -447,11 +448,17 @@ def test_what_is_printed_fits_and_cuts_no_number(drawn: list[Sentence]) -> None:
 
 
 def test_a_table_says_of_each_relation_what_was_found(drawn: list[Sentence]) -> None:
-    pytest.importorskip("rich")
-    shown = str(judge(drawn, looking(right, drawn), [0], causal=True, title="[red]A model").table())
+    console = pytest.importorskip("rich.console")
+    roles = judge(drawn, looking(right, drawn), [0], causal=True, title="[red]A model")
+    shown = str(roles.table())
     assert "[red]A model" in shown and "found; best rule: before" in shown
     assert "not found: the nearest determiner before is always right" in shown
     assert "not asked, since the model does not look ahead" in shown
+    narrow = console.Console(file=io.StringIO(), width=80)
+    narrow.print(roles.table())
+    for role in roles.values():
+        whole = f"{role.low:.2f}-{role.high:.2f} {role.cases:5d} {role.rules[role.offset]:6.2f} "
+        assert f" {role.share:.2f} {whole}" in narrow.file.getvalue()
 
 
 def test_roles_as_json_and_pandas(drawn: list[Sentence]) -> None:
