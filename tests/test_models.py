@@ -166,3 +166,20 @@ def test_64_greedy_tokens_are_those_of_transformers(model: Any) -> None:
     ids = repeated(3, batch=1)[:, : HALF // 2]
     theirs = model.generate(ids, max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert torch.equal(hw.models.load(model).generate(ids, 64), theirs[:, HALF // 2 :])
+
+
+def test_at_least_four_roles_beat_every_simple_rule(model: Any, capsys: Any) -> None:
+    """On held-out words and shapes; about two minutes."""
+    import transformers
+
+    file = gguf_file()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        file.parent, gguf_file=file.name, local_files_only=True
+    )
+    roles = hw.roles(model, tokenizer, keep=False, progress=False)
+    with capsys.disabled():
+        print(f"\n{roles}")
+    assert roles.causal and len(roles.found) >= 4
+    assert roles["pronoun > antecedent"].found
+    for role in roles.found.values():
+        assert all(role.share - share >= 0.15 for share in role.rules.values())
