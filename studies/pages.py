@@ -1,4 +1,4 @@
-"""docs/measured.md: what heads do, from the results of the studies; nothing in it is written by hand but words.
+"""docs/measured.md: what heads do, from the results of the studies.
 
 python -m studies.pages                          # from what is stored
 python -m studies.pages --roles minilm mini      # measure these models' roles anew first; smollm2, too
