@@ -289,7 +289,6 @@ MOVING = {"pronoun": ("he", "she"), "reflexive": ("himself", "herself"), "posses
 ITEM = "item"  # in a list of nouns
 LEAST = 60
 GLUED = ("'s", ".", ",", "?")  # written without a space before them
-PUNCTUATION = ".,?"
 
 Relation = tuple[str, int, int]  # its name, a word, the word it belongs to
 
