@@ -182,6 +182,18 @@ def test_cases_of_one_group_count_as_one_draw(drawn: list[Sentence]) -> None:
     assert narrow.high - narrow.low < 0.7 * (often.high - often.low)
 
 
+def test_sentences_of_no_group_are_draws_of_their_own_and_one_group_tells_nothing(
+    drawn: list[Sentence],
+) -> None:
+    apart = [replace(s, group=None) for s in drawn]
+    each = [replace(s, group=number) for number, s in enumerate(drawn)]
+    one = [replace(s, group=5) for s in drawn]
+    assert judge(apart, looking(right, apart), [0]) == judge(each, looking(right, each), [0])
+    assert judge(apart, looking(right, apart), [0])[OBJECT].found
+    role = judge(one, looking(right, one), [0])[OBJECT]
+    assert not role.found and role.verdict == "not found: may be chance" and role.low < 0.3
+
+
 def test_a_causal_model_is_asked_only_about_what_it_sees(drawn: list[Sentence]) -> None:
     roles = judge(drawn, looking(right, drawn), [0], causal=True)
     assert roles[OBJECT].found and set(roles[OBJECT].rules) >= {"the nearest verb before", "the first verb"}

@@ -289,7 +289,6 @@ MOVING = {"pronoun": ("he", "she"), "reflexive": ("himself", "herself"), "posses
 ITEM = "item"  # in a list of nouns
 LEAST = 60
 GLUED = ("'s", ".", ",", "?")  # written without a space before them
-PUNCTUATION = ".,?"
 
 Relation = tuple[str, int, int]  # its name, a word, the word it belongs to
 
@@ -301,7 +300,8 @@ class Sentence:
     Attributes:
         relations: (name "word > related word", number of the word, number of the related one).
         half: 0 for choosing, 1 for judging.
-        group: sentences of one group have their words in common, so that they count as one draw.
+        group: sentences of one group have their words in common, so that they count as one draw; None: it is
+            a draw by itself.
         pair: the same in two sentences that differ only in he and she.
     """
 
@@ -309,7 +309,7 @@ class Sentence:
     classes: tuple[str, ...]
     relations: tuple[Relation, ...]
     half: int = 0
-    group: int = 0
+    group: int | None = None
     pair: int | None = None
 
     @property

@@ -344,7 +344,8 @@ def _cases(places: Sequence[Place], sentences: Sequence[Sentence], hits: Tensor,
     for rule, answers in right.items():
         both = torch.tensor(answers)  # [N, 2]
         rules[f"the {rule.format(kind)}"] = both[:, int(both.sum(0).argmax())]
-    groups = torch.tensor([sentences[number].group for number, _, _ in places])
+    drawn = [(sentences[number].group, number) for number, _, _ in places]
+    groups = torch.tensor([-1 - number if group is None else group for group, number in drawn])
     pairs = [(sentences[number].pair, source) for number, source, _ in places]
     return _Cases(hits.permute(2, 0, 1), groups, offsets, rules, pairs)
 
@@ -363,6 +364,8 @@ def _spread(values: Tensor, groups: Tensor) -> float:
     """The standard error of a mean of cases, where those of one group belong together."""
     N, present = len(values), groups.unique(return_inverse=True)[1]
     count = int(present.max()) + 1
+    if count == 1:
+        return math.inf  # one draw tells nothing of another
     apart = (values - values.mean()).double()
     sums = torch.zeros(count, dtype=torch.float64).index_add_(0, present, apart)
     return math.sqrt(float(sums.square().sum()) * count / max(1, count - 1)) / N
@@ -372,7 +375,7 @@ def _interval(hits: Tensor, groups: Tensor) -> tuple[float, float]:
     """Of a share, 95%: Wilson 1927, for as many cases as those are worth that belong together."""
     share, error = float(hits.mean()), _spread(hits, groups)
     alone = math.sqrt(share * (1 - share) / len(hits))
-    worth = len(hits) * (alone / error) ** 2 if error > alone > 0 else float(len(hits))
+    worth = max(1.0, len(hits) * (alone / error) ** 2) if error > alone > 0 else float(len(hits))
     if alone == 0:
         worth = float(len(groups.unique()))
     middle = (share + SURE**2 / (2 * worth)) / (1 + SURE**2 / worth)
