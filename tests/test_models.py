@@ -87,8 +87,8 @@ def test_induction_heads_are_found_and_are_what_copies(model: Any, seed: int, ca
             random.append(loss_of_second_half(model, ids))
     with capsys.disabled():
         names = ", ".join(f"{h.layer}.{h.head} {h.score:.2f}" for h in best)
-        print(f"\nseed {seed}: {names}")  # noqa: T201, the numbers are what this test is for
-        print(f"loss {whole:.2f}, without them {without:.2f}, random {[round(x, 2) for x in random]}")  # noqa: T201
+        print(f"\nseed {seed}: {names}")
+        print(f"loss {whole:.2f}, without them {without:.2f}, random {[round(x, 2) for x in random]}")
     usual = statistics.median(random)
     assert without > whole + 5 * max(usual - whole, 0) and without > whole + 5
     assert without > max(random)
@@ -114,7 +114,7 @@ def test_8192_tokens_are_watched_within_3_gib(model: Any, capsys: Any) -> None:
         model.model(ids, use_cache=False)
     gib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - weights) / 2**30
     with capsys.disabled():
-        print(f"\n8,192 tokens: {gib:.2f} GiB beyond the model, {time.perf_counter() - start:.0f} s")  # noqa: T201
+        print(f"\n8,192 tokens: {gib:.2f} GiB beyond the model, {time.perf_counter() - start:.0f} s")
     assert len(heads) == 30 and heads[29].pooled.shape == (1, 9, 128, 128)
     assert gib < 3
 
