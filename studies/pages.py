@@ -83,8 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with whole_file(RESULTS / f"roles_{name}.json") as half:
             half.write_text(found.to_json(), "utf-8")
         print(found)
+    made = page()
     with whole_file(PAGE) as half:
-        half.write_text(page(), "utf-8")
+        half.write_text(made, "utf-8")
 
 
 if __name__ == "__main__":
