@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import headwise as hw
 from studies import claims, pages
+
+import headwise as hw
 
 ROOT = Path(__file__).parents[1]
 
