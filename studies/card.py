@@ -257,6 +257,11 @@ def heads_section(life: Specialisation) -> str:
 
 
 def roles_section(roles: Roles) -> str:
+    """What was found, and every relation."""
+    return ROLES.format(found=len(roles.found), asked=len(roles)) + "\n" + roles_table(roles)
+
+
+def roles_table(roles: Roles) -> str:
     """Every relation with the head chosen for it, the best trivial rule beside it."""
     rows = [
         (
@@ -270,8 +275,7 @@ def roles_section(roles: Roles) -> str:
         for name, role in roles.items()
     ]
     header = ("word > related word", "head", "share (95%)", "best trivial rule", "verdict", "cases")
-    told = ROLES.format(found=len(roles.found), asked=len(roles))
-    return "\n".join([told, *_table(header, rows, 1)])
+    return "\n".join(_table(header, rows, 1))
 
 
 def limits_section(model: Transformer) -> str:
