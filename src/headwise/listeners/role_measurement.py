@@ -19,10 +19,11 @@ import inspect
 import json
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -94,7 +95,9 @@ def roles(
     attach(model, _Ahead())  # says at once if it is no model
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise ArgumentError(f"batch must be a whole number of at least 1: got {batch!r}; 16 is usual")
-    texts = grammar.sentences(sentences, seed) if isinstance(sentences, int) else list(sentences)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ArgumentError(f"seed must be a whole number: got {seed!r}; 0 is usual")
+    texts = grammar.sentences(sentences, seed) if isinstance(sentences, int) else _given(sentences)
     if not texts:
         raise ArgumentError("sentences must not be empty: got 0; give a number, 700 is usual")
     parts = {part for path in structure_of(model).places for part in path.split(".")}
@@ -119,7 +122,8 @@ def roles(
         if keep:
             name = _key(model, known)
             proof = _Measurement(model, known[:: max(1, len(known) // PROOF)][:PROOF], PROOF)
-            for kept in (_read(SHIPPED / f"{name}.json"), _read(_cache() / f"{name}.json")):
+            for folder in (SHIPPED, _cache()):
+                kept = None if folder is None else _read(folder / f"{name}.json")
                 if kept is not None and proof.agrees(kept[1]):
                     return kept[0]
         measured = _Measurement(model, known, batch, progress)
@@ -128,8 +132,20 @@ def roles(
             title=_title(model, measured), left_out=len(texts) - len(known),
         )  # fmt: skip
         if keep:
-            _write(_cache() / f"{name}.json", answer, proof.weights())
+            _write(f"{name}.json", answer, proof.weights())
         return answer
+
+
+def _given(sentences: object) -> list[Sentence]:
+    """Sentences of the caller's own."""
+    given = list(sentences) if isinstance(sentences, Iterable) else [sentences]
+    for each in given:
+        if not isinstance(each, Sentence):
+            raise ArgumentError(
+                f"sentences must be a number, or sentences whose relations are known: got {each!r}; see "
+                "headwise.heads.grammar.Sentence"
+            )
+    return given
 
 
 @contextmanager
@@ -248,9 +264,10 @@ class _Ahead:
 
     def __init__(self) -> None:
         self.heard: list[bool] = []
+        self.thread = get_ident()  # a model may run in others, too
 
     def hear(self, call: Call) -> None:
-        if call.kind == "self":
+        if call.kind == "self" and self.thread == get_ident():
             self.heard.append(bool(call.weights.detach().dense().triu(1).any()))
 
 
@@ -268,6 +285,7 @@ class _Words:
 
     def __init__(self) -> None:
         self.heard: dict[str, tuple[Tensor, Tensor]] = {}  # int [B, H, W], float [B, H, W]
+        self.thread = get_ident()  # a model may run in others, too
 
     def expect(self, reads: Sequence[_Read], looked: Sequence[Sequence[bool]]) -> None:
         """Get ready for a batch; looked: which words may be the heaviest."""
@@ -282,8 +300,10 @@ class _Words:
         self.heard = {}
 
     def hear(self, call: Call) -> None:
+        if self.thread != get_ident() or call.kind != "self" or in_backward():
+            return
         B, W, T = self.member.shape
-        if call.kind != "self" or in_backward() or tuple(call.weights.shape[2:]) != (T, T):
+        if tuple(call.weights.shape[2:]) != (T, T):
             return
         weights = call.weights.detach().dense().to("cpu", torch.float32)  # [B, H, T, T]
         words = self.mean[:, None] @ weights @ self.member[:, None].mT  # [B, H, W, W]
@@ -415,25 +435,33 @@ def _key(model: nn.Module, known: Sequence[tuple[Sentence, _Read]]) -> str:
     return digest.hexdigest()[:32]
 
 
-def _cache() -> Path:
-    """The user's folder of kept results."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwise" / "roles"
+def _cache() -> Path | None:
+    """The user's folder of kept results; None: a user without a home has none."""
+    said = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(said) if said else Path.home() / ".cache") / "headwise" / "roles"
+    except RuntimeError:
+        return None
 
 
 def _read(place: Path) -> tuple[Roles, Any] | None:
     """What was kept there, and its proof; None: nothing, or nothing that can be read."""
     try:
-        told = json.loads(place.read_text())
+        told = json.loads(place.read_text("utf-8"))
         return Roles.from_json(told["roles"]), told["proof"]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
-def _write(place: Path, answer: Roles, proof: list[list[list[float]]]) -> None:
+def _write(name: str, answer: Roles, proof: list[list[list[float]]]) -> None:
     """Keep a result; where that cannot be, say so and go on."""
+    folder = _cache()
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(place, "cache") as half:
-            half.write_text(json.dumps({"roles": answer.to_json(), "proof": proof}))
+        if folder is None:
+            raise ArgumentError("cache must have a folder: the user has no home; set XDG_CACHE_HOME")
+        folder.mkdir(parents=True, exist_ok=True)
+        with whole_file(folder / name, "cache") as half:
+            half.write_text(json.dumps({"roles": answer.to_json(), "proof": proof}), "utf-8")
     except (OSError, ArgumentError) as error:
-        warnings.warn(f"roles were measured but not kept: {error}; or use keep=False", stacklevel=3)
+        # 4: past `roles` and the no_grad around it, to who called
+        warnings.warn(f"roles were measured but not kept: {error}; or use keep=False", stacklevel=4)
