@@ -41,7 +41,7 @@ from .head_outputs import check_any
 from .model_door import attach
 from .model_structure import structure_of
 
-__all__ = ["roles"]
+__all__ = ["Ahead", "roles"]
 
 USUAL = 700  # sentences
 BEGINNING = "Well, "  # before a text, for a causal model without a token to start with
@@ -92,7 +92,7 @@ def roles(
 
     Clark 2019, "What Does BERT Look At?"; Voita 2019.
     """
-    attach(model, _Ahead())  # says at once if it is no model
+    attach(model, Ahead())  # says at once if it is no model
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise ArgumentError(f"batch must be a whole number of at least 1: got {batch!r}; 16 is usual")
     if isinstance(seed, bool) or not isinstance(seed, int):
@@ -138,13 +138,14 @@ def roles(
 
 def _given(sentences: object) -> list[Sentence]:
     """Sentences of the caller's own."""
-    given = list(sentences) if isinstance(sentences, Iterable) else [sentences]
-    for each in given:
+    given: list[Sentence] = []
+    for each in sentences if isinstance(sentences, Iterable) else [sentences]:
         if not isinstance(each, Sentence):
             raise ArgumentError(
                 f"sentences must be a number, or sentences whose relations are known: got {each!r}; see "
                 "headwise.heads.grammar.Sentence"
             )
+        given.append(each)
     return given
 
 
@@ -259,7 +260,7 @@ def _inputs(model: nn.Module, ids: list[list[int]]) -> tuple[Tensor, dict[str, A
     return given, options
 
 
-class _Ahead:
+class Ahead:
     """Whether any head of any layer looks at what comes later."""
 
     def __init__(self) -> None:
@@ -272,7 +273,7 @@ class _Ahead:
 
 
 def _is_causal(model: nn.Module, read: _Read) -> bool:
-    listener = _Ahead()
+    listener = Ahead()
     with attach(model, listener):
         given, options = _inputs(model, [read.ids])
         model(given, **options)
