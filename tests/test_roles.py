@@ -593,3 +593,27 @@ def test_forwards_in_another_thread_are_not_counted() -> None:
 
     model.register_forward_hook(elsewhere)
     assert measured(model) == alone
+
+
+def test_weights_that_are_no_numbers_are_told() -> None:
+    model = a_model(kind="decoder")
+    with torch.no_grad():
+        model.decoder.layers[1].attention.q_proj.weight[3, 5] = torch.nan
+    with pytest.raises(ArgumentError, match=r"weights that are numbers: decoder.layers.1.attention has NaN"):
+        measured(model)
+
+
+def test_a_model_of_pictures_is_told_so() -> None:
+    from transformers import ViTConfig, ViTModel
+
+    sizes = {"hidden_size": 6, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 7}
+    with pytest.raises(ArgumentError, match="model must read text: ViTModel reads pixel_values"):
+        measured(ViTModel(ViTConfig(image_size=10, patch_size=5, **sizes)))
+
+
+def test_how_much_a_model_generates_is_no_limit_of_what_it_reads() -> None:
+    from transformers import GPT2Config, GPT2Model
+
+    config = GPT2Config(vocab_size=997, n_embd=6, n_layer=1, n_head=3, bos_token_id=0, eos_token_id=0)
+    config.max_length = 3
+    assert measured(GPT2Model(config)).causal

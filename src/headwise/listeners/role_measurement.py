@@ -35,6 +35,7 @@ from ..heads.grammar import Sentence
 from ..heads.layer_names import Layer
 from ..heads.roles import FORMAT, Roles, judge
 from ..models.batches import tracked
+from ..models.transformer_config import TransformerConfig
 from ..whole_files import whole_file
 from .active import Call, in_backward
 from .head_outputs import check_any
@@ -105,6 +106,9 @@ def roles(
         raise ArgumentError(
             f"model must read one text: {type(model).__name__} is an encoder-decoder; give its encoder"
         )
+    reads = getattr(model, "main_input_name", "input_ids")  # of transformers
+    if reads != "input_ids":
+        raise ArgumentError(f"model must read text: {type(model).__name__} reads {reads}; give one that does")
     with _in_eval_mode(model):
         plain = [_encode(tokenizer, sentence) for sentence in texts]
         known = [(sentence, read) for sentence, read in zip(texts, plain, strict=True) if read is not None]
@@ -237,7 +241,10 @@ def _check_fit(model: nn.Module, reads: Sequence[_Read]) -> None:
             f"tokenizer must fit the model: token {largest} for a vocabulary of {size}; are they a pair?"
         )
     longest = max(len(read.ids) for read in reads)
-    for name in ("max_position_embeddings", "n_positions", "max_length"):
+    limits = ["max_position_embeddings", "n_positions"]
+    if isinstance(config, TransformerConfig):  # of other configs, max_length is how much to generate
+        limits = ["max_length"]
+    for name in limits:
         room = getattr(config, name, None)
         if isinstance(room, int) and room < longest:
             raise ArgumentError(
@@ -269,7 +276,13 @@ class Ahead:
 
     def hear(self, call: Call) -> None:
         if call.kind == "self" and self.thread == get_ident():
-            self.heard.append(bool(call.weights.detach().dense().triu(1).any()))
+            weights = call.weights.detach().dense()
+            if weights.isnan().any():
+                raise ArgumentError(
+                    f"model must give weights that are numbers: {call.path} has NaN; was it trained in too "
+                    "few bits?"
+                )
+            self.heard.append(bool(weights.triu(1).any()))
 
 
 def _is_causal(model: nn.Module, read: _Read) -> bool:
