@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -295,7 +294,7 @@ class BytePairs:
             tokens = tokens.tolist()
         ids = [tokens] if isinstance(tokens, int) else list(tokens)
         for token in ids:
-            if not isinstance(token, Integral):
+            if not hasattr(token, "__index__"):
                 raise ArgumentError(
                     f"tokens must be ids: got {token!r}; convert_ids_to_tokens and decode take whole numbers"
                 )
