@@ -424,3 +424,12 @@ def test_dropout_in_a_part_of_the_model_is_refused() -> None:
     next(module for module in model.modules() if isinstance(module, nn.Dropout)).train()
     with pytest.raises(ArgumentError, match=r"model must be in eval mode: .* is in training"):
         hw.role_effects(model, Words(), role((1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("{", "JSONDecodeError"), ("[]", "TypeError"), ('{"effects": [{}]}', "KeyError: 'relation'")],
+)
+def test_another_text_is_no_effects(text: str, said: str) -> None:
+    with pytest.raises(ArgumentError, match=f"text must be of RoleEffects.to_json: {said}"):
+        RoleEffects.from_json(text)

@@ -617,3 +617,16 @@ def test_how_much_a_model_generates_is_no_limit_of_what_it_reads() -> None:
     config = GPT2Config(vocab_size=997, n_embd=6, n_layer=1, n_head=3, bos_token_id=0, eos_token_id=0)
     config.max_length = 3
     assert measured(GPT2Model(config)).causal
+
+
+def test_how_many_were_left_out_is_todays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    strange = replace(A_SENTENCE, words=("The", "xylograph", "slept", "."))
+    model = a_model()
+    assert measured(model, keep=True).left_out == 0
+    assert measured(model, keep=True, sentences=[*few(), strange]).left_out == 1
+
+
+def test_no_roles_at_all_are_a_table_without_rows() -> None:
+    pytest.importorskip("pandas")
+    assert Roles({}, {}, []).to_pandas().shape == (0, 11)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, overload
 
-from ..errors import needed
+from ..errors import ArgumentError, needed
 from .layer_names import Layer
 
 if TYPE_CHECKING:
@@ -195,16 +195,25 @@ class RoleEffects(Sequence[RoleEffect]):
 
     @classmethod
     def from_json(cls, text: str) -> RoleEffects:
-        """As `to_json` wrote it."""
-        data = json.loads(text)
-        rows = []
-        for row in data["effects"]:
-            values = {
-                name: math.nan if row[name] is None else row[name] for name in RoleEffect.__annotations__
-            }
-            values |= {name: tuple(map(tuple, row[name])) for name in ("heads", "left_on")}
-            rows.append(RoleEffect(**values | {"draws": tuple(row["draws"])}))
-        return cls(rows, data["unasked"], data["method"])
+        """As `to_json` wrote it.
+
+        Raises:
+            ArgumentError: something else.
+        """
+        try:
+            data = json.loads(text)
+            rows = []
+            for row in data["effects"]:
+                values = {
+                    name: math.nan if row[name] is None else row[name] for name in RoleEffect.__annotations__
+                }
+                values |= {name: tuple(map(tuple, row[name])) for name in ("heads", "left_on")}
+                rows.append(RoleEffect(**values | {"draws": tuple(row["draws"])}))
+            return cls(rows, data["unasked"], data["method"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ArgumentError(
+                f"text must be of RoleEffects.to_json: {type(error).__name__}: {error}; measure them again"
+            ) from error
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row per role and behaviour.

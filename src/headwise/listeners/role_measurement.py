@@ -129,6 +129,7 @@ def roles(
             for folder in (SHIPPED, _cache()):
                 kept = None if folder is None else _read(folder / f"{name}.json")
                 if kept is not None and proof.agrees(kept[1]):
+                    kept[0].left_out = len(texts) - len(known)  # of today's texts
                     return kept[0]
         measured = _Measurement(model, known, batch, progress)
         answer = judge(
