@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headwise.errors import ArgumentError
 from headwise.models.byte_pairs import UNLIMITED, BytePairs
-from trained import STORY, a_tokenizer, a_vocabulary
+from trained import STORY, a_small_decoder, a_tokenizer, a_vocabulary
 
 pytest.importorskip("tokenizers")
 
@@ -180,3 +180,54 @@ def test_what_is_no_token_or_no_tokenizer_is_refused(ours: BytePairs, tmp_path: 
         BytePairs.from_file(tmp_path / "none.json")
     with pytest.raises(TypeError, match="text_pair"):
         ours("a", text_pair="b")  # type: ignore[call-arg]
+
+
+# Tokenizers of other kinds
+
+
+def bare(kind: str, *entries: Any, **options: Any) -> Any:
+    import tokenizers
+
+    made = tokenizers.Tokenizer(getattr(tokenizers.models, kind)(*entries, **options))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return made
+
+
+def test_ids_with_holes_between_them_count_up_to_the_largest() -> None:
+    tokenizer = BytePairs(bare("WordLevel", {"to": 0, "be": 11, "?": 3}, unk_token="?"))
+    assert tokenizer.vocab_size == len(tokenizer) == 12
+    assert tokenizer.decode([11]) == "be"
+    with pytest.raises(ArgumentError, match="12 entries for a vocabulary of 5"):
+        a_small_decoder(vocab_size=5).save("nowhere", tokenizer)
+
+
+def test_a_start_token_is_found_where_the_vocabulary_lacks_the_letter_a() -> None:
+    import tokenizers
+
+    inner = bare("BPE", {"x": 0, "y": 1, "<s>": 2}, [])
+    inner.add_special_tokens(["<s>"])
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 2)]
+    )
+    tokenizer = BytePairs(inner)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (2, None)
+
+
+def test_a_vocabulary_without_an_unknown_token_says_so_of_a_word() -> None:
+    tokenizer = BytePairs(bare("WordLevel", {"to": 0, "be": 1}))
+    assert tokenizer("to be")["input_ids"] == [0, 1]
+    with pytest.raises(ArgumentError, match=r"words that the tokenizer knows: 'or not' is not .*UNK"):
+        tokenizer("or not")
+
+
+def test_the_unknown_token_of_a_unigram_is_known() -> None:
+    tokenizer = BytePairs(bare("Unigram", [("x", -1.0), ("?", 0.0)], 1))
+    assert tokenizer.unk_token_id == 1 == tokenizer("q")["input_ids"][0]
+
+
+def test_halves_of_letters_and_ids_that_are_none_are_refused(ours: BytePairs) -> None:
+    with pytest.raises(ArgumentError, match=r"whole letters: got '\\udcff' in it"):
+        ours("to \udcff be")
+    for wrong in (1.5, "a"):
+        with pytest.raises(ArgumentError, match=f"tokens must be ids: got {wrong!r}"):
+            ours.decode([wrong])  # type: ignore[list-item]

@@ -8,6 +8,7 @@ import shutil
 import sys
 from dataclasses import fields
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import hypothesis.strategies as st
@@ -21,6 +22,7 @@ from headwise.models import Transformer, TransformerConfig
 from headwise.models.own_files import config_of, is_ours, plain_config
 from headwise.models.pretrained import load, read
 from headwise.nn import Buckets, Linear, Llama3, Ntk, QKNorm, Rope, Yarn
+from headwise.whole_files import whole_file
 from trained import STORY, a_small_decoder, a_tokenizer, a_vocabulary, an_own_folder
 
 pytest.importorskip("safetensors")
@@ -132,8 +134,8 @@ def test_a_config_that_json_cannot_hold_is_refused() -> None:
             return torch.ones(dims // 2)
 
     for options, said in (
-        ({"rope": Rope(scaling=Own())}, r"rope.scaling is <.*Own"),
-        ({"norm_eps": float("nan")}, "norm_eps is nan"),
+        ({"rope": Rope(scaling=Own())}, r"config.rope.scaling is <.*Own"),
+        ({"norm_eps": float("nan")}, "config.norm_eps is nan"),
     ):
         config = TransformerConfig(11, 18, 3, 1, **options)
         with pytest.raises(
@@ -339,6 +341,28 @@ SPOILED: dict[str, tuple[Any, str]] = {
         lambda at: reweighted(at, lambda state: state.update({NORM: state[NORM].half()})),
         f"{NORM!r} is float16 for float32",
     ),
+    "word for a number": (lambda at: changed(at, "config", "norm_eps", to="x"), "must be float: got 'x'"),
+    "no number": (
+        lambda at: changed(at, "config", "scale", to=float("nan")),
+        r"config.scale must be float \| None: got nan",
+    ),
+    "yes or no": (lambda at: changed(at, "config", "norm_first", to=1), "norm_first must be bool: got 1"),
+    "no rope": (lambda at: changed(at, "config", "rope", to=5), "config.rope must be .*Rope.*: got 5"),
+    "rope's base": (lambda at: changed(at, "config", "rope", "base", to="9"), "base must be float: got '9'"),
+    "too wide for torch": (
+        lambda at: changed(at, "config", "d_ff", to=2**70),
+        r"config that can be: that of .* cannot \(empty\(\): .*overflow|Overflow",
+    ),
+    "negative count": (lambda at: changed(at, "config", "token_types", to=-3), r"cannot \(.*dimension -3"),
+    "layers without end": (
+        lambda at: changed(at, "config", "num_layers", to=10**9),
+        "of them for num_layers = 1000000000",
+    ),
+    "list for a dtype": (lambda at: changed(at, "dtype", to=["x"]), r"config.json says \['x'\]"),
+    "brackets without end": (
+        lambda at: (at / "config.json").write_text('{"format": "headwise", "a": ' + "[" * 100_000),
+        "config.json that can be read: .* has none .*recursion",
+    ),
     "cut tokenizer": (lambda at: (at / "tokenizer.json").write_text("{"), "tokenizer.json' cannot be read"),
     "other tokenizer": (
         lambda at: (changed(at, "config", "vocab_size", to=7), cut_embedding(at)),
@@ -358,6 +382,46 @@ def test_a_spoiled_folder_is_refused_by_what_is_wrong(name: str, copy: Path) -> 
     spoil(copy)
     with pytest.raises(ArgumentError, match=said):
         load(copy)
+
+
+def test_a_folder_in_a_files_place_leaves_all_as_it_was(copy: Path) -> None:
+    """Files take their names one after another: none may, where the last cannot."""
+    (copy / "model.safetensors").unlink()
+    (copy / "model.safetensors").mkdir()
+    before = (copy / "config.json").read_bytes(), (copy / "tokenizer.json").read_bytes()
+    with pytest.raises(ArgumentError, match=r"room for a file model.safetensors: '.*' is a folder"):
+        a_small_decoder().save(copy, a_tokenizer(), title="another")
+    assert ((copy / "config.json").read_bytes(), (copy / "tokenizer.json").read_bytes()) == before
+
+
+@pytest.mark.parametrize("place", [5, "a\0b"])
+def test_what_is_no_path_is_refused(place: Any, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"folder must be a path: got (5|'a)"):
+        a_small_decoder().save(place)
+
+
+def test_a_config_that_would_not_be_read_is_not_written(tmp_path: Path) -> None:
+    model = Transformer(TransformerConfig(vocab_size=11, d_model=6, num_heads=3, num_layers=1, norm_first=1))  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"config.norm_first must be bool: got 1"):
+        model.save(tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
+
+
+def test_threads_that_write_one_file_do_not_meet(tmp_path: Path) -> None:
+    halves = []
+
+    def write(after: Any = None) -> None:
+        with whole_file(tmp_path / "file") as half:
+            half.write_text("whole")
+            halves.append(half)
+            if after is not None:
+                thread = Thread(target=after)
+                thread.start()
+                thread.join()
+
+    write(write)
+    assert len(set(halves)) == 2
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["whole"]
 
 
 def test_a_model_of_ours_is_none_of_transformers(folder: Path) -> None:

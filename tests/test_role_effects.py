@@ -359,7 +359,7 @@ def an_effect(**changes: Any) -> RoleEffect:
             "The whole model does not do this (2.00 nats, -0.10 to 2.30; accuracy",
         ),
         ({"pairs": 7}, "too few prompts", "7 pairs are left"),
-        ({"draws": (), "more_high": math.nan}, "no more than others", "no effect of its own"),
+        ({"draws": (), "more_high": math.nan}, "no others", "; the layer has no others to compare with"),
     ],
     ids=["effect", "others", "on average", "none", "small", "raised", "not able", "few", "no others"],
 )
@@ -393,3 +393,43 @@ def test_no_role_and_roles_without_behaviours_are_said() -> None:
     found = hw.role_effects(decoder(), Words(size=47), role((0, 1), relation="a > b"))
     assert not found.rows and found.unasked == ("a > b",)
     assert str(found) == "Nothing was asked for a > b: no behaviour is known."
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_a_model_that_looks_ahead_is_refused_in_few_bits_too(dtype: torch.dtype) -> None:
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37}
+    model = BertForMaskedLM(BertConfig(vocab_size=499, **sizes)).eval().to(dtype)
+    with pytest.raises(ArgumentError, match="model must be causal: what BertForMaskedLM says after"):
+        hw.role_effects(model, Words(size=499), role((1, 1)), draws=2)
+
+
+def test_what_are_no_roles_is_told() -> None:
+    model = gpt2()
+    for wrong in ({}, None):
+        with pytest.raises(ArgumentError, match=f"what headwise.roles found: got {type(wrong).__name__}"):
+            hw.role_effects(model, Words(), wrong)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"model must be a torch.nn.Module: got Words"):
+        hw.role_effects(Words(), Words(), role((1, 1)))  # type: ignore[arg-type]
+
+
+def test_dropout_in_a_part_of_the_model_is_refused() -> None:
+    model = gpt2().eval()
+    next(module for module in model.modules() if isinstance(module, nn.Dropout)).train()
+    with pytest.raises(ArgumentError, match=r"model must be in eval mode: .* is in training"):
+        hw.role_effects(model, Words(), role((1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("{", "JSONDecodeError"), ("[]", "TypeError"), ('{"effects": [{}]}', "KeyError: 'relation'")],
+)
+def test_another_text_is_no_effects(text: str, said: str) -> None:
+    with pytest.raises(ArgumentError, match=f"text must be of RoleEffects.to_json: {said}"):
+        RoleEffects.from_json(text)

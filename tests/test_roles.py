@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from threading import Thread, current_thread, main_thread
 from typing import Any
 
 import pytest
@@ -526,3 +527,105 @@ def test_random_weights_in_the_shape_of_trained_models_have_no_role(family: str)
         )  # fmt: skip
     roles = hw.roles(random, tokenizer, keep=False, sentences=300)
     assert roles.causal == (family == "llama") and list(roles.found) == []
+
+
+# Mistakes, and things that go wrong
+
+
+A_SENTENCE = Sentence(("The", "dog", "slept", "."), ("determiner", "noun", "verb", "."), ())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sentences": ["The dog slept."]}, r"whose relations are known: got 'The dog slept\.'"),
+        ({"sentences": 700.0}, "whose relations are known: got 700.0"),
+        ({"sentences": None}, "whose relations are known: got None"),
+        ({"seed": [7]}, r"seed must be a whole number: got \[7\]"),
+    ],
+)
+def test_what_are_no_sentences_is_told(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        measured(a_model(), **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"relations": (("a > b", 1, -1),)}, "'a > b' joins 1 and -1 of 4"),  # -1: a head that looks nowhere
+        ({"relations": (("a > b", 4, 1),)}, "'a > b' joins 4 and 1 of 4"),
+        ({"relations": (("a > b", 2, 2),)}, "'a > b' joins 2 and 2 of 4"),
+        ({"half": 2}, "half must be 0 .* or 1 .*: got 2"),
+        ({"classes": ("noun",)}, "one per word: got 1 for the words .*'dog'"),
+    ],
+)
+def test_a_sentence_that_cannot_be_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        replace(A_SENTENCE, **change)
+
+
+def test_a_user_without_a_home_hears_that_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    with pytest.warns(UserWarning, match="not kept: .* the user has no home; set XDG_CACHE_HOME") as told:
+        measured(a_model(), keep=True)
+    assert told[0].filename == __file__
+
+
+def test_a_kept_file_of_endless_brackets_is_none(tmp_path: Path) -> None:
+    place = tmp_path / "kept.json"
+    place.write_text("[" * 100_000)
+    assert role_measurement._read(place) is None
+
+
+def test_forwards_in_another_thread_are_not_counted() -> None:
+    model = a_model(kind="decoder")
+    alone = measured(model)
+
+    def elsewhere(module: Any, given: Any, output: Any) -> None:
+        if current_thread() is main_thread():
+            thread = Thread(target=model, args=(given[0].flip(-1),))
+            thread.start()
+            thread.join()
+
+    model.register_forward_hook(elsewhere)
+    assert measured(model) == alone
+
+
+def test_weights_that_are_no_numbers_are_told() -> None:
+    model = a_model(kind="decoder")
+    with torch.no_grad():
+        model.decoder.layers[1].attention.q_proj.weight[3, 5] = torch.nan
+    with pytest.raises(ArgumentError, match=r"weights that are numbers: decoder.layers.1.attention has NaN"):
+        measured(model)
+
+
+def test_a_model_of_pictures_is_told_so() -> None:
+    model: Any = a_model()
+    model.main_input_name = "pixel_values"  # as transformers' say
+    with pytest.raises(ArgumentError, match="model must read text: Transformer reads pixel_values"):
+        measured(model)
+
+
+def test_how_much_a_model_generates_is_no_limit_of_what_it_reads() -> None:
+    from transformers import GPT2Config, GPT2Model
+
+    config = GPT2Config(vocab_size=997, n_embd=6, n_layer=1, n_head=3, bos_token_id=0, eos_token_id=0)
+    config.max_length = 3
+    assert measured(GPT2Model(config)).causal
+
+
+def test_how_many_were_left_out_is_todays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    strange = replace(A_SENTENCE, words=("The", "xylograph", "slept", "."))
+    model = a_model()
+    assert measured(model, keep=True).left_out == 0
+    assert measured(model, keep=True, sentences=[*few(), strange]).left_out == 1
+
+
+def test_no_roles_at_all_are_a_table_without_rows() -> None:
+    pytest.importorskip("pandas")
+    assert Roles({}, {}, []).to_pandas().shape == (0, 11)

@@ -99,6 +99,11 @@ MISUSES = {
     ),
     "a role's shape": (bad(roles={"a > b": torch.ones(C, L, 7)}), r"a > b must be .*: got \[5, 2, 7\]"),
     "labels": (bad(labels=(((None,) * H,) * L,) * 4), r"labels must be one per .*: got \[4, 5\]"),
+    "labels of a layer less": (
+        bad(labels=(((None,) * H,) * (L - 1),) * C),
+        "labels must be one per checkpoint",
+    ),
+    "a number for a folder": (lambda life, folder: specialisation(5), "folder must be a path: got 5"),  # type: ignore[arg-type]
     "nothing": (bad(statistics={}), "statistics must not be empty: got 0"),
     "no file": (lambda life, folder: specialisation(folder), "there is no .*specialisation.safetensors"),
     "no folder": (lambda life, folder: life.save(folder / "none"), "folder must exist: there is no .*none"),
@@ -134,6 +139,10 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
     save_file({"x": torch.ones(2)}, tmp_path / files.FILE, metadata={"headwise": '{"format": "heads-7"}'})
     with pytest.raises(ArgumentError, match="is 'heads-7', not 'headwise-specialisation-1'"):
         specialisation(tmp_path)
+    for told, said in (("[]", "is 'list', not"), (json.dumps({"format": files.FORMAT}), "lacks 'steps'")):
+        save_file({"x": torch.ones(2)}, tmp_path / files.FILE, metadata={"headwise": told})
+        with pytest.raises(ArgumentError, match=said):
+            specialisation(tmp_path)
 
 
 # Showing

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import get_ident
 
 from .errors import ArgumentError
 
@@ -41,7 +42,7 @@ def whole_file(place: Path, argument: str = "out") -> Iterator[Path]:
     Raises:
         ArgumentError: it cannot be written, naming the argument.
     """
-    half = place.with_name(f".{place.name}.{os.getpid()}.part")
+    half = place.with_name(f".{place.name}.{os.getpid()}-{get_ident()}.part")  # threads write the same, too
     try:
         yield half
         half.replace(place)

@@ -312,6 +312,25 @@ class Sentence:
     group: int | None = None
     pair: int | None = None
 
+    def __post_init__(self) -> None:
+        """Raises `ArgumentError` for words without a class, a third half, a relation to no other word."""
+        count = len(self.words)
+        if not count or isinstance(self.words, str) or len(self.classes) != count:
+            raise ArgumentError(
+                f"classes must be one per word: got {len(self.classes)} for the words {self.words!r}; give a "
+                "tuple of each"
+            )
+        if self.half not in (0, 1):
+            raise ArgumentError(
+                f"half must be 0 for choosing or 1 for judging: got {self.half!r}; choose one"
+            )
+        for name, source, target in self.relations:
+            if source == target or not (0 <= source < count and 0 <= target < count):
+                raise ArgumentError(
+                    f"relations must join two words of the sentence: {name!r} joins {source} and {target} of "
+                    f"{count}; count from 0"
+                )
+
     @property
     def text(self) -> str:
         """As it is written.

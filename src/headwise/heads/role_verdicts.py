@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, overload
 
-from ..errors import needed
+from ..errors import ArgumentError, needed
 from .layer_names import Layer
 
 if TYPE_CHECKING:
@@ -80,8 +80,9 @@ class RoleEffect:
         """The verdict in a word or two.
 
         "too few prompts", "not able" (the whole model does not behave so), "no effect" (the interval of the
-        change holds 0, or the change is less than a twentieth of the margin), "raised", "no more than others"
-        (a draw does as much, or the interval of the difference from the draws holds 0), or "effect".
+        change holds 0, or the change is less than a twentieth of the margin), "raised", "no others" (the
+        layers have none to compare with), "no more than others" (a draw does as much, or the interval of the
+        difference from the draws holds 0), or "effect".
         """
         if self.pairs < FEWEST:
             return "too few prompts"
@@ -91,6 +92,8 @@ class RoleEffect:
             return "no effect"
         if self.change > 0:
             return "raised"
+        if not self.draws:
+            return "no others"
         return "no more than others" if self.as_much or not self.more_high < 0 else "effect"
 
     @property
@@ -114,6 +117,8 @@ class RoleEffect:
         if self.kind == "raised":
             return f"Switching off {heads} raises it {numbers}; {self.as_much} of {draws} stay below that."
         lowers = f"Switching off {heads} lowers it {numbers}"
+        if self.kind == "no others":
+            return f"{lowers}; the layer has no others to compare with, so nobody knows whose effect it is."
         if self.kind == "no more than others":
             some = f"{self.as_much} of {draws} do as much" if self.as_much else f"so do {draws}, on average"
             return f"{lowers}; {some}: no effect of its own."
@@ -190,16 +195,25 @@ class RoleEffects(Sequence[RoleEffect]):
 
     @classmethod
     def from_json(cls, text: str) -> RoleEffects:
-        """As `to_json` wrote it."""
-        data = json.loads(text)
-        rows = []
-        for row in data["effects"]:
-            values = {
-                name: math.nan if row[name] is None else row[name] for name in RoleEffect.__annotations__
-            }
-            values |= {name: tuple(map(tuple, row[name])) for name in ("heads", "left_on")}
-            rows.append(RoleEffect(**values | {"draws": tuple(row["draws"])}))
-        return cls(rows, data["unasked"], data["method"])
+        """As `to_json` wrote it.
+
+        Raises:
+            ArgumentError: something else.
+        """
+        try:
+            data = json.loads(text)
+            rows = []
+            for row in data["effects"]:
+                values = {
+                    name: math.nan if row[name] is None else row[name] for name in RoleEffect.__annotations__
+                }
+                values |= {name: tuple(map(tuple, row[name])) for name in ("heads", "left_on")}
+                rows.append(RoleEffect(**values | {"draws": tuple(row["draws"])}))
+            return cls(rows, data["unasked"], data["method"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ArgumentError(
+                f"text must be of RoleEffects.to_json: {type(error).__name__}: {error}; measure them again"
+            ) from error
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row per role and behaviour.

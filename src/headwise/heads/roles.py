@@ -209,7 +209,8 @@ class Roles(Mapping[str, Role]):
             | {"rule": role.rule, "rule_share": role.rules[role.rule], "margin": role.margin}
             for role in self.values()
         ]
-        return pandas.DataFrame(rows).set_index("name")
+        named = [*columns, "rule", "rule_share", "margin"]  # where there is no row, too
+        return pandas.DataFrame(rows, columns=named).set_index("name")
 
     # As text
 
@@ -249,7 +250,7 @@ class Roles(Mapping[str, Role]):
             roles = {role["name"]: _role(role) for role in told["roles"]}
             known = {name: told[name] for name in ("unasked", "title", "sentences", "left_out", "causal")}
             return cls(roles, scores, told["layers"], **known)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, ArgumentError):
                 raise
             raise ArgumentError(

@@ -25,6 +25,8 @@ from ..heads.role_verdicts import Place
 from ..models.pretrained import Tokenizer
 from ..models.transformer import Transformer
 from .ablation import ablate, head_means
+from .model_door import attach
+from .role_measurement import Ahead
 
 __all__ = ["METHOD", "Asked", "Speaker"]
 
@@ -209,7 +211,10 @@ class Speaker:
         other[0, -1] = text[0, 0]
         one, two = (self.logits(given, length)[0, :-1].double() for given in (text, other))
         rounding = torch.finfo(next(self.model.parameters()).dtype).eps ** 0.5 * float(one.abs().max())
-        if float((one - two).abs().max()) > rounding:
+        ahead = Ahead()  # in few bits, what rounds away may be more than what a token changes
+        with attach(self.model, ahead):
+            self.logits(text, 1)
+        if any(ahead.heard) or float((one - two).abs().max()) > rounding:
             raise ArgumentError(
                 f"model must be causal: what {type(self.model).__name__} says after {length - 1} tokens "
                 "changes with the token after them; use a causal language model"

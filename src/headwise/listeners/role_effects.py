@@ -80,7 +80,15 @@ def role_effects(
     """
     if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
         raise ArgumentError(f"draws must be a whole number of at least 1: got {draws!r}; 20 show a spread")
-    if model.training:
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(
+            f"model must be a torch.nn.Module: got {type(model).__name__}; pass the model itself"
+        )
+    if not isinstance(getattr(roles, "found", None), Mapping):
+        raise ArgumentError(
+            f"roles must be what headwise.roles found: got {type(roles).__name__}; give all of its answer"
+        )
+    if any(module.training for module in model.modules()):
         raise ArgumentError(
             f"model must be in eval mode: {type(model).__name__} is in training; use model.eval()"
         )

@@ -19,10 +19,11 @@ import inspect
 import json
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -34,13 +35,14 @@ from ..heads.grammar import Sentence
 from ..heads.layer_names import Layer
 from ..heads.roles import FORMAT, Roles, judge
 from ..models.batches import tracked
+from ..models.transformer_config import TransformerConfig
 from ..whole_files import whole_file
 from .active import Call, in_backward
 from .head_outputs import check_any
 from .model_door import attach
 from .model_structure import structure_of
 
-__all__ = ["roles"]
+__all__ = ["Ahead", "roles"]
 
 USUAL = 700  # sentences
 BEGINNING = "Well, "  # before a text, for a causal model without a token to start with
@@ -91,10 +93,12 @@ def roles(
 
     Clark 2019, "What Does BERT Look At?"; Voita 2019.
     """
-    attach(model, _Ahead())  # says at once if it is no model
+    attach(model, Ahead())  # says at once if it is no model
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise ArgumentError(f"batch must be a whole number of at least 1: got {batch!r}; 16 is usual")
-    texts = grammar.sentences(sentences, seed) if isinstance(sentences, int) else list(sentences)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ArgumentError(f"seed must be a whole number: got {seed!r}; 0 is usual")
+    texts = grammar.sentences(sentences, seed) if isinstance(sentences, int) else _given(sentences)
     if not texts:
         raise ArgumentError("sentences must not be empty: got 0; give a number, 700 is usual")
     parts = {part for path in structure_of(model).places for part in path.split(".")}
@@ -102,6 +106,9 @@ def roles(
         raise ArgumentError(
             f"model must read one text: {type(model).__name__} is an encoder-decoder; give its encoder"
         )
+    reads = getattr(model, "main_input_name", "input_ids")  # of transformers
+    if reads != "input_ids":
+        raise ArgumentError(f"model must read text: {type(model).__name__} reads {reads}; give one that does")
     with _in_eval_mode(model):
         plain = [_encode(tokenizer, sentence) for sentence in texts]
         known = [(sentence, read) for sentence, read in zip(texts, plain, strict=True) if read is not None]
@@ -119,8 +126,10 @@ def roles(
         if keep:
             name = _key(model, known)
             proof = _Measurement(model, known[:: max(1, len(known) // PROOF)][:PROOF], PROOF)
-            for kept in (_read(SHIPPED / f"{name}.json"), _read(_cache() / f"{name}.json")):
+            for folder in (SHIPPED, _cache()):
+                kept = None if folder is None else _read(folder / f"{name}.json")
                 if kept is not None and proof.agrees(kept[1]):
+                    kept[0].left_out = len(texts) - len(known)  # of today's texts
                     return kept[0]
         measured = _Measurement(model, known, batch, progress)
         answer = judge(
@@ -128,8 +137,21 @@ def roles(
             title=_title(model, measured), left_out=len(texts) - len(known),
         )  # fmt: skip
         if keep:
-            _write(_cache() / f"{name}.json", answer, proof.weights())
+            _write(f"{name}.json", answer, proof.weights())
         return answer
+
+
+def _given(sentences: object) -> list[Sentence]:
+    """Sentences of the caller's own."""
+    given: list[Sentence] = []
+    for each in sentences if isinstance(sentences, Iterable) else [sentences]:
+        if not isinstance(each, Sentence):
+            raise ArgumentError(
+                f"sentences must be a number, or sentences whose relations are known: got {each!r}; see "
+                "headwise.heads.grammar.Sentence"
+            )
+        given.append(each)
+    return given
 
 
 @contextmanager
@@ -220,7 +242,10 @@ def _check_fit(model: nn.Module, reads: Sequence[_Read]) -> None:
             f"tokenizer must fit the model: token {largest} for a vocabulary of {size}; are they a pair?"
         )
     longest = max(len(read.ids) for read in reads)
-    for name in ("max_position_embeddings", "n_positions", "max_length"):
+    limits = ["max_position_embeddings", "n_positions"]
+    if isinstance(config, TransformerConfig):  # of other configs, max_length is how much to generate
+        limits = ["max_length"]
+    for name in limits:
         room = getattr(config, name, None)
         if isinstance(room, int) and room < longest:
             raise ArgumentError(
@@ -243,19 +268,26 @@ def _inputs(model: nn.Module, ids: list[list[int]]) -> tuple[Tensor, dict[str, A
     return given, options
 
 
-class _Ahead:
+class Ahead:
     """Whether any head of any layer looks at what comes later."""
 
     def __init__(self) -> None:
         self.heard: list[bool] = []
+        self.thread = get_ident()  # a model may run in others, too
 
     def hear(self, call: Call) -> None:
-        if call.kind == "self":
-            self.heard.append(bool(call.weights.detach().dense().triu(1).any()))
+        if call.kind == "self" and self.thread == get_ident():
+            weights = call.weights.detach().dense()
+            if weights.isnan().any():
+                raise ArgumentError(
+                    f"model must give weights that are numbers: {call.path} has NaN; was it trained in too "
+                    "few bits?"
+                )
+            self.heard.append(bool(weights.triu(1).any()))
 
 
 def _is_causal(model: nn.Module, read: _Read) -> bool:
-    listener = _Ahead()
+    listener = Ahead()
     with attach(model, listener):
         given, options = _inputs(model, [read.ids])
         model(given, **options)
@@ -268,6 +300,7 @@ class _Words:
 
     def __init__(self) -> None:
         self.heard: dict[str, tuple[Tensor, Tensor]] = {}  # int [B, H, W], float [B, H, W]
+        self.thread = get_ident()  # a model may run in others, too
 
     def expect(self, reads: Sequence[_Read], looked: Sequence[Sequence[bool]]) -> None:
         """Get ready for a batch; looked: which words may be the heaviest."""
@@ -282,8 +315,10 @@ class _Words:
         self.heard = {}
 
     def hear(self, call: Call) -> None:
+        if self.thread != get_ident() or call.kind != "self" or in_backward():
+            return
         B, W, T = self.member.shape
-        if call.kind != "self" or in_backward() or tuple(call.weights.shape[2:]) != (T, T):
+        if tuple(call.weights.shape[2:]) != (T, T):
             return
         weights = call.weights.detach().dense().to("cpu", torch.float32)  # [B, H, T, T]
         words = self.mean[:, None] @ weights @ self.member[:, None].mT  # [B, H, W, W]
@@ -415,25 +450,33 @@ def _key(model: nn.Module, known: Sequence[tuple[Sentence, _Read]]) -> str:
     return digest.hexdigest()[:32]
 
 
-def _cache() -> Path:
-    """The user's folder of kept results."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwise" / "roles"
+def _cache() -> Path | None:
+    """The user's folder of kept results; None: a user without a home has none."""
+    said = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(said) if said else Path.home() / ".cache") / "headwise" / "roles"
+    except RuntimeError:
+        return None
 
 
 def _read(place: Path) -> tuple[Roles, Any] | None:
     """What was kept there, and its proof; None: nothing, or nothing that can be read."""
     try:
-        told = json.loads(place.read_text())
+        told = json.loads(place.read_text("utf-8"))
         return Roles.from_json(told["roles"]), told["proof"]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
-def _write(place: Path, answer: Roles, proof: list[list[list[float]]]) -> None:
+def _write(name: str, answer: Roles, proof: list[list[list[float]]]) -> None:
     """Keep a result; where that cannot be, say so and go on."""
+    folder = _cache()
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(place, "cache") as half:
-            half.write_text(json.dumps({"roles": answer.to_json(), "proof": proof}))
+        if folder is None:
+            raise ArgumentError("cache must have a folder: the user has no home; set XDG_CACHE_HOME")
+        folder.mkdir(parents=True, exist_ok=True)
+        with whole_file(folder / name, "cache") as half:
+            half.write_text(json.dumps({"roles": answer.to_json(), "proof": proof}), "utf-8")
     except (OSError, ArgumentError) as error:
-        warnings.warn(f"roles were measured but not kept: {error}; or use keep=False", stacklevel=3)
+        # 4: past `roles` and the no_grad around it, to who called
+        warnings.warn(f"roles were measured but not kept: {error}; or use keep=False", stacklevel=4)

@@ -9,6 +9,7 @@ is put in front of a text, the end the one after it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -21,7 +22,7 @@ from ..errors import ArgumentError, needed
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["SPACE", "UNLIMITED", "VOCABULARY", "BytePairs"]
+__all__ = ["SPACE", "UNLIMITED", "VOCABULARY", "BytePairs", "check_letters"]
 
 VOCABULARY = "tokenizer.json"
 UNLIMITED = 1 << 24  # tokens: no limit; other tokenizers say 10^30
@@ -65,15 +66,30 @@ class BytePairs:
             for number, token in sorted(self._inner.get_added_tokens_decoder().items())
             if token.special
         }
-        around = self._inner.encode("a").ids
-        inside = self._inner.encode("a", add_special_tokens=False).ids
-        before = next((at for at in range(len(around)) if around[at : at + len(inside)] == inside), 0)
-        after = len(around) - before - len(inside)
-        self.bos_token_id: int | None = around[0] if before else None
-        self.eos_token_id: int | None = around[-1] if after else None
+        self._size = 1 + max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.bos_token_id, self.eos_token_id = self._ends()
         self.pad_token_id: int | None = padding["pad_id"] if padding else None
         unknown = getattr(self._inner.model, "unk_token", None)
         self.unk_token_id: int | None = None if unknown is None else self._inner.token_to_id(unknown)
+        if isinstance(
+            self._inner.model, library.models.Unigram
+        ):  # which says it by number, in its file alone
+            self.unk_token_id = json.loads(self._inner.to_str())["model"]["unk_id"]
+
+    def _ends(self) -> tuple[int | None, int | None]:
+        """The tokens that are put before a text and after it; seen around one that is known."""
+        entries = (self._inner.decode([number]) for number in range(min(self._size, 512)))
+        for text in ("a", *entries):
+            try:
+                inside = self._inner.encode(text, add_special_tokens=False).ids
+            except Exception:  # of the library itself: not in the vocabulary, and there is no unknown token
+                continue
+            if inside:
+                around = self._inner.encode(text).ids
+                before = next((at for at in range(len(around)) if around[at : at + len(inside)] == inside), 0)
+                after = len(around) - before - len(inside)
+                return around[0] if before else None, around[-1] if after else None
+        return None, None
 
     @classmethod
     def of(cls, tokenizer: object) -> BytePairs:
@@ -211,9 +227,16 @@ class BytePairs:
         return most - around
 
     def _encoded(self, text: str, special: bool, most: int | None) -> tokenizers.Encoding:
-        if most is None:
-            return self._inner.encode(text, add_special_tokens=special)
-        bare = self._inner.encode(text, add_special_tokens=False)
+        check_letters(text)
+        try:
+            if most is None:
+                return self._inner.encode(text, add_special_tokens=special)
+            bare = self._inner.encode(text, add_special_tokens=False)
+        except Exception as error:  # of the library itself
+            raise ArgumentError(
+                f"text must be of words that the tokenizer knows: {text[:40]!r} is not ({error}); is "
+                "it another model's tokenizer?"
+            ) from error
         bare.truncate(most)
         return self._inner.post_process(bare, None, special)
 
@@ -271,7 +294,11 @@ class BytePairs:
             tokens = tokens.tolist()
         ids = [tokens] if isinstance(tokens, int) else list(tokens)
         for token in ids:
-            if not 0 <= token < self.vocab_size:
+            if not hasattr(token, "__index__"):
+                raise ArgumentError(
+                    f"tokens must be ids: got {token!r}; convert_ids_to_tokens and decode take whole numbers"
+                )
+            if not 0 <= token < self._size:
                 raise ArgumentError(
                     f"tokens must be ids below {self.vocab_size}: got {token}; is it another model's "
                     "tokenizer?"
@@ -282,8 +309,8 @@ class BytePairs:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are, special ones included."""
-        return self._inner.get_vocab_size(with_added_tokens=True)
+        """One more than the largest id, special tokens included."""
+        return self._size
 
     def __len__(self) -> int:
         return self.vocab_size
@@ -296,6 +323,17 @@ class BytePairs:
     def __repr__(self) -> str:
         special = ", ".join(f"{token}={name!r}" for token, name in self._special.items())
         return f"BytePairs({self.vocab_size} tokens{', ' * bool(special)}{special})"
+
+
+def check_letters(text: str) -> None:
+    """Raise `ArgumentError` for halves of letters, as bytes that are not UTF-8 come from a command line."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start]
+        raise ArgumentError(
+            f"text must be of whole letters: got {half!r} in it; is it written in UTF-8?"
+        ) from error
 
 
 def _library() -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Container, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import REMEDIES, ArgumentError, HeadwiseError, needed
 from ..nn.options import Buckets, QKNorm
-from ..nn.rotary import Linear, Llama3, Ntk, Rope, Yarn
+from ..nn.rotary import Linear, Llama3, Ntk, Rope, Scaling, Yarn
 from ..whole_files import whole_file
 from .byte_pairs import VOCABULARY, BytePairs
 from .transformer_config import TransformerConfig
@@ -112,6 +112,12 @@ def save(
     contents = {WEIGHTS: weights, CONFIG: (json.dumps(header, indent=1) + "\n").encode()}
     if written is not None:
         contents[VOCABULARY] = written.to_json().encode()
+    for name in contents:
+        if (place / name).is_dir():  # the others would have taken their names by then
+            raise ArgumentError(
+                f"folder must have room for a file {name}: {str(place / name)!r} is a folder; choose another "
+                "place"
+            )
     with ExitStack() as files:  # every file is whole before the first takes its name
         for name, content in contents.items():
             files.enter_context(whole_file(place / name, "folder")).write_bytes(content)
@@ -119,7 +125,10 @@ def save(
 
 def _place_for(folder: str | os.PathLike[str], with_tokenizer: bool) -> Path:
     """The folder, made where it is not there."""
-    place = Path(folder).expanduser().resolve()
+    try:
+        place = Path(folder).expanduser().resolve()
+    except (TypeError, ValueError, RuntimeError) as error:  # a number; a null byte; a user without a home
+        raise ArgumentError(f"folder must be a path: got {folder!r} ({error}); try 'mine'") from error
     if not place.parent.is_dir():
         raise ArgumentError(
             f"folder must go into an existing folder: there is no {str(place.parent)!r}; make it first"
@@ -135,7 +144,7 @@ def _place_for(folder: str | os.PathLike[str], with_tokenizer: bool) -> Path:
             f"folder must be empty or one of Transformer.save: {str(folder)!r} has another "
             f"{CONFIG}; choose another folder"
         )
-    if not with_tokenizer and (place / VOCABULARY).exists():
+    if not with_tokenizer and os.path.lexists(place / VOCABULARY):
         raise ArgumentError(
             f"tokenizer must be given where the folder has one: {str(folder)!r} has a {VOCABULARY}; give "
             "it, or choose another folder"
@@ -220,15 +229,21 @@ def plain_config(config: TransformerConfig) -> Plain:
     Raises:
         ArgumentError: a value that is no plain number or word.
     """
-    return {field.name: _plain(field.name, getattr(config, field.name)) for field in fields(config)}
+    return _plain_fields("config", config)
+
+
+def _plain_fields(name: str, settings: Any) -> Plain:
+    values = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    plain = {field: _plain(f"{name}.{field}", value) for field, value in values.items()}
+    _check_kinds(name, type(settings), values)
+    return plain
 
 
 def _plain(name: str, value: object) -> object:
     if isinstance(value, (Rope, QKNorm, Buckets)):
-        return {each.name: _plain(f"{name}.{each.name}", getattr(value, each.name)) for each in fields(value)}
+        return _plain_fields(name, value)
     if type(value) in SCALINGS.values():
-        told = {each.name: _plain(f"{name}.{each.name}", getattr(value, each.name)) for each in fields(value)}  # type: ignore[arg-type]
-        return {"name": type(value).__name__, **told}
+        return {"name": type(value).__name__, **_plain_fields(name, value)}
     if isinstance(value, tuple):
         return [_plain(name, each) for each in value]
     if (
@@ -256,7 +271,32 @@ def config_of(plain: Mapping[str, Any]) -> TransformerConfig:
     windows = values["windows"]
     if isinstance(windows, list):
         values["windows"] = tuple(tuple(each) if isinstance(each, list) else each for each in windows)
+    _check_kinds("config", TransformerConfig, values)
     return TransformerConfig(**values)
+
+
+def _check_kinds(name: str, kind: type, values: Mapping[str, object]) -> None:
+    """Raise for a value of another kind than its field: JSON has no kinds of its own to go by."""
+    for field, hint in get_type_hints(kind).items():
+        if field in values and not _fits(values[field], hint):
+            raise ArgumentError(
+                f"{name}.{field} must be {hint if get_args(hint) else hint.__name__}: got {values[field]!r}; "
+                "make the config anew"
+            )
+
+
+def _fits(value: object, hint: Any) -> bool:
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(
+            isinstance(each, tuple) or _fits(each, int | None) for each in value
+        )
+    if get_args(hint):
+        return any(_fits(value, each) for each in get_args(hint))
+    if hint is Scaling:
+        return type(value) in SCALINGS.values()
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
 
 
 def _settings(name: str, kind: Any, plain: Mapping[str, Any]) -> object:
@@ -269,6 +309,7 @@ def _settings(name: str, kind: Any, plain: Mapping[str, Any]) -> object:
                 f"{name}.scaling must be one of {', '.join(SCALINGS)}: got {said!r}; update headwise"
             )
         values["scaling"] = _settings(f"{name}.scaling", SCALINGS[said], scaling)
+    _check_kinds(name, kind, values)
     return kind(**values)
 
 
@@ -315,7 +356,7 @@ def is_ours(folder: Path) -> bool:
     try:
         text = (folder / CONFIG).read_text("utf-8")
         said = json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         return f'"format": "{FORMAT}"' in text  # a damaged one, which its own reader knows best
     except (OSError, ValueError):
         return False
@@ -333,9 +374,21 @@ def read(folder: Path, kind: type[Transformer]) -> tuple[Transformer, str | None
         PackageMissing: safetensors is not installed.
     """
     header = _header(folder)
-    with Undrawn():
-        model = kind(_config(folder, header), device="meta")
-    state = _weights(folder, model, header)
+    config, there = _config(folder, header), _stored_weights(folder)
+    if config.num_layers > len(there):  # before so many are made
+        raise ArgumentError(
+            f"weights must be those of the config: {len(there)} of them for num_layers = "
+            f"{config.num_layers} in {str(folder)!r}; are they of another model?"
+        )
+    try:
+        with Undrawn():
+            model = kind(config, device="meta")
+    except (HeadwiseError, TypeError, RuntimeError) as error:  # sizes beyond what torch counts
+        said = str(error).partition("\n")[0]
+        raise ArgumentError(
+            f"model must have a config that can be: that of {str(folder)!r} cannot ({said}); save it again"
+        ) from error
+    state = _weights(folder, model, header, there)
     model.load_state_dict(state, assign=True)
     return model.eval(), header["title"]
 
@@ -357,7 +410,7 @@ def read_tokenizer(folder: Path, config: TransformerConfig) -> BytePairs | None:
 def _header(folder: Path) -> Plain:
     try:
         said = json.loads((folder / CONFIG).read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ArgumentError(
             f"model must have a {CONFIG} that can be read: {str(folder)!r} has none ({error}); save it again"
         ) from error
@@ -373,7 +426,7 @@ def _header(folder: Path) -> Plain:
         )
     header = _checked(CONFIG, said, HEADER)
     for name in ("dtype", "stored"):
-        if header[name] not in DTYPES:
+        if not isinstance(header[name], str) or header[name] not in DTYPES:
             raise ArgumentError(
                 f"{name} must be one of {', '.join(DTYPES)}: {CONFIG} says {header[name]!r}; was it changed?"
             )
@@ -391,20 +444,26 @@ def _config(folder: Path, header: Plain) -> TransformerConfig:
         ) from error
 
 
-def _weights(folder: Path, model: Transformer, header: Plain) -> dict[str, Tensor]:
-    """Every weight of the model by its name, in its dtype."""
+def _stored_weights(folder: Path) -> dict[str, Tensor]:
+    """What the file holds."""
     with needed("safetensors", "weights in files need safetensors", REMEDIES["tokenizers"]):
         from safetensors import SafetensorError, safe_open
-    stored, own, firsts = DTYPES[header["stored"]], DTYPES[header["dtype"]], _firsts(model)
-    wanted = {name: weight for name, weight in model.state_dict().items() if firsts[name] == name}
     try:
         with safe_open(folder / WEIGHTS, framework="pt") as file:
-            there = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
     except (OSError, SafetensorError) as error:
         raise ArgumentError(
             f"model must have its weights: {WEIGHTS} in {str(folder)!r} cannot be read ({error}); save "
             "it again"
         ) from error
+
+
+def _weights(
+    folder: Path, model: Transformer, header: Plain, there: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Every weight of the model by its name, in its dtype."""
+    stored, own, firsts = DTYPES[header["stored"]], DTYPES[header["dtype"]], _firsts(model)
+    wanted = {name: weight for name, weight in model.state_dict().items() if firsts[name] == name}
     for name in (*wanted, *there):
         shapes = [_shape(name, weights) for weights in (there, wanted)]
         if shapes[0] != shapes[1]:

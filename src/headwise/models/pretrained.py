@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import REMEDIES, ArgumentError, HeadwiseError, PackageMissing, needed
 from . import own_files
-from .byte_pairs import SPACE, UNLIMITED, BytePairs
+from .byte_pairs import SPACE, UNLIMITED, BytePairs, check_letters
 from .checkpoint import from_folder, from_transformers
 from .hub_files import from_hub, quietly
 from .transformer import Transformer
@@ -330,6 +330,7 @@ def read(text: str, model: nn.Module, tokenizer: Tokenizer, *, most: int = MOST_
     Raises:
         ArgumentError: a text without a token; a tokenizer and a model that do not fit.
     """
+    check_letters(text)
     limit = most_tokens(model, tokenizer)
     room = most if limit is None else min(most, limit)
     verbose = {"verbose": False}  # that a text is too long is for us to say

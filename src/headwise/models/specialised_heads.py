@@ -87,7 +87,8 @@ class Specialisation:
         for name, value in (self.statistics | self.roles).items():
             _check_shape(name, value, (C, L, H))
         counts = {len(self.labels), *(len(found) for found in self.found.values())}
-        if counts != {C} or any(len(layer) != H for each in self.labels for layer in each):
+        sizes = {(len(each), len(layer)) for each in self.labels for layer in each}
+        if counts != {C} or sizes != {(L, H)}:
             raise ArgumentError(
                 f"labels must be one per checkpoint and head: got {sorted(counts)} checkpoints for {C}; "
                 "measure them together"
@@ -265,6 +266,8 @@ def specialisation(folder: str | os.PathLike[str] | None = None) -> Specialisati
     """
     with needed("safetensors", "reading what was measured needs safetensors"):
         from safetensors import safe_open
+    if folder is not None and not isinstance(folder, str | os.PathLike):
+        raise ArgumentError(f"folder must be a path: got {folder!r}; leave it out for the built-in model's")
     place = Path(MINI if folder is None else folder) / FILE
     if not place.is_file():
         raise ArgumentError(
@@ -279,12 +282,18 @@ def specialisation(folder: str | os.PathLike[str] | None = None) -> Specialisati
         raise ArgumentError(
             f"folder must hold a safetensors file: {str(place)!r}: {error}; make it again"
         ) from error
-    if told.get("format") != FORMAT:
+    said = told.get("format") if isinstance(told, dict) else type(told).__name__
+    if said != FORMAT:
         raise ArgumentError(
-            f"folder must hold what was measured in training: {str(place)!r} is {told.get('format')!r}, not "
-            f"{FORMAT!r}; make it again with this version"
+            f"folder must hold what was measured in training: {str(place)!r} is {said!r}, not {FORMAT!r}; "
+            "make it again with this version"
         )
-    return _assembled(told, tensors)
+    try:
+        return _assembled(told, tensors)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ArgumentError(
+            f"folder must hold all that was measured: {str(place)!r} lacks {error}; make it again"
+        ) from error
 
 
 def _assembled(told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Specialisation:
