@@ -727,3 +727,30 @@ def test_a_cache_of_something_else_is_refused() -> None:
         model(ids, cache=ours(rope=Rope(), num_layers=3).cache())
     with pytest.raises(ArgumentError, match="cache must be a ModelCache: got KVCache"):
         model(ids, cache=model.cache().layers[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        (
+            {"input_ids": torch.zeros(1, 3, dtype=torch.long)},
+            r"input_ids .* int64 \[1, 3\]; its name is ids here",
+        ),
+        (
+            {"attention_mask": torch.ones(2, 3)},
+            r"attention_mask .* \[2, 3\]; .*lengths=attention_mask.sum\(1\)",
+        ),
+        ({"past_key_values": None}, r"past_key_values .* None; make cache=model.cache\(\)"),
+        ({"labels": torch.ones(2)}, r"labels .* \[2\]; give the logits"),
+        ({"token_type_ids": 7}, "token_type_ids .* 7; its name is token_types here"),
+        ({"output_attentions": True}, "output_attentions .* True; run it in with headwise.watch"),
+    ],
+)
+def test_the_words_of_transformers_are_answered_with_ours(given: dict[str, Any], answer: str) -> None:
+    model = Transformer(TransformerConfig(vocab_size=11, d_model=8, num_heads=2, num_layers=1))
+    with pytest.raises(ArgumentError, match=answer):
+        model(**given)
+    with pytest.raises(TypeError, match="no argument 'lenghts': did you mean 'lengths'"):
+        model(torch.zeros(1, 3, dtype=torch.long), lenghts=[3])
+    with pytest.raises(TypeError, match="needs ids: got none"):
+        model()

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..arguments import REQUIRED, our_words, refuse
 from ..errors import ArgumentError, MaskError, ShapeError
 from ..mask_rules import can_read
 from ..masks import Mask
@@ -35,6 +36,17 @@ Device = torch.device | str | None
 Lengths = Tensor | Sequence[int]
 
 SPREAD = 0.02  # of first weights, as in BERT and GPT-2
+
+OF_A_CALL = {  # what transformers' models are given
+    **our_words(token_types="token_type_ids", positions="position_ids", target_ids="decoder_input_ids"),
+    "input_ids": (
+        'its name is ids here, and it comes first: model(tokenizer(text, return_tensors="pt")["input_ids"])'
+    ),
+    "attention_mask": "say how many tokens of each text are real: lengths=attention_mask.sum(1)",
+    "past_key_values": "make cache=model.cache() once, and give it to every call",
+    "labels": "give the logits to torch.nn.functional.cross_entropy, or train with headwise.models.fit",
+    "output_attentions": "run it in with headwise.watch(model) as heads",
+}
 
 
 class Transformer(nn.Module):
@@ -80,7 +92,7 @@ class Transformer(nn.Module):
 
     def forward(
         self,
-        ids: Tensor | None,
+        ids: Tensor | None = REQUIRED,
         target_ids: Tensor | None = None,
         *,
         mask: Mask | Tensor | None = None,
@@ -90,6 +102,7 @@ class Transformer(nn.Module):
         token_types: Tensor | None = None,
         cache: ModelCache | None = None,
         last: bool = False,
+        **wrong: object,
     ) -> Tensor:
         """Logits [B, T, V]; of a model without an output, hidden states [B, T, E].
 
@@ -107,9 +120,14 @@ class Transformer(nn.Module):
 
         Raises:
             ShapeError: ids that are not [B, T]; more positions than there are.
-            ArgumentError: what this kind of model does not take; ids that are not whole numbers.
+            ArgumentError: what this kind of model does not take; ids that are not whole numbers; the words of
+                transformers' models.
             MaskError: a mask of the wrong shape or meaning.
         """
+        if wrong:
+            refuse("Transformer", wrong, OF_A_CALL, Transformer.forward)
+        if ids is REQUIRED:
+            raise TypeError("a call of Transformer needs ids: got none; model(ids), ids int [B, T]")
         x = self.hidden(
             ids, target_ids, mask=mask, lengths=lengths, target_lengths=target_lengths, positions=positions,
             token_types=token_types, cache=cache,
