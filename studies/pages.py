@@ -18,6 +18,7 @@ from headwise.whole_files import whole_file
 
 from . import claims, effects, head_counts_report
 from .card import roles_table
+from .trained_models import load
 
 __all__ = ["page"]
 
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--roles", nargs="+", choices=list(TITLES), default=[], help="models to measure anew")
     for name in parser.parse_args(arguments).roles:
-        model, tokenizer, _ = claims.load(name)
+        model, tokenizer, _ = load(name)
         found = hw.roles(model, tokenizer, keep=False)
         with whole_file(RESULTS / f"roles_{name}.json") as half:
             half.write_text(found.to_json(), "utf-8")

