@@ -68,7 +68,9 @@ def one_model(plan: Plan, heads: int, seed: int, tokens: corpus.Corpus, device: 
         "heads": heads,
         "seed": seed,
         "head_dim": model.config.d_model // heads,
-        "rope_pairs": None if model.config.rope is None else model.config.d_model // heads // 2,
+        "rope_pairs": None
+        if model.config.rope is None
+        else model.config.rope.turned(model.config.d_model // heads) // 2,
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "initial_weights": _digest(model),
         "problems": {},

@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy
 
 import headwise as hw
 from headwise.models import Transformer, TransformerConfig
+from headwise.nn import Rope
 
 from . import mini
 from .head_counts_table import FRACTIONS
@@ -61,8 +62,12 @@ class Plan:
         return [(heads, seed) for seed in self.seeds for heads in self.heads]
 
     def config(self, heads: int) -> TransformerConfig:
-        """The model with so many heads a layer."""
-        config = mini.config(heads)
+        """The model with so many heads a layer.
+
+        All channels are turned by position, unlike mini's: a quarter of them is a single pair with 32 heads,
+        and such heads cannot tell where anything is.
+        """
+        config = replace(mini.config(heads), rope=Rope())
         if self.trial:
             config = replace(config, vocab_size=61, d_model=16, num_layers=2, d_ff=0, head_dim=None)
         return config

@@ -37,18 +37,23 @@ __all__ = [
 ]
 
 LENGTH, BATCH, STEPS, WARMUP, LR, SEED = 512, 64, 8000, 200, 3e-3, 0
+D_MODEL = 256
 CHECKPOINTS = 20
 SHIPPED = Path(__file__).parents[1] / "src" / "headwise" / "models" / "mini"
 
 
 def config(num_heads: int = 8, **changed: object) -> TransformerConfig:
-    """mini's sizes; as many parameters with any number of heads, since heads share d_model."""
+    """mini's sizes; as many parameters with any number of heads, since heads share d_model.
+
+    A quarter of each head's channels is turned by position. Where all are, a head that looks for an earlier
+    copy of a token must find it turned: the weight of the best on what followed was 0.35 instead of 0.54.
+    """
     return TransformerConfig(
         vocab_size=corpus.VOCABULARY,
-        d_model=256,
+        d_model=D_MODEL,
         num_heads=num_heads,
         num_layers=4,
-        rope=Rope(),
+        rope=Rope(dims=max(2, D_MODEL // num_heads // 4)),
         norm="rms",
         bias=False,
         max_length=LENGTH,
