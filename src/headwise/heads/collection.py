@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
+    from .text_changes import Changes
+
 __all__ = ["Heads", "ShownTable", "load_heads"]
 
 
@@ -205,6 +207,40 @@ class Heads(ByLayer[LayerHeads]):
         from ..show.heads_pictures import layer_picture
 
         return layer_picture(self, self.paths[-1] if layer is None and self else layer or 0, batch=batch)
+
+    def changes(self, other: Heads, *, batch: int = 0) -> Changes:
+        """The same model on another text: which heads changed where they look, most first.
+
+        Tokens are partners where the texts say the same, and where a run of tokens was replaced by one of as
+        many ("he" by "she"). A head's distance is the mean over queries that have a partner of the
+        Jensen-Shannon divergence between their two rows, in nats, 0 .. log 2, over keys that are partners and
+        one bin for all others. A model that only looks back sees nothing new before the first difference:
+        these queries, whose rows are the same, are not in the mean. Where tokens are unknown, as of images,
+        partners are what stands in the same position.
+
+        Args:
+            other: of the same model, which read the other text.
+            batch: which sequence, in both.
+
+        Raises:
+            ArgumentError: nothing was watched; another model; maps that were not kept; no token in common.
+            IndexError: no such sequence.
+
+        Example:
+            >>> import torch, headwise as hw
+            >>> mha = hw.MultiHeadAttention(64, 4, causal=True)
+            >>> x = torch.randn(1, 7, 64)
+            >>> with hw.watch(mha) as before:
+            ...     output, _ = mha(x)
+            >>> with hw.watch(mha) as after:
+            ...     output, _ = mha(torch.cat([x[:, :6], -x[:, 6:]], dim=1))
+            >>> changed = before.changes(after)
+            >>> len(changed), changed.all[0].distance > 0
+            (4, True)
+        """
+        from .text_changes import changes
+
+        return changes(self, other, batch=batch)
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row per head: layer, head, path, label, and every number measured.
