@@ -41,7 +41,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def _unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of what is printed: drawing takes longest."""
-    monkeypatch.setattr("headwise.show.heads_pictures.model_picture", lambda heads, text: None)
+    monkeypatch.setattr("headwise.heads.collection.Heads.plot", lambda heads, *place, **options: None)
+    monkeypatch.setattr("headwise.heads.text_changes.Changes.plot", lambda changes, top: None)
     monkeypatch.setattr("headwise.show.heatmaps.save", lambda figure, out: None)
 
 

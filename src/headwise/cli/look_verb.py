@@ -7,25 +7,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
-    from ..heads.collection import Heads
-    from ..heads.head_choices import HeadChoice
-    from ..heads.layer_names import Layer
-    from ..heads.roles import Roles
-    from ..models.pretrained import Pretrained, Reading
-    from .terminal import SignOfLife
-
-__all__ = ["look"]
+__all__ = ["Wanted", "look"]
 
 SENTENCE = "The cat that I saw yesterday ran away"
 PICTURE = Path("heads.png")
-LISTED = 20  # heads
+PICTURES = (".png", ".svg", ".pdf")
+LISTED, CHANGED = 20, 10  # heads in a table: of one text, of two that are compared
 OURS = ("matplotlib", "rich", "safetensors", "tokenizers"), 'pip install "headwise[cli,viz]"'
 THEIRS = ("matplotlib", "rich", "transformers"), 'pip install "headwise[cli,viz,watch]"'
 STANDARD_OUTPUT = "-"
@@ -35,7 +26,7 @@ def look(
     texts: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TEXT|FILE|-]...",
+            metavar="TEXT|FILE|-",
             help="A sentence in quotes, a file with a text, or - for standard input, which is read without "
             "it, too. Two of them are compared.",
             show_default=False,
@@ -141,13 +132,16 @@ def look(
     wanted.check(texts or ())
     with sign_of_life("Loading torch", at_once=True) as sign:
         from ..heads.head_choices import HeadChoice
+        from ..heads.record import WRITTEN
         from ..show.heads_tables import check_sort
+        from .look_answers import compared, looked, printed
 
-        check_sort(wanted.sort or "label")
+        if not (written and sort in WRITTEN):
+            check_sort(sort or "label")
         choice = HeadChoice.of(wanted.layers, wanted.heads)
-        _check_packages(model)  # all of them, before anything is loaded
-        answer = (_compared if len(wanted.texts) == 2 else _looked)(wanted, choice, sign)
-    _print(answer)
+        _check_packages(wanted)
+        answer = (compared if len(wanted.texts) == 2 else looked)(wanted, choice, sign)
+    printed(answer)
 
 
 @dataclass(frozen=True)
@@ -192,14 +186,14 @@ class Wanted:
 
         given = {
             "--roles": self.roles, "--written": self.written, "--terminal": self.terminal,
-            "--html": self.html is not None, "--json": self.as_json is not None, "--sort": self.sort is not None,
-            "--ascending": self.ascending, "--top": self.top is not None,
+            "--html": self.html is not None, "--json": self.as_json is not None,
+            "--sort": self.sort is not None, "--ascending": self.ascending, "--top": self.top is not None,
         }  # fmt: skip
         for option in ALONE if len(self.texts) == 2 else ():
             if given[option]:
                 raise ArgumentError(
-                    f"{option} must go with one text: got two, which are compared; leave out {option}, or one "
-                    "of the texts"
+                    f"{option} must go with one text: got 2, which are compared; leave out {option}, or a "
+                    "text"
                 )
         for option in PRINTED if self.only_json else ():
             if given[option]:
@@ -226,176 +220,20 @@ ALONE = ("--roles", "--written", "--terminal", "--html", "--json", "--sort", "--
 PRINTED = ("--terminal", "--sort", "--ascending", "--top")
 
 
-def _check_packages(model: str) -> None:
+def _check_packages(wanted: Wanted) -> None:
+    """All that it takes, before anything is loaded.
+
+    Raises:
+        PackageMissing: with everything that is missing.
+    """
     from ..errors import are_here
     from ..models.own_files import is_ours
     from ..models.pretrained import MINI, MINILM, PACKAGE
 
-    packages, remedy = OURS if model == MINI or is_ours(Path(os.path.expanduser(model))) else THEIRS
-    if model == MINILM:
+    ours = wanted.model == MINI or is_ours(Path(os.path.expanduser(wanted.model)))
+    packages, remedy = OURS if ours else THEIRS
+    if wanted.model == MINILM:
         packages, remedy = (*packages, PACKAGE), f"{remedy} and pip install --no-deps {PACKAGE}"
+    if wanted.picture is None and wanted.html is None:
+        packages = tuple(package for package in packages if package != "matplotlib")
     are_here(packages, "headwise look needs", remedy)
-
-
-# One text
-
-
-def _looked(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> list[RenderableType]:
-    """What is to be printed about one text; all files are written before."""
-    from ..show.heads_tables import as_sentences, heads_table, layers_table
-
-    trained = _loaded(wanted.model, sign)
-    (text,) = wanted.texts
-    heads, reading = _watched(text, trained, wanted, sign)
-    chosen = choice.among(heads) if choice else None
-    roles = _roles(trained, sign) if wanted.roles else None
-    count = len(heads.all() if chosen is None else chosen)
-    sign.says(f"Drawing {count} head{'' if count == 1 else 's'}")
-    files = _write(heads, text, chosen, roles, wanted)
-    if wanted.only_json:
-        return [_json(heads, chosen, roles)]
-    top = wanted.top or LISTED
-    upwards = wanted.ascending or wanted.sort in ("layer", "head")
-    answer: list[RenderableType] = [_title(trained.title, text), *_cut(reading, wanted)]
-    if wanted.terminal:
-        answer.append(_maps(heads, chosen))
-    answer.append(
-        heads_table(
-            heads, sort=wanted.sort or "label", descending=not upwards, top=top, title="", chosen=chosen,
-            roles=roles,
-        )
-    )  # fmt: skip
-    if top < count:
-        answer.append(
-            _words(f"{top} of {count} heads; --top {count} lists all, --sort entropy sorts by a column.")
-        )
-    answer.append(layers_table(heads, title="", chosen=chosen))
-    answer += map(_words, as_sentences(heads, chosen=chosen))
-    if roles is not None:
-        answer += [_words(_found(roles))] + [roles.table()] * bool(roles.found)
-    return answer + [f"Wrote {file}" for file in files]
-
-
-def _loaded(model: str, sign: SignOfLife) -> Pretrained:
-    from ..models.pretrained import load
-    from ..show.tables import plain
-
-    sign.says(f"Loading {plain(model)}")
-    return load(model)
-
-
-def _watched(text: str, trained: Pretrained, wanted: Wanted, sign: SignOfLife) -> tuple[Heads, Reading]:
-    """Every head on a text."""
-    import torch
-
-    from ..listeners.capture import SHORT, watch
-    from ..listeners.model_structure import structure_of
-    from ..models.pretrained import MOST_TOKENS, read
-
-    sign.says(f"Reading {len(text.split()):,} words")
-    most = wanted.max_tokens or MOST_TOKENS
-    reading = read(text, trained.model, trained.tokenizer, most=most)
-    options = {"written": True} if wanted.written else {}
-    watching = watch(
-        trained.model,
-        tokenizer=trained.tokenizer,
-        patterns=True,
-        diversity=len(reading.tokens) > SHORT,  # else the table of layers has the maps for it
-        fallback="eager",
-        **options,
-    )
-    with torch.no_grad(), watching as heads:
-        layers = len(structure_of(trained.model).places)
-        sign.says(f"Watching {len(reading.tokens):,} tokens", layers, lambda: len(heads))
-        trained.model(**reading.inputs)
-    heads.title, heads.tokens = trained.title, [reading.tokens]
-    return heads, reading
-
-
-def _roles(trained: Pretrained, sign: SignOfLife) -> Roles:
-    from ..listeners.role_measurement import roles
-
-    sign.says("Asking every head about grammar")
-    return roles(trained.model, trained.tokenizer, progress=sign.counts)
-
-
-def _found(roles: Roles) -> str:
-    """One sentence about all of them."""
-    if roles.found:
-        return (
-            f"{len(roles.found)} of {len(roles)} relations of words have a head that knows them better than "
-            "every simple rule does:"
-        )
-    return (
-        f"None of {len(roles)} relations of words has a head that knows it better than every simple rule "
-        "does, such as always the word before."
-    )
-
-
-def _write(
-    heads: Heads, text: str, chosen: Sequence[tuple[Layer, int]] | None, roles: Roles | None, wanted: Wanted
-) -> list[Path | str]:
-    """All files that are wanted; returns which."""
-    files: list[Path | str] = []
-    if wanted.picture is not None:
-        from ..show.heatmaps import save
-
-        save(_figure(heads, text, chosen, wanted.written), wanted.picture)
-        files.append(wanted.picture)
-    if wanted.html is not None:
-        heads.to_html(wanted.html, chosen=chosen, text=text, roles=roles)
-        files.append(wanted.html)
-    if wanted.as_json is not None and not wanted.only_json:
-        heads.to_json(wanted.as_json, chosen=chosen)
-        files.append(wanted.as_json)
-    return files
-
-
-# Two texts
-
-
-# What is printed
-
-
-def _title(model: str, text: str) -> RenderableType:
-    from rich.text import Text
-
-    from ..show.tables import plain
-
-    said = plain(f'{model} reads "{" ".join(text.split())}"')
-    return Text(said, style="bold", no_wrap=True, overflow="ellipsis")
-
-
-def _words(said: str) -> RenderableType:
-    """A sentence, broken between words."""
-    from rich.text import Text
-
-    return Text(said)
-
-
-def _cut(reading: Reading, wanted: Wanted) -> list[RenderableType]:
-    """What was left out, if anything was."""
-    if not reading.cut:
-        return []
-    here = len(reading.tokens)
-    if here == reading.limit:
-        why = "as many as the model reads"
-    elif wanted.max_tokens:
-        why = f"as --max-tokens {wanted.max_tokens} says"
-    else:
-        why = "as many as look takes unless --max-tokens says more"
-    return [_words(f"The text has {reading.found:,} tokens; these are the first {here:,}, {why}.")]
-
-
-def _print(answer: Sequence[RenderableType]) -> None:
-    """Whatever letters and columns there are; strings are lines that are not to be broken."""
-    from rich.console import Console
-
-    from ..examiner.showing.letters import fitting
-
-    console = Console(highlight=False, markup=False, emoji=False)
-    with console.capture() as captured:
-        for part in answer:
-            console.print(part, soft_wrap=isinstance(part, str))
-    console.file.write(fitting(captured.get(), console.encoding))
-    console.file.flush()
