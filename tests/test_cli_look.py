@@ -1,11 +1,23 @@
-"""`headwise look`: a trained model's heads, drawn and listed; long texts, and models that are not there."""
+"""`headwise look`: a trained model's heads, drawn and listed, on one text or on two; what is no text, what
+does not go together, models that are not there; as a program, on a terminal and without one."""
 
 from __future__ import annotations
 
+import codecs
 import importlib.util
+import io
+import json
 import os
 import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +25,12 @@ pytest.importorskip("typer")
 
 from typer.testing import CliRunner
 
+import headwise
 from headwise.cli import application, main
 from headwise.cli.look_verb import SENTENCE
+from headwise.cli.terminal import SignOfLife, sign_of_life, texts_of
+from headwise.errors import ArgumentError
+from headwise.heads.roles import Role, Roles
 from headwise.models.pretrained import Pretrained, load
 from trained import a_folder, an_own_folder, mini, minilm
 
@@ -36,6 +52,12 @@ def _the_model_at_hand_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytes
 def small(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model of 8 heads that takes 40 tokens, for what every model has in common."""
     return str(a_folder(tmp_path_factory.mktemp("models") / "small [red]"))
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model of 2 layers with 3 heads each, as we save them."""
+    return str(an_own_folder(tmp_path_factory.mktemp("models") / "own", title="small"))
 
 
 @pytest.fixture
@@ -162,7 +184,7 @@ def test_a_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("story.txt").write_bytes("\ufeffto be or $not$ to be 日本".encode())
     seen: list[str] = []
 
-    def read(text: str, *rest: object) -> None:
+    def read(text: str, *rest: object, **options: object) -> None:
         seen.append(text)
         raise KeyboardInterrupt
 
@@ -221,8 +243,18 @@ def test_mistakes_are_found_before_a_model_is_loaded(
         raise AssertionError("loaded")
 
     monkeypatch.setattr("headwise.models.pretrained.load", refuse)
-    assert "layer must be a number or a module path: got '--5'" in mistake(capsys, "--layer=--5")
-    for arguments in (["--layer=-x"], ["--sort", "x"], ["--out", "a.gif"], [" "], ["./nothing.txt"]):
+    assert "layer must be a number, a range or a module path: got '--5'" in mistake(capsys, "--layer=--5")
+    for arguments in (
+        ["--layer=-x"],
+        ["--head", "x"],
+        ["--sort", "x"],
+        ["--out", "a.gif"],
+        ["--html", "a.png"],
+        ["--json", "nowhere/a.json"],
+        [" "],
+        ["./nothing.txt"],
+        ["a", "b", "c"],
+    ):
         mistake(capsys, *arguments)
 
 
@@ -242,3 +274,342 @@ def test_without_the_model_the_line_says_what_to_install(
     ):
         assert main(["look", "--model", model]) == 1
         assert capsys.readouterr().err == f"headwise: headwise look needs {needed}; install with: {remedy}\n"
+
+
+# Where the text comes from
+
+
+@pytest.fixture
+def piped(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    def give(data: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    return give
+
+
+def test_a_pipe_is_read_and_an_empty_one_is_no_text(
+    piped: Callable[[bytes], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for given, data, texts in (
+        ([], b"to be\r\nor not\n", ["to be\nor not\n"]),
+        (["-"], b"to be", ["to be"]),
+        (["so be it", "-"], "日本".encode(), ["so be it", "日本"]),
+        ([], b"", [SENTENCE]),
+        ([], b" \n", [SENTENCE]),
+        (["a word"], b"unread", ["a word"]),
+    ):
+        piped(data)
+        assert texts_of(given, SENTENCE) == texts
+    with open(os.devnull) as device:
+        for nothing in (None, device):
+            monkeypatch.setattr(sys, "stdin", nothing)
+            assert texts_of(None, SENTENCE) == [SENTENCE]
+            with pytest.raises(ArgumentError, match="at least one word: found 0; "):
+                texts_of(["-"], SENTENCE)
+
+
+def test_of_a_pipe_that_stays_open_it_is_said_what_one_waits_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("headwise.cli.terminal.WAIT", 0.01)
+    end, start = os.pipe()
+    said = []
+
+    def write() -> None:
+        while not said:
+            time.sleep(0.01)
+            said.append(capsys.readouterr().err)
+            if not said[-1]:
+                said.pop()
+        os.write(start, b"at last")
+        os.close(start)
+
+    with os.fdopen(end) as pipe:
+        monkeypatch.setattr(sys, "stdin", pipe)
+        thread = threading.Thread(target=write)
+        thread.start()
+        assert texts_of([], SENTENCE) == ["at last"]
+        thread.join()
+    assert said == ["headwise: reading standard input until it ends; Ctrl-C stops\n"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32"], ids=str)
+def test_files_are_read_in_every_unicode(encoding: str) -> None:
+    mark = codecs.BOM_UTF16_BE if encoding == "utf-16-be" else b""
+    Path("my story.txt").write_bytes(mark + "שלום 🙂\r\n日本".encode(encoding))
+    assert texts_of(["my story.txt"], "") == ["שלום 🙂\n日本"]
+
+
+def test_what_holds_no_text_is_refused(piped: Callable[[bytes], None]) -> None:
+    Path("story.txt").write_text(" \n")
+    Path("picture").write_bytes(b"\x89PNG\r\n")
+    Path("half").write_bytes(codecs.BOM_UTF16_LE + b"a\0b")
+    Path("folder").mkdir()
+    for data, argument, said in (
+        (b"", "stroy.txt", "there is no 'stroy.txt'; did you mean 'story.txt'?"),
+        (b"", "my story.txt", "there is no 'my story.txt'; did you mean 'story.txt'?"),
+        (b"", "./nothing", "there is no './nothing'; check the name, or write a whole sentence"),
+        (b"", "story.txt", "at least one word: found 0"),
+        (b"", "folder", "'folder' is a folder"),
+        (b"", "picture", "FILE must be text in UTF-8: 'picture' is not, at byte 0; save it as text"),
+        (b"", "half", "FILE must be text in UTF-16: 'half' is not, at byte 4; "),
+        (b"\xff", "-", "standard input must be text in UTF-8: what came is not, at byte 0; "),
+        (b"a\0b", "-", "standard input must be text in UTF-8: what came has a zero at character 1; "),
+        (b"a" * (2**20 + 1), "-", "standard input must be at most 1048576 bytes: got more; cut it"),
+        (b" ", "-", "at least one word: found 0"),
+    ):
+        piped(data)
+        with pytest.raises(ArgumentError, match=re.escape(said)):
+            texts_of([argument], SENTENCE)
+    assert texts_of(["I wrote it into a file called notes.txt"], "") == [
+        "I wrote it into a file called notes.txt"
+    ]
+
+
+def test_forgotten_quotes_get_a_hint() -> None:
+    Path("a").write_text("one text")
+    for given, said in (
+        (["The", "cat", "sat"], 'got 3 words; put quotes around them: headwise look "The cat sat"'),
+        (["'The", "cat", "sat'"], 'headwise look "The cat sat"'),
+        (["It", "cost", "$5"], "headwise look 'It cost $5'"),
+        (["word"] * 99, 'got 99 words; put quotes around them: headwise look "word word'),
+        (
+            ["Hello", "world."],
+            'look "Hello world."; two texts are compared as in headwise look "a text" "another',
+        ),
+        (["a", "the cat", "a dog"], "one text, or two to compare: got 3; "),
+        (["-", "-"], "TEXT must be - once: got it 2 times; "),
+    ):
+        with pytest.raises(ArgumentError, match=re.escape(said)):
+            texts_of(given, SENTENCE)
+    for given in (["one", "two words"], ["他很高兴", "她很高兴"], ["a", "word"]):
+        assert texts_of(given, SENTENCE) == [given[0].replace("a", "one text"), given[1]]
+
+
+# Which heads
+
+
+@pytest.fixture
+def plotted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[Any, ...], Any]]:
+    """The places of all that is drawn, and which heads are chosen."""
+    calls = []
+
+    def plot(heads: object, *place: Any, text: str, written: bool, chosen: object = None) -> None:
+        calls.append((place, chosen))
+
+    monkeypatch.setattr("headwise.heads.collection.Heads.plot", plot)
+    monkeypatch.setattr("headwise.show.heatmaps.save", lambda figure, out: None)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown", "drawn"),
+    [
+        ("--layer 1", "1.0 1.1 1.2", ((1,), None)),
+        ("--layer 0-1 --head 2", "0.2 1.2", ((), [(0, 2), (1, 2)])),
+        ("--head 1.0", "1.0", ((1, 0), None)),
+        ("--head 1.0 --head 0.1,0.2", "0.1 0.2 1.0", ((), [(0, 1), (0, 2), (1, 0)])),
+        ("", "0.0 0.1 0.2 1.0 1.1 1.2", ((), None)),
+    ],
+    ids=str,
+)
+def test_layers_and_heads_are_chosen_for_tables_and_pictures_alike(
+    plotted: list[Any], own: str, arguments: str, shown: str, drawn: object
+) -> None:
+    output = look("the cat ran", "--model", own, "--sort", "layer", *arguments.split())
+    assert [f"{row[0]}.{row[1]}" for row in rows(output)] == shown.split()
+    assert plotted == [drawn]
+    layers = re.findall(r"^ +(\d) +(\d) +\d\.\d\d", output, re.MULTILINE)
+    per_layer = Counter(at[0] for at in shown.split())
+    assert layers == ([(layer, str(n)) for layer, n in per_layer.items()] if " " in shown else [])
+
+
+def test_heads_that_are_not_there_are_refused_with_how_many_there_are(
+    own: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["the cat ran", "--model", own]
+    assert "layer must be one of 0 to 1: got 7; " in mistake(capsys, *given, "--layer", "7")
+    assert "got 5 in layer 0, which has 3 heads; " in mistake(capsys, *given, "--head", "5")
+    assert "got '1.2'; leave out the layers" in mistake(capsys, *given, "--layer", "0", "--head", "1.2")
+
+
+# What is printed
+
+
+LETTERS = "The 🙂 saw שלום and 日本語, e\u0301"
+
+
+@pytest.mark.usefixtures("_unwritten")
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_no_number_is_cut_at_any_width(own: str, columns: int) -> None:
+    output = look(LETTERS, "--model", own, columns=columns)
+    lines = output.splitlines()
+    assert lines[0].startswith('small reads "The 🙂 saw שלום and 日本')
+    assert max(map(cells, lines)) <= columns
+    assert "…" not in "".join(lines[1:])
+    assert len(rows(output)) == 6
+
+
+def cells(line: str) -> int:
+    from rich.cells import cell_len
+
+    return cell_len(line)
+
+
+@pytest.mark.usefixtures("_unwritten")
+def test_letters_that_an_encoding_lacks_are_spelled(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", file)
+    assert main(["look", LETTERS, "--model", own]) == 0
+    file.seek(0)
+    assert file.read().startswith('small reads "The \\U0001f642 saw \\u05e9')
+
+
+@pytest.mark.usefixtures("_unwritten")
+def test_what_is_left_out_is_said(own: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = look("the cat ran away " * 3, "--model", own, "--max-tokens", "7").splitlines()[1]
+    assert re.fullmatch(r"The text has \d+ tokens; these are the first 7, as --max-tokens 7 says\.", said)
+    assert "max-tokens" in mistake(capsys, "a b", "--model", own, "--max-tokens", "0")
+    room = "max-tokens must leave room for a word beside 1 special token: got 1; try 64"
+    assert room in mistake(capsys, "a b", "--model", own, "--max-tokens", "1")
+
+
+@pytest.mark.usefixtures("_unwritten")
+def test_what_heads_write_stands_beside_what_they_look_at(own: str) -> None:
+    output = look("the cat ran", "--model", own, "--written", "--sort", "written_first")
+    assert "written" in output
+    said = r"On the first token: \d\.\d\d of the weight, and \d\.\d\d of what is written \(mean over 6 heads\)\."
+    assert re.search(said, " ".join(output.split()))
+
+
+def some_roles(found: bool) -> Roles:
+    role = Role(
+        "verb > object", found, 1, 2, 0.9, 0.8, 0.95, 53, {"+1 words": 0.5, "the first noun": 0.4}, {},
+        heads=[(1, 2, 0.9)] if found else [],
+    )  # fmt: skip
+    return Roles({role.name: role}, {}, [0, 1], title="small", sentences=7)
+
+
+@pytest.mark.usefixtures("_unwritten")
+@pytest.mark.parametrize("found", [True, False])
+def test_roles_are_found_or_it_is_said_that_none_is(
+    own: str, found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def roles(model: object, tokenizer: object, *, progress: Callable[[int, int], None]) -> Roles:
+        progress(1, 2)
+        return some_roles(found)
+
+    monkeypatch.setattr("headwise.listeners.role_measurement.roles", roles)
+    output = look("the cat ran", "--model", own, "--roles")
+    assert ("1 of 1 relations of words have a head" in output) is found
+    assert ("None of 1 relations of words has a head" in output) is not found
+    assert output.count("verb > object") == (2 if found else 0)
+
+
+# Files
+
+
+def test_every_form_is_written_and_nothing_that_was_not_asked_for(own: str) -> None:
+    for arguments, files in (
+        (["--terminal"], []),
+        (["--terminal", "--out", "x.svg"], ["x.svg"]),
+        (["--html", "x.html"], ["x.html"]),
+        (["--json", "x.json", "--html", "x.htm"], ["x.htm", "x.json"]),
+    ):
+        output = look("the cat ran", "--model", own, "--layer", "0", *arguments)
+        assert sorted(os.listdir()) == files
+        assert sorted(re.findall("^Wrote (.*)$", output, re.MULTILINE)) == files
+        assert len(rows(output)) == 3
+        for file in files:
+            Path(file).unlink()
+
+
+def test_json_on_standard_output_is_alone(own: str) -> None:
+    told = json.loads(look("the cat ran 日本", "--model", own, "--json", "-", "--head", "1.2"))
+    assert [(head["layer"], head["head"]) for head in told["heads"]] == [(1, 2)]
+    assert os.listdir() == []
+
+
+def test_what_does_not_go_together_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("page.html").write_text("the cat ran")
+    for arguments, said in (
+        (["a b", "a c", "--roles"], "--roles must go with one text: got 2, which are compared; "),
+        (["a b", "a c", "--terminal"], "--terminal must go with one text: got 2"),
+        (["a b", "a c", "--sort", "first"], "--sort must go with one text: got 2"),
+        (["a b", "--json", "-", "--terminal"], "--terminal must go without --json -: got both"),
+        (["a b", "--json", "-", "--top", "3"], "--top must go without --json -: got both"),
+        (["page.html", "--html", "page.html"], "html must not be a file that is read: got 'page.html'"),
+        (["a b", "--json", "x.txt"], "json must end in .json: got 'x.txt'; try heads.json"),
+    ):
+        assert said in mistake(capsys, *arguments)
+
+
+def test_a_folder_that_takes_nothing_is_refused_at_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwise.whole_files.os.access", lambda place, how: False)
+    assert "out must be writable: nothing can be put into '" in mistake(capsys, "a b")
+
+
+# Two texts
+
+
+def test_of_two_texts_the_most_changed_heads_are_shown(own: str) -> None:
+    output = look("the cat ran away", "the cat came away", "--model", own)
+    lines = output.splitlines()
+    assert lines[:2] == ['small reads "the cat ran away"', 'and then "the cat came away"']
+    changed = re.findall(r"^ +(\d\.\d) +(0\.\d\d\d) ", output, re.MULTILINE)
+    assert len(changed) == 6
+    assert [distance for _, distance in changed] == sorted(
+        (distance for _, distance in changed), reverse=True
+    )
+    assert lines[-1] == "Wrote heads.png"
+    assert Path("heads.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("_unwritten")
+def test_of_two_texts_heads_are_chosen_as_of_one(own: str) -> None:
+    output = look("a cat ran", "the cat ran", "--model", own, "--head", "1", "--top", "1")
+    assert "1 of 2 heads; --top 2 lists all." in output
+    assert len(re.findall(r"^ +(\d\.1) +(0\.\d\d\d) ", output, re.MULTILINE)) == 1
+
+
+# A sign of life
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_sign_of_life_says_what_is_done_and_how_much_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwise.cli.terminal.EVERY", 60.0)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    done = [1]
+    with sign_of_life("Loading 日本", at_once=True) as sign:
+        assert re.fullmatch(r"\r. Loading 日本 0:00", terminal.getvalue())
+        sign.says("Watching", 4, lambda: done[0])
+        assert terminal.getvalue().rstrip(" ").endswith(" Watching [#####...............] 1 of 4 0:00")
+        sign.says("x" * 99, 4, lambda: done[0])
+        assert len(terminal.getvalue().rpartition("\r")[2]) == 59
+        sign.counts(3, 3)
+        sign.says("Drawing")
+        assert re.fullmatch(r". Drawing 0:00 +", terminal.getvalue().rpartition("\r")[2])
+    assert terminal.getvalue().endswith("\r")
+    assert "".join(terminal.getvalue().split("\r")[-2]).strip() == ""
+
+
+def test_a_sign_of_life_is_only_where_a_line_can_be_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    for term, file in (("dumb", Terminal()), ("xterm", io.StringIO())):
+        monkeypatch.setenv("TERM", term)
+        monkeypatch.setattr(sys, "stderr", file)
+        with sign_of_life("Loading", at_once=True) as sign:
+            sign.says("Watching", 4)
+        assert file.getvalue() == ""
+    monkeypatch.setattr(sys, "stderr", None)
+    with sign_of_life("Loading", at_once=True) as sign:
+        assert isinstance(sign, SignOfLife)

@@ -88,12 +88,19 @@ def _watched(text: str, trained: Pretrained, wanted: Wanted, sign: SignOfLife) -
     """Every head on a text."""
     import torch
 
+    from ..errors import ArgumentError
     from ..listeners.capture import SHORT, watch
     from ..listeners.model_structure import structure_of
     from ..models.pretrained import MOST_TOKENS, read
 
     sign.says(f"Reading {len(text.split()):,} words")
     most = wanted.max_tokens or MOST_TOKENS
+    special = len(trained.tokenizer("")["input_ids"])
+    if most <= special:
+        raise ArgumentError(
+            f"max-tokens must leave room for a word beside {special} special token{'' if special == 1 else 's'}: "
+            f"got {most}; try 64"
+        )
     reading = read(text, trained.model, trained.tokenizer, most=most)
     watching = watch(
         trained.model,
@@ -242,8 +249,9 @@ def _title(who: str, text: str) -> RenderableType:
 
     from ..show.tables import plain
 
-    said = plain(f'{who} "{" ".join(text.split())}"')
-    return Text(said, style="bold", no_wrap=True, overflow="ellipsis")
+    shown = Text(plain(f'{who} "{" ".join(text.split())}"'), style="bold")
+    shown.truncate(_console().width - 2, overflow="ellipsis")  # which takes three where there is no …
+    return shown
 
 
 def _words(said: str) -> RenderableType:

@@ -140,7 +140,7 @@ def _is_one_word(argument: str) -> bool:
         and not re.search(r"\s", argument)
         and not SPACELESS.search(argument)
         and not LIKE_A_PATH.fullmatch(argument)
-        and not os.path.exists(_path(argument))
+        and not os.path.exists(os.path.expanduser(argument))
     )
 
 
@@ -169,7 +169,7 @@ def text_or_file(argument: str) -> str:
     if argument == STANDARD_INPUT:
         return _standard_input()
     file = _path(argument)
-    if not os.path.exists(file):
+    if not argument or not os.path.exists(file):
         close = _close_to(file, "*") if LIKE_A_FILE.fullmatch(argument) else None
         if close is None and not LIKE_A_PATH.fullmatch(argument):
             return argument
