@@ -136,7 +136,7 @@ def _console() -> Console:
 
 
 def _bytes(size: str) -> int:
-    from ..budget import parse
+    from ..byte_sizes import parse
     from ..errors import ArgumentError
 
     try:
