@@ -478,7 +478,9 @@ def test_what_is_left_out_is_said(own: str, capsys: pytest.CaptureFixture[str]) 
 def test_what_heads_write_stands_beside_what_they_look_at(own: str) -> None:
     output = look("the cat ran", "--model", own, "--written", "--sort", "written_first")
     assert "written" in output
-    said = r"On the first token: \d\.\d\d of the weight, and \d\.\d\d of what is written \(mean over 6 heads\)\."
+    said = (
+        r"On the first token: \d\.\d\d of the weight, and \d\.\d\d of what is written \(mean over 6 heads\)\."
+    )
     assert re.search(said, " ".join(output.split()))
 
 

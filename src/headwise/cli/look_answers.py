@@ -97,10 +97,8 @@ def _watched(text: str, trained: Pretrained, wanted: Wanted, sign: SignOfLife) -
     most = wanted.max_tokens or MOST_TOKENS
     special = len(trained.tokenizer("")["input_ids"])
     if most <= special:
-        raise ArgumentError(
-            f"max-tokens must leave room for a word beside {special} special token{'' if special == 1 else 's'}: "
-            f"got {most}; try 64"
-        )
+        marks = f"{special} special token{'' if special == 1 else 's'}"
+        raise ArgumentError(f"max-tokens must leave room for a word beside {marks}: got {most}; try 64")
     reading = read(text, trained.model, trained.tokenizer, most=most)
     watching = watch(
         trained.model,
