@@ -4,6 +4,7 @@ sentences, of one text or of two."""
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -197,18 +198,19 @@ def _shares(heads: Heads, chosen: Chosen | None) -> list[str]:
     from ..heads.record import WRITTEN
     from ..show.heads_tables import chosen_heads
 
-    said = []
+    said: dict[tuple[float, float], str] = {}
     for name, weight in WRITTEN.items():
         pairs = [(head.values.get(weight, math.nan), head.values.get(name, math.nan)) for head in
                  chosen_heads(heads, chosen)]  # fmt: skip
         known = [pair for pair in pairs if not any(map(math.isnan, pair))]
         if known:
             looked, wrote = (sum(each) / len(known) for each in zip(*known, strict=True))
-            said.append(
-                f"{PLACES[name]} {looked:.2f} of the weight, and {wrote:.2f} of what is written (mean over "
-                f"{len(known)} head{'' if len(known) == 1 else 's'})."
+            said.setdefault(  # where the first token is the only special one, once
+                (round(looked, 4), round(wrote, 4)),
+                f"{PLACES[name]} {looked:.2f} of the weight, and {wrote:.2f} of what is written"
+                + (f" (mean over {len(known)} heads)." if len(known) > 1 else "."),
             )
-    return said
+    return list(said.values())
 
 
 # Two texts
@@ -287,5 +289,11 @@ def printed(answer: Sequence[RenderableType]) -> None:
     with console.capture() as captured:
         for part in answer:
             console.print(part, soft_wrap=isinstance(part, str))
-    console.file.write(fitting(captured.get(), console.encoding))
-    console.file.flush()
+    lines = "".join(f"{line.rstrip(' ')}\n" for line in captured.get().splitlines())
+    try:
+        console.file.write(fitting(lines, console.encoding))
+        console.file.flush()
+    except BrokenPipeError:  # who reads it has seen enough, as head has
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, console.file.fileno())  # or Python would try again when it ends
+        os.close(nowhere)
