@@ -24,7 +24,10 @@ from importlib.machinery import ModuleSpec
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from importlib.abc import Loader as _Loader
     from types import ModuleType
+else:
+    _Loader = object  # that class takes milliseconds to import, and brings nothing that is needed here
 
 __all__ = ["Finder", "has_torch", "is_light", "load_on_first_use", "part"]
 
@@ -147,7 +150,7 @@ class Finder:
         return spec
 
 
-class Handed:
+class Handed(_Loader):
     """A loader of a module that is loaded."""
 
     def __init__(self, module: ModuleType) -> None:

@@ -10,7 +10,9 @@ from threading import get_ident
 
 from .errors import ArgumentError
 
-__all__ = ["place_for", "whole_file"]
+__all__ = ["half_written", "place_for", "whole_file"]
+
+half_written: set[Path] = set()  # at this moment: who ends the process has to let them go first
 
 
 def place_for(
@@ -52,6 +54,7 @@ def whole_file(place: Path, argument: str = "out") -> Iterator[Path]:
         ArgumentError: it cannot be written, naming the argument.
     """
     half = place.with_name(f".{place.name}.{os.getpid()}-{get_ident()}.part")  # threads write the same, too
+    half_written.add(half)
     try:
         yield half
         half.replace(place)
@@ -61,3 +64,4 @@ def whole_file(place: Path, argument: str = "out") -> Iterator[Path]:
         ) from error
     finally:
         half.unlink(missing_ok=True)
+        half_written.discard(half)
