@@ -115,7 +115,7 @@ def test_every_layer_has_a_line_and_every_label_its_meaning(usual: str) -> None:
         int(count) for count in re.findall(r"^ *(\d+) (?:[a-z-]+) +(?:looks|rests|does)", usual, re.MULTILINE)
     ]
     assert sum(counts) == 72
-    assert "looks at the token before" in usual
+    assert "looks at the word just before" in usual
 
 
 def test_all_fits_80_columns(usual: str) -> None:

@@ -137,7 +137,7 @@ def test_heads_with_a_label_have_it_with_its_score_and_a_frame_in_its_colour() -
 def test_what_is_found_is_counted_and_explained() -> None:
     words = said(model_picture(toy()))
     assert {"1 previous-token", "1 broad", "3 mixed"} <= set(words)
-    assert any(word.startswith("looks at the token before") for word in words)
+    assert any(word.startswith("looks at the word just before") for word in words)
 
 
 def test_every_label_has_a_colour_of_its_own() -> None:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from ..errors import needed
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from rich.text import Text
+
+    from .fitted_tables import FittedTable
 
 __all__ = ["HEADERS", "as_number", "as_text", "empty_table", "families", "label", "plain", "table_class"]
 
@@ -99,8 +100,11 @@ WEIGHTS = {  # shares of 1
 STRONG = 0.5  # a share worth the eye's attention
 
 
-def empty_table(title: str | None = None) -> Table:
-    """A table as headwise prints them, without columns.
+def empty_table(title: str | None = None, *, elsewhere: str | None = None) -> FittedTable:
+    """A table as headwise prints them, without columns: it fits any width, and cuts no number.
+
+    Args:
+        elsewhere: where all numbers are to be had, for the line that says which columns are left out.
 
     Raises:
         PackageMissing: rich is not installed.
@@ -109,18 +113,20 @@ def empty_table(title: str | None = None) -> Table:
     from rich.box import SIMPLE_HEAD
 
     shown = None if title is None else as_text(title)
-    return table(box=SIMPLE_HEAD, pad_edge=False, padding=0, title=shown, title_justify="left")
+    made = table(box=SIMPLE_HEAD, pad_edge=False, padding=0, title=shown, title_justify="left")
+    made.elsewhere = elsewhere
+    return made
 
 
-def table_class() -> type[Table]:
-    """rich's tables.
+def table_class() -> type[FittedTable]:
+    """rich's tables, fitted.
 
     Raises:
         PackageMissing: rich is not installed.
     """
     with needed("rich", "headwise tables need rich"):
-        from rich.table import Table
-    return Table
+        from .fitted_tables import FittedTable
+    return FittedTable
 
 
 def as_text(text: str) -> Text:
