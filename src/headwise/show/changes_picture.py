@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,9 @@ from ..heads.labels import MIXED
 from ..heads.text_alignment import Alignment
 from ..heads.text_changes import Change, Changes
 from .heads_tables import HeadsTable
-from .heatmaps import FAINT, INK, LONGEST, NOTHING, STEPS, colours, drawing, words
-from .tables import as_text, empty_table, label, plain
+from .sheet import FAINT, INK, LONGEST, NOTHING, STEPS, colours, drawing, words
+from .tables import as_text, empty_table
+from .texts import label, plain, readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +66,7 @@ def changes_picture(changes: Changes, top: int = 6) -> Figure:
     shown = changes.first(top)
     Figure, Canvas, scale = drawing()
     views = [View.of(changes, change) for change in shown]
-    sheet = Sheet.of(changes, views)
+    sheet = Sheet.of(changes, shown, views)
     figure = Figure(figsize=(sheet.width, sheet.height), dpi=150)
     Canvas(figure)
     apart = _spread([view.difference for view in views])
@@ -81,7 +82,7 @@ def changes_picture(changes: Changes, top: int = 6) -> Figure:
             _mark(ax, sheet, view)
             _name(ax, view, left=column == 0, below=sheet.names_below(number))
             ax.set_title(sheet.headings[column], loc="left", fontsize=7.5, pad=3, **words(FAINT))
-        _headline(figure, sheet, number, change)
+        _headline(figure, sheet, number, change, _token(changes, change))
     _title(figure, sheet)
     _bars(figure, sheet, of_kind)
     return figure
@@ -120,7 +121,8 @@ class View:
             columns = sorted(apart[rows].sum(0).argsort(descending=True, stable=True)[:FEW].tolist())
         first, second = first[rows][:, columns], second[rows][:, columns]
         difference = (second - first).masked_fill((first == 0) & (second == 0), math.nan)
-        return cls(layer.queries, layer.keys, rows, columns, first, second, difference)
+        queries, keys = _readable(layer.queries), _readable(layer.keys)
+        return cls(queries, keys, rows, columns, first, second, difference)
 
     @property
     def is_whole(self) -> bool:
@@ -133,6 +135,20 @@ class View:
     @property
     def column_names(self) -> list[str]:
         return _names(self.keys, self.columns)
+
+
+def _readable(text: Alignment) -> Alignment:
+    """Tokens as readers know them: "Ġthe" is "the"."""
+    sides = (readable([pair[side] for pair in text.tokens]) for side in (0, 1))
+    return replace(text, tokens=tuple(zip(*sides, strict=True)))
+
+
+def _token(changes: Changes, change: Change) -> str:
+    """The token that a head changed most at; "" where there is none."""
+    if change.places is None:
+        return ""
+    text = changes.layers[change.path].queries
+    return _readable(text).names[text.places.index(change.places)]
 
 
 def _names(text: Alignment, places: Sequence[int]) -> list[str]:
@@ -163,7 +179,7 @@ class Sheet:
     headings: tuple[str, str, str]
 
     @classmethod
-    def of(cls, changes: Changes, views: Sequence[View]) -> Sheet:
+    def of(cls, changes: Changes, shown: Sequence[Change], views: Sequence[View]) -> Sheet:
         side = max(1.45, 0.15 * max(max(view.first.shape) for view in views))
         margin = 0.066 * max(len(name) for view in views for name in view.row_names) + 0.12
         under = 0.066 * max(len(name) for view in views for name in view.column_names) + 0.2
@@ -172,13 +188,13 @@ class Sheet:
         width = max(across * (wide + 0.23) + 0.85, 7.6)
         whole = all(view.is_whole for view in views)
         how = textwrap.wrap(HOW if whole else f"{HOW} {PART}", int(width / 0.067))
-        everywhere = not whole or len({id(view.keys) for view in views}) > 1
+        everywhere = not whole or len({id(changes.layers[change.path].keys) for change in shown}) > 1
         rows = math.ceil(len(views) / across)
         top, above = 0.44 + 0.165 * len(how), 0.76
         height = top + rows * (above + side) + (rows if everywhere else 1) * under
         return cls(
             side, margin + 0.12, above, under if everywhere else 0.0, across, len(views), top, width, height,
-            _said(changes), how, _headings(changes.text),
+            _said(changes), how, _headings(_readable(changes.text)),
         )  # fmt: skip
 
     def corner(self, number: int) -> tuple[float, float]:
@@ -311,7 +327,7 @@ def _spread(differences: Sequence[Tensor]) -> Normalize:
 def _said(changes: Changes) -> str:
     """The title."""
     name = changes.title or "Model"
-    before, after = (plain(word, 40) for word in changes.text.words)
+    before, after = (plain(word, 40) for word in _readable(changes.text).words)
     if before and after:
         what = f"when “{before}” became “{after}”"
     elif before or after:
@@ -335,7 +351,7 @@ def _labels(change: Change) -> str:
     return str(after) if before.name == after.name else f"{before} → {after}"
 
 
-def _headline(figure: Figure, sheet: Sheet, number: int, change: Change) -> None:
+def _headline(figure: Figure, sheet: Sheet, number: int, change: Change, token: str) -> None:
     x, y = sheet.corner(number)
 
     def write(text: str, down: float, **how: Any) -> None:
@@ -346,7 +362,7 @@ def _headline(figure: Figure, sheet: Sheet, number: int, change: Change) -> None
     write(label(f"{where}, head {change.head}", room), -0.4, size=9, weight="bold", **words(INK))
     parts = ["nothing to compare"] if math.isnan(change.distance) else [f"changed {change.distance:.3f}"]
     if change.places is not None and change.largest > 0:
-        parts.append(f"most at “{label(change.token, 2 * LONGEST + 1)}”, {change.largest:.2f}")
+        parts.append(f"most at “{label(token, 2 * LONGEST + 1)}”, {change.largest:.2f}")
     parts += [_labels(change)] if _labels(change) else []
     write(label("; ".join(parts), int(room * 1.25)), -0.235, size=7.5, **words(FAINT))
 
@@ -400,19 +416,18 @@ def changes_table(changes: Changes, top: int | None = 10) -> HeadsTable:
         ArgumentError: top below 1.
         PackageMissing: rich is not installed.
     """
-    table = empty_table(_said(changes))
-    shown = changes.first(top)
-    table.add_column("head", justify="right", overflow="fold")
-    table.add_column("mean\nnats", justify="right", no_wrap=True)
-    table.add_column("most", justify="right", no_wrap=True)
-    table.add_column("at", overflow="fold")
-    table.add_column("label (score)", overflow="fold")
-    for change in shown:
+    table = empty_table(_said(changes), elsewhere="Changes.all has every number")
+    table.add("head", least=0)
+    table.add("mean\nnats")
+    table.add("most", rank=1)
+    table.add("at", rank=2, least=8, easy=12)
+    table.add("label (score)", "label", rank=3, least=14, easy=21)
+    for change in changes.first(top):
         label = as_text(_labels(change) or MIXED)
         label.stylize("dim" if change.after_label.name == MIXED else "")
         table.add_row(
             as_text(f"{change.layer}.{change.head}"), _number(change.distance), _number(change.largest),
-            as_text(change.token), label,
+            as_text(_token(changes, change)), label,
         )  # fmt: skip
     return HeadsTable(table)
 
