@@ -1,11 +1,7 @@
 """Two texts through one model: which heads changed where they look, and at which token.
 
-Tokens of the two texts are partners where they are the same, in order (longest runs first, as `difflib` finds
-them), and where a run was replaced by one of as many tokens: "he" and "she". A token without a partner, as
-where a word falls into two pieces in one text and into three in the other, is compared with nothing.
-
-A query's two rows are compared by the Jensen-Shannon divergence over keys that are partners, with one more
-bin each for all keys that have none ("elsewhere") and for a learned sink:
+A query's two rows are compared by the Jensen-Shannon divergence over keys that are partners
+(`text_alignment.py`), with one more bin for all keys that have none ("elsewhere") and one for a learned sink:
 
     JS(p || q) = H((p + q) / 2) - (H(p) + H(q)) / 2      in nats; 0: alike; log 2: nothing in common
 
@@ -15,10 +11,9 @@ Letters: H num_heads, T query_len, S key_len, N pairs of queries.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
-from os.path import commonprefix
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +23,7 @@ from ..errors import ArgumentError
 from ..map import AttentionMap
 from .labels import Label
 from .layer_names import Layer
+from .text_alignment import Alignment, Text, align
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +32,7 @@ if TYPE_CHECKING:
     from .layer import LayerHeads
     from .record import Record
 
-__all__ = ["Alignment", "Change", "Changes", "align", "changes"]
+__all__ = ["Change", "Changes", "Compared", "changes"]
 
 
 @dataclass(frozen=True)
@@ -44,8 +40,8 @@ class Change:
     """One head on two texts. Unpacks to (layer, head), as `hw.ablate` takes it.
 
     Attributes:
-        distance: the mean over queries of the Jensen-Shannon divergence of its two rows, 0 .. log 2; NaN where
-            no query counts in both texts.
+        distance: the mean over queries of the Jensen-Shannon divergence of its two rows, 0 .. log 2; NaN
+            where no query counts in both texts.
         largest: that of the query that changed most.
         token: that query's token, "he/she" where the texts differ there.
         places: its position in the first text and in the second.
@@ -67,121 +63,6 @@ class Change:
 
     def __len__(self) -> int:
         return 2
-
-
-# Tokens
-
-
-@dataclass(frozen=True, eq=False)
-class Text:
-    """One sequence of positions, padding included.
-
-    ids: what tokens are told apart by; None: nothing is known of them.
-    real: the positions that are no padding.
-    special: those of tokens such as [CLS].
-    """
-
-    names: tuple[str, ...]
-    ids: tuple[Hashable, ...] | None
-    real: tuple[int, ...]
-    special: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, eq=False)
-class Alignment:
-    """The positions of two texts as one line: (first, second), None where the other text has no partner.
-
-    Attributes:
-        places: positions; padding has none.
-        tokens: what stands there in the first text and in the second, "" where there is nothing.
-        changed: whether they differ there.
-        by_position: tokens are unknown, and partners are those that stand in the same place.
-    """
-
-    places: tuple[tuple[int | None, int | None], ...]
-    tokens: tuple[tuple[str, str], ...]
-    changed: tuple[bool, ...]
-    by_position: bool = False
-
-    @property
-    def names(self) -> list[str]:
-        """Of each place: "the", "he/she" where the texts differ."""
-        return [
-            f"{mine}/{theirs}" if differs and mine and theirs else mine or theirs
-            for (mine, theirs), differs in zip(self.tokens, self.changed, strict=True)
-        ]
-
-    @property
-    def shared(self) -> list[int]:
-        """The places where both texts have a token."""
-        return [at for at, place in enumerate(self.places) if None not in place]
-
-    def own(self, side: int, at: Sequence[int] | None = None) -> list[int]:
-        """Positions in the first text (0) or the second (1): of these places, or of those it has alone."""
-        if at is not None:
-            return [own for number in at if (own := self.places[number][side]) is not None]
-        return [own for place in self.places if (own := place[side]) is not None and place[1 - side] is None]
-
-    @property
-    def words(self) -> tuple[str, str]:
-        """What only the first text says, and only the second."""
-        mine, theirs = (
-            " ".join(pair[side] for pair, differs in zip(self.tokens, self.changed, strict=True) if differs)
-            for side in (0, 1)
-        )
-        return " ".join(mine.split()), " ".join(theirs.split())
-
-
-def align(before: Text, after: Text) -> Alignment:
-    """Which positions are partners; the same pairs, whichever text comes first.
-
-    Raises:
-        ArgumentError: no token in common but special ones; unknown tokens, not equally many.
-    """
-    if before.ids is None or after.ids is None:
-        return _by_position(before, after)
-    ids = [before.ids[at] for at in before.real], [after.ids[at] for at in after.real]
-    # difflib minds which text comes first, partners must not
-    swapped = (len(ids[0]), list(map(repr, ids[0]))) > (len(ids[1]), list(map(repr, ids[1])))
-    first, second = ids[::-1] if swapped else ids
-    places: list[tuple[int | None, int | None]] = []
-    shared = 0
-    for kind, *span in SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
-        a0, a1, b0, b1 = [*span[2:], *span[:2]] if swapped else span
-        mine, theirs = before.real[a0:a1], after.real[b0:b1]
-        if kind == "equal":
-            shared += sum(at not in before.special for at in mine)
-        if len(mine) == len(theirs):
-            places += zip(mine, theirs, strict=True)
-        else:
-            places += [(at, None) for at in mine]
-            places += [(None, at) for at in theirs]
-    if not shared:
-        raise ArgumentError(
-            f"texts must have a token in common: {_quoted(before)} and {_quoted(after)} have 0, special ones "
-            "left out; change a few words, not all of them"
-        )
-    tokens = tuple(
-        ("" if a is None else before.names[a], "" if b is None else after.names[b]) for a, b in places
-    )
-    changed = tuple(a is None or b is None or before.ids[a] != after.ids[b] for a, b in places)
-    return Alignment(tuple(places), tokens, changed)
-
-
-def _by_position(before: Text, after: Text) -> Alignment:
-    if len(before.real) != len(after.real):
-        raise ArgumentError(
-            f"tokens must be known, or equally many: {len(before.real)} and {len(after.real)} positions of "
-            "unknown tokens; give the model input_ids, or set heads.tokens on both"
-        )
-    tokens = tuple((str(at), str(at)) for at in before.real)
-    places = tuple(zip(before.real, after.real, strict=True))
-    return Alignment(places, tokens, (False,) * len(tokens), by_position=True)
-
-
-def _quoted(text: Text) -> str:
-    said = " ".join(text.names[at] for at in text.real if at not in text.special)
-    return repr(said if len(said) <= 40 else said[:39] + "…")
 
 
 # Which text a layer reads
@@ -222,7 +103,7 @@ class _Watched:
             return Reading(map, keys if T == S else _last(keys, T), keys)
         near = max(
             (other for other, ids in self.ids.items() if len(ids) == T),
-            key=lambda other: len(commonprefix([other, path])),
+            key=lambda other: _in_common(other, path),
             default=None,
         )
         own = None if near is None else self.ids[near]
@@ -253,6 +134,12 @@ class _Watched:
         return self._texts[key]
 
 
+def _in_common(path: str, other: str) -> int:
+    """How many names of modules two paths begin with alike."""
+    pairs = zip(path.split("."), other.split("."), strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
 def _unknown(real: tuple[int, ...]) -> Text:
     return Text((), None, real)
 
@@ -273,8 +160,8 @@ def _call(layer: LayerHeads) -> tuple[Record, AttentionMap]:
     kept = [(call, call.map) for call in layer.calls if call.map is not None]
     if not kept:
         raise ArgumentError(
-            f"heads must have maps: {layer.path} was called with {list(layer.calls[-1].shape)} and kept none; "
-            "use watch(model, keep=True)"
+            f"heads must have maps: {layer.path} was called with {list(layer.calls[-1].shape)} and kept "
+            "none; use watch(model, keep=True)"
         )
     return next((each for each in reversed(kept) if each[0].marks is not None), kept[-1])
 
@@ -394,7 +281,8 @@ def changes(before: Heads, after: Heads, *, batch: int = 0) -> Changes:
         )
         maps = first.map, second.map
         rows, looks_ahead = _divergence(maps, queries, keys)
-        ahead |= looks_ahead and queries in differing
+        is_self = watched[0].calls[path][0].kind == "self"
+        ahead |= looks_ahead and is_self and queries in differing
         layers[path] = Compared(maps, queries, keys, rows)
     # what differs in one text of two, as of an encoder and a decoder, may be seen from anywhere in the other
     if not ahead and len(differing) == 1:
@@ -413,8 +301,8 @@ def _check_one_model(before: Heads, after: Heads) -> None:
         mine, theirs = (size.get(path, 0) for size in sizes)
         if mine != theirs:
             raise ArgumentError(
-                f"other must be of the same model: {path} has {mine} heads here and {theirs} there; watch one "
-                "model on both texts"
+                f"other must be of the same model: {path} has {mine} heads here and {theirs} there; watch "
+                "one model on both texts"
             )
 
 
@@ -477,7 +365,7 @@ def _divergence(
 
 
 def _bins(p: Tensor, block: AttentionMap, keys: Alignment, side: int) -> Tensor:
-    """Shares of a row's weight, [H, t, bins]: a bin for each key with a partner, for the others, for a sink."""
+    """Shares of a row's weight, [H, t, bins]: of each key with a partner, of all others, of a sink."""
     parts = [p[..., keys.own(side, keys.shared)], p[..., keys.own(side)].sum(-1, keepdim=True)]
     if block.sinks is not None:
         parts.append((block.sinks.detach()[:, None] - block.lse[0]).exp().cpu().double()[..., None])

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from ..heads.labels import MIXED
-from ..heads.text_changes import Alignment, Change, Changes
+from ..heads.text_alignment import Alignment
+from ..heads.text_changes import Change, Changes
 from .heads_tables import HeadsTable
-from .heatmaps import FAINT, INK, LONGEST, NOTHING, STEPS, colours, drawing, words
-from .tables import as_text, empty_table, label, plain
+from .sheet import FAINT, INK, LONGEST, NOTHING, STEPS, colours, drawing, words
+from .tables import as_text, empty_table
+from .texts import label, plain, readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,14 +27,25 @@ if TYPE_CHECKING:
 __all__ = ["changes_picture", "changes_table"]
 
 NAMED = 24  # tokens that can be read along an axis
-CELLS = 256  # the finest picture: beyond it positions share a cell
-LESS_TO_MORE = ("#0b3c7d", "#3f7fc4", "#a9cbe8", "#fbfaf7", "#f8c08a", "#e07b24", "#8a3b04")  # no red, no green
+FEW = 12  # of a longer text: those that changed most
+LESS_TO_MORE = (
+    "#0b3c7d",
+    "#3f7fc4",
+    "#a9cbe8",
+    "#fbfaf7",
+    "#f8c08a",
+    "#e07b24",
+    "#8a3b04",
+)  # no red, no green
 MARKER = "#ffe08a"  # behind the tokens that differ, as a pen would
 FAINTEST = 0.05  # a difference below which no colour is strong
 HOW = (
-    "A row is a token that attends (query), a column one that is attended to (key). Left: weights on the first "
-    "text. Middle: on the second. Right: what the second has more of (orange) or less (blue). "
+    "A row is a token that attends (query), a column one that is attended to (key). Left: weights on the "
+    "first text. Middle: on the second. Right: what the second has more of (orange) or less (blue). "
     "Changed: the mean over queries of the Jensen-Shannon divergence, in nats; 0 is none, 0.69 all."
+)
+PART = (
+    f"Shown are the {FEW} rows that changed most and the {FEW} keys that made the difference, with positions."
 )
 
 
@@ -44,8 +56,8 @@ def changes_picture(changes: Changes, top: int = 6) -> Figure:
     """Of each of the most changed heads three maps: on the first text, on the second, and the difference.
 
     All three share their rows and columns: the tokens of both texts as one line, "he/she" where they differ,
-    and hatched where a text has no such token. Up to 24 tokens are written out; of longer texts those that
-    differ.
+    and hatched where a text has no such token. Of more than 24 tokens those are shown, with their positions,
+    whose rows changed most, and the keys that made the difference.
 
     Raises:
         ArgumentError: top below 1.
@@ -53,27 +65,100 @@ def changes_picture(changes: Changes, top: int = 6) -> Figure:
     """
     shown = changes.first(top)
     Figure, Canvas, scale = drawing()
-    grids = [changes.weights(change) for change in shown]
-    sheet = Sheet.of(changes, shown, [first.shape for first, _ in grids])
+    views = [View.of(changes, change) for change in shown]
+    sheet = Sheet.of(changes, shown, views)
     figure = Figure(figsize=(sheet.width, sheet.height), dpi=150)
     Canvas(figure)
-    apart = _spread([(second - first) for first, second in grids])
+    apart = _spread([view.difference for view in views])
     of_kind: dict[bool, Axes] = {}
-    for number, (change, (first, second)) in enumerate(zip(shown, grids, strict=True)):
-        layer = changes.layers[change.path]
-        for column, cells in enumerate((first, second, second - first)):
+    for number, (change, view) in enumerate(zip(shown, views, strict=True)):
+        for column, cells in enumerate((view.first, view.second, view.difference)):
             is_difference = column == 2
             ax = figure.add_axes(sheet.box(number, column))
             of_kind.setdefault(is_difference, ax)
             _map(ax, cells, _differing() if is_difference else colours(), apart if is_difference else scale)
-            _absent(ax, layer.queries, layer.keys, (0, 1) if is_difference else (column,))
-            _mark(ax, sheet, layer.queries, layer.keys)
-            _name(ax, layer.queries, layer.keys, left=column == 0, below=sheet.names_below(number))
+            _lines(ax, view)
+            _absent(ax, view, (0, 1) if is_difference else (column,))
+            _mark(ax, sheet, view)
+            _name(ax, view, left=column == 0, below=sheet.names_below(number))
             ax.set_title(sheet.headings[column], loc="left", fontsize=7.5, pad=3, **words(FAINT))
-        _headline(figure, sheet, number, change)
-    _title(figure, sheet, changes)
-    _bars(figure, sheet, of_kind, pooled=any(max(first.shape) > CELLS for first, _ in grids))
+        _headline(figure, sheet, number, change, _token(changes, change))
+    _title(figure, sheet)
+    _bars(figure, sheet, of_kind)
     return figure
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What is shown of one head: its weights [R, C] on both texts, and the difference; NaN: no such token.
+
+    rows, columns: the places of the alignments that are shown.
+    """
+
+    queries: Alignment
+    keys: Alignment
+    rows: list[int]
+    columns: list[int]
+    first: Tensor
+    second: Tensor
+    difference: Tensor
+
+    @classmethod
+    def of(cls, changes: Changes, change: Change) -> View:
+        layer = changes.layers[change.path]
+        first, second = changes.weights(change)
+        R, C = first.shape
+        apart = (second.nan_to_num(0.0) - first.nan_to_num(0.0)).abs()
+        if R <= NAMED:
+            rows = list(range(R))
+        else:
+            told = layer.rows[change.head].nan_to_num(0.0)
+            most = told.argsort(descending=True, stable=True)[:FEW].tolist()
+            rows = sorted(layer.queries.shared[at] for at in most)
+        if C <= NAMED:
+            columns = list(range(C))
+        else:
+            columns = sorted(apart[rows].sum(0).argsort(descending=True, stable=True)[:FEW].tolist())
+        first, second = first[rows][:, columns], second[rows][:, columns]
+        difference = (second - first).masked_fill((first == 0) & (second == 0), math.nan)
+        queries, keys = _readable(layer.queries), _readable(layer.keys)
+        return cls(queries, keys, rows, columns, first, second, difference)
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.rows) == len(self.queries.places) and len(self.columns) == len(self.keys.places)
+
+    @property
+    def row_names(self) -> list[str]:
+        return _names(self.queries, self.rows)
+
+    @property
+    def column_names(self) -> list[str]:
+        return _names(self.keys, self.columns)
+
+
+def _readable(text: Alignment) -> Alignment:
+    """Tokens as readers know them: "Ġthe" is "the"."""
+    sides = (readable([pair[side] for pair in text.tokens]) for side in (0, 1))
+    return replace(text, tokens=tuple(zip(*sides, strict=True)))
+
+
+def _token(changes: Changes, change: Change) -> str:
+    """The token that a head changed most at; "" where there is none."""
+    if change.places is None:
+        return ""
+    text = changes.layers[change.path].queries
+    return _readable(text).names[text.places.index(change.places)]
+
+
+def _names(text: Alignment, places: Sequence[int]) -> list[str]:
+    """Tokens; where some are left out, with the position."""
+    names = text.names
+    short = [label(names[at], 2 * LONGEST + 1 if text.changed[at] else LONGEST) for at in places]
+    if len(places) == len(names) or text.by_position:
+        return short
+    where = [next(own for own in text.places[at] if own is not None) for at in places]
+    return [f"{name} {own}" for name, own in zip(short, where, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -83,10 +168,9 @@ class Sheet:
     side: float  # of one map
     left: float  # for the names of rows
     above: float  # for what is said of a head
-    below: float  # for the names of columns
+    below: float  # for the names of columns, where every head has its own
     across: int  # heads side by side
     count: int
-    everywhere: bool  # whether columns are named under every head
     top: float
     width: float
     height: float
@@ -95,27 +179,22 @@ class Sheet:
     headings: tuple[str, str, str]
 
     @classmethod
-    def of(cls, changes: Changes, shown: Sequence[Change], sizes: Sequence[Sequence[int]]) -> Sheet:
-        layers = [changes.layers[change.path] for change in shown]
-        longest = max(max(size) for size in sizes)
-        named = longest <= NAMED
-        side = max(1.45, 0.15 * longest) if named else 2.3
-        texts = [each for layer in layers for each in (layer.queries, layer.keys)]
-        written = [len(_short(each.names[at])) for each in texts for at in _spots(each)]
-        margin = 0.062 * max(written, default=4) + 0.12
-        wide = margin + 3 * side + 2 * GAP
-        across = 2 if len(shown) > 2 and 2 * wide < 15 else 1
-        width = max(across * (wide + 0.35) + 0.85, 7.6)
-        how = textwrap.wrap(HOW, int(width / 0.067))
-        keys = {id(layer.keys) for layer in layers}
-        everywhere = len(keys) > 1
-        rows = math.ceil(len(shown) / across)
-        top = 0.62 + 0.165 * len(how)
-        above = 0.62
-        height = top + rows * (above + side) + (rows if everywhere else 1) * (margin + 0.08)
+    def of(cls, changes: Changes, shown: Sequence[Change], views: Sequence[View]) -> Sheet:
+        side = max(1.45, 0.15 * max(max(view.first.shape) for view in views))
+        margin = 0.066 * max(len(name) for view in views for name in view.row_names) + 0.12
+        under = 0.066 * max(len(name) for view in views for name in view.column_names) + 0.2
+        wide = margin + 0.12 + 3 * side + 2 * GAP
+        across = 2 if len(views) > 2 and 2 * wide < 15 else 1
+        width = max(across * (wide + 0.23) + 0.85, 7.6)
+        whole = all(view.is_whole for view in views)
+        how = textwrap.wrap(HOW if whole else f"{HOW} {PART}", int(width / 0.067))
+        everywhere = not whole or len({id(changes.layers[change.path].keys) for change in shown}) > 1
+        rows = math.ceil(len(views) / across)
+        top, above = 0.44 + 0.165 * len(how), 0.76
+        height = top + rows * (above + side) + (rows if everywhere else 1) * under
         return cls(
-            side, margin + 0.12, above, margin + 0.08 if everywhere else 0.0, across, len(shown), everywhere, top,
-            width, height, _said(changes), how, _headings(changes.text),
+            side, margin + 0.12, above, under if everywhere else 0.0, across, len(views), top, width, height,
+            _said(changes), how, _headings(_readable(changes.text)),
         )  # fmt: skip
 
     def corner(self, number: int) -> tuple[float, float]:
@@ -136,8 +215,8 @@ class Sheet:
         )
 
     def names_below(self, number: int) -> bool:
-        """Whether a head is the last of its column, or all have names."""
-        return self.everywhere or number + self.across >= self.count
+        """Whether columns are named under a head: under every one, or under the last below each other."""
+        return self.below > 0 or number + self.across >= self.count
 
 
 GAP = 0.16  # between the three maps of a head
@@ -147,7 +226,7 @@ def _map(ax: Axes, cells: Tensor, colour: Colormap, scale: Normalize) -> None:
     import numpy
 
     R, C = cells.shape
-    array = _pooled(cells).numpy()
+    array = cells.numpy()
     hidden = numpy.isnan(array) if colour.name == DIFFERENCE else ~(array > 0)
     ax.imshow(
         numpy.ma.masked_where(hidden, array),
@@ -155,99 +234,68 @@ def _map(ax: Axes, cells: Tensor, colour: Colormap, scale: Normalize) -> None:
         norm=scale,
         extent=(-0.5, C - 0.5, R - 0.5, -0.5),
         aspect="auto",
-        interpolation="nearest" if max(R, C) <= NAMED else "antialiased",
+        interpolation="nearest",
     )
     ax.set_frame_on(False)
     ax.tick_params(which="both", length=0, labelsize=7, labelcolor=FAINT, pad=6)
-    if max(R, C) <= NAMED:
-        ax.set_xticks([x + 0.5 for x in range(C - 1)], minor=True)
-        ax.set_yticks([y + 0.5 for y in range(R - 1)], minor=True)
-        ax.grid(which="minor", color="white", linewidth=0.8)
 
 
-def _pooled(cells: Tensor) -> Tensor:
-    """At most 256 cells a side: what of a query's weight, in the mean over the queries of a cell, is in it."""
-    if max(cells.shape) <= CELLS:
-        return cells
-    for dim in (0, 1):
-        size = cells.shape[dim]
-        if size > CELLS:
-            known = ~cells.isnan()
-            cell = torch.arange(size) * CELLS // size
-            shape = list(cells.shape)
-            shape[dim] = CELLS
-            total = torch.zeros(shape).index_add_(dim, cell, cells.nan_to_num(0.0))
-            number = torch.zeros(shape).index_add_(dim, cell, known.float())
-            cells = torch.where(number > 0, total / number.clamp(min=1) if dim == 0 else total, math.nan)
-    return cells
+def _lines(ax: Axes, view: View) -> None:
+    """Between cells, and broader where tokens are left out."""
+    for places, draw in ((view.columns, ax.axvline), (view.rows, ax.axhline)):
+        for at, (before, after) in enumerate(pairwise(places)):
+            draw(at + 0.5, color="white", linewidth=0.8 if after == before + 1 else 2.6)
 
 
-def _absent(ax: Axes, queries: Alignment, keys: Alignment, sides: tuple[int, ...]) -> None:
+def _absent(ax: Axes, view: View, sides: tuple[int, ...]) -> None:
     """Hatched: rows and columns of tokens that a text does not have."""
     from matplotlib.patches import Rectangle
 
-    R, C = len(queries.places), len(keys.places)
+    R, C = view.first.shape
     style: dict[str, Any] = {"facecolor": "white", "edgecolor": "#cfd4dc", "hatch": "//////", "linewidth": 0}
-    for at, place in enumerate(queries.places):
+    for at, place in enumerate(view.queries.places[row] for row in view.rows):
         if any(place[side] is None for side in sides):
             ax.add_patch(Rectangle((-0.5, at - 0.5), C, 1, **style))
-    for at, place in enumerate(keys.places):
+    for at, place in enumerate(view.keys.places[column] for column in view.columns):
         if any(place[side] is None for side in sides):
             ax.add_patch(Rectangle((at - 0.5, -0.5), 1, R, **style))
 
 
-def _mark(ax: Axes, sheet: Sheet, queries: Alignment, keys: Alignment) -> None:
+def _mark(ax: Axes, sheet: Sheet, view: View) -> None:
     """A mark beside each row and under each column that differs, outside the cells."""
     from matplotlib.patches import Rectangle
 
     thick = 0.05 / sheet.side  # as a share of the map
-    R, C = len(queries.places), len(keys.places)
-    style: dict[str, Any] = {"facecolor": "#f2b705", "linewidth": 0, "clip_on": False, "transform": ax.transAxes}
-    for at in (at for at, differs in enumerate(queries.changed) if differs):
-        ax.add_patch(Rectangle((-1.6 * thick, 1 - (at + 1) / R), thick, max(1 / R, 0.006), **style))
-    for at in (at for at, differs in enumerate(keys.changed) if differs):
-        ax.add_patch(Rectangle((at / C, -1.6 * thick), max(1 / C, 0.006), thick, **style))
+    R, C = view.first.shape
+    style: dict[str, Any] = {
+        "facecolor": "#f2b705",
+        "linewidth": 0,
+        "clip_on": False,
+        "transform": ax.transAxes,
+    }
+    for at, row in enumerate(view.rows):
+        if view.queries.changed[row]:
+            ax.add_patch(Rectangle((-1.6 * thick, 1 - (at + 1) / R), thick, 1 / R, **style))
+    for at, column in enumerate(view.columns):
+        if view.keys.changed[column]:
+            ax.add_patch(Rectangle((at / C, -1.6 * thick), 1 / C, thick, **style))
 
 
-def _spots(text: Alignment) -> list[int]:
-    """The places with a name along an axis: all, or those that differ, with the first and the last."""
-    size = len(text.places)
-    if size <= NAMED:
-        return list(range(size))
-    changed = [at for at, differs in enumerate(text.changed) if differs]
-    apart = changed[:1] + [at for before, at in pairwise(changed) if at - before > size // 12]
-    ends = [at for at in (0, size - 1) if all(abs(at - other) > size // 12 for other in apart)]
-    return sorted([*ends, *apart])
-
-
-def _short(name: str) -> str:
-    return label(name, 2 * LONGEST + 1 if "/" in name else LONGEST)
-
-
-def _name(ax: Axes, queries: Alignment, keys: Alignment, *, left: bool, below: bool) -> None:
+def _name(ax: Axes, view: View, *, left: bool, below: bool) -> None:
     upright: dict[str, Any] = {"rotation": 90, "rotation_mode": "anchor", "ha": "right", "va": "center"}
-    at, names = _spots(keys), keys.names
-    long = len(keys.places) > NAMED
-    if below:
-        ax.set_xticks(at, [_spot(names[each], each, keys, long) for each in at], **upright, **words(FAINT))
-    else:
-        ax.set_xticks([])
-    rows, names = _spots(queries), queries.names
-    tall = len(queries.places) > NAMED
-    if left:
-        ax.set_yticks(rows, [_spot(names[each], each, queries, tall) for each in rows], **words(FAINT))
-    else:
-        ax.set_yticks([])
-    for text, places, ticks in ((keys, at, ax.get_xticklabels()), (queries, rows, ax.get_yticklabels())):
+    names = view.column_names if below else []
+    ax.set_xticks(range(len(names)), names, **upright, **words(FAINT))
+    names = view.row_names if left else []
+    ax.set_yticks(range(len(names)), names, **words(FAINT))
+    of_axis = (
+        (view.keys, view.columns, ax.get_xticklabels()),
+        (view.queries, view.rows, ax.get_yticklabels()),
+    )
+    for text, places, ticks in of_axis:
         for place, tick in zip(places, ticks, strict=False):
             if text.changed[place]:
                 tick.set(color=INK, weight="bold")
-                tick.set_bbox({"facecolor": MARKER, "edgecolor": "none", "pad": 1.0, "boxstyle": "square"})
-
-
-def _spot(name: str, at: int, text: Alignment, long: bool) -> str:
-    """A token, or, in a long text that does not differ there, its place."""
-    return str(at) if long and not text.changed[at] else _short(name)
+                tick.set_bbox({"facecolor": MARKER, "edgecolor": "none", "boxstyle": "square,pad=0.12"})
 
 
 DIFFERENCE = "headwise difference"
@@ -279,7 +327,7 @@ def _spread(differences: Sequence[Tensor]) -> Normalize:
 def _said(changes: Changes) -> str:
     """The title."""
     name = changes.title or "Model"
-    before, after = (plain(word, 40) for word in changes.text.words)
+    before, after = (plain(word, 40) for word in _readable(changes.text).words)
     if before and after:
         what = f"when “{before}” became “{after}”"
     elif before or after:
@@ -303,7 +351,7 @@ def _labels(change: Change) -> str:
     return str(after) if before.name == after.name else f"{before} → {after}"
 
 
-def _headline(figure: Figure, sheet: Sheet, number: int, change: Change) -> None:
+def _headline(figure: Figure, sheet: Sheet, number: int, change: Change, token: str) -> None:
     x, y = sheet.corner(number)
 
     def write(text: str, down: float, **how: Any) -> None:
@@ -314,12 +362,12 @@ def _headline(figure: Figure, sheet: Sheet, number: int, change: Change) -> None
     write(label(f"{where}, head {change.head}", room), -0.4, size=9, weight="bold", **words(INK))
     parts = ["nothing to compare"] if math.isnan(change.distance) else [f"changed {change.distance:.3f}"]
     if change.places is not None and change.largest > 0:
-        parts.append(f"most at “{_short(change.token)}”, {change.largest:.2f}")
+        parts.append(f"most at “{label(token, 2 * LONGEST + 1)}”, {change.largest:.2f}")
     parts += [_labels(change)] if _labels(change) else []
     write(label("; ".join(parts), int(room * 1.25)), -0.235, size=7.5, **words(FAINT))
 
 
-def _title(figure: Figure, sheet: Sheet, changes: Changes) -> None:
+def _title(figure: Figure, sheet: Sheet) -> None:
     def write(text: str, down: float, **how: Any) -> None:
         figure.text(0.12 / sheet.width, 1 - down / sheet.height, text, va="center", **how)
 
@@ -329,7 +377,7 @@ def _title(figure: Figure, sheet: Sheet, changes: Changes) -> None:
         write(line, 0.53 + 0.165 * number, size=8.2, **words(FAINT))
 
 
-def _bars(figure: Figure, sheet: Sheet, of_kind: dict[bool, Axes], *, pooled: bool) -> None:
+def _bars(figure: Figure, sheet: Sheet, of_kind: dict[bool, Axes]) -> None:
     """The two scales, to the right of everything, one above the other."""
     x, y = sheet.corner(sheet.across - 1)
     x += 3 * sheet.side + 2 * GAP + 0.14
@@ -345,15 +393,12 @@ def _bars(figure: Figure, sheet: Sheet, of_kind: dict[bool, Axes], *, pooled: bo
             long / sheet.height,
         )
         image = ax.images[0]
-        most = image.norm.vmax or 1.0
+        most = float(image.get_clim()[1])
         ticks = [-most, -most / 4, 0, most / 4, most] if is_difference else STEPS
-        shown = [f"{tick:+.2f}" if tick else "0" for tick in ticks] if is_difference else None
         bar = figure.colorbar(image, cax=figure.add_axes(place), ticks=ticks)
-        if shown is None:
-            shown = [f"{tick:g}" for tick in ticks]
-        bar.set_ticklabels(shown)
-        meaning = "difference" if is_difference else "weight"
-        bar.set_label(f"{meaning}, mean per cell" if pooled else meaning, size=7.5, **words(FAINT))
+        bar.set_ticklabels([f"{tick:+.2f}" if is_difference and tick else f"{tick:g}" for tick in ticks])
+        meaning = "difference" if is_difference else "weight (grey: none)"
+        bar.set_label(meaning, size=7.5, **words(FAINT))
         bar.ax.tick_params(length=2, labelsize=6.5, labelcolor=FAINT, color=FAINT)
         bar.ax.minorticks_off()
         bar.outline.set_visible(False)
@@ -371,19 +416,18 @@ def changes_table(changes: Changes, top: int | None = 10) -> HeadsTable:
         ArgumentError: top below 1.
         PackageMissing: rich is not installed.
     """
-    table = empty_table(_said(changes))
-    shown = changes.first(top)
-    table.add_column("head", justify="right", overflow="fold")
-    table.add_column("mean\nnats", justify="right", no_wrap=True)
-    table.add_column("most", justify="right", no_wrap=True)
-    table.add_column("at", overflow="fold")
-    table.add_column("label (score)", overflow="fold")
-    for change in shown:
+    table = empty_table(_said(changes), elsewhere="Changes.all has every number")
+    table.add("head", least=0)
+    table.add("mean\nnats")
+    table.add("most", rank=1)
+    table.add("at", rank=2, least=8, easy=12)
+    table.add("label (score)", "label", rank=3, least=14, easy=21)
+    for change in changes.first(top):
         label = as_text(_labels(change) or MIXED)
         label.stylize("dim" if change.after_label.name == MIXED else "")
         table.add_row(
             as_text(f"{change.layer}.{change.head}"), _number(change.distance), _number(change.largest),
-            as_text(change.token), label,
+            as_text(_token(changes, change)), label,
         )  # fmt: skip
     return HeadsTable(table)
 
