@@ -11,6 +11,9 @@ from typing import Annotated
 
 import typer
 
+from .completion import model_names, pages, pictures, sorts
+from .completion import texts as text_files
+
 __all__ = ["Wanted", "look"]
 
 SENTENCE = "The cat that I saw yesterday ran away"
@@ -30,6 +33,7 @@ def look(
             help="A sentence in quotes, a file with a text, or - for standard input, which is read without "
             "it, too. Two of them are compared.",
             show_default=False,
+            autocompletion=text_files,
         ),
     ] = None,
     model: Annotated[
@@ -38,6 +42,7 @@ def look(
             metavar="mini|minilm|NAME|PATH",
             help="mini is built in, minilm is MiniLM-L6; else a name on the Hugging Face hub, or a folder "
             "with a model.",
+            autocompletion=model_names,
         ),
     ] = "mini",
     layer: Annotated[
@@ -73,11 +78,15 @@ def look(
             help=f"The picture to write: .png, .svg or .pdf; {PICTURE} unless --terminal, --html or --json "
             "is given.",
             show_default=False,
+            autocompletion=pictures,
         ),
     ] = None,
     terminal: Annotated[bool, typer.Option("--terminal", help="Heat maps here in the terminal.")] = False,
     html: Annotated[
-        Path | None, typer.Option(help="A page to write, which needs no network.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="A page to write, which needs no network.", show_default=False, autocompletion=pages
+        ),
     ] = None,
     as_json: Annotated[
         str | None,
@@ -86,6 +95,7 @@ def look(
             metavar="FILE|-",
             help="Write every number as JSON; - prints it, and nothing else.",
             show_default=False,
+            autocompletion=pages,
         ),
     ] = None,
     max_tokens: Annotated[
@@ -93,7 +103,10 @@ def look(
         typer.Option(min=1, help="Read at most so many tokens; without it 4096.", show_default=False),
     ] = None,
     sort: Annotated[
-        str | None, typer.Option(help="By label, layer or a column: entropy, first.", show_default="label")
+        str | None,
+        typer.Option(
+            help="By label, layer or a column: entropy, first.", show_default="label", autocompletion=sorts
+        ),
     ] = None,
     ascending: Annotated[bool, typer.Option("--ascending", help="Smallest first.")] = False,
     top: Annotated[
