@@ -108,7 +108,7 @@ def test_look_watches_a_trained_model_on_the_courses_sentence(usual: str) -> Non
 def test_the_model_is_the_built_in_one_unless_another_is_named() -> None:
     output = look("--top", "3")
     assert output.startswith(f'mini reads "{SENTENCE}"\n') and output.endswith("Wrote heads.png\n")
-    assert "3 of 32 heads; --top 32 lists all" in output
+    assert "3 of 32 heads; --top 32 shows all" in output
     assert Path("heads.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -122,7 +122,7 @@ def test_a_folder_with_a_model_of_ours_needs_no_transformers(monkeypatch: pytest
 
 
 def test_the_strongest_heads_come_first_and_how_many_there_are_is_said(usual: str) -> None:
-    assert "20 of 72 heads; --top 72 lists all" in usual
+    assert "20 of 72 heads; --top 72 shows all" in usual
     listed = rows(usual)
     assert len(listed) == 20
     assert listed[0][:4] == ["0", "2", "previous-token", "(1.00)"]
@@ -571,7 +571,7 @@ def test_of_two_texts_the_most_changed_heads_are_shown(own: str) -> None:
 @pytest.mark.usefixtures("_unwritten")
 def test_of_two_texts_heads_are_chosen_as_of_one(own: str) -> None:
     output = look("a cat ran", "the cat ran", "--model", own, "--head", "1", "--top", "1")
-    assert "1 of 2 heads; --top 2 lists all." in output
+    assert "1 of 2 heads; --top 2 shows all." in output
     assert len(re.findall(r"^ +(\d\.1) +(0\.\d\d\d) ", output, re.MULTILINE)) == 1
 
 

@@ -37,7 +37,7 @@ PLACES = {"written_first": "On the first token:", "written_special": "On special
 
 def looked(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> list[RenderableType]:
     """What is to be printed about one text; all files are written before."""
-    from ..show.heads_tables import as_sentences, heads_table, layers_table
+    from ..show.heads_tables import as_sentences, heads_table, layers_table, sorted_heads
 
     trained = _loaded(wanted.model, sign)
     (text,) = wanted.texts
@@ -51,12 +51,14 @@ def looked(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> list[Rendera
         return [_json(heads, chosen)]
     top = wanted.top or LISTED
     answer: list[RenderableType] = [_title(f"{trained.title} reads", text), *_cut(reading, wanted)]
+    order, descending = wanted.order
     if wanted.terminal:
-        answer.append(_maps(heads, chosen))
+        listed = sorted_heads(heads, order, descending=descending, chosen=chosen)[:top]
+        answer.append(_maps(heads, [(head.path, head.head) for head in listed]))
     table = heads_table(
         heads,
-        sort=wanted.sort or "label",
-        descending=not (wanted.ascending or wanted.sort in ("layer", "head")),
+        sort=order,
+        descending=descending,
         top=top,
         columns=_columns(heads) if wanted.written else None,
         title="",
@@ -65,7 +67,7 @@ def looked(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> list[Rendera
     )
     answer.append(table)
     if top < count:
-        more = f"{top} of {count} heads; --top {count} lists all, --sort entropy sorts by a column."
+        more = f"{top} of {count} heads; --top {count} shows all, --sort entropy sorts by a column."
         answer.append(_words(more))
     if count > 1:
         answer.append(layers_table(heads, title="", chosen=chosen))
@@ -174,7 +176,7 @@ def _json(heads: Heads, chosen: Chosen | None) -> str:
     return json.dumps(heads.to_json(chosen=chosen), indent=2)
 
 
-def _maps(heads: Heads, chosen: Chosen | None) -> RenderableType:
+def _maps(heads: Heads, chosen: Chosen) -> RenderableType:
     from ..show.terminal_heatmaps import terminal_heatmaps
 
     console = _console()
@@ -237,7 +239,7 @@ def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> list[Rende
     answer += [_title("and then", wanted.texts[1]), *_cut(second, wanted)]
     answer.append(changes.table(top=top))
     if top < len(changes):
-        answer.append(_words(f"{top} of {len(changes)} heads; --top {len(changes)} lists all."))
+        answer.append(_words(f"{top} of {len(changes)} heads; --top {len(changes)} shows all."))
     return [*answer, f"Wrote {wanted.picture}"]
 
 

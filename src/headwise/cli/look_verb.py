@@ -110,7 +110,10 @@ def look(
     ] = None,
     ascending: Annotated[bool, typer.Option("--ascending", help="Smallest first.")] = False,
     top: Annotated[
-        int | None, typer.Option(min=1, help="How many heads to list.", show_default=str(LISTED))
+        int | None,
+        typer.Option(
+            min=1, help="How many heads to list, and to draw in the terminal.", show_default=str(LISTED)
+        ),
     ] = None,
 ) -> None:
     """See what every attention head of a trained model looks at.
@@ -181,6 +184,11 @@ class Wanted:
         """Where to draw; None: only something else was asked for."""
         elsewhere = self.terminal or self.html is not None or self.as_json is not None
         return PICTURE if self.out is None and not elsewhere else self.out
+
+    @property
+    def order(self) -> tuple[str, bool]:
+        """What heads are sorted by, and whether the largest comes first."""
+        return self.sort or "label", not (self.ascending or self.sort in ("layer", "head"))
 
     @property
     def only_json(self) -> bool:
