@@ -555,6 +555,7 @@ def test_a_folder_that_takes_nothing_is_refused_at_once(
 # Two texts
 
 
+@pytest.mark.usefixtures("_unwritten")
 def test_of_two_texts_the_most_changed_heads_are_shown(own: str) -> None:
     output = look("the cat ran away", "the cat came away", "--model", own)
     lines = output.splitlines()
@@ -565,7 +566,11 @@ def test_of_two_texts_the_most_changed_heads_are_shown(own: str) -> None:
         (distance for _, distance in changed), reverse=True
     )
     assert lines[-1] == "Wrote heads.png"
-    assert Path("heads.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_two_texts_are_drawn(own: str) -> None:
+    look("a cat", "a dog", "--model", own, "--top", "1", "--out", "two.svg")
+    assert b"<svg" in Path("two.svg").read_bytes()
 
 
 @pytest.mark.usefixtures("_unwritten")
