@@ -84,7 +84,7 @@ def test_mistakes_are_one_line(capsys) -> None:
     assert "there is no" in mistake(capsys, "look", "--out", "nowhere/a.png")
     assert "--bogus" in mistake(capsys, "look", "--bogus")
     assert "lok" in mistake(capsys, "lok")
-    assert "extra argument" in mistake(capsys, "look", "two", "texts")
+    assert 'put quotes around them: headwise look "two texts"' in mistake(capsys, "look", "two", "texts")
 
 
 def test_files_that_hold_no_text_are_refused(capsys) -> None:

@@ -120,7 +120,7 @@ def test_layers_run_down_and_heads_to_the_right() -> None:
     assert bottom > top  # y grows downwards
     words = said(figure)
     assert [word for word in words if word.startswith(("layer", "head"))] == [
-        "layer 0", "layer 1", "head 0", "head 1", "head 2",
+        "head 0", "head 1", "head 2", "layer 0", "layer 1",
     ]  # fmt: skip
 
 
@@ -268,10 +268,19 @@ def test_a_layer_is_its_heat_maps_with_labels_and_names() -> None:
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == list("abcdef")
 
 
-def test_plot_is_this_picture_and_takes_the_last_layer() -> None:
+def test_plot_is_the_grid_a_layer_or_one_head() -> None:
     heads = toy(4)
-    assert heads.plot().get_suptitle() == "Toy, layer 1"
+    assert "Toy: what its 5 heads look at" in said(heads.plot())
+    assert "Toy: what 2 of its 5 heads look at in “a b”" in said(
+        heads.plot(chosen=[(1, 0), (0, 2)], text="a b")
+    )
     assert heads.plot("layers.0.attention").get_suptitle() == "Toy, layer 0"
+    assert heads.plot(0, text="a b").get_suptitle() == "Toy, layer 0 in “a b”"
+    assert heads.plot(-1, 1).get_suptitle() == "Toy, layer 1, head 1: self 0.51"
+    with pytest.raises(ArgumentError, match="head must come with its layer: got head=1"):
+        heads.plot(head=1)
+    with pytest.raises(ArgumentError, match="chosen must come without a layer: got 1 heads and layer=0"):
+        heads.plot(0, chosen=[(0, 1)])
     with pytest.raises(ArgumentError, match="layer must be one of 0 to 1: got 2"):
         heads.plot(2)
 

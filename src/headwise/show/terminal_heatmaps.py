@@ -20,7 +20,7 @@ from ..heads.collection import Heads
 from ..heads.labels import MIXED
 from ..heads.layer import Head, LayerHeads
 from .heads_tables import Chosen, chosen_heads
-from .heatmaps import LIGHT_TO_DARK, NOTHING
+from .sheet import LIGHT_TO_DARK, NOTHING
 from .tables import plain, table_class
 
 if TYPE_CHECKING:
