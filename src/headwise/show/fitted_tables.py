@@ -97,8 +97,11 @@ class FittedTable(Table):
             yield from self._sentences(texts, options.max_width)
             shown = {index for index in range(len(self.columns)) if self._of(index).rank == 0}
         else:
-            beside = [Text()] if self.box and not edges else []  # as wide ones have above and below
-            yield from [*beside, self._table(texts, headers, widths, edges), *beside]
+            if self.box and not edges:
+                yield Text()  # as wide ones have above and below
+            yield self._table(texts, headers, widths, edges)
+            if self.box and not edges:
+                yield Text()
             shown = set(widths)
         out = [self._of(index).name for index in range(len(self.columns)) if index not in shown]
         if out:

@@ -76,9 +76,9 @@ def chosen_heads(heads: Heads, chosen: Chosen | None = None) -> list[Head]:
     return [head for layer in heads.values() for head in layer if (layer.path, head.head) in wanted]
 
 
-def _pair(given: object) -> tuple[Layer, int]:
+def _pair(given: tuple[Layer, int]) -> tuple[Layer, int]:
     try:
-        layer, head = given  # type: ignore[misc]
+        layer, head = given
         return layer, operator.index(head)
     except (TypeError, ValueError):
         raise ArgumentError(

@@ -31,7 +31,7 @@ __all__ = ["TerminalHeatmaps", "terminal_heatmaps"]
 
 FROM = (0.01, 0.1, 0.25, 0.5)  # the weights at which the next shade begins: even steps of the square root
 SHADES, PLAIN_SHADES = "·░▒▓█", ".:+*#"
-FRAME, PLAIN_FRAME = "┌─┐│└┘", "+-+|++"  # corner, across, corner, down, corner, corner
+FRAME, PLAIN_FRAME = "┌─┐└┘│", "+-+++|"  # corners and what is between them, above and below; the sides
 NAMED = 40  # positions a side that are still drawn one by one where there are several heads
 COARSE = 12  # cells a side: rather one box less in a row than coarser ones
 LONGEST = 12  # cells of a token's name
@@ -267,12 +267,12 @@ class Pen:
         return self.shades[sum(weight >= start for start in FROM)]
 
     def edge(self, columns: int, top: bool) -> Text:
-        left, across, right = self.frame[:3] if top else (self.frame[4], self.frame[1], self.frame[5])
-        return self.text(left + across * columns + right, "dim")
+        left, right = (0, 2) if top else (3, 4)
+        return self.text(self.frame[left] + self.frame[1] * columns + self.frame[right], "dim")
 
     @property
     def side(self) -> Text:
-        return self.text(self.frame[3], "dim")
+        return self.text(self.frame[5], "dim")
 
 
 def _colours(weight: float) -> str:
@@ -431,8 +431,8 @@ def _one(drawn: Drawn, width: int, pen: Pen) -> list[Text]:
     wide = min(room // columns, 2 * high)
     if rows == T:
         beside = [pen.text(f"{at:>{digits}}", "dim") for at in range(T)]
-        for at, said in enumerate(beside if name and names else ()):
-            said.append(" ").append_text(pen.name(names[at], name))
+        for said, token in zip(beside, (names or []) if name else [], strict=False):
+            said.append(" ").append_text(pen.name(token, name))
     else:
         ends = {0: "0", rows - 1: str(T - 1)}
         beside = [pen.text(f"{ends.get(row, ''):>{margin}}", "dim") for row in range(rows)]
