@@ -302,7 +302,7 @@ def inches(text: str, size: float, *, bold: bool = False) -> float:
 
     font = FontProperties(family=families(), weight="bold" if bold else "normal", size=size)
     width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
-    return float(width) / 72
+    return 1.02 * float(width) / 72  # drawn letters stand on dots, a little farther apart
 
 
 def fitted(text: str, room: float, size: float, least: float, *, bold: bool = False) -> tuple[str, float]:
