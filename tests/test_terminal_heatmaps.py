@@ -20,7 +20,7 @@ pytest.importorskip("rich")
 from rich.cells import cell_len
 from rich.console import Console
 
-from headwise.show.heatmaps import LIGHT_TO_DARK
+from headwise.show.sheet import LIGHT_TO_DARK
 from headwise.show.terminal_heatmaps import (
     FROM,
     LEAST,

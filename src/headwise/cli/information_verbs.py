@@ -48,10 +48,12 @@ def presets(
     table = presets_table(chosen)
 
     from rich.console import Console
+    from rich.text import Text
 
-    Console().print(table)
+    console = Console(highlight=False)
+    console.print(table)
     if name is None:
-        typer.echo("\n".join(distribution(chosen)))
+        console.print(Text("\n".join(distribution(chosen))))  # wrapped at words: no number is torn apart
     if len(chosen) == 1:
         (preset,) = chosen
         typer.echo(preset.title + (f" ({preset.note})" if preset.note else ""))

@@ -20,8 +20,10 @@ from ..heads.collection import Heads
 from ..heads.labels import MIXED
 from ..heads.layer import Head, LayerHeads
 from .heads_tables import Chosen, chosen_heads
+from .pictured_heads import names_of
 from .sheet import LIGHT_TO_DARK, NOTHING
-from .tables import plain, table_class
+from .tables import table_class
+from .texts import plain
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -150,12 +152,12 @@ class Drawn:
     def of(cls, heads: Heads, path: str, members: list[Head], batch: int, pen: Pen) -> Drawn:
         layer: LayerHeads = heads[path]
         mass, counts, (T, S) = _mass(layer, batch)
-        tokens = None
-        if heads.tokens is not None and -len(heads.tokens) <= batch < len(heads.tokens):
-            tokens = [pen.known(plain(token)) for token in heads.tokens[batch]]
-        names = tokens if tokens is not None and len(tokens) == S == T else None
+        queries, keys = (
+            None if names is None else [pen.known(plain(name)) for name in names]
+            for names in names_of(heads, batch, (T, S))
+        )
         which = [head.head for head in members]
-        return cls(members, mass[which], counts, (T, S), names, names, not isinstance(layer.layer, int))
+        return cls(members, mass[which], counts, (T, S), queries, keys, not isinstance(layer.layer, int))
 
     def cells(self, rows: int, columns: int) -> Tensor:
         """[H, rows, columns]: the mean over the queries of a row of the weight in a cell."""
@@ -416,7 +418,8 @@ def _one(drawn: Drawn, width: int, pen: Pen) -> list[Text]:
     margin = digits + (name and name + 1)
     room = width - margin - 1 - 2
     columns = S if S <= room else room // 2
-    rows = T if S <= room and T <= max(room, NAMED) else min(T, columns)
+    most = max(room // 2, NAMED)
+    rows = T if T <= most or T <= columns else most
     picture = drawn.cells(rows, columns)[0].tolist()
     most_at = _heaviest(picture, drawn, pen) if (rows, columns) == (T, S) else []
     beyond = GAP + max(map(cell_len, most_at), default=0)
