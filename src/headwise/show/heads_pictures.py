@@ -169,7 +169,7 @@ def model_picture(
             _frame(ax, row, head, x, y)
             if sheet.side >= TITLED and label_of(head):
                 said, size = fitted(label_of(head), sheet.side + GAP / 2, 6.8 * sheet.grown, 5, bold=True)
-                ax.text(x - 0.03, y - 0.065, said, size=size, weight="bold", **words(tint(head) or FAINT))
+                ax.text(x - 0.03, y - 0.065, said, size=size, **words(tint(head) or FAINT, said))
             if head.head in row.ends:
                 _name_keys(ax, sheet, row, x, y + row.tall)
             grid += _lines(sheet, row, x, y)
@@ -266,7 +266,7 @@ def _name_columns(ax: Axes, sheet: Sheet, y: float) -> None:
             ax.text(x, y, f"head {head}", size=size, ha="center", va="center", **words(INK))
 
 
-Line = tuple[str, float, str, str]  # text, points, weight, colour
+Line = tuple[str, float, bool]  # text, points, in bold
 
 
 def _headline(heads: Heads, count: int, text: str | None, sheet: Sheet) -> list[Line]:
@@ -279,16 +279,16 @@ def _headline(heads: Heads, count: int, text: str | None, sheet: Sheet) -> list[
     if text is not None:
         whole_text = label(f"{title} in “{' '.join(text[:1000].split())}”", 1200)
         if inches(whole_text, 11 * grown, bold=True) <= room:
-            return [(*fitted(whole_text, room, 12.5 * grown, 11 * grown, bold=True), "bold", INK)]
-    lines = [(*fitted(label(title, 120), room, 12.5 * grown, 8, bold=True), "bold", INK)]
-    return lines if text is None else [*lines, (quoted(text, room, 10 * grown), 10 * grown, "normal", INK)]
+            return [(*fitted(whole_text, room, 12.5 * grown, 11 * grown, bold=True), True)]
+    lines = [(*fitted(label(title, 120), room, 12.5 * grown, 8, bold=True), True)]
+    return lines if text is None else [*lines, (quoted(text, room, 10 * grown), 10 * grown, False)]
 
 
 def _say(ax: Axes, sheet: Sheet, lines: Sequence[Line]) -> None:
     """The title, and how to read the picture."""
     y = 0.27 * sheet.grown
-    for line, size, weight, colour in lines:
-        ax.text(0.12, y, line, size=size, weight=weight, va="center", **words(colour))
+    for line, size, bold in lines:
+        ax.text(0.12, y, line, size=size, va="center", **words(INK, line if bold else ""))
         y += 0.24 * sheet.grown
     for line in sheet.how:
         ax.text(0.12, y, line, size=8.5 * sheet.grown, va="center", **words(FAINT))
@@ -315,7 +315,7 @@ def _explain(ax: Axes, sheet: Sheet, legend: Sequence[tuple[str, str, list[str]]
     beside, size = _legend_column([said for _, said, _ in legend], sheet), 7.5 * sheet.grown
     for name, said, meaning in legend:
         colour = OF_LABEL.get(name, FAINT)
-        ax.text(sheet.left, y, said, size=size, weight="bold", va="center", **words(colour))
+        ax.text(sheet.left, y, said, size=size, va="center", **words(colour, said))
         for line in meaning:
             ax.text(sheet.left + beside, y, line, size=size, va="center", **words(FAINT))
             y += LINE * sheet.grown

@@ -217,8 +217,8 @@ def draw(
         x, y = left + head % columns * (wide + gap), top + over + head // columns * (tall + over)
         ax = page.heat(picture[head], lengths, x, y, wide, tall)
         frame(ax, lengths, (wide, tall), shade)
-        weight = "normal" if shade is None else "bold"
-        ax.set_title(fit[head][0], loc="left", size=size, weight=weight, pad=5, **words(shade or INK))
+        strong = "" if shade is None else fit[head][0]
+        ax.set_title(fit[head][0], loc="left", size=size, pad=5, **words(shade or INK, strong))
         outer = {"left": head % columns == 0, "bottom": head + columns >= H}
         dress(ax, lengths, (wide, tall), (down, across), **outer)
     pooled = picture.shape[1:] != (T, S)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import needed
-from .texts import families, fitted, inches, label
+from .texts import families, fitted, in_bold, inches, label
 
 if TYPE_CHECKING:
     import numpy
@@ -135,7 +135,7 @@ class Page:
     def head(self, title: str, size: float, colour: str = INK) -> None:
         """The title, in the upper left corner."""
         x, y = 0.15 / self.width, 1 - 0.1 / self.height
-        self.figure.suptitle(title, x=x, y=y, ha="left", va="top", size=size, weight="bold", **words(colour))
+        self.figure.suptitle(title, x=x, y=y, ha="left", va="top", size=size, **words(colour, title))
 
     def explain_axes(
         self,
@@ -192,9 +192,11 @@ def colours() -> Colormap:
     return LinearSegmentedColormap.from_list("headwise", LIGHT_TO_DARK).with_extremes(bad=NOTHING)
 
 
-def words(colour: str) -> dict[str, Any]:
-    """How text is set: as written, dollars and all."""
-    return {"color": colour, "parse_math": False, "usetex": False, "family": families()}
+def words(colour: str, strong: str = "") -> dict[str, Any]:
+    """How text is set: as written, dollars and all; one given as `strong` in bold, if fonts have it."""
+    bold = bool(strong) and in_bold(strong)
+    weight = {"weight": "bold" if bold else "normal"} if strong else {}
+    return {"color": colour, "parse_math": False, "usetex": False, "family": families(bold=bold)} | weight
 
 
 def frame(ax: Axes, lengths: tuple[int, int], size: tuple[float, float], tint: str | None) -> None:
@@ -279,9 +281,9 @@ def scale_bar(page: Page, x: float, y: float, tall: float, meaning: str, picture
 
     meaning += " (grey: none)" if picture.mask.any() else ""
     mappable = ScalarMappable(page.scale, colours())
-    bar = page.figure.colorbar(
-        mappable, cax=page.axes(x + 0.05, y, 0.13 * page.grown, tall), ticks=STEPS, format="%g"
-    )
+    steps = STEPS if tall >= 1.4 * page.grown else STEPS[::2]
+    place = page.axes(x + 0.05, y, 0.13 * page.grown, tall)
+    bar = page.figure.colorbar(mappable, cax=place, ticks=steps, format="%g")
     text, size = fitted(meaning, page.height - 0.1, 8 * page.grown, 4.5)
     bar.set_label(text, size=size, **words(FAINT))
     half, middle = inches(text, size) / 2, y + tall / 2
