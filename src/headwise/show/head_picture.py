@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..heads.collection import Heads
-from ..heads.labels import LABELS
+from ..heads.labels import LABELS, NOTHING_CLEAR
 from ..heads.layer import Head
 from ..heads.layer_names import Layer
-from .heads_tables import NOTHING_CLEAR
 from .heatmaps import CELLS
 from .pictured_heads import cells_of, label_of, layer_name, meaning_of, names_of, tint
 from .sheet import (
