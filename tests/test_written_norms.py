@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from judge import assert_judged
-from model_families import FAMILIES, Family
 from torch import Tensor, nn
 
 import headwise as hw
@@ -21,6 +19,8 @@ from headwise.listeners.active import Call
 from headwise.listeners.model_door import attach
 from headwise.listeners.prunable_families import is_conv1d
 from headwise.listeners.written_norms import output_projection, written
+from judge import assert_judged
+from model_families import FAMILIES, Family
 
 B, T, E, H = 2, 11, 30, 6
 REAL = torch.tensor([11, 7])

@@ -3,9 +3,10 @@ sentences, of one text or of two."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from .look_verb import Wanted
     from .terminal import SignOfLife
 
-__all__ = ["compared", "looked", "printed"]
+__all__ = ["compared", "looked"]
 
 DRAWN = 6  # heads, of two texts
 BESIDE = (  # columns where it is measured what heads write
@@ -35,23 +36,31 @@ PLACES = {"written_first": "On the first token:", "written_special": "On special
 # One text
 
 
-def looked(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> list[RenderableType]:
-    """What is to be printed about one text; all files are written before."""
-    from ..show.heads_tables import as_sentences, heads_table, layers_table, sorted_heads
-
+def looked(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
+    """One text: its words and numbers at once, then the files, which take longer."""
     trained = _loaded(wanted.model, sign)
     (text,) = wanted.texts
     heads, reading = _watched(text, trained, wanted, sign)
     chosen = choice.among(heads) if choice else None
     roles = _roles(trained, sign) if wanted.roles else None
-    count = len(heads.all() if chosen is None else chosen)
-    sign.says(f"Drawing {count} head{'' if count == 1 else 's'}")
-    files = _write(heads, text, chosen, roles, wanted)
-    if wanted.only_json:
-        return [_json(heads, chosen)]
-    top = wanted.top or LISTED
-    answer: list[RenderableType] = [_title(f"{trained.title} reads", text), *_cut(reading, wanted)]
+    with sign.aside():
+        if wanted.only_json:
+            _print([json.dumps(heads.to_json(chosen=chosen, text=text, roles=roles), indent=2)])
+        else:
+            said = [_title(f"{trained.title} reads", text), *_cut(reading, wanted)]
+            _print(said + _tables(heads, chosen, roles, wanted))
+    sign.says(f"Drawing {_counted(len(heads.all() if chosen is None else chosen))}")
+    for file in _write(heads, text, chosen, roles, wanted):
+        with sign.aside():
+            _print([f"Wrote {file}"] * (not wanted.only_json))
+
+
+def _tables(heads: Heads, chosen: Chosen | None, roles: Roles | None, wanted: Wanted) -> list[RenderableType]:
+    from ..show.heads_tables import as_sentences, heads_table, layers_table, sorted_heads
+
+    count, top = len(heads.all() if chosen is None else chosen), wanted.top or LISTED
     order, descending = wanted.order
+    answer: list[RenderableType] = []
     if wanted.terminal:
         listed = sorted_heads(heads, order, descending=descending, chosen=chosen)[:top]
         answer.append(_maps(heads, [(head.path, head.head) for head in listed]))
@@ -76,7 +85,11 @@ def looked(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> list[Rendera
         answer += map(_words, _shares(heads, chosen))
     if roles is not None:
         answer += [_words(_found(roles))] + [roles.table()] * bool(roles.found)
-    return answer + [f"Wrote {file}" for file in files]
+    return answer
+
+
+def _counted(heads: int) -> str:
+    return f"{heads} head{'' if heads == 1 else 's'}"
 
 
 def _loaded(model: str, sign: SignOfLife) -> Pretrained:
@@ -142,21 +155,19 @@ def _found(roles: Roles) -> str:
 
 def _write(
     heads: Heads, text: str, chosen: Chosen | None, roles: Roles | None, wanted: Wanted
-) -> list[Path | str]:
-    """All files that are wanted; returns which."""
-    files: list[Path | str] = []
+) -> Iterator[Path | str]:
+    """Every file that is wanted, as soon as it is there."""
     if wanted.picture is not None:
         from ..show.heatmaps import save
 
         save(_figure(heads, text, chosen, wanted.written), wanted.picture)
-        files.append(wanted.picture)
+        yield wanted.picture
     if wanted.html is not None:
         heads.to_html(wanted.html, chosen=chosen, text=text, roles=roles)
-        files.append(wanted.html)
+        yield wanted.html
     if wanted.as_json is not None and not wanted.only_json:
-        heads.to_json(wanted.as_json, chosen=chosen)
-        files.append(wanted.as_json)
-    return files
+        heads.to_json(wanted.as_json, chosen=chosen, text=text, roles=roles)
+        yield wanted.as_json
 
 
 def _figure(heads: Heads, text: str, chosen: Chosen | None, written: bool) -> Figure:
@@ -167,13 +178,6 @@ def _figure(heads: Heads, text: str, chosen: Chosen | None, written: bool) -> Fi
     if chosen is not None and len(layers) == 1 and len(chosen) == len(heads[chosen[0][0]]):
         return heads.plot(layers.pop(), written=written, text=text)
     return heads.plot(chosen=chosen, written=written, text=text)
-
-
-def _json(heads: Heads, chosen: Chosen | None) -> str:
-    """For standard output, in letters that every encoding has."""
-    import json
-
-    return json.dumps(heads.to_json(chosen=chosen), indent=2)
 
 
 def _maps(heads: Heads, chosen: Chosen) -> RenderableType:
@@ -218,29 +222,33 @@ def _shares(heads: Heads, chosen: Chosen | None) -> list[str]:
 # Two texts
 
 
-def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> list[RenderableType]:
-    """What is to be printed about two texts; the picture is written before."""
+def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
+    """Two texts: the heads that changed most, at once, then their picture."""
     from ..heads.text_changes import Changes
     from ..show.heatmaps import save
 
     trained = _loaded(wanted.model, sign)
     (before, first), (after, second) = (_watched(text, trained, wanted, sign) for text in wanted.texts)
+    sign.says("Comparing")
     changes = before.changes(after)
     if choice:
         chosen = set(choice.among(before))
         some = [change for change in changes if (change.layer, change.head) in chosen]
         changes = Changes(some, changes.layers, changes.title)
-    drawn = min(DRAWN, wanted.top or DRAWN, len(changes))
-    sign.says(f"Drawing {drawn} head{'' if drawn == 1 else 's'}")
-    assert wanted.picture is not None, "nothing else can be asked for"
-    save(changes.plot(top=drawn), wanted.picture)
     top = wanted.top or CHANGED
-    answer: list[RenderableType] = [_title(f"{trained.title} reads", wanted.texts[0]), *_cut(first, wanted)]
+    answer = [_title(f"{trained.title} reads", wanted.texts[0]), *_cut(first, wanted)]
     answer += [_title("and then", wanted.texts[1]), *_cut(second, wanted)]
     answer.append(changes.table(top=top))
     if top < len(changes):
         answer.append(_words(f"{top} of {len(changes)} heads; --top {len(changes)} shows all."))
-    return [*answer, f"Wrote {wanted.picture}"]
+    with sign.aside():
+        _print(answer)
+    drawn = min(DRAWN, top, len(changes))
+    sign.says(f"Drawing {_counted(drawn)}")
+    assert wanted.picture is not None, "nothing else can be asked for"
+    save(changes.plot(top=drawn), wanted.picture)
+    with sign.aside():
+        _print([f"Wrote {wanted.picture}"])
 
 
 # What is printed
@@ -283,7 +291,7 @@ def _console() -> Console:
     return Console(highlight=False, markup=False, emoji=False)
 
 
-def printed(answer: Sequence[RenderableType]) -> None:
+def _print(answer: Sequence[RenderableType]) -> None:
     """In the letters and columns that there are; strings are lines that are not to be broken."""
     from ..examiner.showing.letters import fitting
 

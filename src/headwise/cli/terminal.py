@@ -294,12 +294,19 @@ class SignOfLife:
     def says(self, words: str, total: int | None = None, done: Callable[[], int] = int) -> None:
         """What is done now; how much there is, where that is known, and whom to ask how much is done."""
         self._now = words, total, done
-        if self._wide:
+        if self._turn:
             self._draw()  # what comes next may leave the thread no time
 
     def counts(self, done: int, total: int | None) -> None:
         """So much is done."""
         self._now = self._now[0], total, lambda: done
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Make room for something that is printed; the line comes back below it."""
+        with self._lock:
+            self._wipe()
+            yield
 
     def begin(self) -> None:
         """Be there, from the time agreed."""
@@ -314,6 +321,9 @@ class SignOfLife:
             return
         self._over.set()
         self._thread.join()  # it may be drawing at this moment
+        self._wipe()
+
+    def _wipe(self) -> None:
         if self._wide:
             self._write(f"\r{' ' * self._wide}\r")
             self._wide = 0

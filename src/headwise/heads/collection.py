@@ -6,7 +6,8 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from ..errors import ArgumentError, nearest, needed
 from . import heads_files
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
+    from .roles import Roles
     from .text_changes import Changes
 
 __all__ = ["Heads", "ShownTable", "load_heads"]
@@ -365,6 +367,70 @@ class Heads(ByLayer[LayerHeads]):
                 for head in self.all()
             ]
         )
+
+    def to_json(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        chosen: Sequence[tuple[Layer, int]] | None = None,
+        text: str | None = None,
+        roles: Roles | None = None,
+    ) -> dict[str, Any]:
+        """All of it as plain data, and as a JSON file where a path is given: whole, or not at all.
+
+        Its keys, which stay as they are while "format" does: format, title, text, tokens, layers (layer,
+        path, kind, num_heads, queries, keys), heads (layer, head, path, label, score, sentence, roles,
+        numbers), labels (label, heads, sentence), sentences. A number that is not finite is None.
+
+        Args:
+            chosen: (layer, head) of those to tell of; None: all.
+            text: what the model read.
+            roles: of `headwise.roles`, to tell which heads were found for one.
+
+        Raises:
+            ArgumentError: nothing was watched; no such head; not a .json, or one that cannot be written.
+        """
+        from ..show.heads_data import as_data, check_json_path, save_json
+
+        if path is not None:
+            check_json_path(path)
+        data = as_data(self, chosen=chosen, text=text, roles=roles)
+        if path is not None:
+            save_json(data, path)
+        return data
+
+    def to_html(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        batch: int = 0,
+        chosen: Sequence[tuple[Layer, int]] | None = None,
+        text: str | None = None,
+        roles: Roles | None = None,
+    ) -> Path:
+        """One page that needs nothing else: pictures, labels, numbers; written whole, or not at all.
+
+        It loads nothing, runs nothing, and takes whatever a text or a name holds as text.
+
+        Args:
+            batch: which sequence the pictures are of.
+            chosen, text, roles: as for `to_json`.
+
+        Raises:
+            ArgumentError: nothing was watched; no such head; neither maps nor pictures kept; not an .html, or
+                one that cannot be written.
+            IndexError: no such sequence.
+            PackageMissing: matplotlib is not installed.
+        """
+        from ..show.heads_page import check_path, heads_page, save
+
+        check_path(path)
+        return save(heads_page(self, batch=batch, chosen=chosen, text=text, roles=roles), path)
+
+    def _repr_html_(self) -> str | None:
+        from ..show.heads_page import in_notebook
+
+        return in_notebook(self)
 
     def save(self, path: str | os.PathLike[str], *, maps: bool = True) -> None:
         """Write all of it into one safetensors file; `headwise.load_heads` reads it back.

@@ -420,7 +420,7 @@ def changes_table(changes: Changes, top: int | None = 10) -> HeadsTable:
     table.add("head", least=0)
     table.add("mean\nnats")
     table.add("most", rank=1)
-    table.add("at", rank=2, least=8, easy=12)
+    table.add("at", rank=2, least=6)
     table.add("label (score)", "label", rank=3, least=14, easy=21)
     for change in changes.first(top):
         label = as_text(_labels(change) or MIXED)

@@ -11,7 +11,7 @@ from ..heads.collection import Heads
 from ..heads.labels import LABELS, MIXED
 from ..heads.layer import Head
 from .heads_pictures import OF_LABEL
-from .heatmaps import FAINT, INK, drawing, words
+from .sheet import FAINT, INK, drawing, words
 from .tables import label
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def layers_picture(heads: Heads, statistics: Sequence[str] | str) -> Figure:
     for name in names:
         if name not in measured:
             raise ArgumentError(
-                f"statistics must have been measured: got {name!r}; {nearest(name, measured)}; ask watch for it"
+                f"statistics must have been measured: got {name!r}; {nearest(name, measured)}; "
+                "others are asked of watch"
             )
     if not names:
         raise ArgumentError("statistics must be names: got none; for example ['entropy']")
@@ -104,13 +105,13 @@ def _panel(ax: Axes, name: str, groups: Sequence[Sequence[Head]]) -> None:
     if where:
         late = x > (len(groups) - 1) / 2
         ax.annotate(
-            label(where, 40), (x, value), (-5 if late else 5, 3), "data", "offset points", size=7.5, weight="bold",
-            ha="right" if late else "left", annotation_clip=False, **words(colour),
+            label(where, 40), (x, value), (-5 if late else 5, 3), "data", "offset points", size=7.5,
+            weight="bold", ha="right" if late else "left", annotation_clip=False, **words(colour),
         )  # fmt: skip
     ax.set_title(MEANINGS.get(name, name.replace("_", " ")), loc="left", size=9, pad=7, **words(INK))
     if name in NOT_SHARES:
         bottom, top = ax.get_ylim()
-        ax.set_ylim(bottom if name == "max_logit" else -0.03 * top, top)
+        ax.set_ylim(bottom if name == "max_logit" else -0.03 * top, 1.05 * top)
     else:
         ax.set_ylim(-0.03, 1.05)
         ax.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
@@ -170,6 +171,6 @@ def _headline(figure: Figure, heads: Heads, everyone: Sequence[Head]) -> None:
     for name in [*names, *([f"{MIXED}, no label"] if MIXED in there else [])]:
         colour = OF_LABEL.get(name, UNLABELLED)
         last = figure.axes[0].annotate(
-            f"●  {name}", (1, 0.5), (10, 0), last, "offset points", size=8.5, va="center", annotation_clip=False,
-            **words(colour),
+            f"●  {name}", (1, 0.5), (10, 0), last, "offset points", size=8.5, va="center",
+            annotation_clip=False, **words(colour),
         )  # fmt: skip

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import ArgumentError, ShapeError
 from ..listeners.prunable_families import is_conv1d
 from ..listeners.written_norms import OutputProjection, written
-from .heatmaps import FAINT, INK, LONGEST, NOTHING, drawing, words
+from .sheet import FAINT, INK, LONGEST, NOTHING, drawing, words
 from .tables import label
 
 if TYPE_CHECKING:
@@ -109,7 +109,12 @@ def outputs_picture(
         for top, side in ((sheet.tops[0], sheet.side), (sheet.tops[2], sheet.narrow)):
             middle = left + side / 2
             ax.text(
-                middle, top - 0.05, f"head {head}" if H <= 12 else head, size=8, ha="center", **words(INK)
+                middle,
+                top - 0.05,
+                f"head {head}" if H <= 12 else str(head),
+                size=8,
+                ha="center",
+                **words(INK),
             )
         _funnel(ax, sheet, head)
     _map(ax, total, after, sheet.left, sheet.tops[3], sheet.across, sheet.tall)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..listeners.robustness import Robustness
-from .heatmaps import FAINT, INK, drawing, words
+from .sheet import FAINT, INK, drawing, words
 from .tables import label
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ def _single(ax: Axes, measured: Robustness) -> None:
         [1] * len(alone), [loss for loss, _, _ in alone], 14, color=INK, alpha=0.35, linewidth=0, zorder=2
     )
     loss, layer, head = max(alone, key=lambda each: each[0])
-    where = f"head {layer}.{head}" if isinstance(layer, int) else f"head {head} of {layer}"
-    _say(ax, label(f"one at a time: {where} costs most", 60), (1, loss), (7, 0), INK, va="center")
+    where = f"{layer}.{head}" if isinstance(layer, int) else f"head {head} of {layer}"
+    _say(ax, f"one head alone:\n{label(where, 40)} costs most", (1, loss), (7, 0), INK, va="center")
 
 
 def _names(ax: Axes, removed: Sequence[int], curves: Sequence[Curve]) -> None:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError
 from ..heads.roles import MARGIN, Role, Roles
-from .heatmaps import FAINT, INK, colours, drawing, words
+from .sheet import FAINT, INK, colours, drawing, words
 from .tables import label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 __all__ = ["roles_picture"]
 
@@ -36,7 +37,8 @@ def roles_picture(roles: Roles) -> Figure:
     """
     if not roles:
         raise ArgumentError(
-            f"roles must hold a relation: 0 of {len(roles.unasked)} were asked about; give hw.roles more sentences"
+            f"roles must hold a relation: 0 of {len(roles.unasked)} were asked about; give "
+            "headwise.roles more sentences"
         )
     Figure, Canvas, _ = drawing()
     order = sorted(roles.values(), key=lambda role: (not role.found, role.rules[role.rule] == 1, -role.share))
@@ -50,15 +52,15 @@ def roles_picture(roles: Roles) -> Figure:
     tall = ROW * len(order) / height
     left = figure.add_axes((names / width, below / height, map_wide / width, tall))
     right = figure.add_axes(((names + map_wide + 0.55) / width, below / height, dots_wide / width, tall))
-    _map(left, roles, order, L, H)
+    _map(figure, left, roles, order, L, H)
     _dots(right, order)
-    title = f"{roles.title or 'Model'}: {len(roles.found)} of {len(roles)} relations have a head"
+    title = f"{roles.title or 'Model'}: {len(roles.found)} of {len(roles)} relations have their head"
     figure.text(
         0.2 / width, 1 - 0.27 / height, label(title, 90), size=13, weight="bold", va="center", **words(INK)
     )
     how = (
-        "A row is a relation of words: from the first to the second. Found is what beats every trivial rule by "
-        f"{MARGIN} and more, on sentences that the head was not chosen on."
+        "A row is a relation of words: from the first to the second. Found is what beats every trivial rule "
+        f"by {MARGIN} and more (outlined, coloured), on sentences that the head was not chosen on."
     )
     figure.text(0.2 / width, 1 - 0.53 / height, how, size=8.5, va="center", **words(FAINT))
     for ax, what in (
@@ -69,7 +71,7 @@ def roles_picture(roles: Roles) -> Figure:
     return figure
 
 
-def _map(ax: Axes, roles: Roles, order: Sequence[Role], L: int, H: int) -> None:
+def _map(figure: Figure, ax: Axes, roles: Roles, order: Sequence[Role], L: int, H: int) -> None:
     from matplotlib.colors import Normalize
     from matplotlib.patches import Rectangle
 
@@ -82,7 +84,7 @@ def _map(ax: Axes, roles: Roles, order: Sequence[Role], L: int, H: int) -> None:
     ax.set_yticks(range(len(order)), [label(role.name, 40) for role in order], size=8.5, **words(FAINT))
     for text, role in zip(ax.get_yticklabels(), order, strict=True):
         text.set_color(INK if role.found else FAINT)
-        text.set_weight("bold" if role.found else "normal")
+        text.set_fontweight("bold" if role.found else "normal")
     ax.set_xticks([H * at + (H - 1) / 2 for at in range(L)], [_layer(layer, L) for layer in roles.layers])
     ax.xaxis.tick_top()
     ax.tick_params(length=0, labelsize=7.5, labelcolor=FAINT, pad=2)
@@ -107,7 +109,7 @@ def _map(ax: Axes, roles: Roles, order: Sequence[Role], L: int, H: int) -> None:
                     zorder=4,
                 )
             )
-    _scale(ax, image)
+    _scale(figure, ax, image)
 
 
 def _layer(layer: int | str, layers: int) -> str:
@@ -116,10 +118,9 @@ def _layer(layer: int | str, layers: int) -> str:
     return label(layer.rpartition(".")[2] if layers > 3 else layer, 14)
 
 
-def _scale(ax: Axes, image: object) -> None:
-    figure = ax.figure
+def _scale(figure: Figure, ax: Axes, image: AxesImage) -> None:
     place, inch = ax.get_position(), 1 / figure.get_figheight()
-    room = figure.add_axes((place.x0, place.y0 - 0.2 * inch, min(place.width, 0.25), 0.09 * inch))
+    room = figure.add_axes((place.x0, place.y0 - 0.2 * inch, min(0.6 * place.width, 0.25), 0.09 * inch))
     bar = figure.colorbar(
         image, cax=room, orientation="horizontal", ticks=[0, 0.25, 0.5, 0.75, 1], format="%g"
     )
@@ -157,17 +158,17 @@ def _dots(ax: Axes, order: Sequence[Role]) -> None:
         end = max(role.high, best, role.share) if ahead else min(role.low, best, role.share)
         where = f"{role.layer}.{role.head}" if isinstance(role.layer, int) else f"head {role.head}"
         ax.annotate(
-            label(where, 16), (end, row), (5 if ahead else -5, 0), "data", "offset points", size=7.5, va="center",
-            ha="left" if ahead else "right", weight="bold" if role.found else "normal", annotation_clip=False,
-            **words(colour if role.found else FAINT),
+            label(where, 16), (end, row), (5 if ahead else -5, 0), "data", "offset points", size=7.5,
+            va="center", ha="left" if ahead else "right", weight="bold" if role.found else "normal",
+            annotation_clip=False, **words(colour if role.found else FAINT),
         )  # fmt: skip
         ax.annotate(
-            label(f"{best:.2f}  {role.rule}", 44), (1.13, row), xycoords=("data", "data"), size=7.5, va="center",
+            label(f"{best:.2f}  {role.rule}", 44), (1.13, row), size=7.5, va="center",
             annotation_clip=False, **words(FAINT),
         )  # fmt: skip
     ax.annotate(
-        "◇ best rule", (1.13, 1), (0, 17), ("data", "axes fraction"), "offset points", size=8, annotation_clip=False,
-        **words(FAINT),
+        "◇ best rule", (1.13, 1), (0, 17), ("data", "axes fraction"), "offset points", size=8,
+        annotation_clip=False, **words(FAINT),
     )  # fmt: skip
     ax.set_xlim(-0.02, 1.09)
     ax.set_ylim(len(order) - 0.5, -0.5)
