@@ -11,7 +11,7 @@ from ..heads.collection import Heads
 from ..heads.labels import LABELS, MIXED
 from ..heads.layer import Head
 from .heads_pictures import OF_LABEL
-from .heatmaps import FAINT, INK, drawing, words
+from .sheet import FAINT, INK, drawing, words
 from .tables import label
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import ArgumentError, ShapeError
 from ..listeners.prunable_families import is_conv1d
 from ..listeners.written_norms import OutputProjection, written
-from .heatmaps import FAINT, INK, LONGEST, NOTHING, drawing, words
+from .sheet import FAINT, INK, LONGEST, NOTHING, drawing, words
 from .tables import label
 
 if TYPE_CHECKING:

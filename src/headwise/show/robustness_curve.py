@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..listeners.robustness import Robustness
-from .heatmaps import FAINT, INK, drawing, words
+from .sheet import FAINT, INK, drawing, words
 from .tables import label
 
 if TYPE_CHECKING:

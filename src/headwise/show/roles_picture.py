@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError
 from ..heads.roles import MARGIN, Role, Roles
-from .heatmaps import FAINT, INK, colours, drawing, words
+from .sheet import FAINT, INK, colours, drawing, words
 from .tables import label
 
 if TYPE_CHECKING:
