@@ -13,7 +13,8 @@ import torch
 
 from headwise import AttentionMap, Mask
 from headwise.errors import ArgumentError, ShapeError
-from headwise.show.tables import as_number, as_text, empty_table, plain
+from headwise.show.tables import as_number, as_text, empty_table
+from headwise.show.texts import plain
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
@@ -23,7 +24,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from headwise.show.heatmaps import LIGHT_TO_DARK, NOTHING, _grid, heatmaps, save
+from headwise.show.heatmaps import _grid, heatmaps, save
+from headwise.show.sheet import LIGHT_TO_DARK, NAMED, NOTHING
 
 
 def a_map(
@@ -124,7 +126,7 @@ def test_an_incomplete_last_row_leaves_no_column_without_labels() -> None:
 
 
 def test_many_tokens_give_way_to_positions() -> None:
-    figure = heatmaps(a_map(1, 25), [f"token{i}" for i in range(25)])
+    figure = heatmaps(a_map(1, NAMED + 1), [f"token{i}" for i in range(NAMED + 1)])
     png(figure)
     assert not any("token" in text for text in words(figure.axes[0].xaxis))
 

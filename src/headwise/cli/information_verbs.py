@@ -48,10 +48,12 @@ def presets(
     table = presets_table(chosen)
 
     from rich.console import Console
+    from rich.text import Text
 
-    Console().print(table)
+    console = Console(highlight=False)
+    console.print(table)
     if name is None:
-        typer.echo("\n".join(distribution(chosen)))
+        console.print(Text("\n".join(distribution(chosen))))  # wrapped at words: no number is torn apart
     if len(chosen) == 1:
         (preset,) = chosen
         typer.echo(preset.title + (f" ({preset.note})" if preset.note else ""))
@@ -70,11 +72,14 @@ def doctor() -> None:
 
     with needed("rich", "headwise doctor prints with rich"):
         from rich.console import Console
-        from rich.table import Table
         from rich.text import Text
 
+    from ..show.tables import table_class
+
     lines = examine()
-    table = Table.grid(padding=(0, 2))
+    table = table_class()(box=None, show_header=False)
+    table.add("name", least=0)
+    table.add("found", least=20, easy=20)
     for line in lines:
         said = Text(line.value) if line.problem is None else Text(f"{line.value}: {line.problem}", "bold red")
         table.add_row(Text(line.name), said)

@@ -16,6 +16,8 @@ All that was watched:
     layer.py            all calls of a layer
     collection.py       `Heads`, all layers
     model_diversity.py  how much the heads of a model differ
+    text_alignment.py   which tokens of two texts are partners
+    text_changes.py     which heads changed from one text to another
     heads_files.py      heads in a file
 """
 

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["Figures", "described", "distribution", "figures", "presets_table"]
 
 BF16_BYTES = 2
-COLUMNS = (
-    "d_model",
-    "heads",
-    "KV\nheads",
-    "d_k",
-    "parameters\na layer",
-    "layers",
-    "in all\nlayers",
-    "KV cache\na token",
-)
+COLUMNS = {  # header -> rank: 0 is always there, of the others the smaller stays longer
+    "d_model": 0,
+    "heads": 0,
+    "KV\nheads": 2,
+    "d_k": 1,
+    "parameters\na layer": 3,
+    "layers": 5,
+    "in all\nlayers": 6,
+    "KV cache\na token": 4,
+}
 
 
 @dataclass(frozen=True)
@@ -104,15 +104,15 @@ def _sizes(preset: Preset) -> Sizes:
 
 
 def presets_table(presets: Iterable[Preset]) -> Table:
-    """One row a preset. Counts are of attention layers alone, not of the whole model.
+    """One row per preset, at any width. Counts are of attention layers alone, not of the whole model.
 
     Raises:
         PackageMissing: rich is not installed.
     """
-    table = empty_table()
-    table.add_column("name", no_wrap=True)
-    for header in COLUMNS:
-        table.add_column(header, justify="right", no_wrap=True)
+    table = empty_table(elsewhere="--json has every number")
+    table.add("name", least=0)
+    for header, rank in COLUMNS.items():
+        table.add(header, rank=rank)
     for preset in presets:
         numbers = figures(preset)
         table.add_row(
