@@ -128,7 +128,7 @@ def test_every_head_is_a_dot_in_its_layer_and_the_line_is_their_mean() -> None:
     figure = heads.plot_layers(names)
     drawn(figure)
     for ax, name in zip(figure.axes, names, strict=True):
-        dots = [tuple(map(float, dot.get_offsets()[0])) for dot in ax.collections]
+        dots = sorted(tuple(map(float, dot)) for dot in ax.collections[0].get_offsets())  # heads in order
         expected = [heads[layer].statistics[name].tolist() for layer in (0, 1)]
         assert [y for _, y in dots] == pytest.approx([y for layer in expected for y in layer])
         assert [round(x) for x, _ in dots] == [0] * H + [1] * 7

@@ -11,14 +11,16 @@ registers, as `import headwise` does it where torch is there already:
 So nobody holds a tensor, a pickle or a compiled graph before maps and operators are registered. The finder
 goes when all is loaded, and where torch comes first there never is one.
 
-Threads: nothing here waits. While one thread loads, another one's imports are plain imports, which Python's
-own locks keep in order; waiting with such a lock in hand is how imports end in a deadlock.
+Threads: one loads, and whoever asks for a public name waits for it. Imports do not wait, for they hold locks
+of Python's that the loading thread may need: meanwhile a module of ours is imported as any other. Where two
+threads stand in each other's way all the same, Python tells one of them; that one leaves the loading to the
+next use.
 """
 
 from __future__ import annotations
 
 import sys
-from _thread import allocate_lock
+from _thread import allocate_lock, get_ident
 from importlib.machinery import ModuleSpec
 
 TYPE_CHECKING = False
@@ -36,7 +38,7 @@ PACKAGE = __name__.partition(".")[0]
 # What can be loaded without torch: the command line, and what its quick verbs need. A test imports them all.
 LIGHT = {
     "byte_sizes", "errors", "first_use", "moved_modules", "nn", "nn.layer_sizes", "nn.presets", "show",
-    "show.presets_table", "show.tables", "show.texts", "whole_files", "__main__",
+    "show.fitted_tables", "show.presets_table", "show.tables", "show.texts", "whole_files", "__main__",
 }  # fmt: skip
 LIGHT_PACKAGE = "cli"
 
@@ -68,7 +70,10 @@ def part(package: str, name: str, public: Sequence[str]) -> object:
         if name in public:
             import torch  # noqa: F401, behind it the finder loads everything
 
-            if name not in vars(module):  # it could not, or another thread is about it
+            if package == PACKAGE:  # inside, one package asks another, and may not wait
+                for finder in [each for each in sys.meta_path if isinstance(each, Finder)]:
+                    finder.load(wait=True)
+            if name not in vars(module):
                 fill(module)
             return vars(module)[name]
     raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -87,79 +92,85 @@ def load_on_first_use() -> None:
 
 
 class Finder:
-    """In `sys.meta_path` until torch is loaded: loads the whole package right behind it."""
+    """In `sys.meta_path` until torch is loaded: whatever needs it gets a loader that loads everything."""
 
     def __init__(self) -> None:
-        self.busy = allocate_lock()  # tried, never waited for
+        self.busy = allocate_lock()
+        self.thread: int | None = None  # that is loading
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Torch, with everything of ours behind it; or a part of ours, with everything before it."""
-        if name == "torch" and not self.busy.locked():
-            return self._with_all_behind(name, path, target)
-        if name.startswith(f"{PACKAGE}.") and not is_light(name) and self._load():
-            already = sys.modules.get(name)
-            if already is not None:
-                return ModuleSpec(name, Handed(already))
-        return None
-
-    def _load(self) -> bool:
-        """Load everything, unless this or another thread is about it."""
-        if not self.busy.acquire(blocking=False):
-            return False
-        try:
-            import torch  # noqa: F401
-
-            fill(sys.modules[PACKAGE])
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-        finally:
-            self.busy.release()
-        return True
-
-    def _with_all_behind(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> ModuleSpec | None:
+        """Where the others find it. Nothing is loaded here: Python holds a lock of all imports meanwhile."""
+        is_ours = name.startswith(f"{PACKAGE}.") and not is_light(name)
+        if self.busy.locked() or not (is_ours or name == "torch"):
+            return None
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None:
-                break
-        else:
-            return None
-        loader = spec.loader
-        if loader is None or not hasattr(loader, "exec_module"):
-            return spec
-        itself = loader.exec_module
+                if hasattr(spec.loader, "exec_module"):
+                    spec.loader = (Before if is_ours else Behind)(self, spec)
+                return spec
+        return None
 
-        def exec_module(module: ModuleType) -> None:
-            del loader.exec_module  # the loader is torch's own again
-            itself(module)
-            # It is complete: threads that ask for it need not wait for what follows, or they would wait for
-            # this one while it waits for what they hold.
-            spec._initializing = False  # type: ignore[attr-defined]
-            try:
-                self._load()
-            except ImportError as error:
-                # Torch is well all the same. Whoever uses headwise gets the error itself.
-                import warnings
+    def load(self, wait: bool = False) -> None:
+        """Load everything, unless it is being loaded; with `wait`, then return once it is."""
+        if self.thread == get_ident() or not self.busy.acquire(blocking=wait):
+            return
+        try:
+            self.thread = get_ident()
+            if self in sys.meta_path:
+                import torch  # noqa: F401
 
-                warnings.warn(f"headwise cannot be used: {error}", RuntimeWarning, stacklevel=2)
-
-        loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+                fill(sys.modules[PACKAGE])
+                sys.meta_path.remove(self)
+        except RuntimeError as error:
+            if wait or type(error).__name__ != "_DeadlockError":
+                raise
+        finally:
+            self.thread = None
+            self.busy.release()
 
 
-class Handed(_Loader):
-    """A loader of a module that is loaded."""
+class Before(_Loader):
+    """Loads everything before a module of ours, which then is loaded as well, or is as others load it."""
 
-    def __init__(self, module: ModuleType) -> None:
-        self.module, self.spec = module, module.__spec__
+    def __init__(self, finder: Finder, spec: ModuleSpec) -> None:
+        assert spec.loader is not None
+        self.finder, self.spec, self.own = finder, spec, spec.loader
+        self.already: ModuleType | None = None
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module as it is."""
-        return self.module
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """The module that came with everything, or a new one."""
+        self.finder.load()
+        self.already = sys.modules.get(spec.name)
+        return self.already if self.already is not None else self.own.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run; the importer has given it a new spec."""
-        module.__spec__ = self.spec
+        """Fill it, unless it is filled; with its own loader, by which it is known from now on."""
+        self.spec.loader = module.__loader__ = self.own
+        if module is not self.already:
+            self.own.exec_module(module)
+
+
+class Behind(Before):
+    """Loads torch, and everything behind it."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """As others do."""
+        return self.own.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """As others do, and then everything of ours."""
+        super().exec_module(module)
+        # It is complete: threads that ask for it need not wait for what follows, or they would wait for this
+        # one while it waits for what they hold.
+        self.spec._initializing = False  # type: ignore[attr-defined]
+        try:
+            self.finder.load()
+        except (
+            ImportError
+        ) as error:  # torch is well all the same; whoever uses headwise gets the error itself
+            import warnings
+
+            warnings.warn(f"headwise cannot be used: {error}", RuntimeWarning, stacklevel=2)

@@ -86,6 +86,7 @@ def layers_picture(heads: Heads, statistics: Sequence[str] | str) -> Figure:
 
 def _panel(ax: Axes, name: str, groups: Sequence[Sequence[Head]]) -> None:
     means, best = [], (-math.inf, 0.0, "", INK)
+    dots: list[tuple[bool, float, float, str]] = []
     for at, group in enumerate(groups):
         values = [head.values.get(name, math.nan) for head in group]
         there = [value for value in values if math.isfinite(value)]
@@ -96,10 +97,11 @@ def _panel(ax: Axes, name: str, groups: Sequence[Sequence[Head]]) -> None:
             x = at + WIDE * ((head.head + 0.5) / len(group) - 0.5)
             known = head.label.name != MIXED
             colour = OF_LABEL.get(head.label.name, FAINT) if known else UNLABELLED
-            ax.scatter(
-                [x], [value], 20, color=colour, linewidth=0.4, edgecolor="white", zorder=3 if known else 2
-            )
+            dots.append((known, x, value, colour))
             best = max(best, (value, x, f"head {head.layer}.{head.head}", colour if known else FAINT))
+    dots.sort(key=lambda dot: dot[0])  # those with a label over the others
+    _, x_of, y_of, colours = zip(*dots, strict=True) if dots else ((), (), (), ())
+    ax.scatter(x_of, y_of, 20, c=list(colours), linewidth=0.4, edgecolor="white", zorder=2)
     ax.plot(range(len(groups)), means, color=INK, linewidth=1.4, zorder=1, solid_capstyle="round")
     value, x, where, colour = best
     if where:
