@@ -18,6 +18,8 @@ PACKAGE = Path(headwise.__file__).resolve().parent
 FLOORS = (
     (
         "errors",
+        "first_use",
+        "byte_sizes",
         "private_names",
         "budget",
         "whole_files",

@@ -25,7 +25,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from rich.console import Console
 
-from headwise.show.heads_pictures import MOST_NAMED, OF_LABEL, SMALL_CELLS, layer_picture, model_picture
+from headwise.show.heads_grid import MOST_NAMED, SMALL_CELLS
+from headwise.show.heads_pictures import OF_LABEL, layer_picture, model_picture
 from headwise.show.heads_tables import census, check_sort, diversity_of, heads_table, layers_table, meanings
 
 
@@ -148,7 +149,7 @@ def test_every_label_has_a_colour_of_its_own() -> None:
 def test_the_title_says_which_model_and_which_text() -> None:
     words = said(model_picture(toy(), text="to  be\nor not"))
     assert words.count("Toy: what its 5 heads look at in “to be or not”") == 1
-    assert "Model: what its 1 heads look at" in said(model_picture(a_model([[even(3)]], title=None)))
+    assert "Model: what its one head looks at" in said(model_picture(a_model([[even(3)]], title=None)))
 
 
 def test_tokens_are_written_down_and_across() -> None:

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from judge import assert_judged
-from model_families import FAMILIES, Family
 from torch import Tensor, nn
 
 import headwise as hw
@@ -21,6 +19,8 @@ from headwise.listeners.active import Call
 from headwise.listeners.model_door import attach
 from headwise.listeners.prunable_families import is_conv1d
 from headwise.listeners.written_norms import output_projection, written
+from judge import assert_judged
+from model_families import FAMILIES, Family
 
 B, T, E, H = 2, 11, 30, 6
 REAL = torch.tensor([11, 7])
@@ -235,13 +235,13 @@ def test_timms_is_known_unless_a_norm_stands_between(monkeypatch: pytest.MonkeyP
         model(x)
     assert heads[0].written_first.shape == (H,)
     model = nn.Sequential(Attention(nn.LayerNorm(E))).eval()
-    with pytest.raises(ArgumentError, match=r"0 \(Attention\) has norm, which may stand"), torch.no_grad():
-        with hw.watch(model, written=True):
-            model(x)
+    refused = pytest.raises(ArgumentError, match=r"0 \(Attention\) has norm, which may stand")
+    with refused, hw.watch(model, written=True):
+        model(x)
     monkeypatch.setattr(Attention, "__module__", "mine")
-    with pytest.raises(ArgumentError, match=r"0 \(Attention\) is of no family"), torch.no_grad():
-        with hw.watch(model, written=True):
-            model(x)
+    refused = pytest.raises(ArgumentError, match=r"0 \(Attention\) is of no family")
+    with refused, hw.watch(model, written=True):
+        model(x)
 
 
 class Wrapped(nn.Linear):
@@ -292,9 +292,9 @@ class SelfAttention(WrittenOut):
 
 def test_weights_without_values_are_refused() -> None:
     model = nn.Sequential(SelfAttention())
-    with pytest.raises(ArgumentError, match=r"of 0 only the weights \[2, 1, 11, 11\]"):
-        with hw.watch(model, written=True, fallback="eager"):
-            model(numbers(B, T, E))
+    refused = pytest.raises(ArgumentError, match=r"of 0 only the weights \[2, 1, 11, 11\]")
+    with refused, hw.watch(model, written=True, fallback="eager"):
+        model(numbers(B, T, E))
 
 
 def test_a_head_that_writes_nothing_has_no_shares() -> None:

@@ -322,6 +322,30 @@ class Heads(ByLayer[LayerHeads]):
 
         return changes(self, other, batch=batch)
 
+    def plot_layers(
+        self, statistics: Sequence[str] | str = ("entropy", "distance", "first", "previous")
+    ) -> Figure:
+        """Statistics by layer as a figure: a dot per head, in the colour of its label, and the layer's mean.
+
+        Args:
+            statistics: which numbers, one panel each: any that were measured.
+
+        Raises:
+            ArgumentError: nothing was watched; a number that was not measured.
+            PackageMissing: matplotlib is not installed.
+
+        Example:
+            >>> import torch, headwise as hw
+            >>> mha = hw.MultiHeadAttention(64, 4, causal=True)
+            >>> with hw.watch(mha, written=True) as heads:
+            ...     output, _ = mha(torch.randn(2, 7, 64))
+            >>> len(heads.plot_layers(["first", "written_first"]).axes)
+            2
+        """
+        from ..show.layers_picture import layers_picture
+
+        return layers_picture(self, statistics)
+
     def to_pandas(self) -> pandas.DataFrame:
         """A row per head: layer, head, path, label, and every number measured.
 

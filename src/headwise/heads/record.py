@@ -110,11 +110,15 @@ class Record:
             IndexError: no such sequence.
         """
         norms = self.written_norms
-        if norms is None or self.map is None:
-            missing = "written=True" if norms is None else "written=True, keep=True"
+        if norms is None:
             raise ArgumentError(
-                f"written must have been measured, and its map kept: neither is so for every one of "
-                f"{list(self.shape)}; use watch(model, {missing})"
+                f"written must have been measured: it was not in a call {list(self.shape)}; use watch(model, "
+                "written=True)"
+            )
+        if self.map is None:
+            raise ArgumentError(
+                f"map must have been kept: that of a call {list(self.shape)} was not; use watch(model, "
+                "written=True, keep=True)"
             )
         weights = self.map.detach().select(batch=batch)
         _, H, T, S = weights.shape

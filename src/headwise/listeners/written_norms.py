@@ -81,7 +81,7 @@ def output_projection(model: nn.Module, path: str, num_heads: int, value_dim: in
         out = home.get_submodule(name)
         width, reason = num_heads * value_dim, _why_not_plain(name, out)
         if reason is None:
-            weight: Tensor = out.weight if is_conv1d(out) else out.weight.T  # type: ignore[assignment, operator]
+            weight: Tensor = out.weight if is_conv1d(out) else out.weight.T  # type: ignore[assignment]
             if weight.shape[0] == width:
                 return OutputProjection(weight, out.bias, num_heads)  # type: ignore[arg-type]
             reason = f"has {num_heads} heads of {value_dim} and {weight.shape[0]} channels into {name}"

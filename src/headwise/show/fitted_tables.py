@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
-__all__ = ["FittedTable", "in_letters", "wrapped"]
+__all__ = ["FittedTable", "in_letters", "joined", "wrapped"]
 
 LEAST = 8  # cells of words that may be broken anywhere
 NARROW = 60  # columns: below, the blank edges of a table are room for numbers
@@ -97,8 +97,11 @@ class FittedTable(Table):
             yield from self._sentences(texts, options.max_width)
             shown = {index for index in range(len(self.columns)) if self._of(index).rank == 0}
         else:
-            beside = [Text()] if self.box and not edges else []  # as wide ones have above and below
-            yield from [*beside, self._table(texts, headers, widths, edges), *beside]
+            if self.box and not edges:
+                yield Text()  # as wide ones have above and below
+            yield self._table(texts, headers, widths, edges)
+            if self.box and not edges:
+                yield Text()
             shown = set(widths)
         out = [self._of(index).name for index in range(len(self.columns)) if index not in shown]
         if out:
@@ -144,7 +147,7 @@ class FittedTable(Table):
                 number = self.show_header and self._of(index).least is None
                 cell = texts[index][row]
                 parts.append(Text(f"{self._of(index).name} ").append_text(cell) if number else cell)
-            yield Text("\n  ").join(_joined([part for part in parts if part.plain], between, width - 2))
+            yield Text("\n  ").join(joined([part for part in parts if part.plain], between, width - 2))
 
     def _note(self, out: Sequence[str], texts: list[list[Text]], headers: list[Text]) -> str:
         every = range(len(self.columns))
@@ -219,12 +222,12 @@ def in_letters(text: Text, encoding: str) -> Text:
     return other
 
 
-def _joined(parts: Sequence[Text], between: str, width: int) -> list[Text]:
+def joined(parts: Sequence[Text], between: str, width: int) -> list[Text]:
     """The parts one after another, a new line where the next does not fit; what is too long is wrapped."""
     lines = [Text()]
     for number, part in enumerate(parts):
         said = part.copy().append(between.rstrip()) if number < len(parts) - 1 else part
-        gap = " " if lines[-1].plain else ""
+        gap = between[len(between.rstrip()) :] if lines[-1].plain else ""
         if cell_len(lines[-1].plain + gap + said.plain) > width:
             first, *more = wrapped(said, max(width, 1))
             lines[-1:] = [lines[-1], first] if gap else [first]

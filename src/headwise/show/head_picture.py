@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..heads.collection import Heads
-from ..heads.labels import LABELS
+from ..heads.labels import LABELS, NOTHING_CLEAR
 from ..heads.layer import Head
 from ..heads.layer_names import Layer
-from .heads_tables import NOTHING_CLEAR
 from .heatmaps import CELLS
 from .pictured_heads import cells_of, label_of, layer_name, meaning_of, names_of, tint
 from .sheet import (
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["head_picture"]
 
+WEIGHTS, WRITES = "Weights", "Weights × norm of what is written"
 STRIP, GAP = 0.55, 0.5  # inches: of what keys receive, and between two maps
 LARGE, LEAST, PITCH = 5.0, 3.2, 0.15  # inches: without names, the least with names, from one name to the next
 
@@ -121,32 +121,36 @@ def _drawn(
     lines = wrapped(sentence, width - 0.3, 9)
     if text is not None:
         lines.append(quoted(text, width - 0.3, 9))
-    if any(MISSING in name for name in (*down, *across)):
-        lines.append(f"{MISSING}: a character that no font of this machine has.")
-    top = 0.42 + 0.17 * len(lines)
-    under = 0.32 + STRIP + 0.1  # a line that says what a map shows, what keys receive
+    lines += wrapped(_how(count > 1, (*down, *across)), width - 0.3, 9)
+    top = 0.4 + 0.17 * len(lines)
+    under = 0.26 + STRIP + 0.1  # a line that says what a map shows, what keys receive
     page = Page(width, top + under + tall + below, dpi)
-    figure = page.figure
-    figure.suptitle(
-        heading, x=0.15 / page.width, y=1 - 0.1 / page.height, ha="left", va="top", size=size, weight="bold",
-        **words(tint(one) or INK),
-    )  # fmt: skip
+    page.head(heading, size, tint(one) or INK)
     for number, line in enumerate(lines):
         at = 1 - (0.46 + 0.17 * number) / page.height
-        figure.text(0.15 / page.width, at, line, size=9, va="center", **words(FAINT))
+        page.figure.text(0.15 / page.width, at, line, size=9, va="center", **words(FAINT))
     pooled = (rows, columns) != (T, S)
     for number, picture in enumerate(pictures):
         x = left + number * (wide + GAP)
-        _strip(page, picture, x, top + 0.32, wide, number == 1)
+        _strip(page, picture, x, top + 0.26, wide, WRITES if number else WEIGHTS)
         ax = page.heat(picture, lengths, x, top + under, wide, tall)
         frame(ax, lengths, (wide, tall), tint(one))
         dress(ax, lengths, (wide, tall), (down, across), left=number == 0, bottom=True)
     end = left + count * (wide + GAP) - GAP
     some = next((picture for picture in pictures if picture.mask.any()), pictures[0])
-    meaning = meaning_of(pooled, False) + (", or that times norm" if count > 1 else "")
+    meaning = meaning_of(pooled, False) + (", at the right times norm" if count > 1 else "")
     scale_bar(page, end + 0.08, top + under, min(tall, 5.0), meaning, some)
     page.explain_axes(lengths, (rows, columns), (left, end), (top + under, top + under + tall))
-    return figure
+    return page.figure
+
+
+def _how(written: bool, names: Sequence[str]) -> str:
+    how = "Bars above the map: what each key receives, in the mean over queries."
+    if written:
+        how += " Norms are relative to the largest of the layer."
+    if any(MISSING in name for name in names):
+        how += f" {MISSING}: a character that no font of this machine has."
+    return how
 
 
 def _said(heads: Heads, one: Head) -> tuple[str, str]:
@@ -158,7 +162,7 @@ def _said(heads: Heads, one: Head) -> tuple[str, str]:
     return label(f"{title}: {label_of(one) or one.label.name}", 120), sentence[0].upper() + sentence[1:] + "."
 
 
-def _strip(page: Page, picture: Cells, x: float, y: float, wide: float, written: bool) -> None:
+def _strip(page: Page, picture: Cells, x: float, y: float, wide: float, title: str) -> None:
     """What every key receives, in the mean over queries, as bars above the map."""
 
     filled = picture.filled(0)
@@ -175,7 +179,5 @@ def _strip(page: Page, picture: Cells, x: float, y: float, wide: float, written:
     for name, line in ax.spines.items():
         line.set_visible(name == "bottom")
         line.set_color(PALE)
-    what = "weight x norm of what is written, largest norm of the layer 1" if written else "weight"
-    said = f"{what}; above each key what it receives, in the mean over queries"
-    said, size = fitted(said, wide, 8, 5)
+    said, size = fitted(title, wide, 9, 5)
     ax.set_title(said, loc="left", size=size, pad=4, **words(INK))

@@ -37,6 +37,7 @@ __all__ = [
     "heads_table",
     "layers_table",
     "meanings",
+    "sorted_heads",
 ]
 
 
@@ -75,9 +76,9 @@ def chosen_heads(heads: Heads, chosen: Chosen | None = None) -> list[Head]:
     return [head for layer in heads.values() for head in layer if (layer.path, head.head) in wanted]
 
 
-def _pair(given: object) -> tuple[Layer, int]:
+def _pair(given: tuple[Layer, int]) -> tuple[Layer, int]:
     try:
-        layer, head = given  # type: ignore[misc]
+        layer, head = given
         return layer, operator.index(head)
     except (TypeError, ValueError):
         raise ArgumentError(
@@ -140,14 +141,13 @@ def heads_table(
         PackageMissing: rich is not installed.
     """
     table = empty_table(title if title is not None else heads.title, elsewhere=ELSEWHERE)
-    everyone = chosen_heads(heads, chosen)
-    measured = list(dict.fromkeys(name for head in everyone for name in head.values))
+    everyone = sorted_heads(heads, sort, descending=descending, chosen=chosen)
+    measured = _measured(everyone)
     shown = [name for name in USUAL if name in measured] if columns is None else list(columns)
     for name in shown:
         if name not in measured:
             raise ArgumentError(f"columns must have been measured: got {name!r}; {nearest(name, measured)}")
     if sort is not None:
-        everyone = sorted(everyone, key=_key(sort, heads, measured, descending), reverse=descending)
         shown += [sort] * (sort in measured and sort not in shown)
     _add_layer(table, heads)
     table.add("head")
@@ -172,6 +172,24 @@ def _add_layer(table: FittedTable, heads: Heads) -> None:
         table.add("layer")
     else:
         table.add("layer", least=10, easy=18)  # paths
+
+
+def sorted_heads(
+    heads: Heads, sort: str | None = None, *, descending: bool = True, chosen: Chosen | None = None
+) -> list[Head]:
+    """The heads in the order of a table; those without the number come last.
+
+    Raises:
+        ArgumentError: nothing was watched; a sort that was not measured; an unknown layer or head.
+    """
+    everyone = chosen_heads(heads, chosen)
+    if sort is None:
+        return everyone
+    return sorted(everyone, key=_key(sort, heads, _measured(everyone), descending), reverse=descending)
+
+
+def _measured(heads: Iterable[Head]) -> list[str]:
+    return list(dict.fromkeys(name for head in heads for name in head.values))
 
 
 def check_sort(sort: str) -> None:

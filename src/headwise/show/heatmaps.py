@@ -190,47 +190,42 @@ def draw(
     rows, columns = _grid(H) if columns is None else (math.ceil(H / columns), columns)
     down, across = named(names[0], T, rows), named(names[1], S, columns)
     tall, wide = side_of(T, rows, bool(down)), side_of(S, columns, bool(across))
-    if T == S:
-        tall = wide = max(tall, wide)
-    gap, over = 0.16, 0.3  # inches beside a heat map, and above it for its title
+    if T == S:  # cells are squares
+        tall = wide = min(tall, wide) if down and across else max(tall, wide)
+    grown = min(1.6, max(1.0, columns * wide / 13))  # what a large figure is looked at from
+    gap, over = 0.16 * grown, 0.3 * grown  # inches beside a heat map, and above it for its title
     dpi = sharpness(columns * (wide + gap) + 1.5, rows * (tall + over) + 1)
     wide, tall = (whole(*each, dpi) for each in ((wide, picture.shape[2]), (tall, picture.shape[1])))
-    left = 0.32 + room(down, tall / T, T)
-    below = 0.38 + room(across, wide / S, None)
-    width = left + columns * (wide + gap) + 0.8
-    lines = [] if title is None else wrapped(label(title, 240), max(width, 5.0) - 0.3, 11)
-    width = max([width, *(inches(line, 11) + 0.3 for line in lines)])
-    top = 0.1 + 0.2 * len(lines)
-    page = Page(width, top + rows * (tall + over) + below, dpi)
+    left = 0.3 * grown + room(down, tall / T, T)
+    below = 0.35 * grown + room(across, wide / S, None)
+    width = left + columns * (wide + gap) + 0.75 * grown
+    size = 12 * grown
+    lines = [] if title is None else wrapped(label(title, 240), max(width, 5.0) - 0.3, size, bold=True)
+    width = max([width, *(inches(line, size, bold=True) + 0.3 for line in lines)])
+    top = 0.1 + 0.22 * grown * len(lines)
+    page = Page(width, top + rows * (tall + over) + below, dpi, grown)
+    if lines:
+        page.head("\n".join(lines), size)
     heading = [label(f"head {head}" if titles is None else titles[head], 60) for head in range(H)]
-    bold = [tints is not None and tints[head] is not None for head in range(H)]
-    fit = [fitted(text, wide, 9, 5.5, bold=thick) for text, thick in zip(heading, bold, strict=True)]
+    shades = [None] * H if tints is None else tints
+    fit = [
+        fitted(text, wide, 9 * grown, 5.5, bold=shade is not None)
+        for text, shade in zip(heading, shades, strict=True)
+    ]
     size = min(points for _, points in fit)
-    for head in range(H):
+    for head, shade in enumerate(shades):
         x, y = left + head % columns * (wide + gap), top + over + head // columns * (tall + over)
         ax = page.heat(picture[head], lengths, x, y, wide, tall)
-        tint = None if tints is None else tints[head]
-        frame(ax, lengths, (wide, tall), tint)
-        look: dict[str, Any] = words(tint or INK) | {"weight": "bold" if tint else "normal"}
-        ax.set_title(fit[head][0], loc="left", fontsize=size, pad=5, **look)
-        dress(
-            ax,
-            lengths,
-            (wide, tall),
-            (down, across),
-            left=head % columns == 0,
-            bottom=head + columns >= H,
-        )
+        frame(ax, lengths, (wide, tall), shade)
+        strong = "" if shade is None else fit[head][0]
+        ax.set_title(fit[head][0], loc="left", size=size, pad=5, **words(shade or INK, strong))
+        outer = {"left": head % columns == 0, "bottom": head + columns >= H}
+        dress(ax, lengths, (wide, tall), (down, across), **outer)
     pooled = picture.shape[1:] != (T, S)
     meaning = meaning or ("mean weight of a query in a cell" if pooled else "weight")
     x = left + columns * (wide + gap)
-    scale_bar(page, x, top + over, min(rows * (tall + over) - over, 5.0), meaning, picture)
+    scale_bar(page, x, top + over, min(rows * (tall + over) - over, 5.0 * grown), meaning, picture)
     page.explain_axes(lengths, picture.shape[1:], (left, x - gap), (top + over, page.height - below))
-    if lines:
-        page.figure.suptitle(
-            "\n".join(lines), x=0.15 / page.width, y=1 - 0.06 / page.height, ha="left", va="top", size=11,
-            **words(INK),
-        )  # fmt: skip
     return page.figure
 
 

@@ -48,7 +48,7 @@ OF_LABEL = {  # blue: by position; green: by what was said before; brown and gre
     "broad": "#0b7d83",
     "local": "#147b6f",
 }
-WRITTEN = "weight x norm of what is written (largest norm of the layer: 1)"
+WRITTEN = "weight × norm of what is written (1: the layer's largest)"
 
 
 # Cells

@@ -17,6 +17,7 @@ __all__ = ["as_lines", "roles_table"]
 
 WIDE = 80
 LONGEST = 5  # of a head's name that has its place in the line: 25.14
+NOT_FOUND = "not found: "  # which a column of its own says
 RULES = {"before": "before", "after": "after", "the first": "first", "the last": "last"}
 
 
@@ -114,4 +115,4 @@ def roles_table(roles: Roles) -> HeadsTable:
 
 def _verdict(role: Role) -> Text:
     rule, best = _by_class(role)
-    return as_text(f"best rule: {rule} {best:.2f}" if role.found else role.verdict)
+    return as_text(f"best rule: {rule} {best:.2f}" if role.found else role.verdict.removeprefix(NOT_FOUND))

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import needed
-from .texts import families, fitted, inches, label
+from .texts import families, fitted, in_bold, inches, label
 
 if TYPE_CHECKING:
     import numpy
@@ -52,7 +52,7 @@ FINE, COARSE = 256, 128  # dots per inch, and powers of two: what stands on a do
 LARGEST = 16e6  # dots of a picture that is fine
 LEAST = 2  # dots of a cell's side: a column of one cell is seen, and in half the size still there
 SMALLEST, USUAL = 0.085, 0.145  # inches from one token's name to the next
-WIDEST = 26  # inches of heat maps side by side with every token's name
+WIDEST = 22  # inches of heat maps side by side with every token's name
 
 INK, FAINT, PALE, NOTHING = "#1f2430", "#5b6270", "#c9ced6", "#e9ecf1"
 LIGHT_TO_DARK = ("#fffdfa", "#fecf92", "#fd9467", "#e95561", "#ab337c", "#6b1d81", "#2a115c")
@@ -95,11 +95,12 @@ class Page:
     Args:
         width: in inches, and height.
         dpi: dots per inch, of `sharpness`.
+        grown: how much larger than usual its letters are.
     """
 
-    def __init__(self, width: float, height: float, dpi: int) -> None:
+    def __init__(self, width: float, height: float, dpi: int, grown: float = 1.0) -> None:
         Figure, Canvas, self.scale = drawing()
-        self.dpi = dpi
+        self.dpi, self.grown = dpi, grown
         self.width, self.height = self.even(width), self.even(height)
         self.figure = Figure(figsize=(self.width, self.height), dpi=self.dpi)
         Canvas(self.figure)
@@ -131,6 +132,11 @@ class Page:
         )
         return ax
 
+    def head(self, title: str, size: float, colour: str = INK) -> None:
+        """The title, in the upper left corner."""
+        x, y = 0.15 / self.width, 1 - 0.1 / self.height
+        self.figure.suptitle(title, x=x, y=y, ha="left", va="top", size=size, **words(colour, title))
+
     def explain_axes(
         self,
         lengths: tuple[int, int],
@@ -144,8 +150,9 @@ class Page:
             keys += f", {lengths[1]} in {shape[1]} cells"
             queries += f", {lengths[0]} in {shape[0]} cells"
         middle, height = sum(across) / 2 / self.width, 1 - sum(down) / 2 / self.height
-        size = fitted(queries, self.height - 0.1, 8, 4.5)[1]
-        self.figure.supxlabel(keys, x=middle, y=0.06 / self.height, va="bottom", size=8, **words(FAINT))
+        size = fitted(queries, self.height - 0.1, 8 * self.grown, 4.5)[1]
+        low = {"y": 0.06 / self.height, "va": "bottom", "size": 8 * self.grown}
+        self.figure.supxlabel(keys, x=middle, **low, **words(FAINT))
         half = inches(queries, size) / 2 + 0.03
         height = min(max(height, half / self.height), 1 - half / self.height)
         self.figure.supylabel(queries, x=0.06 / self.width, y=height, ha="left", size=size, **words(FAINT))
@@ -185,9 +192,11 @@ def colours() -> Colormap:
     return LinearSegmentedColormap.from_list("headwise", LIGHT_TO_DARK).with_extremes(bad=NOTHING)
 
 
-def words(colour: str) -> dict[str, Any]:
-    """How text is set: as written, dollars and all."""
-    return {"color": colour, "parse_math": False, "usetex": False, "family": families()}
+def words(colour: str, strong: str = "") -> dict[str, Any]:
+    """How text is set: as written, dollars and all; one given as `strong` in bold, if fonts have it."""
+    bold = bool(strong) and in_bold(strong)
+    weight = {"weight": "bold" if bold else "normal"} if strong else {}
+    return {"color": colour, "parse_math": False, "usetex": False, "family": families(bold=bold)} | weight
 
 
 def frame(ax: Axes, lengths: tuple[int, int], size: tuple[float, float], tint: str | None) -> None:
@@ -272,12 +281,14 @@ def scale_bar(page: Page, x: float, y: float, tall: float, meaning: str, picture
 
     meaning += " (grey: none)" if picture.mask.any() else ""
     mappable = ScalarMappable(page.scale, colours())
-    bar = page.figure.colorbar(mappable, cax=page.axes(x + 0.05, y, 0.13, tall), ticks=STEPS, format="%g")
-    text, size = fitted(meaning, page.height - 0.1, 8, 4.5)
+    steps = STEPS if tall >= 1.4 * page.grown else STEPS[::2]
+    place = page.axes(x + 0.05, y, 0.13 * page.grown, tall)
+    bar = page.figure.colorbar(mappable, cax=place, ticks=steps, format="%g")
+    text, size = fitted(meaning, page.height - 0.1, 8 * page.grown, 4.5)
     bar.set_label(text, size=size, **words(FAINT))
     half, middle = inches(text, size) / 2, y + tall / 2
     if middle + half > page.height - 0.03 or middle < half + 0.03:  # longer than the bar: inside the page
         inside = min(max(middle, half + 0.03), page.height - half - 0.03)
         bar.ax.yaxis.label.set_y(1 - (inside - y) / tall)
-    bar.ax.tick_params(length=2, labelsize=7, labelcolor=FAINT, color=FAINT)
+    bar.ax.tick_params(length=2, labelsize=7 * page.grown, labelcolor=FAINT, color=FAINT)
     bar.outline.set_visible(False)

@@ -35,7 +35,7 @@ HEADERS = {  # name -> what stands above its column: the name, and what the numb
 }
 WEIGHTS = {  # shares of 1
     "confidence", "first", "previous", "itself", "next", "local", "induction", "duplicate_token", "special",
-    "punctuation", "spread", "locality", "streaming",
+    "punctuation", "spread", "locality", "streaming", "written_first", "written_special",
 }  # fmt: skip
 STRONG = 0.5  # a share worth the eye's attention
 

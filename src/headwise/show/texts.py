@@ -11,7 +11,18 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-__all__ = ["MISSING", "families", "fitted", "inches", "label", "plain", "quoted", "readable", "wrapped"]
+__all__ = [
+    "MISSING",
+    "families",
+    "fitted",
+    "in_bold",
+    "inches",
+    "label",
+    "plain",
+    "quoted",
+    "readable",
+    "wrapped",
+]
 
 
 SEEN = {"\n": "↵", "\r": "↵", "\t": "⇥"}
@@ -106,20 +117,19 @@ def _in_bytes(tokens: Sequence[str]) -> bool:
 # Labels in pictures
 
 
-WIDE_FONTS = (  # for scripts the first one lacks, where the machine has them; further ones are looked for
-    "DejaVu Sans",
+FIRST = "DejaVu Sans"  # comes with matplotlib
+WIDE_FONTS = (  # asked first for letters that it lacks, where the machine has them; then any other
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",
     "PingFang SC",
     "Hiragino Sans",
     "Microsoft YaHei",
     "Malgun Gothic",
-    "Arial Unicode MS",
-    "Noto Sans",
     "Noto Emoji",
     "Segoe UI Symbol",
-    "Segoe UI Emoji",
     "Symbola",
+    "Arial Unicode MS",
+    "Noto Sans",
 )
 NO_LETTERS = re.compile(r"colou?r.?emoji|lastresort|last resort|blank", re.IGNORECASE)  # pictures, or boxes
 INVISIBLE = re.compile("[\u200c\u200d\ufe00-\ufe0f]")  # joiners and variation selectors: no glyph is missed
@@ -135,49 +145,63 @@ def label(text: str, length: int) -> str:
     return shown if _lays_out() else in_drawn_order(shown)
 
 
-def families() -> list[str]:
-    """The fonts of this machine that labels are drawn with, first choice first."""
-    return [*_usual(), *_more]
+def families(*, bold: bool = False) -> list[str]:
+    """The fonts of this machine that labels so far need, first choice first.
+
+    bold: those alone that have bold letters, as matplotlib logs a line for every other.
+    """
+    return [name for name in (FIRST, *_more) if not bold or _has_bold(name)]
 
 
-@lru_cache(1)
-def _usual() -> list[str]:
-    from matplotlib.font_manager import fontManager
-
-    here = set(fontManager.get_font_names())
-    return [name for name in WIDE_FONTS if name in here]
+def in_bold(text: str) -> bool:
+    """Whether all of a label can be drawn in bold."""
+    return all(any(ord(char) in _letters(_file(name)) for name in families(bold=True)) for char in set(text))
 
 
 @lru_cache(4096)
 def _drawable(char: str) -> bool:
-    """Whether a font can draw a character; one that is not among the usual ones joins them."""
-    from matplotlib.font_manager import findfont, get_font
-
-    if any(get_font(findfont(name)).get_char_index(ord(char)) for name in families()):
+    """Whether a font can draw a character; one that was not needed before joins those that were."""
+    if any(ord(char) in _letters(_file(name)) for name in (FIRST, *_more)):
         return True
-    for name, file in _others():
-        if ord(char) in _letters(file) and _has_outline(file, char):
+    for name in _others():
+        if ord(char) in _letters(_file(name)) and _has_outline(_file(name), char):
             _more.append(name)
             return True
     return False
 
 
 @lru_cache(1)
-def _others() -> list[tuple[str, str]]:
-    """(family, file) of every upright font of usual weight that pictures are not drawn with as a rule."""
-    from matplotlib.font_manager import findfont, fontManager
+def _faces() -> dict[str, dict[int, str]]:
+    """The upright fonts of this machine that are made of letters: family -> weight -> file."""
+    from matplotlib.font_manager import fontManager, weight_dict
 
-    usual = set(_usual())
-    others = {
-        entry.name: entry
-        for entry in fontManager.ttflist
-        if entry.style == "normal"
-        and str(entry.weight) in ("400", "normal", "regular", "book", "500")
-        and entry.name not in usual
-        and not NO_LETTERS.search(f"{entry.name} {entry.fname}")
-    }
-    sans_first = sorted(others, key=lambda name: ("sans" not in name.lower(), name))
-    return [(name, findfont(name)) for name in sans_first]
+    faces: dict[str, dict[int, str]] = {}
+    for entry in fontManager.ttflist:
+        if entry.style == "normal" and not NO_LETTERS.search(f"{entry.name} {entry.fname}"):
+            weight = weight_dict.get(entry.weight, entry.weight)
+            faces.setdefault(entry.name, {}).setdefault(int(weight), entry.fname)
+    return faces
+
+
+@lru_cache(1)
+def _others() -> list[str]:
+    """Every family, in the order in which it is asked for letters that the first one lacks."""
+    faces = _faces()
+    usual = [name for name in WIDE_FONTS if name in faces]
+    rest = sorted(
+        faces.keys() - {FIRST, *usual},
+        key=lambda name: (400 not in faces[name], "sans" not in name.lower(), name),
+    )
+    return [*usual, *rest]
+
+
+def _file(family: str) -> str:
+    faces = _faces().get(family, {})
+    return faces.get(400) or next(iter(faces.values()), "")
+
+
+def _has_bold(family: str) -> bool:
+    return 700 in _faces().get(family, {})
 
 
 @lru_cache(512)
@@ -300,9 +324,10 @@ def inches(text: str, size: float, *, bold: bool = False) -> float:
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
-    font = FontProperties(family=families(), weight="bold" if bold else "normal", size=size)
+    bold = bold and in_bold(text)
+    font = FontProperties(family=families(bold=bold), weight="bold" if bold else "normal", size=size)
     width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
-    return float(width) / 72
+    return 1.02 * float(width) / 72  # drawn letters stand on dots, a little farther apart
 
 
 def fitted(text: str, room: float, size: float, least: float, *, bold: bool = False) -> tuple[str, float]:
