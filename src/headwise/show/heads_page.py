@@ -38,6 +38,7 @@ __all__ = ["check_path", "heads_page", "in_notebook", "save"]
 
 CELLS = 96  # a side of a head's picture: beyond, positions share a cell
 SHADES = 32  # of colour: more make files larger and nothing clearer
+WIDEST, COLOURS = 2400, 200  # dots and colours of the picture of all heads
 STRONGEST = 3  # of a head's weights, in words
 LONGEST_TEXT = 2000  # characters
 NOTEBOOK = 48, 2**20  # heads and letters up to which a notebook shows pictures
@@ -238,11 +239,15 @@ def _roles(roles: Roles) -> str:
 def _overview(
     heads: Heads, batch: int, chosen: Sequence[tuple[Layer, int]] | None, text: str | None, heading: str
 ) -> str:
-    room = io.BytesIO()
+    from PIL import Image  # which matplotlib brings along
+
+    large, small = io.BytesIO(), io.BytesIO()
     figure = model_picture(heads, batch=batch, text=text, chosen=chosen)
-    figure.savefig(room, format="png", dpi=min(figure.dpi, 2400 / figure.get_figwidth()))
+    figure.savefig(large, format="png", dpi=min(figure.dpi, WIDEST / figure.get_figwidth()))
+    with Image.open(large) as image:  # a table of colours: half the size
+        image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(small, "png", optimize=True)
     alt = f"{plain(heading, 120)}: a grid of small heat maps, layers downwards, heads to the right."
-    return f'<figure class="overview">{_image(room.getvalue(), alt)}</figure>'
+    return f'<figure class="overview">{_image(small.getvalue(), alt)}</figure>'
 
 
 def _layers(heads: Heads, batch: int, data: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
