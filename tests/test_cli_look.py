@@ -501,9 +501,13 @@ def test_roles_are_found_or_it_is_said_that_none_is(
 
     monkeypatch.setattr("headwise.listeners.role_measurement.roles", roles)
     output = look("the cat ran", "--model", own, "--roles")
-    assert ("1 of 1 relations of words have a head" in output) is found
-    assert ("None of 1 relations of words has a head" in output) is not found
+    assert ("1 of 1 relations of words is known to a head better than" in output) is found
+    assert ("None of 1 relations of words is known to a head better than" in output) is not found
     assert output.count("verb > object") == (2 if found else 0)
+    for head, known in (("1.2", found), ("0.2", False)):
+        output = look("the cat ran", "--model", own, "--roles", "--head", head)
+        assert ("1 of 1 relations of words is known to this head" in output) is known
+        assert output.count("verb > object") == (2 if known else 0)
 
 
 # Files
