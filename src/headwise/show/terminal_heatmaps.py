@@ -254,15 +254,16 @@ def _one(drawn: Drawn, width: int, pen: Pen) -> list[Text]:
 
     (T, S), names = drawn.lengths, drawn.queries
     digits = len(str(T - 1))
-    name = 0 if names is None or T > width - digits else _margin(names, T, width)
+    name = 0 if names is None else _margin(names, T, width)
+    if S + digits + 1 + name + 1 + 2 > width:
+        name = 0  # cells rather than names
     margin = digits + (name and name + 1)
     room = width - margin - 1 - 2
     columns = S if S <= room else room // 2
-    most = max(room // 2, NAMED)
-    rows = T if T <= most or T <= columns else most
+    rows = min(T, columns if S > room else max(room // 2, NAMED))
     picture = drawn.cells(rows, columns)[0].tolist()
     most_at = _heaviest(picture, drawn, pen) if (rows, columns) == (T, S) else []
-    beyond = GAP + max(map(cell_len, most_at), default=0)
+    beyond = GAP + max(map(cell_len, most_at)) if most_at else 0
 
     def size(room: int) -> int:
         return max(1, min(LARGEST, room // columns // 2, HIGHEST // rows))
