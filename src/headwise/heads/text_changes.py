@@ -333,7 +333,7 @@ def _of_layer(before: Heads, after: Heads, path: str, layer: Compared) -> Iterat
 # Rows
 
 
-BLOCK = 2**24  # numbers of one block of rows
+BLOCK = 2**21  # numbers of one block of rows: 16 MiB, a few times
 
 
 def _divergence(

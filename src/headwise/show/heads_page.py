@@ -75,7 +75,7 @@ def heads_page(
     sections = [("words", "In words", _in_words(data))]
     if pictures:
         sections.append(("all", "All heads", _overview(heads, batch, chosen, text, heading)))
-    sections.append(("table", "Heads in numbers", _table(data)))
+    sections.append(("table", "Heads in numbers", _table(data, linked=pictures)))
     if roles is not None:
         sections.append(("roles", "Roles", _roles(roles)))
     if pictures:
@@ -154,14 +154,14 @@ TABLE_SAYS = (
 )
 
 
-def _table(data: dict[str, Any]) -> str:
+def _table(data: dict[str, Any], *, linked: bool) -> str:
     measured = dict.fromkeys(name for head in data["heads"] for name in head["numbers"])
     shown = [name for name in NUMBERS if name in measured]
     with_roles = any(head["roles"] is not None for head in data["heads"])
     header = [_column("head"), _column("label"), _column("score", NUMBER)]
     header += [_column("role")] if with_roles else []
     header += [_column(HEADERS.get(name, name), NUMBER) for name in shown] + [_column("what it does")]
-    rows = [_row(head, shown, with_roles) for head in data["heads"]]
+    rows = [_row(head, shown, with_roles, linked) for head in data["heads"]]
     return f'<p class="how">{TABLE_SAYS}</p>\n{_scrolled("table", header, rows)}'
 
 
@@ -178,9 +178,9 @@ def _scrolled(section: str, header: Sequence[str], rows: Sequence[str]) -> str:
     )
 
 
-def _row(head: dict[str, Any], shown: Sequence[str], with_roles: bool) -> str:
+def _row(head: dict[str, Any], shown: Sequence[str], with_roles: bool, linked: bool) -> str:
     mixed = head["label"] == MIXED
-    cells = [f'<th scope="row">{_link(head)}</th>']
+    cells = [f'<th scope="row">{_link(head) if linked else _safe(_name(head))}</th>']
     cells.append(f'<td class="label{" mixed" if mixed else ""}">{_safe(head["label"])}</td>')
     cells.append(f"<td{NUMBER}>{_number(head['score'])}</td>")
     if with_roles:
