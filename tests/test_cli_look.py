@@ -611,6 +611,21 @@ def test_a_sign_of_life_says_what_is_done_and_how_much_of_it(monkeypatch: pytest
     assert "".join(terminal.getvalue().split("\r")[-2]).strip() == ""
 
 
+def test_a_sign_of_life_makes_room_for_the_answer_and_leaves_the_screen_to_a_pager(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headwise.cli.terminal.EVERY", 60.0)
+    monkeypatch.setenv("TERM", "xterm")
+    for stdout, comes_back in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+        with sign_of_life("Watching", at_once=True) as sign:
+            with sign.aside():
+                assert terminal.getvalue().endswith(f"\r{' ' * len('/ Watching 0:00')}\r")
+            sign.says("Drawing")
+        assert ("Drawing" in terminal.getvalue()) is comes_back
+
+
 def test_a_sign_of_life_is_only_where_a_line_can_be_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
     for term, file in (("dumb", Terminal()), ("xterm", io.StringIO())):
         monkeypatch.setenv("TERM", term)

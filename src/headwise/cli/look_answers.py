@@ -109,7 +109,8 @@ def _watched(text: str, trained: Pretrained, wanted: Wanted, sign: SignOfLife) -
     from ..listeners.model_structure import structure_of
     from ..models.pretrained import MOST_TOKENS, read
 
-    sign.says(f"Reading {len(text.split()):,} words")
+    count = len(text.split())
+    sign.says(f"Reading {count:,} word{'' if count == 1 else 's'}")
     most = wanted.max_tokens or MOST_TOKENS
     special = len(trained.tokenizer("")["input_ids"])
     if most <= special:

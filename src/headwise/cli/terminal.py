@@ -303,10 +303,15 @@ class SignOfLife:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Make room for something that is printed; the line comes back below it."""
+        """Make room for something that is printed; the line comes back below it.
+
+        Not where it is printed into a pipe: from then on the screen may belong to who reads it, as to less.
+        """
         with self._lock:
             self._wipe()
             yield
+            if sys.stdout is None or not sys.stdout.isatty():
+                self._over.set()
 
     def begin(self) -> None:
         """Be there, from the time agreed."""
@@ -336,6 +341,8 @@ class SignOfLife:
 
     def _draw(self) -> None:
         with self._lock:
+            if self._over.is_set():
+                return
             words, total, done = self._now
             self._turn += 1
             seconds = int(monotonic() - self._since)
