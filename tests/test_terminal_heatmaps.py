@@ -248,7 +248,8 @@ def test_queries_that_are_padding_do_not_thin_the_means() -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "width", "box"), [(33, 30, (12, 24)), (33, 41, (33, 33)), (19, 80, (38, 76))]
+    ("length", "width", "box"),
+    [(33, 30, (12, 24)), (33, 41, (33, 33)), (19, 80, (19, 38)), (19, 100, (38, 76))],
 )
 def test_one_head_takes_the_room_there_is(length: int, width: int, box: tuple[int, int]) -> None:
     heads = heads_of(random_weights(2, length, length, causal=True), tokens=["word"] * length)

@@ -264,7 +264,7 @@ MANY = 1 / 3  # of the heads, from where on it is worth a sentence
 def as_sentences(heads: Heads | Iterable[Head], *, chosen: Chosen | None = None) -> list[str]:
     """A plain sentence for each label that occurs, the most frequent first.
 
-    Where a third of the heads or more look at special tokens or the first one, the last sentence says why.
+    Where a third of several heads or more look at special tokens or the first one, the last one says why.
 
     Raises:
         ArgumentError: nothing was watched; an unknown layer or head.
@@ -277,7 +277,7 @@ def as_sentences(heads: Heads | Iterable[Head], *, chosen: Chosen | None = None)
     counted = census(_some(heads, chosen))
     said = [f"{_article(name)} {name} head {meaning}." for name, _, meaning in counted]
     resting = sum(count for name, count, _ in counted if name in RESTING)
-    if resting and resting >= MANY * sum(count for _, count, _ in counted):
+    if resting > 1 and resting >= MANY * sum(count for _, count, _ in counted):
         said.append(WHY_THEY_REST)
     return said
 
