@@ -14,7 +14,6 @@ import torch
 from headwise import AttentionMap, Mask
 from headwise.errors import ArgumentError, ShapeError
 from headwise.show.tables import as_number, as_text, empty_table
-from headwise.show.texts import plain
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
@@ -321,12 +320,3 @@ def test_what_no_query_has_is_a_dash() -> None:
 def test_shares_from_one_half_on_stand_out() -> None:
     assert [as_number("first", share).style for share in (0.49, 0.5)] == ["", "bold"]
     assert as_number("entropy", 3.0).style == ""
-
-
-# Labels
-
-
-def test_plain_text_is_one_short_line() -> None:
-    assert plain("a\r\nb\tc\u2028d") == "a↵↵b⇥c�d"
-    assert plain("abcdef", 6) == "abcdef"
-    assert plain("abcdefg", 6) == "abcde…"

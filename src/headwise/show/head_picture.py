@@ -22,6 +22,7 @@ from .sheet import (
     drawing,
     dress,
     frame,
+    in_letters,
     named,
     room,
     scale_bar,
@@ -141,7 +142,7 @@ def _drawn(
     meaning = meaning_of(pooled, False) + (", at the right times norm" if count > 1 else "")
     scale_bar(page, end + 0.08, top + under, min(tall, 5.0), meaning, some)
     page.explain_axes(lengths, (rows, columns), (left, end), (top + under, top + under + tall))
-    return page.figure
+    return in_letters(page.figure)
 
 
 def _how(written: bool, names: Sequence[str]) -> str:
@@ -169,7 +170,7 @@ def _strip(page: Page, picture: Cells, x: float, y: float, wide: float, title: s
     counted = filled[filled.sum(-1) > 0]  # rows of padding have nothing
     received: numpy.ndarray = counted.mean(0) if len(counted) else filled.sum(0)
     ax = page.axes(x, y, wide, STRIP)
-    ax.bar(range(len(received)), received, width=1.0, color=FAINT, linewidth=0)
+    ax.stairs(received, [key - 0.5 for key in range(len(received) + 1)], fill=True, color=FAINT, linewidth=0)
     highest = float(received.max()) or 1.0
     ax.set_xlim(-0.5, len(received) - 0.5)
     ax.set_ylim(0, highest)

@@ -32,6 +32,7 @@ from .sheet import (
     Page,
     colours,
     drawing,
+    in_letters,
     scale_bar,
     words,
 )
@@ -141,7 +142,7 @@ def model_picture(
     drawing()
     sheet = Sheet.of(heads, everyone, batch, query_tokens, key_tokens, written)
     legend = _legend(everyone, sheet)
-    lines = _headline(heads, len(everyone), text, sheet)
+    lines = _headline(heads, len(everyone), text, written, sheet)
     top = (0.22 + 0.24 * len(lines) + LINE * len(sheet.how)) * sheet.grown
     under = (0.17 + LINE * sum(len(said) for _, _, said in legend)) * sheet.grown
     page = Page(sheet.width, top + sheet.tall + under, sheet.dpi, sheet.grown)
@@ -185,7 +186,7 @@ def model_picture(
     some = next((row.picture for row in sheet.rows if row.picture.mask.any()), sheet.rows[0].picture)
     long = max(1.2, min(y - sheet.rows[-1].below - first, 4.0 * sheet.grown))
     scale_bar(page, sheet.x_end, first, long, meaning_of(pooled, written), some)
-    return page.figure
+    return in_letters(page.figure)
 
 
 def _lines(
@@ -269,13 +270,15 @@ def _name_columns(ax: Axes, sheet: Sheet, y: float) -> None:
 Line = tuple[str, float, bool]  # text, points, in bold
 
 
-def _headline(heads: Heads, count: int, text: str | None, sheet: Sheet) -> list[Line]:
+def _headline(heads: Heads, count: int, text: str | None, written: bool, sheet: Sheet) -> list[Line]:
     """The lines of the title."""
+    looks = ("write of each key", "writes of each key") if written else ("look at", "looks at")
     everyone = sum(map(len, heads.values()))
-    which = f"its {count} heads look" if count == everyone else f"{count} of its {everyone} heads look"
+    which = f"its {count} heads" if count == everyone else f"{count} of its {everyone} heads"
     if count == 1:
-        which = "its one head looks" if everyone == 1 else f"one of its {everyone} heads looks"
-    title, room, grown = f"{heads.title or 'Model'}: what {which} at", sheet.width - 0.3, sheet.grown
+        which = "its one head" if everyone == 1 else f"one of its {everyone} heads"
+    title, room = f"{heads.title or 'Model'}: what {which} {looks[count == 1]}", sheet.width - 0.3
+    grown = sheet.grown
     if text is not None:
         whole_text = label(f"{title} in “{' '.join(text[:1000].split())}”", 1200)
         if inches(whole_text, 11 * grown, bold=True) <= room:

@@ -26,6 +26,7 @@ from .sheet import (
     drawing,
     dress,
     frame,
+    in_letters,
     named,
     room,
     scale_bar,
@@ -226,7 +227,7 @@ def draw(
     x = left + columns * (wide + gap)
     scale_bar(page, x, top + over, min(rows * (tall + over) - over, 5.0 * grown), meaning, picture)
     page.explain_axes(lengths, picture.shape[1:], (left, x - gap), (top + over, page.height - below))
-    return page.figure
+    return in_letters(page.figure)
 
 
 def _grid(heads: int) -> tuple[int, int]:
@@ -254,7 +255,7 @@ def save(figure: Figure, out: str | os.PathLike[str]) -> Path:
     """
     place = check_path(out)
     with whole_file(place) as half, half.open("wb") as file:
-        figure.savefig(file, format=place.suffix[1:].lower())
+        in_letters(figure).savefig(file, format=place.suffix[1:].lower())
     return place
 
 

@@ -36,17 +36,17 @@ __all__ = [
 ]
 
 
-OF_LABEL = {  # blue: by position; green: by what was said before; brown and grey: resting; teal: by reach
-    "induction": "#117733",
-    "duplicate-token": "#3d8130",
-    "previous-token": "#1f4fb0",
-    "next-token": "#2272bd",
-    "self": "#5b4fc4",
-    "sink": "#8a5a2b",
-    "special-token": "#50606f",
-    "punctuation": "#7a7019",
-    "broad": "#0b7d83",
-    "local": "#147b6f",
+OF_LABEL = {  # told apart by every kind of colour vision, and dark enough for small letters on white
+    "induction": "#0a883d",
+    "duplicate-token": "#507c59",
+    "previous-token": "#19289e",
+    "next-token": "#126fe7",
+    "self": "#5231ea",
+    "sink": "#9b6e00",
+    "special-token": "#56606b",
+    "punctuation": "#4f4500",
+    "broad": "#005aa0",
+    "local": "#003b2f",
 }
 WRITTEN = "weight × norm of what is written (1: the layer's largest)"
 

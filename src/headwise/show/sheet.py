@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import needed
-from .texts import families, fitted, in_bold, inches, label
+from .texts import as_outlines, families, fitted, in_bold, inches, label
 
 if TYPE_CHECKING:
     import numpy
@@ -35,6 +35,7 @@ __all__ = [
     "dress",
     "fine_enough",
     "frame",
+    "in_letters",
     "named",
     "room",
     "scale_bar",
@@ -156,6 +157,18 @@ class Page:
         half = inches(queries, size) / 2 + 0.03
         height = min(max(height, half / self.height), 1 - half / self.height)
         self.figure.supylabel(queries, x=0.06 / self.width, y=height, ha="left", size=size, **words(FAINT))
+
+
+def in_letters(figure: Figure) -> Figure:
+    """The figure, its texts drawn as shapes where a PDF would show other letters."""
+    from matplotlib.patheffects import Normal
+    from matplotlib.text import Text
+
+    if len(families()) > 1:
+        for text in figure.findobj(Text):
+            if as_outlines(text.get_text()):
+                text.set_path_effects([Normal()])
+    return figure
 
 
 def named(names: list[str] | None, length: int, beside: int) -> list[str]:

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 __all__ = [
     "MISSING",
+    "as_outlines",
     "families",
     "fitted",
     "in_bold",
@@ -226,6 +227,20 @@ def _has_outline(file: str, char: str) -> bool:
     except (OSError, RuntimeError):
         return False
     return (right > left and high > low) or unicodedata.category(char) in ("Zs", "Mn", "Me")
+
+
+def as_outlines(text: str) -> bool:
+    """Whether a label must be drawn as shapes: in a PDF, letters of a font that has no names for them are all
+    drawn as the first."""
+    from matplotlib.font_manager import get_font
+
+    for char in {char for char in text if ord(char) not in _letters(_file(FIRST))}:
+        file = next((_file(name) for name in _more if ord(char) in _letters(_file(name))), None)
+        if file is not None:
+            font = get_font(file)
+            if not font.get_glyph_name(font.get_char_index(ord(char))):
+                return True
+    return False
 
 
 # Right to left
