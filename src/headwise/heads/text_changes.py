@@ -211,10 +211,12 @@ class Changes:
         """The most changed.
 
         Raises:
-            ArgumentError: top below 1.
+            ArgumentError: top below 1; no head at all.
         """
         if top is not None and top < 1:
             raise ArgumentError(f"top must be at least 1: got {top}; None gives all")
+        if not self.all:
+            raise ArgumentError("changes must hold at least one head: got 0; choose others")
         return self.all[:top]
 
     def weights(self, change: Change) -> tuple[Tensor, Tensor]:
@@ -256,8 +258,10 @@ class Changes:
         return changes_picture(self, top=top)
 
     def __repr__(self) -> str:
-        most = self.all[0]
-        return f"Changes({len(self)} heads, most in {most.layer}.{most.head}: {most.distance:.3f} nats)"
+        said = f"{len(self)} head{'' if len(self) == 1 else 's'}"
+        for most in self.all[:1]:
+            said += f", most in {most.layer}.{most.head}: {most.distance:.3f} nats"
+        return f"Changes({said})"
 
 
 @torch.no_grad()
