@@ -213,12 +213,6 @@ def test_a_long_text_is_cut_and_that_is_said(small: str) -> None:
     assert lines[1] == "The text has 852 tokens; these are the first 40, as many as the model reads."
 
 
-@pytest.mark.slow
-def test_the_longest_text_of_the_built_in_model_is_drawn() -> None:
-    output = look("the cat ran away " * 150, "--top", "1")
-    assert re.search(r"has \d+ tokens; these are the first 512, as many as the model reads\.", output)
-
-
 @pytest.mark.usefixtures("_unwritten")
 def test_another_model_is_watched(small: str) -> None:
     output = look("to be or not", "--model", small)
@@ -507,9 +501,13 @@ def test_roles_are_found_or_it_is_said_that_none_is(
 
     monkeypatch.setattr("headwise.listeners.role_measurement.roles", roles)
     output = look("the cat ran", "--model", own, "--roles")
-    assert ("1 of 1 relations of words have a head" in output) is found
-    assert ("None of 1 relations of words has a head" in output) is not found
+    assert ("1 of 1 relations of words is known to a head better than" in output) is found
+    assert ("None of 1 relations of words is known to a head better than" in output) is not found
     assert output.count("verb > object") == (2 if found else 0)
+    for head, known in (("1.2", found), ("0.2", False)):
+        output = look("the cat ran", "--model", own, "--roles", "--head", head)
+        assert ("1 of 1 relations of words is known to this head" in output) is known
+        assert output.count("verb > object") == (2 if known else 0)
 
 
 # Files
@@ -675,9 +673,8 @@ def test_a_file_of_4000_words_in_letters_that_the_terminal_lacks() -> None:
         (["stroy.txt"], None, "there is no 'stroy.txt'; did you mean 'story.txt'?"),
         (["  "], None, "text must hold at least one word: found 0"),
         (["The", "cat", "sat"], None, 'headwise look "The cat sat"'),
-        (["a b", "--layer", "9"], None, "layer must be one of 0 to 3: got 9"),
     ],
-    ids=["nothing", "missing", "spaces", "words", "layer"],
+    ids=["nothing", "missing", "spaces", "words"],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], given: bytes | None, said: str) -> None:
     Path("story.txt").touch()
@@ -707,20 +704,31 @@ def on_a_terminal(*arguments: str, **env: str) -> tuple[int, str]:
     return process.returncode, sent.decode()
 
 
+COLOURS = re.compile(r"\x1b\[[0-9;]*[34]8;")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("coloured", [True, False])
-def test_a_terminal_sees_what_is_loading_and_how_far_it_is(coloured: bool) -> None:
-    code, sent = on_a_terminal("a cat ran", "--top", "3", **({} if coloured else {"NO_COLOR": "1"}))
+def test_a_terminal_sees_what_is_loading_and_how_far_it_is() -> None:
+    code, sent = on_a_terminal(
+        "a cat ran", "--top", "3", "--terminal", "--out", "x.png", COLORTERM="truecolor"
+    )
     assert code == 0
     shown = [re.sub(r" \d+:\d\d *$", "", line[2:]) for line in re.findall(r"\r([|/\\-] [^\r\n]*)", sent)]
     steps = list(dict.fromkeys(line.partition(" [")[0] for line in shown))
     assert steps[:3] == ["Loading torch", "Loading mini", "Reading 3 words"]
     assert steps[3].startswith("Watching ") and steps[4:] == ["Drawing 32 heads"]
     assert "[....................] 0 of 4" in sent
-    last = sent.rpartition("\r ")[2]  # the line is wiped, and then comes the answer
-    assert last.lstrip(" ").startswith("\r") and "Drawing" not in last
-    assert last.endswith("Wrote heads.png\r\n")
-    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", last) or coloured
+    title, wrote = (re.search(rf"\r +\r(\x1b\[1m)?{words}", sent) for words in ("mini reads", "Wrote x.png"))
+    assert title and wrote and title.start() < sent.index("Drawing") < wrote.start()  # on a line wiped for it
+    assert sent.endswith("\rWrote x.png\r\n")
+    assert COLOURS.search(sent)
+
+
+@pytest.mark.slow
+def test_a_terminal_without_colours_gets_none() -> None:
+    code, sent = on_a_terminal("a cat ran", "--terminal", NO_COLOR="1", COLORTERM="truecolor")
+    assert code == 0 and os.listdir() == []
+    assert not COLOURS.search(sent) and not re.search(r"\x1b\[[0-9;]*\b[349][0-7]m", sent)
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ def whole(text: str, numbers: list[str], width: int) -> bool:
 @pytest.mark.parametrize("paths", [False, True])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_number_of_a_table_of_heads_is_whole(width: int, paths: bool) -> None:
-    for seed in range(7):
+    for seed in range(4):
         heads = drawn(seed, paths=paths)
         sort = random.Random(seed).choice([None, "label", "distance", "effective_keys"])
         text = shown(heads_table(heads, sort=sort), width)
@@ -106,7 +106,7 @@ def test_every_number_of_a_table_of_heads_is_whole(width: int, paths: bool) -> N
 @pytest.mark.parametrize("paths", [False, True])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_number_of_a_table_of_layers_is_whole(width: int, paths: bool) -> None:
-    for seed in range(5):
+    for seed in range(3):
         heads = drawn(seed, paths=paths)
         text = shown(layers_table(heads), width)
         out = left_out(text)
@@ -119,7 +119,7 @@ def test_every_number_of_a_table_of_layers_is_whole(width: int, paths: bool) -> 
 
 
 def test_what_is_left_out_is_there_at_the_width_that_is_named() -> None:
-    for seed in range(5):
+    for seed in range(2):
         heads = drawn(seed, paths=seed % 2 == 1)
         for table in (heads_table(heads), layers_table(heads), presets_table(PRESETS.values())):
             text = " ".join(shown(table, 30).split())
@@ -304,7 +304,8 @@ def test_roles_stand_beside_the_heads_that_have_them() -> None:
     table = heads_table(heads, roles=roles).table
     assert [str(cell) for cell in table.columns[3].cells] == ["-"] * 5 + [role]
     for width in WIDTHS:
-        assert all(word in shown(heads_table(heads, roles=roles), width) for word in role.split())
+        text = shown(heads_table(heads, roles=roles), width)
+        assert all(word in text for word in role.split())
 
 
 # Sentences

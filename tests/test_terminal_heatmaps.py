@@ -21,18 +21,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from headwise.show.sheet import LIGHT_TO_DARK
-from headwise.show.terminal_heatmaps import (
-    FROM,
-    LEAST,
-    MARK,
-    NAMED,
-    PLAIN_SHADES,
-    SHADES,
-    Pen,
-    terminal_heatmaps,
-)
+from headwise.show.terminal_cells import FROM, MARK, PLAIN_SHADES, SHADES, Pen
+from headwise.show.terminal_heatmaps import LEAST, NAMED, terminal_heatmaps
 
-WIDTHS = (20, 23, 30, 40, 60, 80, 104, 140)
 SCRIPTS = ["שלום", "日本語", "مرحبا", "नमस्ते", "😀", "a\x1b[31m", "\n", "x" * 41, "é", "", "\u202eabc"]
 
 
@@ -115,7 +106,7 @@ def test_one_head_is_large_and_says_what_each_word_looks_at_most() -> None:
 def test_nothing_is_wider_than_the_terminal_or_beyond_its_letters(encoding: str) -> None:
     tokens = SCRIPTS
     several = heads_of(random_weights(5, 11, 11), random_weights(3, 11, 11, causal=True), tokens=tokens)
-    for width, chosen in itertools.product(WIDTHS, (None, [(1, 2)])):
+    for width, chosen in itertools.product((20, 30, 40, 80, 140), (None, [(1, 2)])):
         text = str(terminal_heatmaps(several, chosen=chosen, width=width, encoding=encoding))
         assert max(map(cell_len, text.splitlines())) <= width
         text.encode("ascii" if encoding == "no such thing" else encoding)
@@ -123,7 +114,7 @@ def test_nothing_is_wider_than_the_terminal_or_beyond_its_letters(encoding: str)
         assert len(boxes(text)) == (8 if chosen is None else 1)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", [20, 41, 104])
 @pytest.mark.parametrize("shape", [(11, 11), (3, 17), (17, 3), (1, 53), (53, 1), (1, 1), (67, 61), (300, 7)])
 def test_any_shape_fits_any_width(width: int, shape: tuple[int, int]) -> None:
     heads = heads_of(random_weights(3, *shape), kind="cross")
@@ -254,6 +245,15 @@ def test_queries_that_are_padding_do_not_thin_the_means() -> None:
     (box,) = boxes(str(terminal_heatmaps(heads, width=40)))  # 18 cells a side, about 5 positions in each
     cells = {row[0] for row in box if row.strip()}
     assert cells == {"▒"} and box[-1].strip() == ""  # 5/43 each, in the half-full row as well
+
+
+@pytest.mark.parametrize(
+    ("length", "width", "box"), [(33, 30, (12, 24)), (33, 41, (33, 33)), (19, 80, (38, 76))]
+)
+def test_one_head_takes_the_room_there_is(length: int, width: int, box: tuple[int, int]) -> None:
+    heads = heads_of(random_weights(2, length, length, causal=True), tokens=["word"] * length)
+    (inside,) = boxes(str(terminal_heatmaps(heads, chosen=[(0, 1)], width=width)))
+    assert (len(inside), len(inside[0])) == box
 
 
 def test_every_sequence_has_its_own() -> None:

@@ -63,7 +63,6 @@ def check(
     Example: headwise check mha.py:MultiHeadAttention --hint 1
     """
     from ..errors import ArgumentError, HeadwiseError
-    from ..examiner import check_file
     from .terminal import file_and_name, sign_of_life
 
     path, name = file_and_name(source)
@@ -86,6 +85,8 @@ def check(
 
     def verdict() -> Report:
         with sign_of_life(f"Checking {_plain(source)}, {seconds:g} s at most"):
+            from ..examiner import check_file  # and torch with it, once all else is right
+
             return check_file(
                 path, name, seconds=seconds, memory=most, trust=trust, d_model=d_model, num_heads=heads
             )
@@ -182,11 +183,13 @@ def explain(
 
     Example: headwise explain attention.py:MyAttention --out explain.html
     """
-    from ..examiner.explanations import explain_file
-    from ..examiner.explanations.page import check_path
     from .terminal import file_and_name
 
     path, name = file_and_name(file)
+
+    from ..examiner.explanations import explain_file
+    from ..examiner.explanations.page import check_path
+
     if not terminal:
         check_path(out)
     explanation = explain_file(path, name, trust=trust)

@@ -84,7 +84,7 @@ def _tables(heads: Heads, chosen: Chosen | None, roles: Roles | None, wanted: Wa
     if wanted.written:
         answer += map(_words, _shares(heads, chosen))
     if roles is not None:
-        answer += [_words(_found(roles))] + [roles.table()] * bool(roles.found)
+        answer += _known(roles, chosen)
     return answer
 
 
@@ -140,17 +140,25 @@ def _roles(trained: Pretrained, sign: SignOfLife) -> Roles:
     return roles(trained.model, trained.tokenizer, progress=sign.counts)
 
 
-def _found(roles: Roles) -> str:
-    """One sentence about all of them."""
-    if roles.found:
-        return (
-            f"{len(roles.found)} of {len(roles)} relations of words have a head that knows them better than "
-            "every simple rule does:"
-        )
-    return (
-        f"None of {len(roles)} relations of words has a head that knows it better than every simple rule "
-        "does, such as always the word before."
-    )
+def _known(roles: Roles, chosen: Chosen | None) -> list[RenderableType]:
+    """How many relations are found, and which; of chosen heads, theirs alone."""
+    from ..heads.roles import Roles
+
+    who, found = "a head", roles
+    if chosen is not None:
+        who = "these heads" if len(chosen) > 1 else "this head"
+        theirs = {
+            name: role
+            for name, role in roles.found.items()
+            if any((layer, head) in chosen for layer, head, _ in role.heads)
+        }
+        found = Roles(theirs, {}, roles.layers, title=roles.title, sentences=roles.sentences)
+    if not found.found:
+        no_better = "better than to every simple rule, such as always the word before."
+        return [_words(f"None of {len(roles)} relations of words is known to {who} {no_better}")]
+    count = len(found.found)
+    said = f"{count} of {len(roles)} relations of words {'is' if count == 1 else 'are'} known to {who} better"
+    return [_words(f"{said} than to every simple rule:"), found.table()]
 
 
 def _write(

@@ -123,21 +123,24 @@ def look(
     used for a NAME on the hub alone.
 
     \b
-    headwise look "to be or not to be"
-    cat story.txt | headwise look --layer 0-1 --out story.svg
-    headwise look "The nurse said he left" "The nurse said she left"
-    headwise look "The cat sat" --head 2.3 --terminal
+    Examples:
+      headwise look "The cat sat on the mat because the cat was tired"
+      cat story.txt | headwise look --layer 0-1 --out story.svg
+      headwise look "The nurse said he left" "The nurse said she left"
+      headwise look "The cat sat on the mat" --head 2.3 --terminal
 
     \b
-    What it prints:
-    mini reads "The cat sat on the mat because the cat was tired"
-     layer head label (score)         entropy distance first previous
-                                         nats     keys   key      key
-         1    2 previous-token (0.93)    0.21      1.1  0.09     0.93
-         0    5 local (0.86)             1.38      2.0  0.17     0.31
-     ...
-    A previous-token head looks at the word just before each word.
-    Wrote heads.png
+    The first prints
+      mini reads "The cat sat on the mat because the cat was tired"
+                                entropy distance first previous
+       layer head label (score)    nats     keys   key      key itself
+           2    6 local (0.99)     0.55      1.2  0.12     0.47   0.25
+           0    5 self (0.99)      0.06      0.0  0.06     0.00   0.99
+      ...
+      A self head looks at each word itself.
+      Wrote heads.png
+
+    Exit code 0: done; 1: a package is missing; 2: a mistake, in one line; 130: Ctrl-C.
     """
     from .terminal import sign_of_life, texts_of
 

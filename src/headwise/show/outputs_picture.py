@@ -16,7 +16,7 @@ from ..errors import ArgumentError, ShapeError
 from ..listeners.prunable_families import is_conv1d
 from ..listeners.written_norms import OutputProjection, written
 from .sheet import FAINT, INK, LONGEST, NOTHING, drawing, words
-from .tables import label
+from .texts import fitted, inches, label, readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,7 +77,7 @@ def outputs_picture(
     said = heads[batch].detach().float().cpu()  # [H, T, Dv]
     parts = written(heads[batch, None], known)[0].float().cpu()  # [H, T, E]
     total = parts.sum(0) if known.bias is None else parts.sum(0) + known.bias.float().cpu()
-    names = [label(token, LONGEST) for token in tokens or ()] if T <= NAMED else []
+    names = [label(token, LONGEST) for token in readable(tokens or ())] if T <= NAMED else []
     sheet = Sheet.of(H, T, names, title is not None)
     figure = Figure(figsize=(sheet.width, sheet.height), dpi=150)
     Canvas(figure)
@@ -120,7 +120,8 @@ def outputs_picture(
     _map(ax, total, after, sheet.left, sheet.tops[3], sheet.across, sheet.tall)
     _joints(ax, sheet, H)
     if title is not None:
-        ax.text(0.15, 0.28, label(title, 110), size=13, weight="bold", va="center", **words(INK))
+        shown, size = fitted(label(title, 200), sheet.width - 0.3, 13, 9, bold=True)
+        ax.text(0.15, 0.28, shown, size=size, va="center", **words(INK, shown))
     ax.set_xlim(0, sheet.width)
     ax.set_ylim(sheet.height, 0)
     _bar(figure, sheet, before, 0, "what heads say")
@@ -175,7 +176,7 @@ class Sheet:
         gap = min(0.22, 2.2 / heads)
         side = (across - gap * (heads - 1)) / heads
         tall = min(max(0.9, 0.19 * tokens), 3.0)
-        left = 0.3 + 0.075 * max(map(len, names), default=3)
+        left = 0.25 + max([0.2, *(inches(name, 8) for name in names)])
         first = 0.95 if titled else 0.6
         tops = (first, *(first + step * (tall + 0.86) for step in (1, 2, 3)))
         return cls(
@@ -233,7 +234,7 @@ def _strongest(values: Tensor, most: int) -> Any:
 
 def _heading(ax: Axes, sheet: Sheet, top: float, what: str, how: str) -> None:
     room: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 2}  # over what goes through
-    first = ax.text(0.15, top - 0.3, what, size=10.5, weight="bold", bbox=room, **words(INK))
+    first = ax.text(0.15, top - 0.3, what, size=10.5, bbox=room, **words(INK, what))
     ax.annotate(
         how, (1, 0.5), (8, 0), first, "offset points", size=9, va="center", bbox=room, annotation_clip=False,
         **words(FAINT),

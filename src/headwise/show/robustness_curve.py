@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..listeners.robustness import Robustness
 from .sheet import FAINT, INK, drawing, words
-from .tables import label
+from .texts import label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["robustness_curve"]
 
 ORDERED, RANDOM, RANGE, PALE = "#ab337c", "#b06a00", "#f8e3c2", "#c9ced6"
+TITLE = "What heads are worth: the loss without them"
 NAMED = (0.3, 0.72)  # where along the axis there is room for a curve's name
 
 
@@ -69,8 +70,7 @@ def _dress(ax: Axes, measured: Robustness) -> None:
     from matplotlib.ticker import MaxNLocator
 
     ax.set_title(
-        "What heads are worth: the loss without them", loc="left", size=12, weight="bold", pad=12,
-        **words(INK),
+        TITLE, loc="left", size=12, pad=12, **words(INK, TITLE),
     )  # fmt: skip
     ax.set_xlabel(f"heads removed, of {measured.num_heads}", size=9, **words(FAINT))
     ax.set_ylabel("loss", size=9, **words(FAINT))
@@ -124,11 +124,15 @@ def _names(ax: Axes, removed: Sequence[int], curves: Sequence[Curve]) -> None:
 
 def _ends(ax: Axes, measured: Robustness, curves: Sequence[Curve]) -> None:
     """The losses with all heads and with none."""
-    end = measured.removed[-1]
-    _say(ax, f"{measured.baseline:.3g}\nall heads", (end, measured.baseline), (11, 0), FAINT, va="center")
+    end, (bottom, top) = measured.removed[-1], ax.get_ylim()
+    told = [(measured.baseline, "all heads")]
     if curves and end == measured.num_heads:
-        loss = curves[0].losses[-1]
-        _say(ax, f"{loss:.3g}\nno head", (end, loss), (11, 0), FAINT, va="center")
+        told.append((curves[0].losses[-1], "no head"))
+    apart = max(told)[0] - min(told)[0] > 0.12 * (top - bottom)  # else they would be over each other
+    for loss, what in told:
+        side = "bottom" if (loss, what) == max(told) else "top"
+        va = "center" if apart or len(told) == 1 else side
+        _say(ax, f"{loss:.3g}\n{what}", (end, loss), (11, 0), FAINT, va=va)
 
 
 def _say(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import ArgumentError
 from ..heads.roles import MARGIN, Role, Roles
 from .sheet import FAINT, INK, colours, drawing, words
-from .tables import label
+from .texts import fitted, in_bold, inches, label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,7 @@ def roles_picture(roles: Roles) -> Figure:
     Figure, Canvas, _ = drawing()
     order = sorted(roles.values(), key=lambda role: (not role.found, role.rules[role.rule] == 1, -role.share))
     L, H = len(roles.layers), max(scores.shape[1] for scores in roles.scores.values())
-    names = 0.25 + 0.077 * max(len(label(role.name, 40)) for role in order)
+    names = 0.3 + max(inches(label(role.name, 40), 8.5, bold=role.found) for role in order)
     map_wide, dots_wide, rules_wide = min(max(0.085 * L * H, 3.2), 7.5), 3.3, 2.5
     width, below = names + map_wide + 0.55 + dots_wide + rules_wide, 0.62
     height = 1.2 + ROW * len(order) + below
@@ -54,10 +54,9 @@ def roles_picture(roles: Roles) -> Figure:
     right = figure.add_axes(((names + map_wide + 0.55) / width, below / height, dots_wide / width, tall))
     _map(figure, left, roles, order, L, H)
     _dots(right, order)
-    title = f"{roles.title or 'Model'}: {len(roles.found)} of {len(roles)} relations have their head"
-    figure.text(
-        0.2 / width, 1 - 0.27 / height, label(title, 90), size=13, weight="bold", va="center", **words(INK)
-    )
+    title = f"{roles.title or 'Model'}: {len(roles.found)} of {len(roles)} relations found"
+    shown, size = fitted(label(title, 160), width - 0.4, 13, 9, bold=True)
+    figure.text(0.2 / width, 1 - 0.27 / height, shown, size=size, va="center", **words(INK, shown))
     how = (
         "A row is a relation of words: from the first to the second. Found is what beats every trivial rule "
         f"by {MARGIN} and more (outlined, coloured), on sentences that the head was not chosen on."
@@ -67,7 +66,7 @@ def roles_picture(roles: Roles) -> Figure:
         (left, "how often each head looks at the right word"),
         (right, "the best head against the best rule"),
     ):
-        ax.set_title(what, loc="left", size=9, pad=17, weight="bold", **words(INK))
+        ax.set_title(what, loc="left", size=9, pad=17, **words(INK, what))
     return figure
 
 
@@ -84,7 +83,7 @@ def _map(figure: Figure, ax: Axes, roles: Roles, order: Sequence[Role], L: int, 
     ax.set_yticks(range(len(order)), [label(role.name, 40) for role in order], size=8.5, **words(FAINT))
     for text, role in zip(ax.get_yticklabels(), order, strict=True):
         text.set_color(INK if role.found else FAINT)
-        text.set_fontweight("bold" if role.found else "normal")
+        text.set_fontweight("bold" if role.found and in_bold(text.get_text()) else "normal")
     ax.set_xticks([H * at + (H - 1) / 2 for at in range(L)], [_layer(layer, L) for layer in roles.layers])
     ax.xaxis.tick_top()
     ax.tick_params(length=0, labelsize=7.5, labelcolor=FAINT, pad=2)
@@ -158,9 +157,9 @@ def _dots(ax: Axes, order: Sequence[Role]) -> None:
         end = max(role.high, best, role.share) if ahead else min(role.low, best, role.share)
         where = f"{role.layer}.{role.head}" if isinstance(role.layer, int) else f"head {role.head}"
         ax.annotate(
-            label(where, 16), (end, row), (5 if ahead else -5, 0), "data", "offset points", size=7.5,
-            va="center", ha="left" if ahead else "right", weight="bold" if role.found else "normal",
-            annotation_clip=False, **words(colour if role.found else FAINT),
+            where, (end, row), (5 if ahead else -5, 0), "data", "offset points", size=7.5,
+            va="center", ha="left" if ahead else "right", annotation_clip=False,
+            **(words(colour, where) if role.found else words(FAINT)),
         )  # fmt: skip
         ax.annotate(
             label(f"{best:.2f}  {role.rule}", 44), (1.13, row), size=7.5, va="center",

@@ -65,6 +65,8 @@ def table_class() -> type[FittedTable]:
         PackageMissing: rich is not installed.
     """
     with needed("rich", "headwise tables need rich"):
+        import rich.table  # noqa: F401 - fitted_tables may be here without it
+
         from .fitted_tables import FittedTable
     return FittedTable
 
