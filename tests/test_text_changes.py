@@ -17,6 +17,7 @@ from headwise import AttentionMap, Heads, Mask, MultiHeadAttention, load_heads, 
 from headwise.errors import ArgumentError
 from headwise.heads.record import Marks, reduce
 from headwise.heads.text_alignment import Text, align
+from headwise.heads.text_changes import Changes
 from headwise.models import Transformer, TransformerConfig
 
 pytest.importorskip("matplotlib")
@@ -341,6 +342,10 @@ def test_what_cannot_be_compared_is_refused() -> None:
     for show in (changed.plot, changed.table):
         with pytest.raises(ArgumentError, match="top must be at least 1: got 0"):
             show(top=0)
+    nobody = Changes([], changed.layers)
+    with pytest.raises(ArgumentError, match="changes must hold at least one head: got 0"):
+        nobody.plot()
+    assert repr(nobody) == "Changes(0 heads)"
 
 
 # Showing them

@@ -211,10 +211,12 @@ class Changes:
         """The most changed.
 
         Raises:
-            ArgumentError: top below 1.
+            ArgumentError: top below 1; no head at all.
         """
         if top is not None and top < 1:
             raise ArgumentError(f"top must be at least 1: got {top}; None gives all")
+        if not self.all:
+            raise ArgumentError("changes must hold at least one head: got 0; choose others")
         return self.all[:top]
 
     def weights(self, change: Change) -> tuple[Tensor, Tensor]:
@@ -256,8 +258,10 @@ class Changes:
         return changes_picture(self, top=top)
 
     def __repr__(self) -> str:
-        most = self.all[0]
-        return f"Changes({len(self)} heads, most in {most.layer}.{most.head}: {most.distance:.3f} nats)"
+        said = f"{len(self)} head{'' if len(self) == 1 else 's'}"
+        for most in self.all[:1]:
+            said += f", most in {most.layer}.{most.head}: {most.distance:.3f} nats"
+        return f"Changes({said})"
 
 
 @torch.no_grad()
@@ -352,30 +356,37 @@ def _divergence(
         for side, map in enumerate(maps):
             numbers = torch.tensor(queries.own(side, some))
             block = map.select(queries=numbers)
-            p = block.dense()[0].detach().cpu().double()  # [H, t, S]
-            bins.append(_bins(p, block, keys, side))
+            p = block.dense()[0].detach().to("cpu", torch.float64, copy=True)  # [H, t, S]
             counts.append(block.counted_queries()[0].cpu())
             old = [number for number, at in enumerate(some) if at < new]
             if old and not ahead:
                 behind = torch.arange(p.shape[2]) > block.positions.cpu()[old][:, None]
                 ahead = bool((p[:, old] * behind).any())
+            bins.append(_bins(p, block, keys, side))
         apart = _jensen_shannon(*bins).masked_fill(~(counts[0] & counts[1]), math.nan)
         rows[:, start : start + len(some)] = apart
     return rows, ahead
 
 
 def _bins(p: Tensor, block: AttentionMap, keys: Alignment, side: int) -> Tensor:
-    """Shares of a row's weight, [H, t, bins]: of each key with a partner, of all others, of a sink."""
-    parts = [p[..., keys.own(side, keys.shared)], p[..., keys.own(side)].sum(-1, keepdim=True)]
+    """Shares of a row's weight, [H, t, bins]: of each key with a partner, of all others, of a sink.
+
+    p: weights, [H, t, S], which are ours to write to.
+    """
+    own = keys.own(side, keys.shared)
+    parts = [p if own == list(range(p.shape[-1])) else p[..., own]]
+    if len(keys.shared) < len(keys.places):
+        parts.append(p[..., keys.own(side)].sum(-1, keepdim=True))
     if block.sinks is not None:
         parts.append((block.sinks.detach()[:, None] - block.lse[0]).exp().cpu().double()[..., None])
-    together = torch.cat(parts, dim=-1)
-    return together / together.sum(-1, keepdim=True)  # of rounded weights, too, a distribution
+    together = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+    return together.div_(together.sum(-1, keepdim=True))  # of rounded weights, too, a distribution
 
 
 def _jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
     """[H, t] of [H, t, bins]."""
-    apart = torch.special.entr((p + q) / 2) - (torch.special.entr(p) + torch.special.entr(q)) / 2
+    apart = torch.special.entr((p + q).div_(2))
+    apart.sub_(torch.special.entr(p).add_(torch.special.entr(q)).div_(2))
     return apart.sum(-1).clamp(0, math.log(2))
 
 
