@@ -12,6 +12,7 @@ Sentences:
     role_verdicts.py    what came of switching off the heads of a role
 All that was watched:
     layer_names.py      what a layer goes by; `ByLayer`, results by layer
+    head_choices.py     layers and heads as people write them: "0-2", "2.3"
     record.py           what is kept of one call
     layer.py            all calls of a layer
     collection.py       `Heads`, all layers
