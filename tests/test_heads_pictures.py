@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from headwise import AttentionMap, Heads, MultiHeadAttention, watch
+from headwise import AttentionMap, Heads, Mask, MultiHeadAttention, watch
 from headwise.engines.statistics import ROW_STATISTICS
 from headwise.errors import ArgumentError, ShapeError
 from headwise.heads.record import reduce
@@ -225,6 +225,18 @@ def test_a_large_head_says_what_it_does_and_what_keys_receive() -> None:
         head_picture(heads, 0, 2)
     with pytest.raises(ArgumentError, match="layer must be one of 0 to 0: got 1"):
         head_picture(heads, 1, 0)
+
+
+def test_what_keys_receive_is_the_mean_over_queries_not_over_cells() -> None:
+    heads, length = Heads(), 300  # in 256 cells: some stand for two queries
+    lengths = torch.tensor([290])
+    q, k = torch.randn(2, 1, 1, length, 5, generator=torch.Generator().manual_seed(1))
+    weights = AttentionMap(q, k, mask=Mask.padding(lengths, query_lengths=lengths))
+    heads.add("a", reduce(weights, names=ROWS, keep=True))
+    received = weights[0, 0][:290].mean(0)
+    expected = torch.zeros(256).index_add_(0, torch.arange(length) * 256 // length, received)
+    (bars,) = head_picture(heads, 0, 0).axes[0].patches
+    numpy.testing.assert_allclose(bars.get_data().values, expected, rtol=1e-4, atol=1e-7)
 
 
 # Names of both texts

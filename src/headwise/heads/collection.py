@@ -142,7 +142,7 @@ class Heads(ByLayer[LayerHeads]):
             if isinstance(pair, str) or not isinstance(pair, Sequence | Head) or len(pair) != 2:
                 raise ArgumentError(f"chosen must be pairs of layer and head: got {pair!r}; give [(0, 3)]")
             place, number = pair
-            layer = self[place]  # type: ignore[index]
+            layer = self[place]
             if (
                 isinstance(number, bool)
                 or not isinstance(number, int)

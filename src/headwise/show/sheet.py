@@ -256,16 +256,14 @@ def dress(
         at = _marks(S, wide)
         ax.set_xticks(at, [str(place) for place in at], **words(FAINT))
         for place, text in zip(at, ax.get_xticklabels(), strict=True):
-            text.set_horizontalalignment(_side(place, S, wide, ("left", "center", "right")))
-            if text.get_horizontalalignment() != "center":  # at the edge of the cell, not in its middle
-                text.set_x(place)
+            text.set(ha=_side(place, S, wide, ("left", "center", "right")))
     if left and down:
         ax.set_yticks(range(T), down, size=_points(tall / T), **words(FAINT))
     elif left:
         at = _marks(T, tall)
         ax.set_yticks(at, [str(place) for place in at], **words(FAINT))
         for place, text in zip(at, ax.get_yticklabels(), strict=True):
-            text.set_verticalalignment(_side(place, T, tall, ("top", "center", "bottom")))
+            text.set(va=_side(place, T, tall, ("top", "center", "bottom")))
     if max(T, S) <= LINED:
         ax.set_xticks([x + 0.5 for x in range(S - 1)], minor=True)
         ax.set_yticks([y + 0.5 for y in range(T - 1)], minor=True)

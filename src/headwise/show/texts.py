@@ -179,8 +179,9 @@ def _faces() -> dict[str, dict[int, str]]:
     faces: dict[str, dict[int, str]] = {}
     for entry in fontManager.ttflist:
         if entry.style == "normal" and not NO_LETTERS.search(f"{entry.name} {entry.fname}"):
-            weight = weight_dict.get(entry.weight, entry.weight)
-            faces.setdefault(entry.name, {}).setdefault(int(weight), entry.fname)
+            said = entry.weight
+            weight = weight_dict[said] if isinstance(said, str) else int(said)
+            faces.setdefault(entry.name, {}).setdefault(weight, entry.fname)
     return faces
 
 
@@ -297,7 +298,7 @@ def _turned(run: str) -> str:
 @lru_cache(1)
 def _forms() -> dict[tuple[str, str], str]:
     """(letters, where in a word) -> the form of them that Unicode has for it."""
-    forms = {}
+    forms: dict[tuple[str, str], str] = {}
     for code in (*range(0xFB50, 0xFBFC), *range(0xFE80, 0xFEFD)):
         kind, *letters = unicodedata.decomposition(chr(code)).split() or [""]
         if kind in ("<isolated>", "<final>", "<initial>", "<medial>"):
