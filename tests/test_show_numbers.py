@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.errors import ArgumentError, ShapeError
+from headwise.errors import ArgumentError, PackageMissing, ShapeError
 from headwise.heads.roles import Role, Roles
 from headwise.listeners.robustness import Robustness
 
@@ -187,6 +188,18 @@ def test_roles_are_drawn_with_the_rule_beside_each() -> None:
     assert "$Toy$: 1 of 2 relations found" in said and "0.40  the last noun" in said
     with pytest.raises(ArgumentError, match="roles must hold a relation: 0 of 1"):
         Roles({}, {}, [0], unasked={"a > b": "since"}).plot()
+
+
+def test_without_matplotlib_pictures_of_numbers_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = role("verb > object", 0.8, 0.4, True)
+    roles = Roles({told.name: told}, {told.name: torch.full((2, 3), 0.8)}, [0, 1])
+    mha, x = hw.MultiHeadAttention(E, H), torch.randn(B, T, E)
+    with torch.no_grad(), hw.watch(mha) as heads, hw.collect(mha) as outputs:
+        mha(x)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    for draw in (roles.plot, heads.plot_layers, outputs.plot):
+        with pytest.raises(PackageMissing, match=r"need matplotlib; install with: \S+ \S+ .headwise\[viz\]"):
+            draw()
 
 
 # The loss without heads
