@@ -209,7 +209,7 @@ def test_threads_that_come_together_all_get_a_whole_package() -> None:
         threads = [threading.Thread(target=open_door, args=(door,)) for door in doors * 3]
         for thread in threads: thread.start()
         for thread in threads: thread.join()
-        assert failed == []
+        assert failed == [], failed
         registered()
         """
     )

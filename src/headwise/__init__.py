@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 TYPE_CHECKING = False
-if TYPE_CHECKING or _first_use.has_torch():
+if TYPE_CHECKING or _first_use.is_whole(__name__):
     from . import private_names as _private_names  # noqa: F401, says what torch lacks before anything uses it
 
     # isort: split

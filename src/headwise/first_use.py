@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 else:
     _Loader = object  # that class takes milliseconds to import, and brings nothing that is needed here
 
-__all__ = ["Finder", "has_torch", "is_light", "load_on_first_use", "part"]
+__all__ = ["Finder", "is_light", "is_whole", "load", "load_on_first_use", "part"]
 
 PACKAGE = __name__.partition(".")[0]
 
@@ -43,9 +43,14 @@ LIGHT = {
 LIGHT_PACKAGE = "cli"
 
 
-def has_torch() -> bool:
-    """Whether torch is loaded, or is just being loaded by somebody."""
-    return sys.modules.get("torch") is not None
+_filled: set[str] = set()  # packages that were run once more
+
+
+def is_whole(package: str) -> bool:
+    """Whether a package is to import all its names: torch is there, and nothing is waiting for it."""
+    if sys.modules.get("torch") is None:
+        return False
+    return package in _filled or not any(isinstance(finder, Finder) for finder in sys.meta_path)
 
 
 def is_light(name: str) -> bool:
@@ -65,22 +70,34 @@ def part(package: str, name: str, public: Sequence[str]) -> object:
         from importlib import import_module
         from pkgutil import iter_modules
 
-        if any(each.name == name for each in iter_modules(module.__path__)):
-            return import_module(f"{package}.{name}")
-        if name in public:
-            import torch  # noqa: F401, behind it the finder loads everything
+        is_module = any(each.name == name for each in iter_modules(module.__path__))
+        if not is_module and name not in public:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if not (is_module and is_light(f"{package}.{name}")):
+            # Not inside `from .. import budget`, which asks through Python's importer, with locks in hand.
+            if not sys._getframe(2).f_code.co_filename.startswith("<frozen importlib"):
+                load()
+            if not is_module:
+                import torch  # noqa: F401
 
-            if package == PACKAGE:  # inside, one package asks another, and may not wait
-                for finder in [each for each in sys.meta_path if isinstance(each, Finder)]:
-                    finder.load(wait=True)
-            if name not in vars(module):
-                fill(module)
-            return vars(module)[name]
+                if name not in vars(module):
+                    fill(module)
+                return vars(module)[name]
+        return import_module(f"{package}.{name}")
     raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+
+def load() -> None:
+    """Load everything, or wait until another thread has."""
+    import torch  # noqa: F401, behind it the finder does
+
+    for finder in [each for each in sys.meta_path if isinstance(each, Finder)]:
+        finder.load(wait=True)
 
 
 def fill(module: ModuleType) -> None:
     """Run a package's `__init__` once more, now that torch is there."""
+    _filled.add(module.__name__)
     assert module.__spec__ is not None and module.__spec__.loader is not None
     module.__spec__.loader.exec_module(module)
 
@@ -165,12 +182,10 @@ class Behind(Before):
         super().exec_module(module)
         # It is complete: threads that ask for it need not wait for what follows, or they would wait for this
         # one while it waits for what they hold.
-        self.spec._initializing = False  # type: ignore[attr-defined]
+        vars(self.spec)["_initializing"] = False
         try:
             self.finder.load()
-        except (
-            ImportError
-        ) as error:  # torch is well all the same; whoever uses headwise gets the error itself
+        except ImportError as error:  # torch is well; whoever uses headwise gets the error itself
             import warnings
 
             warnings.warn(f"headwise cannot be used: {error}", RuntimeWarning, stacklevel=2)

@@ -21,7 +21,7 @@ __all__ = ["INTERRUPTED", "Interruption"]
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 AGAIN = 1.0  # seconds for what is tidied up: until then another Ctrl-C changes nothing
-TO_WHOLE_LINES = b"\r\x1b[K\x1b[?25h"  # the line of the spinner goes, the cursor comes back
+CURSOR = b"\x1b[?25h"  # comes back
 
 
 class Interruption:
@@ -75,8 +75,9 @@ def may_just_end(frame: FrameType | None) -> bool:
 def end() -> None:
     """End the process."""
     try:
-        if "rich.live" in sys.modules and sys.stderr.isatty():
-            os.write(sys.stderr.fileno(), TO_WHOLE_LINES)
+        if sys.stderr.isatty():
+            hidden = "rich.live" in sys.modules
+            os.write(sys.stderr.fileno(), b"\n" + (CURSOR if hidden else b""))  # the prompt goes under the ^C
         sys.stdout.flush()
     finally:
         os._exit(INTERRUPTED)

@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 TYPE_CHECKING = False
-if TYPE_CHECKING or _first_use.has_torch():
+if TYPE_CHECKING or _first_use.is_whole(__name__):
     from .as_torch import MultiheadAttention, adopt, restore
     from .cache import KVCache
     from .memory import Memory
