@@ -84,7 +84,7 @@ def test_mistakes_are_one_line(capsys) -> None:
     assert "there is no" in mistake(capsys, "look", "--out", "nowhere/a.png")
     assert "--bogus" in mistake(capsys, "look", "--bogus")
     assert "lok" in mistake(capsys, "lok")
-    assert "extra argument" in mistake(capsys, "look", "two", "texts")
+    assert 'put quotes around them: headwise look "two texts"' in mistake(capsys, "look", "two", "texts")
 
 
 def test_files_that_hold_no_text_are_refused(capsys) -> None:
@@ -125,7 +125,10 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(monkeypatch, capsys) -> None
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
-    assert "No space left on device; " in mistake(capsys, "look")
+    assert main(["look"]) == 2
+    said = capsys.readouterr()
+    assert "No space left on device; " in said.err and said.err.count("\n") == 1
+    assert "Wrote" not in said.out and os.listdir() == []
 
 
 @pytest.mark.usefixtures("_model_at_hand")

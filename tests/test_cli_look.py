@@ -1,20 +1,38 @@
-"""`headwise look`: a trained model's heads, drawn and listed; long texts, and models that are not there."""
+"""`headwise look`: a trained model's heads, drawn and listed, on one text or on two; what is no text, what
+does not go together, models that are not there; as a program, on a terminal and without one."""
 
 from __future__ import annotations
 
+import codecs
 import importlib.util
+import io
+import json
 import os
 import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
 
+from matplotlib.text import Text
 from typer.testing import CliRunner
 
+import headwise
 from headwise.cli import application, main
 from headwise.cli.look_verb import SENTENCE
+from headwise.cli.terminal import SignOfLife, sign_of_life, texts_of
+from headwise.errors import ArgumentError
+from headwise.heads.roles import Role, Roles
 from headwise.models.pretrained import Pretrained, load
 from trained import a_folder, an_own_folder, mini, minilm
 
@@ -38,10 +56,21 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(a_folder(tmp_path_factory.mktemp("models") / "small [red]"))
 
 
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model of 2 layers with 3 heads each, as we save them."""
+    return str(an_own_folder(tmp_path_factory.mktemp("models") / "own", title="small"))
+
+
 @pytest.fixture
 def _unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of what is printed: drawing takes longest."""
-    monkeypatch.setattr("headwise.show.heads_pictures.model_picture", lambda heads, text: None)
+    leave_undrawn(monkeypatch)
+
+
+def leave_undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwise.heads.collection.Heads.plot", lambda heads, *place, **options: None)
+    monkeypatch.setattr("headwise.heads.text_changes.Changes.plot", lambda changes, top: None)
     monkeypatch.setattr("headwise.show.heatmaps.save", lambda figure, out: None)
 
 
@@ -66,14 +95,11 @@ def rows(output: str) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def usual(tmp_path_factory: pytest.TempPathFactory) -> str:
+def usual() -> str:
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("usual"))
         patch.setattr("headwise.models.pretrained.load", at_hand)
-        output = look("--model", "minilm")
-        assert Path("heads.png").read_bytes().startswith(b"\x89PNG")
-        assert os.listdir() == ["heads.png"]
-    return output
+        leave_undrawn(patch)
+        return look("--model", "minilm")
 
 
 def test_look_watches_a_trained_model_on_the_courses_sentence(usual: str) -> None:
@@ -85,7 +111,7 @@ def test_look_watches_a_trained_model_on_the_courses_sentence(usual: str) -> Non
 def test_the_model_is_the_built_in_one_unless_another_is_named() -> None:
     output = look("--top", "3")
     assert output.startswith(f'mini reads "{SENTENCE}"\n') and output.endswith("Wrote heads.png\n")
-    assert "3 of 32 heads; --top 32 lists all" in output
+    assert "3 of 32 heads; --top 32 shows all" in output
     assert Path("heads.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -99,7 +125,7 @@ def test_a_folder_with_a_model_of_ours_needs_no_transformers(monkeypatch: pytest
 
 
 def test_the_strongest_heads_come_first_and_how_many_there_are_is_said(usual: str) -> None:
-    assert "20 of 72 heads; --top 72 lists all" in usual
+    assert "20 of 72 heads; --top 72 shows all" in usual
     listed = rows(usual)
     assert len(listed) == 20
     assert listed[0][:4] == ["0", "2", "previous-token", "(1.00)"]
@@ -111,11 +137,9 @@ def test_every_layer_has_a_line_and_every_label_its_meaning(usual: str) -> None:
     lines = re.findall(r"^ +(\d) +12 +\d\.\d\d +\d\.\d +0\.\d\d +0\.\d\d +(\d.*)", usual, re.MULTILINE)
     assert [layer for layer, _ in lines] == list("012345")
     assert "special-token" in lines[2][1]
-    counts = [
-        int(count) for count in re.findall(r"^ *(\d+) (?:[a-z-]+) +(?:looks|rests|does)", usual, re.MULTILINE)
-    ]
-    assert sum(counts) == 72
-    assert "looks at the token before" in usual
+    meant = re.findall(r"^An? ([a-z-]+) head (?:looks|rests|does)", usual, re.MULTILINE)
+    assert {row[2] for row in rows(usual)} <= set(meant) and len(meant) == len(set(meant))
+    assert "A previous-token head looks at the word just before each word." in usual
 
 
 def test_all_fits_80_columns(usual: str) -> None:
@@ -161,7 +185,7 @@ def test_a_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("story.txt").write_bytes("\ufeffto be or $not$ to be 日本".encode())
     seen: list[str] = []
 
-    def read(text: str, *rest: object) -> None:
+    def read(text: str, *rest: object, **options: object) -> None:
         seen.append(text)
         raise KeyboardInterrupt
 
@@ -170,13 +194,16 @@ def test_a_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == ["to be or $not$ to be 日本"]
 
 
-def test_one_layer_is_drawn_large_with_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_layer_and_one_head_are_drawn_large_with_names(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = []
     monkeypatch.setattr("headwise.show.heatmaps.save", lambda figure, out: figures.append(figure))
-    for layer in ("2", "-1", "decoder.layers.3.attention"):
-        look("a b", "--layer", layer, "--top", "1")
-    assert [figure.get_suptitle() for figure in figures] == [f"mini, layer {n}" for n in (2, 3, 3)]
-    assert [text.get_text() for text in figures[0].axes[0].get_yticklabels()] == ["<|start|>", "a", "b"]
+    for choice in ("--layer=-1", "--head=0.2"):
+        look("a b", choice, "--model", own)
+    layer, head = figures
+    for title, name in ((layer, "layer 1"), (head, "layer 0, head 2")):
+        assert name in " ".join(text.get_text() for text in title.findobj(Text))
+    for figure in figures:
+        assert "<|start|>" in {text.get_text() for text in figure.findobj(Text)}
 
 
 @pytest.mark.usefixtures("_unwritten")
@@ -184,12 +211,6 @@ def test_a_long_text_is_cut_and_that_is_said(small: str) -> None:
     lines = look("the cat ran away " * 50, "--model", small).splitlines()
     assert lines[0].startswith('small [red] reads "the cat ran away the cat') and lines[0].endswith("…")
     assert lines[1] == "The text has 852 tokens; these are the first 40, as many as the model reads."
-
-
-@pytest.mark.slow
-def test_the_longest_text_of_the_built_in_model_is_drawn() -> None:
-    output = look("the cat ran away " * 150, "--top", "1")
-    assert re.search(r"has \d+ tokens; these are the first 512, as many as the model reads\.", output)
 
 
 @pytest.mark.usefixtures("_unwritten")
@@ -220,8 +241,18 @@ def test_mistakes_are_found_before_a_model_is_loaded(
         raise AssertionError("loaded")
 
     monkeypatch.setattr("headwise.models.pretrained.load", refuse)
-    assert "layer must be a number or a module path: got '--5'" in mistake(capsys, "--layer=--5")
-    for arguments in (["--layer=-x"], ["--sort", "x"], ["--out", "a.gif"], [" "], ["./nothing.txt"]):
+    assert "layer must be a number, a range or a module path: got '--5'" in mistake(capsys, "--layer=--5")
+    for arguments in (
+        ["--layer=-x"],
+        ["--head", "x"],
+        ["--sort", "x"],
+        ["--out", "a.gif"],
+        ["--html", "a.png"],
+        ["--json", "nowhere/a.json"],
+        [" "],
+        ["./nothing.txt"],
+        ["a", "b", "c"],
+    ):
         mistake(capsys, *arguments)
 
 
@@ -241,3 +272,496 @@ def test_without_the_model_the_line_says_what_to_install(
     ):
         assert main(["look", "--model", model]) == 1
         assert capsys.readouterr().err == f"headwise: headwise look needs {needed}; install with: {remedy}\n"
+
+
+# Where the text comes from
+
+
+@pytest.fixture
+def piped(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    def give(data: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    return give
+
+
+def test_a_pipe_is_read_and_an_empty_one_is_no_text(
+    piped: Callable[[bytes], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for given, data, texts in (
+        ([], b"to be\r\nor not\n", ["to be\nor not\n"]),
+        (["-"], b"to be", ["to be"]),
+        (["so be it", "-"], "日本".encode(), ["so be it", "日本"]),
+        ([], b"", [SENTENCE]),
+        ([], b" \n", [SENTENCE]),
+        (["a word"], b"unread", ["a word"]),
+    ):
+        piped(data)
+        assert texts_of(given, SENTENCE) == texts
+    with open(os.devnull) as device:
+        for nothing in (None, device):
+            monkeypatch.setattr(sys, "stdin", nothing)
+            assert texts_of(None, SENTENCE) == [SENTENCE]
+            with pytest.raises(ArgumentError, match="at least one word: found 0; "):
+                texts_of(["-"], SENTENCE)
+
+
+def test_of_a_pipe_that_stays_open_it_is_said_what_one_waits_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("headwise.cli.terminal.WAIT", 0.01)
+    end, start = os.pipe()
+    said = []
+
+    def write() -> None:
+        while not said:
+            time.sleep(0.01)
+            said.append(capsys.readouterr().err)
+            if not said[-1]:
+                said.pop()
+        os.write(start, b"at last")
+        os.close(start)
+
+    with os.fdopen(end) as pipe:
+        monkeypatch.setattr(sys, "stdin", pipe)
+        thread = threading.Thread(target=write)
+        thread.start()
+        assert texts_of([], SENTENCE) == ["at last"]
+        thread.join()
+    assert said == ["headwise: reading standard input until it ends; Ctrl-C stops\n"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32"], ids=str)
+def test_files_are_read_in_every_unicode(encoding: str) -> None:
+    mark = codecs.BOM_UTF16_BE if encoding == "utf-16-be" else b""
+    Path("my story.txt").write_bytes(mark + "שלום 🙂\r\n日本".encode(encoding))
+    assert texts_of(["my story.txt"], "") == ["שלום 🙂\n日本"]
+
+
+def test_what_holds_no_text_is_refused(piped: Callable[[bytes], None]) -> None:
+    Path("story.txt").write_text(" \n")
+    Path("picture").write_bytes(b"\x89PNG\r\n")
+    Path("half").write_bytes(codecs.BOM_UTF16_LE + b"a\0b")
+    Path("folder").mkdir()
+    for data, argument, said in (
+        (b"", "stroy.txt", "there is no 'stroy.txt'; did you mean 'story.txt'?"),
+        (b"", "my story.txt", "there is no 'my story.txt'; did you mean 'story.txt'?"),
+        (b"", "./nothing", "there is no './nothing'; check the name, or write a whole sentence"),
+        (b"", "story.txt", "at least one word: found 0"),
+        (b"", "folder", "'folder' is a folder"),
+        (b"", "picture", "FILE must be text in UTF-8: 'picture' is not, at byte 0; save it as text"),
+        (b"", "half", "FILE must be text in UTF-16: 'half' is not, at byte 4; "),
+        (b"\xff", "-", "standard input must be text in UTF-8: what came is not, at byte 0; "),
+        (b"a\0b", "-", "standard input must be text in UTF-8: what came has a zero at character 1; "),
+        (b"a" * (2**20 + 1), "-", "standard input must be at most 1048576 bytes: got more; cut it"),
+        (b" ", "-", "at least one word: found 0"),
+    ):
+        piped(data)
+        with pytest.raises(ArgumentError, match=re.escape(said)):
+            texts_of([argument], SENTENCE)
+    assert texts_of(["I wrote it into a file called notes.txt"], "") == [
+        "I wrote it into a file called notes.txt"
+    ]
+
+
+def test_forgotten_quotes_get_a_hint() -> None:
+    Path("a").write_text("one text")
+    for given, said in (
+        (["The", "cat", "sat"], 'got 3 words; put quotes around them: headwise look "The cat sat"'),
+        (["'The", "cat", "sat'"], 'headwise look "The cat sat"'),
+        (["It", "cost", "$5"], "headwise look 'It cost $5'"),
+        (["word"] * 99, 'got 99 words; put quotes around them: headwise look "word word'),
+        (
+            ["Hello", "world."],
+            'look "Hello world."; two texts are compared as in headwise look "a text" "another',
+        ),
+        (["a", "the cat", "a dog"], "one text, or two to compare: got 3; "),
+        (["-", "-"], "TEXT must be - once: got it 2 times; "),
+    ):
+        with pytest.raises(ArgumentError, match=re.escape(said)):
+            texts_of(given, SENTENCE)
+    for given in (["one", "two words"], ["他很高兴", "她很高兴"], ["a", "word"]):
+        assert texts_of(given, SENTENCE) == [given[0].replace("a", "one text"), given[1]]
+
+
+# Which heads
+
+
+@pytest.fixture
+def plotted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[Any, ...], Any]]:
+    """The places of all that is drawn, and which heads are chosen."""
+    calls = []
+
+    def plot(heads: object, *place: Any, text: str, written: bool, chosen: object = None) -> None:
+        calls.append((place, chosen))
+
+    monkeypatch.setattr("headwise.heads.collection.Heads.plot", plot)
+    monkeypatch.setattr("headwise.show.heatmaps.save", lambda figure, out: None)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown", "drawn"),
+    [
+        ("--layer 1", "1.0 1.1 1.2", ((1,), None)),
+        ("--layer 0-1 --head 2", "0.2 1.2", ((), [(0, 2), (1, 2)])),
+        ("--head 1.0", "1.0", ((1, 0), None)),
+        ("--head 1.0 --head 0.1,0.2", "0.1 0.2 1.0", ((), [(0, 1), (0, 2), (1, 0)])),
+        ("", "0.0 0.1 0.2 1.0 1.1 1.2", ((), None)),
+    ],
+    ids=str,
+)
+def test_layers_and_heads_are_chosen_for_tables_and_pictures_alike(
+    plotted: list[Any], own: str, arguments: str, shown: str, drawn: object
+) -> None:
+    output = look("the cat ran", "--model", own, "--sort", "layer", *arguments.split())
+    assert [f"{row[0]}.{row[1]}" for row in rows(output)] == shown.split()
+    assert plotted == [drawn]
+    layers = re.findall(r"^ +(\d) +(\d) +\d\.\d\d", output, re.MULTILINE)
+    per_layer = Counter(at[0] for at in shown.split())
+    assert layers == ([(layer, str(n)) for layer, n in per_layer.items()] if " " in shown else [])
+
+
+def test_heads_that_are_not_there_are_refused_with_how_many_there_are(
+    own: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["the cat ran", "--model", own]
+    assert "layer must be one of 0 to 1: got 7; " in mistake(capsys, *given, "--layer", "7")
+    assert "got 5 in layer 0, which has 3 heads; " in mistake(capsys, *given, "--head", "5")
+    assert "got '1.2'; leave out the layers" in mistake(capsys, *given, "--layer", "0", "--head", "1.2")
+
+
+# What is printed
+
+
+LETTERS = "The 🙂 saw שלום and 日本語, e\u0301"
+
+
+@pytest.mark.usefixtures("_unwritten")
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_no_number_is_cut_at_any_width(own: str, columns: int) -> None:
+    output = look(LETTERS, "--model", own, columns=columns)
+    lines = output.splitlines()
+    assert lines[0].startswith('small reads "The 🙂 saw שלום and 日本')
+    assert max(map(cells, lines)) <= columns
+    assert "…" not in "".join(lines[1:])
+    assert len(rows(output)) == 6
+
+
+def cells(line: str) -> int:
+    from rich.cells import cell_len
+
+    return cell_len(line)
+
+
+@pytest.mark.usefixtures("_unwritten")
+def test_letters_that_an_encoding_lacks_are_spelled(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", file)
+    assert main(["look", LETTERS, "--model", own]) == 0
+    file.seek(0)
+    assert file.read().startswith('small reads "The \\U0001f642 saw \\u05e9')
+
+
+@pytest.mark.usefixtures("_unwritten")
+def test_what_is_left_out_is_said(own: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = look("the cat ran away " * 3, "--model", own, "--max-tokens", "7").splitlines()[1]
+    assert re.fullmatch(r"The text has \d+ tokens; these are the first 7, as --max-tokens 7 says\.", said)
+    assert "max-tokens" in mistake(capsys, "a b", "--model", own, "--max-tokens", "0")
+    room = "max-tokens must leave room for a word beside 1 special token: got 1; try 64"
+    assert room in mistake(capsys, "a b", "--model", own, "--max-tokens", "1")
+
+
+@pytest.mark.usefixtures("_unwritten")
+def test_what_heads_write_stands_beside_what_they_look_at(own: str) -> None:
+    output = look("the cat ran", "--model", own, "--written", "--sort", "written_first")
+    assert "written" in output
+    said = (
+        r"On the first token: \d\.\d\d of the weight, and \d\.\d\d of what is written \(mean over 6 heads\)\."
+    )
+    assert re.search(said, " ".join(output.split()))
+
+
+def some_roles(found: bool) -> Roles:
+    role = Role(
+        "verb > object", found, 1, 2, 0.9, 0.8, 0.95, 53, {"+1 words": 0.5, "the first noun": 0.4}, {},
+        heads=[(1, 2, 0.9)] if found else [],
+    )  # fmt: skip
+    return Roles({role.name: role}, {}, [0, 1], title="small", sentences=7)
+
+
+@pytest.mark.usefixtures("_unwritten")
+@pytest.mark.parametrize("found", [True, False])
+def test_roles_are_found_or_it_is_said_that_none_is(
+    own: str, found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def roles(model: object, tokenizer: object, *, progress: Callable[[int, int], None]) -> Roles:
+        progress(1, 2)
+        return some_roles(found)
+
+    monkeypatch.setattr("headwise.listeners.role_measurement.roles", roles)
+    output = look("the cat ran", "--model", own, "--roles")
+    assert ("1 of 1 relations of words is known to a head better than" in output) is found
+    assert ("None of 1 relations of words is known to a head better than" in output) is not found
+    assert output.count("verb > object") == (2 if found else 0)
+    for head, known in (("1.2", found), ("0.2", False)):
+        output = look("the cat ran", "--model", own, "--roles", "--head", head)
+        assert ("1 of 1 relations of words is known to this head" in output) is known
+        assert output.count("verb > object") == (2 if known else 0)
+
+
+# Files
+
+
+def test_every_form_is_written_and_nothing_that_was_not_asked_for(own: str) -> None:
+    for arguments, files in (
+        (["--terminal"], []),
+        (["--json", "x.json"], ["x.json"]),
+        (["--terminal", "--out", "x.svg", "--html", "x.htm"], ["x.htm", "x.svg"]),
+    ):
+        output = look("the cat", "--model", own, "--layer", "0", *arguments)
+        assert sorted(os.listdir()) == files
+        assert sorted(re.findall("^Wrote (.*)$", output, re.MULTILINE)) == files
+        assert len(rows(output)) == 3
+        for file in files:
+            Path(file).unlink()
+
+
+def test_json_on_standard_output_is_alone(own: str) -> None:
+    told = json.loads(look("the cat ran 日本", "--model", own, "--json", "-", "--head", "1.2"))
+    assert [(head["layer"], head["head"]) for head in told["heads"]] == [(1, 2)]
+    assert os.listdir() == []
+
+
+def test_what_does_not_go_together_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("page.html").write_text("the cat ran")
+    for arguments, said in (
+        (["a b", "a c", "--roles"], "--roles must go with one text: got 2, which are compared; "),
+        (["a b", "a c", "--terminal"], "--terminal must go with one text: got 2"),
+        (["a b", "a c", "--sort", "first"], "--sort must go with one text: got 2"),
+        (["a b", "--json", "-", "--terminal"], "--terminal must go without --json -: got both"),
+        (["a b", "--json", "-", "--top", "3"], "--top must go without --json -: got both"),
+        (["page.html", "--html", "page.html"], "html must not be a file that is read: got 'page.html'"),
+        (["a b", "--json", "x.txt"], "json must end in .json: got 'x.txt'; try heads.json"),
+    ):
+        assert said in mistake(capsys, *arguments)
+
+
+def test_a_folder_that_takes_nothing_is_refused_at_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwise.whole_files.os.access", lambda place, how: False)
+    assert "out must be writable: nothing can be put into '" in mistake(capsys, "a b")
+
+
+# Two texts
+
+
+@pytest.mark.usefixtures("_unwritten")
+def test_of_two_texts_the_most_changed_heads_are_shown(own: str) -> None:
+    output = look("the cat ran away", "the cat came away", "--model", own)
+    lines = output.splitlines()
+    assert lines[:2] == ['small reads "the cat ran away"', 'and then "the cat came away"']
+    changed = re.findall(r"^ +(\d\.\d) +(0\.\d\d\d) ", output, re.MULTILINE)
+    assert len(changed) == 6
+    assert [distance for _, distance in changed] == sorted(
+        (distance for _, distance in changed), reverse=True
+    )
+    assert lines[-1] == "Wrote heads.png"
+
+
+def test_two_texts_are_drawn(own: str) -> None:
+    look("a cat", "a dog", "--model", own, "--top", "1", "--out", "two.svg")
+    assert b"<svg" in Path("two.svg").read_bytes()
+
+
+@pytest.mark.usefixtures("_unwritten")
+def test_of_two_texts_heads_are_chosen_as_of_one(own: str) -> None:
+    output = look("a cat ran", "the cat ran", "--model", own, "--head", "1", "--top", "1")
+    assert "1 of 2 heads; --top 2 shows all." in output
+    assert len(re.findall(r"^ +(\d\.1) +(0\.\d\d\d) ", output, re.MULTILINE)) == 1
+
+
+# A sign of life
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_sign_of_life_says_what_is_done_and_how_much_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwise.cli.terminal.EVERY", 60.0)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    done = [1]
+    with sign_of_life("Loading 日本", at_once=True) as sign:
+        assert re.fullmatch(r"\r. Loading 日本 0:00", terminal.getvalue())
+        sign.says("Watching", 4, lambda: done[0])
+        assert terminal.getvalue().rstrip(" ").endswith(" Watching [#####...............] 1 of 4 0:00")
+        sign.says("x" * 99, 4, lambda: done[0])
+        assert len(terminal.getvalue().rpartition("\r")[2]) == 59
+        sign.counts(3, 3)
+        sign.says("Drawing")
+        assert re.fullmatch(r". Drawing 0:00 +", terminal.getvalue().rpartition("\r")[2])
+    assert terminal.getvalue().endswith("\r")
+    assert "".join(terminal.getvalue().split("\r")[-2]).strip() == ""
+
+
+def test_a_sign_of_life_makes_room_for_the_answer_and_leaves_the_screen_to_a_pager(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headwise.cli.terminal.EVERY", 60.0)
+    monkeypatch.setenv("TERM", "xterm")
+    for stdout, comes_back in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+        with sign_of_life("Watching", at_once=True) as sign:
+            with sign.aside():
+                assert terminal.getvalue().endswith(f"\r{' ' * len('/ Watching 0:00')}\r")
+            sign.says("Drawing")
+        assert ("Drawing" in terminal.getvalue()) is comes_back
+
+
+def test_a_sign_of_life_is_only_where_a_line_can_be_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    for term, file in (("dumb", Terminal()), ("xterm", io.StringIO())):
+        monkeypatch.setenv("TERM", term)
+        monkeypatch.setattr(sys, "stderr", file)
+        with sign_of_life("Loading", at_once=True) as sign:
+            sign.says("Watching", 4)
+        assert file.getvalue() == ""
+    monkeypatch.setattr(sys, "stderr", None)
+    with sign_of_life("Loading", at_once=True) as sign:
+        assert isinstance(sign, SignOfLife)
+
+
+# As a program
+
+
+def started(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    root = str(Path(headwise.__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", **options.pop("env", {})}
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    command = [sys.executable, "-W", "error::UserWarning", "-m", "headwise", "look", *arguments]
+    return subprocess.Popen(command, env=env, **pipes)
+
+
+def program(*arguments: str, given: bytes | None = None, **env: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error; without a terminal."""
+    with started(
+        *arguments, env=env, stdin=subprocess.DEVNULL if given is None else subprocess.PIPE
+    ) as process:
+        out, err = process.communicate(given, timeout=100)
+    return process.returncode, out.decode(), err.decode()
+
+
+@pytest.mark.slow
+def test_a_pipe_with_emoji_hebrew_and_chinese_on_40_columns() -> None:
+    code, out, err = program(given=LETTERS.encode(), COLUMNS="40")
+    assert (code, err) == (0, "")
+    assert out.startswith('mini reads "The 🙂 saw שלום and') and out.endswith("\nWrote heads.png\n")
+    assert max(map(cells, out.splitlines())) <= 40
+    assert "\x1b" not in out and "…" not in out.partition("\n")[2]
+    assert os.listdir() == ["heads.png"]
+
+
+@pytest.mark.slow
+def test_a_file_of_4000_words_in_letters_that_the_terminal_lacks() -> None:
+    story = " ".join(f"the 日本 cat number {number} saw a dog" for number in range(500))
+    Path("story.txt").write_text(story, encoding="utf-8")
+    code, out, err = program("story.txt", "--out", "story.svg", PYTHONIOENCODING="ascii", NO_COLOR="1")
+    assert (code, err) == (0, "")
+    assert re.search(
+        r"^The text has [\d,]+ tokens; these are the first [\d,]+, as many as the model", out, re.M
+    )
+    assert sorted(os.listdir()) == ["story.svg", "story.txt"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "given", "said"),
+    [
+        (["-"], b"", "text must hold at least one word: found 0"),
+        (["stroy.txt"], None, "there is no 'stroy.txt'; did you mean 'story.txt'?"),
+        (["  "], None, "text must hold at least one word: found 0"),
+        (["The", "cat", "sat"], None, 'headwise look "The cat sat"'),
+    ],
+    ids=["nothing", "missing", "spaces", "words"],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], given: bytes | None, said: str) -> None:
+    Path("story.txt").touch()
+    code, out, err = program(*arguments, given=given)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("headwise: ") and said in err
+    assert os.listdir() == ["story.txt"]
+
+
+def on_a_terminal(*arguments: str, **env: str) -> tuple[int, str]:
+    """Exit code, and all that a terminal of 80 columns is sent."""
+    pty = pytest.importorskip("pty", reason="by design: Windows has no pseudo-terminals")
+    ours, theirs = pty.openpty()
+    sent = b""
+    with started(*arguments, env={"TERM": "xterm", "COLUMNS": "80", **env}, stdin=theirs, stdout=theirs,
+                 stderr=theirs) as process:  # fmt: skip
+        os.close(theirs)
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # how Linux says that it is over
+                part = b""
+            if not part:
+                break
+            sent += part
+    os.close(ours)
+    return process.returncode, sent.decode()
+
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*[34]8;")
+
+
+@pytest.mark.slow
+def test_a_terminal_sees_what_is_loading_and_how_far_it_is() -> None:
+    code, sent = on_a_terminal(
+        "a cat ran", "--top", "3", "--terminal", "--out", "x.png", COLORTERM="truecolor"
+    )
+    assert code == 0
+    shown = [re.sub(r" \d+:\d\d *$", "", line[2:]) for line in re.findall(r"\r([|/\\-] [^\r\n]*)", sent)]
+    steps = list(dict.fromkeys(line.partition(" [")[0] for line in shown))
+    assert steps[:3] == ["Loading torch", "Loading mini", "Reading 3 words"]
+    assert steps[3].startswith("Watching ") and steps[4:] == ["Drawing 32 heads"]
+    assert "[....................] 0 of 4" in sent
+    title, wrote = (re.search(rf"\r +\r(\x1b\[1m)?{words}", sent) for words in ("mini reads", "Wrote x.png"))
+    assert title and wrote and title.start() < sent.index("Drawing") < wrote.start()  # on a line wiped for it
+    assert sent.endswith("\rWrote x.png\r\n")
+    assert COLOURS.search(sent)
+
+
+@pytest.mark.slow
+def test_a_terminal_without_colours_gets_none() -> None:
+    code, sent = on_a_terminal("a cat ran", "--terminal", NO_COLOR="1", COLORTERM="truecolor")
+    assert code == 0 and os.listdir() == []
+    assert not COLOURS.search(sent) and not re.search(r"\x1b\[[0-9;]*\b[349][0-7]m", sent)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.2, 1.0, 3.0], ids=str)
+def test_ctrl_c_leaves_no_half_written_file(seconds: float) -> None:
+    with started("the cat ran away " * 200, "--html", "x.html", "--out", "x.pdf") as process:
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=100)
+    assert process.returncode in (130, 0) and b"Traceback" not in err
+    for file in os.listdir():
+        assert file in ("x.pdf", "x.html")
+    assert process.returncode == 130 or sorted(os.listdir()) == ["x.html", "x.pdf"]
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    with started("a cat ran", "--terminal") as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0

@@ -18,6 +18,8 @@ PACKAGE = Path(headwise.__file__).resolve().parent
 FLOORS = (
     (
         "errors",
+        "first_use",
+        "byte_sizes",
         "private_names",
         "budget",
         "whole_files",
@@ -53,6 +55,11 @@ DOWNWARD = {
     ("map.py", "AttentionMap.plot", "show"),
     ("heads/collection.py", "Heads.table", "show"),
     ("heads/collection.py", "Heads.plot", "show"),
+    ("heads/collection.py", "Heads.to_json", "show"),
+    ("heads/collection.py", "Heads.to_html", "show"),
+    ("heads/collection.py", "Heads._repr_html_", "show"),
+    ("heads/text_changes.py", "Changes.table", "show"),
+    ("heads/text_changes.py", "Changes.plot", "show"),
     ("models/specialised_heads.py", "Specialisation.table", "show"),
     ("models/specialised_heads.py", "Specialisation.plot", "show"),
     ("heads/roles.py", "Roles.table", "show"),

@@ -469,7 +469,7 @@ def test_a_watched_model_comes_back_whole(tmp_path: Path) -> None:
 
 def test_a_picture_without_its_map_leaves_padded_queries_out() -> None:
     """Mass was divided by all queries of a cell: where two of three are padding, a row summed to 0.33."""
-    numpy, pictures = pytest.importorskip("numpy"), pytest.importorskip("headwise.show.heads_pictures")
+    numpy, pictures = pytest.importorskip("numpy"), pytest.importorskip("headwise.show.pictured_heads")
     pytest.importorskip("matplotlib")
     lengths = torch.tensor([140, 301])
     q, k = normal(0, 2, 2, 1, 301, 4)
@@ -477,7 +477,7 @@ def test_a_picture_without_its_map_leaves_padded_queries_out() -> None:
     drawn = []
     for keep in (True, False):
         heads = one_layer(reduce(weights, names=ROWS, pooled=100, keep=keep))
-        drawn.append([pictures._cells(heads[0], b, 100)[0].filled(0) for b in (0, 1)])
+        drawn.append([pictures.cells_of(heads[0], b, 100)[0].filled(0) for b in (0, 1)])
     for kept, pooled in zip(*drawn, strict=True):
         numpy.testing.assert_allclose(pooled, kept, rtol=1e-5, atol=1e-8)
         sums = pooled.sum(-1)

@@ -574,12 +574,12 @@ def test_robustness_can_be_read_kept_and_drawn() -> None:
     assert kept["removed"] == [0, 2, 4] and kept["single"]["1"] == pytest.approx([2.0, 1.99])
     pytest.importorskip("matplotlib")
     figure = found.plot()
-    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert labels == [
-        "all heads",
-        "one head removed",
-        "at random, mean and range of 2",
+    assert [text.get_text() for text in figure.axes[0].texts] == [
+        "one head alone:\n0.1 costs most",
+        "at random: mean and range of 2",
         "least important first",
+        "2\nall heads",
+        "3\nno head",
     ]
     figure.savefig(io.BytesIO(), format="png")
 

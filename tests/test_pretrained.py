@@ -295,7 +295,8 @@ def test_what_the_hub_does_not_give_is_one_line(monkeypatch: pytest.MonkeyPatch)
         (failing(errors.HFValidationError), "a name that the hub can have: got 'some/model'; "),
         (
             offline,
-            r"asking the hub failed \(ConnectionError: no route to it\); check the name and the network",
+            r"asking the hub failed \(ConnectionError: no route to it\); check the name and the network, or "
+            r"where there is a network: hf download some/model --local-dir model, .* the model \./model$",
         ),
         (failing(RuntimeError), r"asking the hub failed \(RuntimeError: "),
     ):
@@ -303,6 +304,9 @@ def test_what_the_hub_does_not_give_is_one_line(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(ArgumentError, match=words) as caught:
             load("some/model")
         assert "\n" not in str(caught.value)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ArgumentError, match="; unset HF_HUB_OFFLINE, or where there is a network: "):
+        load("some/model")
 
 
 # Reading

@@ -13,7 +13,7 @@ import torch
 
 from headwise import AttentionMap, Mask
 from headwise.errors import ArgumentError, ShapeError
-from headwise.show.tables import as_number, as_text, empty_table, plain
+from headwise.show.tables import as_number, as_text, empty_table
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
@@ -23,7 +23,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from headwise.show.heatmaps import LIGHT_TO_DARK, NOTHING, _grid, heatmaps, save
+from headwise.show.heatmaps import _grid, heatmaps, save
+from headwise.show.sheet import LIGHT_TO_DARK, NAMED, NOTHING
 
 
 def a_map(
@@ -124,7 +125,7 @@ def test_an_incomplete_last_row_leaves_no_column_without_labels() -> None:
 
 
 def test_many_tokens_give_way_to_positions() -> None:
-    figure = heatmaps(a_map(1, 25), [f"token{i}" for i in range(25)])
+    figure = heatmaps(a_map(1, NAMED + 1), [f"token{i}" for i in range(NAMED + 1)])
     png(figure)
     assert not any("token" in text for text in words(figure.axes[0].xaxis))
 
@@ -319,12 +320,3 @@ def test_what_no_query_has_is_a_dash() -> None:
 def test_shares_from_one_half_on_stand_out() -> None:
     assert [as_number("first", share).style for share in (0.49, 0.5)] == ["", "bold"]
     assert as_number("entropy", 3.0).style == ""
-
-
-# Labels
-
-
-def test_plain_text_is_one_short_line() -> None:
-    assert plain("a\r\nb\tc\u2028d") == "a↵↵b⇥c�d"
-    assert plain("abcdef", 6) == "abcdef"
-    assert plain("abcdefg", 6) == "abcde…"

@@ -25,7 +25,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from rich.console import Console
 
-from headwise.show.heads_pictures import MOST_NAMED, OF_LABEL, SMALL_CELLS, layer_picture, model_picture
+from headwise.show.heads_grid import MOST_NAMED, SMALL_CELLS
+from headwise.show.heads_pictures import OF_LABEL, layer_picture, model_picture
 from headwise.show.heads_tables import census, check_sort, diversity_of, heads_table, layers_table, meanings
 
 
@@ -120,7 +121,7 @@ def test_layers_run_down_and_heads_to_the_right() -> None:
     assert bottom > top  # y grows downwards
     words = said(figure)
     assert [word for word in words if word.startswith(("layer", "head"))] == [
-        "layer 0", "layer 1", "head 0", "head 1", "head 2",
+        "head 0", "head 1", "head 2", "layer 0", "layer 1",
     ]  # fmt: skip
 
 
@@ -137,7 +138,7 @@ def test_heads_with_a_label_have_it_with_its_score_and_a_frame_in_its_colour() -
 def test_what_is_found_is_counted_and_explained() -> None:
     words = said(model_picture(toy()))
     assert {"1 previous-token", "1 broad", "3 mixed"} <= set(words)
-    assert any(word.startswith("looks at the token before") for word in words)
+    assert any(word.startswith("looks at the word just before") for word in words)
 
 
 def test_every_label_has_a_colour_of_its_own() -> None:
@@ -148,7 +149,7 @@ def test_every_label_has_a_colour_of_its_own() -> None:
 def test_the_title_says_which_model_and_which_text() -> None:
     words = said(model_picture(toy(), text="to  be\nor not"))
     assert words.count("Toy: what its 5 heads look at in “to be or not”") == 1
-    assert "Model: what its 1 heads look at" in said(model_picture(a_model([[even(3)]], title=None)))
+    assert "Model: what its one head looks at" in said(model_picture(a_model([[even(3)]], title=None)))
 
 
 def test_tokens_are_written_down_and_across() -> None:
@@ -268,10 +269,19 @@ def test_a_layer_is_its_heat_maps_with_labels_and_names() -> None:
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == list("abcdef")
 
 
-def test_plot_is_this_picture_and_takes_the_last_layer() -> None:
+def test_plot_is_the_grid_a_layer_or_one_head() -> None:
     heads = toy(4)
-    assert heads.plot().get_suptitle() == "Toy, layer 1"
+    assert "Toy: what its 5 heads look at" in said(heads.plot())
+    assert "Toy: what 2 of its 5 heads look at in “a b”" in said(
+        heads.plot(chosen=[(1, 0), (0, 2)], text="a b")
+    )
     assert heads.plot("layers.0.attention").get_suptitle() == "Toy, layer 0"
+    assert heads.plot(0, text="a b").get_suptitle() == "Toy, layer 0 in “a b”"
+    assert heads.plot(-1, 1).get_suptitle() == "Toy, layer 1, head 1: self 0.51"
+    with pytest.raises(ArgumentError, match="head must come with its layer: got head=1"):
+        heads.plot(head=1)
+    with pytest.raises(ArgumentError, match="chosen must come without a layer: got 1 heads and layer=0"):
+        heads.plot(0, chosen=[(0, 1)])
     with pytest.raises(ArgumentError, match="layer must be one of 0 to 1: got 2"):
         heads.plot(2)
 

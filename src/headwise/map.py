@@ -476,11 +476,29 @@ class AttentionMap(StandIn):
         self.check_whole_rows("mass")
         return mass.mass(self._scores, self.lse, as_mask(on), per == "query")
 
-    def plot(self, tokens: Sequence[str] | None = None, *, batch: int = 0) -> Figure:
-        """A heat map of every head, as a matplotlib figure (`pip install "headwise[viz]"`)."""
+    def plot(
+        self,
+        tokens: Sequence[str] | None = None,
+        *,
+        query_tokens: Sequence[str] | None = None,
+        key_tokens: Sequence[str] | None = None,
+        batch: int = 0,
+    ) -> Figure:
+        """A heat map of every head, as a matplotlib figure (`pip install "headwise[viz]"`).
+
+        Args:
+            tokens: one a position, where queries and keys are one text.
+            query_tokens: one a query, as for cross-attention; and key_tokens, one a key.
+            batch: which sequence.
+
+        Raises:
+            PackageMissing: matplotlib is not installed.
+            ShapeError: tokens that do not fit.
+            IndexError: no such sequence.
+        """
         from .show.heatmaps import heatmaps
 
-        return heatmaps(self, tokens, batch=batch)
+        return heatmaps(self, tokens, query_tokens=query_tokens, key_tokens=key_tokens, batch=batch)
 
     def check_unchanged(self) -> None:
         """Raise `ArgumentError` where q, k, mask or bias was written to: it would be a map of nothing."""

@@ -10,28 +10,39 @@ from threading import get_ident
 
 from .errors import ArgumentError
 
-__all__ = ["place_for", "whole_file"]
+__all__ = ["half_written", "place_for", "whole_file"]
+
+half_written: set[Path] = set()  # at this moment: who ends the process has to let them go first
 
 
-def place_for(out: str | os.PathLike[str], endings: tuple[str, ...], said: str, example: str) -> Path:
+def place_for(
+    out: str | os.PathLike[str], endings: tuple[str, ...], said: str, example: str, argument: str = "out"
+) -> Path:
     """Where a file may be written, links followed.
 
     Args:
         endings: that its name may have, in lower case; said: the same in words.
         example: a name to try.
+        argument: what it is called, for messages.
 
     Raises:
-        ArgumentError: another ending; no such folder; a folder of that name.
+        ArgumentError: another ending; no such folder, or one that nothing can be put into; a folder of that
+            name.
     """
     place = Path(out).resolve()
     if place.suffix.lower() not in endings:
-        raise ArgumentError(f"out must end in {said}: got {str(out)!r}; try {example}")
+        raise ArgumentError(f"{argument} must end in {said}: got {str(out)!r}; try {example}")
     if not place.parent.is_dir():
         raise ArgumentError(
-            f"out must go into an existing folder: there is no {str(place.parent)!r}; make it first"
+            f"{argument} must go into an existing folder: there is no {str(place.parent)!r}; make it first"
         )
     if place.is_dir():
-        raise ArgumentError(f"out must be a file: {str(out)!r} is a folder; choose another name")
+        raise ArgumentError(f"{argument} must be a file: {str(out)!r} is a folder; choose another name")
+    if not os.access(place.parent, os.W_OK | os.X_OK):
+        raise ArgumentError(
+            f"{argument} must be writable: nothing can be put into {str(place.parent)!r}; choose another "
+            "place"
+        )
     return place
 
 
@@ -43,6 +54,7 @@ def whole_file(place: Path, argument: str = "out") -> Iterator[Path]:
         ArgumentError: it cannot be written, naming the argument.
     """
     half = place.with_name(f".{place.name}.{os.getpid()}-{get_ident()}.part")  # threads write the same, too
+    half_written.add(half)
     try:
         yield half
         half.replace(place)
@@ -52,3 +64,4 @@ def whole_file(place: Path, argument: str = "out") -> Iterator[Path]:
         ) from error
     finally:
         half.unlink(missing_ok=True)
+        half_written.discard(half)

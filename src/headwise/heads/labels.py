@@ -9,9 +9,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["LABELS", "MIXED", "Entry", "Label", "label", "of_too_few"]
+__all__ = ["LABELS", "MIXED", "NOTHING_CLEAR", "Entry", "Label", "label", "of_too_few"]
 
 MIXED = "mixed"
+NOTHING_CLEAR = "does several things, none of them above the threshold of its label"
+ROUNDING = 1e-5  # two scores of the same keys, each summed in float32 in its own order, differ by less
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,7 @@ LABELS: tuple[Entry, ...] = (
         "induction",
         "induction",
         0.4,
-        "looks at what followed an earlier copy of its token, where there is one; "
-        "best measured on random tokens said twice",
+        "looks at what followed an earlier copy of the word, where there is one: it continues what was said",
         "Olsson 2022; 0.4 is the threshold of ARENA's exercises for the mean weight on the stripe of random "
         "tokens said twice; this is that mean on any text, over the queries that have a copy to look for; "
         "how many of them it takes is ours",
@@ -49,7 +50,7 @@ LABELS: tuple[Entry, ...] = (
         "duplicate-token",
         "duplicate_token",
         0.4,
-        "looks at earlier copies of its token, where there are any",
+        "looks at earlier copies of the same word, where there are any",
         "Wang 2022; the threshold is that of induction, which is measured alike",
         queries=8,
     ),
@@ -57,49 +58,49 @@ LABELS: tuple[Entry, ...] = (
         "previous-token",
         "previous",
         0.5,
-        "looks at the token before: more than half of its weight",
+        "looks at the word just before each word",
         "Clark 2019, section 3.1; 0.5 is its threshold for heads of position",
     ),
     Entry(
         "next-token",
         "next",
         0.5,
-        "looks at the token after: more than half of its weight",
+        "looks at the word just after each word",
         "Clark 2019, section 3.1; 0.5 is its threshold for heads of position",
     ),
     Entry(
         "self",
         "itself",
         0.5,
-        "looks at its own token: more than half of its weight",
+        "looks at each word itself",
         "Clark 2019, section 3.1; 0.5 is its threshold for heads of position",
     ),
     Entry(
         "sink",
         "first",
         0.6,
-        "rests on the first token, most of its weight doing nothing",
+        "rests most of its weight on the first token, as heads with little to say do",
         "Xiao 2024, Gu 2024; Gu counts heads from 0.3 on, which may still do something else with the rest",
     ),
     Entry(
         "special-token",
         "special",
         0.6,
-        "looks at special tokens such as [CLS] and [SEP], most of its weight; unknown words are none",
+        "rests most of its weight on marks that are no words, such as those of a text's start and end",
         "Clark 2019, section 3.2; 0.6 is its threshold; over the queries that see one",
     ),
     Entry(
         "punctuation",
         "punctuation",
         0.5,
-        "looks at full stops and commas: more than half of its weight",
+        "looks at full stops, commas and the like",
         "Clark 2019, section 3.2; 0.5 as for heads of position; over the queries that see one",
     ),
     Entry(
         "broad",
         "spread",
         0.9,
-        "looks at everything nearly alike: its entropy is nine tenths of what it could be",
+        "looks at everything nearly alike: its entropy is nine tenths of the largest possible",
         "Clark 2019, section 3.3, there 3.8 nats (0.78 of log 128); relative, so that it fits any length",
         general=True,
     ),
@@ -107,7 +108,7 @@ LABELS: tuple[Entry, ...] = (
         "local",
         "locality",
         0.8,
-        "looks near by: four fifths of what an even head has beyond its reach (8 tokens) is missing",
+        "looks at words near by: beyond 8 it has a fifth or less of the weight that an even look has there",
         "Sukhbaatar 2019 on how short most heads' reach is; the threshold is ours",
         general=True,
     ),
@@ -129,7 +130,8 @@ def label(scores: Mapping[str, float]) -> Label:
     """The label whose score is farthest above its threshold, as a share of the way to 1; else "mixed".
 
     A score that is not there or NaN was not measured, and earns nothing. General labels are asked last; of
-    equals the first in `LABELS` wins.
+    equals, but for rounding, the first in `LABELS` wins: where the only special token is the first, a head
+    that rests on it is a sink.
 
     Args:
         scores: a head's scores by the names in `LABELS`, each of enough queries; other names are ignored.
@@ -147,7 +149,7 @@ def label(scores: Mapping[str, float]) -> Label:
         if math.isnan(score) or score < entry.threshold:
             continue
         rank = (not entry.general, (score - entry.threshold) / (1 - entry.threshold))
-        if best is None or rank > best:
+        if best is None or rank > (best[0], best[1] + ROUNDING):
             best, earned = rank, Label(entry.name, score)
     return earned
 

@@ -13,7 +13,7 @@ from ..errors import ArgumentError
 from ..map import AttentionMap
 from .labels import LABELS, Label, label, of_too_few
 from .layer_names import Layer
-from .record import PATTERNS, Record
+from .record import PATTERNS, WRITTEN, Record
 
 __all__ = ["POSITIONS", "Head", "LayerHeads"]
 
@@ -84,11 +84,12 @@ class LayerHeads:
         return Statistics({name: self._over_calls(name) for name in names})
 
     def __getattr__(self, name: str) -> Tensor:
-        if name in ROW_STATISTICS or name in PATTERNS:
+        if name in ROW_STATISTICS or name in PATTERNS or name in WRITTEN:
             measured = self.statistics
             if name in measured:
                 return measured[name]
             how = "patterns=True" if name in PATTERNS else f"statistics=[{name!r}]"
+            how = "written=True" if name in WRITTEN else how
             raise AttributeError(f"{name} was not measured in {self.path}; use watch(model, {how})")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 

@@ -8,21 +8,26 @@ Letters: B batch, T query_len, S key_len, H num_heads.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from ..engines.first_pass import attend
+from ..engines.scores import Scores
 from ..engines.statistics import PICTURE, RECEIVED, ROW_STATISTICS, Statistics
+from ..errors import ArgumentError
 from ..map import AttentionMap
 from ..masks import Mask
 from . import head_distances, patterns
-from .measures import locality, mean_where_seen, spread
+from .measures import first_keys, locality, mean_over, mean_where_seen, spread, weights_in_blocks
 
-__all__ = ["EVERYONE", "PATTERNS", "Marks", "Record", "fetched", "reduce", "settle"]
+__all__ = ["EVERYONE", "PATTERNS", "WRITTEN", "Marks", "Record", "fetched", "reduce", "settle"]
 
 
 PATTERNS = ("induction", "duplicate_token", "special", "punctuation", "spread", "locality", "streaming")
+WRITTEN = {"written_first": "first", "written_special": "special"}  # beside the weight that falls there
+NORMS = "written_norms"
 SINK, RECENT = 128, 256  # keys whose mass is `streaming`: DuoAttention's; a shorter text has no others
 EVERYONE = "entropy"  # its mean is over all queries that count
 IN_ROWS = "pooled_queries"
@@ -87,6 +92,51 @@ class Record:
     def pooled_queries(self) -> Tensor | None:
         """How many queries each row of the picture is the mass of, [B, rows]; None: all that fall into it."""
         return self._in_main_memory(IN_ROWS)
+
+    @property
+    def written_norms(self) -> Tensor | None:
+        """What each head writes per key, ||v_j W_O||, [B, H, S]; None: not measured."""
+        return self._in_main_memory(NORMS)
+
+    def written(self, batch: int = 0, most: int = 256) -> Tensor:
+        """Weight times the norm of what is written there, p_ij ||v_j W_O||, as cells [H, rows, columns].
+
+        A cell a query and key; where there are more than `most` of either, positions share a cell, which
+        shows the mean over its queries of what falls into it, padded queries left out. A block of queries is
+        made at a time. Kobayashi 2020.
+
+        Raises:
+            ArgumentError: not measured; no map was kept.
+            IndexError: no such sequence.
+        """
+        norms = self.written_norms
+        if norms is None:
+            raise ArgumentError(
+                f"written must have been measured: it was not in a call {list(self.shape)}; use watch(model, "
+                "written=True)"
+            )
+        if self.map is None:
+            raise ArgumentError(
+                f"map must have been kept: that of a call {list(self.shape)} was not; use watch(model, "
+                "written=True, keep=True)"
+            )
+        weights = self.map.detach().select(batch=batch)
+        _, H, T, S = weights.shape
+        mine = norms[batch].to(weights.device)[:, None]  # [H, 1, S]
+        if max(T, S) <= most:
+            return (weights.dense()[0] * mine).cpu()
+        rows, columns = min(most, T), min(most, S)
+        row = torch.arange(T, device=weights.device) * rows // T
+        column = torch.arange(S, device=weights.device) * columns // S
+        real = weights.mask.counted(T)
+        counted = torch.ones(T, device=weights.device) if real is None else real[0].to(mine.dtype)
+        cells = mine.new_zeros(H, rows, columns)
+        for queries, p in weights_in_blocks(weights, torch.arange(T)):
+            shares = p[0] * mine * counted[queries, None]  # [H, t, S]
+            narrow = mine.new_zeros(*shares.shape[:2], columns).index_add_(2, column, shares.to(mine.dtype))
+            cells.index_add_(1, row[queries], narrow)
+        inside = mine.new_zeros(rows).index_add_(0, row, counted.to(mine.dtype))
+        return (cells / inside.clamp(min=1)[:, None]).cpu()
 
     def _in_main_memory(self, name: str) -> Tensor | None:
         """Large numbers are brought over when they are first looked at."""
@@ -154,6 +204,7 @@ def reduce(
     between: Iterable[str] = (),
     outputs: Tensor | None = None,
     values: Tensor | None = None,
+    norms: Tensor | None = None,
     keep: bool = False,
 ) -> Record:
     """Measure a call.
@@ -164,6 +215,7 @@ def reduce(
         reach: how near counts as `local`, and in `locality`.
         with_patterns: measure what the tokens tell at once; else it is done later, if the map is kept.
         between: what to compare heads by: "attention", "outputs", "values".
+        norms: of what is written per key, [B, H, S].
         keep: keep the map, which holds q and k.
     """
     weights = weights.detach()
@@ -191,6 +243,9 @@ def reduce(
             record.pairs[name] = pairs
             if name == "values":  # a mean over keys
                 record.counts[name] = weights.real_keys.sum(-1)[:, None].expand(pairs.shape[:2])
+    if norms is not None:
+        record.large[NORMS] = norms
+        record._add(*measure_written(weights, norms, None if kind != "self" else marks))
     if keep:
         record.map = weights
     return record
@@ -257,6 +312,50 @@ def measure_patterns(
     for name, mask in on.items():
         scores[name], counts[name] = mean_where_seen(weights, mask)
     return scores, counts
+
+
+def measure_written(
+    weights: AttentionMap, norms: Tensor, marks: Marks | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The share of what a head writes that comes from some keys, [B, H] each, and over how many queries.
+
+        mean_i of (sum of p_ij n_j over chosen j) / (sum_j p_ij n_j),   n_j = ||v_j W_O||
+
+    Both sums are attention once more, with numbers for values: no matrix is made. A learned sink writes
+    nothing. The mean is over the queries that count for the weight on these keys, where anything is written.
+    """
+    chosen = {"written_first": first_keys(weights.real_keys, 1)}
+    seen = {"written_first": weights.counted_queries()}
+    if marks is not None and marks.special is not None:
+        special = marks.special.to(weights.device)
+        chosen["written_special"] = special
+        on = weights.mask & Mask.padding(special)
+        seen["written_special"] = weights.counted_queries() & (weights.visible(on) > 0)
+    parts = [norms, *(norms * which[:, None] for which in chosen.values())]
+    total, *sums = _mixed(weights, torch.stack(parts, -1)).unbind(-1)  # [B, H, T] each
+    values, counts = {}, {}
+    for (name, queries), some in zip(seen.items(), sums, strict=True):
+        counts[name] = (queries & (total > 0)).sum(-1)
+        values[name] = mean_over(some / total, queries & (total > 0))
+    return values, counts
+
+
+def _mixed(weights: AttentionMap, columns: Tensor) -> Tensor:
+    """sum_j p_ij x_j of numbers per head and key, [B, H, S, C] -> [B, H, T, C], in float32 at least.
+
+    Heads that share a key head have numbers of their own: one of each group at a time.
+    """
+    scores = weights.parts()[0]
+    assert isinstance(scores, Scores), "values came with them"
+    exact = replace(scores.detach(), q=scores.q.detach().to(columns), k=scores.k.detach().to(columns))
+    if scores.group == 1:
+        return attend(exact, columns)[0]
+    mixed = columns.new_empty(*weights.shape[:3], columns.shape[-1])
+    everything = slice(None)
+    for member in range(scores.group):
+        heads = torch.arange(member, columns.shape[1], scores.group, device=columns.device)
+        mixed[:, heads] = attend(exact.select(everything, heads, everything), columns[:, heads])[0]
+    return mixed
 
 
 def _pairs(name: str, weights: AttentionMap, outputs: Tensor | None, values: Tensor | None) -> Tensor | None:

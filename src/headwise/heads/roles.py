@@ -28,6 +28,7 @@ from .layer_names import Layer
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
 __all__ = ["MARGIN", "Role", "Roles", "judge"]
 
@@ -186,6 +187,17 @@ class Roles(Mapping[str, Role]):
         from ..show.roles_table import roles_table
 
         return roles_table(self)
+
+    def plot(self) -> Figure:
+        """Relations by heads as a figure, and each relation's best head against the best rule.
+
+        Raises:
+            ArgumentError: no relation was asked about.
+            PackageMissing: matplotlib is not installed.
+        """
+        from ..show.roles_picture import roles_picture
+
+        return roles_picture(self)
 
     def __str__(self) -> str:
         from ..show.roles_table import as_lines

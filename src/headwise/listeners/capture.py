@@ -24,6 +24,7 @@ from .active import Call, Forward, in_backward
 from .attachment import Attachment
 from .head_outputs import check_any
 from .model_door import attach
+from .written_norms import written_norms
 
 __all__ = ["SHORT", "Tokens", "watch"]
 
@@ -63,13 +64,20 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
             how near a head looks, how much the first 128 and last 256 keys get) inside the forward. None:
             later, where they are asked for, from maps kept.
         diversity: also compare heads with each other, on at most 256 queries: see `headwise.diversity`.
+        written: also measure what heads write: for every key the norm of its value times the head's part of
+            the output projection (`Record.written_norms`), and how much of what is written comes from the
+            first key and from special tokens (`written_first`, `written_special`), to be held against the
+            weight that they get (`first`, `special`). Kobayashi 2020. Steps of generation are left out,
+            unless keep=True.
         tokenizer: tells special tokens and punctuation, and gives tokens their names in pictures.
         reach: how near counts as `local`.
         fallback: for layers that compute their own weights: None raises, "eager" reads those (the model makes
             them anyway: B x H x T x S numbers per layer), "skip" leaves these layers out.
 
     Raises:
-        ArgumentError: not a module; an unknown statistic, keep, pooled or fallback.
+        ArgumentError: not a module; an unknown statistic, keep, pooled or fallback; from inside the block,
+            with written=True: a layer whose output projection is not known, gated heads, weights without
+            values.
         AttentionBypassed: from inside the block: a layer that cannot be heard, or nothing heard at all.
 
     Example:
@@ -92,6 +100,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         pooled: int | None = 128,
         patterns: bool | None = None,
         diversity: bool = False,
+        written: bool = False,
         tokenizer: Tokenizer | None = None,
         reach: int = 8,
         fallback: str | None = None,
@@ -115,7 +124,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         self._ear = _Ear(
             keep=keep, names=self.names, pooled=pooled, patterns=bool(patterns), reach=reach,
             between=("attention", "outputs", "values") if diversity else (),
-            tokens=Tokens(model, tokenizer),
+            tokens=Tokens(model, tokenizer), writer=model if written else None,
         )  # fmt: skip
         self.heads = self._ear.heads
         self._attached = ExitStack()
@@ -206,7 +215,9 @@ class _Ear:
         reach: int,
         between: tuple[str, ...],
         tokens: Tokens,
+        writer: nn.Module | None,
     ) -> None:
+        self.writer = writer  # the model, where what its heads write is measured
         self.keep, self.names, self.pooled, self.patterns = keep, names, pooled, patterns
         self.reach, self.between, self.tokens = reach, between, tokens
         self._without_scores = tuple(name for name in names if name != "max_logit")
@@ -225,6 +236,9 @@ class _Ear:
         decoding = T == 1 and S > 1
         keep = self.keep is True or (self.keep == "auto" and S <= SHORT and not decoding)
         marks = None if decoding else self.tokens.marks(call)
+        norms = None
+        if self.writer is not None and (keep or not decoding):
+            norms = written_norms(self.writer, call)
         record = reduce(
             call.weights,
             kind=call.kind,
@@ -237,6 +251,7 @@ class _Ear:
             between=() if decoding else self.between,
             outputs=call.output,
             values=call.value,
+            norms=norms,
             keep=keep,
         )
         self.heads.add(call.path, record, self.name_of(call.path))

@@ -13,21 +13,35 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, AttentionBypassed, ShapeError
-from ..heads.layer_names import ByLayer, GivenByLayer, names_of
+from ..heads.layer_names import ByLayer, GivenByLayer, Layer, names_of
 from ..indexing import as_index, positions_of
 from .active import Call, in_backward
 from .attachment import Attachment
 from .chosen_heads import ChosenHeads, Heads, base_of, by_path, of_visit
 from .model_door import attach
 from .model_structure import structure_of
+from .written_norms import OutputProjection, output_projection, written
 
-__all__ = ["Change", "Changing", "ChosenListening", "check_any", "collect", "outputs_of", "patch"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "Change",
+    "Changing",
+    "ChosenListening",
+    "HeadOutputs",
+    "check_any",
+    "collect",
+    "outputs_of",
+    "patch",
+]
 
 
 Inside = TypeVar("Inside", covariant=True)  # what a block is given
@@ -177,12 +191,75 @@ class _Listener:
 Positions = int | slice | Sequence[int] | Tensor
 
 
+class HeadOutputs(ByLayer[Tensor]):
+    """What the heads of every layer said, [B, H, T, Dv] by layer; and what they write, by the model's W_O."""
+
+    _model: Callable[[], nn.Module | None] | None = None  # weakly; what is pickled or loaded has none
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "_model"}
+
+    def written(self, layer: Layer) -> Tensor:
+        """What each head of a layer adds to its output, [B, H, T, E], in float32 at least.
+
+        The heads' parts sum to the layer's output without its bias. The projection is the model's of now.
+
+        Raises:
+            ArgumentError: no such layer; a projection that is not known, or gated heads; the model is gone.
+        """
+        return written(self[layer], self._projection(layer))
+
+    def plot(
+        self,
+        layer: Layer | None = None,
+        tokens: Sequence[str] | None = None,
+        *,
+        batch: int = 0,
+        title: str | None = None,
+    ) -> Figure:
+        """From heads to the output of a layer, by default the last, as a figure (`headwise[viz]`).
+
+        Each head's output, all of them side by side, what W_O makes of each, and their sum: see
+        `headwise.show.outputs_picture`.
+
+        Args:
+            tokens: one a position.
+            batch: which sequence.
+
+        Raises:
+            ArgumentError: as `written`; ShapeError: tokens that do not fit; IndexError: no such sequence.
+            PackageMissing: matplotlib is not installed.
+        """
+        from ..show.outputs_picture import outputs_picture
+
+        chosen = self.paths[-1] if layer is None and self else 0 if layer is None else layer
+        name = self.name_of(self.path_of(chosen))
+        told = f"layer {name}" if isinstance(name, int) else name
+        title = f"From heads to output: {told or 'the model'}" if title is None else title
+        return outputs_picture(self[chosen], self._projection(chosen), tokens, batch=batch, title=title)
+
+    def _projection(self, layer: Layer) -> OutputProjection:
+        model = None if self._model is None else self._model()
+        if model is None:
+            raise ArgumentError(
+                f"outputs must come from a model that is still there: that of layer {layer} is gone; collect "
+                "them again, or give show.outputs_picture a projection"
+            )
+        _, H, _, Dv = self[layer].shape
+        return output_projection(model, self.path_of(layer), H, Dv)
+
+
+torch.serialization.add_safe_globals([HeadOutputs])
+
+
 def collect(
     model: nn.Module, heads: Heads | None = None, *, fallback: str | None = None
-) -> AbstractContextManager[ByLayer[Tensor]]:
+) -> AbstractContextManager[HeadOutputs]:
     """What the heads of some layers say while a `with` block lasts, [B, H, T, Dv] by layer, detached.
 
     A layer is kept whole, whichever of its heads were chosen; a second run takes the place of the first.
+    `outputs.written(layer)` is what each head adds to the layer's output, `outputs.plot(layer, tokens)` a
+    picture of both.
 
     Args:
         heads: as in `headwise.ablate`; None: all of every layer that is heard.
@@ -196,16 +273,17 @@ def collect(
         >>> mha, x = MultiHeadAttention(8, 4), torch.randn(1, 3, 8)
         >>> with collect(mha, [(0, 1)]) as outputs:
         ...     _ = mha(x)
-        >>> outputs[0].shape
-        torch.Size([1, 4, 3, 2])
+        >>> outputs[0].shape, outputs.written(0).shape
+        (torch.Size([1, 4, 3, 2]), torch.Size([1, 4, 3, 8]))
     """
     chosen = ChosenHeads(model, () if heads is None else heads, everything=heads is None)
     return _Collecting(model, chosen, fallback)
 
 
-class _Collecting(ChosenListening[ByLayer[Tensor]]):
-    def begin(self) -> tuple[Change, ByLayer[Tensor]]:
-        kept = ByLayer[Tensor]({}, names_of(structure_of(self.model).places))
+class _Collecting(ChosenListening[HeadOutputs]):
+    def begin(self) -> tuple[Change, HeadOutputs]:
+        kept = HeadOutputs({}, names_of(structure_of(self.model).places))
+        kept._model = ref(self.model)
 
         def keep(call: Call, index: Tensor, output: Tensor) -> None:
             if not in_backward():

@@ -19,7 +19,7 @@ import inspect
 import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +59,7 @@ def roles(
     sentences: int | Sequence[Sentence] = USUAL,
     seed: int = 0,
     batch: int = 16,
-    progress: bool = True,
+    progress: bool | Callable[[int, int], None] = True,
     keep: bool = True,
 ) -> Roles:
     """Which head looks from a word to the word it belongs to, measured on sentences of a grammar.
@@ -81,7 +81,8 @@ def roles(
         sentences: how many, or sentences of your own (`headwise.heads.grammar.Sentence`).
         seed: which sentences are drawn.
         batch: how many run at once.
-        progress: a bar, where it takes over two seconds and rich is installed.
+        progress: a bar, where it takes over two seconds and rich is installed; or a function that is told
+            how many batches are done, of how many.
         keep: look for a result that was kept, and keep this one; it is used only if a few sentences, run
             anew, agree with it.
 
@@ -336,7 +337,11 @@ class _Measurement:
     """All sentences through the model, when somebody asks."""
 
     def __init__(
-        self, model: nn.Module, known: Sequence[tuple[Sentence, _Read]], batch: int, progress: bool = False
+        self,
+        model: nn.Module,
+        known: Sequence[tuple[Sentence, _Read]],
+        batch: int,
+        progress: bool | Callable[[int, int], None] = False,
     ) -> None:
         self.model, self.known, self.batch, self.progress = model, known, batch, progress
         self._heard: list[dict[str, tuple[Tensor, Tensor]]] = []  # a sentence: by path, [H, W] each
@@ -349,7 +354,11 @@ class _Measurement:
             found: dict[int, dict[str, tuple[Tensor, Tensor]]] = {}
             listener = _Words()
             with attach(self.model, listener) as attachment:
-                for some in tracked(list(self._batches(order)), "roles", self.progress):
+                batches = list(self._batches(order))
+                tell = self.progress if callable(self.progress) else None
+                for done, some in enumerate(tracked(batches, "roles", tell is None and bool(self.progress))):
+                    if tell is not None:
+                        tell(done, len(batches))
                     self._one_batch(listener, some, found)
             self._names = attachment.names
             self._heard = [found[at] for at in range(len(self.known))]

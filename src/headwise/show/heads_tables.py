@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -12,31 +13,87 @@ from ..engines.statistics import ROW_STATISTICS
 from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
 from ..heads.head_distances import one_number
-from ..heads.labels import LABELS, MIXED
+from ..heads.labels import LABELS, MIXED, NOTHING_CLEAR
 from ..heads.layer import Head, LayerHeads
+from ..heads.layer_names import Layer
 from ..heads.model_diversity import attention_between
 from ..heads.record import PATTERNS
+from ..heads.roles import Roles
 from .tables import HEADERS, as_number, as_text, empty_table, table_class
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from .fitted_tables import FittedTable
+
 __all__ = [
-    "NOTHING_CLEAR",
+    "Chosen",
     "HeadsTable",
+    "as_sentences",
     "census",
     "check_sort",
+    "chosen_heads",
     "diversity_of",
     "heads_table",
     "layers_table",
     "meanings",
+    "sorted_heads",
 ]
 
 
 USUAL = (
     "entropy", "effective_keys", "confidence", "distance", "first", "previous", "itself", "next", "induction",
 )  # fmt: skip
+STAY = (  # in a narrow table the last of these make room first, and then what is not among them
+    "entropy", "distance", "first", "previous", "itself", "next", "confidence", "induction", "effective_keys",
+)  # fmt: skip
 ORDERS = ("label", "layer", "head")
+ELSEWHERE = "--json and to_pandas() have every number"
+
+Chosen = Sequence[tuple[Layer, int]]
+
+
+def chosen_heads(heads: Heads, chosen: Chosen | None = None) -> list[Head]:
+    """The heads by (layer, head), each once and in order of layers; None is all of them.
+
+    Raises:
+        ArgumentError: nothing was watched; no head is chosen; an unknown layer or head.
+
+    Example:
+        >>> import torch, headwise as hw
+        >>> mha = hw.MultiHeadAttention(64, 4)
+        >>> with hw.watch(mha) as heads:
+        ...     output, _ = mha(torch.randn(2, 7, 64))
+        >>> [head.head for head in chosen_heads(heads, [(0, -1), (0, 1)])]
+        [1, 3]
+    """
+    everyone = heads.all()
+    if chosen is None:
+        return everyone
+    wanted = {_place(heads, *_pair(one)) for one in chosen}
+    if not wanted:
+        raise ArgumentError("chosen must name at least one head: got 0; None takes all of them")
+    return [head for layer in heads.values() for head in layer if (layer.path, head.head) in wanted]
+
+
+def _pair(given: tuple[Layer, int]) -> tuple[Layer, int]:
+    try:
+        layer, head = given
+        return layer, operator.index(head)
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            f"chosen must be pairs of a layer and a head: got {given!r}; for example (0, 3)"
+        ) from None
+
+
+def _place(heads: Heads, layer: Layer, head: int) -> tuple[str, int]:
+    path, count = heads.path_of(layer), len(heads[layer])
+    if not -count <= head < count:
+        raise ArgumentError(
+            f"chosen must be heads of the model: got head {head} of layer {layer}; "
+            f"it has {f'heads 0 to {count - 1}' if count > 1 else 'head 0 alone'}"
+        )
+    return path, head % count
 
 
 class HeadsTable:
@@ -67,36 +124,72 @@ def heads_table(
     top: int | None = None,
     columns: Sequence[str] | None = None,
     title: str | None = None,
+    chosen: Chosen | None = None,
+    roles: Roles | None = None,
 ) -> HeadsTable:
     """One row per head: layer, head, label with its score, numbers; shares of at least one half stand out.
 
-    The number that heads are sorted by is always among them; heads without it come last.
+    The number that heads are sorted by is always among them; heads without it come last. As many columns are
+    shown as the terminal has room for, and a line below names the others.
+
+    Args:
+        chosen: heads by (layer, head); None is all of them.
+        roles: of the same model, for a column with the relations that each head was found for.
 
     Raises:
-        ArgumentError: nothing was watched; a column or sort that was not measured.
+        ArgumentError: nothing was watched; a column or sort that was not measured; an unknown layer or head.
         PackageMissing: rich is not installed.
     """
-    table = empty_table(title if title is not None else heads.title)
-    everyone = heads.all()
-    measured = list(dict.fromkeys(name for head in everyone for name in head.values))
+    table = empty_table(title if title is not None else heads.title, elsewhere=ELSEWHERE)
+    everyone = sorted_heads(heads, sort, descending=descending, chosen=chosen)
+    measured = _measured(everyone)
     shown = [name for name in USUAL if name in measured] if columns is None else list(columns)
     for name in shown:
         if name not in measured:
             raise ArgumentError(f"columns must have been measured: got {name!r}; {nearest(name, measured)}")
     if sort is not None:
-        everyone = sorted(everyone, key=_key(sort, heads, measured, descending), reverse=descending)
         shown += [sort] * (sort in measured and sort not in shown)
-    table.add_column("layer", justify="right", no_wrap=True)
-    table.add_column("head", justify="right", no_wrap=True)
-    table.add_column("label (score)", no_wrap=True)
+    _add_layer(table, heads)
+    table.add("head")
+    table.add("label (score)", easy=22, least=0)
+    if roles is not None:
+        table.add("role", least=0, easy=24)
+    ranks = shown if columns is not None else [name for name in STAY if name in shown]
     for name in shown:
-        table.add_column(HEADERS.get(name, name.replace("_", "\n")), justify="right", no_wrap=True)
+        rank = 0 if name == sort else 2 + (ranks.index(name) if name in ranks else len(ranks))
+        table.add(HEADERS.get(name, name.replace("_", "\n")), name.replace("_", " "), rank=rank)
     for head in everyone[:top]:
         row = [as_number(name, head.values.get(name, math.nan)) for name in shown]
         label = as_text(str(head.label))
         label.stylize("dim" if head.label.name == MIXED else "bold")
-        table.add_row(as_text(str(heads[head.path].layer)), str(head.head), label, *row)
+        said = [] if roles is None else [as_text("; ".join(roles.of(head.layer, head.head)) or "-")]
+        table.add_row(as_text(str(heads[head.path].layer)), str(head.head), label, *said, *row)
     return HeadsTable(table)
+
+
+def _add_layer(table: FittedTable, heads: Heads) -> None:
+    if all(isinstance(layer, int) for layer in heads):
+        table.add("layer")
+    else:
+        table.add("layer", least=10, easy=18)  # paths
+
+
+def sorted_heads(
+    heads: Heads, sort: str | None = None, *, descending: bool = True, chosen: Chosen | None = None
+) -> list[Head]:
+    """The heads in the order of a table; those without the number come last.
+
+    Raises:
+        ArgumentError: nothing was watched; a sort that was not measured; an unknown layer or head.
+    """
+    everyone = chosen_heads(heads, chosen)
+    if sort is None:
+        return everyone
+    return sorted(everyone, key=_key(sort, heads, _measured(everyone), descending), reverse=descending)
+
+
+def _measured(heads: Iterable[Head]) -> list[str]:
+    return list(dict.fromkeys(name for head in heads for name in head.values))
 
 
 def check_sort(sort: str) -> None:
@@ -133,9 +226,6 @@ def _key(
 # Labels
 
 
-NOTHING_CLEAR = "does several things: no score above its threshold"
-
-
 def census(heads: Iterable[Head]) -> list[tuple[str, int, str]]:
     """(label, how many heads, what it means): the most frequent first, those without a label last."""
     known = {entry.name: entry.meaning for entry in LABELS}
@@ -144,19 +234,64 @@ def census(heads: Iterable[Head]) -> list[tuple[str, int, str]]:
     return [(name, count, known.get(name, NOTHING_CLEAR)) for name, count in order]
 
 
-def meanings(heads: Iterable[Head]) -> Table:
+def meanings(heads: Heads | Iterable[Head], *, chosen: Chosen | None = None) -> Table:
     """The census for the terminal.
 
     Raises:
+        ArgumentError: nothing was watched; an unknown layer or head.
         PackageMissing: rich is not installed.
     """
-    table = table_class().grid(padding=(0, 1))
-    table.add_column(justify="right")
-    table.add_column(no_wrap=True)
-    table.add_column(style="dim")
-    for name, count, meaning in census(heads):
-        table.add_row(str(count), as_text(name), meaning)
+    table = table_class()(box=None, show_header=False)
+    table.add("heads")
+    table.add("label", least=0)
+    table.add("meaning", least=32, easy=44, style="dim")
+    for label, count, meaning in census(_some(heads, chosen)):
+        name = as_text(label)
+        name.stylize("bold")
+        table.add_row(str(count), name, as_text(meaning))
     return table
+
+
+WHY_THEY_REST = (
+    "Why so many heads look at special tokens or the first one: the weights of a head must sum to 1, so one "
+    "with nothing to say here puts them where it writes little (attention sinks: Clark 2019, Kobayashi 2020, "
+    "Xiao 2024, Gu 2024)."
+)
+RESTING = ("sink", "special-token")
+MANY = 1 / 3  # of the heads, from where on it is worth a sentence
+
+
+def as_sentences(heads: Heads | Iterable[Head], *, chosen: Chosen | None = None) -> list[str]:
+    """A plain sentence for each label that occurs, the most frequent first.
+
+    Where a third of several heads or more look at special tokens or the first one, the last one says why.
+
+    Raises:
+        ArgumentError: nothing was watched; an unknown layer or head.
+
+    Example:
+        >>> from headwise.heads import Label
+        >>> as_sentences([Head(0, 2, "a", Label("previous-token", 0.93), {})])
+        ['A previous-token head looks at the word just before each word.']
+    """
+    counted = census(_some(heads, chosen))
+    said = [f"{_article(name)} {name} head {meaning}." for name, _, meaning in counted]
+    resting = sum(count for name, count, _ in counted if name in RESTING)
+    if resting > 1 and resting >= MANY * sum(count for _, count, _ in counted):
+        said.append(WHY_THEY_REST)
+    return said
+
+
+def _article(name: str) -> str:
+    return "An" if name[0] in "aeiou" else "A"
+
+
+def _some(heads: Heads | Iterable[Head], chosen: Chosen | None) -> list[Head]:
+    if isinstance(heads, Heads):
+        return chosen_heads(heads, chosen)
+    if chosen is not None:
+        raise ArgumentError(f"chosen must go with Heads: got {type(heads).__name__}; give the heads as Heads")
+    return list(heads)
 
 
 # Layers
@@ -165,36 +300,56 @@ def meanings(heads: Iterable[Head]) -> Table:
 NUMBERS = ("entropy", "distance", "first")
 
 
-def layers_table(heads: Heads, *, title: str | None = None) -> HeadsTable:
+def layers_table(heads: Heads, *, title: str | None = None, chosen: Chosen | None = None) -> HeadsTable:
     """One row per layer: means over its heads, how much they differ, and how many have which label.
 
     Diversity is the mean Jensen-Shannon divergence between two heads, in nats: 0 where all look alike, 0.69
     (log 2) where no two look at the same keys. A layer whose maps were not kept has a dash, unless it was
     watched with `diversity=True`.
 
+    Args:
+        chosen: heads by (layer, head): numbers are of these, and layers without one are left out. A single
+            head of a layer differs from nobody, and has a dash.
+
     Raises:
-        ArgumentError: nothing was watched.
+        ArgumentError: nothing was watched; an unknown layer or head.
         PackageMissing: rich is not installed.
     """
-    table = empty_table(title if title is not None else heads.title)
-    heads.all()  # raises where there are none
-    table.add_column("layer", justify="right", no_wrap=True)
-    table.add_column("heads", justify="right", no_wrap=True)
-    for name in NUMBERS:
-        table.add_column(HEADERS[name], justify="right", no_wrap=True)
-    table.add_column("diver-\nsity", justify="right", no_wrap=True)
-    table.add_column("labels")
+    table = empty_table(title if title is not None else heads.title, elsewhere=ELSEWHERE)
+    wanted: dict[str, list[Head]] = {}
+    for head in chosen_heads(heads, chosen):
+        wanted.setdefault(head.path, []).append(head)
+    _add_layer(table, heads)
+    table.add("heads")
+    for rank, name in enumerate(NUMBERS):
+        table.add(HEADERS[name], name, rank=2 + rank)
+    table.add("diver-\nsity", rank=5)
+    table.add("labels", rank=1, least=0, easy=18)
     for layer in heads.values():
-        measured = layer.statistics
-        said = ", ".join(f"{count} {name}" for name, count, _ in census(layer))
-        means = {name: float(measured[name].nanmean()) for name in NUMBERS if name in measured}
-        numbers = [as_number(name, means.get(name, math.nan)) for name in NUMBERS]
-        numbers.append(as_number("entropy", diversity_of(layer)))  # in nats, as entropy is
-        table.add_row(as_text(str(layer.layer)), str(len(layer)), *numbers, as_text(said))
+        some = wanted.get(layer.place)
+        if some is None:
+            continue
+        numbers = [as_number(name, _mean(some, name)) for name in NUMBERS]
+        numbers.append(as_number("entropy", _diversity(layer, [head.head for head in some])))  # nats, too
+        said = ", ".join(f"{count} {name}" for name, count, _ in census(some))
+        table.add_row(as_text(str(layer.layer)), str(len(some)), *numbers, as_text(said))
     return HeadsTable(table)
+
+
+def _mean(heads: Sequence[Head], name: str) -> float:
+    """Over the heads that have the number."""
+    numbers = [head.values.get(name, math.nan) for head in heads]
+    known = [number for number in numbers if not math.isnan(number)]
+    return math.fsum(known) / len(known) if known else math.nan
 
 
 def diversity_of(layer: LayerHeads) -> float:
     """How much the heads of a layer differ, in nats: the mean over pairs and queries, or NaN."""
+    return _diversity(layer, range(len(layer)))
+
+
+def _diversity(layer: LayerHeads, some: Sequence[int]) -> float:
+    if len(some) < 2:
+        return math.nan
     matrix = attention_between(layer)
-    return math.nan if matrix is None else float(one_number(matrix))
+    return math.nan if matrix is None else float(one_number(matrix[..., some, :][..., some]))

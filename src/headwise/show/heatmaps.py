@@ -16,16 +16,29 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import ShapeError, needed
+from ..errors import ShapeError
 from ..map import AttentionMap
 from ..whole_files import place_for, whole_file
-from .tables import families, label
+from .sheet import (
+    FAINT,
+    INK,
+    Page,
+    drawing,
+    dress,
+    frame,
+    in_letters,
+    named,
+    room,
+    scale_bar,
+    sharpness,
+    side_of,
+    whole,
+    words,
+)
+from .texts import fitted, inches, label, readable, wrapped
 
 if TYPE_CHECKING:
     import numpy
-    from matplotlib.axes import Axes
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import Colormap, PowerNorm
     from matplotlib.figure import Figure
 
     Cells = numpy.ma.MaskedArray[Any, Any]
@@ -34,14 +47,14 @@ __all__ = [
     "CELLS",
     "FAINT",
     "INK",
-    "LONGEST",
-    "STEPS",
+    "Names",
     "cells",
     "check_path",
-    "colours",
+    "check_tokens",
     "draw",
     "drawing",
     "heatmaps",
+    "hidden",
     "save",
     "shares",
     "words",
@@ -49,18 +62,16 @@ __all__ = [
 
 
 CELLS = 256  # the finest picture: beyond it positions share a cell
-NAMED = 24  # tokens that can still be read along an axis
-LONGEST = 12  # characters of a token
 
-INK, FAINT, NOTHING = "#1f2430", "#5b6270", "#e9ecf1"
-LIGHT_TO_DARK = ("#fffdfa", "#fecf92", "#fd9467", "#e95561", "#ab337c", "#6b1d81", "#2a115c")
-STEPS = (0, 0.01, 0.05, 0.1, 0.25, 0.5, 1)
+Names = tuple[list[str] | None, list[str] | None]  # of queries, of keys
 
 
 def heatmaps(
     weights: AttentionMap,
     tokens: Sequence[str] | None = None,
     *,
+    query_tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
     batch: int = 0,
     titles: Sequence[str] | None = None,
     title: str | None = None,
@@ -69,11 +80,14 @@ def heatmaps(
 
     Colours share one scale from 0 to 1, by square root so that small weights can be told apart; where no
     weight is, as under a mask, the cell is grey. Beyond 256 positions the picture is pooled: a cell shows how
-    much of a query's weight, in the mean over the queries of the cell, falls into it.
+    much of a query's weight, in the mean over the queries of the cell, falls into it. A cell is a whole
+    number of dots, two at least, so that the thinnest column is seen.
 
     Args:
         weights: [B, H, T, S]
-        tokens: one a position; written out where there are at most 24. Needs T = S.
+        tokens: one a position; written out where there are at most 60 and room for them. Needs T = S.
+        query_tokens: one a query, as for cross-attention.
+        key_tokens: one a key.
         batch: which sequence.
         titles: one per head, instead of "head 0", "head 1", ...
         title: of the whole figure.
@@ -88,96 +102,132 @@ def heatmaps(
         >>> figure = heatmaps(AttentionMap(q, k, causal=True), "a b c d e".split())
         >>> figure.savefig("heads.png")    # doctest: +SKIP
     """
-    _check(weights, tokens, titles)
+    _, H, T, S = weights.shape
+    names = check_tokens((T, S), tokens, query_tokens, key_tokens)
+    if titles is not None and len(titles) != H:
+        raise ShapeError(f"titles must match num_heads: {len(titles)} titles for {H}; give one per head")
     drawing()  # before the map is computed: what is missing is said at once
-    _, _, T, S = weights.shape
-    return draw(cells(weights.select(batch=batch)), (T, S), tokens, titles=titles, title=title)
+    return draw(cells(weights.select(batch=batch)), (T, S), names, titles=titles, title=title)
 
 
-def drawing() -> tuple[type[Figure], type[FigureCanvasAgg], PowerNorm]:
-    """What pictures are drawn with: Figure, its canvas, the scale of colours.
-
-    Raises:
-        PackageMissing: matplotlib is not installed.
-    """
-    with needed("matplotlib", "headwise pictures need matplotlib"):
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.colors import PowerNorm
-        from matplotlib.figure import Figure
-    return Figure, FigureCanvasAgg, PowerNorm(0.5, vmin=0, vmax=1)
-
-
-def draw(
-    picture: Cells,
+def check_tokens(
     lengths: tuple[int, int],
     tokens: Sequence[str] | None = None,
-    *,
-    titles: Sequence[str] | None = None,
-    title: str | None = None,
-) -> Figure:
-    """`heatmaps` of cells that are there already, [H, rows, columns], for this many queries and keys."""
-    Figure, Canvas, scale = drawing()
-    H, (T, S) = len(picture), lengths
-    pooled = picture.shape[1:] != (T, S)
-    title = None if title is None else label(title, 120)
-    rows, columns = _grid(H)
-    names = [label(token, LONGEST) for token in tokens or ()] if max(T, S) <= NAMED else []
-    margin = 0.055 * max(map(len, names), default=4)  # inches, for the longest name
-    width = columns * (_inches(S) + 0.09) + margin + 1.05
-    height = rows * (_inches(T) + 0.28) + margin + (0.2 if title is None else 0.5)
-    figure = Figure(figsize=(max(width, 0.09 * len(title or "")), height), dpi=150, layout="compressed")
-    Canvas(figure)
-    axes = [figure.add_subplot(rows, columns, head + 1) for head in range(H)]
-    heading = [label(f"head {head}" if titles is None else titles[head], 40) for head in range(H)]
-    size = min(9.0, max(5.5, 125 * _inches(S) / max(map(len, heading))))  # points, to fit above a heat map
-    for head, ax in enumerate(axes):
-        ax.imshow(
-            picture[head],
-            cmap=colours(),
-            norm=scale,
-            extent=(-0.5, S - 0.5, T - 0.5, -0.5),
-            aspect="equal" if T == S else "auto",
-            interpolation="antialiased" if pooled and min(picture.shape[1:]) > NAMED else "nearest",
-        )
-        ax.set_title(heading[head], loc="left", fontsize=size, pad=4, **words(INK))
-        _dress(ax, T, S, names, left=head % columns == 0, bottom=head + columns >= H)
-    _frame(figure, axes, (T, S), picture, title)
-    return figure
+    query_tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+) -> Names:
+    """The names of queries and keys as readers know them.
 
-
-def _check(weights: AttentionMap, tokens: Sequence[str] | None, titles: Sequence[str] | None) -> None:
-    _, H, T, S = weights.shape
+    Raises:
+        ShapeError: more or fewer than there are positions.
+    """
+    T, S = lengths
     if tokens is not None and not len(tokens) == T == S:
         raise ShapeError(
             f"tokens must match query_len and key_len: {len(tokens)} tokens for {T} and {S}; "
-            "give one a position, or none where the two differ"
+            "give one a position, or query_tokens= and key_tokens= where the two differ"
         )
-    if titles is not None and len(titles) != H:
-        raise ShapeError(f"titles must match num_heads: {len(titles)} titles for {H}; give one per head")
+    if query_tokens is not None and len(query_tokens) != T:
+        raise ShapeError(
+            f"query_tokens must match query_len: {len(query_tokens)} tokens for {T}; give one a query"
+        )
+    if key_tokens is not None and len(key_tokens) != S:
+        raise ShapeError(f"key_tokens must match key_len: {len(key_tokens)} tokens for {S}; give one a key")
+    queries = tokens if query_tokens is None else query_tokens
+    keys = tokens if key_tokens is None else key_tokens
+    return None if queries is None else readable(queries), None if keys is None else readable(keys)
+
+
+# Cells
 
 
 def cells(weights: AttentionMap, most: int = CELLS) -> Cells:
     """[H, rows, columns], hidden where there is no weight: weights, or shares of a query's weight."""
     _, _, T, S = weights.shape
     if max(T, S) <= most:
-        return _hidden(weights.dense().detach()[0])
+        return hidden(weights.dense().detach()[0])
     counted = weights.mask.counted(T)
     return shares(weights.pooled(most)[0], T, None if counted is None else counted[0])
 
 
 def shares(mass: Tensor, query_len: int, counted: Tensor | None = None) -> Cells:
-    """The same from pooled mass [H, rows, columns]; counted: bool [T], which queries it is the mass of."""
+    """The same from pooled mass [H, rows, columns]; counted: [T], how many queries each is the mass of."""
     rows = mass.shape[1]
     queries = torch.ones(query_len) if counted is None else counted.cpu().float()
     inside = torch.zeros(rows).index_add_(0, torch.arange(query_len) * rows // query_len, queries)
-    return _hidden(mass / inside.clamp(min=1).to(mass)[:, None])
+    return hidden(mass / inside.clamp(min=1).to(mass)[:, None])
 
 
-def _hidden(values: Tensor) -> Cells:
+def hidden(values: Tensor) -> Cells:
+    """Numbers as cells, hidden where there is nothing."""
     import numpy
 
     array = values.cpu().float().numpy()
     return numpy.ma.masked_where(~(array > 0), array)
+
+
+# One figure, a heat map per head
+
+
+def draw(
+    picture: Cells,
+    lengths: tuple[int, int],
+    names: Names = (None, None),
+    *,
+    titles: Sequence[str] | None = None,
+    title: str | None = None,
+    tints: Sequence[str | None] | None = None,
+    columns: int | None = None,
+    meaning: str | None = None,
+) -> Figure:
+    """`heatmaps` of cells that are there already, [H, rows, columns], for this many queries and keys.
+
+    Args:
+        tints: per head, the colour of its title and of the frame around it, or None.
+        columns: heat maps side by side.
+        meaning: what a colour stands for, where it is not the weight.
+    """
+    H, (T, S) = len(picture), lengths
+    rows, columns = _grid(H) if columns is None else (math.ceil(H / columns), columns)
+    down, across = named(names[0], T, rows), named(names[1], S, columns)
+    tall, wide = side_of(T, rows, bool(down)), side_of(S, columns, bool(across))
+    if T == S:  # cells are squares
+        tall = wide = min(tall, wide) if down and across else max(tall, wide)
+    grown = min(1.6, max(1.0, columns * wide / 13))  # what a large figure is looked at from
+    gap, over = 0.16 * grown, 0.3 * grown  # inches beside a heat map, and above it for its title
+    dpi = sharpness(columns * (wide + gap) + 1.5, rows * (tall + over) + 1)
+    wide, tall = (whole(*each, dpi) for each in ((wide, picture.shape[2]), (tall, picture.shape[1])))
+    left = 0.3 * grown + room(down, tall / T, T)
+    below = 0.35 * grown + room(across, wide / S, None)
+    width = left + columns * (wide + gap) + 0.75 * grown
+    size = 12 * grown
+    lines = [] if title is None else wrapped(label(title, 240), max(width, 5.0) - 0.3, size, bold=True)
+    width = max([width, *(inches(line, size, bold=True) + 0.3 for line in lines)])
+    top = 0.1 + 0.22 * grown * len(lines)
+    page = Page(width, top + rows * (tall + over) + below, dpi, grown)
+    if lines:
+        page.head("\n".join(lines), size)
+    heading = [label(f"head {head}" if titles is None else titles[head], 60) for head in range(H)]
+    shades = [None] * H if tints is None else tints
+    fit = [
+        fitted(text, wide, 9 * grown, 5.5, bold=shade is not None)
+        for text, shade in zip(heading, shades, strict=True)
+    ]
+    size = min(points for _, points in fit)
+    for head, shade in enumerate(shades):
+        x, y = left + head % columns * (wide + gap), top + over + head // columns * (tall + over)
+        ax = page.heat(picture[head], lengths, x, y, wide, tall)
+        frame(ax, lengths, (wide, tall), shade)
+        strong = "" if shade is None else fit[head][0]
+        ax.set_title(fit[head][0], loc="left", size=size, pad=5, **words(shade or INK, strong))
+        outer = {"left": head % columns == 0, "bottom": head + columns >= H}
+        dress(ax, lengths, (wide, tall), (down, across), **outer)
+    pooled = picture.shape[1:] != (T, S)
+    meaning = meaning or ("mean weight of a query in a cell" if pooled else "weight")
+    x = left + columns * (wide + gap)
+    scale_bar(page, x, top + over, min(rows * (tall + over) - over, 5.0 * grown), meaning, picture)
+    page.explain_axes(lengths, picture.shape[1:], (left, x - gap), (top + over, page.height - below))
+    return in_letters(page.figure)
 
 
 def _grid(heads: int) -> tuple[int, int]:
@@ -189,68 +239,6 @@ def _grid(heads: int) -> tuple[int, int]:
 
     columns = min(range(math.ceil(math.sqrt(heads)), heads + 1), key=cost)
     return math.ceil(heads / columns), columns
-
-
-def _inches(length: int) -> float:
-    """The side of one heat map: room for every token's name, or for a good look."""
-    return max(1.5, 0.145 * length) if length <= NAMED else 2.6
-
-
-def colours() -> Colormap:
-    """Magma from white instead of yellow: lightness falls evenly, nothing is told by hue alone."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("headwise", LIGHT_TO_DARK).with_extremes(bad=NOTHING)
-
-
-def words(colour: str) -> dict[str, Any]:
-    """How text is set: as written, dollars and all."""
-    return {"color": colour, "parse_math": False, "usetex": False, "family": families()}
-
-
-def _dress(ax: Axes, query_len: int, key_len: int, names: list[str], *, left: bool, bottom: bool) -> None:
-    """Names or numbers along the outer axes, thin lines between cells that are large enough."""
-    from matplotlib.ticker import MaxNLocator
-
-    ax.set_frame_on(False)
-    ax.grid(False)
-    ax.tick_params(which="both", length=0, labelsize=7, labelcolor=FAINT, pad=2)
-    ax.tick_params(labelleft=left, labelbottom=bottom)
-    if names:
-        upright: dict[str, Any] = {"rotation": 90, "rotation_mode": "anchor", "ha": "right", "va": "center"}
-        ax.set_xticks(range(key_len), names, **upright, **words(FAINT))
-        ax.set_yticks(range(query_len), names, **words(FAINT))
-    else:
-        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-    if max(query_len, key_len) <= NAMED:
-        ax.set_xticks([x + 0.5 for x in range(key_len - 1)], minor=True)
-        ax.set_yticks([y + 0.5 for y in range(query_len - 1)], minor=True)
-        ax.grid(which="minor", color="white", linewidth=0.8)
-
-
-def _frame(
-    figure: Figure, axes: list[Axes], lengths: tuple[int, int], picture: Cells, title: str | None
-) -> None:
-    """What the heads share: the scale, the names of the axes, the title."""
-    T, S = lengths
-    image = axes[0].images[0]
-    _, rows, columns = picture.shape
-    pooled = (rows, columns) != (T, S)
-    meaning = "mean weight of a query in a cell" if pooled else "weight"
-    long = figure.get_figheight() / 0.16  # as many times as it is wide
-    bar = figure.colorbar(image, ax=axes, ticks=STEPS, format="%g", aspect=long, pad=0.015, fraction=0.05)
-    bar.set_label(meaning + (" (grey: none)" if picture.mask.any() else ""), size=8, **words(FAINT))
-    bar.ax.tick_params(length=2, labelsize=7, labelcolor=FAINT, color=FAINT)
-    bar.outline.set_visible(False)
-    keys, queries = "key (is attended to)", "query (attends)"
-    if pooled:
-        keys += f", {S} in {columns} cells"
-        queries += f", {T} in {rows} cells"
-    figure.supxlabel(keys, size=8, **words(FAINT))
-    figure.supylabel(queries, size=8, **words(FAINT))
-    if title is not None:
-        figure.suptitle(title, size=11, **words(INK))
 
 
 # Pictures as files
@@ -267,7 +255,7 @@ def save(figure: Figure, out: str | os.PathLike[str]) -> Path:
     """
     place = check_path(out)
     with whole_file(place) as half, half.open("wb") as file:
-        figure.savefig(file, format=place.suffix[1:].lower())
+        in_letters(figure).savefig(file, format=place.suffix[1:].lower())
     return place
 
 

@@ -1,4 +1,4 @@
-"""Presets as a table for the terminal, every figure counted on the module itself."""
+"""Presets as a table for the terminal, every figure counted by the sizes of its layer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import TYPE_CHECKING
 
-from ..budget import readable
-from ..nn.multihead import MultiHeadAttention
+from ..byte_sizes import readable
+from ..nn.layer_sizes import Sizes, line
 from ..nn.presets import Preset
 from .tables import empty_table
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["Figures", "described", "distribution", "figures", "presets_table"]
 
 BF16_BYTES = 2
-COLUMNS = (
-    "d_model",
-    "heads",
-    "KV\nheads",
-    "d_k",
-    "parameters\na layer",
-    "layers",
-    "in all\nlayers",
-    "KV cache\na token",
-)
+COLUMNS = {  # header -> rank: 0 is always there, of the others the smaller stays longer
+    "d_model": 0,
+    "heads": 0,
+    "KV\nheads": 2,
+    "d_k": 1,
+    "parameters\na layer": 3,
+    "layers": 5,
+    "in all\nlayers": 6,
+    "KV cache\na token": 4,
+}
 
 
 @dataclass(frozen=True)
@@ -50,22 +50,32 @@ class Figures:
 
 
 def figures(preset: Preset) -> Figures:
-    """Build the layer without memory (on the meta device) and count.
+    """Count, without building anything: weights, biases, norms and sinks.
 
     Example:
         >>> from headwise.nn.presets import find
         >>> figures(find("bert-base")).parameters  # 4 * (768 * 768 + 768)
         2362368
     """
-    layer = MultiHeadAttention(**preset.options, device="meta")
-    shared = 0 if layer.relative_bias is None else layer.relative_bias.weight.numel()  # by all layers
-    parameters = sum(weight.numel() for weight in layer.parameters()) - shared
-    cached = BF16_BYTES * preset.layers * layer.num_kv_heads * (layer.head_dim + layer.value_dim)
+    s = _sizes(preset)
+    into_heads = s.query_width + s.key_width + s.value_width
+    parameters = s.d_model * (into_heads + s.concatenated_width)
+    parameters += into_heads if preset.bias else 0
+    parameters += s.d_model if (preset.bias if preset.out_bias is None else preset.out_bias) else 0
+    parameters += s.num_heads if preset.sinks else 0
+    if "qk_norm" in preset.written:
+        norm = preset.written["qk_norm"].data
+        channels = s.query_width + s.key_width if norm["whole"] else 2 * s.head_dim
+        parameters += channels * (2 if norm["kind"] == "layer" else 1)  # with a bias
+    shared = 0  # by all layers
+    if "relative_bias" in preset.written:
+        shared = preset.written["relative_bias"].data["count"] * s.num_heads
+    cached = BF16_BYTES * preset.layers * s.num_kv_heads * (s.head_dim + s.value_dim)
     return Figures(
-        layer.d_model,
-        layer.num_heads,
-        layer.num_kv_heads,
-        layer.head_dim,
+        s.d_model,
+        s.num_heads,
+        s.num_kv_heads,
+        s.head_dim,
         parameters,
         preset.layers,
         preset.layers * parameters + shared,
@@ -74,26 +84,35 @@ def figures(preset: Preset) -> Figures:
 
 
 def described(preset: Preset) -> str:
-    """The layer's shapes and options in one line.
+    """The layer's shapes and options in one line, as its repr has it.
 
     Example:
         >>> from headwise.nn.presets import find
         >>> described(find("gpt2-small"))
         '12 heads of 64: [B, T, 768] -> [B, 12, T, 64] -> [B, T, 768], causal'
     """
-    return MultiHeadAttention(**preset.options, device="meta").extra_repr()
+    options = {name: getattr(preset, name) for name in ("window", "scale", "softcap")}
+    others = [f"{name}={preset.written[name]}" for name in ("rope", "qk_norm") if name in preset.written]
+    others += [f"gate={preset.gate!r}"] if preset.gate else []
+    others += ["alibi"] if preset.alibi else []
+    others += ["relative_bias"] if "relative_bias" in preset.written else []
+    return line(_sizes(preset), preset.causal, options, preset.sinks, others)
+
+
+def _sizes(preset: Preset) -> Sizes:
+    return Sizes.of(preset.d_model, preset.num_heads, preset.num_kv_heads, preset.head_dim)
 
 
 def presets_table(presets: Iterable[Preset]) -> Table:
-    """One row a preset. Counts are of attention layers alone, not of the whole model.
+    """One row per preset, at any width. Counts are of attention layers alone, not of the whole model.
 
     Raises:
         PackageMissing: rich is not installed.
     """
-    table = empty_table()
-    table.add_column("name", no_wrap=True)
-    for header in COLUMNS:
-        table.add_column(header, justify="right", no_wrap=True)
+    table = empty_table(elsewhere="--json has every number")
+    table.add("name", least=0)
+    for header, rank in COLUMNS.items():
+        table.add(header, rank=rank)
     for preset in presets:
         numbers = figures(preset)
         table.add_row(

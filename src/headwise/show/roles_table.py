@@ -17,6 +17,7 @@ __all__ = ["as_lines", "roles_table"]
 
 WIDE = 80
 LONGEST = 5  # of a head's name that has its place in the line: 25.14
+NOT_FOUND = "not found: "  # which a column of its own says
 RULES = {"before": "before", "after": "after", "the first": "first", "the last": "last"}
 
 
@@ -84,30 +85,34 @@ def _by_class(role: Role) -> tuple[str, float]:
 
 
 def roles_table(roles: Roles) -> HeadsTable:
-    """For the terminal; numbers are whole at any width, words are wrapped.
+    """For the terminal; numbers are whole at any width, words are wrapped, what has no room is left out.
 
     Raises:
         PackageMissing: rich is not installed.
     """
-    table = empty_table(roles.title)
-    table.add_column("relation", overflow="fold")
-    table.add_column("head", justify="right", overflow="fold")
-    for name in ("share", "95%", "cases", "best\noffset"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", overflow="fold")
+    table = empty_table(roles.title, elsewhere="print(roles) and to_json() have every number")
+    table.add("relation", least=0, easy=24)
+    if all(isinstance(role.layer, int) for role in roles.values()):
+        table.add("head")
+    else:
+        table.add("head", least=10, easy=18)  # paths
+    table.add("share")
+    table.add("95%", rank=1)
+    table.add("cases", rank=3)
+    table.add("best\noffset", rank=2)
+    table.add("found")
+    table.add("why", "why", rank=4, least=0, easy=24)
     for name, role in roles.items():
         table.add_row(
             as_text(name), as_text(f"{role.layer}.{role.head}"), f"{role.share:.2f}",
             f"{role.low:.2f}-{role.high:.2f}", str(role.cases), f"{role.rules[role.offset]:.2f}",
-            _verdict(role),
+            as_text("yes" if role.found else "no"), _verdict(role), style="bold" if role.found else "",
         )  # fmt: skip
     for name, reason in roles.unasked.items():
-        table.add_row(as_text(name), "", "", "", "", "", as_text(f"not asked, {reason}"))
+        table.add_row(as_text(name), "", "", "", "", "", "", as_text(f"not asked, {reason}"))
     return HeadsTable(table)
 
 
 def _verdict(role: Role) -> Text:
     rule, best = _by_class(role)
-    said = as_text(f"found; best rule: {rule} {best:.2f}" if role.found else role.verdict)
-    said.stylize("bold" if role.found else "dim")
-    return said
+    return as_text(f"best rule: {rule} {best:.2f}" if role.found else role.verdict.removeprefix(NOT_FOUND))

@@ -16,7 +16,7 @@ from ..heads.labels import LABELS, MIXED
 from ..models.specialised_heads import Specialisation
 from .heads_pictures import OF_LABEL, PALE
 from .heads_tables import HeadsTable
-from .heatmaps import FAINT, INK, drawing
+from .sheet import FAINT, INK, drawing
 from .tables import as_number, as_text, empty_table
 
 if TYPE_CHECKING:

@@ -1,0 +1,318 @@
+"""What `headwise look` does and says once all is checked: watches heads, writes files, and makes tables and
+sentences, of one text or of two."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .look_verb import CHANGED, LISTED
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import Console, RenderableType
+
+    from ..heads.collection import Heads
+    from ..heads.head_choices import HeadChoice
+    from ..heads.roles import Roles
+    from ..models.pretrained import Pretrained, Reading
+    from ..show.heads_tables import Chosen
+    from .look_verb import Wanted
+    from .terminal import SignOfLife
+
+__all__ = ["compared", "looked"]
+
+DRAWN = 6  # heads, of two texts
+BESIDE = (  # columns where it is measured what heads write
+    "special", "written_special", "first", "written_first", "entropy", "distance", "previous", "itself",
+)  # fmt: skip
+PLACES = {"written_first": "On the first token:", "written_special": "On special tokens:"}
+
+
+# One text
+
+
+def looked(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
+    """One text: its words and numbers at once, then the files, which take longer."""
+    trained = _loaded(wanted.model, sign)
+    (text,) = wanted.texts
+    heads, reading = _watched(text, trained, wanted, sign)
+    chosen = choice.among(heads) if choice else None
+    roles = _roles(trained, sign) if wanted.roles else None
+    with sign.aside():
+        if wanted.only_json:
+            _print([json.dumps(heads.to_json(chosen=chosen, text=text, roles=roles), indent=2)])
+        else:
+            said = [_title(f"{trained.title} reads", text), *_cut(reading, wanted)]
+            _print(said + _tables(heads, chosen, roles, wanted))
+    sign.says(f"Drawing {_counted(len(heads.all() if chosen is None else chosen))}")
+    for file in _write(heads, text, chosen, roles, wanted):
+        with sign.aside():
+            _print([f"Wrote {file}"] * (not wanted.only_json))
+
+
+def _tables(heads: Heads, chosen: Chosen | None, roles: Roles | None, wanted: Wanted) -> list[RenderableType]:
+    from ..show.heads_tables import as_sentences, heads_table, layers_table, sorted_heads
+
+    count, top = len(heads.all() if chosen is None else chosen), wanted.top or LISTED
+    order, descending = wanted.order
+    answer: list[RenderableType] = []
+    if wanted.terminal:
+        listed = sorted_heads(heads, order, descending=descending, chosen=chosen)[:top]
+        answer.append(_maps(heads, [(head.path, head.head) for head in listed]))
+    table = heads_table(
+        heads,
+        sort=order,
+        descending=descending,
+        top=top,
+        columns=_columns(heads) if wanted.written else None,
+        title="",
+        chosen=chosen,
+        roles=roles,
+    )
+    answer.append(table)
+    if top < count:
+        more = f"{top} of {count} heads; --top {count} shows all, --sort entropy sorts by a column."
+        answer.append(_words(more))
+    if count > 1:
+        answer.append(layers_table(heads, title="", chosen=chosen))
+    answer += map(_words, as_sentences(heads, chosen=chosen))
+    if wanted.written:
+        answer += map(_words, _shares(heads, chosen))
+    if roles is not None:
+        answer += _known(roles, chosen)
+    return answer
+
+
+def _counted(heads: int) -> str:
+    return f"{heads} head{'' if heads == 1 else 's'}"
+
+
+def _loaded(model: str, sign: SignOfLife) -> Pretrained:
+    from ..models.pretrained import load
+    from ..show.tables import plain
+
+    sign.says(f"Loading {plain(model)}")
+    return load(model)
+
+
+def _watched(text: str, trained: Pretrained, wanted: Wanted, sign: SignOfLife) -> tuple[Heads, Reading]:
+    """Every head on a text."""
+    import torch
+
+    from ..errors import ArgumentError
+    from ..listeners.capture import SHORT, watch
+    from ..listeners.model_structure import structure_of
+    from ..models.pretrained import MOST_TOKENS, read
+
+    count = len(text.split())
+    sign.says(f"Reading {count:,} word{'' if count == 1 else 's'}")
+    most = wanted.max_tokens or MOST_TOKENS
+    special = len(trained.tokenizer("")["input_ids"])
+    if most <= special:
+        marks = f"{special} special token{'' if special == 1 else 's'}"
+        raise ArgumentError(f"max-tokens must leave room for a word beside {marks}: got {most}; try 64")
+    reading = read(text, trained.model, trained.tokenizer, most=most)
+    watching = watch(
+        trained.model,
+        tokenizer=trained.tokenizer,
+        patterns=True,
+        diversity=len(reading.tokens) > SHORT,  # else the table of layers has the maps for it
+        written=wanted.written,
+        keep=True if wanted.written or len(wanted.texts) == 2 else "auto",  # both are told from the maps
+        fallback="eager",
+    )
+    with torch.no_grad(), watching as heads:
+        layers = len(structure_of(trained.model).places)
+        sign.says(f"Watching {len(reading.tokens):,} tokens", layers, lambda: len(heads))
+        trained.model(**reading.inputs)
+    heads.title, heads.tokens = trained.title, [reading.tokens]
+    return heads, reading
+
+
+def _roles(trained: Pretrained, sign: SignOfLife) -> Roles:
+    from ..listeners.role_measurement import roles
+
+    sign.says("Asking every head about grammar")
+    return roles(trained.model, trained.tokenizer, progress=sign.counts)
+
+
+def _known(roles: Roles, chosen: Chosen | None) -> list[RenderableType]:
+    """How many relations are found, and which; of chosen heads, theirs alone."""
+    from ..heads.roles import Roles
+
+    who, found = "a head", roles
+    if chosen is not None:
+        who = "these heads" if len(chosen) > 1 else "this head"
+        theirs = {
+            name: role
+            for name, role in roles.found.items()
+            if any((layer, head) in chosen for layer, head, _ in role.heads)
+        }
+        found = Roles(theirs, {}, roles.layers, title=roles.title, sentences=roles.sentences)
+    if not found.found:
+        no_better = "better than to every simple rule, such as always the word before."
+        return [_words(f"None of {len(roles)} relations of words is known to {who} {no_better}")]
+    count = len(found.found)
+    said = f"{count} of {len(roles)} relations of words {'is' if count == 1 else 'are'} known to {who} better"
+    return [_words(f"{said} than to every simple rule:"), found.table()]
+
+
+def _write(
+    heads: Heads, text: str, chosen: Chosen | None, roles: Roles | None, wanted: Wanted
+) -> Iterator[Path | str]:
+    """Every file that is wanted, as soon as it is there."""
+    if wanted.picture is not None:
+        from ..show.heatmaps import save
+
+        save(_figure(heads, text, chosen, wanted.written), wanted.picture)
+        yield wanted.picture
+    if wanted.html is not None:
+        heads.to_html(wanted.html, chosen=chosen, text=text, roles=roles)
+        yield wanted.html
+    if wanted.as_json is not None and not wanted.only_json:
+        heads.to_json(wanted.as_json, chosen=chosen, text=text, roles=roles)
+        yield wanted.as_json
+
+
+def _figure(heads: Heads, text: str, chosen: Chosen | None, written: bool) -> Figure:
+    """One head or one layer large, else all that is chosen as a grid."""
+    layers = {layer for layer, _ in chosen or ()}
+    if chosen is not None and len(chosen) == 1:
+        return heads.plot(*chosen[0], written=written, text=text)
+    if chosen is not None and len(layers) == 1 and len(chosen) == len(heads[chosen[0][0]]):
+        return heads.plot(layers.pop(), written=written, text=text)
+    return heads.plot(chosen=chosen, written=written, text=text)
+
+
+def _maps(heads: Heads, chosen: Chosen) -> RenderableType:
+    from ..show.terminal_heatmaps import terminal_heatmaps
+
+    console = _console()
+    return terminal_heatmaps(
+        heads,
+        chosen=chosen,
+        width=console.width,
+        encoding=console.encoding,
+        colour=console.is_terminal and not console.no_color,
+    )
+
+
+def _columns(heads: Heads) -> list[str]:
+    """What a head writes, beside its weights."""
+    measured = {name for head in heads.all() for name in head.values}
+    return [name for name in BESIDE if name in measured]
+
+
+def _shares(heads: Heads, chosen: Chosen | None) -> list[str]:
+    """How much of the weight goes where little is written from, in a sentence each."""
+    from ..heads.record import WRITTEN
+    from ..show.heads_tables import chosen_heads
+
+    said: dict[tuple[float, float], str] = {}
+    for name, weight in WRITTEN.items():
+        pairs = [(head.values.get(weight, math.nan), head.values.get(name, math.nan)) for head in
+                 chosen_heads(heads, chosen)]  # fmt: skip
+        known = [pair for pair in pairs if not any(map(math.isnan, pair))]
+        if known:
+            looked, wrote = (sum(each) / len(known) for each in zip(*known, strict=True))
+            said.setdefault(  # where the first token is the only special one, once
+                (round(looked, 4), round(wrote, 4)),
+                f"{PLACES[name]} {looked:.2f} of the weight, and {wrote:.2f} of what is written"
+                + (f" (mean over {len(known)} heads)." if len(known) > 1 else "."),
+            )
+    return list(said.values())
+
+
+# Two texts
+
+
+def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
+    """Two texts: the heads that changed most, at once, then their picture."""
+    from ..heads.text_changes import Changes
+    from ..show.heatmaps import save
+
+    trained = _loaded(wanted.model, sign)
+    (before, first), (after, second) = (_watched(text, trained, wanted, sign) for text in wanted.texts)
+    sign.says("Comparing")
+    changes = before.changes(after)
+    if choice:
+        chosen = set(choice.among(before))
+        some = [change for change in changes if (change.layer, change.head) in chosen]
+        changes = Changes(some, changes.layers, changes.title)
+    top = wanted.top or CHANGED
+    answer = [_title(f"{trained.title} reads", wanted.texts[0]), *_cut(first, wanted)]
+    answer += [_title("and then", wanted.texts[1]), *_cut(second, wanted)]
+    answer.append(changes.table(top=top))
+    if top < len(changes):
+        answer.append(_words(f"{top} of {len(changes)} heads; --top {len(changes)} shows all."))
+    with sign.aside():
+        _print(answer)
+    drawn = min(DRAWN, top, len(changes))
+    sign.says(f"Drawing {_counted(drawn)}")
+    assert wanted.picture is not None, "nothing else can be asked for"
+    save(changes.plot(top=drawn), wanted.picture)
+    with sign.aside():
+        _print([f"Wrote {wanted.picture}"])
+
+
+# What is printed
+
+
+def _title(who: str, text: str) -> RenderableType:
+    from rich.text import Text
+
+    from ..show.tables import plain
+
+    shown = Text(plain(f'{who} "{" ".join(text.split())}"'), style="bold")
+    shown.truncate(_console().width - 2, overflow="ellipsis")  # which takes three where there is no …
+    return shown
+
+
+def _words(said: str) -> RenderableType:
+    """A sentence, broken between words."""
+    from rich.text import Text
+
+    return Text(said)
+
+
+def _cut(reading: Reading, wanted: Wanted) -> list[RenderableType]:
+    """What was left out, if anything was."""
+    if not reading.cut:
+        return []
+    here = len(reading.tokens)
+    if here == reading.limit:
+        why = "as many as the model reads"
+    elif wanted.max_tokens:
+        why = f"as --max-tokens {wanted.max_tokens} says"
+    else:
+        why = "as many as look takes unless --max-tokens says more"
+    return [_words(f"The text has {reading.found:,} tokens; these are the first {here:,}, {why}.")]
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def _print(answer: Sequence[RenderableType]) -> None:
+    """In the letters and columns that there are; strings are lines that are not to be broken."""
+    from ..examiner.showing.letters import fitting
+
+    console = _console()
+    with console.capture() as captured:
+        for part in answer:
+            console.print(part, soft_wrap=isinstance(part, str))
+    lines = "".join(f"{line.rstrip(' ')}\n" for line in captured.get().splitlines())
+    try:
+        console.file.write(fitting(lines, console.encoding))
+        console.file.flush()
+    except BrokenPipeError:  # who reads it has seen enough, as head has
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, console.file.fileno())  # or Python would try again when it ends
+        os.close(nowhere)

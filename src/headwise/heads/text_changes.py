@@ -1,0 +1,404 @@
+"""Two texts through one model: which heads changed where they look, and at which token.
+
+A query's two rows are compared by the Jensen-Shannon divergence over keys that are partners
+(`text_alignment.py`), with one more bin for all keys that have none ("elsewhere") and one for a learned sink:
+
+    JS(p || q) = H((p + q) / 2) - (H(p) + H(q)) / 2      in nats; 0: alike; log 2: nothing in common
+
+Letters: H num_heads, T query_len, S key_len, N pairs of queries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+from ..map import AttentionMap
+from .labels import Label
+from .layer_names import Layer
+from .text_alignment import Alignment, Text, align
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from .collection import Heads, ShownTable
+    from .layer import LayerHeads
+    from .record import Record
+
+__all__ = ["Change", "Changes", "Compared", "changes"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One head on two texts. Unpacks to (layer, head), as `hw.ablate` takes it.
+
+    Attributes:
+        distance: the mean over queries of the Jensen-Shannon divergence of its two rows, 0 .. log 2; NaN
+            where no query counts in both texts.
+        largest: that of the query that changed most.
+        token: that query's token, "he/she" where the texts differ there.
+        places: its position in the first text and in the second.
+        before_label, after_label: what the head is called on each text.
+    """
+
+    layer: Layer
+    head: int
+    path: str
+    distance: float
+    before_label: Label
+    after_label: Label
+    largest: float = math.nan
+    token: str = ""
+    places: tuple[int, int] | None = None
+
+    def __iter__(self) -> Iterator[Layer | int]:
+        return iter((self.layer, self.head))
+
+    def __len__(self) -> int:
+        return 2
+
+
+# Which text a layer reads
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One layer on one text: its map, [1, H, T, S], and what its queries and its keys are."""
+
+    map: AttentionMap
+    queries: Text
+    keys: Text
+
+
+class _Watched:
+    """What one run was to every layer. A text is one object, however many layers read it."""
+
+    def __init__(self, heads: Heads, batch: int) -> None:
+        self.batch = batch
+        self.calls = {path: _call(layer) for path, layer in zip(heads.paths, heads.values(), strict=True)}
+        self.maps = {path: kept.select(batch=batch) for path, (_, kept) in self.calls.items()}
+        self.ids: dict[str, tuple[Hashable, ...]] = {  # of layers that know their tokens
+            path: tuple(call.marks.ids[batch].tolist())
+            for path, (call, _) in self.calls.items()
+            if call.marks is not None
+        }
+        there = heads.tokens is not None and -len(heads.tokens) <= batch < len(heads.tokens)
+        self.tokens = tuple(heads.tokens[batch]) if there and heads.tokens else None
+        self.of_tokens = next(reversed(self.ids.values()), None)  # the text read last is the one with names
+        self._texts: dict[Hashable, Text] = {}
+
+    def reading(self, path: str) -> Reading:
+        """What a layer read."""
+        map, (call, _) = self.maps[path], self.calls[path]
+        T, S = map.shape[2:]
+        if call.kind == "self":
+            keys = self._text(S, path, path if path in self.ids else None)
+            return Reading(map, keys if T == S else _last(keys, T), keys)
+        near = max(
+            (other for other, ids in self.ids.items() if len(ids) == T),
+            key=lambda other: _in_common(other, path),
+            default=None,
+        )
+        own = None if near is None else self.ids[near]
+        far = next((other for other, ids in self.ids.items() if len(ids) == S and ids != own), None)
+        queries = _unknown(tuple(range(T))) if near is None else self._text(T, near, near)
+        return Reading(map, queries, _unknown(self._real(path)) if far is None else self._text(S, far, far))
+
+    def _real(self, path: str) -> tuple[int, ...]:
+        return tuple(self.maps[path].real_keys[0].nonzero().flatten().tolist())
+
+    def _text(self, length: int, path: str, known: str | None) -> Text:
+        """The keys of a layer; known: one whose tokens these are."""
+        fitting = self.tokens if self.tokens is not None and len(self.tokens) == length else None
+        special: frozenset[int] = frozenset()
+        real = self._real(path)
+        ids: tuple[Hashable, ...] | None = fitting
+        names = fitting
+        if known is not None:
+            ids = self.ids[known]
+            names = fitting if ids == self.of_tokens else None
+            marks = self.calls[known][0].marks
+            if marks is not None and marks.special is not None:
+                special = frozenset(marks.special[self.batch].nonzero().flatten().tolist())
+        key = (ids, real, length)
+        if key not in self._texts:
+            shown = names or tuple(map(str, range(length) if ids is None else ids))
+            self._texts[key] = Text(shown, ids, real, special)
+        return self._texts[key]
+
+
+def _in_common(path: str, other: str) -> int:
+    """How many names of modules two paths begin with alike."""
+    pairs = zip(path.split("."), other.split("."), strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
+def _unknown(real: tuple[int, ...]) -> Text:
+    return Text((), None, real)
+
+
+def _last(text: Text, length: int) -> Text:
+    """The queries of a self-attention layer that are fewer than its keys: the last ones."""
+    before = len(text.names) - length
+    return Text(
+        text.names[before:],
+        None if text.ids is None else text.ids[before:],
+        tuple(at - before for at in text.real if at >= before),
+        frozenset(at - before for at in text.special if at >= before),
+    )
+
+
+def _call(layer: LayerHeads) -> tuple[Record, AttentionMap]:
+    """The last call that kept its map; of one whose tokens are known, where there is one."""
+    kept = [(call, call.map) for call in layer.calls if call.map is not None]
+    if not kept:
+        raise ArgumentError(
+            f"heads must have maps: {layer.path} was called with {list(layer.calls[-1].shape)} and kept "
+            "none; use watch(model, keep=True)"
+        )
+    return next((each for each in reversed(kept) if each[0].marks is not None), kept[-1])
+
+
+# Heads
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """One layer on both texts.
+
+    rows: the divergence of every query that both texts have, [H, N] in float64; NaN where it does not count.
+    since: of these queries, the first that `Change.distance` is the mean of.
+    """
+
+    maps: tuple[AttentionMap, AttentionMap]  # [1, H, T, S] each
+    queries: Alignment
+    keys: Alignment
+    rows: Tensor
+    since: int = 0
+
+
+class Changes:
+    """The heads of a model on two texts.
+
+    Attributes:
+        all: every head, the most changed first; those without a query to compare come last.
+        layers: path -> what was compared there, with the divergence of every query.
+        title: of the model.
+    """
+
+    def __init__(self, all: list[Change], layers: dict[str, Compared], title: str | None = None) -> None:
+        self.all, self.layers, self.title = all, layers, title
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def __iter__(self) -> Iterator[Change]:
+        return iter(self.all)
+
+    @property
+    def text(self) -> Alignment:
+        """Both texts as one: that of the last layer's queries."""
+        return list(self.layers.values())[-1].queries
+
+    def first(self, top: int | None) -> list[Change]:
+        """The most changed.
+
+        Raises:
+            ArgumentError: top below 1; no head at all.
+        """
+        if top is not None and top < 1:
+            raise ArgumentError(f"top must be at least 1: got {top}; None gives all")
+        if not self.all:
+            raise ArgumentError("changes must hold at least one head: got 0; choose others")
+        return self.all[:top]
+
+    def weights(self, change: Change) -> tuple[Tensor, Tensor]:
+        """The weights of a head on both texts, float32 [places of queries, places of keys] each.
+
+        Rows and columns are the places of the alignment, so that the two can be laid on each other; NaN where
+        a text has no such token.
+        """
+        compared = self.layers[change.path]
+        first, second = (_on_places(compared, change.head, side) for side in (0, 1))
+        return first, second
+
+    def table(self, top: int | None = 10) -> ShownTable:
+        """The heads that changed most, for the terminal (rich).
+
+        Args:
+            top: at most so many; None: all.
+
+        Raises:
+            ArgumentError: top below 1.
+            PackageMissing: rich is not installed.
+        """
+        from ..show.changes_picture import changes_table
+
+        return changes_table(self, top=top)
+
+    def plot(self, top: int = 6) -> Figure:
+        """The heads that changed most as a figure: on the first text, on the second, and the difference.
+
+        Args:
+            top: at most so many.
+
+        Raises:
+            ArgumentError: top below 1.
+            PackageMissing: matplotlib is not installed.
+        """
+        from ..show.changes_picture import changes_picture
+
+        return changes_picture(self, top=top)
+
+    def __repr__(self) -> str:
+        said = f"{len(self)} head{'' if len(self) == 1 else 's'}"
+        for most in self.all[:1]:
+            said += f", most in {most.layer}.{most.head}: {most.distance:.3f} nats"
+        return f"Changes({said})"
+
+
+@torch.no_grad()
+def changes(before: Heads, after: Heads, *, batch: int = 0) -> Changes:
+    """How much every head changed between two texts: see `headwise.Heads.changes`."""
+    _check_one_model(before, after)
+    watched = _Watched(before, batch), _Watched(after, batch)
+    partners: dict[tuple[int, int], Alignment] = {}
+    readings = {path: tuple(run.reading(path) for run in watched) for path in before.paths}
+    for first, second in readings.values():
+        for mine, theirs in ((first.queries, second.queries), (first.keys, second.keys)):
+            if (id(mine), id(theirs)) not in partners:
+                partners[id(mine), id(theirs)] = align(mine, theirs)
+    differing = [each for each in partners.values() if any(each.changed)]
+    layers: dict[str, Compared] = {}
+    ahead = False
+    for path, (first, second) in readings.items():
+        queries, keys = (
+            partners[id(mine), id(theirs)]
+            for mine, theirs in ((first.queries, second.queries), (first.keys, second.keys))
+        )
+        maps = first.map, second.map
+        rows, looks_ahead = _divergence(maps, queries, keys)
+        is_self = watched[0].calls[path][0].kind == "self"
+        ahead |= looks_ahead and is_self and queries in differing
+        layers[path] = Compared(maps, queries, keys, rows)
+    # what differs in one text of two, as of an encoder and a decoder, may be seen from anywhere in the other
+    if not ahead and len(differing) == 1:
+        layers = {path: _since_the_difference(each, differing[0]) for path, each in layers.items()}
+    found = [change for path, each in layers.items() for change in _of_layer(before, after, path, each)]
+    found.sort(key=lambda change: math.inf if math.isnan(change.distance) else -change.distance)
+    return Changes(found, layers, before.title)
+
+
+def _check_one_model(before: Heads, after: Heads) -> None:
+    sizes = []
+    for heads in (before, after):
+        heads.all()  # raises where nothing was watched
+        sizes.append({path: len(layer) for path, layer in zip(heads.paths, heads.values(), strict=True)})
+    for path in [*sizes[0], *sizes[1]]:
+        mine, theirs = (size.get(path, 0) for size in sizes)
+        if mine != theirs:
+            raise ArgumentError(
+                f"other must be of the same model: {path} has {mine} heads here and {theirs} there; watch "
+                "one model on both texts"
+            )
+
+
+def _since_the_difference(layer: Compared, text: Alignment) -> Compared:
+    """Without the queries that a model that looks back reads before anything is new to it."""
+    if layer.queries is not text:
+        return layer
+    first = text.changed.index(True)
+    since = len([at for at in text.shared if at < first])
+    return replace(layer, since=since if since < len(text.shared) else 0)
+
+
+def _of_layer(before: Heads, after: Heads, path: str, layer: Compared) -> Iterator[Change]:
+    rows, shared, names = layer.rows[:, layer.since :], layer.queries.shared, layer.queries.names
+    for mine, theirs in zip(before[path], after[path], strict=True):
+        row = rows[mine.head]
+        place, pair, largest = None, None, math.nan
+        if bool(row.isfinite().any()):
+            most = int(row.nan_to_num(-1.0).argmax())
+            place, largest = shared[layer.since + most], float(row[most])
+            pair = layer.queries.own(0, [place])[0], layer.queries.own(1, [place])[0]
+        yield Change(
+            mine.layer, mine.head, path, float(row.nanmean()), mine.label, theirs.label, largest,
+            "" if place is None else names[place], pair,
+        )  # fmt: skip
+
+
+# Rows
+
+
+BLOCK = 2**21  # numbers of one block of rows: 16 MiB, a few times
+
+
+def _divergence(
+    maps: tuple[AttentionMap, AttentionMap], queries: Alignment, keys: Alignment
+) -> tuple[Tensor, bool]:
+    """[H, N] in float64; and whether a query before the first difference looks at a key behind itself."""
+    shared = queries.shared
+    H = maps[0].shape[1]
+    rows = torch.full((H, len(shared)), math.nan, dtype=torch.float64)
+    step = max(1, BLOCK // (H * max(map.shape[3] for map in maps)))
+    new = queries.changed.index(True) if any(queries.changed) else len(queries.changed)
+    ahead = False
+    for start in range(0, len(shared), step):
+        some = shared[start : start + step]
+        bins, counts = [], []
+        for side, map in enumerate(maps):
+            numbers = torch.tensor(queries.own(side, some))
+            block = map.select(queries=numbers)
+            p = block.dense()[0].detach().to("cpu", torch.float64, copy=True)  # [H, t, S]
+            counts.append(block.counted_queries()[0].cpu())
+            old = [number for number, at in enumerate(some) if at < new]
+            if old and not ahead:
+                behind = torch.arange(p.shape[2]) > block.positions.cpu()[old][:, None]
+                ahead = bool((p[:, old] * behind).any())
+            bins.append(_bins(p, block, keys, side))
+        apart = _jensen_shannon(*bins).masked_fill(~(counts[0] & counts[1]), math.nan)
+        rows[:, start : start + len(some)] = apart
+    return rows, ahead
+
+
+def _bins(p: Tensor, block: AttentionMap, keys: Alignment, side: int) -> Tensor:
+    """Shares of a row's weight, [H, t, bins]: of each key with a partner, of all others, of a sink.
+
+    p: weights, [H, t, S], which are ours to write to.
+    """
+    own = keys.own(side, keys.shared)
+    parts = [p if own == list(range(p.shape[-1])) else p[..., own]]
+    if len(keys.shared) < len(keys.places):
+        parts.append(p[..., keys.own(side)].sum(-1, keepdim=True))
+    if block.sinks is not None:
+        parts.append((block.sinks.detach()[:, None] - block.lse[0]).exp().cpu().double()[..., None])
+    together = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+    return together.div_(together.sum(-1, keepdim=True))  # of rounded weights, too, a distribution
+
+
+def _jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
+    """[H, t] of [H, t, bins]."""
+    apart = torch.special.entr((p + q).div_(2))
+    apart.sub_(torch.special.entr(p).add_(torch.special.entr(q)).div_(2))
+    return apart.sum(-1).clamp(0, math.log(2))
+
+
+def _on_places(layer: Compared, head: int, side: int) -> Tensor:
+    """One head's weights at every place that this text has, NaN elsewhere."""
+    rows, columns = (
+        [(at, own) for at, place in enumerate(each.places) if (own := place[side]) is not None]
+        for each in (layer.queries, layer.keys)
+    )
+    grid = torch.full((len(layer.queries.places), len(layer.keys.places)), math.nan)
+    numbers = torch.tensor([own for _, own in rows])
+    weights = layer.maps[side].select(heads=head, queries=numbers).dense()[0, 0].detach().cpu().float()
+    to_rows, to_columns = (torch.tensor([at for at, _ in each]) for each in (rows, columns))
+    grid[to_rows[:, None], to_columns] = weights[:, [own for _, own in columns]]
+    return grid

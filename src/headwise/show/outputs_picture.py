@@ -1,0 +1,289 @@
+"""From heads to output: what each head says, all of it side by side, what W_O makes of it, and the sum.
+
+Letters: B batch, T query_len, H num_heads, Dv value_dim, E the width of the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ArgumentError, ShapeError
+from ..listeners.prunable_families import is_conv1d
+from ..listeners.written_norms import OutputProjection, written
+from .sheet import FAINT, INK, LONGEST, NOTHING, drawing, words
+from .texts import fitted, inches, label, readable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap, Normalize
+    from matplotlib.figure import Figure
+
+__all__ = ["outputs_picture"]
+
+BELOW_AND_ABOVE = ("#12397f", "#5f8fd0", "#c9dcf2", "#fffdfa", "#fbd3b0", "#ee8a4e", "#9c2f17")
+NAMED = 30  # tokens that can be read beside a map
+CLIPPED = 0.995  # of all numbers lie inside the scale; a few large channels would leave the others pale
+FINE = 75  # columns an inch, so that each can be seen
+LENGTH = "#6b1d81"
+
+
+def outputs_picture(
+    heads: Tensor,
+    projection: nn.Module | OutputProjection,
+    tokens: Sequence[str] | None = None,
+    *,
+    batch: int = 0,
+    title: str | None = None,
+) -> Figure:
+    """Four steps from heads to output, rows of each map the tokens, columns the channels.
+
+    1. what each head says, [T, Dv]; 2. concatenated, [T, H Dv]; 3. what each head writes, its own rows of W_O
+    applied, [T, E], and beside it the length of that at each token; 4. the sum of these, with the bias: the
+    output, [T, E]. Red is above 0 and blue below, on one scale for steps 1 and 2 and one for 3 and 4.
+
+    Args:
+        heads: [B, H, T, Dv], of `headwise.collect` or `MultiHeadAttention.head_outputs`.
+        projection: W_O, such as `mha.out_proj`.
+        tokens: one a position; written out where there are at most 30.
+        batch: which sequence.
+
+    Raises:
+        ArgumentError: a projection that is not linear.
+        ShapeError: heads, projection and tokens that do not fit together.
+        IndexError: no such sequence.
+        PackageMissing: matplotlib is not installed.
+
+    Example:
+        >>> import headwise as hw
+        >>> mha, x = hw.MultiHeadAttention(64, 4), torch.randn(1, 5, 64)
+        >>> figure = outputs_picture(mha.head_outputs(x), mha.out_proj, "The quick brown fox jumps".split())
+        >>> figure.savefig("outputs.png")    # doctest: +SKIP
+
+    Elhage 2021, "A Mathematical Framework for Transformer Circuits": concatenation and W_O are a sum over
+    heads.
+    """
+    known = _projection(heads, projection)
+    Figure, Canvas, _ = drawing()
+    B, H, T, Dv = heads.shape
+    if not -B <= batch < B:
+        raise IndexError(f"batch must be between 0 and {B - 1}: got {batch}")
+    if tokens is not None and len(tokens) != T:
+        raise ShapeError(f"tokens must match query_len: {len(tokens)} tokens for {T}; give one a position")
+    said = heads[batch].detach().float().cpu()  # [H, T, Dv]
+    parts = written(heads[batch, None], known)[0].float().cpu()  # [H, T, E]
+    total = parts.sum(0) if known.bias is None else parts.sum(0) + known.bias.float().cpu()
+    names = [label(token, LONGEST) for token in readable(tokens or ())] if T <= NAMED else []
+    sheet = Sheet.of(H, T, names, title is not None)
+    figure = Figure(figsize=(sheet.width, sheet.height), dpi=150)
+    Canvas(figure)
+    ax = figure.add_axes((0, 0, 1, 1))  # one unit is one inch, y grows downwards
+    ax.set_axis_off()
+    before, after = _scale(said), _scale(torch.cat([parts.flatten(), total.flatten()]))
+    bias = "" if known.bias is None else " and the bias added"
+    E, longest = parts.shape[2], float(parts.norm(dim=-1).max().clamp(min=1e-30))
+    headings = (
+        ("1  What each head says", f"{Dv} channels each"),
+        ("2  Side by side", f"concatenated: {H} × {Dv} = {H * Dv} channels"),
+        (
+            "3  Times W_O, head by head",
+            f"what each head writes: {E} channels; bars: its norm, at most {longest:.2g}",
+        ),
+        ("4  Summed", f"over heads{bias}: the layer's output, {E} channels"),
+    )
+    for step, (what, how) in enumerate(headings):
+        _heading(ax, sheet, sheet.tops[step], what, how)
+        _rows(ax, sheet, sheet.tops[step], names)
+    for head in range(H):
+        left = sheet.left_of(head)
+        _map(ax, said[head], before, left, sheet.tops[0], sheet.side, sheet.tall)
+        _map(
+            ax, said[head], before, sheet.left + head * sheet.joined, sheet.tops[1], sheet.joined, sheet.tall
+        )
+        _map(ax, parts[head], after, left, sheet.tops[2], sheet.narrow, sheet.tall)
+        _lengths(ax, parts[head].norm(dim=-1) / longest, sheet, left + sheet.narrow)
+        for top, side in ((sheet.tops[0], sheet.side), (sheet.tops[2], sheet.narrow)):
+            middle = left + side / 2
+            ax.text(
+                middle,
+                top - 0.05,
+                f"head {head}" if H <= 12 else str(head),
+                size=8,
+                ha="center",
+                **words(INK),
+            )
+        _funnel(ax, sheet, head)
+    _map(ax, total, after, sheet.left, sheet.tops[3], sheet.across, sheet.tall)
+    _joints(ax, sheet, H)
+    if title is not None:
+        shown, size = fitted(label(title, 200), sheet.width - 0.3, 13, 9, bold=True)
+        ax.text(0.15, 0.28, shown, size=size, va="center", **words(INK, shown))
+    ax.set_xlim(0, sheet.width)
+    ax.set_ylim(sheet.height, 0)
+    _bar(figure, sheet, before, 0, "what heads say")
+    _bar(figure, sheet, after, 2, "what is written")
+    return figure
+
+
+def _projection(heads: Tensor, projection: nn.Module | OutputProjection) -> OutputProjection:
+    if heads.ndim != 4:
+        raise ShapeError(
+            f"heads must be [B, H, T, Dv]: got {list(heads.shape)}; one sequence goes in as heads[None]"
+        )
+    H, width = heads.shape[1], heads.shape[1] * heads.shape[3]
+    if isinstance(projection, OutputProjection):
+        weight, bias = projection.weight.flatten(0, 1), projection.bias
+    elif isinstance(projection, nn.Linear) or is_conv1d(projection):
+        given: Any = projection
+        weight, bias = given.weight if is_conv1d(projection) else given.weight.T, given.bias
+    else:
+        raise ArgumentError(
+            f"projection must be nn.Linear: got {type(projection).__name__}; for example mha.out_proj"
+        )
+    if weight.shape[0] != width:
+        raise ShapeError(
+            f"projection must take all heads side by side: {weight.shape[0]} channels for {H} heads of "
+            f"{heads.shape[3]}; use that of the same layer"
+        )
+    return OutputProjection(weight, bias, H)
+
+
+# Where it is drawn
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The measures of the picture, in inches."""
+
+    left: float  # where maps begin
+    side: float  # of one head's map
+    gap: float  # between two
+    across: float  # of a map as wide as all
+    joined: float  # of a head's part of it
+    narrow: float  # of a map with bars beside it
+    tall: float  # of any map
+    tops: tuple[float, ...]  # where the four rows of maps begin
+    width: float
+    height: float
+
+    @classmethod
+    def of(cls, heads: int, tokens: int, names: Sequence[str], titled: bool) -> Sheet:
+        across = max(10.5, 0.42 * heads)
+        gap = min(0.22, 2.2 / heads)
+        side = (across - gap * (heads - 1)) / heads
+        tall = min(max(0.9, 0.19 * tokens), 3.0)
+        left = 0.25 + max([0.2, *(inches(name, 8) for name in names)])
+        first = 0.95 if titled else 0.6
+        tops = (first, *(first + step * (tall + 0.86) for step in (1, 2, 3)))
+        return cls(
+            left, side, gap, across, across / heads, 0.72 * side, tall, tops,
+            left + across + 0.95, tops[3] + tall + 0.2,
+        )  # fmt: skip
+
+    def left_of(self, head: int) -> float:
+        return self.left + head * (self.side + self.gap)
+
+
+def _colours() -> Colormap:
+    """Blue below 0, red above; both grow darker, so that nothing is told by hue alone but the sign."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("headwise around 0", BELOW_AND_ABOVE)
+
+
+def _scale(values: Tensor) -> Normalize:
+    """As far below 0 as above."""
+    from matplotlib.colors import Normalize
+
+    sizes = values.flatten().abs().sort().values
+    most = float(sizes[int(CLIPPED * (len(sizes) - 1))]) or float(sizes[-1]) or 1.0
+    return Normalize(-most, most)
+
+
+def _map(ax: Axes, values: Tensor, scale: Normalize, x: float, y: float, wide: float, tall: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    shown = _strongest(values, int(FINE * wide))
+    extent = (x, x + wide, y + tall, y)
+    smooth = "antialiased" if len(shown) > 100 * tall else "nearest"
+    ax.imshow(shown, cmap=_colours(), norm=scale, extent=extent, aspect="auto", interpolation=smooth)
+    ax.add_patch(Rectangle((x, y), wide, tall, fill=False, edgecolor="#aab1bd", linewidth=0.5))
+
+
+def _strongest(values: Tensor, most: int) -> Any:
+    """[T, columns]: where there are more channels than pixels, of neighbours the one farthest from 0.
+
+    Their mean would be next to nothing: channels have no order.
+    """
+    import numpy
+
+    array, E = values.numpy(), values.shape[1]
+    if E <= most:
+        return array
+    starts = -(-numpy.arange(most) * E // most)  # the first channel of each column, rounded up
+    above, below = (best.reduceat(array, starts, axis=1) for best in (numpy.maximum, numpy.minimum))
+    return numpy.where(above >= -below, above, below)
+
+
+# What else is drawn
+
+
+def _heading(ax: Axes, sheet: Sheet, top: float, what: str, how: str) -> None:
+    room: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 2}  # over what goes through
+    first = ax.text(0.15, top - 0.3, what, size=10.5, bbox=room, **words(INK, what))
+    ax.annotate(
+        how, (1, 0.5), (8, 0), first, "offset points", size=9, va="center", bbox=room, annotation_clip=False,
+        **words(FAINT),
+    )  # fmt: skip
+
+
+def _rows(ax: Axes, sheet: Sheet, top: float, names: Sequence[str]) -> None:
+    for at, name in enumerate(names):
+        y = top + sheet.tall * (at + 0.5) / len(names)
+        size = min(8.0, 62 * sheet.tall / len(names))
+        ax.text(sheet.left - 0.07, y, name, size=size, ha="right", va="center", **words(FAINT))
+
+
+def _lengths(ax: Axes, lengths: Tensor, sheet: Sheet, x: float) -> None:
+    """Bars beside what a head writes: as long as it is, against the longest of all heads and tokens."""
+    T = len(lengths)
+    room, step = 0.25 * sheet.side, sheet.tall / T
+    y = [sheet.tops[2] + (at + 0.5) * step for at in range(T)]
+    ax.barh(y, [room] * T, 0.62 * step, left=x + 0.04, color=NOTHING, linewidth=0)
+    ax.barh(y, (lengths * room).tolist(), 0.62 * step, left=x + 0.04, color=LENGTH, linewidth=0)
+
+
+def _funnel(ax: Axes, sheet: Sheet, head: int) -> None:
+    """Where a head's map goes when they are put side by side."""
+    start, end = sheet.tops[0] + sheet.tall + 0.04, sheet.tops[1] - 0.04
+    above, below = sheet.left_of(head), sheet.left + head * sheet.joined
+    corners_x = [above, above + sheet.side, below + sheet.joined - 0.02, below + 0.02]
+    ax.fill(corners_x, [start, start, end, end], color=NOTHING, linewidth=0, zorder=0)
+
+
+def _joints(ax: Axes, sheet: Sheet, heads: int) -> None:
+    """Lines between heads that are side by side, a plus between those that are added."""
+    for head in range(1, heads):
+        x = sheet.left + head * sheet.joined
+        ax.plot([x, x], [sheet.tops[1], sheet.tops[1] + sheet.tall], color=INK, linewidth=0.8)
+        if sheet.gap > 0.15:
+            middle = sheet.left_of(head) - sheet.gap / 2
+            ax.text(middle, sheet.tops[2] - 0.05, "+", size=11, ha="center", **words(INK))
+
+
+def _bar(figure: Figure, sheet: Sheet, scale: Normalize, step: int, what: str) -> None:
+    from matplotlib.cm import ScalarMappable
+
+    top, bottom = sheet.tops[step], sheet.tops[step + 1] + sheet.tall
+    place = (
+        (sheet.left + sheet.across + 0.15) / sheet.width, 1 - bottom / sheet.height,
+        0.12 / sheet.width, (bottom - top) / sheet.height,
+    )  # fmt: skip
+    bar = figure.colorbar(ScalarMappable(scale, _colours()), cax=figure.add_axes(place), extend="both")
+    bar.set_label(what, size=8, **words(FAINT))
+    bar.ax.tick_params(length=2, labelsize=7, labelcolor=FAINT, color=FAINT)
+    bar.outline.set_visible(False)

@@ -1,0 +1,305 @@
+"""The sheet that heat maps are drawn on: whole dots, one scale of colours, names that fit beside them.
+
+Letters: T query_len, S key_len.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from ..errors import needed
+from .texts import as_outlines, families, fitted, in_bold, inches, label
+
+if TYPE_CHECKING:
+    import numpy
+    from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import Colormap, PowerNorm
+    from matplotlib.figure import Figure
+
+    Cells = numpy.ma.MaskedArray[Any, Any]
+
+__all__ = [
+    "FAINT",
+    "INK",
+    "LEAST",
+    "LONGEST",
+    "NAMED",
+    "PALE",
+    "STEPS",
+    "Page",
+    "colours",
+    "drawing",
+    "dress",
+    "fine_enough",
+    "frame",
+    "in_letters",
+    "named",
+    "room",
+    "scale_bar",
+    "sharpness",
+    "side_of",
+    "whole",
+    "words",
+]
+
+
+NAMED = 60  # tokens that can still be read along an axis
+LINED = 24  # tokens with lines between their cells
+LONGEST = 12  # characters of a token
+FINE, COARSE = 256, 128  # dots per inch, and powers of two: what stands on a dot is on it without rounding
+LARGEST = 16e6  # dots of a picture that is fine
+LEAST = 2  # dots of a cell's side: a column of one cell is seen, and in half the size still there
+SMALLEST, USUAL = 0.085, 0.145  # inches from one token's name to the next
+WIDEST = 22  # inches of heat maps side by side with every token's name
+
+INK, FAINT, PALE, NOTHING = "#1f2430", "#5b6270", "#c9ced6", "#e9ecf1"
+LIGHT_TO_DARK = ("#fffdfa", "#fecf92", "#fd9467", "#e95561", "#ab337c", "#6b1d81", "#2a115c")
+STEPS = (0, 0.01, 0.05, 0.1, 0.25, 0.5, 1)
+
+
+def drawing() -> tuple[type[Figure], type[FigureCanvasAgg], PowerNorm]:
+    """What pictures are drawn with: Figure, its canvas, the scale of colours.
+
+    Raises:
+        PackageMissing: matplotlib is not installed.
+    """
+    with needed("matplotlib", "headwise pictures need matplotlib"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.colors import PowerNorm
+        from matplotlib.figure import Figure
+    return Figure, FigureCanvasAgg, PowerNorm(0.5, vmin=0, vmax=1)
+
+
+def fine_enough(side: float, dpi: int, most: int) -> int:
+    """Cells that a heat map of so many inches has room for, two dots each: `most`, or halves of it."""
+    while most > 8 and LEAST * most > 1.25 * side * dpi:
+        most //= 2
+    return most
+
+
+def sharpness(width: float, height: float) -> int:
+    """Dots per inch for a figure of so many inches."""
+    return FINE if width * height * FINE**2 <= LARGEST else COARSE
+
+
+def whole(side: float, count: int, dpi: int) -> float:
+    """About so many inches, as a whole number of dots for each of so many cells."""
+    return max(LEAST, round(side * dpi / count)) * count / dpi
+
+
+class Page:
+    """A figure measured in inches from its upper left corner; heat maps stand on whole dots.
+
+    Args:
+        width: in inches, and height.
+        dpi: dots per inch, of `sharpness`.
+        grown: how much larger than usual its letters are.
+    """
+
+    def __init__(self, width: float, height: float, dpi: int, grown: float = 1.0) -> None:
+        Figure, Canvas, self.scale = drawing()
+        self.dpi, self.grown = dpi, grown
+        self.width, self.height = self.even(width), self.even(height)
+        self.figure = Figure(figsize=(self.width, self.height), dpi=self.dpi)
+        Canvas(self.figure)
+
+    def even(self, inches: float) -> float:
+        """The nearest whole number of dots, in inches."""
+        return round(inches * self.dpi) / self.dpi
+
+    def axes(self, x: float, y: float, wide: float, tall: float) -> Axes:
+        """Axes with this upper left corner."""
+        x, y = self.even(x), self.even(y)
+        return self.figure.add_axes(
+            (x / self.width, 1 - (y + tall) / self.height, wide / self.width, tall / self.height)
+        )
+
+    def heat(
+        self, picture: Cells, lengths: tuple[int, int], x: float, y: float, wide: float, tall: float
+    ) -> Axes:
+        """One heat map, in positions."""
+        T, S = lengths
+        ax = self.axes(x, y, wide, tall)
+        ax.imshow(
+            picture,
+            cmap=colours(),
+            norm=self.scale,
+            extent=(-0.5, S - 0.5, T - 0.5, -0.5),
+            aspect="auto",
+            interpolation="nearest",
+        )
+        return ax
+
+    def head(self, title: str, size: float, colour: str = INK) -> None:
+        """The title, in the upper left corner."""
+        x, y = 0.15 / self.width, 1 - 0.1 / self.height
+        self.figure.suptitle(title, x=x, y=y, ha="left", va="top", size=size, **words(colour, title))
+
+    def explain_axes(
+        self,
+        lengths: tuple[int, int],
+        shape: Sequence[int],
+        across: tuple[float, float],
+        down: tuple[float, float],
+    ) -> None:
+        """What runs downwards and what to the right, beside heat maps that reach from here to there."""
+        keys, queries = "key (is attended to)", "query (attends)"
+        if tuple(shape) != lengths:
+            keys += f", {lengths[1]} in {shape[1]} cells"
+            queries += f", {lengths[0]} in {shape[0]} cells"
+        middle, height = sum(across) / 2 / self.width, 1 - sum(down) / 2 / self.height
+        size = fitted(queries, self.height - 0.1, 8 * self.grown, 4.5)[1]
+        low = {"y": 0.06 / self.height, "va": "bottom", "size": 8 * self.grown}
+        self.figure.supxlabel(keys, x=middle, **low, **words(FAINT))
+        half = inches(queries, size) / 2 + 0.03
+        height = min(max(height, half / self.height), 1 - half / self.height)
+        self.figure.supylabel(queries, x=0.06 / self.width, y=height, ha="left", size=size, **words(FAINT))
+
+
+def in_letters(figure: Figure) -> Figure:
+    """The figure, its texts drawn as shapes where a PDF would show other letters."""
+    from matplotlib.patheffects import Normal
+    from matplotlib.text import Text
+
+    if len(families()) > 1:
+        for text in figure.findobj(Text):
+            if as_outlines(text.get_text()):
+                text.set_path_effects([Normal()])
+    return figure
+
+
+def named(names: list[str] | None, length: int, beside: int) -> list[str]:
+    """The names that are written along an axis of so many heat maps, shortened; none: there is no room."""
+    if names is None or length > NAMED or length * beside * SMALLEST > WIDEST:
+        return []
+    return [label(token, LONGEST) for token in names]
+
+
+def side_of(length: int, beside: int, with_names: bool) -> float:
+    """The side of one heat map: room for every token's name, or for a good look."""
+    if with_names:
+        return max(1.5, length * min(USUAL, max(SMALLEST, WIDEST / (length * beside))))
+    return max(1.5, USUAL * length) if length <= LINED else 2.6
+
+
+def _points(pitch: float) -> float:
+    """The size of names that stand so many inches apart."""
+    return min(8.0, 0.82 * 72 * pitch)
+
+
+def room(names: list[str], pitch: float, length: int | None) -> float:
+    """Inches that names take beside a heat map, or, without, the last position; below it: None."""
+    if names:
+        return max(inches(name, _points(pitch)) for name in names)
+    return 0.12 if length is None else inches(str(length - 1), 7)
+
+
+@lru_cache(1)
+def colours() -> Colormap:
+    """Magma from white instead of yellow: lightness falls evenly, nothing is told by hue alone."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("headwise", LIGHT_TO_DARK).with_extremes(bad=NOTHING)
+
+
+def words(colour: str, strong: str = "") -> dict[str, Any]:
+    """How text is set: as written, dollars and all; one given as `strong` in bold, if fonts have it."""
+    bold = bool(strong) and in_bold(strong)
+    weight = {"weight": "bold" if bold else "normal"} if strong else {}
+    return {"color": colour, "parse_math": False, "usetex": False, "family": families(bold=bold)} | weight
+
+
+def frame(ax: Axes, lengths: tuple[int, int], size: tuple[float, float], tint: str | None) -> None:
+    """A frame a point away from the cells, which hides none of them."""
+    from matplotlib.patches import Rectangle
+
+    (T, S), (wide, tall) = lengths, size
+    thick = 1.4 if tint else 0.5
+    away = (1 + thick / 2) / 72
+    x, y = away * S / wide, away * T / tall
+    ax.add_patch(
+        Rectangle(
+            (-0.5 - x, -0.5 - y),
+            S + 2 * x,
+            T + 2 * y,
+            fill=False,
+            edgecolor=tint or PALE,
+            linewidth=thick,
+            clip_on=False,
+        )
+    )
+
+
+def dress(
+    ax: Axes,
+    lengths: tuple[int, int],
+    size: tuple[float, float],
+    names: tuple[list[str], list[str]],
+    *,
+    left: bool,
+    bottom: bool,
+) -> None:
+    """Names or numbers along the outer axes, thin lines between cells that are large enough."""
+    (T, S), (wide, tall), (down, across) = lengths, size, names
+    ax.set_frame_on(False)
+    ax.grid(False)
+    ax.tick_params(which="both", length=0, labelsize=7, labelcolor=FAINT, pad=4)
+    ax.set_xticks([])
+    ax.set_yticks([])
+    if bottom and across:
+        upright: dict[str, Any] = {"rotation": 90, "rotation_mode": "anchor", "ha": "right", "va": "center"}
+        ax.set_xticks(range(S), across, size=_points(wide / S), **upright, **words(FAINT))
+    elif bottom:
+        at = _marks(S, wide)
+        ax.set_xticks(at, [str(place) for place in at], **words(FAINT))
+        for place, text in zip(at, ax.get_xticklabels(), strict=True):
+            text.set(ha=_side(place, S, wide, ("left", "center", "right")))
+    if left and down:
+        ax.set_yticks(range(T), down, size=_points(tall / T), **words(FAINT))
+    elif left:
+        at = _marks(T, tall)
+        ax.set_yticks(at, [str(place) for place in at], **words(FAINT))
+        for place, text in zip(at, ax.get_yticklabels(), strict=True):
+            text.set(va=_side(place, T, tall, ("top", "center", "bottom")))
+    if max(T, S) <= LINED:
+        ax.set_xticks([x + 0.5 for x in range(S - 1)], minor=True)
+        ax.set_yticks([y + 0.5 for y in range(T - 1)], minor=True)
+        ax.grid(which="minor", color="white", linewidth=0.8)
+
+
+def _marks(length: int, side: float) -> list[int]:
+    """Round positions along so many inches: five at most, and as many as have room."""
+    most = max(1, min(4, int(side / (2.2 * inches(str(length), 7)))))
+    steps = (base * 10**power for power in range(12) for base in (1, 2, 5))
+    step = next(step for step in steps if (length - 1) / step <= most)
+    return list(range(0, length, step))
+
+
+def _side(place: int, length: int, side: float, kinds: tuple[str, str, str]) -> str:
+    """How a number stands at its position: inside the ends of the axis, which belongs to its neighbours."""
+    half = inches(str(place), 7) / 2 * length / side
+    if place + 0.5 - half < 0:
+        return kinds[0]
+    return kinds[2] if place + 0.5 + half > length else kinds[1]
+
+
+def scale_bar(page: Page, x: float, y: float, tall: float, meaning: str, picture: Cells) -> None:
+    """The scale of colours, beside the heat maps."""
+    from matplotlib.cm import ScalarMappable
+
+    meaning += " (grey: none)" if picture.mask.any() else ""
+    mappable = ScalarMappable(page.scale, colours())
+    steps = STEPS if tall >= 1.4 * page.grown else STEPS[::2]
+    place = page.axes(x + 0.05, y, 0.13 * page.grown, tall)
+    bar = page.figure.colorbar(mappable, cax=place, ticks=steps, format="%g")
+    text, size = fitted(meaning, page.height - 0.1, 8 * page.grown, 4.5)
+    bar.set_label(text, size=size, **words(FAINT))
+    half, middle = inches(text, size) / 2, y + tall / 2
+    if middle + half > page.height - 0.03 or middle < half + 0.03:  # longer than the bar: inside the page
+        inside = min(max(middle, half + 0.03), page.height - half - 0.03)
+        bar.ax.yaxis.label.set_y(1 - (inside - y) / tall)
+    bar.ax.tick_params(length=2, labelsize=7 * page.grown, labelcolor=FAINT, color=FAINT)
+    bar.outline.set_visible(False)

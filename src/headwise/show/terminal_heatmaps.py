@@ -1,0 +1,337 @@
+"""Heat maps in the terminal: a box of shaded blocks per head, as many side by side as fit.
+
+The shade goes by the square root of the weight, as in pictures. Letters: H num_heads, T query_len, S key_len.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from ..errors import ArgumentError
+from ..heads.collection import Heads
+from ..heads.labels import MIXED
+from ..heads.layer import Head
+from .heads_tables import Chosen, chosen_heads
+from .tables import table_class
+from .terminal_cells import FROM, Drawn, Pen, colours_of
+from .texts import plain
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.text import Text
+
+__all__ = ["TerminalHeatmaps", "terminal_heatmaps"]
+
+NAMED = 40  # positions a side that are still drawn one by one where there are several heads
+COARSE = 12  # cells a side: rather one box less in a row than coarser ones
+LONGEST = 12  # cells of a token's name
+LEAST = 20  # columns
+TITLE = 15  # cells: the longest word of a title
+ENOUGH = 3  # boxes in a row, for a title to take more room than its box
+GAP = 2  # between boxes
+LARGEST, HIGHEST = 3, 40  # lines of a cell and, nearly, of a box, of one head alone
+MOST_AT = "looks most at"
+
+
+class TerminalHeatmaps:
+    """Heat maps that show themselves: printed as they are, in a terminal with its colours."""
+
+    def __init__(self, lines: list[Text], colour: bool) -> None:
+        self.lines, self.colour = lines, colour
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        fine = self.colour and not console.no_color and console.color_system in ("256", "truecolor")
+        for line in self.lines:
+            shown = line.copy() if fine else Text(line.plain)
+            shown.no_wrap, shown.overflow = True, "ignore"
+            yield shown
+
+    def __str__(self) -> str:
+        return "\n".join(line.plain.rstrip() for line in self.lines)
+
+    __repr__ = __str__
+
+
+def terminal_heatmaps(
+    heads: Heads,
+    *,
+    chosen: Chosen | None = None,
+    batch: int = 0,
+    width: int,
+    encoding: str = "utf-8",
+    colour: bool = True,
+) -> TerminalHeatmaps:
+    """A box for each head: queries downwards, keys to the right, the more weight the darker.
+
+    One head alone is drawn as large as fits, each query with the key that it looks at most. Where positions
+    do not fit they share cells: then a cell shows how much of a query's weight falls into it, in the mean.
+
+    Args:
+        chosen: heads by (layer, head); None is all of them.
+        batch: which sequence.
+        width: of the terminal, in columns: 20 or more.
+        encoding: of the terminal; what it lacks is drawn with other characters.
+        colour: with the colours of pictures, where the terminal has at least 256 of them.
+
+    Raises:
+        ArgumentError: nothing was watched; an unknown layer or head; a layer with neither a map nor a
+            picture; fewer columns than 20.
+        IndexError: no such sequence.
+        PackageMissing: rich is not installed.
+
+    Example:
+        >>> from headwise import AttentionMap, Heads
+        >>> from headwise.heads.record import reduce
+        >>> before = AttentionMap.from_weights(torch.tensor([[[[1., 0, 0], [0.9, 0.1, 0], [0, 0.9, 0.1]]]]))
+        >>> heads = Heads()
+        >>> heads.add("attention", reduce(before, names=["previous"], keep=True))
+        >>> print(terminal_heatmaps(heads, width=28))
+        0.0 previous-token 0.90
+           0   1   2
+          ┌────────────┐
+        0 │████        │  0 1.00
+          │████        │
+        1 │████▒▒▒▒    │  0 0.90
+          │████▒▒▒▒    │
+        2 │    ████▒▒▒▒│  1 0.90
+          │    ████▒▒▒▒│
+          └────────────┘
+        weight from:  · 0  ░ 0.01
+        ▒ 0.1  ▓ 0.25  █ 0.5
+        empty: none
+    """
+    table_class()  # before anything is computed: what is missing is said at once
+    if width < LEAST:
+        raise ArgumentError(f"width must be at least {LEAST} columns: got {width}; use a wider terminal")
+    some = chosen_heads(heads, chosen)
+    pen = Pen.of(encoding)
+    groups = groupby(some, key=lambda head: head.path)
+    layers = [Drawn.of(heads, path, list(members), batch, pen) for path, members in groups]
+    lines: list[Text] = []
+    alone = len(some) == 1
+    for together in _alike(layers):
+        if lines:
+            lines.append(pen.text())
+        lines += _one(together[0], width, pen) if alone else _several(together, width, pen)
+    lines += _scale(width, pen)
+    return TerminalHeatmaps(lines, colour)
+
+
+def _alike(layers: list[Drawn]) -> Iterator[list[Drawn]]:
+    """Layers whose boxes may stand side by side: of one size, with layers that go by number."""
+    for _, members in groupby(
+        enumerate(layers), key=lambda item: (item[1].lengths, item[0] if item[1].by_path else -1)
+    ):
+        yield [drawn for _, drawn in members]
+
+
+# Several heads
+
+
+def _several(layers: list[Drawn], width: int, pen: Pen) -> list[Text]:
+    (T, S), named = layers[0].lengths, layers[0].queries
+    heads = [(head, number, drawn) for drawn in layers for number, head in enumerate(drawn.heads)]
+    margin = _margin(named, T, width)
+    if S + 2 > width - margin - 1 or max(T, S) > NAMED:
+        named, margin = None, _margin(None, T, width)
+    room = width - margin - 1
+    if max(T, S) <= NAMED and S + 2 <= room:
+        rows, columns = T, S
+        wide = 2 if _fit(2 * S + 2, room) >= min(2, len(heads)) else 1
+    else:
+        half, whole = (((room + GAP) // boxes - GAP - 2) // 2 for boxes in (2, 1))
+        most = min(half if half >= COARSE else whole, NAMED)
+        rows, columns, wide = min(T, most), min(S, most), 2
+    box = columns * wide + 2
+    slot = max(box, min(TITLE, room))
+    lone = max(slot, *(_title(head, drawn, width, pen)[0].cell_len for head, _, drawn in heads))
+    if _fit(lone, room) >= min(ENOUGH, len(heads)):
+        slot = lone  # every title in one line
+    side_by_side = max(1, _fit(slot, room))
+    lines = _headline(layers[0], width, pen)
+    pictures = {id(drawn): drawn.cells(rows, columns).tolist() for drawn in layers}
+    beside = _names(named, T, rows, margin, pen)
+    for start in range(0, len(heads), side_by_side):
+        some = heads[start : start + side_by_side]
+        if start:
+            lines.append(pen.text())
+        titles = [_title(head, drawn, slot, pen) for head, _, drawn in some]
+        for line in range(max(map(len, titles))):
+            parts = [pen.text(" " * (margin + 1))]
+            for title in titles:
+                missing = max(map(len, titles)) - len(title)
+                said = title[line - missing].copy() if line >= missing else pen.text()
+                said.pad_right(max(0, slot - said.cell_len) + GAP)
+                parts.append(said)
+            lines.append(_joined(parts, pen))
+        boxes = [_box(pictures[id(drawn)][number], wide, pen) for _, number, drawn in some]
+        for line, name in enumerate(beside):
+            parts = [name]
+            for box_lines in boxes:
+                said = box_lines[line].copy()
+                said.pad_right(slot - box + GAP)
+                parts.append(said)
+            lines.append(_joined(parts, pen))
+    return lines + _pooled(layers[0], rows, columns, width, pen)
+
+
+def _fit(box: int, room: int) -> int:
+    """How many boxes fit side by side."""
+    return (room + GAP) // (box + GAP)
+
+
+def _margin(names: list[str] | None, length: int, width: int) -> int:
+    """Cells beside a row of boxes for names, or for the numbers of the first and the last position."""
+    from rich.cells import cell_len
+
+    longest = len(str(length - 1)) if names is None else max(map(cell_len, names), default=0)
+    return min(longest, LONGEST, width // 3)
+
+
+def _names(names: list[str] | None, length: int, rows: int, margin: int, pen: Pen) -> list[Text]:
+    """What stands beside each line of a box, its edges too: names, or the first and the last position."""
+    if names is not None:
+        said = [pen.name(name, margin, right=True) for name in names]
+    else:
+        ends = {0: "0", rows - 1: str(length - 1)}
+        said = [pen.text(f"{ends.get(row, ''):>{margin}}", "dim") for row in range(rows)]
+    beside = [pen.text(" " * (margin + 1))]
+    return [*beside, *(name.append(" ") for name in said), *beside]
+
+
+def _box(rows: list[list[float]], wide: int, pen: Pen, high: int = 1) -> list[Text]:
+    columns = len(rows[0]) * wide
+    inside = [_joined([pen.side, pen.cells(row, wide), pen.side], pen) for row in rows for _ in range(high)]
+    return [pen.edge(columns, top=True), *inside, pen.edge(columns, top=False)]
+
+
+def _title(head: Head, drawn: Drawn, width: int, pen: Pen) -> list[Text]:
+    from .fitted_tables import wrapped
+
+    where = f"head {head.head}" if drawn.by_path else f"{head.layer}.{head.head}"
+    known = head.label.name != MIXED
+    what = f"{head.label.name} {head.label.score:.2f}" if known else MIXED
+    said = pen.text(plain(f"{where} {what}"), "bold" if known else "dim")
+    return wrapped(said, width)
+
+
+def _headline(drawn: Drawn, width: int, pen: Pen) -> list[Text]:
+    from .fitted_tables import wrapped
+
+    return wrapped(pen.text(plain(drawn.heads[0].path)), width) if drawn.by_path else []
+
+
+def _pooled(drawn: Drawn, rows: int, columns: int, width: int, pen: Pen) -> list[Text]:
+    """What a cell is, where positions share it."""
+    from .fitted_tables import wrapped
+
+    T, S = drawn.lengths
+    if (rows, columns) == (T, S):
+        return []
+    said = (
+        f"{T} queries and {S} keys share {rows} x {columns} cells: each is the mean weight of a query in it."
+    )
+    return wrapped(pen.text(said), width)
+
+
+def _joined(parts: Sequence[Text], pen: Pen) -> Text:
+    joined = pen.text()
+    for part in parts:
+        joined.append_text(part)
+    joined.rstrip()
+    return joined
+
+
+# One head
+
+
+def _one(drawn: Drawn, width: int, pen: Pen) -> list[Text]:
+    from rich.cells import cell_len
+
+    (T, S), names = drawn.lengths, drawn.queries
+    digits = len(str(T - 1))
+    name = 0 if names is None else _margin(names, T, width)
+    if S + digits + 1 + name + 1 + 2 > width:
+        name = 0  # cells rather than names
+    margin = digits + (name and name + 1)
+    room = width - margin - 1 - 2
+    columns = S if S <= room else room // 2
+    rows = min(T, columns if S > room else max(room // 2, NAMED))
+    picture = drawn.cells(rows, columns)[0].tolist()
+    most_at = _heaviest(picture, drawn, pen) if (rows, columns) == (T, S) else []
+    beyond = GAP + max(map(cell_len, most_at)) if most_at else 0
+
+    def size(room: int) -> int:
+        return max(1, min(LARGEST, room // columns // 2, HIGHEST // rows))
+
+    if room - beyond < columns or size(room - beyond) < min(2, size(room)):
+        most_at, beyond = [], 0  # words make room for cells that can be seen
+    room -= beyond
+    high = size(room)
+    wide = min(room // columns, 2 * high)
+    if rows == T:
+        beside = [pen.text(f"{at:>{digits}}", "dim") for at in range(T)]
+        for said, token in zip(beside, (names or []) if name else [], strict=False):
+            said.append(" ").append_text(pen.name(token, name))
+    else:
+        ends = {0: "0", rows - 1: str(T - 1)}
+        beside = [pen.text(f"{ends.get(row, ''):>{margin}}", "dim") for row in range(rows)]
+    lines = _headline(drawn, width, pen) + _title(drawn.heads[0], drawn, width, pen)
+    lines.append(pen.text(" " * (margin + 2) + _positions(S, columns, wide), "dim"))
+    blank, middle = pen.text(" " * (margin + 1)), (high - 1) // 2
+    box = _box(picture, wide, pen, high)
+    for line, said in enumerate(box):
+        row, inside = divmod(line - 1, high)
+        if line in (0, len(box) - 1) or inside != middle:
+            lines.append(_joined([blank, said], pen))
+            continue
+        parts = [beside[row], pen.text(" "), said]
+        if most_at:
+            parts.append(pen.text(" " * GAP + most_at[row], "dim"))
+        lines.append(_joined(parts, pen))
+    if most_at and lines[-len(box)].cell_len + GAP + len(MOST_AT) <= width:
+        top = lines[-len(box)]
+        top.append(" " * GAP + MOST_AT, "dim")
+    return lines + _pooled(drawn, rows, columns, width, pen)
+
+
+def _positions(length: int, columns: int, wide: int) -> str:
+    """Numbers above the columns they begin at, as many as can be told apart; the last cell's, too."""
+    line = ""
+    for column in range(columns):
+        said, at = str(column * length // columns), column * wide
+        if not line or at > len(line):
+            line = line.ljust(at) + said
+    return line
+
+
+def _heaviest(picture: list[list[float]], drawn: Drawn, pen: Pen) -> list[str]:
+    """The key that each query looks at most, and how much."""
+    said = []
+    for row in picture:
+        weight = max(row)
+        if not weight > 0:
+            said.append("")
+            continue
+        at = row.index(weight)
+        key = str(at) if drawn.keys is None else pen.name(drawn.keys[at], LONGEST).plain.rstrip(" ")
+        said.append(f"{key} {weight:.2f}")
+    return said
+
+
+# The scale
+
+
+def _scale(width: int, pen: Pen) -> list[Text]:
+    """The weight at which each shade begins."""
+    from .fitted_tables import joined
+
+    parts = [pen.text("weight from:")]
+    for shade, start in zip(pen.shades, (0.0, *FROM), strict=True):
+        parts.append(pen.text().append(shade, colours_of(start or FROM[0] / 4)).append(f" {start:g}"))
+    parts.append(pen.text("empty: none"))
+    return joined(parts, "  ", width)

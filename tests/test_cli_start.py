@@ -1,0 +1,250 @@
+"""How the command line starts and ends: without torch, with completion, and by Ctrl-C at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+
+import headwise
+from headwise.cli import completion, main
+from headwise.cli.interruption import Interruption, may_just_end
+from headwise.engines.statistics import ROW_STATISTICS
+from headwise.errors import ArgumentError
+from headwise.heads.record import PATTERNS
+from headwise.nn.presets import PRESETS
+from headwise.show.heads_tables import check_sort
+from headwise.whole_files import half_written, whole_file
+
+ROOT = Path(headwise.__file__).resolve().parents[1]
+HEAVY = ("torch", "numpy", "matplotlib", "transformers")
+
+
+def fresh(source: str, cwd: Path, **environment: str) -> str:
+    """What a process of its own prints, with `run(*arguments)` for the command line."""
+    prelude = f"""
+import contextlib, io, json, os, sys
+from headwise.cli import main
+
+def run(*arguments):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = main(arguments)
+    loaded = {HEAVY!r} & {{name.partition(".")[0] for name in sys.modules}}
+    assert not loaded, (arguments, loaded)
+    return code, out.getvalue()
+""".replace(repr(HEAVY), repr(set(HEAVY)))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", prelude + textwrap.dedent(source)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(cwd), "COLUMNS": "80", **environment},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+# Without torch
+
+
+def test_what_only_tells_loads_no_torch(tmp_path: Path) -> None:
+    said = fresh(
+        """
+        verbs = ("look", "check", "explain", "presets", "doctor")
+        for arguments in ([], ["--version"], ["--help"], *([verb, "--help"] for verb in verbs)):
+            code, out = run(*arguments)
+            assert code == 0 and out, arguments
+        assert "rich" not in sys.modules
+        mistakes = (["presets", "no such"], ["lok"], ["look", "--out", "a.gif"], ["check", "nothing.py"])
+        with contextlib.redirect_stderr(io.StringIO()) as err:
+            assert [run(*arguments)[0] for arguments in mistakes] == [2, 2, 2, 2]
+        assert err.getvalue().count("\\n") == 4
+        assert run("presets", "--json")[0] == 0 and "rich" not in sys.modules
+        print(json.dumps([run("presets", *more) for more in ([], ["gpt2"], ["llama3-8b"])]))
+        """,
+        tmp_path,
+    )
+    codes, outputs = zip(*json.loads(said), strict=True)
+    assert codes == (0, 0, 0)
+    assert all(name in outputs[0] for name in PRESETS) and "rope=Rope(base=500000.0)" in outputs[2]
+
+
+def test_the_top_of_the_help_has_a_line_for_each_verb_and_examples(capsys) -> None:
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    _, commands = said.split("Commands:\n")
+    verbs, _, rest = commands.partition("\n\n")
+    assert [line.split()[0] for line in verbs.splitlines()] == "look check explain presets doctor".split()
+    assert "..." not in verbs
+    assert 'headwise look "' in rest and "headwise --install-completion" in rest
+    assert max(map(len, said.splitlines())) <= 80
+
+
+# Completion
+
+
+def test_shells_are_told_verbs_options_and_values(tmp_path: Path) -> None:
+    (tmp_path / "mha.py").touch()
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    said = fresh(
+        """
+        def typed(shell, words):
+            asked = {
+                "bash": {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)},
+                "zsh": {"_TYPER_COMPLETE_ARGS": words},
+                "fish": {"_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+                "powershell": {
+                    "_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_WORD_TO_COMPLETE": words.split(" ")[-1],
+                },
+            }[shell]
+            os.environ.update(asked, _HEADWISE_COMPLETE=f"complete_{shell}")
+            return run()
+
+        lines = ["headwise lo", "headwise presets llama2", "headwise look --so", "headwise look --sort ent",
+                 "headwise look --model m", "headwise check m", "headwise look --out mo"]
+        asked = {line: [typed("bash", line)] for line in lines}
+        for line in ("headwise lo", "headwise look --model m"):
+            asked[line] += [typed(shell, line) for shell in ("zsh", "fish", "powershell")]
+        print(json.dumps(asked))
+        """,
+        tmp_path,
+    )
+    expected = {
+        "headwise lo": ["look"],
+        "headwise presets llama2": ["llama2-7b", "llama2-70b"],
+        "headwise look --so": ["--sort"],
+        "headwise look --sort ent": ["entropy"],
+        "headwise look --model m": ["mini", "minilm", "model"],
+        "headwise check m": ["mha.py", "model/"],
+        "headwise look --out mo": ["model/"],
+    }
+    for line, answers in json.loads(said).items():
+        assert answers[0] == [0, "\n".join(expected[line]) + "\n"], line
+        for code, answer in answers[1:]:
+            assert code == 0 and all(value in answer for value in expected[line]), (line, answer)
+            assert "notes" not in answer
+
+
+def test_completion_is_shown_and_installed(tmp_path: Path) -> None:
+    said = fresh(
+        """
+        os.environ["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"  # then the shell is an argument
+        shells = ("bash", "zsh", "fish", "powershell")
+        print(json.dumps([run("--show-completion", shell) for shell in shells]))
+        for shell in ("bash", "zsh", "fish"):
+            assert run("--install-completion", shell)[0] == 0
+        """,
+        tmp_path,
+    )
+    for code, script in json.loads(said):
+        assert code == 0 and "_HEADWISE_COMPLETE" in script
+    assert "headwise.sh" in (tmp_path / ".bashrc").read_text()
+    assert (tmp_path / ".zfunc" / "_headwise").is_file()
+    assert (tmp_path / ".config" / "fish" / "completions" / "headwise.fish").is_file()
+
+
+def test_columns_that_are_completed_are_those_that_can_be_sorted_by() -> None:
+    assert sorted(completion.SORTS) == sorted({"label", "layer", "head", *ROW_STATISTICS, *PATTERNS})
+    for name in completion.SORTS:
+        check_sort(name)
+    with pytest.raises(ArgumentError, match="got 'entrop'"):
+        check_sort("entrop")
+
+
+def test_paths_are_completed_as_they_were_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "deep").mkdir()
+    for name in ("a.py", ".hidden.py", "b.PNG", "deep/c.py", "page.html", "d.json"):
+        (tmp_path / name).touch()
+    assert completion.python_files("") == ["a.py", "deep/"]
+    assert completion.python_files(".h") == [".hidden.py"]
+    assert completion.python_files("./") == ["./a.py", "./deep/"]
+    assert completion.python_files("~/deep/") == ["~/deep/c.py"]
+    assert completion.python_files("nowhere/x") == []
+    assert completion.pictures("") == ["b.PNG", "deep/"]
+    assert completion.pages("") == ["d.json", "deep/", "page.html"]
+    assert completion.texts("d") == ["d.json", "deep/"]
+
+
+# Ctrl-C
+
+
+def interrupted(after: float, cwd: Path, *arguments: str) -> tuple[int, str]:
+    """The command line's end by a Ctrl-C so many seconds after Python is up."""
+    code = "print('up', flush=True); import sys; from headwise.cli import program; sys.exit(program())"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        time.sleep(after)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    return process.returncode, err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="by design: no SIGINT to send there")
+@pytest.mark.parametrize("after", [0.2, 0.5, 1.0, 3.0])
+def test_ctrl_c_ends_look_at_any_moment_without_a_word(after: float, tmp_path: Path) -> None:
+    """It was a traceback during the first seconds, out of an import."""
+    code, err = interrupted(after, tmp_path, "look", "to be or not to be " * 40, "--out", "x.png")
+    if code == 0:  # a quick machine was done
+        assert os.listdir(tmp_path) == ["x.png"]
+    else:
+        assert (code, err.strip()) == (130, "")
+        assert [name for name in os.listdir(tmp_path) if name != "x.png"] == []
+
+
+def test_ctrl_c_while_the_command_line_itself_is_loaded_is_130(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import time\nprint('in it', flush=True)\ntime.sleep(30)\n")
+    code = "import sys; sys.path.insert(0, '.'); from headwise.cli import program; sys.exit(program())"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "look"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stdout.readline() == "in it\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "") and process.returncode == 130
+
+
+def test_it_ends_at_once_in_an_import_alone_and_not_while_a_file_is_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(sys, "looks", lambda: seen.append(may_just_end(sys._getframe())), raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "imported_at_rest.py").write_text("import sys\nsys.looks()\n")
+    (tmp_path / "imported_in_between.py").write_text("import sys\nsys.looks()\n")
+    import_module("imported_at_rest")
+    with whole_file(tmp_path / "x.png") as half:
+        half.touch()
+        assert half_written == {half}
+        import_module("imported_in_between")
+    assert seen == [True, False] and half_written == set()
+
+
+def test_main_inside_another_program_leaves_its_signals_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    assert main(["--version"]) == 0
+    assert (signal.getsignal(signal.SIGINT), sys.unraisablehook) == before
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)  # as under nohup
+    assert not Interruption().pressed
+    monkeypatch.undo()
+    assert (signal.getsignal(signal.SIGINT), sys.unraisablehook) == before

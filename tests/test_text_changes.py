@@ -1,0 +1,422 @@
+"""Two texts through one model: partners, distances against float64, pictures and tables."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from zlib import crc32
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headwise import AttentionMap, Heads, Mask, MultiHeadAttention, load_heads, watch
+from headwise.errors import ArgumentError
+from headwise.heads.record import Marks, reduce
+from headwise.heads.text_alignment import Text, align
+from headwise.heads.text_changes import Changes
+from headwise.models import Transformer, TransformerConfig
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("rich")
+
+from rich.console import Console
+
+TOKENS = 29
+HE = "[CLS] the doctor said that he was tired [SEP]".split()
+SHE = "[CLS] the doctor said that she was tired [SEP]".split()
+
+
+def text(words: Sequence[str], real: Sequence[int] | None = None) -> Text:
+    special = frozenset(at for at, word in enumerate(words) if word.startswith("["))
+    return Text(tuple(words), tuple(words), tuple(range(len(words)) if real is None else real), special)
+
+
+def heads_of(*layers: Tensor, words: Sequence[str], mask: Mask | None = None) -> Heads:
+    """Heads with these weights, [H, T, T] each, as if they had been watched on these words."""
+    heads = Heads()
+    ids = torch.tensor([[crc32(word.encode()) for word in words]])
+    marks = Marks(ids, torch.tensor([[word.startswith("[") for word in words]]))
+    for number, weights in enumerate(layers):
+        map = AttentionMap.from_weights(weights[None], mask)
+        heads.add(
+            f"layers.{number}.attention", reduce(map, names=("entropy",), marks=marks, keep=True, forward=1)
+        )
+    heads.tokens, heads.title = [list(words)], "Toy"
+    return heads
+
+
+def random_weights(heads: int, length: int, seed: int, *, causal: bool = False) -> Tensor:
+    scores = torch.randn(heads, length, length, generator=torch.Generator().manual_seed(seed)) * 3
+    if causal:
+        scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
+    return scores.softmax(-1)
+
+
+def plain_distance(a: Tensor, b: Tensor, pairs: Sequence[tuple[int, int]]) -> list[float]:
+    """The mean over pairs of JS, written out, in float64; a, b: [T, S] of one head."""
+    mine, theirs = [i for i, _ in pairs], [j for _, j in pairs]
+    rows = []
+    for i, j in pairs:
+        p, q = a[i].double(), b[j].double()
+        p = torch.cat([p[mine], (p.sum() - p[mine].sum())[None]]).clamp(min=0)
+        q = torch.cat([q[theirs], (q.sum() - q[theirs].sum())[None]]).clamp(min=0)
+        p, q = p / p.sum(), q / q.sum()
+        m = (p + q) / 2
+        rows.append(
+            sum(float(x * (x / z).log()) / 2 for one in (p, q) for x, z in zip(one, m, strict=True) if x > 0)
+        )
+    return rows
+
+
+def model(kind: str = "decoder", **settings: object) -> Transformer:
+    torch.manual_seed(3)
+    sizes: dict[str, object] = {
+        "vocab_size": TOKENS,
+        "d_model": 33,
+        "num_heads": 3,
+        "num_layers": 2,
+        "d_ff": 37,
+    }
+    made = Transformer(TransformerConfig(kind=kind, max_length=23, **(sizes | settings)))  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4)  # wide enough for heads to differ
+    return made.eval()
+
+
+def ids(*numbers: int) -> Tensor:
+    return torch.tensor([numbers])
+
+
+@torch.no_grad()
+def watched(model: torch.nn.Module, *given: Tensor, **more: object) -> Heads:
+    with watch(model) as heads:
+        model(*given, **more)
+    return heads
+
+
+# Partners
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "names"),
+    [
+        ("a b c", "a b c", "a b c"),
+        ("a he c", "a she c", "a he/she c"),
+        ("a x y c", "a v w c", "a x/v y/w c"),
+        ("a x c", "a v w c", "a x v w c"),
+        ("a c", "a not c", "a not c"),
+        ("a x c y e", "a v c w e", "a x/v c y/w e"),
+    ],
+    ids=["the same", "one word", "two together", "other pieces", "added", "two apart"],
+)
+def test_tokens_are_partners_where_they_are_the_same_or_replaced_by_as_many(
+    before: str, after: str, names: str
+) -> None:
+    aligned = align(text(before.split()), text(after.split()))
+    assert aligned.names == names.split()
+    whole = (
+        [at for at, _ in aligned.places if at is not None],
+        [at for _, at in aligned.places if at is not None],
+    )
+    assert whole == (list(range(len(before.split()))), list(range(len(after.split()))))
+
+
+@given(
+    st.lists(st.sampled_from("abc"), min_size=1, max_size=11),
+    st.lists(st.sampled_from("abc"), min_size=1, max_size=11),
+)
+@settings(max_examples=60, deadline=None)
+def test_partners_do_not_depend_on_which_text_comes_first(before: list[str], after: list[str]) -> None:
+    if not set(before) & set(after):
+        return
+    there, back = align(text(before), text(after)), align(text(after), text(before))
+    assert sorted(map(str, there.places)) == sorted(str((a, b)) for b, a in back.places)
+
+
+def test_padding_has_no_partner() -> None:
+    padded = text([*HE, "[PAD]", "[PAD]"], range(len(HE)))
+    left = text(["[PAD]", *SHE], range(1, len(SHE) + 1))
+    assert align(padded, left).names == align(text(HE), text(SHE)).names
+    assert align(padded, left).places[5] == (5, 6)
+
+
+def test_texts_without_a_common_token_are_refused() -> None:
+    said = "texts must have a token in common: 'he slept' and 'dogs bark' have 0"
+    with pytest.raises(ArgumentError, match=said):
+        align(text("[CLS] he slept [SEP]".split()), text("[CLS] dogs bark [SEP]".split()))
+
+
+def test_unknown_tokens_are_partners_by_position_and_must_be_equally_many() -> None:
+    torch.manual_seed(0)
+    mha = MultiHeadAttention(12, 3)
+    x = torch.randn(2, 7, 12)
+    same = watched(mha, x).changes(watched(mha, x))
+    assert same.text.by_position and all(change.distance == 0 for change in same)
+    assert watched(mha, x).changes(watched(mha, 2 * x)).all[0].distance > 0
+    with pytest.raises(ArgumentError, match="tokens must be known, or equally many: 7 and 5 positions"):
+        watched(mha, x).changes(watched(mha, x[:, :5]))
+
+
+# Distances
+
+
+@given(st.integers(0, 10**6), st.booleans())
+@settings(max_examples=7, deadline=None)
+def test_a_distance_is_that_of_a_plain_computation_in_float64(seed: int, replaced: bool) -> None:
+    other = SHE if replaced else [*SHE[:5], "nobody", "else", *SHE[6:]]
+    a, b = random_weights(3, len(HE), seed), random_weights(3, len(other), seed + 1)
+    there = heads_of(a, words=HE).changes(heads_of(b, words=other))
+    back = heads_of(b, words=other).changes(heads_of(a, words=HE))
+    if replaced:
+        pairs = [(at, at) for at in range(len(HE))]
+    else:
+        pairs = [(at, at) for at in range(5)] + [(at, at + 1) for at in range(6, len(HE))]
+    for change in there:
+        rows = plain_distance(a[change.head], b[change.head], pairs)
+        assert change.distance == pytest.approx(sum(rows) / len(rows), rel=1e-12, abs=1e-14)
+        assert change.largest == pytest.approx(max(rows), rel=1e-12)
+        assert change.places == pairs[rows.index(max(rows))]
+        assert 0 <= change.distance <= change.largest <= math.log(2)
+    assert {tuple(each): each.distance for each in back} == {tuple(each): each.distance for each in there}
+    assert [each.distance for each in there] == sorted((each.distance for each in there), reverse=True)
+
+
+def test_rows_that_share_no_key_are_log_2_apart_and_the_same_text_is_0_apart() -> None:
+    ahead, behind = torch.eye(9).roll(1, 1)[None], torch.eye(9)[None]
+    (apart,) = heads_of(ahead, words=HE).changes(heads_of(behind, words=SHE))
+    assert apart.distance == math.log(2)
+    weights = random_weights(5, 9, 0)
+    assert [each.distance for each in heads_of(weights, words=HE).changes(heads_of(weights, words=HE))] == [
+        0
+    ] * 5
+
+
+def test_a_causal_models_rows_before_the_first_difference_are_the_same_and_not_in_the_mean() -> None:
+    decoder = model()
+    a, b = ids(3, 5, 7, 11, 13, 17), ids(3, 5, 7, 2, 13, 17)
+    changed = watched(decoder, a).changes(watched(decoder, b))
+    for layer in changed.layers.values():
+        assert layer.since == 3
+        assert float(layer.rows[:, :3].max()) < 1e-9
+        assert float(layer.rows[:, 3:].max()) > 1e-6
+    most = changed.all[0]
+    rows = changed.layers[most.path].rows[most.head]
+    assert most.distance == pytest.approx(float(rows[3:].mean()))
+    assert changed.text.names[3] == "11/2"
+
+
+def test_a_model_that_looks_ahead_has_all_queries_in_the_mean() -> None:
+    encoder = model("encoder")
+    changed = watched(encoder, ids(3, 5, 7, 11, 13)).changes(watched(encoder, ids(3, 5, 7, 2, 13)))
+    assert [layer.since for layer in changed.layers.values()] == [0, 0]
+    assert float(changed.layers[changed.all[0].path].rows[:, :3].max()) > 1e-6
+
+
+def test_a_text_that_only_goes_on_changes_nothing_in_a_model_that_looks_back() -> None:
+    decoder = model()
+    changed = watched(decoder, ids(3, 5, 7)).changes(watched(decoder, ids(3, 5, 7, 11)))
+    assert max(change.largest for change in changed) < 1e-9
+
+
+def test_padding_in_a_batch_changes_no_distance() -> None:
+    encoder = model("encoder").double()
+    a, b = ids(3, 5, 7, 11, 13), ids(3, 5, 2, 4, 7, 13)
+    alone = watched(encoder, a).changes(watched(encoder, b))
+    longer = ids(*range(1, 9))
+    padded = [
+        watched(
+            encoder,
+            torch.cat([longer, torch.cat([x, x.new_full((1, 8 - x.shape[1]), 23)], 1)]),
+            lengths=[8, x.shape[1]],
+        )
+        for x in (a, b)
+    ]
+    together = padded[0].changes(padded[1], batch=1)
+    assert together.text.names == alone.text.names
+    assert {tuple(x): x.distance for x in together} == pytest.approx(
+        {tuple(x): x.distance for x in alone}, rel=1e-9
+    )
+
+
+def test_a_query_that_sees_nothing_in_one_text_is_left_out() -> None:
+    blind = random_weights(2, 9, 0)
+    blind[0, 4] = 0
+    changed = heads_of(blind, words=HE).changes(heads_of(random_weights(2, 9, 1), words=SHE))
+    rows = changed.layers["layers.0.attention"].rows
+    assert rows.isnan().sum() == 1 and rows[0, 4].isnan()
+    nowhere = heads_of(torch.zeros(2, 9, 9), words=HE).changes(heads_of(blind, words=SHE))
+    assert all(math.isnan(change.distance) and change.places is None for change in nowhere)
+
+
+def test_a_learned_sink_is_a_bin_of_its_own() -> None:
+    decoder = model(sinks=True)
+    a, b = watched(decoder, ids(3, 5, 7, 11)), watched(decoder, ids(3, 5, 2, 11))
+    assert a.changes(b).all[0].distance > 1e-6
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            if name.endswith("sinks"):
+                parameter.fill_(30.0)
+    sunk = watched(decoder, ids(3, 5, 7, 11)).changes(watched(decoder, ids(3, 5, 2, 11)))
+    assert sunk.all[0].distance < 1e-6  # all of the weight is in the sink, on both texts
+
+
+def two_texts(source: str, target: str, seed: int) -> Heads:
+    """A layer of an encoder, and a decoder's two: as Hugging Face's families are heard."""
+    heads = Heads()
+    words = {"encoder.0.self": source.split(), "decoder.0.self": target.split()}
+    sizes = {"decoder.0.cross": (len(target.split()), len(source.split()))}
+    for path in ("encoder.0.self", "decoder.0.self", "decoder.0.cross"):
+        known = words.get(path)
+        T, S = sizes.get(path) or (len(known or ""), len(known or ""))
+        weights = random_weights(2, max(T, S), seed, causal=path == "decoder.0.self")[:, :T, :S]
+        marks = None if known is None else Marks(torch.tensor([[crc32(word.encode()) for word in known]]))
+        map = AttentionMap.from_weights(weights[None] / weights[None].sum(-1, keepdim=True))
+        kind = "cross" if known is None else "self"
+        heads.add(path, reduce(map, kind=kind, names=("entropy",), marks=marks, keep=True, forward=1))
+    heads.tokens = [target.split()]
+    return heads
+
+
+def test_cross_attention_pairs_queries_with_the_decoders_text_and_keys_with_the_encoders() -> None:
+    changed = two_texts("a b c d e", "x y z", 0).changes(two_texts("a b not c d e", "x y z", 1))
+    cross = changed.layers["decoder.0.cross"]
+    assert cross.queries.names == ["x", "y", "z"] and cross.queries.places == ((0, 0), (1, 1), (2, 2))
+    assert cross.keys.places == ((0, 0), (1, 1), (None, 2), (2, 3), (3, 4), (4, 5))
+    assert {layer.since for layer in changed.layers.values()} == {0}  # the encoder is seen from everywhere
+    later = two_texts("a b c d e", "x y z", 0).changes(two_texts("a b c d e", "x y v", 1))
+    assert [layer.since for layer in later.layers.values()] == [0, 2, 2]
+    assert later.layers["decoder.0.cross"].queries.names == ["x", "y", "z/v"]
+    assert len(later.plot(top=1).axes) == 5
+
+
+@pytest.mark.slow
+def test_a_models_own_encoder_and_decoder_are_compared() -> None:
+    both = model("encoder-decoder")
+    source, other, target = ids(3, 5, 7, 11, 13), ids(3, 5, 2, 11, 13), ids(1, 4, 6)
+    changed = watched(both, source, target).changes(watched(both, other, target))
+    assert len(changed) == 3 * 2 * 3 and changed.all[0].distance > 1e-6
+    same = watched(both, source, target).changes(watched(both, source, target))
+    assert {change.distance for change in same} == {0.0}
+
+
+@pytest.mark.slow
+def test_heads_from_files_change_as_those_they_were_saved_from(tmp_path: object) -> None:
+    pytest.importorskip("safetensors")
+    decoder = model()
+    runs = [watched(decoder, ids(3, 5, 7, 11)), watched(decoder, ids(3, 2, 7, 11))]
+    for number, heads in enumerate(runs):
+        heads.save(f"{tmp_path}/{number}.safetensors")
+    again = [load_heads(f"{tmp_path}/{number}.safetensors") for number in range(2)]
+    assert [x.distance for x in again[0].changes(again[1])] == [x.distance for x in runs[0].changes(runs[1])]
+
+
+# What is refused
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    one, other = heads_of(random_weights(2, 9, 0), words=HE), heads_of(random_weights(3, 9, 0), words=SHE)
+    with pytest.raises(
+        ArgumentError, match=r"other must be of the same model: layers.0.attention has 2 heads here and 3"
+    ):
+        one.changes(other)
+    deeper = heads_of(*[random_weights(2, 9, 0)] * 2, words=SHE)
+    with pytest.raises(ArgumentError, match=r"layers.1.attention has 0 heads here and 2 there"):
+        one.changes(deeper)
+    with pytest.raises(ArgumentError, match="heads must not be empty: 0 layers"):
+        one.changes(Heads())
+    with pytest.raises(IndexError, match="1"):
+        one.changes(one, batch=1)
+    for layer in other.values():
+        layer.calls[0].map = None
+    with pytest.raises(
+        ArgumentError, match=r"heads must have maps: layers.0.attention was called with \[1, 3, 9, 9\]"
+    ):
+        other.changes(other)
+    changed = one.changes(heads_of(random_weights(2, 9, 1), words=SHE))
+    for show in (changed.plot, changed.table):
+        with pytest.raises(ArgumentError, match="top must be at least 1: got 0"):
+            show(top=0)
+    nobody = Changes([], changed.layers)
+    with pytest.raises(ArgumentError, match="changes must hold at least one head: got 0"):
+        nobody.plot()
+    assert repr(nobody) == "Changes(0 heads)"
+
+
+# Showing them
+
+
+def shown(table: object, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 100])
+def test_a_table_cuts_no_number_and_names_the_token(width: int) -> None:
+    changed = heads_of(random_weights(5, 9, 0), words=HE).changes(
+        heads_of(random_weights(5, 9, 1), words=SHE)
+    )
+    lines = shown(changed.table(top=3), width)
+    for change in changed.all[:3]:
+        assert (
+            f"{change.distance:.3f}" in lines and f"{change.largest:.3f}" in lines and change.token in lines
+        )
+    assert "…" not in lines and max(map(len, lines.splitlines())) <= width
+    assert f"0.{changed.all[3].head} " not in lines
+    assert "“he” became “she”" in " ".join(lines.split())
+    assert repr(changed).startswith("Changes(5 heads, most in 0.")
+
+
+def test_markup_and_escape_codes_in_tokens_are_text() -> None:
+    evil = [*HE[:5], "[red]\x1b[31m$x^", *HE[6:]]
+    changed = heads_of(random_weights(1, 9, 0), words=HE).changes(
+        heads_of(random_weights(1, 9, 1), words=evil)
+    )
+    assert "\x1b" not in shown(changed.table(), 100) and "[red]" in shown(changed.table(), 100)
+    changed.plot(top=1).canvas.draw()  # type: ignore[attr-defined]
+
+
+def test_a_picture_lays_both_texts_on_each_other_with_the_difference_beside_them() -> None:
+    a, b = random_weights(3, 9, 0), random_weights(3, 9, 1)
+    changed = heads_of(a, words=HE).changes(heads_of(b, words=SHE))
+    figure = changed.plot(top=2)
+    maps = [ax for ax in figure.axes if len(ax.images) == 1 and ax.get_title(loc="left")]
+    assert [ax.get_title(loc="left") for ax in maps] == ["with “he”", "with “she”", "difference"] * 2
+    first = changed.all[0].head
+    for ax, weights in zip(maps, (a[first], b[first], b[first] - a[first]), strict=False):
+        torch.testing.assert_close(torch.tensor(ax.images[0].get_array().data), weights)  # type: ignore[union-attr]
+    names = [tick.get_text() for tick in maps[0].get_yticklabels()]
+    assert names == [*HE[:5], "he/she", *HE[6:]]
+    assert [tick.get_weight() for tick in maps[3].get_xticklabels()][5] == "bold"
+
+
+def test_a_token_that_a_text_does_not_have_is_hatched() -> None:
+    longer = [*SHE[:5], "nobody", "else", *SHE[6:]]
+    changed = heads_of(random_weights(1, 9, 0), words=HE).changes(
+        heads_of(random_weights(1, 10, 1), words=longer)
+    )
+    figure = changed.plot()
+    hatched = [sum(bool(patch.get_hatch()) for patch in ax.patches) for ax in figure.axes[:3]]
+    assert hatched == [4, 2, 6]  # rows and columns of two, one and three tokens
+    before, after = changed.weights(changed.all[0])
+    assert before.shape == (11, 11) and (~before.isnan()).sum() == 9**2 and (~after.isnan()).sum() == 10**2
+
+
+def test_of_a_long_text_the_rows_that_changed_most_are_shown_with_their_positions() -> None:
+    before = [f"w{number}" for number in range(41)]
+    after = [*before[:30], "other", *before[31:]]
+    a = random_weights(2, 41, 0, causal=True)
+    b = torch.cat([a[:, :30], random_weights(2, 41, 1, causal=True)[:, 30:]], 1)
+    changed = heads_of(a, words=before).changes(heads_of(b, words=after))
+    figure = changed.plot(top=1)
+    names = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+    assert len(names) == 12
+    assert "w30/other 30" in names
+    assert figure.get_figheight() < 8
