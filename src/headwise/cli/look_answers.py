@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .look_verb import CHANGED, LISTED
+from .look_request import CHANGED, LISTED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..heads.roles import Roles
     from ..models.pretrained import Pretrained, Reading
     from ..show.heads_tables import Chosen
-    from .look_verb import Wanted
+    from .look_request import Wanted
     from .terminal import SignOfLife
 
 __all__ = ["compared", "looked"]
