@@ -289,6 +289,7 @@ def test_what_the_hub_does_not_give_is_one_line(monkeypatch: pytest.MonkeyPatch)
     from huggingface_hub import errors
 
     offline = failing(errors.LocalEntryNotFoundError, ConnectionError("no route to it\nat all"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     for fetch, words in (
         (failing(errors.RepositoryNotFoundError), "there is no 'some/model', or it is private; "),
         (failing(errors.GatedRepoError), "'some/model' is gated; "),

@@ -1,6 +1,6 @@
 """All that headwise uses of torch and transformers without a promise that it stays, and what it is for.
 
-Each name is looked for once, those of torch when headwise is imported, those of transformers when the first
+Each name is looked for once, those of torch when it is first used, those of transformers when the first
 of its models is listened to. Where one is gone, the error names it, instead of an AttributeError from deep
 inside a call. A test reads the source: a private name that is used and not listed here fails there.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -50,6 +51,10 @@ class FittedTable(Table):
 
     elsewhere: str | None = None
 
+    def __init__(self, *headers: str, **options: Any) -> None:
+        self._terms: dict[int, Terms] = {}  # by column
+        super().__init__(*headers, **options)
+
     def add(
         self,
         header: str,
@@ -68,11 +73,6 @@ class FittedTable(Table):
         self.add_column(header, justify="right" if number else "left", no_wrap=number, style=style)
         called = header.replace("-\n", "").replace("\n", " ") if name is None else name
         self._terms[len(self.columns) - 1] = Terms(called, rank, None if number else least or 0, easy)
-
-    @property
-    def _terms(self) -> dict[int, Terms]:
-        terms: dict[int, Terms] = self.__dict__.setdefault("_by_column", {})
-        return terms
 
     def _of(self, index: int) -> Terms:
         column = self.columns[index]
