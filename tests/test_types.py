@@ -21,7 +21,7 @@ import headwise as hw
 from headwise.heads.collection import ShownTable
 from headwise.heads.layer import Head, LayerHeads
 from headwise.heads.layer_names import ByLayer
-from headwise.listeners.head_outputs import Changing
+from headwise.listeners.head_outputs import Changing, HeadOutputs
 from headwise.listeners.importance import Importance
 from headwise.listeners.pruning import Pruned
 from headwise.listeners.robustness import Robustness
@@ -41,8 +41,8 @@ assert_type(heads[3].map, hw.AttentionMap)
 assert_type(hw.load_heads("heads.safetensors"), hw.Heads)
 
 with hw.collect(model) as outputs:
-    assert_type(outputs, ByLayer[Tensor])
-assert_type(hw.collect(model), AbstractContextManager[ByLayer[Tensor]])
+    assert_type(outputs, HeadOutputs)
+assert_type(hw.collect(model), AbstractContextManager[HeadOutputs])
 assert_type(outputs[-1], Tensor)
 assert_type(outputs.path_of(3), str)
 means = hw.head_means(model, [torch.zeros(1, 3, 8)])
