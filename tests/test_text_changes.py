@@ -374,6 +374,13 @@ def test_a_table_cuts_no_number_and_names_the_token(width: int) -> None:
     assert repr(changed).startswith("Changes(5 heads, most in 0.")
 
 
+def test_what_differs_is_told_run_by_run_and_the_same_change_once() -> None:
+    twice = align(text("he sat where he is".split()), text("she sat where she is".split()))
+    assert twice.words == ("he", "she")
+    apart = align(text("a cat ran off here".split()), text("a dog ran on there".split()))
+    assert apart.words == ("cat, off here", "dog, on there")
+
+
 def test_markup_and_escape_codes_in_tokens_are_text() -> None:
     evil = [*HE[:5], "[red]\x1b[31m$x^", *HE[6:]]
     changed = heads_of(random_weights(1, 9, 0), words=HE).changes(

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import groupby
+from operator import itemgetter
 
 from ..errors import ArgumentError
 
@@ -68,12 +70,14 @@ class Alignment:
 
     @property
     def words(self) -> tuple[str, str]:
-        """What only the first text says, and only the second."""
-        mine, theirs = (
-            " ".join(pair[side] for pair, differs in zip(self.tokens, self.changed, strict=True) if differs)
-            for side in (0, 1)
-        )
-        return " ".join(mine.split()), " ".join(theirs.split())
+        """What only the first text says, and only the second: runs of tokens, the same change once."""
+        runs: dict[tuple[str, str], None] = {}  # in order, each once
+        for differs, run in groupby(zip(self.tokens, self.changed, strict=True), key=itemgetter(1)):
+            if differs:
+                mine, theirs = zip(*(pair for pair, _ in run), strict=True)
+                runs[" ".join(" ".join(mine).split()), " ".join(" ".join(theirs).split())] = None
+        before, after = ([run[side] for run in runs if run[side]] for side in (0, 1))
+        return ", ".join(before), ", ".join(after)
 
 
 def align(before: Text, after: Text) -> Alignment:

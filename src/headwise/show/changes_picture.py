@@ -184,7 +184,7 @@ class Sheet:
         margin = 0.066 * max(len(name) for view in views for name in view.row_names) + 0.12
         under = 0.066 * max(len(name) for view in views for name in view.column_names) + 0.2
         wide = margin + 0.12 + 3 * side + 2 * GAP
-        across = 2 if len(views) > 2 and 2 * wide < 15 else 1
+        across = 2 if len(views) > 2 else 1
         width = max(across * (wide + 0.23) + 0.85, 7.6)
         whole = all(view.is_whole for view in views)
         how = textwrap.wrap(HOW if whole else f"{HOW} {PART}", int(width / 0.067))
