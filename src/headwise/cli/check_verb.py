@@ -188,10 +188,11 @@ def explain(
     path, name = file_and_name(file)
 
     from ..examiner.explanations import explain_file
-    from ..examiner.explanations.page import check_path
+    from ..examiner.explanations.page import EXAMPLE
+    from ..show.offline_pages import check_page_path
 
     if not terminal:
-        check_path(out)
+        check_page_path(out, EXAMPLE)
     explanation = explain_file(path, name, trust=trust)
     if terminal:
         explanation.print()

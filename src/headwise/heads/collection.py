@@ -422,10 +422,11 @@ class Heads(ByLayer[LayerHeads]):
             IndexError: no such sequence.
             PackageMissing: matplotlib is not installed.
         """
-        from ..show.heads_page import check_path, heads_page, save
+        from ..show.heads_page import EXAMPLE, heads_page
+        from ..show.offline_pages import check_page_path, save_page
 
-        check_path(path)
-        return save(heads_page(self, batch=batch, chosen=chosen, text=text, roles=roles), path)
+        check_page_path(path, EXAMPLE)
+        return save_page(heads_page(self, batch=batch, chosen=chosen, text=text, roles=roles), path, EXAMPLE)
 
     def _repr_html_(self) -> str | None:
         from ..show.heads_page import in_notebook

@@ -7,24 +7,21 @@ sources of the page lie in `page/`. All that users give is text, whatever it loo
 from __future__ import annotations
 
 import base64
-import hashlib
 import html
 import io
-import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, PackageMissing
 from ..heads.collection import Heads
 from ..heads.labels import MIXED
 from ..heads.layer_names import Layer
-from ..whole_files import place_for, whole_file
 from .heads_data import as_data
 from .heads_pictures import model_picture
+from .offline_pages import filled, framed, policy
 from .pictured_heads import cells_of, names_of
 from .sheet import LIGHT_TO_DARK, colours
 from .tables import HEADERS
@@ -34,7 +31,9 @@ if TYPE_CHECKING:
     from ..heads.roles import Roles
     from .heatmaps import Cells, Names
 
-__all__ = ["check_path", "heads_page", "in_notebook", "save"]
+__all__ = ["EXAMPLE", "heads_page", "in_notebook"]
+
+EXAMPLE = "heads.html"
 
 CELLS = 96  # a side of a head's picture: beyond, positions share a cell
 SHADES = 32  # of colour: more make files larger and nothing clearer
@@ -80,9 +79,8 @@ def heads_page(
         sections.append(("roles", "Roles", _roles(roles)))
     if pictures:
         sections += _layers(heads, batch, data)
-    allowed = f"img-src data:; style-src {_hash(style)}"
     fill = {
-        "POLICY": f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'",
+        "POLICY": policy(style=style, images=True),
         "STYLE": style,
         "TITLE": _safe(heading, 120),
         "HEADING": _safe(heading, 200),
@@ -91,16 +89,7 @@ def heads_page(
         "CONTENTS": _contents(sections),
         "MAIN": "\n".join(_section(*section) for section in sections),
     }
-    before, *rest = (folder / "heads_page.html").read_text("utf-8").split("{{")
-    for piece in rest:  # each mark once, and nothing that was put in is looked at again
-        mark, after = piece.split("}}", 1)
-        before += fill[mark] + after
-    return before
-
-
-def _hash(text: str) -> str:
-    """How a policy names a style it allows."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    return filled((folder / "heads_page.html").read_text("utf-8"), fill)
 
 
 def _safe(text: str, length: int | None = None) -> str:
@@ -353,25 +342,4 @@ def in_notebook(heads: Heads) -> str | None:
             page = None
     if page is None or len(page) > longest:
         page = heads_page(heads, pictures=False)
-    return (
-        '<iframe title="headwise heads" sandbox="" '
-        'style="width: 100%; height: 720px; border: 1px solid #8886; border-radius: 8px" '
-        f'srcdoc="{html.escape(page)}"></iframe>'
-    )
-
-
-def save(text: str, out: str | os.PathLike[str]) -> Path:
-    """Write a page: all of it or, where anything goes wrong, nothing. Returns where.
-
-    Raises:
-        ArgumentError: not an .html; no such folder; a folder that cannot be written to.
-    """
-    place = check_path(out)
-    with whole_file(place) as half:
-        half.write_text(text, "utf-8", newline="\n")
-    return place
-
-
-def check_path(out: str | os.PathLike[str]) -> Path:
-    """Where a page may be written, links followed; raises `ArgumentError` as `save` does."""
-    return place_for(out, (".html", ".htm"), ".html", "heads.html")
+    return framed(page, "headwise heads", height=720)

@@ -142,14 +142,16 @@ class Explanation:
         Raises:
             ArgumentError: not .html; no such folder, or one that cannot be written to.
         """
-        from .page import page, save
+        from ...show.offline_pages import save_page
+        from .page import EXAMPLE, page
 
-        return save(page(self), path)
+        return save_page(page(self), path, EXAMPLE)
 
     def _repr_html_(self) -> str:
-        from .page import framed, page
+        from ...show.offline_pages import framed
+        from .page import page
 
-        return framed(page(self))
+        return framed(page(self), "headwise explain", height=760, scripts=True)
 
     @renamed(sample="batch")
     def text(self, batch: int | None = None, head: int | None = None, width: int = 110) -> str:
