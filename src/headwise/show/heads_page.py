@@ -253,8 +253,8 @@ def _overview(
 def _layers(heads: Heads, batch: int, data: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """A section per layer: its heads' pictures, each with its label and its largest weights in words."""
     for number, layer in enumerate(data["layers"]):
-        pictures, lengths, _ = cells_of(heads[layer["path"]], batch, CELLS)
-        names = names_of(heads, batch, lengths)
+        pictures, lengths, call = cells_of(heads[layer["path"]], batch, CELLS)
+        names = names_of(heads, batch, call)
         shared = pictures.shape[1:] != lengths
         figures = "\n".join(
             _figure(head, pictures[head["head"]], [] if shared else _largest(pictures[head["head"]], names))
