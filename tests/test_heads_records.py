@@ -508,7 +508,7 @@ class Words:
 
 
 def test_words_are_of_the_text_that_a_call_read_and_not_of_one_as_long() -> None:
-    """Encoder and cross-attention had the words of the decoder, and a text of vectors those of the last one."""
+    """Encoder and cross-attention had the words of the decoder, a text of vectors those of the last one."""
     sizes: Any = {"vocab_size": 61, "d_model": 10, "num_heads": 2, "num_layers": 1}
     source, target = torch.arange(1, 8)[None], torch.arange(11, 18)[None]
     both = hw.models.Transformer(hw.models.TransformerConfig(**sizes, kind="encoder-decoder"))

@@ -160,8 +160,8 @@ class Heads(ByLayer[LayerHeads]):
     def words(self, call: Record, batch: int = 0) -> list[str] | None:
         """The names of a call's keys: `tokens`, where these are known to be the text that it read.
 
-        Its queries are the last ones of the same text. Where the ids of any text are known, lengths that happen to agree say
-        nothing: an encoder and a decoder, or two forwards, may read texts that are equally long.
+        Its queries are the last ones of the same text. Where the ids of any text are known, lengths that
+        happen to agree say nothing: an encoder and a decoder, or two forwards, may read texts equally long.
 
         Args:
             call: one of a layer's calls.

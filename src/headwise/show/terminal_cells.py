@@ -74,7 +74,7 @@ class Drawn:
 
 
 def _mass(layer: LayerHeads, batch: int) -> tuple[Tensor, Tensor, Record]:
-    """Weights, beyond 256 positions pooled; queries of each row; and of which call: the last that has them."""
+    """Weights, beyond 256 positions pooled; queries of each row; of which call, the last that has them."""
     for call in reversed(layer.calls):
         _, _, T, S = call.shape
         if call.map is not None:
