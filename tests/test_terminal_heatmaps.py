@@ -307,7 +307,7 @@ def test_mistakes_are_named() -> None:
     heads = heads_of(random_weights(2, 3, 3))
     with pytest.raises(ArgumentError, match=f"width must be at least {LEAST} columns: got 19; "):
         terminal_heatmaps(heads, width=19)
-    with pytest.raises(ArgumentError, match="got head 2 of layer 0; it has heads 0 to 1"):
+    with pytest.raises(ArgumentError, match="has: got head 2 of 2; give 0 to 1"):
         terminal_heatmaps(heads, chosen=[(0, 2)], width=40)
     with pytest.raises(ArgumentError, match="heads must not be empty: 0 layers"):
         terminal_heatmaps(Heads(), width=40)

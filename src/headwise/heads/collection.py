@@ -131,6 +131,14 @@ class Heads(ByLayer[LayerHeads]):
 
         Raises:
             ArgumentError: nothing was watched; none chosen; no such layer or head; not a pair.
+
+        Example:
+            >>> import torch, headwise as hw
+            >>> mha = hw.MultiHeadAttention(64, 4)
+            >>> with hw.watch(mha) as heads:
+            ...     output, _ = mha(torch.randn(2, 7, 64))
+            >>> [head.head for head in heads.chosen([(0, -1), (0, 1)])]
+            [1, 3]
         """
         everyone = self.all()
         if which is None:
@@ -152,7 +160,7 @@ class Heads(ByLayer[LayerHeads]):
             ):
                 raise ArgumentError(
                     f"chosen must name heads that {layer.place} has: got head {number!r} of {len(layer)}; "
-                    f"give 0 to {len(layer) - 1}"
+                    f"give 0{f' to {len(layer) - 1}' if len(layer) > 1 else ''}"
                 )
             wanted.add((layer.place, number % len(layer)))
         return [head for head in everyone if (head.path, head.head) in wanted]

@@ -13,7 +13,7 @@ from ..errors import ArgumentError
 from ..heads.collection import Heads
 from ..heads.labels import MIXED
 from ..heads.layer import Head
-from .heads_tables import Chosen, chosen_heads
+from .heads_tables import Chosen
 from .tables import table_class
 from .terminal_cells import FROM, Drawn, Pen, colours_of
 from .texts import plain
@@ -107,7 +107,7 @@ def terminal_heatmaps(
     table_class()  # before anything is computed: what is missing is said at once
     if width < LEAST:
         raise ArgumentError(f"width must be at least {LEAST} columns: got {width}; use a wider terminal")
-    some = chosen_heads(heads, chosen)
+    some = heads.chosen(chosen)
     pen = Pen.of(encoding)
     groups = groupby(some, key=lambda head: head.path)
     layers = [Drawn.of(heads, path, list(members), batch, pen) for path, members in groups]
