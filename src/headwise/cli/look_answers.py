@@ -209,7 +209,7 @@ def _columns(heads: Heads) -> list[str]:
 
 
 def _shares(heads: Heads, chosen: Chosen | None) -> list[str]:
-    """How much of the weight goes where little is written from, in a sentence each."""
+    """How much of the weight goes to these tokens, and how much of what is written, in a sentence each."""
     from ..heads.record import WRITTEN
 
     said: dict[tuple[float, float], str] = {}

@@ -79,7 +79,7 @@ LABELS: tuple[Entry, ...] = (
         "sink",
         "first",
         0.6,
-        "rests most of its weight on the first token, as heads with little to say do",
+        "rests most of its weight on the first token, whatever that says: an attention sink",
         "Xiao 2024, Gu 2024; Gu counts heads from 0.3 on, which may still do something else with the rest",
     ),
     Entry(

@@ -207,10 +207,10 @@ def meanings(heads: Heads | Iterable[Head], *, chosen: Chosen | None = None) -> 
     return table
 
 
-WHY_THEY_REST = (
-    "Why so many heads look at special tokens or the first one: the weights of a head must sum to 1, so one "
-    "with nothing to say here puts them where it writes little (attention sinks: Clark 2019, Kobayashi 2020, "
-    "Xiao 2024, Gu 2024)."
+WHY_THEY_REST = (  # of models that were measured elsewhere: whether it is so in this one, written=True tells
+    "Why so many heads look at special tokens or the first one: the weights of a head must sum to 1, so they "
+    "go somewhere even where it has nothing to look for; in many trained models, where little is written "
+    "(attention sinks: Clark 2019, Kobayashi 2020, Xiao 2024, Gu 2024)."
 )
 RESTING = ("sink", "special-token")
 MANY = 1 / 3  # of the heads, from where on it is worth a sentence
