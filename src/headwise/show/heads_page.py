@@ -199,8 +199,8 @@ def _link(head: dict[str, Any]) -> str:
 
 
 def _anchor(head: dict[str, Any]) -> str:
-    """Where its picture stands: a name of plain letters, whatever the module's path holds."""
-    path = "".join(char if char.isascii() and char.isalnum() else "-" for char in str(head["path"]))
+    """Where its picture stands: plain letters, whatever the module's path holds, and no two paths alike."""
+    path = "".join(char if char.isascii() and char.isalnum() else f"-{ord(char):x}-" for char in head["path"])
     return f"head-{path}-{head['head']}"
 
 

@@ -80,7 +80,7 @@ def cells_of(
         return shares(mass, len(inside), inside), (T, S), call
     raise ArgumentError(
         f"heads must have maps or pictures: {layer.path} was called with {list(layer.calls[-1].shape)} and "
-        "kept neither; use watch(model, pooled=128)"
+        "kept neither; use watch(model, pooled=128), for steps of generation keep=True"
     )
 
 

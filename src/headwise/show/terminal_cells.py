@@ -92,7 +92,7 @@ def _mass(layer: LayerHeads, batch: int) -> tuple[Tensor, Tensor, Record]:
             return picture, counts, call
     raise ArgumentError(
         f"heads must have maps or pictures: {layer.path} was called with {list(layer.calls[-1].shape)} and "
-        "kept neither; use watch(model, pooled=128)"
+        "kept neither; use watch(model, pooled=128), for steps of generation keep=True"
     )
 
 
