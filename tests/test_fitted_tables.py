@@ -31,7 +31,6 @@ from headwise.show.heads_tables import (
     USUAL,
     WHY_THEY_REST,
     as_sentences,
-    chosen_heads,
     heads_table,
     layers_table,
     meanings,
@@ -259,29 +258,29 @@ def test_every_number_of_the_roles_is_whole(width: int) -> None:
 def test_only_chosen_heads_and_their_layers_are_listed() -> None:
     heads = drawn(2, paths=False)
     chosen = [("layers.10.attention", -1), (10, 0), (10, 2), (0, 1)]
-    assert [(head.layer, head.head) for head in chosen_heads(heads, chosen)] == [(0, 1), (10, 0), (10, 2)]
+    assert [(head.layer, head.head) for head in heads.chosen(chosen)] == [(0, 1), (10, 0), (10, 2)]
     table = heads_table(heads, chosen=chosen).table
     assert [str(cell) for cell in table.columns[0].cells] == ["0", "10", "10"]
     assert [str(cell) for cell in table.columns[1].cells] == ["1", "0", "2"]
     layers = layers_table(heads, chosen=chosen[:3]).table
     assert [str(cell) for cell in layers.columns[0].cells] == ["10"]
     assert [str(cell) for cell in layers.columns[1].cells] == ["2"]
-    known = [head.values["entropy"] for head in chosen_heads(heads, chosen[:3])]
+    known = [head.values["entropy"] for head in heads.chosen(chosen[:3])]
     mean = math.fsum(number for number in known if not math.isnan(number)) / len(known)
     assert str(next(iter(layers.columns[2].cells))) == f"{mean:.2f}"
-    assert shown(meanings(heads, chosen=chosen), 80) == shown(meanings(chosen_heads(heads, chosen)), 80)
+    assert shown(meanings(heads, chosen=chosen), 80) == shown(meanings(heads.chosen(chosen)), 80)
 
 
 def test_heads_that_are_not_there_cannot_be_chosen() -> None:
     heads = drawn(0, paths=False)
     for chosen, said in (
-        ([(0, 3)], "chosen must be heads of the model: got head 3 of layer 0; it has heads 0 to 2"),
-        ([(0, -4)], "got head -4 of layer 0"),
+        ([(0, 3)], r"chosen must name heads that layers\.0\.attention has: got head 3 of 3; give 0 to 2$"),
+        ([(0, -4)], "got head -4 of 3"),
         ([(5, 0)], "layer must be one of 0, 10: got 5"),
-        ([], "chosen must name at least one head: got 0; None takes all"),
-        ([3], r"chosen must be pairs of a layer and a head: got 3; for example \(0, 3\)"),
-        ([(0, 1.5)], r"got \(0, 1.5\)"),
-        ([(0, "x")], r"got \(0, 'x'\)"),
+        ([], r"chosen must be pairs of layer and head: got \[\]; give \[\(0, 3\)\], or None for all"),
+        ([3], r"chosen must be pairs of layer and head: got 3; give \[\(0, 3\)\]"),
+        ([(0, 1.5)], r"got head 1\.5 of 3"),
+        ([(0, "x")], "got head 'x' of 3"),
     ):
         for table in (heads_table, layers_table, meanings, as_sentences):
             with pytest.raises(ArgumentError, match=said):
@@ -292,8 +291,8 @@ def test_heads_that_are_not_there_cannot_be_chosen() -> None:
     alone.add(
         "a", Record((1, 1, 7, 7), rows={"first": torch.zeros(1, 1)}, counts={"first": torch.ones(1, 1)})
     )
-    with pytest.raises(ArgumentError, match="it has head 0 alone"):
-        chosen_heads(alone, [(0, 1)])
+    with pytest.raises(ArgumentError, match=r"a has: got head 1 of 1; give 0$"):
+        alone.chosen([(0, 1)])
 
 
 def test_roles_stand_beside_the_heads_that_have_them() -> None:
@@ -332,6 +331,7 @@ def test_why_heads_rest_is_said_where_a_third_of_them_do() -> None:
     said = as_sentences(many)
     assert said[-1] == WHY_THEY_REST and len(said) == 5
     assert all(
-        who in WHY_THEY_REST for who in ("sum to 1", "Clark 2019", "Kobayashi 2020", "Xiao 2024", "Gu")
+        who in WHY_THEY_REST
+        for who in ("sum to 1", "in many trained models", "Clark 2019", "Kobayashi 2020", "Xiao 2024", "Gu")
     )
     assert as_sentences([]) == []

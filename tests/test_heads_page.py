@@ -339,3 +339,15 @@ def test_a_notebooks_frame_is_quiet(browser: Browser, tmp_path: Path) -> None:
     page = browser.open(notebook)
     assert quiet(page)
     assert browser.inside(page).evaluate("document.images.length") == 3
+
+
+def test_links_of_paths_that_differ_in_a_dot_lead_to_their_own_pictures() -> None:
+    """Both were called head-layer-1-0, and both links went to the first."""
+    heads = Heads()
+    for path in ("layer.1", "layer_1"):
+        weights = AttentionMap.from_weights(torch.eye(3)[None, None])
+        heads.add(path, reduce(weights, names=["first"], keep=True), path)
+    page = pages.heads_page(heads)
+    places = re.findall(r'<figure id="([^"]+)"', page)
+    assert len(set(places)) == 2
+    assert re.findall(r'<a href="#(head-[^"]+)"', page) == places

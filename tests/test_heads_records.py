@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -498,3 +498,35 @@ def test_layers_that_run_again_are_sorted_in_their_order() -> None:
     said = [next(iter(table.table.columns[0].cells)) for table in first]
     assert [str(each) for each in said] == ["0", "2"]
     assert math.isfinite(heads[0].statistics.entropy.sum())
+
+
+class Words:
+    all_special_ids: ClassVar[list[int]] = [0]
+
+    def convert_ids_to_tokens(self, ids: int, /) -> str:
+        return f"w{ids}"
+
+
+def test_words_are_of_the_text_that_a_call_read_and_not_of_one_as_long() -> None:
+    """Encoder and cross-attention had the words of the decoder, a text of vectors those of the last one."""
+    sizes: Any = {"vocab_size": 61, "d_model": 10, "num_heads": 2, "num_layers": 1}
+    source, target = torch.arange(1, 8)[None], torch.arange(11, 18)[None]
+    both = hw.models.Transformer(hw.models.TransformerConfig(**sizes, kind="encoder-decoder"))
+    with torch.no_grad(), hw.watch(both, tokenizer=Words()) as heads:
+        both(source, target)
+    said = {path: heads.words(heads[path].calls[0]) for path in heads.paths}
+    spoken = [f"w{token}" for token in range(11, 18)]
+    assert list(said.values()) == [None, spoken, None]
+    heads.tokens = [["a", "b"]]
+    assert heads.words(heads["decoder.layers.0.attention"].calls[0]) is None  # of another length
+
+    one = hw.models.Transformer(hw.models.TransformerConfig(**sizes))
+    with torch.no_grad(), hw.watch(one, tokenizer=Words()) as heads:
+        one(source)
+        one(target)
+        one.decoder(torch.randn(1, 7, 10))
+    assert [heads.words(call) for call in heads[0].calls] == [None, spoken, None]
+    for call in heads[0].calls:
+        call.marks = None  # nothing is known of any text: tokens are what a user says they are
+    assert [heads.words(call) for call in heads[0].calls] == [spoken] * 3
+    assert heads.words(heads[0].calls[0], batch=1) is None

@@ -300,6 +300,24 @@ def test_without_colours_the_blocks_alone_tell(options: dict[str, object]) -> No
     assert "48;2" not in shown(uncoloured, force_terminal=True, color_system="truecolor")
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_picture_that_was_kept_instead_of_a_map_is_drawn_no_finer_than_it_is(count: int) -> None:
+    """Its rows stood beside the names of the first queries, as if each were one."""
+    weights = random_weights(count, 24, 24)
+    heads = Heads()
+    heads.add("a.0", reduce(AttentionMap.from_weights(weights[None]), names=["first"], pooled=8))
+    heads.tokens = [[f"w{at}" for at in range(24)]]
+    lines = str(terminal_heatmaps(heads, width=70)).splitlines()
+    assert "24 queries and 24 keys share 8 x 8 cells" in " ".join(lines)
+    assert not any("w" in line for line in lines if "│" in line)
+    inside = [line.split("│")[1] for line in lines if "│" in line]
+    wide, high = len(inside[0]) // 8, len(inside) // 8
+    mean = weights[0].unflatten(1, (8, 3)).sum(-1).unflatten(0, (8, 3)).mean(1)
+    for row, cells in enumerate(mean.tolist()):
+        shades = [SHADES[sum(weight >= start for start in FROM)] for weight in cells]
+        assert inside[row * high] == "".join(shade * wide for shade in shades)
+
+
 # Mistakes
 
 
@@ -307,7 +325,7 @@ def test_mistakes_are_named() -> None:
     heads = heads_of(random_weights(2, 3, 3))
     with pytest.raises(ArgumentError, match=f"width must be at least {LEAST} columns: got 19; "):
         terminal_heatmaps(heads, width=19)
-    with pytest.raises(ArgumentError, match="got head 2 of layer 0; it has heads 0 to 1"):
+    with pytest.raises(ArgumentError, match="has: got head 2 of 2; give 0 to 1"):
         terminal_heatmaps(heads, chosen=[(0, 2)], width=40)
     with pytest.raises(ArgumentError, match="heads must not be empty: 0 layers"):
         terminal_heatmaps(Heads(), width=40)

@@ -490,3 +490,49 @@ def test_ids_of_an_encoder_and_a_decoder_stay_apart(ids: Tensor) -> None:
         marks = heads[path].calls[0].marks
         assert marks is not None
         assert torch.equal(marks.ids, other if path.startswith("decoder") else ids)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_decoder_of_ours_reads_the_target(ids: Tensor, wrapped: bool) -> None:
+    """With source and target equally long, its self-attention was measured on the source's tokens."""
+    config = hw.models.TransformerConfig(
+        vocab_size=61, d_model=16, num_heads=2, num_layers=1, kind="encoder-decoder"
+    )
+    model: nn.Module = hw.models.Transformer(config).eval()
+    model = Around(model) if wrapped else model
+    other = ids.flip(1)
+    with torch.no_grad(), hw.watch(model) as heads:
+        model(ids, other)
+    marks = {path: heads[path].calls[0].marks for path in heads.paths if "cross" not in path}
+    read = {"decoder" in path: known.ids for path, known in marks.items() if known is not None}
+    assert torch.equal(read[False], ids) and torch.equal(read[True], other)
+
+
+class Around(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inner = model
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        return self.inner(source, target)
+
+
+class Seq2Seq(nn.Module):
+    """As in a hundred tutorials."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(61, 16)
+        self.transformer = nn.Transformer(16, 2, 1, 1, 16, batch_first=True)
+
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        return self.transformer(self.embed(src), self.embed(tgt))
+
+
+def test_what_a_strangers_decoder_reads_is_unknown(ids: Tensor) -> None:
+    """It was measured on the tokens of the source, too."""
+    model = Seq2Seq().eval()
+    with torch.no_grad(), hw.watch(model) as heads:
+        model(ids, ids.flip(1))
+    read = {path: heads[path].calls[0].marks is not None for path in heads.paths}
+    assert read == {path: ".encoder." in path for path in heads.paths}

@@ -259,7 +259,12 @@ def test_layers_whose_heads_do_not_go_straight_into_a_projection_are_refused_by_
     weight = masked.out_proj.weight.detach()
     del masked.out_proj.weight
     masked.out_proj.weight = weight  # as torch.nn.utils.prune leaves it
+    patched, hooked = hw.MultiHeadAttention(E, H), hw.MultiHeadAttention(E, H)
+    patched.out_proj.forward = lambda x: 0 * x  # type: ignore[method-assign]
+    hooked.out_proj.register_forward_pre_hook(lambda module, args: (0 * args[0],))
     cases: dict[str, hw.MultiHeadAttention] = {
+        r"has out_proj with a forward of its own": patched,
+        r"has out_proj with 1 forward hook,": hooked,
         r"has gate='head'": hw.MultiHeadAttention(E, H, gate="head"),
         r"has out_proj of Wrapped": wrapped,
         r"has out_proj\.weight of Tensor": masked,

@@ -209,14 +209,13 @@ def _columns(heads: Heads) -> list[str]:
 
 
 def _shares(heads: Heads, chosen: Chosen | None) -> list[str]:
-    """How much of the weight goes where little is written from, in a sentence each."""
+    """How much of the weight goes to these tokens, and how much of what is written, in a sentence each."""
     from ..heads.record import WRITTEN
-    from ..show.heads_tables import chosen_heads
 
     said: dict[tuple[float, float], str] = {}
     for name, weight in WRITTEN.items():
-        pairs = [(head.values.get(weight, math.nan), head.values.get(name, math.nan)) for head in
-                 chosen_heads(heads, chosen)]  # fmt: skip
+        values = [head.values for head in heads.chosen(chosen)]
+        pairs = [(each.get(weight, math.nan), each.get(name, math.nan)) for each in values]
         known = [pair for pair in pairs if not any(map(math.isnan, pair))]
         if known:
             looked, wrote = (sum(each) / len(known) for each in zip(*known, strict=True))

@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
+import torch
+
 from ..errors import ArgumentError, nearest, needed
 from . import heads_files
 from .labels import LABELS
 from .layer import POSITIONS, Head, LayerHeads
 from .layer_names import ByLayer, Layer, names_of, stacks
-from .record import Record
+from .record import Marks, Record
 
 if TYPE_CHECKING:
     import pandas
@@ -129,6 +131,14 @@ class Heads(ByLayer[LayerHeads]):
 
         Raises:
             ArgumentError: nothing was watched; none chosen; no such layer or head; not a pair.
+
+        Example:
+            >>> import torch, headwise as hw
+            >>> mha = hw.MultiHeadAttention(64, 4)
+            >>> with hw.watch(mha) as heads:
+            ...     output, _ = mha(torch.randn(2, 7, 64))
+            >>> [head.head for head in heads.chosen([(0, -1), (0, 1)])]
+            [1, 3]
         """
         everyone = self.all()
         if which is None:
@@ -150,10 +160,39 @@ class Heads(ByLayer[LayerHeads]):
             ):
                 raise ArgumentError(
                     f"chosen must name heads that {layer.place} has: got head {number!r} of {len(layer)}; "
-                    f"give 0 to {len(layer) - 1}"
+                    f"give 0{f' to {len(layer) - 1}' if len(layer) > 1 else ''}"
                 )
             wanted.add((layer.place, number % len(layer)))
         return [head for head in everyone if (head.path, head.head) in wanted]
+
+    def words(self, call: Record, batch: int = 0) -> list[str] | None:
+        """The names of a call's keys: `tokens`, where these are known to be the text that it read.
+
+        Its queries are the last ones of the same text. Where the ids of any text are known, lengths that
+        happen to agree say nothing: an encoder and a decoder, or two forwards, may read texts equally long.
+
+        Args:
+            call: one of a layer's calls.
+            batch: which sequence.
+        """
+        if call.kind != "self" or self.tokens is None or not -len(self.tokens) <= batch < len(self.tokens):
+            return None
+        read, named = self.tokens[batch], self._named()
+        if len(read) != call.shape[3]:
+            return None
+        if named is None or named is call.marks:
+            return read
+        same = call.marks is not None and torch.equal(call.marks.ids[batch], named.ids[batch])
+        return read if same else None
+
+    def _named(self) -> Marks | None:
+        """What is known of the text that `tokens` are the names of, the last whose ids are known."""
+        last: tuple[int, Marks] | None = None
+        for layer in self.values():
+            known = next((call for call in reversed(layer.calls) if call.marks is not None), None)
+            if known is not None and known.marks is not None and (last is None or known.forward >= last[0]):
+                last = known.forward, known.marks
+        return None if last is None else last[1]
 
     def find(self, what: str, *, threshold: float | None = None, top: int | None = None) -> list[Head]:
         """The heads that do something, most first.

@@ -89,9 +89,7 @@ class _Watched:
             for path, (call, _) in self.calls.items()
             if call.marks is not None
         }
-        there = heads.tokens is not None and -len(heads.tokens) <= batch < len(heads.tokens)
-        self.tokens = tuple(heads.tokens[batch]) if there and heads.tokens else None
-        self.of_tokens = next(reversed(self.ids.values()), None)  # the text read last is the one with names
+        self.words = {path: heads.words(call, batch) for path, (call, _) in self.calls.items()}
         self._texts: dict[Hashable, Text] = {}
 
     def reading(self, path: str) -> Reading:
@@ -116,14 +114,13 @@ class _Watched:
 
     def _text(self, length: int, path: str, known: str | None) -> Text:
         """The keys of a layer; known: one whose tokens these are."""
-        fitting = self.tokens if self.tokens is not None and len(self.tokens) == length else None
         special: frozenset[int] = frozenset()
         real = self._real(path)
-        ids: tuple[Hashable, ...] | None = fitting
-        names = fitting
+        words = self.words[path if known is None else known]
+        names = None if words is None else tuple(words)
+        ids: tuple[Hashable, ...] | None = names
         if known is not None:
             ids = self.ids[known]
-            names = fitting if ids == self.of_tokens else None
             marks = self.calls[known][0].marks
             if marks is not None and marks.special is not None:
                 special = frozenset(marks.special[self.batch].nonzero().flatten().tolist())

@@ -43,7 +43,8 @@ __all__ = [
 ]
 
 
-TOKENS = ("decoder_input_ids", "input_ids", "ids", "input", "tokens", "idx", "x")
+OF_DECODER = ("decoder_input_ids", "target_ids", "decoder_attention_mask")  # beside those of an encoder
+TOKENS = ("decoder_input_ids", "target_ids", "input_ids", "ids", "input", "tokens", "idx", "x")
 PADDING = ("decoder_attention_mask", "attention_mask")
 
 _order = itertools.count()
@@ -117,7 +118,7 @@ class Entered:
         """Of what it was given, what is of the decoder's text, or what is not: all that a decoder has is."""
         if decodes and "decoder" in self.path.split("."):
             return what
-        return {name: value for name, value in what.items() if name.startswith("decoder_") == decodes}
+        return {name: value for name, value in what.items() if (name in OF_DECODER) == decodes}
 
     def may_read(self, text: Tensor) -> bool:
         """Whether it was given nothing, or something that can have been made of [B, T] tokens."""

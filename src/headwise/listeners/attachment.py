@@ -85,7 +85,9 @@ class Attachment:
         self.names = names_of(self.places)
         self.listeners: dict[ref[Listener], str | None] = {}  # and what each wants of layers that bypass
         self.two_texts = _has_two_texts(model, self.places)
-        self.is_encoder_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+        # transformers' models say so; of others nobody knows that a decoder reads what its encoder was given
+        config = getattr(model, "config", None)
+        self.is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", self.two_texts))
         self.forward = Forward()  # the last that began, in any thread
         self.bypassed: dict[str, tuple[int, ...]] = {}  # in forwards that are over; nobody was told of these
         self.elsewhere = (

@@ -68,7 +68,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
             the output projection (`Record.written_norms`), and how much of what is written comes from the
             first key and from special tokens (`written_first`, `written_special`), to be held against the
             weight that they get (`first`, `special`). Kobayashi 2020. Steps of generation are left out,
-            unless keep=True.
+            unless keep=True. Of heads that are ablated, it is what they would write.
         tokenizer: tells special tokens and punctuation, and gives tokens their names in pictures.
         reach: how near counts as `local`.
         fallback: for layers that compute their own weights: None raises, "eager" reads those (the model makes

@@ -90,7 +90,7 @@ def head_picture(
     pictures = [every[one.head]]
     if written:
         pictures.append(cells_of(shown, batch, CELLS, written=True)[0][one.head])
-    names = names_of(heads, batch, lengths, query_tokens, key_tokens)
+    names = names_of(heads, batch, call, query_tokens, key_tokens)
     queries = queries_in(call, batch, every.shape[1]).numpy()
     return _drawn(heads, one, pictures, queries, lengths, names, text)
 

@@ -188,8 +188,8 @@ def _link(head: dict[str, Any]) -> str:
 
 
 def _anchor(head: dict[str, Any]) -> str:
-    """Where its picture stands: a name of plain letters, whatever the module's path holds."""
-    path = "".join(char if char.isascii() and char.isalnum() else "-" for char in str(head["path"]))
+    """Where its picture stands: plain letters, whatever the module's path holds, and no two paths alike."""
+    path = "".join(char if char.isascii() and char.isalnum() else f"-{ord(char):x}-" for char in head["path"])
     return f"head-{path}-{head['head']}"
 
 
@@ -242,8 +242,8 @@ def _overview(
 def _layers(heads: Heads, batch: int, data: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """A section per layer: its heads' pictures, each with its label and its largest weights in words."""
     for number, layer in enumerate(data["layers"]):
-        pictures, lengths, _ = cells_of(heads[layer["path"]], batch, CELLS)
-        names = names_of(heads, batch, lengths)
+        pictures, lengths, call = cells_of(heads[layer["path"]], batch, CELLS)
+        names = names_of(heads, batch, call)
         shared = pictures.shape[1:] != lengths
         figures = "\n".join(
             _figure(head, pictures[head["head"]], [] if shared else _largest(pictures[head["head"]], names))

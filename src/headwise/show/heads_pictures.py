@@ -73,8 +73,8 @@ def layer_picture(
     """
     shown: LayerHeads = heads[layer]
     drawing()
-    picture, lengths, _ = cells_of(shown, batch, CELLS)
-    names = names_of(heads, batch, lengths, query_tokens, key_tokens)
+    picture, lengths, call = cells_of(shown, batch, CELLS)
+    names = names_of(heads, batch, call, query_tokens, key_tokens)
     everyone = list(shown)
     titles, tints = [title_of(head) for head in everyone], [tint(head) for head in everyone]
     title = layer_name(shown) if heads.title is None else f"{heads.title}, {layer_name(shown)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -32,7 +31,6 @@ __all__ = [
     "as_sentences",
     "census",
     "check_sort",
-    "chosen_heads",
     "diversity_of",
     "heads_table",
     "layers_table",
@@ -51,49 +49,6 @@ ORDERS = ("label", "layer", "head")
 ELSEWHERE = "--json and to_pandas() have every number"
 
 Chosen = Sequence[tuple[Layer, int]]
-
-
-def chosen_heads(heads: Heads, chosen: Chosen | None = None) -> list[Head]:
-    """The heads by (layer, head), each once and in order of layers; None is all of them.
-
-    Raises:
-        ArgumentError: nothing was watched; no head is chosen; an unknown layer or head.
-
-    Example:
-        >>> import torch, headwise as hw
-        >>> mha = hw.MultiHeadAttention(64, 4)
-        >>> with hw.watch(mha) as heads:
-        ...     output, _ = mha(torch.randn(2, 7, 64))
-        >>> [head.head for head in chosen_heads(heads, [(0, -1), (0, 1)])]
-        [1, 3]
-    """
-    everyone = heads.all()
-    if chosen is None:
-        return everyone
-    wanted = {_place(heads, *_pair(one)) for one in chosen}
-    if not wanted:
-        raise ArgumentError("chosen must name at least one head: got 0; None takes all of them")
-    return [head for layer in heads.values() for head in layer if (layer.path, head.head) in wanted]
-
-
-def _pair(given: tuple[Layer, int]) -> tuple[Layer, int]:
-    try:
-        layer, head = given
-        return layer, operator.index(head)
-    except (TypeError, ValueError):
-        raise ArgumentError(
-            f"chosen must be pairs of a layer and a head: got {given!r}; for example (0, 3)"
-        ) from None
-
-
-def _place(heads: Heads, layer: Layer, head: int) -> tuple[str, int]:
-    path, count = heads.path_of(layer), len(heads[layer])
-    if not -count <= head < count:
-        raise ArgumentError(
-            f"chosen must be heads of the model: got head {head} of layer {layer}; "
-            f"it has {f'heads 0 to {count - 1}' if count > 1 else 'head 0 alone'}"
-        )
-    return path, head % count
 
 
 class HeadsTable:
@@ -182,7 +137,7 @@ def sorted_heads(
     Raises:
         ArgumentError: nothing was watched; a sort that was not measured; an unknown layer or head.
     """
-    everyone = chosen_heads(heads, chosen)
+    everyone = heads.chosen(chosen)
     if sort is None:
         return everyone
     return sorted(everyone, key=_key(sort, heads, _measured(everyone), descending), reverse=descending)
@@ -252,10 +207,10 @@ def meanings(heads: Heads | Iterable[Head], *, chosen: Chosen | None = None) -> 
     return table
 
 
-WHY_THEY_REST = (
-    "Why so many heads look at special tokens or the first one: the weights of a head must sum to 1, so one "
-    "with nothing to say here puts them where it writes little (attention sinks: Clark 2019, Kobayashi 2020, "
-    "Xiao 2024, Gu 2024)."
+WHY_THEY_REST = (  # of models that were measured elsewhere: whether it is so in this one, written=True tells
+    "Why so many heads look at special tokens or the first one: the weights of a head must sum to 1, so they "
+    "go somewhere even where it has nothing to look for; in many trained models, where little is written "
+    "(attention sinks: Clark 2019, Kobayashi 2020, Xiao 2024, Gu 2024)."
 )
 RESTING = ("sink", "special-token")
 MANY = 1 / 3  # of the heads, from where on it is worth a sentence
@@ -288,7 +243,7 @@ def _article(name: str) -> str:
 
 def _some(heads: Heads | Iterable[Head], chosen: Chosen | None) -> list[Head]:
     if isinstance(heads, Heads):
-        return chosen_heads(heads, chosen)
+        return heads.chosen(chosen)
     if chosen is not None:
         raise ArgumentError(f"chosen must go with Heads: got {type(heads).__name__}; give the heads as Heads")
     return list(heads)
@@ -317,7 +272,7 @@ def layers_table(heads: Heads, *, title: str | None = None, chosen: Chosen | Non
     """
     table = empty_table(title if title is not None else heads.title, elsewhere=ELSEWHERE)
     wanted: dict[str, list[Head]] = {}
-    for head in chosen_heads(heads, chosen):
+    for head in heads.chosen(chosen):
         wanted.setdefault(head.path, []).append(head)
     _add_layer(table, heads)
     table.add("heads")

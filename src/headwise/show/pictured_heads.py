@@ -80,7 +80,7 @@ def cells_of(
         return shares(mass, len(inside), inside), (T, S), call
     raise ArgumentError(
         f"heads must have maps or pictures: {layer.path} was called with {list(layer.calls[-1].shape)} and "
-        "kept neither; use watch(model, pooled=128)"
+        "kept neither; use watch(model, pooled=128), for steps of generation keep=True"
     )
 
 
@@ -144,20 +144,19 @@ def meaning_of(pooled: bool, written: bool) -> str:
 def names_of(
     heads: Heads,
     batch: int,
-    lengths: tuple[int, int],
+    call: Record,
     query_tokens: Sequence[str] | None = None,
     key_tokens: Sequence[str] | None = None,
 ) -> Names:
-    """The names of queries and keys: as given, else of the text that was read, where it has these lengths.
+    """The names of a call's queries and keys: as given, else of the text that it read, where it is known.
 
     Raises:
         ShapeError: names that do not fit.
     """
-    queries, keys = check_tokens(lengths, None, query_tokens, key_tokens)
-    known = None
-    if heads.tokens is not None and -len(heads.tokens) <= batch < len(heads.tokens):
-        read = heads.tokens[batch]
-        known = readable(read) if lengths == (len(read), len(read)) else None
+    _, _, T, S = call.shape
+    queries, keys = check_tokens((T, S), None, query_tokens, key_tokens)
+    read = heads.words(call, batch)
+    known = None if read is None or T != S else readable(read)
     return known if queries is None else queries, known if keys is None else keys
 
 
@@ -192,7 +191,7 @@ def names_in(
         else:
             mine = [fitting.get("query_tokens"), fitting.get("key_tokens")]
         used.update(fitting)
-        every.append(names_of(heads, batch, (T, S), *mine))
+        every.append(names_of(heads, batch, call, *mine))
     for name, each in (("query_tokens", query_tokens), ("key_tokens", key_tokens)):
         if each is not None and name not in used:
             lengths = sorted({call.shape[2 if name == "query_tokens" else 3] for call in calls})

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..errors import ArgumentError
 from ..heads.collection import Heads
 from ..heads.layer import Head, LayerHeads
+from ..heads.record import Record
 from .pictured_heads import names_of
 from .sheet import LIGHT_TO_DARK, NOTHING
 from .texts import plain
@@ -52,10 +53,11 @@ class Drawn:
     @classmethod
     def of(cls, heads: Heads, path: str, members: list[Head], batch: int, pen: Pen) -> Drawn:
         layer: LayerHeads = heads[path]
-        mass, counts, (T, S) = _mass(layer, batch)
+        mass, counts, call = _mass(layer, batch)
+        _, _, T, S = call.shape
         queries, keys = (
             None if names is None else [pen.known(plain(name)) for name in names]
-            for names in names_of(heads, batch, (T, S))
+            for names in names_of(heads, batch, call)
         )
         which = [head.head for head in members]
         return cls(members, mass[which], counts, (T, S), queries, keys, not isinstance(layer.layer, int))
@@ -71,8 +73,8 @@ class Drawn:
         return _shared(mass, -2, rows) / counts.clamp(min=1)[:, None]
 
 
-def _mass(layer: LayerHeads, batch: int) -> tuple[Tensor, Tensor, tuple[int, int]]:
-    """Of the last call that has them: weights, beyond 256 positions pooled; queries of each row; lengths."""
+def _mass(layer: LayerHeads, batch: int) -> tuple[Tensor, Tensor, Record]:
+    """Weights, beyond 256 positions pooled; queries of each row; of which call, the last that has them."""
     for call in reversed(layer.calls):
         _, _, T, S = call.shape
         if call.map is not None:
@@ -80,17 +82,17 @@ def _mass(layer: LayerHeads, batch: int) -> tuple[Tensor, Tensor, tuple[int, int
             mask = weights.mask.counted(T)
             counted = torch.ones(T) if mask is None else mask[0].cpu().float()
             if max(T, S) <= FINEST:
-                return weights.dense().detach()[0].cpu().float(), counted, (T, S)
+                return weights.dense().detach()[0].cpu().float(), counted, call
             picture = weights.pooled(FINEST).detach()[0].cpu().float()
-            return picture, _shared(counted, -1, picture.shape[1]), (T, S)
+            return picture, _shared(counted, -1, picture.shape[1]), call
         if call.pooled is not None:
             picture, queries = call.pooled[batch].float(), call.pooled_queries
             rows = picture.shape[1]
             counts = _shared(torch.ones(T), -1, rows) if queries is None else queries[batch].float()
-            return picture, counts, (T, S)
+            return picture, counts, call
     raise ArgumentError(
         f"heads must have maps or pictures: {layer.path} was called with {list(layer.calls[-1].shape)} and "
-        "kept neither; use watch(model, pooled=128)"
+        "kept neither; use watch(model, pooled=128), for steps of generation keep=True"
     )
 
 

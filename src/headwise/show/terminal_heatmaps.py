@@ -13,7 +13,7 @@ from ..errors import ArgumentError
 from ..heads.collection import Heads
 from ..heads.labels import MIXED
 from ..heads.layer import Head
-from .heads_tables import Chosen, chosen_heads
+from .heads_tables import Chosen
 from .tables import table_class
 from .terminal_cells import FROM, Drawn, Pen, colours_of
 from .texts import plain
@@ -107,7 +107,7 @@ def terminal_heatmaps(
     table_class()  # before anything is computed: what is missing is said at once
     if width < LEAST:
         raise ArgumentError(f"width must be at least {LEAST} columns: got {width}; use a wider terminal")
-    some = chosen_heads(heads, chosen)
+    some = heads.chosen(chosen)
     pen = Pen.of(encoding)
     groups = groupby(some, key=lambda head: head.path)
     layers = [Drawn.of(heads, path, list(members), batch, pen) for path, members in groups]
@@ -122,9 +122,10 @@ def terminal_heatmaps(
 
 
 def _alike(layers: list[Drawn]) -> Iterator[list[Drawn]]:
-    """Layers whose boxes may stand side by side: of one size, with layers that go by number."""
+    """Layers whose boxes may stand side by side: of one size and text, with layers that go by number."""
     for _, members in groupby(
-        enumerate(layers), key=lambda item: (item[1].lengths, item[0] if item[1].by_path else -1)
+        enumerate(layers),
+        key=lambda item: (item[1].lengths, item[1].queries, item[0] if item[1].by_path else -1),
     ):
         yield [drawn for _, drawn in members]
 
@@ -146,6 +147,9 @@ def _several(layers: list[Drawn], width: int, pen: Pen) -> list[Text]:
         half, whole = (((room + GAP) // boxes - GAP - 2) // 2 for boxes in (2, 1))
         most = min(half if half >= COARSE else whole, NAMED)
         rows, columns, wide = min(T, most), min(S, most), 2
+    rows, columns = _no_finer(layers, rows, columns)
+    if rows < T:
+        named, margin = None, _margin(None, T, width)
     box = columns * wide + 2
     slot = max(box, min(TITLE, room))
     lone = max(slot, *(_title(head, drawn, width, pen)[0].cell_len for head, _, drawn in heads))
@@ -177,6 +181,12 @@ def _several(layers: list[Drawn], width: int, pen: Pen) -> list[Text]:
                 parts.append(said)
             lines.append(_joined(parts, pen))
     return lines + _pooled(layers[0], rows, columns, width, pen)
+
+
+def _no_finer(layers: list[Drawn], rows: int, columns: int) -> tuple[int, int]:
+    """At most as many cells as there are: a picture that was kept instead of a map may have fewer."""
+    made = [drawn.mass.shape[-2:] for drawn in layers]
+    return min(rows, *(down for down, _ in made)), min(columns, *(across for _, across in made))
 
 
 def _fit(box: int, room: int) -> int:
@@ -261,6 +271,7 @@ def _one(drawn: Drawn, width: int, pen: Pen) -> list[Text]:
     room = width - margin - 1 - 2
     columns = S if S <= room else room // 2
     rows = min(T, columns if S > room else max(room // 2, NAMED))
+    rows, columns = _no_finer([drawn], rows, columns)
     picture = drawn.cells(rows, columns)[0].tolist()
     most_at = _heaviest(picture, drawn, pen) if (rows, columns) == (T, S) else []
     beyond = GAP + max(map(cell_len, most_at)) if most_at else 0
