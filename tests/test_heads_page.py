@@ -26,6 +26,7 @@ pytest.importorskip("rich")
 
 from headwise.show import heads_page as pages
 from headwise.show.heads_data import FORMAT, as_json
+from headwise.show.offline_pages import save_page
 
 ATTACKS = (
     "<script>alert(1)</script>",
@@ -315,7 +316,7 @@ def quiet(page: Any) -> bool:
 def test_the_page_fits_any_screen_and_can_be_read_on_it(
     size: tuple[int, int], dark: bool, browser: Browser, page: str, tmp_path: Path
 ) -> None:
-    place = pages.save(page, tmp_path / "heads.html")
+    place = save_page(page, tmp_path / "heads.html", pages.EXAMPLE)
     shown = browser.open(place, dark=dark, size=size)
     assert quiet(shown)
     assert shown.evaluate("document.documentElement.scrollWidth") <= size[0]
