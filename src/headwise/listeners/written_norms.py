@@ -130,7 +130,7 @@ def _why_not_plain(name: str, out: nn.Module) -> str | None:
         return f"has {name} of {type(out).__name__}, not nn.Linear: merge or unwrap it first"
     if type(out._parameters.get("weight")) is not nn.Parameter:
         return f"has {name}.weight of {type(out.weight).__name__}: take masks and quantisation off first"
-    if "forward" in vars(out) and "_hf_hook" not in vars(out):  # accelerate's moves weights, and no more
+    if "forward" in vars(out) and "_old_forward" not in vars(out):  # accelerate's moves weights, and no more
         return f"has {name} with a forward of its own, which may write something else: take it off first"
     hooks = len(out._forward_pre_hooks) + len(out._forward_hooks)
     if hooks:
