@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -238,6 +239,41 @@ def test_it_ends_at_once_in_an_import_alone_and_not_while_a_file_is_half_written
         assert half_written == {half}
         import_module("imported_in_between")
     assert seen == [True, False] and half_written == set()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="by design: no such device there")
+def test_what_cannot_be_printed_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.suppress(OSError), open("/dev/full", "w") as full:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", full)
+            assert main(["--version"]) == 2
+        said = "headwise: standard output must be writable: No space left on device; send it elsewhere\n"
+        assert capsys.readouterr() == ("", said)
+    for closed in (None, open("/dev/full", "w", buffering=1)):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", closed)
+            assert main(["presets", "nothing"]) == 2
+        assert capsys.readouterr() == ("", "")
+    assert closed is not None
+    with contextlib.suppress(OSError):
+        closed.close()
+
+
+def test_who_reads_no_further_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    end, start = os.pipe()
+    os.close(end)
+    with contextlib.suppress(OSError), open(start, "w") as pipe, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", pipe)
+        assert main(["--version"]) == 0
+
+
+def test_a_text_that_begins_with_a_dash_gets_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["look", "-5 degrees"]) == 2
+    assert "comes behind --: headwise look -- '-5 degrees'" in capsys.readouterr().err
+    assert main(["look", "--nothing"]) == 2
+    assert "see headwise look --help" in capsys.readouterr().err
 
 
 def test_main_inside_another_program_leaves_its_signals_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ so is a problem that `headwise doctor` finds. Nothing here loads torch: what a v
 
 from __future__ import annotations
 
+import errno
 import sys
 
 TYPE_CHECKING = False
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["application", "main", "program"]
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
+UNPRINTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}  # of what has no name
 EPILOG = """\b
 Examples:
   headwise look "The cat that I saw yesterday ran away"
@@ -70,10 +72,24 @@ def program() -> int:
 
         interruption = Interruption()
         code = _code(None, lambda: interruption.pressed)
+        _let_go()
         interruption.is_over = True
         return code
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _let_go() -> None:
+    """What was not taken where it was printed: Python would try again when it ends, and fail again."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            import os
+
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
 
 
 def _code(arguments: Sequence[str] | None, interrupted: Callable[[], bool]) -> int:
@@ -82,11 +98,18 @@ def _code(arguments: Sequence[str] | None, interrupted: Callable[[], bool]) -> i
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as ended:  # how completion ends
+        if isinstance(ended.__context__, BrokenPipeError):  # and how typer does where nobody reads on
+            return 0
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except Exception:
+    except Exception as error:
         if interrupted():  # libraries make other errors of a Ctrl-C
             return INTERRUPTED
-        raise
+        if not isinstance(error, OSError) or error.errno not in UNPRINTED or error.filename is not None:
+            raise
+        from .terminal import say
+
+        say(f"standard output must be writable: {error.strerror}; send it elsewhere")
+        return 2
 
 
 def _answer(arguments: Sequence[str] | None, interrupted: Callable[[], bool]) -> int:
@@ -107,11 +130,23 @@ def _answer(arguments: Sequence[str] | None, interrupted: Callable[[], bool]) ->
             return INTERRUPTED
         if not hasattr(error, "format_message"):  # not typer's way to say that the command line is wrong
             raise
-        first = next(iter(sys.argv[1:] if arguments is None else arguments), "")
-        verb = "check" if ".py" in first else "look" if " " in first else None  # that it was given without
-        hint = "see headwise --help" if verb is None else f"a verb comes first, as headwise {verb} {first!r}"
+        hint = _hint(sys.argv[1:] if arguments is None else arguments, getattr(error, "ctx", None))
         mistake, code = f"{error.format_message().rstrip('.')}; {hint}", 2
     if interrupted():
         return INTERRUPTED
-    print(f"headwise: {plain(mistake)}", file=sys.stderr)
+    from .terminal import say
+
+    say(plain(mistake))
     return code
+
+
+def _hint(arguments: Sequence[str], context: typer.Context | None) -> str:
+    """What to do about a command line that is wrong."""
+    first = next(iter(arguments), "")
+    if context is not None and context.parent is not None:  # the verb is known
+        dashed = next((text for text in arguments if text.startswith("-") and " " in text), None)
+        if dashed is not None and "--" not in arguments:
+            return f"a text that begins with a dash comes behind --: headwise {first} -- {dashed!r}"
+        return f"see {context.command_path} --help"
+    verb = "check" if ".py" in first else "look" if " " in first else None  # that it was given without
+    return "see headwise --help" if verb is None else f"a verb comes first, as headwise {verb} {first!r}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compared", "looked"]
 
+UNKNOWN = 80  # columns, where nobody says how many there are
 DRAWN = 6  # heads, of two texts
 BESIDE = (  # columns where it is measured what heads write
     "special", "written_special", "first", "written_first", "entropy", "distance", "previous", "itself",
@@ -233,6 +234,8 @@ def _shares(heads: Heads, chosen: Chosen | None) -> list[str]:
 
 def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
     """Two texts: the heads that changed most, at once, then their picture."""
+    import torch
+
     from ..heads.text_changes import Changes
     from ..show.heatmaps import save
 
@@ -247,9 +250,12 @@ def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
     top = wanted.top or CHANGED
     answer = [_title(f"{trained.title} reads", wanted.texts[0]), *_cut(first, wanted)]
     answer += [_title("and then", wanted.texts[1]), *_cut(second, wanted)]
-    answer.append(changes.table(top=top))
-    if top < len(changes):
-        answer.append(_words(f"{top} of {len(changes)} heads; --top {len(changes)} shows all."))
+    if all(torch.equal(ids, second.inputs[name]) for name, ids in first.inputs.items()):
+        answer.append(_words(f"Nothing differs: both have the same {len(first.tokens):,} tokens."))
+    else:
+        answer.append(changes.table(top=top))
+        if top < len(changes):
+            answer.append(_words(f"{top} of {len(changes)} heads; --top {len(changes)} shows all."))
     with sign.aside():
         _print(answer)
     drawn = min(DRAWN, top, len(changes))
@@ -295,9 +301,14 @@ def _cut(reading: Reading, wanted: Wanted) -> list[RenderableType]:
 
 
 def _console() -> Console:
+    """Standard output, at least so wide that words and numbers are whole; 0 columns are an unknown width."""
     from rich.console import Console
 
-    return Console(highlight=False, markup=False, emoji=False)
+    from ..show.terminal_heatmaps import LEAST
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.width = max(LEAST, console.width or UNKNOWN)
+    return console
 
 
 def _print(answer: Sequence[RenderableType]) -> None:
@@ -309,10 +320,6 @@ def _print(answer: Sequence[RenderableType]) -> None:
         for part in answer:
             console.print(part, soft_wrap=isinstance(part, str))
     lines = "".join(f"{line.rstrip(' ')}\n" for line in captured.get().splitlines())
-    try:
+    with suppress(BrokenPipeError):  # who reads it has seen enough, as head has
         console.file.write(fitting(lines, console.encoding))
         console.file.flush()
-    except BrokenPipeError:  # who reads it has seen enough, as head has
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, console.file.fileno())  # or Python would try again when it ends
-        os.close(nowhere)

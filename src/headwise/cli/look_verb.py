@@ -148,7 +148,7 @@ def look(
         from .look_answers import compared, looked
 
         if not (written and sort in WRITTEN):
-            check_sort(sort or "label")
+            check_sort("label" if sort is None else sort)
         choice = HeadChoice.of(wanted.layers, wanted.heads)
         check_packages(wanted)
         (compared if len(wanted.texts) == 2 else looked)(wanted, choice, sign)

@@ -20,7 +20,17 @@ from typing import TextIO
 
 from ..errors import ArgumentError
 
-__all__ = ["SignOfLife", "file_and_name", "sign_of_life", "text_or_file", "texts_of"]
+__all__ = ["SignOfLife", "file_and_name", "say", "sign_of_life", "text_or_file", "texts_of"]
+
+
+# What is said aside of the answer
+
+
+def say(words: str) -> None:
+    """A line on stderr; nothing where that is closed, full or gone."""
+    if sys.stderr is not None:  # or print would take standard output for it
+        with suppress(OSError, ValueError):
+            print(f"headwise: {words}", file=sys.stderr)
 
 
 # FILE[:NAME]
@@ -236,7 +246,7 @@ def _standard_input() -> str:
     on_terminal = sys.stdin.isatty()
     waits = "type a text and end it with " if on_terminal else "reading standard input until it ends; "
     waits += f"{END} on a line of its own" if on_terminal else "Ctrl-C stops"
-    timer = Timer(0.0 if on_terminal else WAIT, print, (f"headwise: {waits}",), {"file": sys.stderr})
+    timer = Timer(0.0 if on_terminal else WAIT, say, (waits,))
     timer.daemon = True
     timer.start()
     try:
