@@ -251,14 +251,12 @@ def test_what_cannot_be_printed_is_told_in_one_line(
             assert main(["--version"]) == 2
         said = "headwise: standard output must be writable: No space left on device; send it elsewhere\n"
         assert capsys.readouterr() == ("", said)
-    for closed in (None, open("/dev/full", "w", buffering=1)):
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stderr", closed)
-            assert main(["presets", "nothing"]) == 2
-        assert capsys.readouterr() == ("", "")
-    assert closed is not None
-    with contextlib.suppress(OSError):
-        closed.close()
+    with contextlib.suppress(OSError), open("/dev/full", "w", buffering=1) as full:
+        for closed in (None, full):
+            with monkeypatch.context() as patch:
+                patch.setattr(sys, "stderr", closed)
+                assert main(["presets", "nothing"]) == 2
+            assert capsys.readouterr() == ("", "")
 
 
 def test_who_reads_no_further_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,8 @@ def _place_of(name_or_path: str | os.PathLike[str] | None) -> tuple[Path, str]:
     meant = re.sub("[-_ ]", "", name.lower())
     if meant in (MINI, MINILM):  # no name on the hub
         raise ArgumentError(
-            f"model must be a folder, or a name as it is written: there is no {name!r}; did you mean {meant!r}?"
+            f"model must be a folder, or a name as it is written: there is no {name!r}; did you mean "
+            f"{meant!r}?"
         )
     return from_hub(name), name
 
