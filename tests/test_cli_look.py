@@ -366,6 +366,12 @@ def test_what_holds_no_text_is_refused(piped: Callable[[bytes], None]) -> None:
     ]
 
 
+def test_a_link_to_nothing_is_no_text() -> None:
+    os.symlink("nowhere", "story")
+    with pytest.raises(ArgumentError, match="a file that exists: 'story' is a link to nothing"):
+        texts_of(["story"], SENTENCE)
+
+
 def test_forgotten_quotes_get_a_hint() -> None:
     Path("a").write_text("one text")
     for given, said in (

@@ -274,6 +274,39 @@ def test_a_text_that_begins_with_a_dash_gets_a_hint(capsys: pytest.CaptureFixtur
     assert "see headwise look --help" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(os.name == "nt", reason="by design: no SIGTERM to hear there")
+def test_what_ends_the_process_takes_half_written_files_along(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from pathlib import Path
+from headwise.cli.interruption import Interruption
+from headwise.whole_files import whole_file
+Interruption()
+with whole_file(Path("x.png")) as half:
+    half.touch()
+    os.kill(os.getpid(), int(sys.argv[1]))
+"""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(int(number))],
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr, os.listdir(tmp_path)) == (-number, "", [])
+
+
+def test_a_torch_that_does_not_load_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libtorch.so: undefined symbol')\n")
+    code = "import sys; sys.path.insert(0, '.'); from headwise.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "look", "a text"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    said = (
+        "headwise: torch must load: libtorch.so: undefined symbol; install it anew, see https://pytorch.org\n"
+    )
+    assert (done.returncode, done.stderr) == (1, said)
+
+
 def test_main_inside_another_program_leaves_its_signals_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGINT), sys.unraisablehook
     assert main(["--version"]) == 0

@@ -126,18 +126,32 @@ def _answer(arguments: Sequence[str] | None, interrupted: Callable[[], bool]) ->
     except Exception as error:
         import typer
 
-        if isinstance(error, typer.Abort):  # how some versions pass on Ctrl-C
+        if _is_from_torch(error):
+            said = str(error).strip().partition("\n")[0]
+            mistake, code = f"torch must load: {said}; install it anew, see https://pytorch.org", 1
+        elif isinstance(error, typer.Abort):  # how some versions pass on Ctrl-C
             return INTERRUPTED
-        if not hasattr(error, "format_message"):  # not typer's way to say that the command line is wrong
+        elif hasattr(error, "format_message"):  # typer's way to say that the command line is wrong
+            hint = _hint(sys.argv[1:] if arguments is None else arguments, getattr(error, "ctx", None))
+            mistake, code = f"{error.format_message().rstrip('.')}; {hint}", 2
+        else:
             raise
-        hint = _hint(sys.argv[1:] if arguments is None else arguments, getattr(error, "ctx", None))
-        mistake, code = f"{error.format_message().rstrip('.')}; {hint}", 2
     if interrupted():
         return INTERRUPTED
     from .terminal import say
 
     say(plain(mistake))
     return code
+
+
+def _is_from_torch(error: Exception) -> bool:
+    """Whether torch is missing, or there and broken: libraries of another system, half an installation."""
+    if sys.modules.get("torch") is not None or not isinstance(error, (ImportError, OSError)):
+        return False
+    step = error.__traceback__
+    while step is not None and step.tb_frame.f_globals.get("__name__") != "torch":
+        step = step.tb_next
+    return step is not None or getattr(error, "name", None) == "torch"
 
 
 def _hint(arguments: Sequence[str], context: typer.Context | None) -> str:

@@ -179,6 +179,10 @@ def text_or_file(argument: str) -> str:
     if argument == STANDARD_INPUT:
         return _standard_input()
     file = _path(argument)
+    if argument and os.path.islink(file) and not os.path.exists(file):
+        raise ArgumentError(
+            f"TEXT|FILE must be a sentence or a file that exists: {argument!r} is a link to nothing; mend it"
+        )
     if not argument or not os.path.exists(file):
         close = _close_to(file, "*") if LIKE_A_FILE.fullmatch(argument) else None
         if close is None and not LIKE_A_PATH.fullmatch(argument):
