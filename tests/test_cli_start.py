@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ import pytest
 pytest.importorskip("typer")
 
 import headwise
-from headwise.cli import completion, main
+from headwise.cli import completion, main, terminal
 from headwise.cli.interruption import Interruption, may_just_end
 from headwise.engines.statistics import ROW_STATISTICS
 from headwise.errors import ArgumentError
@@ -305,6 +306,29 @@ def test_a_torch_that_does_not_load_is_told_in_one_line(tmp_path: Path) -> None:
         "headwise: torch must load: libtorch.so: undefined symbol; install it anew, see https://pytorch.org\n"
     )
     assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_garbage_is_looked_for_as_before_and_nothing_is_frozen_in_another_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frozen: list[bool] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    assert gc.isenabled()
+    with contextlib.suppress(KeyboardInterrupt), terminal.uncollected():
+        assert not gc.isenabled()
+        raise KeyboardInterrupt
+    assert gc.isenabled() and not frozen
+    monkeypatch.setattr(terminal, "ends_with_it", True)
+    with terminal.uncollected(), terminal.uncollected():
+        assert not gc.isenabled()
+    assert gc.isenabled() and frozen == [True]
+    gc.disable()
+    try:
+        with terminal.uncollected():
+            pass
+        assert not gc.isenabled() and frozen == [True]
+    finally:
+        gc.enable()
 
 
 def test_main_inside_another_program_leaves_its_signals_alone(monkeypatch: pytest.MonkeyPatch) -> None:

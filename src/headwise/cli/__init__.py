@@ -7,6 +7,7 @@ so is a problem that `headwise doctor` finds. Nothing here loads torch: what a v
 from __future__ import annotations
 
 import errno
+import gc
 import sys
 
 TYPE_CHECKING = False
@@ -68,11 +69,14 @@ def program() -> int:
     A program that has more to do calls `main`.
     """
     try:
+        from . import terminal
         from .interruption import Interruption
 
         interruption = Interruption()
+        terminal.ends_with_it = True
         code = _code(None, lambda: interruption.pressed)
         _let_go()
+        gc.freeze()  # Python would search all of it for garbage, half a second, and then end
         interruption.is_over = True
         return code
     except KeyboardInterrupt:

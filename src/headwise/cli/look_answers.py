@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .look_request import CHANGED, LISTED
+from .terminal import uncollected
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -168,9 +169,10 @@ def _write(
 ) -> Iterator[Path | str]:
     """Every file that is wanted, as soon as it is there."""
     if wanted.picture is not None:
-        from ..show.heatmaps import save
+        with uncollected():
+            from ..show.heatmaps import save
 
-        save(_figure(heads, text, chosen, wanted.written), wanted.picture)
+            save(_figure(heads, text, chosen, wanted.written), wanted.picture)
         yield wanted.picture
     if wanted.html is not None:
         heads.to_html(wanted.html, chosen=chosen, text=text, roles=roles)
@@ -261,7 +263,8 @@ def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
     drawn = min(DRAWN, top, len(changes))
     sign.says(f"Drawing {_counted(drawn)}")
     assert wanted.picture is not None, "nothing else can be asked for"
-    save(changes.plot(top=drawn), wanted.picture)
+    with uncollected():
+        save(changes.plot(top=drawn), wanted.picture)
     with sign.aside():
         _print([f"Wrote {wanted.picture}"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import difflib
+import gc
 import os
 import re
 import shlex
@@ -20,7 +21,7 @@ from typing import TextIO
 
 from ..errors import ArgumentError
 
-__all__ = ["SignOfLife", "file_and_name", "say", "sign_of_life", "text_or_file", "texts_of"]
+__all__ = ["SignOfLife", "file_and_name", "say", "sign_of_life", "text_or_file", "texts_of", "uncollected"]
 
 
 # What is said aside of the answer
@@ -31,6 +32,29 @@ def say(words: str) -> None:
     if sys.stderr is not None:  # or print would take standard output for it
         with suppress(OSError, ValueError):
             print(f"headwise: {words}", file=sys.stderr)
+
+
+# What waits until the end
+
+
+ends_with_it = False  # whether the process ends with the command line: `program` says so
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No search for garbage meanwhile: loading and drawing make a million objects, and hardly any garbage.
+
+    Where the process ends with the command line, none of these is searched later, either.
+    """
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            if ends_with_it:
+                gc.freeze()
+            gc.enable()
 
 
 # FILE[:NAME]
