@@ -793,6 +793,13 @@ def test_ctrl_c_leaves_no_half_written_file(seconds: float) -> None:
 
 
 @pytest.mark.slow
+def test_a_model_of_transformers_ends_without_a_word(small: str) -> None:
+    """Its libraries call all a leak that is still there when Python ends."""
+    code, out, err = program("a cat ran", "--model", small, "--terminal")
+    assert (code, err) == (0, "")
+
+
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     with started("a cat ran", "--terminal") as process:
         process.stdout.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -117,7 +118,7 @@ def test_lines_hold_as_many_words_as_fit() -> None:
     for room in (0.1, 0.7, 1.3, 50.0):
         lines = texts.wrapped(" ".join(words), room, 8.5)
         assert " ".join(lines).split() == words
-        for line, after in zip(lines, lines[1:], strict=False):
+        for line, after in pairwise(lines):
             assert inches(line, 8.5) <= room or " " not in line
             assert inches(f"{line} {after.split()[0]}", 8.5) > room
     assert texts.wrapped("  ", 1.0, 8.5) == []

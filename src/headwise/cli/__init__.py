@@ -20,6 +20,7 @@ __all__ = ["application", "main", "program"]
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 UNPRINTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}  # of what has no name
+TELLS_OF_LEAKS = {"transformers", "triton"}  # triton calls all a leak that is there when Python ends
 EPILOG = """\b
 Examples:
   headwise look "The cat that I saw yesterday ran away"
@@ -76,7 +77,10 @@ def program() -> int:
         terminal.ends_with_it = True
         code = _code(None, lambda: interruption.pressed)
         _let_go()
-        gc.freeze()  # Python would search all of it for garbage, half a second, and then end
+        if TELLS_OF_LEAKS.isdisjoint(sys.modules):
+            gc.freeze()  # Python would search all of it for garbage, half a second, and then end
+        else:
+            gc.unfreeze()
         interruption.is_over = True
         return code
     except KeyboardInterrupt:
