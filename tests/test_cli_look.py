@@ -25,6 +25,7 @@ pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 
 from matplotlib.text import Text
+from rich.cells import cell_len
 from typer.testing import CliRunner
 
 import headwise
@@ -246,6 +247,7 @@ def test_mistakes_are_found_before_a_model_is_loaded(
         ["--layer=-x"],
         ["--head", "x"],
         ["--sort", "x"],
+        ["--sort", ""],
         ["--out", "a.gif"],
         ["--html", "a.png"],
         ["--json", "nowhere/a.json"],
@@ -364,6 +366,12 @@ def test_what_holds_no_text_is_refused(piped: Callable[[bytes], None]) -> None:
     ]
 
 
+def test_a_link_to_nothing_is_no_text() -> None:
+    os.symlink("nowhere", "story")
+    with pytest.raises(ArgumentError, match="a file that exists: 'story' is a link to nothing"):
+        texts_of(["story"], SENTENCE)
+
+
 def test_forgotten_quotes_get_a_hint() -> None:
     Path("a").write_text("one text")
     for given, said in (
@@ -455,6 +463,15 @@ def cells(line: str) -> int:
 
 
 @pytest.mark.usefixtures("_unwritten")
+@pytest.mark.parametrize("columns", [0, 1, 7])
+def test_where_no_word_fits_lines_are_as_wide_as_the_least_that_does(own: str, columns: int) -> None:
+    output = look("a cat ran", "--model", own, "--terminal", "--top", "1", columns=columns)
+    widest = max(map(cell_len, output.splitlines()))
+    assert 20 < widest <= 80 if columns == 0 else widest <= 20
+    assert re.search(r"\(\d\.\d\d\)|mixed", output)
+
+
+@pytest.mark.usefixtures("_unwritten")
 def test_letters_that_an_encoding_lacks_are_spelled(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", file)
@@ -533,6 +550,14 @@ def test_json_on_standard_output_is_alone(own: str) -> None:
     assert os.listdir() == []
 
 
+def test_what_has_nowhere_to_go_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["look", "a cat", "--json", "-"]) == 2
+    assert "json must have somewhere to go: standard output is closed; " in capsys.readouterr().err
+
+
 def test_what_does_not_go_together_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("page.html").write_text("the cat ran")
     for arguments, said in (
@@ -573,6 +598,14 @@ def test_of_two_texts_the_most_changed_heads_are_shown(own: str) -> None:
 def test_two_texts_are_drawn(own: str) -> None:
     look("a cat", "a dog", "--model", own, "--top", "1", "--out", "two.svg")
     assert b"<svg" in Path("two.svg").read_bytes()
+
+
+@pytest.mark.usefixtures("_unwritten")
+def test_of_the_same_text_twice_it_is_said_that_nothing_differs(own: str) -> None:
+    for texts in (["a cat ran", "a cat ran"], ["a cat ran", "a cat slept", "--max-tokens", "3"]):
+        output = look(*texts, "--model", own)
+        assert re.search(r"^Nothing differs: both have the same \d tokens\.$", output, re.MULTILINE)
+        assert "0.000" not in output
 
 
 @pytest.mark.usefixtures("_unwritten")
@@ -757,6 +790,13 @@ def test_ctrl_c_leaves_no_half_written_file(seconds: float) -> None:
     for file in os.listdir():
         assert file in ("x.pdf", "x.html")
     assert process.returncode == 130 or sorted(os.listdir()) == ["x.html", "x.pdf"]
+
+
+@pytest.mark.slow
+def test_a_model_of_transformers_ends_without_a_word(small: str) -> None:
+    """Its libraries call all a leak that is still there when Python ends."""
+    code, out, err = program("a cat ran", "--model", small, "--terminal")
+    assert (code, err) == (0, "")
 
 
 @pytest.mark.slow

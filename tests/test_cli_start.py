@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import signal
@@ -17,7 +19,7 @@ import pytest
 pytest.importorskip("typer")
 
 import headwise
-from headwise.cli import completion, main
+from headwise.cli import completion, main, terminal
 from headwise.cli.interruption import Interruption, may_just_end
 from headwise.engines.statistics import ROW_STATISTICS
 from headwise.errors import ArgumentError
@@ -238,6 +240,95 @@ def test_it_ends_at_once_in_an_import_alone_and_not_while_a_file_is_half_written
         assert half_written == {half}
         import_module("imported_in_between")
     assert seen == [True, False] and half_written == set()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="by design: no such device there")
+def test_what_cannot_be_printed_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.suppress(OSError), open("/dev/full", "w") as full:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", full)
+            assert main(["--version"]) == 2
+        said = "headwise: standard output must be writable: No space left on device; send it elsewhere\n"
+        assert capsys.readouterr() == ("", said)
+    with contextlib.suppress(OSError), open("/dev/full", "w", buffering=1) as full:
+        for closed in (None, full):
+            with monkeypatch.context() as patch:
+                patch.setattr(sys, "stderr", closed)
+                assert main(["presets", "nothing"]) == 2
+            assert capsys.readouterr() == ("", "")
+
+
+def test_who_reads_no_further_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    end, start = os.pipe()
+    os.close(end)
+    with contextlib.suppress(OSError), open(start, "w") as pipe, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", pipe)
+        assert main(["--version"]) == 0
+
+
+def test_a_text_that_begins_with_a_dash_gets_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["look", "-5 degrees"]) == 2
+    assert "comes behind --: headwise look -- '-5 degrees'" in capsys.readouterr().err
+    assert main(["look", "--nothing"]) == 2
+    assert "see headwise look --help" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="by design: no SIGTERM to hear there")
+def test_what_ends_the_process_takes_half_written_files_along(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from pathlib import Path
+from headwise.cli.interruption import Interruption
+from headwise.whole_files import whole_file
+Interruption()
+with whole_file(Path("x.png")) as half:
+    half.touch()
+    os.kill(os.getpid(), int(sys.argv[1]))
+"""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(int(number))],
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr, os.listdir(tmp_path)) == (-number, "", [])
+
+
+def test_a_torch_that_does_not_load_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libtorch.so: undefined symbol')\n")
+    code = "import sys; sys.path.insert(0, '.'); from headwise.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "look", "a text"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    said = (
+        "headwise: torch must load: libtorch.so: undefined symbol; install it anew, see https://pytorch.org\n"
+    )
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_garbage_is_looked_for_as_before_and_nothing_is_frozen_in_another_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frozen: list[bool] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    assert gc.isenabled()
+    with contextlib.suppress(KeyboardInterrupt), terminal.uncollected():
+        assert not gc.isenabled()
+        raise KeyboardInterrupt
+    assert gc.isenabled() and not frozen
+    monkeypatch.setattr(terminal, "ends_with_it", True)
+    with terminal.uncollected(), terminal.uncollected():
+        assert not gc.isenabled()
+    assert gc.isenabled() and frozen == [True]
+    gc.disable()
+    try:
+        with terminal.uncollected():
+            pass
+        assert not gc.isenabled() and frozen == [True]
+    finally:
+        gc.enable()
 
 
 def test_main_inside_another_program_leaves_its_signals_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -285,6 +285,12 @@ def failing(kind: type[Exception], reason: Exception | None = None):
     return fetch
 
 
+def test_a_name_of_ours_in_other_letters_is_not_asked_of_the_hub() -> None:
+    for name, meant in (("Mini", "mini"), ("MiniLM", "minilm"), ("mini-lm", "minilm")):
+        with pytest.raises(ArgumentError, match=f"there is no '{name}'; did you mean '{meant}'"):
+            load(name)
+
+
 def test_what_the_hub_does_not_give_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import errors
 

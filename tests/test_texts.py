@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 
 from headwise.models.pretrained import _name
+from headwise.show import texts
 from headwise.show.texts import plain, readable
 
 
@@ -108,3 +110,15 @@ def test_texts_are_shortened_to_the_room_they_have() -> None:
     assert said == text and 5 <= size < 9
     said, size = fitted(text, 0.5, 9, 5)
     assert said.endswith("…") and size == 5 and inches(said, 5) <= 0.5
+
+
+def test_lines_hold_as_many_words_as_fit() -> None:
+    inches = pytest.importorskip("matplotlib") and texts.inches
+    words = "a longer word, then iiii and WWWW, unbreakablyandhopelesslylong, to the end".split()
+    for room in (0.1, 0.7, 1.3, 50.0):
+        lines = texts.wrapped(" ".join(words), room, 8.5)
+        assert " ".join(lines).split() == words
+        for line, after in pairwise(lines):
+            assert inches(line, 8.5) <= room or " " not in line
+            assert inches(f"{line} {after.split()[0]}", 8.5) > room
+    assert texts.wrapped("  ", 1.0, 8.5) == []

@@ -6,6 +6,8 @@ so is a problem that `headwise doctor` finds. Nothing here loads torch: what a v
 
 from __future__ import annotations
 
+import errno
+import gc
 import sys
 
 TYPE_CHECKING = False
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["application", "main", "program"]
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
+UNPRINTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}  # of what has no name
+TELLS_OF_LEAKS = {"transformers", "triton"}  # triton calls all a leak that is there when Python ends
 EPILOG = """\b
 Examples:
   headwise look "The cat that I saw yesterday ran away"
@@ -66,14 +70,34 @@ def program() -> int:
     A program that has more to do calls `main`.
     """
     try:
+        from . import terminal
         from .interruption import Interruption
 
         interruption = Interruption()
+        terminal.ends_with_it = True
         code = _code(None, lambda: interruption.pressed)
+        _let_go()
+        if TELLS_OF_LEAKS.isdisjoint(sys.modules):
+            gc.freeze()  # Python would search all of it for garbage, half a second, and then end
+        else:
+            gc.unfreeze()
         interruption.is_over = True
         return code
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _let_go() -> None:
+    """What was not taken where it was printed: Python would try again when it ends, and fail again."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            import os
+
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
 
 
 def _code(arguments: Sequence[str] | None, interrupted: Callable[[], bool]) -> int:
@@ -82,11 +106,18 @@ def _code(arguments: Sequence[str] | None, interrupted: Callable[[], bool]) -> i
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as ended:  # how completion ends
+        if isinstance(ended.__context__, BrokenPipeError):  # and how typer does where nobody reads on
+            return 0
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except Exception:
+    except Exception as error:
         if interrupted():  # libraries make other errors of a Ctrl-C
             return INTERRUPTED
-        raise
+        if not isinstance(error, OSError) or error.errno not in UNPRINTED or error.filename is not None:
+            raise
+        from .terminal import say
+
+        say(f"standard output must be writable: {error.strerror}; send it elsewhere")
+        return 2
 
 
 def _answer(arguments: Sequence[str] | None, interrupted: Callable[[], bool]) -> int:
@@ -103,15 +134,41 @@ def _answer(arguments: Sequence[str] | None, interrupted: Callable[[], bool]) ->
     except Exception as error:
         import typer
 
-        if isinstance(error, typer.Abort):  # how some versions pass on Ctrl-C
+        if _is_from_torch(error):
+            said = str(error).strip().partition("\n")[0]
+            mistake, code = f"torch must load: {said}; install it anew, see https://pytorch.org", 1
+        elif isinstance(error, typer.Abort):  # how some versions pass on Ctrl-C
             return INTERRUPTED
-        if not hasattr(error, "format_message"):  # not typer's way to say that the command line is wrong
+        elif hasattr(error, "format_message"):  # typer's way to say that the command line is wrong
+            hint = _hint(sys.argv[1:] if arguments is None else arguments, getattr(error, "ctx", None))
+            mistake, code = f"{error.format_message().rstrip('.')}; {hint}", 2
+        else:
             raise
-        first = next(iter(sys.argv[1:] if arguments is None else arguments), "")
-        verb = "check" if ".py" in first else "look" if " " in first else None  # that it was given without
-        hint = "see headwise --help" if verb is None else f"a verb comes first, as headwise {verb} {first!r}"
-        mistake, code = f"{error.format_message().rstrip('.')}; {hint}", 2
     if interrupted():
         return INTERRUPTED
-    print(f"headwise: {plain(mistake)}", file=sys.stderr)
+    from .terminal import say
+
+    say(plain(mistake))
     return code
+
+
+def _is_from_torch(error: Exception) -> bool:
+    """Whether torch is missing, or there and broken: libraries of another system, half an installation."""
+    if sys.modules.get("torch") is not None or not isinstance(error, (ImportError, OSError)):
+        return False
+    step = error.__traceback__
+    while step is not None and step.tb_frame.f_globals.get("__name__") != "torch":
+        step = step.tb_next
+    return step is not None or getattr(error, "name", None) == "torch"
+
+
+def _hint(arguments: Sequence[str], context: typer.Context | None) -> str:
+    """What to do about a command line that is wrong."""
+    first = next(iter(arguments), "")
+    if context is not None and context.parent is not None:  # the verb is known
+        dashed = next((text for text in arguments if text.startswith("-") and " " in text), None)
+        if dashed is not None and "--" not in arguments:
+            return f"a text that begins with a dash comes behind --: headwise {first} -- {dashed!r}"
+        return f"see {context.command_path} --help"
+    verb = "check" if ".py" in first else "look" if " " in first else None  # that it was given without
+    return "see headwise --help" if verb is None else f"a verb comes first, as headwise {verb} {first!r}"

@@ -3,7 +3,8 @@
 Python turns Ctrl-C into a KeyboardInterrupt wherever it happens to be. In the middle of an import that is no
 good place: extensions turn it into an ImportError, swallow it, or have it printed as "Exception ignored in".
 There is nothing to tidy up then, so the process just ends. Everywhere else it is raised as usual, so that
-files that are half written go, and terminals are put right.
+files that are half written go, and terminals are put right. What else ends a process ends this one as ever,
+half written files let go.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from time import monotonic
 
 TYPE_CHECKING = False
@@ -21,6 +23,7 @@ __all__ = ["INTERRUPTED", "Interruption"]
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 AGAIN = 1.0  # seconds for what is tidied up: until then another Ctrl-C changes nothing
+ENDED_BY = "SIGTERM", "SIGHUP"  # as timeout, a job queue and a closed window do
 CURSOR = b"\x1b[?25h"  # comes back
 
 
@@ -30,6 +33,10 @@ class Interruption:
     def __init__(self) -> None:
         self.pressed_at: float | None = None
         self.is_over = False  # all is done, Python itself is about to end
+        for name in ENDED_BY:
+            number = getattr(signal, name, None)  # not every system has them
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, tidy_and_end)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in the background, or nohup
             signal.signal(signal.SIGINT, self._hear)
             self._usual = sys.unraisablehook
@@ -70,6 +77,16 @@ def may_just_end(frame: FrameType | None) -> bool:
             return False
         frame = frame.f_back
     return importing
+
+
+def tidy_and_end(number: int, _: FrameType | None) -> None:
+    """What ends a process at once ends this one as well, as soon as no half of a file is left."""
+    files = sys.modules.get("headwise.whole_files")
+    for half in tuple(files.half_written) if files is not None else ():
+        with suppress(OSError):
+            os.unlink(half)
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
 
 
 def end() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .look_request import CHANGED, LISTED
+from .terminal import uncollected
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compared", "looked"]
 
+UNKNOWN = 80  # columns, where nobody says how many there are
 DRAWN = 6  # heads, of two texts
 BESIDE = (  # columns where it is measured what heads write
     "special", "written_special", "first", "written_first", "entropy", "distance", "previous", "itself",
@@ -167,9 +169,10 @@ def _write(
 ) -> Iterator[Path | str]:
     """Every file that is wanted, as soon as it is there."""
     if wanted.picture is not None:
-        from ..show.heatmaps import save
+        with uncollected():
+            from ..show.heatmaps import save
 
-        save(_figure(heads, text, chosen, wanted.written), wanted.picture)
+            save(_figure(heads, text, chosen, wanted.written), wanted.picture)
         yield wanted.picture
     if wanted.html is not None:
         heads.to_html(wanted.html, chosen=chosen, text=text, roles=roles)
@@ -232,6 +235,8 @@ def _shares(heads: Heads, chosen: Chosen | None) -> list[str]:
 
 def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
     """Two texts: the heads that changed most, at once, then their picture."""
+    import torch
+
     from ..heads.text_changes import Changes
     from ..show.heatmaps import save
 
@@ -246,15 +251,19 @@ def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
     top = wanted.top or CHANGED
     answer = [_title(f"{trained.title} reads", wanted.texts[0]), *_cut(first, wanted)]
     answer += [_title("and then", wanted.texts[1]), *_cut(second, wanted)]
-    answer.append(changes.table(top=top))
-    if top < len(changes):
-        answer.append(_words(f"{top} of {len(changes)} heads; --top {len(changes)} shows all."))
+    if all(torch.equal(ids, second.inputs[name]) for name, ids in first.inputs.items()):
+        answer.append(_words(f"Nothing differs: both have the same {len(first.tokens):,} tokens."))
+    else:
+        answer.append(changes.table(top=top))
+        if top < len(changes):
+            answer.append(_words(f"{top} of {len(changes)} heads; --top {len(changes)} shows all."))
     with sign.aside():
         _print(answer)
     drawn = min(DRAWN, top, len(changes))
     sign.says(f"Drawing {_counted(drawn)}")
     assert wanted.picture is not None, "nothing else can be asked for"
-    save(changes.plot(top=drawn), wanted.picture)
+    with uncollected():
+        save(changes.plot(top=drawn), wanted.picture)
     with sign.aside():
         _print([f"Wrote {wanted.picture}"])
 
@@ -294,9 +303,14 @@ def _cut(reading: Reading, wanted: Wanted) -> list[RenderableType]:
 
 
 def _console() -> Console:
+    """Standard output, at least so wide that words and numbers are whole; 0 columns are an unknown width."""
     from rich.console import Console
 
-    return Console(highlight=False, markup=False, emoji=False)
+    from ..show.terminal_heatmaps import LEAST
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.width = max(LEAST, console.width or UNKNOWN)
+    return console
 
 
 def _print(answer: Sequence[RenderableType]) -> None:
@@ -308,10 +322,6 @@ def _print(answer: Sequence[RenderableType]) -> None:
         for part in answer:
             console.print(part, soft_wrap=isinstance(part, str))
     lines = "".join(f"{line.rstrip(' ')}\n" for line in captured.get().splitlines())
-    try:
+    with suppress(BrokenPipeError):  # who reads it has seen enough, as head has
         console.file.write(fitting(lines, console.encoding))
         console.file.flush()
-    except BrokenPipeError:  # who reads it has seen enough, as head has
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, console.file.fileno())  # or Python would try again when it ends
-        os.close(nowhere)

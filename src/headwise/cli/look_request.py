@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,10 @@ class Wanted:
                     f"{option} must go without --json -: got both, and JSON goes to standard output alone; "
                     "write it to a file: --json heads.json"
                 )
+        if self.only_json and sys.stdout is None:
+            raise ArgumentError(
+                "json must have somewhere to go: standard output is closed; write a file: --json heads.json"
+            )
         places = (
             ("out", self.picture, PICTURES, str(PICTURE)),
             ("html", self.html, (".html", ".htm"), "heads.html"),

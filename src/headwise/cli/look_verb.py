@@ -124,17 +124,19 @@ def look(
     \b
     The first prints
       mini reads "The cat sat on the mat because the cat was tired"
-                                entropy distance first previous
-       layer head label (score)    nats     keys   key      key itself
-           2    6 local (0.99)     0.55      1.2  0.12     0.47   0.25
-           0    5 self (0.99)      0.06      0.0  0.06     0.00   0.99
+                                        entropy distance first previous
+       layer head label (score)            nats     keys   key      key itself
+           2    6 local (0.99)             0.91      1.2  0.12     0.44   0.26
+           2    3 local (0.99)             0.83      1.6  0.19     0.40   0.21
+           2    1 previous-token (0.98)    0.10      1.0  0.13     0.98   0.07
       ...
-      A self head looks at each word itself.
+      A previous-token head looks at the word just before each word.
+      ...
       Wrote heads.png
 
     Exit code 0: done; 1: a package is missing; 2: a mistake, in one line; 130: Ctrl-C.
     """
-    from .terminal import sign_of_life, texts_of
+    from .terminal import sign_of_life, texts_of, uncollected
 
     wanted = Wanted(
         texts_of(texts, SENTENCE), model, layer or (), head or (), roles, written, out, terminal, html,
@@ -142,13 +144,14 @@ def look(
     )  # fmt: skip
     wanted.check(texts or ())
     with sign_of_life("Loading torch", at_once=True) as sign:
-        from ..heads.head_choices import HeadChoice
-        from ..heads.record import WRITTEN
-        from ..show.heads_tables import check_sort
-        from .look_answers import compared, looked
+        with uncollected():
+            from ..heads.head_choices import HeadChoice
+            from ..heads.record import WRITTEN
+            from ..show.heads_tables import check_sort
+            from .look_answers import compared, looked
 
         if not (written and sort in WRITTEN):
-            check_sort(sort or "label")
+            check_sort("label" if sort is None else sort)
         choice = HeadChoice.of(wanted.layers, wanted.heads)
         check_packages(wanted)
         (compared if len(wanted.texts) == 2 else looked)(wanted, choice, sign)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import difflib
+import gc
 import os
 import re
 import shlex
@@ -20,7 +21,40 @@ from typing import TextIO
 
 from ..errors import ArgumentError
 
-__all__ = ["SignOfLife", "file_and_name", "sign_of_life", "text_or_file", "texts_of"]
+__all__ = ["SignOfLife", "file_and_name", "say", "sign_of_life", "text_or_file", "texts_of", "uncollected"]
+
+
+# What is said aside of the answer
+
+
+def say(words: str) -> None:
+    """A line on stderr; nothing where that is closed, full or gone."""
+    if sys.stderr is not None:  # or print would take standard output for it
+        with suppress(OSError, ValueError):
+            print(f"headwise: {words}", file=sys.stderr)
+
+
+# What waits until the end
+
+
+ends_with_it = False  # whether the process ends with the command line: `program` says so
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No search for garbage meanwhile: loading and drawing make a million objects, and hardly any garbage.
+
+    Where the process ends with the command line, none of these is searched later, either.
+    """
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            if ends_with_it:
+                gc.freeze()
+            gc.enable()
 
 
 # FILE[:NAME]
@@ -169,6 +203,10 @@ def text_or_file(argument: str) -> str:
     if argument == STANDARD_INPUT:
         return _standard_input()
     file = _path(argument)
+    if argument and os.path.islink(file) and not os.path.exists(file):
+        raise ArgumentError(
+            f"TEXT|FILE must be a sentence or a file that exists: {argument!r} is a link to nothing; mend it"
+        )
     if not argument or not os.path.exists(file):
         close = _close_to(file, "*") if LIKE_A_FILE.fullmatch(argument) else None
         if close is None and not LIKE_A_PATH.fullmatch(argument):
@@ -236,7 +274,7 @@ def _standard_input() -> str:
     on_terminal = sys.stdin.isatty()
     waits = "type a text and end it with " if on_terminal else "reading standard input until it ends; "
     waits += f"{END} on a line of its own" if on_terminal else "Ctrl-C stops"
-    timer = Timer(0.0 if on_terminal else WAIT, print, (f"headwise: {waits}",), {"file": sys.stderr})
+    timer = Timer(0.0 if on_terminal else WAIT, say, (waits,))
     timer.daemon = True
     timer.start()
     try:

@@ -147,6 +147,12 @@ def _place_of(name_or_path: str | os.PathLike[str] | None) -> tuple[Path, str]:
         raise ArgumentError(f"model must be a folder or a name: {name!r} is a file; name the folder it is in")
     if isinstance(name_or_path, os.PathLike) or LIKE_A_PATH.fullmatch(name):
         raise ArgumentError(f"model must be a folder that exists: there is no {name!r}; check the name")
+    meant = re.sub("[-_ ]", "", name.lower())
+    if meant in (MINI, MINILM):  # no name on the hub
+        raise ArgumentError(
+            f"model must be a folder, or a name as it is written: there is no {name!r}; did you mean "
+            f"{meant!r}?"
+        )
     return from_hub(name), name
 
 
