@@ -6,7 +6,9 @@ import gc
 import hashlib
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +32,14 @@ settings.register_profile(
     suppress_health_check=list(HealthCheck),
 )
 settings.load_profile("headwise")
+
+# Processes that tests start hear Ctrl-C and the like, also where the tests were started by nohup or
+# in the background: what is ignored there is ignored by children, too.
+if threading.current_thread() is threading.main_thread():
+    for name, usual in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 @pytest.fixture(autouse=True)

@@ -319,6 +319,7 @@ def test_a_name_that_is_not_in_the_file_is_a_users_mistake(
         check_file(written(tmp_path, MENDED), "Nope")
 
 
+@pytest.mark.slow
 def test_evidence_that_does_not_fit_together_is_a_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -396,6 +396,7 @@ def run_command(*arguments: str) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_the_command_explains_a_file(tmp_path: Path) -> None:
     file, out = tmp_path / "mine.py", tmp_path / "out.html"
     file.write_text(LEARNER.replace("SCALE", "self.d_model"))

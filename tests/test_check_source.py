@@ -266,6 +266,7 @@ def reported(files: list[Path]) -> list[tuple[str, list[Undefined]]]:
     return [(name, names) for name, names in found if names]
 
 
+@pytest.mark.slow
 def test_nothing_is_reported_in_torch_and_the_standard_library() -> None:
     drawn = random.Random(0)
     assert reported([TORCH / "nn" / "modules" / "activation.py", *drawn.sample(TORCH_FILES, 12)]) == []

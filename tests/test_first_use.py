@@ -136,6 +136,7 @@ def test_an_unknown_name_is_told_by_its_package() -> None:
 # The doors
 
 
+@pytest.mark.slow
 def test_every_public_name_is_there_on_first_use() -> None:
     fresh(
         """

@@ -79,6 +79,7 @@ def test_without_weights_half_precision_is_as_exact_as_torchs_fused_function(
     assert_judged(found, plain, truth, dtype=dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_the_mean_of_many_heads_in_half_precision_loses_none() -> None:
     """Heads were added up in bfloat16, one by one: rows summed to 0.995."""

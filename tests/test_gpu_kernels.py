@@ -266,7 +266,7 @@ def test_every_option_is_among_the_cases() -> None:
     assert {look for judged in CASES.values() for look in judged.looks} == set(LOOKS)
 
 
-@pytest.mark.thinned(99, keep=[HOLES, CAUSAL])
+@pytest.mark.thinned(99, keep=[CAUSAL])
 @every_case
 def test_everything_is_as_exact_as_plain_torch(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     w = map_of(laid_out(judged.case, judged.layout, monkeypatch))

@@ -342,6 +342,7 @@ def test_a_notebooks_frame_is_quiet(browser: Browser, tmp_path: Path) -> None:
     assert browser.inside(page).evaluate("document.images.length") == 3
 
 
+@pytest.mark.slow
 def test_links_of_paths_that_differ_in_a_dot_lead_to_their_own_pictures() -> None:
     """Both were called head-layer-1-0, and both links went to the first."""
     heads = Heads()

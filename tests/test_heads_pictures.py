@@ -164,6 +164,7 @@ def draw_all(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("heads", "layers", "query_len", "key_len", "tokens"),
     [(2, 1, 512, 512, False), (2, 2, 7, 29, True)],

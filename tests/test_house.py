@@ -47,6 +47,7 @@ def fresh(source: str, *, path: Path = PACKAGE.parent, cwd: Path | None = None) 
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_the_core_works_with_torch_alone() -> None:
     entropy, loaded = fresh(
         """

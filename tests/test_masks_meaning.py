@@ -259,6 +259,7 @@ def test_values_are_not_looked_at_where_that_is_not_free() -> None:
     torch.testing.assert_close(outputs[0], hw.attention(q, k, v, Mask.dense(mask))[0])
 
 
+@pytest.mark.slow
 def test_a_compiled_call_takes_any_mask_in_one_graph_for_all_batches() -> None:
     """A batch as large as the number of queries would be a graph of its own if anyone compared the two."""
     torch._dynamo.reset()

@@ -366,6 +366,7 @@ def test_looking_at_weights_inside_a_compiled_function_breaks_the_graph_at_most(
         assert all(error(a, b) < 1e-12 for a, b in zip(mine, theirs, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 def test_masks_may_be_arguments_of_a_compiled_function() -> None:
     def output(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
@@ -657,6 +658,7 @@ def test_an_input_changed_before_backward_is_noticed() -> None:
         out.sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_mask_of_one_length_is_taken_after_calls_of_other_lengths() -> None:
     """Traced with a length that is not known, 17 was not among (1, 17), and the mask was said not to fit."""

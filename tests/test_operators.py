@@ -221,6 +221,7 @@ def test_every_rule_and_option_compiles_in_one_graph(name: str) -> None:
     assert_same(looked(compiled, inputs), looked(function, inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_loss_may_mix_what_has_a_gradient_with_what_has_none() -> None:
     """Compiled, all that is measured was taken for differentiable, and torch warned of having no way back."""

@@ -225,6 +225,7 @@ def test_what_no_query_may_see_is_grey_and_the_scale_says_so() -> None:
     assert "grey: none" in figure.axes[1].get_ylabel()
 
 
+@pytest.mark.slow
 def test_a_model_of_many_heads_still_makes_a_picture_of_bearable_size() -> None:
     heads = a_model([[even(4)] * 96] * 3)
     figure = model_picture(heads)

@@ -125,6 +125,7 @@ def unlisted(sources: dict[str, str]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_every_private_name_that_is_used_is_listed() -> None:
     sources = {str(path.relative_to(PACKAGE)): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
     assert len(sources) > 100

@@ -186,6 +186,7 @@ def test_long_maps_are_not_kept_unless_asked(
     assert heads[0].calls[0].map is None
 
 
+@pytest.mark.slow
 def test_nothing_quadratic_is_made(ids: Tensor) -> None:
     """4,096 tokens watched with 24 MiB for anything dense: a matrix of one head alone would take 64."""
     torch.manual_seed(0)

@@ -581,6 +581,7 @@ def test_a_compiled_model_runs_uncompiled_inside_and_compiled_again_after(
     assert (counting.compiled, counting.ran) == (compiled, 2 * ran)
 
 
+@pytest.mark.slow
 def test_a_compiled_function_that_calls_the_model_is_heard(counting: Any, x: Tensor) -> None:
     model = nn.Sequential(Fused(), Ours())
 
