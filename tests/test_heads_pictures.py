@@ -23,8 +23,10 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from headwise.show.heads_pictures import OF_LABEL, head_picture, layer_picture, model_picture
+from headwise.show.head_picture import head_picture
+from headwise.show.heads_pictures import layer_picture, model_picture
 from headwise.show.heatmaps import heatmaps
+from headwise.show.pictured_heads import OF_LABEL
 from headwise.show.sheet import colours, drawing
 from headwise.show.texts import MISSING
 

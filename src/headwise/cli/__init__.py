@@ -122,7 +122,7 @@ def _code(arguments: Sequence[str] | None, interrupted: Callable[[], bool]) -> i
 
 def _answer(arguments: Sequence[str] | None, interrupted: Callable[[], bool]) -> int:
     from ..errors import HeadwiseError, PackageMissing, VersionUnsupported
-    from ..show.tables import plain
+    from ..show.texts import plain
 
     try:
         code = application()(args=arguments, prog_name="headwise", standalone_mode=False)

@@ -152,7 +152,7 @@ def _bytes(size: str) -> int:
 
 
 def _plain(what: object) -> str:
-    from ..show.tables import plain
+    from ..show.texts import plain
 
     return plain(str(what))
 

@@ -96,7 +96,7 @@ def _counted(heads: int) -> str:
 
 def _loaded(model: str, sign: SignOfLife) -> Pretrained:
     from ..models.pretrained import load
-    from ..show.tables import plain
+    from ..show.texts import plain
 
     sign.says(f"Loading {plain(model)}")
     return load(model)
@@ -274,7 +274,7 @@ def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
 def _title(who: str, text: str) -> RenderableType:
     from rich.text import Text
 
-    from ..show.tables import plain
+    from ..show.texts import plain
 
     shown = Text(plain(f'{who} "{" ".join(text.split())}"'), style="bold")
     shown.truncate(_console().width - 2, overflow="ellipsis")  # which takes three where there is no …

@@ -312,7 +312,8 @@ class Heads(ByLayer[LayerHeads]):
             ...     output, _ = mha(torch.randn(2, 7, 64))
             >>> heads.plot().savefig("all.png"); heads.plot(0, 3).savefig("one.png")    # doctest: +SKIP
         """
-        from ..show.heads_pictures import head_picture, layer_picture, model_picture
+        from ..show.head_picture import head_picture
+        from ..show.heads_pictures import layer_picture, model_picture
 
         names = {"query_tokens": query_tokens, "key_tokens": key_tokens}
         if layer is None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from ..heads.collection import Heads
 from ..heads.layer import Head, LayerHeads
 from ..heads.layer_names import Layer
-from .head_picture import head_picture
 from .heads_grid import GAP, LINE, MOST_NAMED, TITLED, Row, Sheet, points
 from .heads_tables import census
 from .heatmaps import CELLS, draw
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-__all__ = ["OF_LABEL", "PALE", "head_picture", "layer_picture", "model_picture"]
+__all__ = ["layer_picture", "model_picture"]
 
 
 def layer_picture(

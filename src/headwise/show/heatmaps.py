@@ -20,7 +20,6 @@ from ..errors import ShapeError
 from ..map import AttentionMap
 from ..whole_files import place_for, whole_file
 from .sheet import (
-    FAINT,
     INK,
     Page,
     drawing,
@@ -45,19 +44,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CELLS",
-    "FAINT",
-    "INK",
     "Names",
     "cells",
     "check_path",
     "check_tokens",
     "draw",
-    "drawing",
     "heatmaps",
     "hidden",
     "save",
     "shares",
-    "words",
 ]
 
 

@@ -10,7 +10,7 @@ from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
 from ..heads.labels import LABELS, MIXED
 from ..heads.layer import Head
-from .heads_pictures import OF_LABEL
+from .pictured_heads import OF_LABEL
 from .sheet import FAINT, INK, drawing, words
 from .texts import fitted, inches, label
 

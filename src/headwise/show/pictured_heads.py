@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "OF_LABEL",
     "WRITTEN",
+    "call_of",
     "cells_of",
     "label_of",
     "layer_name",
@@ -32,6 +33,7 @@ __all__ = [
     "names_in",
     "names_of",
     "queries_in",
+    "queries_inside",
     "tint",
     "title_of",
 ]
@@ -65,26 +67,34 @@ def cells_of(
     Raises:
         ArgumentError: neither a map nor a picture was kept; nothing was measured of what is written.
     """
+    call = call_of(layer)
+    _, _, T, S = call.shape
+    made = call.pooled
+    if written:
+        return _written(layer, call, batch, most), (T, S), call
+    if call.map is not None and (made is None or max(T, S) <= most or max(made.shape[-2:]) != most):
+        return cells(call.map.select(batch=batch), most), (T, S), call
+    assert made is not None
+    mass, inside = _coarser(made[batch], queries_inside(T, made.shape[2], call.pooled_queries, batch), most)
+    return shares(mass, len(inside), inside), (T, S), call
+
+
+def call_of(layer: LayerHeads) -> Record:
+    """The call that is drawn: the last of which a map or a picture was kept.
+
+    Raises:
+        ArgumentError: there is none.
+    """
     for call in reversed(layer.calls):
-        _, _, T, S = call.shape
-        made = call.pooled
-        if call.map is None and made is None:
-            continue
-        if written:
-            return _written(layer, call, batch, most), (T, S), call
-        if call.map is not None and (made is None or max(T, S) <= most or max(made.shape[-2:]) != most):
-            return cells(call.map.select(batch=batch), most), (T, S), call
-        assert made is not None
-        queries = call.pooled_queries
-        mass, inside = _coarser(made[batch], _inside(T, made.shape[2], queries, batch), most)
-        return shares(mass, len(inside), inside), (T, S), call
+        if call.map is not None or call.pooled is not None:
+            return call
     raise ArgumentError(
         f"heads must have maps or pictures: {layer.path} was called with {list(layer.calls[-1].shape)} and "
         "kept neither; use watch(model, pooled=128), for steps of generation keep=True"
     )
 
 
-def _inside(query_len: int, rows: int, counted: Tensor | None, batch: int) -> Tensor:
+def queries_inside(query_len: int, rows: int, counted: Tensor | None, batch: int) -> Tensor:
     """How many queries each row of a pooled picture is the mass of, [rows]."""
     if counted is not None:
         return counted[batch].cpu().float()
@@ -128,7 +138,7 @@ def queries_in(call: Record, batch: int, rows: int) -> Tensor:
     if call.map is None and call.pooled_queries is not None:
         kept = call.pooled_queries[batch].cpu().float()
         return torch.zeros(rows).index_add_(0, torch.arange(len(kept)) * rows // len(kept), kept)
-    return _inside(T, rows, None, batch)
+    return queries_inside(T, rows, None, batch)
 
 
 def meaning_of(pooled: bool, written: bool) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from ..heads.roles import MARGIN, OFFSET, Role, Roles
 from .heads_tables import HeadsTable
-from .tables import as_text, empty_table, plain
+from .tables import as_text, empty_table
+from .texts import plain
 
 if TYPE_CHECKING:
     from rich.text import Text

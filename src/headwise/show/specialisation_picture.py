@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ..heads.labels import LABELS, MIXED
 from ..models.specialised_heads import Specialisation
-from .heads_pictures import OF_LABEL, PALE
 from .heads_tables import HeadsTable
-from .sheet import FAINT, INK, drawing
+from .pictured_heads import OF_LABEL
+from .sheet import FAINT, INK, PALE, drawing
 from .tables import as_number, as_text, empty_table
 
 if TYPE_CHECKING:

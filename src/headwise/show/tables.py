@@ -6,14 +6,14 @@ import math
 from typing import TYPE_CHECKING
 
 from ..errors import needed
-from .texts import families, label, plain
+from .texts import plain
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from .fitted_tables import FittedTable
 
-__all__ = ["HEADERS", "as_number", "as_text", "empty_table", "families", "label", "plain", "table_class"]
+__all__ = ["HEADERS", "as_number", "as_text", "empty_table", "table_class"]
 
 
 # Tables

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
 from ..heads.collection import Heads
 from ..heads.layer import Head, LayerHeads
 from ..heads.record import Record
-from .pictured_heads import names_of
+from .pictured_heads import call_of, names_of, queries_inside
 from .sheet import LIGHT_TO_DARK, NOTHING
 from .texts import plain
 
@@ -75,25 +74,19 @@ class Drawn:
 
 def _mass(layer: LayerHeads, batch: int) -> tuple[Tensor, Tensor, Record]:
     """Weights, beyond 256 positions pooled; queries of each row; of which call, the last that has them."""
-    for call in reversed(layer.calls):
-        _, _, T, S = call.shape
-        if call.map is not None:
-            weights = call.map.select(batch=batch)
-            mask = weights.mask.counted(T)
-            counted = torch.ones(T) if mask is None else mask[0].cpu().float()
-            if max(T, S) <= FINEST:
-                return weights.dense().detach()[0].cpu().float(), counted, call
-            picture = weights.pooled(FINEST).detach()[0].cpu().float()
-            return picture, _shared(counted, -1, picture.shape[1]), call
-        if call.pooled is not None:
-            picture, queries = call.pooled[batch].float(), call.pooled_queries
-            rows = picture.shape[1]
-            counts = _shared(torch.ones(T), -1, rows) if queries is None else queries[batch].float()
-            return picture, counts, call
-    raise ArgumentError(
-        f"heads must have maps or pictures: {layer.path} was called with {list(layer.calls[-1].shape)} and "
-        "kept neither; use watch(model, pooled=128), for steps of generation keep=True"
-    )
+    call = call_of(layer)
+    _, _, T, S = call.shape
+    if call.map is None:
+        assert call.pooled is not None
+        picture = call.pooled[batch].cpu().float()
+        return picture, queries_inside(T, picture.shape[1], call.pooled_queries, batch), call
+    weights = call.map.select(batch=batch)
+    mask = weights.mask.counted(T)
+    counted = torch.ones(T) if mask is None else mask[0].cpu().float()
+    if max(T, S) <= FINEST:
+        return weights.dense().detach()[0].cpu().float(), counted, call
+    picture = weights.pooled(FINEST).detach()[0].cpu().float()
+    return picture, _shared(counted, -1, picture.shape[1]), call
 
 
 def _shared(values: Tensor, dim: int, cells: int) -> Tensor:

@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from ...show.offline_pages import filled, policy
-from ...show.tables import plain
+from ...show.texts import plain
 from .page_data import page_json
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ...show.tables import empty_table, plain
+from ...show.tables import empty_table
+from ...show.texts import plain
 from .explanation import differing
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...show.tables import plain
+from ...show.texts import plain
 
 __all__ = ["MARKS", "fitting", "harmless", "one_line"]
 
