@@ -87,7 +87,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 # Node is for those who change or check the pages' sources: the built pages lie in the package.
-$(READY_PAGE): page/package.json page/package-lock.json
+$(READY_PAGE): page/package.json
 	@command -v npm >/dev/null || { apt-get update -qq && apt-get install -y -qq nodejs npm >/dev/null; }
-	@cd page && npm ci --silent --no-audit --no-fund
+	@cd page && npm install --silent --no-package-lock --no-audit --no-fund
 	@touch $@
