@@ -27,7 +27,7 @@ def test_a_script_that_would_end_early_is_refused(text: str) -> None:
 
 
 def test_a_style_that_would_end_early_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="style must not end .*: got '</style' in line 2; write it in two"):
+    with pytest.raises(ArgumentError, match=r"style must not end .*: got '</style' in line 2; write it in"):
         inline("a {}\n/* </style> */", "style")
     assert inline("/* </script> */", "style") == "/* </script> */"
     assert inline('"<" + "/script>"', "script") == '"<" + "/script>"'

@@ -1,7 +1,7 @@
 """Pages of one file: they load nothing, and run nothing but the script that is in them.
 
-What is put into a template is looked at once: a text that looks like one of its marks stays a text. Templates,
-styles and scripts lie in page/ beside this file; `make page` builds them from the repository's page/.
+What is put into a template is looked at once: a text that looks like one of its marks stays a text.
+Templates, styles and scripts lie in page/ beside this file; `make page` builds them from the sources.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def inline(text: str, element: str) -> str:
     if end is not None:
         line = text.count("\n", 0, end.start()) + 1
         raise ArgumentError(
-            f"{element} must not end its element early: got {end[0]!r} in line {line}; write it in two parts, "
-            'as "<" + "/"'
+            f"{element} must not end its element early: got {end[0]!r} in line {line}; write it in two "
+            'parts, as "<" + "/"'
         )
     return text
 
