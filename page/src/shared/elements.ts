@@ -39,3 +39,11 @@ export function byId<Kind extends HTMLElement = HTMLElement>(id: string): Kind {
   if (found === null) throw new Error(`no #${id} in this page`);
   return found as Kind;
 }
+
+/** Control characters, line breaks and the marks that turn writing round, made visible. */
+export function visible(text: string): string {
+  return text
+    .replace(/[\n\r]/g, "↵")
+    .replace(/\t/g, "⇥")
+    .replace(/[\p{Cc}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028\u2029]/gu, "\ufffd");
+}
