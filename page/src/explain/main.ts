@@ -172,9 +172,9 @@ const SAID = { same: ", equal", first: ", here yours parts", after: ", differs",
 
 function controls(): void {
   for (const [i, step] of data.steps.entries()) {
-    const name = `Step ${i}: ${step.title}${SAID[step.status]}`;
+    const name = `${i} ${step.key}: ${step.title}${SAID[step.status]}`;
     const button = el("button", { type: "button", class: step.status, "aria-label": name });
-    button.append(el("span", { class: "count" }, String(i)), el("span", null, step.key));
+    button.append(el("span", { class: "count" }, String(i)), " ", el("span", null, step.key));
     button.addEventListener("click", () => show({ step: i }));
     byId("steps").append(el("li", null, button));
   }

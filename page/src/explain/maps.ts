@@ -16,6 +16,8 @@ export interface DrawnMap {
   mark(row?: number, col?: number, focus?: boolean): void;
   /** Draw it anew, in the colours of now. */
   again(): void;
+  /** Whether it is larger than its room: then people scroll in it. */
+  overflows: boolean;
 }
 
 /** Called with the cell that was clicked or walked to. */
@@ -121,6 +123,7 @@ export function grid(
       if (focus) chosen.focus({ preventScroll: false });
     },
     again,
+    overflows: false,
   };
 }
 
@@ -215,6 +218,7 @@ export function picture(
       if (focus) canvas.focus({ preventScroll: true });
     },
     again: draw,
+    overflows: fitting < room.least,
   };
 }
 

@@ -121,14 +121,16 @@ function takenFrom(field: string, x: number, at: At): string | null {
 
 /** A sum as a table, or in words. */
 function sumOf(sum: Sum, title: string): HTMLElement {
-  const made = el("section", { class: "sum" }, el("h4", null, title[0].toUpperCase() + title.slice(1)));
+  const name = title[0].toUpperCase() + title.slice(1);
+  const made = el("section", { class: "sum" }, el("h4", null, name));
   if (sum.kind === "words") {
     const total = sum.shown && sum.total !== null ? ` = ${longer(sum.total)}` : "";
     made.append(el("p", null, sum.words + total));
     return made;
   }
   const table = sum.kind === "softmax" ? softmaxTable(sum) : productTable(sum);
-  made.append(el("div", { class: "scroll terms" }, table), el("p", { class: "total" }, totalOf(sum)));
+  const box = el("div", { class: "scroll terms", role: "group", "aria-label": name, tabindex: 0 }, table);
+  made.append(box, el("p", { class: "total" }, totalOf(sum)));
   return made;
 }
 

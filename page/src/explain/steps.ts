@@ -1,6 +1,6 @@
 /** One step: its heading, its words, and its maps. */
 
-import { el } from "../shared/elements.ts";
+import { dress, el } from "../shared/elements.ts";
 import {
   type Axis,
   data,
@@ -105,6 +105,7 @@ export class DrawnStep {
     const name = `${title}, ${m.rows} by ${m.cols}, what goes in`;
     const made = picture(map, m, null, extent([m]), name, null, GOES_IN);
     this.maps.push({ ...made, map, role: "operand", head });
+    if (made.overflows) dress(made.element, { role: "group", "aria-label": name, tabindex: 0 });
     const caption = el("figcaption", null, el("b", null, title), ` ${m.rows}×${m.cols}`);
     return [el("figure", { class: "operand" }, caption, made.element)];
   }
