@@ -182,6 +182,4 @@ def _is_vocabulary(
 
 def _fills_gaps(model: nn.Module) -> bool:
     """Whether it tells what stands at a position, not what comes after it."""
-    if isinstance(model, Transformer):
-        return model.config.kind == "encoder"
     return type(model).__name__.endswith(("ForMaskedLM", "ForPreTraining"))
