@@ -487,8 +487,8 @@ def _pixels(image: Any) -> Tensor:
     low, high = float(given.min()), float(given.max())
     if not (low >= 0 and high <= 1):
         raise ArgumentError(
-            f"image must be from 0 to 1 where it is of floats: got {low:g} to {high:g}; undo what was done to "
-            "it for the model"
+            f"image must be from 0 to 1 where it is of floats: got {low:g} to {high:g}; undo what was done "
+            "to it for the model"
         )
     return (given * 255).round().byte().contiguous()
 

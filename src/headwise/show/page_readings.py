@@ -106,8 +106,8 @@ def readings_of(
     for argument, given in zip(("query_tokens", "key_tokens"), names, strict=True):
         if given is not None and len(numbers) > 1:
             raise ArgumentError(
-                f"{argument} must name the tokens of one sequence: the last forward had {count}; give batch=, "
-                "too"
+                f"{argument} must name the tokens of one sequence: the last forward had {count}; give "
+                "batch=, too"
             )
     return [_reading(heads, runs, number, some, names) for number in numbers]
 
