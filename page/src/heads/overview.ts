@@ -7,7 +7,7 @@ import type { Reading } from "./sources.ts";
 import type { App } from "./store.ts";
 
 const LONG = 320; // letters of a text, beyond which it is shortened
-const TICKS = [0, 0.01, 0.1, 0.5, 1];
+const TICKS = [0, 0.05, 0.25, 0.5, 1];
 const MARGIN = 14; // between a panel that stays and the window's edge
 
 export function overviewPanel(app: App): void {
@@ -65,18 +65,19 @@ function chooser(app: App, place: HTMLElement): void {
   };
   const known = document.activeElement?.id;
   const models = app.sources.map((source) => source.title);
-  const same = new Set(models).size < models.length; // one model on several texts: the text tells them apart
+  const single = new Set(models).size === 1; // one model on several texts: these tell them apart
   const sources = app.sources.map((source, n) => {
-    const text = source.readings[0]?.text ?? "";
-    return same
-      ? `${n + 1}: ${source.title}${text ? ` — ${text.length > 60 ? `${text.slice(0, 60)} …` : text}` : ""}`
-      : source.title;
+    const text = source.readings[0]?.text ?? source.readings[0]?.name ?? "";
+    const told = text.length > 64 ? `${text.slice(0, 64)} …` : text;
+    if (single) return told || `${source.title} ${n + 1}`;
+    return models.indexOf(source.title) === models.lastIndexOf(source.title)
+      ? source.title
+      : `${source.title}: ${told}`;
   });
   const readings = app.source.readings.map((reading, n) => reading.name || `text ${n + 1}`);
+  const title = single && readings.length < 2 ? "Text" : "Model";
   const made = [
-    menu("choose-source", new Set(models).size === 1 ? "Read" : "Model", sources, app.state.source, (n) =>
-      app.set({ source: n }),
-    ),
+    menu("choose-source", title, sources, app.state.source, (n) => app.set({ source: n })),
     menu("choose-text", "Text", readings, app.state.text, (n) => app.set({ text: n })),
   ].filter((each) => each !== null);
   place.replaceChildren(...made);
@@ -127,12 +128,12 @@ function explained(place: HTMLElement): void {
     strip,
     ...ticks,
   );
-  const hidden = el("span", { class: "hidden-key" }, el("span", { class: "swatch" }), "cannot be seen");
+  const hidden = el("span", { class: "hidden-key" }, el("span", { class: "swatch" }), "hidden by a mask");
   place.replaceChildren(
     el(
       "p",
       null,
-      `Each square is one head. A row is a token that looks, a column one that it looks at: the ${isDark() ? "brighter" : "darker"} a cell, the more of its attention goes there.`,
+      `Each square is one head. Rows are tokens that look, columns the tokens they look at; the ${isDark() ? "brighter" : "darker"}, the more attention.`,
     ),
     el("div", { class: "legend" }, scale, hidden),
   );

@@ -11,7 +11,7 @@ const NEAR = "200px 0px"; // beyond the window: drawn before it is seen
 const FAR = "1600px 0px"; // beyond that: released
 const BUDGET = 8; // milliseconds of a frame
 const AT_ONCE = 12; // maps that are being unpacked
-const WHOLE = 0.8; // dots are whole where that fills so much of the room
+const WHOLE = 0.85; // dots are whole where that fills so much of the room
 
 interface Thumbnail {
   canvas: HTMLCanvasElement;
@@ -49,7 +49,7 @@ export function pooled(cells: Cells, mostRows: number, mostColumns: number): Cel
 }
 
 /** How many dots wide `count` cells are in room for `room`: whole ones where that fills it. */
-function fitted(count: number, room: number): number {
+export function fitted(count: number, room: number): number {
   const whole = Math.floor(room / count) * count;
   return whole >= WHOLE * room ? whole : room;
 }

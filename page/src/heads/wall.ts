@@ -10,7 +10,7 @@ import { byId, el } from "../shared/elements.ts";
 import { isDark, onTheme } from "../shared/theme.ts";
 import type { HeadData } from "./page_data.ts";
 import type { App, Changed } from "./store.ts";
-import { Thumbnails } from "./thumbnails.ts";
+import { fitted, Thumbnails } from "./thumbnails.ts";
 import { wallControls } from "./wall_controls.ts";
 import { asked, bounds, labelOf, type Measure, measures, named, shortLabel, shown } from "./wall_measures.ts";
 
@@ -118,7 +118,8 @@ class Wall {
         "div",
         { role: "option", class: "tile", tabindex: -1, "data-head": named(head.layer, head.head) },
         el("span", { class: "room" }, canvas, number),
-        el("span", { class: "caption" }, el("span", { class: "who" }, name, dot, value), label),
+        dot,
+        el("span", { class: "caption" }, el("span", { class: "who" }, name, value), label),
       );
       this.tiles.set(named(head.layer, head.head), { head, element, canvas, number, name, value });
       this.thumbnails.add(canvas, async () => (await call?.cells(head.head)) ?? null);
@@ -139,6 +140,7 @@ class Wall {
     const off = new Set(app.state.off.split(","));
     const tinted = this.tints(offered);
     this.list.classList.toggle("tinted", tinted !== null);
+    this.list.classList.toggle("labelled", app.state.colour === "label");
     this.list.classList.toggle("flowing", flowing);
     for (const tile of tiles)
       this.dress(tile, flowing, by, tinted, off.has(named(tile.head.layer, tile.head.head)));
@@ -154,13 +156,13 @@ class Wall {
     const label = labelOf(this.app, head);
     tile.name.textContent = flowing ? named(head.layer, head.head) : String(head.head);
     const value = by === null ? head.score : by.value(head);
-    tile.value.textContent = flowing && value !== null ? shown(value, by?.share ?? true) : "";
+    tile.value.textContent = flowing && value !== null ? shown(value, by?.digits) : "";
     element.style.setProperty("--label", labelColour(label));
     element.classList.toggle("off", off);
     const roles = (this.app.source.roles(head.layer, head.head) ?? []).map((role) => role.name);
     const said = [`${layer.name} head ${head.head}, ${head.label}`];
     if (head.score !== null && head.label !== "mixed") said[0] += ` ${head.score.toFixed(2)}`;
-    if (by !== null) said.push(`${by.title} ${shown(value, by.share)}`);
+    if (by !== null) said.push(`${by.title} ${shown(value, by.digits)}`);
     if (tinted !== null) said.push(...tinted(tile));
     if (roles.length > 0) said.push(`role ${roles.join(", ")}`);
     if (off) said.push("switched off");
@@ -192,10 +194,10 @@ class Wall {
       const value = by.value(head);
       const part = value === null ? Number.NaN : (value - least) / (most - least || 1);
       const back = weightColour(part * part); // even steps: the scale below the menu is even
-      number.textContent = shown(value, by.share);
+      number.textContent = shown(value, by.digits);
       number.style.background = css(back);
       number.style.color = inkOn(back);
-      return [`${by.title} ${shown(value, by.share)}`];
+      return [`${by.title} ${shown(value, by.digits)}`];
     };
   }
 
@@ -257,19 +259,29 @@ class Wall {
     const gap = room / wanted < 62 ? 4 : 7;
     const most = Math.max(1, Math.floor((room + gap) / (smallest + gap)));
     const columns = Math.ceil(wanted / Math.ceil(wanted / most));
-    const side = Math.max(20, Math.min(LARGEST, Math.floor((room + gap) / columns) - gap));
-    this.list.style.setProperty("--columns", String(columns));
-    this.list.style.setProperty("--gap", `${gap}px`);
-    this.list.style.setProperty("--side", `${side}px`);
-    this.list.classList.toggle("small", side < 68);
-    const inside = side - 6; // a frame around each map
+    const widest = Math.max(20, Math.min(LARGEST, Math.floor((room + gap) / columns) - gap));
+    const inside = this.whole(widest - 2); // a frame around each map
+    const side = inside + 2;
+    const { style, classList } = this.list;
+    style.setProperty("--columns", String(columns));
+    style.setProperty("--gap", `${gap}px`);
+    style.setProperty("--side", `${side}px`);
+    classList.toggle("small", side < 66);
+    classList.toggle("few", columns * (side + 2 * gap) < room); // not strewn over all of the room
     for (const { canvas, element } of this.tiles.values())
-      element.style.setProperty("--tall", `${Math.round(inside * Number(canvas.dataset.tall ?? 1)) + 6}px`);
+      element.style.setProperty("--tall", `${inside * Number(canvas.dataset.tall ?? 1) + 2}px`);
     if (this.thumbnails.side !== inside) {
       this.thumbnails.side = inside;
       this.thumbnails.again();
     }
     return columns;
+  }
+
+  /** As wide as whole dots for each cell make it, where a map shows all tokens. */
+  private whole(room: number): number {
+    const ratio = window.devicePixelRatio || 1;
+    const call = this.app.reading.calls.find((each) => each !== null);
+    return call?.exact ? fitted(call.keys, Math.round(room * ratio)) / ratio : room;
   }
 
   private empty(): void {

@@ -56,9 +56,9 @@ export function wallControls(app: App, place: HTMLElement): (offered: Measure[],
   });
   const chips = el("div", { class: "chips", role: "group", "aria-label": "Only heads with this label" });
   const scale = el("div", { class: "wall-scale" });
-  const note = el("p", { class: "quiet role-note" }, el("span", { class: "role" }), " has a role in grammar");
+  const note = el("span", { class: "role-note" }, el("span", { class: "role" }), "has a role");
   place.append(
-    el("div", { class: "wall-head" }, el("h2", { id: "wall-title" }, "All heads"), count),
+    el("div", { class: "wall-head" }, el("h2", { id: "wall-title" }, "All heads"), count, note),
     el(
       "div",
       { class: "menus" },
@@ -69,7 +69,6 @@ export function wallControls(app: App, place: HTMLElement): (offered: Measure[],
     ),
     chips,
     scale,
-    note,
   );
 
   return (offered, there) => {
@@ -137,9 +136,9 @@ function drawScale(app: App, offered: Measure[], place: HTMLElement): void {
   const stops = Array.from({ length: 9 }, (_, i) => css(weightColour((i / 8) ** 2)));
   strip.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
   place.replaceChildren(
-    el("span", { class: "ends" }, shown(least, by.share)),
+    el("span", { class: "ends" }, shown(least, by.digits)),
     strip,
-    el("span", { class: "ends" }, shown(most, by.share)),
+    el("span", { class: "ends" }, shown(most, by.digits)),
     el("span", { class: "quiet" }, `${by.title}: ${by.sentence}`),
   );
 }

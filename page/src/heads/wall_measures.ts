@@ -10,6 +10,7 @@ export interface Measure {
   group: string; // of the menu
   sentence: string;
   share: boolean; // from 0 to 1
+  digits: number; // behind the point
   value(head: HeadData): number | null;
 }
 
@@ -27,38 +28,41 @@ export function shortLabel(name: string): string {
   return name === "punctuation" ? "punct." : name.replace(/-token$/, "");
 }
 
-/** A number as it is shown in little room. */
-export function shown(value: number | null, share: boolean): string {
+/** A number with as many digits behind the point as its like. */
+export function shown(value: number | null, digits = 2): string {
   if (value === null) return "–";
-  if (share) return value.toFixed(2);
-  if (value === 0) return "0";
-  const digits = Math.min(Math.max(2 - Math.floor(Math.log10(Math.abs(value))), 0), 4);
-  return value.toLocaleString("en", {
-    minimumFractionDigits: Math.min(digits, 2),
-    maximumFractionDigits: digits,
-  });
+  return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
+
+/** Digits that tell numbers up to the largest apart. */
+function digitsOf(heads: HeadData[], { share, value }: Pick<Measure, "share" | "value">): number {
+  const most = Math.max(...heads.map((head) => Math.abs(value(head) ?? 0)));
+  return share || most === 0 ? 2 : Math.min(Math.max(2 - Math.floor(Math.log10(most)), 0), 5);
+}
+
+type Bare = Omit<Measure, "digits">;
 
 /** Everything that the text looked at has numbers for. */
 export function measures(app: App): Measure[] {
-  const offered: Measure[] = [];
+  const offered: Bare[] = [];
   const { heads } = app.reading;
   for (const { name, title, sentence, share } of app.data.statistics) {
     if (!heads.some((head) => typeof head.numbers[name] === "number")) continue;
     const value = (head: HeadData) => head.numbers[name] ?? null;
     offered.push({ name, title, group: "Measured", sentence, share, value });
   }
-  return [...offered, ...roleMeasures(app), ...changeMeasures(app)];
+  const all = [...offered, ...roleMeasures(app), ...changeMeasures(app)];
+  return all.map((measure) => ({ ...measure, digits: digitsOf(heads, measure) }));
 }
 
-function roleMeasures(app: App): Measure[] {
+function roleMeasures(app: App): Bare[] {
   const { source } = app;
   const all = app.reading.heads.flatMap((head) => source.roles(head.layer, head.head) ?? []);
   const sentences = new Map(all.map((role) => [role.name, role.sentence]));
   if (sentences.size === 0) return [];
   const group = "Roles";
   const share = true;
-  const best: Measure = {
+  const best: Bare = {
     name: "role",
     title: "any role",
     group,
@@ -66,7 +70,7 @@ function roleMeasures(app: App): Measure[] {
     sentence: "how often the head's best role holds",
     value: (head) => source.roles(head.layer, head.head)?.[0]?.share ?? null,
   };
-  const single = [...sentences].map(([name, sentence]): Measure => {
+  const single = [...sentences].map(([name, sentence]): Bare => {
     const value = (head: HeadData) =>
       source.roles(head.layer, head.head)?.find((role) => role.name === name)?.share ?? null;
     return { name: `role:${name}`, title: name, group, share, sentence, value };
@@ -74,10 +78,10 @@ function roleMeasures(app: App): Measure[] {
   return [best, ...single];
 }
 
-function changeMeasures(app: App): Measure[] {
+function changeMeasures(app: App): Bare[] {
   const { source, text } = app.state;
   const group = "Changes";
-  const measured: Measure[] = [];
+  const measured: Bare[] = [];
   const flip = app.data.flips.find((each) =>
     [each.before, each.after].some((place) => place[0] === source && place[1] === text),
   );
