@@ -4,21 +4,22 @@
  * Nothing else is unpacked: a wall of 1,024 heads costs what a screen of it costs.
  */
 
-import { paintCells } from "../shared/colours.ts";
+import { cellsPicture } from "../shared/colours.ts";
 import type { Cells } from "./packed.ts";
 
 const NEAR = "200px 0px"; // beyond the window: drawn before it is seen
-const FAR = "1600px 0px"; // beyond that: released
+const KEPT = 240; // that are drawn and not near; beyond that, what was left first is released
 const BUDGET = 8; // milliseconds of a frame
 const AT_ONCE = 12; // maps that are being unpacked
 const WHOLE = 0.85; // dots are whole where that fills so much of the room
 
 interface Thumbnail {
-  canvas: HTMLCanvasElement;
+  element: HTMLElement;
   load: () => Promise<Cells | null>;
   near: boolean;
   state: "" | "waiting" | "loading" | "drawn";
   version: number;
+  address: string; // of its picture
 }
 
 /** Fewer cells: a sum over keys, in the mean over queries, so that a column of one key keeps its weight. */
@@ -62,23 +63,23 @@ export class Thumbnails {
   private loading = 0;
   private scheduled = false;
   private looked = false;
-  private readonly close = new IntersectionObserver((entries) => this.moved(entries), { rootMargin: NEAR });
-  private readonly far = new IntersectionObserver((entries) => this.left(entries), { rootMargin: FAR });
+  private readonly behind = new Set<Thumbnail>(); // drawn and not near
+  private readonly observer = new IntersectionObserver((entries) => this.moved(entries), {
+    rootMargin: NEAR,
+  });
 
   /** `settled` is called once, when all that is seen at first is drawn. */
   constructor(private settled: (() => void) | null) {}
 
-  /** From now on this canvas shows these cells, whenever it is near. */
-  add(canvas: HTMLCanvasElement, load: () => Promise<Cells | null>): void {
-    this.held.set(canvas, { canvas, load, near: false, state: "", version: 0 });
-    this.close.observe(canvas);
-    this.far.observe(canvas);
+  /** From now on this element shows these cells, whenever it is near. */
+  add(element: HTMLElement, load: () => Promise<Cells | null>): void {
+    this.held.set(element, { element, load, near: false, state: "", version: 0, address: "" });
+    this.observer.observe(element);
   }
 
   /** None is held any more. */
   clear(): void {
-    this.close.disconnect();
-    this.far.disconnect();
+    this.observer.disconnect();
     for (const thumbnail of this.held.values()) this.release(thumbnail);
     this.held.clear();
     this.waiting.length = 0;
@@ -105,16 +106,15 @@ export class Thumbnails {
       const thumbnail = this.held.get(entry.target);
       if (thumbnail === undefined) continue;
       thumbnail.near = entry.isIntersecting;
+      if (thumbnail.near) this.behind.delete(thumbnail);
+      else if (thumbnail.state === "drawn") this.behind.add(thumbnail);
       if (thumbnail.near && thumbnail.state === "") this.want(thumbnail);
     }
-    this.schedule();
-  }
-
-  private left(entries: IntersectionObserverEntry[]): void {
-    for (const entry of entries) {
-      const thumbnail = this.held.get(entry.target);
-      if (thumbnail !== undefined && !entry.isIntersecting) this.release(thumbnail);
+    for (const oldest of this.behind) {
+      if (this.behind.size <= KEPT) break;
+      this.release(oldest);
     }
+    this.schedule();
   }
 
   private want(thumbnail: Thumbnail): void {
@@ -124,11 +124,14 @@ export class Thumbnails {
   }
 
   private release(thumbnail: Thumbnail): void {
+    this.behind.delete(thumbnail);
     if (thumbnail.state === "") return;
     thumbnail.version++;
     thumbnail.state = "";
-    thumbnail.canvas.width = thumbnail.canvas.height = 0;
-    delete thumbnail.canvas.dataset.drawn;
+    thumbnail.element.style.backgroundImage = "";
+    URL.revokeObjectURL(thumbnail.address);
+    thumbnail.address = "";
+    delete thumbnail.element.dataset.drawn;
   }
 
   private schedule(): void {
@@ -142,7 +145,7 @@ export class Thumbnails {
     const end = performance.now() + BUDGET;
     while (this.loaded.length > 0 && performance.now() < end) {
       const { thumbnail, cells, version } = this.loaded.shift()!;
-      if (thumbnail.version === version) this.paint(thumbnail, cells);
+      if (thumbnail.version === version) void this.paint(thumbnail, cells);
     }
     while (this.waiting.length > 0 && this.loading < AT_ONCE && performance.now() < end) {
       const thumbnail = this.waiting.shift()!;
@@ -165,7 +168,7 @@ export class Thumbnails {
     try {
       this.loaded.push({ thumbnail, cells: await thumbnail.load(), version });
     } catch (error) {
-      thumbnail.canvas.title = "this map cannot be read";
+      thumbnail.element.title = "this map cannot be read";
       reportError(error);
     } finally {
       this.loading--;
@@ -173,17 +176,28 @@ export class Thumbnails {
     }
   }
 
-  private paint(thumbnail: Thumbnail, cells: Cells | null): void {
-    const { canvas } = thumbnail;
-    thumbnail.state = "drawn";
+  private async paint(thumbnail: Thumbnail, cells: Cells | null): Promise<void> {
+    const { element, version } = thumbnail;
     const ratio = window.devicePixelRatio || 1;
     const room = Math.max(1, Math.round(this.side * ratio));
-    const tall = Math.max(1, Math.round(room * Number(canvas.dataset.tall ?? 1)));
+    const tall = Math.max(1, Math.round(room * Number(element.dataset.tall ?? 1)));
     const nothing = { rows: 1, columns: 1, values: new Float32Array([Number.NaN]) };
     const small = cells === null ? nothing : pooled(cells, tall, room);
-    paintCells(canvas, small);
-    canvas.style.width = `${fitted(small.columns, room) / ratio}px`;
-    canvas.style.height = `${fitted(small.rows, tall) / ratio}px`;
-    canvas.dataset.drawn = "true";
+    const address = URL.createObjectURL(cellsPicture(small));
+    const picture = new Image();
+    picture.src = address;
+    this.loading++;
+    await picture.decode().catch(reportError); // shown when it is there, not before: nothing flickers
+    this.loading--;
+    this.schedule();
+    if (thumbnail.version !== version) return URL.revokeObjectURL(address);
+    URL.revokeObjectURL(thumbnail.address);
+    thumbnail.address = address;
+    thumbnail.state = "drawn";
+    if (!thumbnail.near) this.behind.add(thumbnail);
+    element.style.width = `${fitted(small.columns, room) / ratio}px`;
+    element.style.height = `${fitted(small.rows, tall) / ratio}px`;
+    element.style.backgroundImage = `url("${address}")`;
+    element.dataset.drawn = "true";
   }
 }

@@ -35,7 +35,7 @@ const DRAWN: Changed = new Set([
 interface Tile {
   head: HeadData;
   element: HTMLElement;
-  canvas: HTMLCanvasElement;
+  map: HTMLElement;
   number: HTMLElement; // in place of the map
   name: HTMLElement;
   value: HTMLElement;
@@ -104,25 +104,24 @@ class Wall {
     this.tiles = new Map();
     for (const head of this.app.reading.heads) {
       const call = this.app.reading.calls[head.layer];
-      const canvas = el("canvas", { width: 0, height: 0, "aria-hidden": "true" });
-      if (call !== null)
-        canvas.dataset.tall = String(Math.min(Math.max(call.queries / call.keys, 0.25), 1.5));
+      const map = el("span", { class: "map" });
+      if (call !== null) map.dataset.tall = String(Math.min(Math.max(call.queries / call.keys, 0.25), 1.5));
       const number = el("span", { class: "tint" });
       const name = el("span", { class: "name" });
       const value = el("span", { class: "value" });
-      const label = el("span", { class: "label" }, shortLabel(head.label));
+      const label = el("span", { class: "label", "data-text": shortLabel(head.label) });
       const roles = this.app.source.roles(head.layer, head.head) ?? [];
       const told = roles.map((role) => `${role.name} ${role.share.toFixed(2)}: ${role.sentence}`).join("\n");
       const dot = roles.length > 0 ? el("span", { class: "role", title: told }) : null;
       const element = el(
         "div",
         { role: "option", class: "tile", tabindex: -1, "data-head": named(head.layer, head.head) },
-        el("span", { class: "room" }, canvas, number),
+        el("span", { class: "room" }, map, number),
         dot,
         el("span", { class: "caption" }, el("span", { class: "who" }, name, value), label),
       );
-      this.tiles.set(named(head.layer, head.head), { head, element, canvas, number, name, value });
-      this.thumbnails.add(canvas, async () => (await call?.cells(head.head)) ?? null);
+      this.tiles.set(named(head.layer, head.head), { head, element, map, number, name, value });
+      this.thumbnails.add(map, async () => (await call?.cells(head.head)) ?? null);
     }
     if (this.tiles.size === 0) this.thumbnails.nothing();
     this.list.replaceChildren();
@@ -154,9 +153,9 @@ class Wall {
     const { head, element } = tile;
     const layer = this.app.source.layers[head.layer];
     const label = labelOf(this.app, head);
-    tile.name.textContent = flowing ? named(head.layer, head.head) : String(head.head);
+    tile.name.dataset.text = flowing ? named(head.layer, head.head) : String(head.head);
     const value = by === null ? head.score : by.value(head);
-    tile.value.textContent = flowing && value !== null ? shown(value, by?.digits) : "";
+    tile.value.dataset.text = flowing && value !== null ? shown(value, by?.digits) : "";
     element.style.setProperty("--label", labelColour(label));
     element.classList.toggle("off", off);
     const roles = (this.app.source.roles(head.layer, head.head) ?? []).map((role) => role.name);
@@ -182,7 +181,7 @@ class Wall {
           parsed(own?.colour ?? "#777777"),
           dark ? 0.55 : 0.2,
         );
-        number.textContent = shortLabel(head.label);
+        number.dataset.text = shortLabel(head.label);
         number.style.background = css(back);
         number.style.color = inkOn(back);
         return [];
@@ -194,7 +193,7 @@ class Wall {
       const value = by.value(head);
       const part = value === null ? Number.NaN : (value - least) / (most - least || 1);
       const back = weightColour(part * part); // even steps: the scale below the menu is even
-      number.textContent = shown(value, by.digits);
+      number.dataset.text = shown(value, by.digits);
       number.style.background = css(back);
       number.style.color = inkOn(back);
       return [`${by.title} ${shown(value, by.digits)}`];
@@ -268,8 +267,8 @@ class Wall {
     style.setProperty("--side", `${side}px`);
     classList.toggle("small", side < 66);
     classList.toggle("few", columns * (side + 2 * gap) < room); // not strewn over all of the room
-    for (const { canvas, element } of this.tiles.values())
-      element.style.setProperty("--tall", `${inside * Number(canvas.dataset.tall ?? 1) + 2}px`);
+    for (const { map, element } of this.tiles.values())
+      element.style.setProperty("--tall", `${inside * Number(map.dataset.tall ?? 1) + 2}px`);
     if (this.thumbnails.side !== inside) {
       this.thumbnails.side = inside;
       this.thumbnails.again();
