@@ -2,6 +2,7 @@
 
 import { byId } from "../shared/elements.ts";
 import { themeButton } from "../shared/theme.ts";
+import { oneHeadPanel } from "./one_head.ts";
 import { readData } from "./page_data.ts";
 import { fileSources } from "./sources.ts";
 import { App } from "./store.ts";
@@ -10,5 +11,5 @@ const data = readData();
 const app = new App(data, fileSources(data));
 byId("heading").textContent = data.heading;
 themeButton(byId("theme"));
+oneHeadPanel(app);
 document.documentElement.dataset.ready = "true";
-void app;
