@@ -105,7 +105,12 @@ export async function pairsList(
   if (pairs === null) return null;
   if (pairs.length === 0) return el("p", { class: "quiet" }, "None.");
   const { queryTokens, keyTokens } = scene.call;
-  const word = (tokens: string[] | null, at: number) => (tokens ? shown(tokens[at]) : counted(at));
+  const twice = (tokens: string[], at: number) =>
+    tokens.indexOf(tokens[at]) !== tokens.lastIndexOf(tokens[at]);
+  const word = (tokens: string[] | null, at: number) => {
+    if (tokens === null) return counted(at);
+    return twice(tokens, at) ? `${shown(tokens[at])} (${counted(at)})` : shown(tokens[at]);
+  };
   const items = pairs.map((pair) => {
     const button = el("button", { type: "button" });
     button.append(`${word(queryTokens, pair.query)} → ${word(keyTokens, pair.key)} `, figure(pair.weight));
@@ -113,5 +118,7 @@ export async function pairsList(
     button.addEventListener("click", () => choose(pair));
     return el("li", null, button);
   });
-  return el("ol", { class: "pairs" }, ...items);
+  const list = el("ol", { class: "pairs" }, ...items);
+  if (scene.call.exact || !scene.written) return list;
+  return el("div", null, el("p", { class: "quiet" }, "By weight alone:"), list);
 }

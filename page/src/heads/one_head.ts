@@ -247,6 +247,7 @@ export function oneHeadPanel(app: App): HTMLElement {
       });
     }
     stage.replaceChildren(picture.element);
+    reading.classList.toggle("long", !call.exact);
     const notes = [
       written ? WRITTEN : "",
       call.leftOut > 0 ? `${counted(call.leftOut)} padded positions are left out.` : "",

@@ -55,7 +55,7 @@ function scale(x: number, y: number, most: number): SVGElement[] {
     const fill = css(weightColour(((i + 0.5) / steps) ** 2));
     parts.push(svg("rect", { x: x + (i * width) / steps, y, width: width / steps + 0.5, height: 10, fill }));
   }
-  for (const part of [0, 0.01, 0.1, 0.5, 1]) {
+  for (const part of [0, 0.05, 0.25, 0.5, 1]) {
     const at = x + Math.sqrt(part) * width;
     parts.push(
       label(at, y + 24, short(part * most), { size: 10.5, anchor: "middle", fill: styled("--quiet") }),
