@@ -23,6 +23,10 @@ export function labelLine(app: App, head: HeadData): HTMLElement {
   return el("p", { class: "label-line" }, chip, known ? ` ${known.sentence}` : null);
 }
 
+function interval({ low, high }: RoleData): string {
+  return low === null || high === null ? "" : ` (95% interval ${short(low)}–${short(high)})`;
+}
+
 /** Every role with its sentence, share, interval and the best rule that needs no model. */
 export function rolesList(roles: RoleData[] | null): HTMLElement | null {
   if (roles === null || roles.length === 0) return null;
@@ -36,7 +40,7 @@ export function rolesList(roles: RoleData[] | null): HTMLElement | null {
       el(
         "span",
         { class: "quiet" },
-        ` of ${counted(role.cases)} cases (95% interval ${short(role.low)}–${short(role.high)});` +
+        ` of ${counted(role.cases)} cases${interval(role)};` +
           ` the best simple rule, “${role.rule}”, reaches ${short(role.rule_share)}`,
       ),
     ),
