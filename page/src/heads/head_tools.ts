@@ -87,8 +87,15 @@ export function weightLegend(scene: Scene): HTMLElement[] {
   });
   const box = el("div", { class: "scale-box" }, bar, el("div", { class: "scale-ticks" }, ...ticks));
   const hides = scene.cells.values.some(Number.isNaN);
-  const swatch = el("span", { class: "quiet" }, el("span", { class: "hidden-swatch" }), " hidden");
-  return hides ? [box, swatch] : [box];
+  const swatch = el(
+    "span",
+    { class: "quiet" },
+    el("span", { class: "hidden-swatch" }),
+    scene.prompt === null ? " hidden" : " hidden, or not yet there",
+  );
+  const parts = hides ? [box, swatch] : [box];
+  const end = el("span", { class: "quiet" }, el("span", { class: "prompt-swatch" }), " the prompt ends");
+  return scene.prompt === null ? parts : [...parts, end];
 }
 
 /** The picture as a file, the view as a link. */

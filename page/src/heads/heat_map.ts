@@ -21,7 +21,7 @@ import type { Cells } from "./packed.ts";
 import { mapDrawing } from "./picture_export.ts";
 
 const WRITTEN_OUT = 64; // tokens on a side
-const LARGEST = 26; // CSS pixels of a cell
+const LARGEST = 34; // CSS pixels of a cell
 const READABLE = 11;
 const SMALLEST = 2;
 const NEAR = 4; // tokens before and after the pointer's

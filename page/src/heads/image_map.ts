@@ -15,13 +15,26 @@ import {
 } from "./head_scene.ts";
 import type { Cells } from "./packed.ts";
 import type { ImageData } from "./page_data.ts";
-import { cellsDrawn, framed } from "./picture_export.ts";
+import { framed } from "./picture_export.ts";
 
 /** The patches that a query looks at, as cells of the image; what stands before them is left out. */
 function overlay(scene: Scene, image: ImageData, query: number): Cells {
   const { rows, columns, first } = image;
   const start = query * scene.cells.columns + first;
   return { rows, columns, values: scene.cells.values.slice(start, start + rows * columns) };
+}
+
+/** Weights over an image: the weaker, the more of the image is seen. */
+function lay(canvas: HTMLCanvasElement, over: Cells, most: number): void {
+  paintCells(canvas, over, { most });
+  const brush = canvas.getContext("2d");
+  if (brush === null) return;
+  const image = brush.getImageData(0, 0, over.columns, over.rows);
+  for (let at = 0; at < over.values.length; at++) {
+    const share = Math.sqrt(Math.max(0, over.values[at] / (most || 1)));
+    image.data[4 * at + 3] = Number.isNaN(share) ? 200 : Math.round(255 * (0.12 + 0.76 * share));
+  }
+  brush.putImageData(image, 0, 0);
 }
 
 export function imageMap(scene: Scene, image: ImageData, hand: Hand, room: number): Picture {
@@ -105,7 +118,7 @@ export function imageMap(scene: Scene, image: ImageData, hand: Hand, room: numbe
     }
     const over = overlay(scene, image, query);
     const most = largestOf(over.values);
-    paintCells(canvas, over, { most });
+    lay(canvas, over, most);
     const before = ranked(cells, query).filter(
       ({ column }) => column < first || column >= first + rows * columns,
     );
@@ -133,9 +146,8 @@ export function imageMap(scene: Scene, image: ImageData, hand: Hand, room: numbe
       const body = svg("g", null, svg("image", { ...size, href: src }));
       let most = 1;
       if (query !== null) {
-        const over = overlay(scene, image, query);
-        most = largestOf(over.values);
-        body.append(svg("g", { opacity: 0.72 }, cellsDrawn(over, most, [patch, patch])));
+        most = largestOf(overlay(scene, image, query).values);
+        body.append(svg("image", { ...size, href: canvas.toDataURL("image/png") }));
         const at = query - first;
         if (at >= 0 && at < rows * columns) {
           const [x, y] = [(at % columns) * patch, Math.floor(at / columns) * patch];

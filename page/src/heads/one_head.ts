@@ -56,6 +56,7 @@ export function oneHeadPanel(app: App): HTMLElement {
   const legend = el("div", { class: "legend" });
   const take = el("div", { class: "take" });
   const text = el("div", { class: "text" });
+  const textPart = el("div", null, el("h3", null, "The text in this head's colours"), text);
   const numbers = el("div");
   const pairs = el("div");
   const bare = el("input", { type: "checkbox", id: "bare-pairs" });
@@ -71,7 +72,7 @@ export function oneHeadPanel(app: App): HTMLElement {
   panel.replaceChildren(
     el("div", { class: "head-top" }, title, el("div", { class: "walk" }, before, after)),
     label, roles, tools, steps.element, explained, reading, stage, legend, tableDetails, take,
-    el("h3", null, "The text in this head's colours"), text,
+    textPart,
     el("h3", null, "Strongest pairs"),
     el("p", { class: "option" }, bare, " ", el("label", { for: "bare-pairs" }, "without the first token and itself")),
     pairs, outputDetails,
@@ -248,6 +249,7 @@ export function oneHeadPanel(app: App): HTMLElement {
     }
     stage.replaceChildren(picture.element);
     reading.classList.toggle("long", !call.exact);
+    textPart.hidden = read.image !== null; // the image is the text
     const notes = [
       written ? WRITTEN : "",
       call.leftOut > 0 ? `${counted(call.leftOut)} padded positions are left out.` : "",
