@@ -3,13 +3,18 @@
 import { byId } from "../shared/elements.ts";
 import { themeButton } from "../shared/theme.ts";
 import { oneHeadPanel } from "./one_head.ts";
+import { overviewPanel } from "./overview.ts";
 import { readData } from "./page_data.ts";
 import { fileSources } from "./sources.ts";
 import { App } from "./store.ts";
+import { wallPanel } from "./wall.ts";
 
 const data = readData();
 const app = new App(data, fileSources(data));
-byId("heading").textContent = data.heading;
 themeButton(byId("theme"));
+overviewPanel(app);
+wallPanel(app, () => {
+  performance.mark("first-picture");
+  document.documentElement.dataset.ready = "true";
+});
 oneHeadPanel(app);
-document.documentElement.dataset.ready = "true";
