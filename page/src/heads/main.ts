@@ -2,6 +2,7 @@
 
 import { byId } from "../shared/elements.ts";
 import { themeButton } from "../shared/theme.ts";
+import { oneHeadPanel } from "./one_head.ts";
 import { overviewPanel } from "./overview.ts";
 import { readData } from "./page_data.ts";
 import { fileSources } from "./sources.ts";
@@ -16,3 +17,4 @@ wallPanel(app, () => {
   performance.mark("first-picture");
   document.documentElement.dataset.ready = "true";
 });
+oneHeadPanel(app);
