@@ -5,10 +5,11 @@ import { themeButton } from "../shared/theme.ts";
 import { readData } from "./page_data.ts";
 import { fileSources } from "./sources.ts";
 import { App } from "./store.ts";
+import { viewsPanel } from "./views.ts";
 
 const data = readData();
 const app = new App(data, fileSources(data));
 byId("heading").textContent = data.heading;
 themeButton(byId("theme"));
 document.documentElement.dataset.ready = "true";
-void app;
+viewsPanel(app);
