@@ -148,13 +148,14 @@ function open(app: App): OpenView {
     const calls = spots.map((spot) => app.sources[spot.source].readings[spot.text].calls[spot.layer]);
     const here = turn();
     const cells = await Promise.all(calls.map((call, at) => call?.cells(spots[at].head) ?? null));
+    const measured = calls[0] === calls[1] ? await calls[0]?.distances() : null;
     if (!here()) return;
     const alike = sameShape(calls, cells);
     together.element.hidden = alike === null;
     separate.hidden = alike !== null || cells.every((one) => one === null);
     if (alike) {
       const [first, other] = alike;
-      const number = divergence(first, other);
+      const number = measured?.[spots[0].head]?.[spots[1].head] ?? divergence(first, other);
       said.replaceChildren(
         "Between the two: ",
         el("strong", { id: "compare-distance" }, `${fixed(number)} nats`),
@@ -162,10 +163,12 @@ function open(app: App): OpenView {
       );
       const part = (one: Cells, row: number) =>
         one.values.subarray(row * one.columns, (row + 1) * one.columns);
-      sayRow = (row) => {
-        const nats = rowDivergence(part(first, row), part(other, row));
-        return Number.isNaN(nats) ? "one of the two has no weights here" : `${fixed(nats)} nats apart`;
-      };
+      const nats = Array.from({ length: first.rows }, (_, row) =>
+        rowDivergence(part(first, row), part(other, row)),
+      );
+      sayRow = (row) =>
+        Number.isNaN(nats[row]) ? "one of the two has no weights here" : `${fixed(nats[row], 3)} nats apart`;
+      const most = nats.reduce((best, x, row) => (x > (nats[best] || 0) ? row : best), 0);
       const pooled = !calls[0]?.exact;
       const [rows, columns] = (["queryTokens", "keyTokens"] as const).map((side) =>
         pooled ? { names: null } : joined(calls[0]?.[side] ?? null, calls[1]?.[side] ?? null),
@@ -178,7 +181,7 @@ function open(app: App): OpenView {
         ],
         rows,
         columns,
-        app.state.token !== null && !pooled ? app.state.token : first.rows - 1,
+        app.state.token !== null && !pooled ? app.state.token : most,
       );
     } else {
       const sizes = cells.map((one, at) => one && `${calls[at]?.queries} × ${calls[at]?.keys}`);

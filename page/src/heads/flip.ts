@@ -95,7 +95,7 @@ function open(app: App): OpenView {
     note.textContent =
       moved.distance === null
         ? "No word of this head can be compared."
-        : `Moved ${fixed(moved.distance, 4)} nats in the mean, ${fixed(moved.largest, 4)} at “${moved.token}”. ` +
+        : `Moved ${fixed(moved.distance, 3)} nats in the mean, ${fixed(moved.largest, 3)} at “${moved.token}”. ` +
           `The scale of the difference is this head's own.`;
     const places = flip.layers[moved.layer];
     const together = before && after && first && second && onOneLine(before, after, first, second, places);
@@ -109,11 +109,10 @@ function open(app: App): OpenView {
     const most =
       places?.queries.findIndex((place) => place.before === moved.places?.[0] && place.before !== null) ?? -1;
     sayRow = (row) => {
-      const apart =
-        places && together.exact
-          ? placeDivergence(shown[0].cells, shown[1].cells, row, places.keys)
-          : Number.NaN;
-      return Number.isNaN(apart) ? "only one of the texts has it" : `moved ${fixed(apart)} nats`;
+      if (!places || !together.exact) return "";
+      if (row === most) return `moved ${fixed(moved.largest, 3)} nats`; // as measured; the page's weights are rounded
+      const apart = placeDivergence(shown[0].cells, shown[1].cells, row, places.keys);
+      return Number.isNaN(apart) ? "only one of the texts has it" : `moved ${fixed(apart, 3)} nats`;
     };
     maps.show(shown, rows, columns, together.exact ? Math.max(most, 0) : 0);
   }
@@ -209,8 +208,9 @@ function textOf(app: App, flip: FlipData, side: "before" | "after", words: strin
     said.append(reading?.text ?? words);
     return said;
   }
+  const whole = line.length <= 4 * AROUND;
+  const pieces = (whole && reading?.text && written(reading.text, tokens)) || null;
   const near = new Uint8Array(line.length);
-  const short = line.length <= 4 * AROUND;
   line.forEach((place, at) => {
     if (place.changed) near.fill(1, Math.max(0, at - AROUND), at + AROUND + 1);
   });
@@ -218,13 +218,31 @@ function textOf(app: App, flip: FlipData, side: "before" | "after", words: strin
   line.forEach((place, at) => {
     const position = place[side];
     if (position === null) return;
-    if (!short && !near[at]) {
+    if (!whole && !near[at]) {
       if (!skipped) said.append("… ");
       skipped = true;
       return;
     }
     skipped = false;
-    said.append(place.changed ? el("mark", null, tokens[position]) : tokens[position], " ");
+    const [space, word] = pieces ? pieces[position] : ["", tokens[position]];
+    said.append(space, place.changed ? el("mark", null, word) : word, pieces ? "" : " ");
   });
   return said;
+}
+
+/** The text as it was written, [space, piece] per token; null: its tokens are not pieces of it in order. */
+function written(text: string, tokens: string[]): [string, string][] | null {
+  const [small, pieces] = [text.toLowerCase(), [] as [string, string][]];
+  let at = 0;
+  for (const token of tokens) {
+    const piece = token.replace(/^##/, "").toLowerCase();
+    const from = small.indexOf(piece, at);
+    if (from < 0 || text.slice(at, from).trim() !== "")
+      pieces.push(["", ""]); // such as [CLS]
+    else {
+      pieces.push([text.slice(at, from), text.slice(from, from + piece.length)]);
+      at = from + piece.length;
+    }
+  }
+  return text.slice(at).trim() === "" && small.length === text.length ? pieces : null;
 }

@@ -24,6 +24,8 @@ interface Column {
   text(head: HeadData): string;
 }
 
+const wordy = (column: Column) => (["label", "roles"].includes(column.name) ? "word" : null);
+
 function columnsOf(app: App): Column[] {
   const { heads } = app.reading;
   const roles = (head: HeadData) => app.source.roles(head.layer, head.head) ?? [];
@@ -163,7 +165,7 @@ function open(app: App): OpenView {
       ...columns.map((column) =>
         el(
           "th",
-          { scope: "col", "data-name": column.name, title: column.about },
+          { scope: "col", "data-name": column.name, title: column.about, class: wordy(column) },
           el("button", { type: "button" }, column.title),
         ),
       ),
@@ -221,11 +223,7 @@ function rowOf(app: App, columns: Column[], head: HeadData): HTMLElement {
       );
       continue;
     }
-    const cell = el(
-      "td",
-      { class: ["label", "roles"].includes(column.name) ? "word" : null },
-      column.text(head),
-    );
+    const cell = el("td", { class: wordy(column) }, column.text(head));
     if (column.name === "label") cell.style.color = labelColour(labelOf(app.data, head.label));
     row.append(cell);
   }

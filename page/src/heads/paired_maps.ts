@@ -29,7 +29,9 @@ const LETTERS = 11; // of a name beside a map
 const KEYS = 8; // in the table of a row
 const TALL = 460; // dots at most
 const CELL = 26; // dots at most
-const FONT = "12px system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
+const GAP = 18; // dots between two maps
+const font = (size: number) =>
+  `${size}px system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif`;
 
 interface Frame {
   left: number;
@@ -60,11 +62,22 @@ export function pairedMaps(said: (row: number) => string): PairedMaps {
     if (shown === null || element.clientWidth === 0) return;
     const { maps, rows, columns } = shown;
     const wide = element.clientWidth;
+    const { cells } = maps[0];
+    const pen = figures.querySelector("canvas")?.getContext("2d");
     const beside = wide >= 620 ? maps.length : 1;
-    const width = Math.min((wide - 18 * (beside - 1)) / beside, 620);
+    const rowNames = named(pen, rows, cells.rows);
+    const columnNames = named(pen, columns, cells.columns);
+    // beside each other the first has the names of all
+    const fits = (wide - rowNames.room - beside * 6 - GAP * (beside - 1)) / beside / cells.columns;
+    const across = fits >= 1 ? Math.min(Math.floor(fits), CELL) : fits;
+    const tall = Math.min(across, TALL / cells.rows);
+    const down = tall >= 1 ? Math.floor(tall) : tall;
+    const grid = { across, down, row, rows, columns, columnNames };
     frames = maps.map((map, at) => {
       const canvas = figures.children[at].querySelector("canvas") as HTMLCanvasElement;
-      return paintMap(canvas, map, rows, columns, width, row);
+      const own = at === 0 || beside === 1 ? rowNames : { names: null, room: 2 };
+      (figures.children[at] as HTMLElement).style.setProperty("--indent", `${own.room}px`);
+      return paintMap(canvas, map, { ...grid, rowNames: own });
     });
   };
   const read = () => {
@@ -146,37 +159,39 @@ function spread(cells: Cells): number {
   return most || 1;
 }
 
-function paintMap(
-  canvas: HTMLCanvasElement,
-  map: PairedMap,
-  rows: Axis,
-  columns: Axis,
-  width: number,
-  marked: number,
-): Frame {
+interface Names {
+  names: string[] | null;
+  room: number; // dots
+}
+
+interface Grid {
+  across: number; // dots of a cell
+  down: number;
+  row: number; // the chosen one
+  rows: Axis;
+  columns: Axis;
+  rowNames: Names;
+  columnNames: Names;
+}
+
+function named(pen: CanvasRenderingContext2D | null | undefined, axis: Axis, count: number): Names {
+  if (axis.names === null || count > NAMED || !pen) return { names: null, room: 2 };
+  const names = axis.names.map(cut);
+  pen.font = font(12);
+  return { names, room: Math.ceil(Math.max(0, ...names.map((name) => pen.measureText(name).width))) + 8 };
+}
+
+function paintMap(canvas: HTMLCanvasElement, map: PairedMap, grid: Grid): Frame {
   const { cells } = map;
+  const { across, down, row, rows, columns } = grid;
   const pen = canvas.getContext("2d") as CanvasRenderingContext2D;
-  pen.font = FONT;
-  const named = (axis: Axis, count: number) =>
-    axis.names !== null && count <= NAMED ? axis.names.map(cut) : null;
-  const longest = (names: string[] | null) =>
-    Math.max(0, ...(names ?? []).map((name) => pen.measureText(name).width));
-  let rowNames = named(rows, cells.rows);
-  let columnNames = named(columns, cells.columns);
-  const left = rowNames ? Math.ceil(longest(rowNames)) + 8 : 2;
-  const bottom = columnNames ? Math.ceil(longest(columnNames)) + 8 : 2;
-  const fits = (width - left - 4) / cells.columns;
-  const across = fits >= 1 ? Math.min(Math.floor(fits), CELL) : fits;
-  const tall = Math.min(across, TALL / cells.rows);
-  const down = tall >= 1 ? Math.floor(tall) : tall;
-  if (across < 9) columnNames = null;
-  if (down < 9) rowNames = null;
+  const left = grid.rowNames.room;
+  const rowNames = down < 8 ? null : grid.rowNames.names;
+  const columnNames = across < 8 ? null : grid.columnNames.names;
   const frame = { left, top: 3, width: across * cells.columns, height: down * cells.rows };
   const sharp = Math.max(1, window.devicePixelRatio || 1);
-  const [wide, high] = [
-    Math.ceil(left + frame.width + 4),
-    Math.ceil(frame.height + 5 + (columnNames ? bottom : 0)),
-  ];
+  const wide = Math.ceil(left + frame.width + 4);
+  const high = Math.ceil(frame.height + 5 + (columnNames ? grid.columnNames.room : 0));
   canvas.width = wide * sharp;
   canvas.height = high * sharp;
   canvas.style.width = `${wide}px`;
@@ -188,13 +203,14 @@ function paintMap(
   pen.drawImage(small, frame.left, frame.top, frame.width, frame.height);
   hatch(pen, frame, across, down, map);
   const [ink, quiet, after, chosen] = ["--ink", "--quiet", "--after", "--chosen"].map(styled);
-  pen.font = FONT;
   pen.textBaseline = "middle";
   pen.textAlign = "right";
+  pen.font = font(Math.min(down + 1, 12));
   rowNames?.forEach((name, at) => {
-    pen.fillStyle = rows.changed?.[at] ? after : at === marked ? ink : quiet;
+    pen.fillStyle = rows.changed?.[at] ? after : at === row ? ink : quiet;
     pen.fillText(name, left - 5, frame.top + (at + 0.5) * down);
   });
+  pen.font = font(Math.min(across + 1, 12));
   columnNames?.forEach((name, at) => {
     pen.save();
     pen.translate(frame.left + (at + 0.5) * across, frame.top + frame.height + 5);
@@ -208,7 +224,7 @@ function paintMap(
   pen.strokeRect(frame.left - 0.5, frame.top - 0.5, frame.width + 1, frame.height + 1);
   pen.strokeStyle = chosen;
   pen.lineWidth = 2;
-  pen.strokeRect(frame.left - 1, frame.top + marked * down - 1, frame.width + 2, Math.max(down, 1) + 2);
+  pen.strokeRect(frame.left - 1, frame.top + row * down - 1, frame.width + 2, Math.max(down, 1) + 2);
   return frame;
 }
 

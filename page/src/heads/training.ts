@@ -9,7 +9,6 @@ import type { App } from "./store.ts";
 import type { OpenView, View } from "./view_kinds.ts";
 
 const BEAT = 450; // milliseconds per checkpoint while it plays
-const WIDE = 640;
 const HIGH = 250;
 const LOW = 110;
 const LEFT = 46;
@@ -39,6 +38,7 @@ function open(app: App): OpenView {
   const about = el("p", { class: "quiet" });
   const grid = el("div", { class: "training-grid", role: "group", "aria-label": "Heads at this checkpoint" });
   const key = el("p", { class: "pm-key quiet" });
+  const chosen = el("p", { id: "training-head" });
   const charts = el("div", { class: "training-charts" });
   const element = el(
     "div",
@@ -52,11 +52,12 @@ function open(app: App): OpenView {
     ),
     said,
     about,
-    el("div", { class: "training" }, el("div", { class: "training-wall" }, grid, key), charts),
+    el("div", { class: "training" }, el("div", { class: "training-wall" }, grid, key, chosen), charts),
   );
 
   const checkpoint = () => Math.min(app.state.checkpoint ?? last, last);
   const values = () => data.statistics[statistic.value];
+  let wide = 640;
   let timer: number | null = null;
   const stop = () => {
     if (timer !== null) clearInterval(timer);
@@ -93,6 +94,7 @@ function open(app: App): OpenView {
 
   function build(): void {
     const [layers, heads] = [values()[0].length, Math.max(...values()[0].map((row) => row.length))];
+    grid.classList.toggle("few", layers <= 6);
     grid.style.gridTemplateColumns = `auto repeat(${heads}, minmax(0, 1fr))`;
     const cells: HTMLElement[] = [el("span", { class: "quiet" })];
     for (let head = 0; head < heads; head++)
@@ -132,17 +134,23 @@ function open(app: App): OpenView {
       else button.removeAttribute("aria-current");
     }
     for (const line of charts.querySelectorAll(".now")) {
-      line.setAttribute("x1", across(at, last).toFixed(1));
-      line.setAttribute("x2", across(at, last).toFixed(1));
+      line.setAttribute("x1", across(at, last, wide).toFixed(1));
+      line.setAttribute("x2", across(at, last, wide).toFixed(1));
     }
     const dot = charts.querySelector(".now-dot");
+    const { layer, head } = app.state;
+    const label = data.labels[at]?.[layer]?.[head];
     const value = values()[at][app.state.layer]?.[app.state.head] ?? null;
+    chosen.textContent =
+      `Head ${shortName(layer, head)}: ${fixed(value, 3)}` +
+      (label ? `; ${label}: ${labelOf(app.data, label)?.sentence ?? ""}.` : "; no label earned yet.");
     dot?.setAttribute("visibility", value === null ? "hidden" : "visible");
-    dot?.setAttribute("cx", across(at, last).toFixed(1));
+    dot?.setAttribute("cx", across(at, last, wide).toFixed(1));
     dot?.setAttribute("cy", up(value ?? 0, low, high, HIGH).toFixed(1));
   }
 
   function drawCharts(): void {
+    wide = Math.min(Math.max(charts.clientWidth, 320), 640); // letters stay as large on a phone
     const title = statistic.selectedOptions[0]?.textContent ?? "";
     charts.replaceChildren(
       el(
@@ -150,9 +158,9 @@ function open(app: App): OpenView {
         null,
         `${title} of every head; ${shortName(app.state.layer, app.state.head)} is the strong line`,
       ),
-      curves(app, data, values(), statistic.value),
+      curves(app, data, values(), statistic.value, wide),
       el("h4", null, "Validation loss, nats per token"),
-      lossCurve(data),
+      lossCurve(data, wide),
       el("p", { class: "quiet" }, "Checkpoints stand evenly, as they were taken; below them, steps."),
     );
   }
@@ -183,27 +191,34 @@ function ends(values: (number | null)[][][], share: boolean): [number, number] {
   ];
 }
 
-const across = (at: number, last: number) => LEFT + (at / Math.max(last, 1)) * (WIDE - LEFT - 14);
+const across = (at: number, last: number, wide: number) =>
+  LEFT + (at / Math.max(last, 1)) * (wide - LEFT - 14);
 const up = (x: number, low: number, high: number, tall: number) =>
   tall - 24 - ((x - low) / (high - low || 1)) * (tall - 36);
 
-function path(series: (number | null)[], low: number, high: number, tall: number): string {
+function path(series: (number | null)[], low: number, high: number, tall: number, wide: number): string {
   let drawn = "";
   let pen = "M";
   series.forEach((x, at) => {
     if (x === null) pen = "M";
     else {
-      drawn += `${pen}${across(at, series.length - 1).toFixed(1)} ${up(x, low, high, tall).toFixed(1)}`;
+      drawn += `${pen}${across(at, series.length - 1, wide).toFixed(1)} ${up(x, low, high, tall).toFixed(1)}`;
       pen = "L";
     }
   });
   return drawn;
 }
 
-function frame(data: TrainingData, low: number, high: number, tall: number, about: string): SVGSVGElement {
+function frame(
+  data: TrainingData,
+  [low, high]: [number, number],
+  tall: number,
+  wide: number,
+  about: string,
+): SVGSVGElement {
   const last = data.steps.length - 1;
   const made = svg("svg", {
-    viewBox: `0 0 ${WIDE} ${tall}`,
+    viewBox: `0 0 ${wide} ${tall}`,
     class: "curve",
     role: "img",
     "aria-label": about,
@@ -211,16 +226,16 @@ function frame(data: TrainingData, low: number, high: number, tall: number, abou
   for (const x of [low, (low + high) / 2, high]) {
     const y = up(x, low, high, tall);
     made.append(
-      svg("line", { x1: LEFT, x2: WIDE - 14, y1: y, y2: y, class: "rule" }),
+      svg("line", { x1: LEFT, x2: wide - 14, y1: y, y2: y, class: "rule" }),
       svg("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, fixed(x, 2)),
     );
   }
-  const every = Math.ceil((last + 1) / 7);
+  const every = Math.ceil((last + 1) / (wide > 460 ? 7 : 5));
   for (let at = last; at >= 0; at -= every)
     made.append(
       svg(
         "text",
-        { x: across(at, last), y: tall - 5, "text-anchor": at === last ? "end" : "middle" },
+        { x: across(at, last, wide), y: tall - 5, "text-anchor": at === last ? "end" : "middle" },
         String(data.steps[at]),
       ),
     );
@@ -228,16 +243,22 @@ function frame(data: TrainingData, low: number, high: number, tall: number, abou
   return made;
 }
 
-function curves(app: App, data: TrainingData, values: (number | null)[][][], name: string): SVGSVGElement {
+function curves(
+  app: App,
+  data: TrainingData,
+  values: (number | null)[][][],
+  name: string,
+  wide: number,
+): SVGSVGElement {
   const share = app.data.statistics.find((one) => one.name === name)?.share ?? false;
   const [low, high] = ends(values, share);
   const { layer, head } = app.state;
-  const made = frame(data, low, high, HIGH, `${name} of every head over training`);
+  const made = frame(data, [low, high], HIGH, wide, `${name} of every head over training`);
   const series = (l: number, h: number) => values.map((checkpoint) => checkpoint[l]?.[h] ?? null);
   values[0].forEach((row, l) => {
     row.forEach((_, h) => {
       if (l === layer && h === head) return;
-      const d = path(series(l, h), low, high, HIGH);
+      const d = path(series(l, h), low, high, HIGH, wide);
       made.append(
         svg(
           "g",
@@ -250,7 +271,7 @@ function curves(app: App, data: TrainingData, values: (number | null)[][][], nam
     });
   });
   const label = labelOf(app.data, data.labels[data.labels.length - 1]?.[layer]?.[head]);
-  const strong = svg("path", { d: path(series(layer, head), low, high, HIGH), class: "strong" });
+  const strong = svg("path", { d: path(series(layer, head), low, high, HIGH, wide), class: "strong" });
   const dot = svg("circle", { class: "now-dot", r: 5 });
   if (label) {
     strong.style.stroke = labelColour(label);
@@ -260,10 +281,10 @@ function curves(app: App, data: TrainingData, values: (number | null)[][][], nam
   return made;
 }
 
-function lossCurve(data: TrainingData): SVGSVGElement {
+function lossCurve(data: TrainingData, wide: number): SVGSVGElement {
   const all = data.validation.filter((x): x is number => x !== null);
   const [low, high] = [Math.min(...all), Math.max(...all)];
-  const made = frame(data, low, high, LOW, "Validation loss over training");
-  made.append(svg("path", { d: path(data.validation, low, high, LOW), class: "strong" }));
+  const made = frame(data, [low, high], LOW, wide, "Validation loss over training");
+  made.append(svg("path", { d: path(data.validation, low, high, LOW, wide), class: "strong" }));
   return made;
 }

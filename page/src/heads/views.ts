@@ -47,6 +47,13 @@ export function viewsPanel(app: App): HTMLElement {
       tab.setAttribute("aria-selected", String(chosen));
       tab.tabIndex = chosen ? 0 : -1;
     }
+    const tab = list.querySelector<HTMLElement>("[aria-selected=true]");
+    if (
+      tab &&
+      (tab.offsetLeft < list.scrollLeft ||
+        tab.offsetLeft + tab.offsetWidth > list.scrollLeft + list.clientWidth)
+    )
+      list.scrollLeft = tab.offsetLeft - 40;
     for (const panel of room.children as HTMLCollectionOf<HTMLElement>)
       panel.hidden = panel.id !== `panel-${open?.id}`;
   };
@@ -111,8 +118,7 @@ export function viewsPanel(app: App): HTMLElement {
     event.stopPropagation();
     const tab = tabs[(to + tabs.length) % tabs.length];
     app.set({ tab: tab.dataset.tab ?? "" });
-    tab.focus();
-    tab.scrollIntoView({ block: "nearest", inline: "nearest" });
+    tab.focus({ preventScroll: true });
   });
   app.on((changed) => {
     if (changed.has("sources")) build();
