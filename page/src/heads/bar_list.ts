@@ -36,6 +36,11 @@ export function barList(title: string, chosen: (layer: number, head: number) => 
       if (button.dataset.head === now) button.setAttribute("aria-current", "true");
       else button.removeAttribute("aria-current");
     }
+    const row = list.querySelector<HTMLElement>("[aria-current]");
+    if (!row) return;
+    const [from, to] = [row.offsetTop - list.offsetTop, row.offsetTop - list.offsetTop + row.offsetHeight];
+    if (from < list.scrollTop || to > list.scrollTop + list.clientHeight)
+      list.scrollTop = from - list.clientHeight / 2;
   };
   const draw = () => {
     list.replaceChildren(...bars.slice(0, count).map((bar) => el("li", null, row(bar))));
