@@ -7,7 +7,8 @@ import type { HeadData } from "./page_data.ts";
 import type { App } from "./store.ts";
 import type { OpenView, View } from "./view_kinds.ts";
 
-const CHUNK = 48; // rows at a time, as they come into sight
+const CHUNK = 48; // rows at a time
+const AHEAD = 500; // dots below what is in sight
 
 export const numbersView: View = {
   id: "numbers",
@@ -108,12 +109,10 @@ function open(app: App): OpenView {
   const caption = el("caption", { class: "heard" });
   const top = el("tr");
   const body = el("tbody");
-  const more = el("div", { class: "numbers-more" });
   const room = el(
     "div",
     { class: "numbers-room", tabindex: 0, role: "region", "aria-label": "Numbers of every head" },
     el("table", { class: "plain numbers" }, caption, el("thead", null, top), body),
-    more,
   );
   const count = el("p", { class: "quiet" });
   const element = el("div", null, el("div", { class: "controls" }, copy, save, done), count, room);
@@ -129,21 +128,19 @@ function open(app: App): OpenView {
     if (chosen) button?.setAttribute("aria-current", "true");
     else button?.removeAttribute("aria-current");
   };
-  const add = () => {
-    const from = body.childElementCount;
-    for (const head of heads.slice(from, from + CHUNK)) {
-      const row = rowOf(app, columns, head);
-      mark(row);
-      body.append(row);
+  /** Rows until there are some more than are in sight. */
+  const fill = () => {
+    let from = body.childElementCount;
+    while (from < heads.length && room.scrollTop + room.clientHeight + AHEAD > body.offsetHeight) {
+      for (const head of heads.slice(from, from + CHUNK)) {
+        const row = rowOf(app, columns, head);
+        mark(row);
+        body.append(row);
+      }
+      from += CHUNK;
     }
-    more.hidden = body.childElementCount >= heads.length;
   };
-  new IntersectionObserver(
-    (entries) => {
-      if (entries.some((entry) => entry.isIntersecting)) add();
-    },
-    { root: room, rootMargin: "400px" },
-  ).observe(more);
+  room.addEventListener("scroll", fill, { passive: true });
 
   const order = () => {
     const column = columns.find((one) => one.name === by) ?? columns[0];
@@ -154,9 +151,8 @@ function open(app: App): OpenView {
       else cell.removeAttribute("aria-sort");
     }
     body.replaceChildren();
-    more.hidden = false;
     room.scrollTop = 0;
-    add();
+    fill();
   };
   const draw = () => {
     columns = columnsOf(app);
