@@ -1,8 +1,8 @@
 """Weights in a page: levels, packed; what the page unpacks again (`page/src/heads/packed.ts` says the same).
 
-A weight is one of `LEVELS` levels, within 1% or 1e-4 of it: level 0 is hidden, 1 + n is n steps of 2e-4 up to
-0.01, from there on each level is 1.02 times the one before. Levels up to 254 are one byte; 255 stands for "255
-and more", and what is more follows behind all bytes, a byte for each 255 in order.
+A weight is one of `LEVELS` levels, within 1% or 1e-4 of it: level 0 is hidden, 1 + n is n steps of 2e-4 up
+to 0.01, from there on each level is 1.02 times the one before. Levels up to 254 are one byte; 255 stands for
+"255 and more", and what is more follows behind all bytes, a byte for each 255 in order.
 """
 
 from __future__ import annotations

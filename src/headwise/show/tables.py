@@ -39,7 +39,7 @@ WEIGHTS = {  # shares of 1
 }  # fmt: skip
 STRONG = 0.5  # a share worth the eye's attention
 IN_WORDS = {  # name -> what it is called on a page, and what it says, plainly
-    "entropy": ("entropy (nats)", "How widely a head looks: 0 is one word alone, more is many words at once."),
+    "entropy": ("entropy (nats)", "How widely a head looks: 0 is one word alone, more is many at once."),
     "effective_keys": ("effective keys", "Among how many words, all alike, the head seems to choose."),
     "confidence": ("confidence", "How much of its weight a word gives to the one it looks at most."),
     "distance": ("distance (keys)", "How many words away the weight lies, in the mean."),
@@ -47,7 +47,7 @@ IN_WORDS = {  # name -> what it is called on a page, and what it says, plainly
     "previous": ("previous key", "How much of the weight goes to the word just before."),
     "itself": ("itself", "How much of the weight goes to the word itself."),
     "next": ("next key", "How much of the weight goes to the word just after."),
-    "local": ("local", "How much of the weight goes to words near by, 8 away at most unless asked otherwise."),
+    "local": ("local", "How much of the weight goes to words near by, 8 away at most by default."),
     "max_logit": ("max logit", "The largest score before the softmax; where training goes wrong, it grows."),
     "induction": (
         "induction", "Where a word was said before: how much of the weight goes to what followed it there."
@@ -60,9 +60,11 @@ IN_WORDS = {  # name -> what it is called on a page, and what it says, plainly
     "spread": ("spread", "How even the weights are: 1 is the same for every word that can be seen."),
     "locality": ("locality", "How much less weight lies far away than an even look would put there."),
     "streaming": (
-        "streaming", "How much of the weight is on the very first and the most recent tokens: the others could go."
+        "streaming", "How much of the weight is on the very first and the latest tokens: the others could go."
     ),
-    "written_first": ("written from the first key", "How much of what the head writes comes from the first token."),
+    "written_first": (
+        "written from the first key", "How much of what the head writes comes from the first token."
+    ),
     "written_special": (
         "written from special tokens", "How much of what the head writes comes from marks that are no words."
     ),
