@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import re
 import time
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,12 @@ from torch import Tensor
 import headwise as hw
 from browser import Browser, Page, found
 from headwise.heads import layout
-from headwise.heads.labels import LABELS, MIXED
+from headwise.heads.record import reduce
 from headwise.heads.text_changes import Changes
 from headwise.models import load
 from headwise.models.specialised_heads import specialisation
-from headwise.show.offline_pages import built, filled, policy
-from headwise.show.packed_maps import Blobs, levels, weights
-from headwise.show.pictured_heads import OF_LABEL
-from headwise.show.texts import readable
+from headwise.show.packed_maps import levels, weights
+from headwise.show.tables import IN_WORDS
 
 pytestmark = [
     pytest.mark.slow,
@@ -38,12 +36,6 @@ pytestmark = [
 HE = "The nurse said that he left because he was tired"
 SHE = HE.replace(" he ", " she ")
 LONGER = HE.replace(" he left", " the surgeon left")  # more tokens: some have no partner
-WORDS = ["tired", "late", "ill", "gone", "</script><img src=x onerror=alert(1)>"]
-Numbers = dict[str, float | None]
-
-
-def rounded(x: float, digits: int = 5) -> float | None:
-    return round(x, digits) if math.isfinite(x) else None
 
 
 def as_held(w: Tensor) -> Tensor:
@@ -59,14 +51,13 @@ def apart(p: Tensor, q: Tensor) -> Tensor:
 
 
 class Made:
-    """A page, and what Python knows of it."""
+    """What Python knows of the page: heads of a model on its texts, and of others beside it."""
 
     def __init__(self) -> None:
-        self.blobs = Blobs()
-        self.texts: list[list[str]] = []
-        self.sources: list[dict[str, Any]] = []
         self.heads: list[hw.Heads] = []
+        self.texts: list[str] = []
         self.maps: list[list[Tensor]] = []  # per source and layer, [H, T, S]
+        self.effects: hw.Effects | None = None
 
     def add(self, model: Any, tokenizer: Any, title: str, text: str) -> Made:
         ids = tokenizer(text, return_tensors="pt")["input_ids"]
@@ -75,116 +66,23 @@ class Made:
             hw.watch(model, tokenizer=tokenizer, keep=True, patterns=True, diversity=True) as heads,
         ):
             model(ids)
-        layers, calls, told, maps = [], [], [], []
-        for number, layer in enumerate(heads.values()):
-            call = layer.calls[-1]
-            assert call.map is not None
-            maps.append(call.map.dense()[0])
-            count, T, S = maps[-1].shape
-            self.texts.append(readable(heads.words(call, 0) or []))
-            shown = hw.diversity(layer)
-            distances, cosines = (next(iter(each.values())) for each in (shown.attention, shown.outputs))
-            layers.append({"name": f"layer {number}", "path": layer.path, "kind": "self", "num_heads": count})
-            calls.append({
-                "queries": T, "keys": S, "rows": T, "columns": S, "query_tokens": len(self.texts) - 1,
-                "key_tokens": len(self.texts) - 1, "left_out": 0, "steps": None, "norms": None,
-                "maps": [self.blobs.pack(levels(w)) for w in maps[-1]], "written": None,
-                "written_most": None, "finer": {}, "pairs": {}, "outputs": None,
-                "distances": [[rounded(x, 6) for x in row] for row in distances.tolist()],
-                "cosines": [[rounded(x) for x in row] for row in cosines.tolist()],
-            })  # fmt: skip
-            told += [
-                {"layer": number, "head": head.head, "label": head.label.name, "score": head.label.score,
-                 "numbers": {name: rounded(x) for name, x in head.values.items()}}
-                for head in layer
-            ]  # fmt: skip
-        reading = {"name": "", "text": text, "heads": told, "calls": calls, "image": None}
-        self.sources.append({"title": title, "layers": layers, "roles": None, "readings": [reading]})
+        heads.title = title
         self.heads.append(heads)
-        self.maps.append(maps)
+        self.texts.append(text)
+        calls = [layer.calls[-1].map for layer in heads.values()]
+        self.maps.append([map.dense()[0] for map in calls if map is not None])
         return self
 
-    def flip(self, after: int) -> dict[str, Any]:
-        changes = self.changes = self.heads[0].changes(self.heads[after])
-        paths = self.heads[0].paths
+    @cached_property
+    def changes(self) -> Changes:
+        return self.heads[0].changes(self.heads[1])
 
-        def line(text: Any) -> list[dict[str, Any]]:
-            rows = zip(text.places, readable(text.names), text.changed, strict=True)
-            return [
-                {"before": a, "after": b, "name": name, "changed": differs} for (a, b), name, differs in rows
-            ]
+    def order(self) -> list[tuple[int, int]]:
+        """(layer, head), the most changed first."""
+        return [(self.heads[0].paths.index(one.path), one.head) for one in self.changes]
 
-        return {
-            "before": [0, 0], "after": [after, 0], "words": changes.text.words,
-            "layers": [
-                {"queries": line(each.queries), "keys": line(each.keys)} for each in changes.layers.values()
-            ],
-            "heads": [
-                {"layer": paths.index(one.path), "head": one.head, "distance": rounded(one.distance, 6),
-                 "largest": rounded(one.largest, 6), "token": one.token, "places": one.places}
-                for one in changes
-            ],
-        }  # fmt: skip
-
-    def save(self, path: Path, *, flip: int | None = None, **more: Any) -> Path:
-        names = dict.fromkeys(
-            name for one in self.sources[0]["readings"][0]["heads"] for name in one["numbers"]
-        )
-        labels = [
-            {"name": one.name, "colour": OF_LABEL[one.name], "score": one.score, "threshold": one.threshold,
-             "queries": one.queries, "general": one.general, "sentence": one.meaning}
-            for one in LABELS
-        ]  # fmt: skip
-        nothing = {
-            "name": MIXED,
-            "colour": "#6b6f76",
-            "score": "",
-            "threshold": 0,
-            "queries": 1,
-            "general": True,
-        }
-        data = {
-            "format": "headwise page 1", "version": hw.__version__, "heading": "heads",
-            "sources": self.sources, "texts": self.texts, "labels": [*labels, {**nothing, "sentence": "does several things"}],
-            "statistics": [
-                {"name": name, "title": name, "sentence": f"the mean {name}", "share": False}
-                for name in names
-            ],
-            "flips": [] if flip is None else [self.flip(flip)], "effects": None, "training": None,
-            "alive": None, **more,
-        }  # fmt: skip
-        template, style, script = built("heads")
-        page = filled(template, {
-            "POLICY": policy(style=style, script=script, images=True, wasm=True), "TITLE": "heads",
-            "STYLE": style, "SCRIPT": script, "BLOBS": self.blobs.text, "DATA": json.dumps(data).replace("<", "\\u003c"),
-        })  # fmt: skip
-        path.write_text(page, "utf-8")
-        return path
-
-
-def training() -> dict[str, Any]:
-    held = specialisation()
-    return {
-        "title": held.title, "steps": held.steps.tolist(), "tokens": held.tokens.tolist(),
-        "validation": held.validation.tolist(), "labels": held.labels,
-        "statistics": {
-            name: [[[rounded(x) for x in row] for row in layer] for layer in each.tolist()]
-            for name, each in held.statistics.items()
-        },
-    }  # fmt: skip
-
-
-def effects(layers: int, heads: int) -> dict[str, Any]:
-    before = [0.5, 0.2, 0.1, 0.07, 0.05]
-    return {
-        "of": "next token", "sentence": "Each head was switched off alone.", "unit": "nats",
-        "before": list(zip(WORDS, before, strict=True)),
-        "heads": [
-            {"layer": layer, "head": head, "effect": (layer * heads + head) * 7 % 31 / 31,
-             "after": [[WORDS[1], 0.4], [WORDS[0], 0.3], ["new word", 0.1 + layer / 100 + head / 1000]]}
-            for layer in range(layers) for head in range(heads)
-        ],
-    }  # fmt: skip
+    def save(self, path: Path, **more: Any) -> Path:
+        return self.heads[0].to_html(path, text=self.texts, beside=self.heads[1:], **more)
 
 
 @pytest.fixture(scope="module")
@@ -204,8 +102,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Made, Path]:
             parameter += 0.03 * torch.randn_like(parameter)
     made = Made().add(model, tokenizer, title, HE).add(model, tokenizer, title, SHE)
     made.add(other, tokenizer, "shaken", HE)
+    ids = tokenizer(HE, return_tensors="pt")["input_ids"]
+    made.effects = hw.effects(model, ids, tokenizer=tokenizer, top=7)
     path = tmp_path_factory.mktemp("views") / "whole.html"
-    return made, made.save(path, flip=1, training=training(), effects=effects(4, 8))
+    return made, made.save(path, training=specialisation(), effects=made.effects)
 
 
 def opened(browser: Browser, path: Path, fragment: str, **how: Any) -> Page:
@@ -318,7 +218,7 @@ def test_a_flip_lists_heads_as_python_does_and_its_maps_have_the_weights(
 ) -> None:
     made, path = whole
     page = opened(browser, path, "#tab=flip&layer=3&head=6")
-    order = [f"{made.heads[0].paths.index(one.path)}.{one.head}" for one in made.changes]
+    order = [f"{layer}.{head}" for layer, head in made.order()]
     page.click("#panel-flip .bars-all")
     assert (
         page.evaluate("[...document.querySelectorAll('#panel-flip .bars button')].map((b) => b.dataset.head)")
@@ -352,8 +252,7 @@ def test_a_row_of_a_flip_is_read_by_pointing_at_it_and_by_arrow_keys(
     made, path = whole
     page = opened(browser, path, "#tab=flip&layer=0&head=6")
     wait(page, "document.querySelector('#panel-flip canvas')")
-    order = [(made.heads[0].paths.index(one.path), one.head) for one in made.changes]
-    first, second = places(made.changes, order.index((0, 6)))
+    first, second = places(made.changes, made.order().index((0, 6)))
     box = page.evaluate(
         "(() => { const c = document.querySelectorAll('#panel-flip canvas')[2]; "
         "c.scrollIntoView({block: 'center'}); "
@@ -381,7 +280,7 @@ def test_a_row_of_a_flip_is_read_by_pointing_at_it_and_by_arrow_keys(
 def test_words_without_a_partner_are_not_compared(browser: Browser, tmp_path: Path) -> None:
     model, tokenizer, title = load("mini")
     made = Made().add(model, tokenizer, title, HE).add(model, tokenizer, title, LONGER)
-    page = opened(browser, made.save(tmp_path / "longer.html", flip=1), "#tab=flip")
+    page = opened(browser, made.save(tmp_path / "longer.html"), "#tab=flip")
     wait(page, "document.querySelector('#panel-flip .pm-row td')")
     line = next(iter(made.changes.layers.values())).queries
     alone = [at for at, (before, after) in enumerate(line.places) if before is None or after is None]
@@ -396,7 +295,7 @@ def test_words_without_a_partner_are_not_compared(browser: Browser, tmp_path: Pa
     page.press("ArrowDown", 40)  # a word after it, which both have: its weight on the others is "elsewhere"
     row, keys = row_read(page, "flip")
     layer, head = (int(x) for x in re.findall(r"\d+", page.text(".flip-title"))[:2])
-    at = [(made.heads[0].paths.index(one.path), one.head) for one in made.changes].index((layer, head))
+    at = made.order().index((layer, head))
     first, second = (as_held(each.nan_to_num(0.0)) for each in places(made.changes, at))
     shared = line.shared
     binned = [
@@ -429,7 +328,9 @@ def test_two_heads_of_a_layer_are_as_far_apart_as_python_says(
         ".map((r) => [r.cells[0].textContent, [...r.cells].slice(1).map((c) => c.textContent)]))"
     )
     one, two = (made.heads[0][1][head].values["entropy"] for head in (2, 5))
-    assert [number(x) for x in cells["entropy"]] == pytest.approx([one, two, two - one], abs=0.6e-3)
+    assert [number(x) for x in cells[IN_WORDS["entropy"][0]]] == pytest.approx(
+        [one, two, two - one], abs=0.6e-3
+    )
     page.click("#beside-swap")
     wait(page, "location.hash.includes('head=5') && location.hash.includes('beside=0.0.1.2')")
     page.click("#beside-pin")
@@ -547,20 +448,28 @@ def test_nothing_plays_where_motion_is_unwanted(browser: Browser, whole: tuple[M
 def test_effects_are_sorted_and_words_stand_before_and_after(
     browser: Browser, whole: tuple[Made, Path]
 ) -> None:
-    page = opened(browser, whole[1], "#tab=effects&layer=2&head=3")
-    held = sorted(effects(4, 8)["heads"], key=lambda one: -one["effect"])
+    made, path = whole
+    assert made.effects is not None and made.effects.before is not None
+    page = opened(browser, path, "#tab=effects&layer=2&head=3")
     said = page.evaluate(
         "[...document.querySelectorAll('#panel-effects .bars button')].map((b) => b.dataset.head)"
     )
-    assert said == [f"{one['layer']}.{one['head']}" for one in held][: len(said)]
-    first, second = page.evaluate(
-        "[...document.querySelectorAll('.word-bars')].map((t) => [...t.tBodies[0].rows].map((r) => "
-        "[r.cells[0].textContent, r.cells[2].textContent]))"
-    )
-    assert [word for word, _ in first] == WORDS  # markup is text
-    assert second == [[WORDS[1], "0.4000▲"], [WORDS[0], "0.3000▼"], ["new word", "0.1230new"]]
+    largest = [f"{one.layer}.{one.head}" for one in made.effects.ranking()]
+    assert said == largest[: len(said)] and len(said) >= 16
+
+    def columns() -> list[list[list[str]]]:
+        return page.evaluate(
+            "[...document.querySelectorAll('.word-bars')].map((t) => [...t.tBodies[0].rows].map((r) => "
+            "[r.cells[0].textContent, r.cells[2].firstChild.textContent]))"
+        )
+
+    def told(words: Any) -> list[list[str]]:
+        return [[word, f"{share:.4f}"] for word, share in words]
+
+    assert columns() == [told(made.effects.before[0]), told(made.effects.after(2, 3))]
     page.click(f"#panel-effects .bars button[data-head='{said[0]}']")
     wait(page, f"location.hash.includes('layer={said[0][0]}&head={said[0][2]}')")
+    assert columns()[1] == told(made.effects.after(int(said[0][0]), int(said[0][2])))
     assert page.complaints == []
 
 
@@ -601,16 +510,12 @@ def test_the_table_sorts_by_what_is_clicked_and_goes_along_as_csv(
 
 
 def test_a_thousand_heads_are_drawn_as_they_come_into_sight(browser: Browser, tmp_path: Path) -> None:
-    made = Made()
-    heads = [
-        {"layer": layer, "head": head, "label": MIXED, "score": None,
-         "numbers": {"entropy": layer + head / 32}}
-        for layer in range(32) for head in range(32)
-    ]  # fmt: skip
-    layers = [{"name": f"layer {at}", "path": str(at), "kind": "self", "num_heads": 32} for at in range(32)]
-    reading = {"name": "", "text": None, "heads": heads, "calls": [None] * 32, "image": None}
-    made.sources = [{"title": "large", "layers": layers, "roles": None, "readings": [reading]}]
-    page = opened(browser, made.save(tmp_path / "large.html"), "#tab=numbers")
+    torch.manual_seed(0)
+    heads = hw.Heads()
+    for layer in range(32):
+        map = hw.AttentionMap.from_weights(torch.rand(1, 32, 3, 5).softmax(-1))
+        heads.add(f"layers.{layer}", reduce(map, names=("entropy", "distance"), keep=True, forward=1))
+    page = opened(browser, heads.to_html(tmp_path / "large.html"), "#tab=numbers")
     count = "document.querySelectorAll('.numbers tbody tr').length"
     assert 16 <= page.evaluate(count) <= 200
     wait(
