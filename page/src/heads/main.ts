@@ -7,6 +7,7 @@ import { overviewPanel } from "./overview.ts";
 import { readData } from "./page_data.ts";
 import { fileSources } from "./sources.ts";
 import { App } from "./store.ts";
+import { viewsPanel } from "./views.ts";
 import { wallPanel } from "./wall.ts";
 
 const data = readData();
@@ -18,3 +19,4 @@ wallPanel(app, () => {
   document.documentElement.dataset.ready = "true";
 });
 oneHeadPanel(app);
+viewsPanel(app);

@@ -19,6 +19,7 @@ export interface State {
   tab: string; // the panel below: "words", "flip", "compare", "diversity", "training", "numbers"
   beside: string; // compare: "source.text.layer.head", "" for none
   step: number | null; // of generation; null: the last
+  checkpoint: number | null; // of training; null: the last
   off: string; // heads that are switched off, "2.3,3.0"
   typed: string; // what a live model reads; "": the text it came with
   against: string; // the text that it is compared with, "" for none
@@ -26,11 +27,11 @@ export interface State {
 
 const START: State = {
   source: 0, text: 0, layer: 0, head: 0, token: null, view: "map", measure: "weights", colour: "maps",
-  sort: "layer", order: "most", label: "", search: "", tab: "", beside: "", step: null, off: "",
+  sort: "layer", order: "most", label: "", search: "", tab: "", beside: "", step: null, checkpoint: null, off: "",
   typed: "", against: "",
 }; // biome-ignore format: a table
 
-const NUMBERS: (keyof State)[] = ["source", "text", "layer", "head", "token", "step"];
+const NUMBERS: (keyof State)[] = ["source", "text", "layer", "head", "token", "step", "checkpoint"];
 
 export type Changed = ReadonlySet<keyof State | "sources">;
 type Listener = (changed: Changed) => void;
