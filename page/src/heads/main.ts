@@ -2,6 +2,7 @@
 
 import { byId } from "../shared/elements.ts";
 import { themeButton } from "../shared/theme.ts";
+import { alivePanel } from "./alive/alive_panel.ts";
 import { readData } from "./page_data.ts";
 import { fileSources } from "./sources.ts";
 import { App } from "./store.ts";
@@ -11,4 +12,4 @@ const app = new App(data, fileSources(data));
 byId("heading").textContent = data.heading;
 themeButton(byId("theme"));
 document.documentElement.dataset.ready = "true";
-void app;
+alivePanel(app);
