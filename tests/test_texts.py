@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headwise.models.pretrained import _name
+from headwise.models.pretrained import token_name
 from headwise.show import texts
 from headwise.show.texts import plain, readable
 
@@ -40,7 +40,7 @@ def test_a_token_that_is_part_of_a_letter_is_named_by_its_bytes(entry: str, show
     tokenizer = SimpleNamespace(
         decode=lambda tokens, **options: "\ufffd", convert_ids_to_tokens=lambda token: entry
     )
-    assert _name(tokenizer, 7) == shown
+    assert token_name(tokenizer, 7) == shown
 
 
 def test_plain_text_is_one_short_line() -> None:

@@ -32,6 +32,7 @@ __all__ = [
     "check_file",
     "collect",
     "diversity",
+    "effects",
     "errors",
     "explain",
     "head_means",
@@ -73,6 +74,7 @@ if TYPE_CHECKING or _first_use.is_whole(__name__):
     from .listeners.ablation import ablate, head_means
     from .listeners.alarms import Alarms
     from .listeners.capture import watch
+    from .listeners.effects import effects
     from .listeners.head_outputs import collect, patch
     from .listeners.importance import importance
     from .listeners.monitor import Monitor

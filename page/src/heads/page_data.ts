@@ -39,8 +39,8 @@ export interface LayerData {
 export interface RoleData {
   name: string; // of the relation, "pronoun > antecedent"
   share: number;
-  low: number;
-  high: number;
+  low: number | null; // of the 95% interval; null: of a head that was found beside the best, not measured
+  high: number | null;
   cases: number;
   rule: string; // the best of those that need no model
   rule_share: number;

@@ -19,10 +19,16 @@ from .layer_names import ByLayer, Layer, names_of, stacks
 from .record import Marks, Record
 
 if TYPE_CHECKING:
+    import numpy
     import pandas
     from matplotlib.figure import Figure
     from rich.table import Table
+    from torch import Tensor
 
+    from ..listeners.effects import Effects
+    from ..listeners.head_outputs import HeadOutputs
+    from ..models.pretrained import Pretrained
+    from ..models.specialised_heads import Specialisation
     from .roles import Roles
     from .text_changes import Changes
 
@@ -443,30 +449,72 @@ class Heads(ByLayer[LayerHeads]):
         self,
         path: str | os.PathLike[str],
         *,
-        batch: int = 0,
+        batch: int | None = None,
         chosen: Sequence[tuple[Layer, int]] | None = None,
-        text: str | None = None,
+        text: str | Sequence[str] | None = None,
         roles: Roles | None = None,
+        beside: Heads | Sequence[Heads] = (),
+        finer: Sequence[tuple[Layer, int]] | None = None,
+        outputs: HeadOutputs | None = None,
+        effects: Effects | None = None,
+        training: Specialisation | None = None,
+        alive: Pretrained | None = None,
+        image: Tensor | numpy.ndarray[Any, Any] | None = None,
+        patches: tuple[int, int] | None = None,
+        query_tokens: Sequence[str] | None = None,
+        key_tokens: Sequence[str] | None = None,
     ) -> Path:
-        """One page that needs nothing else: pictures, labels, numbers; written whole, or not at all.
+        """One page to look around in, which needs nothing else: every head's map, labels, numbers.
 
-        It loads nothing, runs nothing, and takes whatever a text or a name holds as text.
+        It opens from disk, loads nothing, and takes whatever a text or a name holds as text. Written whole,
+        or not at all. A weight is there within 1% or 1e-4. Maps of up to 256 positions a side are exact,
+        longer ones have 128 x 128 cells, and coarser ones still where all maps together would have more than
+        2^24 cells (about 12 MB). Padding is left out. Steps of generation that were kept
+        (`watch(model, keep=True)`) are one map.
 
         Args:
-            batch: which sequence the pictures are of.
-            chosen, text, roles: as for `to_json`.
+            batch: which sequence of the last forward; None: every one is a text to choose.
+            chosen: (layer, head) of those to show; None: all.
+            text: what the model read: of several sequences one each, those of `beside` behind them.
+            roles: of `headwise.roles`, to tell which heads were found for one.
+            beside: other heads to compare with, of this model on another text or of another model. Where
+                `changes` can tell, the page shows which heads moved, 8 times at most.
+            finer: (layer, head) of those to zoom into where maps are not exact: 512 x 512 cells and the 64
+                strongest pairs. By default, where maps were kept, the first head of each label, 8 at most.
+            outputs: what the heads said, of `headwise.collect` in the same run; shown where maps are exact.
+            effects: of `headwise.effects`: what switching off each head does.
+            training: of `headwise.models.specialisation`: the heads at checkpoints of their training.
+            alive: of `headwise.models.load`: a model that the page runs itself, on any text that is typed.
+            image: what was read in patches, uint8 or floats from 0 to 1, [H, W] or [H, W, 3].
+            patches: its rows and columns of patches; by default a square.
+            query_tokens: names of the queries of one sequence, instead of `tokens`; and key_tokens, of the
+                keys, as for cross-attention.
 
         Raises:
-            ArgumentError: nothing was watched; no such head; neither maps nor pictures kept; not an .html, or
-                one that cannot be written.
+            ArgumentError: nothing was watched; no such head; neither maps nor pictures kept; texts or names
+                that are not one per sequence; finer without a map; an image of several sequences, of other
+                numbers, or whose patches are not the tokens; a model that the page cannot run; not an
+                .html, or one that cannot be written.
+            ShapeError: names that fit no layer; outputs of another run; an image of another shape.
             IndexError: no such sequence.
-            PackageMissing: matplotlib is not installed.
+
+        Example:
+            >>> import torch, headwise as hw
+            >>> mha = hw.MultiHeadAttention(64, 4, causal=True)
+            >>> with hw.watch(mha) as heads:
+            ...     output, _ = mha(torch.randn(2, 7, 64))
+            >>> heads.to_html("heads.html")    # doctest: +SKIP
         """
         from ..show.heads_page import EXAMPLE, heads_page
         from ..show.offline_pages import check_page_path, save_page
 
         check_page_path(path, EXAMPLE)
-        return save_page(heads_page(self, batch=batch, chosen=chosen, text=text, roles=roles), path, EXAMPLE)
+        page = heads_page(
+            self, batch=batch, chosen=chosen, text=text, roles=roles, beside=beside, finer=finer,
+            outputs=outputs, effects=effects, training=training, alive=alive, image=image, patches=patches,
+            query_tokens=query_tokens, key_tokens=key_tokens,
+        )  # fmt: skip
+        return save_page(page, path, EXAMPLE)
 
     def _repr_html_(self) -> str | None:
         from ..show.heads_page import in_notebook

@@ -13,6 +13,7 @@ Listening to it:
     ablation.py           `ablate`, `head_means`
     head_outputs.py       `collect`, `patch`
     example_counts.py     how many examples are in a batch
+    effects.py model_answers.py    `effects`: a model's answer without each head
     importance.py robustness.py retrieval.py role_measurement.py
     role_effects.py prompts.py      behaviours without the heads of a role
     monitor.py measured_step.py alarms.py trainer_callback.py     heads in training

@@ -4,14 +4,15 @@
     mean      it says what it says on average:                   mean over the real positions
     uniform   it looks at all it may see, and chooses nothing:   mean of the values it may see
 
-`Switches` are for `importance` and `robustness`: heads off and on again between runs, and the loss each time.
+`Switches` are for `importance`, `robustness` and `effects`: heads off and on again between runs.
 
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, Dv value_dim; n heads chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -245,22 +246,28 @@ class Switches:
         heads = self.off.get(path)
         return output.index_fill(1, torch.tensor(heads, device=output.device), 0) if heads else None
 
-    @torch.no_grad()
-    def loss(
-        self, model: nn.Module, loss_fn: Loss | None, batch: object, off: Iterable[tuple[str, int]]
-    ) -> float:
-        """The loss on a batch with these heads, (path, head), off."""
+    @contextmanager
+    def without(self, off: Iterable[tuple[str, int]]) -> Iterator[None]:
+        """These heads, (path, head), are off while a block lasts."""
         self.off = {}
         for path, head in off:
             self.off.setdefault(path, []).append(head)
         self._visits.clear()
         try:
+            yield
+        finally:
+            self.off = {}
+
+    @torch.no_grad()
+    def loss(
+        self, model: nn.Module, loss_fn: Loss | None, batch: object, off: Iterable[tuple[str, int]]
+    ) -> float:
+        """The loss on a batch with these heads, (path, head), off."""
+        with self.without(off):
             with entering(model) as given:
                 loss = checked_loss(loss_fn, model, batch).item()
             self.examples = count_examples(given, self._visits) if self._visits else 0
             return loss
-        finally:
-            self.off = {}
 
     def every_head(self) -> list[tuple[str, int]]:
         """(path, head) of all layers heard so far."""

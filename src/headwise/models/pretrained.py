@@ -34,6 +34,7 @@ __all__ = [
     "minilm_folder",
     "most_tokens",
     "read",
+    "token_name",
 ]
 
 
@@ -358,7 +359,7 @@ def read(text: str, model: nn.Module, tokenizer: Tokenizer, *, most: int = MOST_
         raise ArgumentError(
             f"tokenizer must fit the model: token {max(ids)} for a vocabulary of {size}; are they a pair?"
         )
-    return Reading(inputs, [_name(tokenizer, token) for token in ids], length, limit)
+    return Reading(inputs, [token_name(tokenizer, token) for token in ids], length, limit)
 
 
 def most_tokens(model: nn.Module, tokenizer: Tokenizer) -> int | None:
@@ -374,7 +375,7 @@ def most_tokens(model: nn.Module, tokenizer: Tokenizer) -> int | None:
     return None if least >= UNLIMITED else int(least)
 
 
-def _name(tokenizer: Tokenizer, token: int) -> str:
+def token_name(tokenizer: Tokenizer, token: int) -> str:
     """A token as people write it: without the marks of its alphabet of bytes, Ġ for a space."""
     if isinstance(tokenizer, BytePairs):
         return tokenizer.convert_ids_to_tokens(token)

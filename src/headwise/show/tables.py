@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from .fitted_tables import FittedTable
 
-__all__ = ["HEADERS", "as_number", "as_text", "empty_table", "table_class"]
+__all__ = ["HEADERS", "IN_WORDS", "WEIGHTS", "as_number", "as_text", "empty_table", "table_class"]
 
 
 # Tables
@@ -38,6 +38,37 @@ WEIGHTS = {  # shares of 1
     "punctuation", "spread", "locality", "streaming", "written_first", "written_special",
 }  # fmt: skip
 STRONG = 0.5  # a share worth the eye's attention
+IN_WORDS = {  # name -> what it is called on a page, and what it says, plainly
+    "entropy": ("entropy (nats)", "How widely a head looks: 0 is one word alone, more is many at once."),
+    "effective_keys": ("effective keys", "Among how many words, all alike, the head seems to choose."),
+    "confidence": ("confidence", "How much of its weight a word gives to the one it looks at most."),
+    "distance": ("distance (keys)", "How many words away the weight lies, in the mean."),
+    "first": ("first key", "How much of the weight rests on the first token."),
+    "previous": ("previous key", "How much of the weight goes to the word just before."),
+    "itself": ("itself", "How much of the weight goes to the word itself."),
+    "next": ("next key", "How much of the weight goes to the word just after."),
+    "local": ("local", "How much of the weight goes to words near by, 8 away at most by default."),
+    "max_logit": ("max logit", "The largest score before the softmax; where training goes wrong, it grows."),
+    "induction": (
+        "induction", "Where a word was said before: how much of the weight goes to what followed it there."
+    ),
+    "duplicate_token": (
+        "duplicate token", "Where a word was said before: how much of the weight goes to those copies."
+    ),
+    "special": ("special tokens", "How much of the weight goes to marks that are no words, such as [CLS]."),
+    "punctuation": ("punctuation", "How much of the weight goes to full stops, commas and the like."),
+    "spread": ("spread", "How even the weights are: 1 is the same for every word that can be seen."),
+    "locality": ("locality", "How much less weight lies far away than an even look would put there."),
+    "streaming": (
+        "streaming", "How much of the weight is on the very first and the latest tokens: the others could go."
+    ),
+    "written_first": (
+        "written from the first key", "How much of what the head writes comes from the first token."
+    ),
+    "written_special": (
+        "written from special tokens", "How much of what the head writes comes from marks that are no words."
+    ),
+}  # fmt: skip
 
 
 def empty_table(title: str | None = None, *, elsewhere: str | None = None) -> FittedTable:

@@ -1,0 +1,329 @@
+"""One layer on one sequence as a page holds it: maps, exact or pooled, and all that was measured beside them.
+
+Never are more weights in memory than a block of queries has, but for maps of so few cells as a page shows.
+
+Letters: H num_heads, h heads shown, T query_len, S key_len.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, ShapeError
+from ..heads.collection import Heads
+from ..heads.head_distances import similarity
+from ..heads.layer import LayerHeads
+from ..heads.layer_names import Layer
+from ..heads.measures import weights_in_blocks
+from ..heads.model_diversity import attention_between
+from .packed_maps import Blob, Blobs, as_bytes, levels
+from .page_readings import Reading, View
+from .pictured_heads import queries_inside
+
+__all__ = ["EXACT", "Texts", "call_data", "check_finer", "first_of_labels", "is_exact", "side_within"]
+
+EXACT = 256  # positions a side up to which a cell is a query and a key
+POOLED = 128  # cells a side beyond
+SHORTER = (128, 64, 32)
+FINER, PAIRS, FINER_HEADS = 512, 64, 8
+BLOCK = 4096  # queries whose heaviest keys are looked for at a time
+
+Finer = list[tuple[str, int]]  # by path and head
+
+
+class Texts:
+    """Lists of tokens, each once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str, ...], int] = {}
+
+    def number(self, names: Sequence[str] | None) -> int | None:
+        """Which of them it is."""
+        return None if names is None else self._numbers.setdefault(tuple(names), len(self._numbers))
+
+    @property
+    def all(self) -> list[list[str]]:
+        return [list(names) for names in self._numbers]
+
+
+# How many cells
+
+
+def side_within(views: Iterable[View], side: int, most: int) -> int:
+    """The longest side up to which maps are exact, so that all of them have at most so many cells."""
+    views = list(views)
+    for shorter in SHORTER:
+        if sum(len(view.heads) * math.prod(_size(view, side)) for view in views) <= most:
+            break
+        side = min(side, shorter)
+    return side
+
+
+def is_exact(view: View, side: int) -> bool:
+    """Whether every query and key has its cell."""
+    return _size(view, side) == view.lengths
+
+
+def _size(view: View, side: int) -> tuple[int, int]:
+    T, S = view.lengths
+    if max(T, S) <= side and (view.calls[-1].map is not None or _picture(view).shape[1:] == (T, S)):
+        return T, S
+    pooled = min(POOLED, side)
+    rows, columns = min(T, pooled), min(S, pooled)
+    if view.calls[-1].map is None:
+        made = _picture(view)
+        rows, columns = min(rows, made.shape[1]), min(columns, made.shape[2])
+    return rows, columns
+
+
+def _picture(view: View) -> Tensor:
+    made = view.calls[-1].pooled
+    assert made is not None, "a call is shown that kept a map or a picture"
+    return made[0]
+
+
+# All of it
+
+
+def call_data(
+    view: View,
+    layer: LayerHeads,
+    side: int,
+    blobs: Blobs,
+    texts: Texts,
+    *,
+    finer: Sequence[int] = (),
+    outputs: Tensor | None = None,
+) -> dict[str, Any]:
+    """As `CallData` of page_data.ts says.
+
+    Args:
+        finer: heads to zoom into, where the map is not exact.
+        outputs: of the heads before W_O, [1, H, T, D] of the call.
+
+    Raises:
+        ArgumentError: finer without a map.
+        ShapeError: outputs of another run.
+    """
+    T, S = view.lengths
+    rows, columns = _size(view, side)
+    exact = (rows, columns) == (T, S)
+    H = view.calls[-1].shape[1]
+    maps: list[Blob | None] = [None] * H
+    for head, cells in zip(view.heads, _cells(view, view.heads, rows, columns), strict=True):
+        maps[head] = blobs.pack(levels(cells))
+    norms, written, most = _written(view, rows, columns, exact, blobs)
+    zoomed = {} if exact else {head: _finer(view, layer, head, blobs) for head in finer if head in view.heads}
+    said = None if outputs is None or not exact else _outputs(view, layer, outputs)  # [H, T, D]
+    return {
+        "queries": T,
+        "keys": S,
+        "rows": rows,
+        "columns": columns,
+        "query_tokens": texts.number(view.names[0]),
+        "key_tokens": texts.number(view.names[1]),
+        "left_out": view.left_out,
+        "steps": view.steps,
+        "maps": maps,
+        "norms": norms,
+        "written": written,
+        "written_most": most,
+        "finer": {str(head): {"rows": r, "columns": c, "map": blob} for head, (r, c, blob) in zoomed.items()},
+        "pairs": {str(head): _pairs(view, head) for head in zoomed},
+        "outputs": None
+        if said is None
+        else {"width": said.shape[2], "data": blobs.pack(as_bytes(said.half()))},
+        "distances": _matrix(attention_between(layer)) if H > 1 else None,
+        "cosines": _cosines(view, said) if H > 1 else None,
+    }
+
+
+# Cells
+
+
+def _cells(view: View, heads: list[int], rows: int, columns: int) -> Tensor:
+    """[h, rows, columns]: weights, or the share of a query's weight that falls into a cell."""
+    T, S = view.lengths
+    call = view.calls[-1]
+    if view.whole and (rows, columns) != (T, S):
+        made = call.pooled
+        if made is not None and (call.map is None or made.shape[2:] == (rows, columns)):
+            inside = queries_inside(T, made.shape[2], call.pooled_queries, 0)
+            mass, inside = _coarser(made[0][heads].float().cpu(), inside, rows, columns)
+            return mass / inside.clamp(min=1)[:, None]
+        assert call.map is not None
+        mass = call.map.select(heads=heads).pooled((rows, columns))[0].float().cpu()
+        return mass / queries_inside(T, rows, None, 0).clamp(min=1)[:, None]
+    if call.map is None:
+        return _picture(view)[heads].float().cpu()
+    return _in_blocks(view, heads, rows, columns)
+
+
+def _coarser(mass: Tensor, inside: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """Pooled mass [h, R, C] and how many queries its rows stand for, [R], in fewer rows and columns."""
+    row, column = (
+        torch.arange(count) * fewer // count
+        for count, fewer in zip(mass.shape[1:], (rows, columns), strict=True)
+    )
+    mass = mass.new_zeros(len(mass), rows, mass.shape[2]).index_add_(1, row, mass)
+    mass = mass.new_zeros(len(mass), rows, columns).index_add_(2, column, mass)
+    return mass, inside.new_zeros(rows).index_add_(0, row, inside)
+
+
+def _in_blocks(
+    view: View, heads: list[int], rows: int, columns: int, factors: Tensor | None = None
+) -> Tensor:
+    """The same from weights, a block of queries at a time; factors: what they are multiplied by, [h, S]."""
+    T, S = view.lengths
+    row, column = torch.arange(T) * rows // T, torch.arange(S) * columns // S
+    cells = torch.zeros(len(heads), rows, columns)
+    for some, p in _blocks(view, heads):
+        shares = p if factors is None else p * factors[:, None]
+        if columns < S:
+            shares = torch.zeros(*p.shape[:2], columns).index_add_(2, column, shares)
+        cells.index_add_(1, row[some], shares)
+    return cells / torch.bincount(row, minlength=rows)[:, None]
+
+
+def _blocks(view: View, heads: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """(which queries, counted without padding, int [t]; their weights [h, t, S])."""
+    start = done = 0
+    end = int(view.keys[-1]) + 1 if len(view.keys) else 0
+    for call in view.calls:
+        assert call.map is not None, "of a call without a map there is the picture"
+        T, S = call.shape[2:]
+        mine = view.queries[(view.queries >= start) & (view.queries < start + T)] - start
+        for some, p in weights_in_blocks(call.map.select(heads=heads), mine):
+            weights = p[0].float().cpu()
+            if end > S:  # what was not there yet
+                weights = torch.nn.functional.pad(weights, (0, end - S))
+            yield torch.arange(done, done + len(some)), weights[..., view.keys]
+            done += len(some)
+        start += T
+
+
+def _written(
+    view: View, rows: int, columns: int, exact: bool, blobs: Blobs
+) -> tuple[Blob | None, list[Blob | None] | None, float | None]:
+    """Norms of what is written; maps of weight times norm, where positions share cells; the largest norm."""
+    call = view.calls[-1]
+    if call.written_norms is None or call.map is None:
+        return None, None, None
+    norms = call.written_norms[0].float()[:, view.keys]  # [H, S]
+    most = float(norms.max())
+    if not math.isfinite(most):
+        return None, None, None
+    if exact:
+        return blobs.pack(as_bytes(norms)), None, _digits(most)
+    written: list[Blob | None] = [None] * len(norms)
+    factors = norms[view.heads] / (most or 1.0)
+    cells = _in_blocks(view, view.heads, rows, columns, factors)
+    for head, mine in zip(view.heads, cells, strict=True):
+        written[head] = blobs.pack(levels(mine))
+    return None, written, _digits(most)
+
+
+# More of some heads
+
+
+def check_finer(heads: Heads, finer: Sequence[tuple[Layer, int]] | None) -> Finer | None:
+    """Heads to zoom into, by path and number.
+
+    Raises:
+        ArgumentError: no such head.
+    """
+    if finer is None:
+        return None
+    if isinstance(finer, Sequence) and not isinstance(finer, str) and not finer:
+        return []
+    try:
+        return [(head.path, head.head) for head in heads.chosen(finer)]
+    except ArgumentError as error:
+        raise ArgumentError(str(error).replace("chosen", "finer", 1)) from None
+
+
+def first_of_labels(reading: Reading, side: int) -> Finer:
+    """Where maps were kept that are not exact: the first head of each label, 8 at most."""
+    maps = {
+        layer.place: view
+        for layer, view in zip(reading.heads.values(), reading.layers, strict=True)
+        if view is not None and view.calls[-1].map is not None and not is_exact(view, side)
+    }
+    first = {head.label.name: (head.path, head.head) for head in reversed(reading.shown) if head.path in maps}
+    return sorted(first.values(), key=lambda each: (list(maps).index(each[0]), each[1]))[:FINER_HEADS]
+
+
+def _finer(view: View, layer: LayerHeads, head: int, blobs: Blobs) -> tuple[int, int, Blob]:
+    if view.calls[-1].map is None:
+        raise ArgumentError(
+            f"finer must be of heads whose maps were kept: {layer.path} was called with "
+            f"{list(view.calls[-1].shape)} and kept none; use watch(model, keep=True)"
+        )
+    rows, columns = (min(FINER, length) for length in view.lengths)
+    if view.whole:
+        mass = view.calls[0].map.select(heads=[head]).pooled((rows, columns))[0, 0].float().cpu()  # type: ignore[union-attr]
+        cells = mass / queries_inside(view.lengths[0], rows, None, 0)[:, None]
+    else:
+        cells = _in_blocks(view, [head], rows, columns)[0]
+    return rows, columns, blobs.pack(levels(cells))
+
+
+def _pairs(view: View, head: int) -> list[tuple[int, int, float]]:
+    """The strongest of all: query, key, weight."""
+    place = torch.full((int(view.keys[-1]) + 1,), -1).index_put((view.keys,), torch.arange(len(view.keys)))
+    best = torch.empty(0), torch.empty(0, 2, dtype=torch.long)
+    start = done = 0
+    for call in view.calls:
+        assert call.map is not None
+        T, S = call.shape[2:]
+        mine = view.queries[(view.queries >= start) & (view.queries < start + T)] - start
+        for some in mine.split(BLOCK):
+            top = call.map.select(heads=[head], queries=some).top(min(PAIRS, S))
+            values, keys = top[0][0, 0].float().cpu(), top[1][0, 0].cpu()  # [t, n]
+            queries = torch.arange(done, done + len(some))[:, None].expand_as(keys)
+            here = (values > 0) & (keys < len(place))
+            places = torch.stack([queries[here], place[keys[here]]], -1)
+            both = torch.cat([best[0], values[here]]), torch.cat([best[1], places])
+            order = both[0].sort(descending=True, stable=True).indices[:PAIRS]
+            best = both[0][order], both[1][order]
+            done += len(some)
+        start += T
+    rows = zip(best[1].tolist(), best[0].tolist(), strict=True)
+    return [(query, key, _digits(weight)) for (query, key), weight in rows if key >= 0]
+
+
+# Between heads, and what they say
+
+
+def _outputs(view: View, layer: LayerHeads, outputs: Tensor) -> Tensor:
+    H, T = view.calls[-1].shape[1:3]
+    if len(view.calls) > 1 or tuple(outputs.shape[1:3]) != (H, T):
+        steps = f" in {len(view.calls)} steps" * (len(view.calls) > 1)
+        raise ShapeError(
+            f"outputs must be of the run that was watched: [1, H, T, D] = {list(outputs.shape)} in "
+            f"{layer.path}, where {H} heads read {sum(call.shape[2] for call in view.calls)} queries{steps}; "
+            "collect them in the same block"
+        )
+    return outputs[0].float().cpu()[:, view.queries]
+
+
+def _cosines(view: View, said: Tensor | None) -> list[list[float | None]] | None:
+    measured = view.calls[-1].pairs.get("outputs")
+    if measured is None and said is not None:
+        measured = similarity(said[None])
+    return None if measured is None else _matrix(measured[0])
+
+
+def _matrix(numbers: Tensor | None) -> list[list[float | None]] | None:
+    if numbers is None:
+        return None
+    return [[None if math.isnan(x) else round(x, 4) for x in row] for row in numbers.tolist()]
+
+
+def _digits(number: float) -> float:
+    return float(f"{number:.5g}")

@@ -1,0 +1,278 @@
+"""What each sequence of the last forward was to every layer, for a page: its own numbers, no padding.
+
+Calls of a layer that continue each other, a prompt and then a query a step, are one map. Else the last call
+of which a map or a picture was kept is shown.
+
+Letters: B batch, H num_heads, T query_len, S key_len.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+from ..heads.collection import Heads
+from ..heads.layer import Head, LayerHeads
+from ..heads.layer_names import Layer
+from ..heads.record import Marks, Record
+from .heatmaps import Names
+from .pictured_heads import call_of, names_in
+from .texts import plain, readable
+
+__all__ = ["Reading", "View", "readings_of"]
+
+LONGEST = 60  # characters of a token
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """One layer on one sequence.
+
+    Attributes:
+        calls: that make up one map, [1, H, T, S] each; more than one: steps of generation.
+        heads: which of them are shown.
+        queries: of all calls, one after the other, those that are no padding: int [T].
+        keys: of the last call, likewise: int [S].
+        left_out: padded positions.
+        names: of these queries and keys.
+        steps: how many of the queries there are after the prompt and after each step; None: no generation.
+    """
+
+    calls: list[Record]
+    heads: list[int]
+    queries: Tensor
+    keys: Tensor
+    left_out: int
+    names: Names
+    steps: list[int] | None
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """How many queries and keys are shown."""
+        return len(self.queries), len(self.keys)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is one call, of which nothing is left out."""
+        return len(self.calls) == 1 and self.lengths == self.calls[0].shape[2:]
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One sequence.
+
+    Attributes:
+        batch: its number.
+        heads: its own numbers, of the calls that are shown.
+        layers: in the order of `heads`; None: no head of it was chosen, or it kept neither map nor picture.
+        shown: the heads that were chosen.
+    """
+
+    batch: int
+    heads: Heads
+    layers: list[View | None]
+    shown: list[Head]
+
+
+def readings_of(
+    heads: Heads,
+    batch: int | None = None,
+    chosen: Sequence[tuple[Layer, int]] | None = None,
+    names: tuple[Sequence[str] | None, Sequence[str] | None] = (None, None),
+) -> list[Reading]:
+    """Every sequence of the last forward, or one.
+
+    Args:
+        names: of queries and of keys, where one sequence is shown.
+
+    Raises:
+        ArgumentError: nothing was watched; no such head; neither maps nor pictures kept; names of several
+            sequences.
+        IndexError: no such sequence.
+        ShapeError: names that fit no layer.
+    """
+    some = heads.chosen(chosen)
+    runs = _runs(heads)
+    if not any(runs.values()):
+        call_of(heads[some[0].path])  # says so
+    count = min(call.shape[0] for run in runs.values() for call in run)
+    if batch is not None and (isinstance(batch, bool) or not -count <= batch < count):
+        raise IndexError(f"batch {batch} must be between 0 and {count - 1}")
+    numbers = range(count) if batch is None else [batch % count]
+    for argument, given in zip(("query_tokens", "key_tokens"), names, strict=True):
+        if given is not None and len(numbers) > 1:
+            raise ArgumentError(
+                f"{argument} must name the tokens of one sequence: the last forward had {count}; give "
+                "batch=, too"
+            )
+    return [_reading(heads, runs, number, some, names) for number in numbers]
+
+
+# Which calls
+
+
+def _runs(heads: Heads) -> dict[str, list[Record]]:
+    """By path, the calls that are shown."""
+    kept = {
+        path: [call for call in layer.calls if call.map is not None or call.pooled is not None]
+        for path, layer in zip(heads.paths, heads.values(), strict=True)
+    }
+    runs = {path: _chain(calls) for path, calls in kept.items()}
+    longest = max(runs.values(), key=len, default=[])
+    forwards = {call.forward for call in longest} if len(longest) > 1 else set()
+    for path, calls in kept.items():  # steps that look at another text are those of the others
+        theirs = [call for call in calls if call.forward in forwards and call.map is not None]
+        if theirs and all(call.kind == "cross" and call.shape[3] == theirs[0].shape[3] for call in theirs):
+            runs[path] = theirs
+    return runs
+
+
+def _chain(calls: list[Record]) -> list[Record]:
+    chain = calls[-1:]
+    for before in reversed(calls[:-1]):
+        if not _continues(before, chain[0]):
+            break
+        chain.insert(0, before)
+    return chain
+
+
+def _continues(before: Record, after: Record) -> bool:
+    """Whether a call reads on where one before it ended, with all that was read in its cache."""
+    if before.map is None or after.map is None or not before.kind == after.kind == "self":
+        return False
+    same = before.shape[:2] == after.shape[:2] and before.forward < after.forward
+    return same and after.shape[3] - after.shape[2] == before.shape[3]
+
+
+# One sequence
+
+
+def _reading(
+    heads: Heads,
+    runs: dict[str, list[Record]],
+    batch: int,
+    some: list[Head],
+    names: tuple[Sequence[str] | None, Sequence[str] | None],
+) -> Reading:
+    alone = Heads()
+    alone.title = heads.title
+    known = heads.tokens is not None and batch < len(heads.tokens)
+    alone.tokens = [heads.tokens[batch]] if known and heads.tokens is not None else None
+    marks: dict[int, Marks] = {}
+    for path, layer in zip(heads.paths, heads.values(), strict=True):
+        for call in runs[path] or layer.calls[-1:]:
+            alone.add(path, _alone(call, batch, marks), layer.layer)
+    chosen: dict[str, list[int]] = {}
+    for head in some:
+        chosen.setdefault(head.path, []).append(head.head)
+    shown = {
+        path: layer
+        for path, layer in zip(alone.paths, alone.values(), strict=True)
+        if runs[path] and layer.place in chosen
+    }
+    joined = {path: _joined(layer.calls) for path, layer in shown.items()}
+    words = dict(zip(shown, names_in(alone, 0, list(joined.values()), *names), strict=True))
+    views: list[View | None] = []
+    for path, layer in zip(alone.paths, alone.values(), strict=True):
+        mine = None
+        if path in shown:
+            mine = _view(layer, chosen[layer.place], _known(alone, layer, joined[path], words[path]))
+        views.append(mine)
+    places = {(head.path, head.head) for head in some}
+    own = [head for head in alone.all() if (head.path, head.head) in places]
+    return Reading(batch, alone, views, own)
+
+
+def _alone(call: Record, batch: int, marks: dict[int, Marks]) -> Record:
+    """A call as one sequence of it."""
+    call.measure_patterns()
+    B, H, T, S = call.shape
+    batch %= B
+    mine = slice(batch, batch + 1)
+
+    def of(numbers: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value[mine] for name, value in numbers.items()}
+
+    known = call.marks
+    if known is not None and id(known) not in marks:
+        every = (known.ids, known.special, known.punctuation, known.unknown)
+        ids, *flags = (None if x is None else x[mine] for x in every)
+        assert ids is not None
+        marks[id(known)] = Marks(ids, *flags)
+    return replace(
+        call,
+        shape=(1, H, T, S),
+        rows=of(call.rows),
+        counts=of(call.counts),
+        large=of(call.large),
+        pairs=of(call.pairs),
+        map=None if call.map is None else call.map.detach().select(batch=batch),
+        marks=None if known is None else marks[id(known)],
+    )
+
+
+def _joined(calls: Sequence[Record]) -> Record:
+    """Calls that continue each other as one, but for its weights."""
+    last = calls[-1]
+    queries = sum(call.shape[2] for call in calls)
+    return replace(last, shape=(1, last.shape[1], queries, last.shape[3]), map=None)
+
+
+def _view(layer: LayerHeads, heads: list[int], names: Names) -> View:
+    calls = layer.calls
+    S = calls[-1].shape[3]
+    real = torch.ones(S, dtype=torch.bool)
+    if calls[-1].map is not None:
+        real = calls[-1].map.real_keys[0].cpu()
+    parts = [_real_queries(call, real) for call in calls]
+    counted = torch.cat(parts)
+    if not bool(counted.any()) or not bool(real.any()):  # padding alone: nothing would be left
+        counted, real = torch.ones_like(counted), torch.ones_like(real)
+    steps = None
+    if len(calls) > 1:
+        ends = torch.tensor([len(part) for part in parts]).cumsum(0).tolist()
+        steps = [int(counted[:end].sum()) for end in ends]
+    queries, keys = (each.nonzero().flatten() for each in (counted, real))
+    left_out = max(len(real) - len(keys), len(counted) - len(queries))
+    own = tuple(
+        None if each is None else [plain(each[at], LONGEST) for at in places.tolist()]
+        for each, places in zip(names, (queries, keys), strict=True)
+    )
+    return View(calls, heads, queries, keys, left_out, (own[0], own[1]), steps)
+
+
+def _real_queries(call: Record, real: Tensor) -> Tensor:
+    """Which queries of a call are no padding, bool [T]; real: the keys that are none, of the whole text."""
+    T, S = call.shape[2:]
+    counted = None if call.map is None else call.map.mask.counted(T)
+    mine = torch.ones(T, dtype=torch.bool) if counted is None else counted[0].cpu()
+    if call.kind == "self" and T <= S:
+        mine = mine & real[S - T : S]
+    return mine
+
+
+# Names
+
+
+def _known(heads: Heads, layer: LayerHeads, joined: Record, names: Names) -> Names:
+    """Names of all queries and keys, of a text that goes on behind its known beginning, too."""
+    queries, keys = names
+    _, _, T, S = joined.shape
+    if joined.kind != "self" or T > S or (queries is not None and keys is not None):
+        return names
+    read = heads.words(joined)
+    if keys is None and read is None and len(layer.calls) > 1 and heads.tokens is not None:
+        first = layer.calls[0]
+        started = heads.words(first)
+        if len(heads.tokens[0]) == S != first.shape[3]:  # set by whoever generated
+            read = heads.tokens[0]
+        elif started is not None:
+            read = [*readable(started), *(f"+{number}" for number in range(1, S - len(started) + 1))]
+    keys = keys if keys is not None or read is None else readable(read)
+    if queries is None and keys is not None:
+        queries = keys[S - T :]
+    return queries, keys

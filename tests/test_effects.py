@@ -1,0 +1,444 @@
+"""What each head does; the judge is a copy of the model with the head's part of W_O set to 0, in float64."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import headwise as hw
+from headwise.errors import ArgumentError, AttentionBypassed
+from headwise.models import Transformer, TransformerConfig
+from judge import error
+from small_models import (
+    VOCABULARY,
+    Stack,
+    albert,
+    bert,
+    gpt2,
+    hooks_on,
+    hugging_face,
+    llama,
+    numbers,
+    ours,
+    tokens,
+    torch_encoder,
+)
+
+EXACT = 1e-10  # of a float64 model
+
+
+@torch.no_grad()
+def divergence(before: Tensor, after: Tensor) -> float:
+    """Of next words, from logits [V]."""
+    on, off = before.softmax(-1), after.softmax(-1)
+    return float((on * (on / off).log()).sum())
+
+
+def moved(before: Tensor, after: Tensor) -> float:
+    """Of an output, [T, E]."""
+    shares = [float((b - a).norm() / b.norm()) for a, b in zip(after, before, strict=True)]
+    return sum(shares) / len(shares)
+
+
+def without(model: nn.Module, projection: str, width: int, head: int, across: bool = True) -> nn.Module:
+    """A copy whose W_O is deaf to a head; across: W_O is [E, H * Dv], as in nn.Linear."""
+    copied = copy.deepcopy(model)
+    weight = copied.get_parameter(projection)
+    with torch.no_grad():
+        part = weight[:, head * width : (head + 1) * width] if across else weight[head * width :][:width]
+        part.zero_()
+    return copied
+
+
+def agree(found: Any, layer: Any, expected: list[float]) -> None:
+    truth = torch.tensor(expected, dtype=torch.float64)
+    assert error(found[layer], truth) < EXACT * max(1.0, float(truth.abs().max()))
+
+
+def small_transformer(**settings: Any) -> Transformer:
+    sizes = {"vocab_size": VOCABULARY, "d_model": 35, "num_heads": 5, "num_layers": 2, "max_length": 23}
+    torch.manual_seed(0)
+    return Transformer(TransformerConfig(**(sizes | settings))).double().eval()
+
+
+# The next token
+
+
+def test_the_effect_of_a_head_is_the_divergence_of_the_next_tokens_without_it() -> None:
+    model, ids = gpt2(), tokens(1)
+    found = hw.effects(model, ids, progress=False)
+    assert (found.of, found.unit, found.sequences) == ("next token", "nats", 1)
+    with torch.no_grad():
+        before = model(ids).logits[0, -1]
+        for layer in range(2):
+            name = f"transformer.h.{layer}.attn.c_proj.weight"
+            after = [without(model, name, 11, head, across=False)(ids).logits[0, -1] for head in range(3)]
+            agree(found, layer, [divergence(before, each) for each in after])
+            for head, logits in enumerate(after):
+                words = found.after(layer, head)
+                assert [word for word, _ in words] == [str(i) for i in logits.topk(10).indices.tolist()]
+                assert words[0][1] == pytest.approx(float(logits.softmax(-1).max()), rel=EXACT)
+    assert found.before[0][0][1] == pytest.approx(float(before.softmax(-1).max()), rel=EXACT)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_on_either_side_changes_nothing(side: str) -> None:
+    model = llama()
+    whole = tokens(2, 7)
+    short = whole[1:, :5]
+    padding = torch.zeros(1, 2, dtype=torch.long)
+    ids = torch.cat([short, padding] if side == "right" else [padding, short], 1)
+    ids = torch.cat([whole[:1], ids])
+    real = (ids != 0).long()  # positions as for the text alone: theirs are rotated in float32
+    inputs = {"input_ids": ids, "attention_mask": real, "position_ids": (real.cumsum(1) - 1).clamp(min=0)}
+    found = hw.effects(model, inputs, progress=False)
+    alone = [hw.effects(model, {"input_ids": text}, progress=False) for text in (whole[:1], short)]
+    for layer in range(2):
+        each = torch.stack([one[layer] for one in alone], 1)
+        assert error(found.by_sequence[layer], each) < EXACT
+        assert error(found[layer], each.mean(1)) < EXACT
+    assert [words[0][0] for words in found.before] == [one.before[0][0][0] for one in alone]
+    with torch.no_grad():
+        before = model(short).logits[0, -1]
+        after = without(model, "model.layers.1.self_attn.o_proj.weight", 8, 4)(short).logits[0, -1]
+    assert float(found.by_sequence[1][4, 1]) == pytest.approx(divergence(before, after), rel=1e-8)
+
+
+def test_a_transformer_of_ours_is_asked_for_its_next_token_up_to_its_lengths() -> None:
+    model, ids = small_transformer(kind="decoder"), tokens(2)
+    found = hw.effects(model, {"ids": ids, "lengths": torch.tensor([7, 3])}, progress=False)
+    alone = hw.effects(model, ids[1:, :3], progress=False)
+    assert found.of == alone.of == "next token"
+    assert error(found.by_sequence[1][:, 1], alone[1]) < EXACT
+    with torch.no_grad(), hw.ablate(model, [(1, 2)]):
+        after = model(ids[1:, :3])[0, -1]
+    assert float(alone[1][2]) == pytest.approx(divergence(model(ids[1:, :3])[0, -1], after), rel=1e-8)
+
+
+def test_an_encoder_decoder_is_asked_at_the_last_position_of_its_target() -> None:
+    model, source, target = small_transformer(kind="encoder-decoder"), tokens(1, 7), tokens(1, 5, seed=1)
+    found = hw.effects(model, (source, target), progress=False)
+    path = found.paths[-1]
+    with torch.no_grad():
+        before = model(source, target)[0, -1]
+        with hw.ablate(model, [(path, 3)]):
+            after = model(source, target)[0, -1]
+    assert len(found.paths) == 6  # of the encoder, and two kinds of the decoder
+    assert float(found[path][3]) == pytest.approx(divergence(before, after), rel=1e-8)
+
+
+class Words(nn.Module):
+    """A model of one's own: tokens in, logits out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.attention = nn.Embedding(13, 8), hw.MultiHeadAttention(8, 2, causal=True)
+        self.output = nn.Linear(8, 13)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        return self.output(x + self.attention(x)[0])
+
+
+def test_of_a_model_of_ones_own_the_embedding_tells_that_its_answer_is_words() -> None:
+    model, ids = Words().double().eval(), torch.tensor([[3, 1, 4]])
+    found = hw.effects(model, ids, top=3)
+    assert (found.of, len(found.before[0])) == ("next token", 3)
+    with torch.no_grad():
+        after = without(model, "attention.out_proj.weight", 4, 1)(ids)[0, -1]
+    agree(found, 0, [float(found[0][0]), divergence(model(ids)[0, -1], after)])
+
+
+class Named:
+    """A tokenizer of 13 tokens, which are numbers, and the fourth a mask."""
+
+    mask_token_id, all_special_ids = 3, [3]
+
+    def __len__(self) -> int:
+        return 11
+
+    def __call__(self, text: str, *args: Any, **options: Any) -> dict[str, Any]:
+        return {"input_ids": list(map(int, text.split()))}
+
+    def convert_ids_to_tokens(self, ids: int) -> str:
+        return f"t{ids}"
+
+    def decode(self, tokens: list[int], *, clean_up_tokenization_spaces: bool) -> str:
+        return f" t{tokens[0]}\x1b"
+
+
+def test_words_have_the_names_of_the_tokenizer_and_beyond_it_their_numbers() -> None:
+    found = hw.effects(Words().eval(), torch.tensor([[3, 1, 4]]), tokenizer=Named(), top=13)
+    assert sorted(word for word, _ in found.before[0]) == sorted(
+        [*(f"t{i}\x1b" for i in range(11)), "11", "12"]
+    )
+    assert "\x1b" not in str(found)
+
+
+def test_an_impossible_word_leaves_the_divergence_a_number() -> None:
+    class Never(Words):
+        def forward(self, ids: Tensor) -> Tensor:
+            return super().forward(ids).index_fill(-1, torch.tensor([5]), -math.inf)
+
+    found = hw.effects(Never().eval(), torch.tensor([[3, 1, 4]]))
+    assert found[0].isfinite().all() and (found[0] > 0).all()
+
+
+# A masked token
+
+
+def test_a_model_that_fills_gaps_is_asked_at_the_first_mask() -> None:
+    hf = hugging_face()
+    sizes = {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 1, "intermediate_size": 7}
+    torch.manual_seed(0)
+    model = hf.BertForMaskedLM(hf.BertConfig(vocab_size=13, max_position_embeddings=7, **sizes))
+    model = model.double().eval()
+    ids = torch.tensor([[1, 3, 5, 3, 2], [1, 4, 6, 3, 2]])
+    found = hw.effects(model, {"input_ids": ids}, tokenizer=Named())
+    assert found.of == "masked token"
+    name = "bert.encoder.layer.0.attention.output.dense.weight"
+    with torch.no_grad():
+        before, after = model(ids).logits, [without(model, name, 4, head)(ids).logits for head in range(3)]
+    for batch, at in enumerate((1, 3)):
+        expected = [divergence(before[batch, at], each[batch, at]) for each in after]
+        assert found.by_sequence[0][:, batch].tolist() == pytest.approx(expected, rel=1e-8)
+    unmasked = hw.effects(model, {"input_ids": ids.clamp(min=4)}, tokenizer=Named())
+    assert (unmasked.of, unmasked.before) == ("output", None)
+
+
+# An output
+
+
+def test_of_an_encoder_it_is_how_far_its_output_moves_at_real_positions() -> None:
+    model, x = torch_encoder(), numbers(2, 7, 20)
+    padding = torch.arange(7) >= torch.tensor([[7], [5]])
+    found = hw.effects(model, {"src": x, "src_key_padding_mask": padding}, progress=False)
+    assert (found.of, found.unit, found.before, found.after(0, 1)) == ("output", "of its norm", None, None)
+    with torch.no_grad():
+        before = [model(x[:1])[0], model(x[1:, :5])[0]]
+        cut = [without(model, "layers.0.self_attn.out_proj.weight", 5, head) for head in range(4)]
+        expected = [[moved(before[0], each(x[:1])[0]), moved(before[1], each(x[1:, :5])[0])] for each in cut]
+    assert error(found.by_sequence[0], torch.tensor(expected, dtype=torch.float64)) < EXACT
+
+
+def of_ours() -> tuple[nn.Module, Any, str, int]:
+    return ours(), numbers(1, 7, 13), "layers.1.out_proj.weight", 7
+
+
+def of_one_module() -> tuple[nn.Module, Any, str, int]:
+    return hw.MultiHeadAttention(12, 3).double().eval(), numbers(1, 5, 12), "out_proj.weight", 4
+
+
+def of_torchs_class() -> tuple[nn.Module, Any, str, int]:
+    x = numbers(5, 1, 12)
+    return nn.MultiheadAttention(12, 3).double().eval(), (x, x, x), "out_proj.weight", 4
+
+
+def of_torchs_class_unbatched() -> tuple[nn.Module, Any, str, int]:
+    x = numbers(5, 12)
+    return nn.MultiheadAttention(12, 3).double().eval(), (x, x, x), "out_proj.weight", 4
+
+
+def of_classes() -> tuple[nn.Module, Any, str, int]:
+    return bert(), {"input_ids": tokens(1)}, "bert.encoder.layer.1.attention.output.dense.weight", 7
+
+
+def of_hidden_states() -> tuple[nn.Module, Any, str, int]:
+    model, x = small_transformer(kind="encoder", output=None), tokens(1)
+    return model, x, "encoder.layers.1.attention.out_proj.weight", 7
+
+
+def flat(answer: Any) -> Tensor:
+    """[positions, E]"""
+    answer = getattr(answer, "logits", answer)
+    answer = answer[0] if isinstance(answer, tuple) else answer
+    return answer.reshape(-1, answer.shape[-1])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [of_ours, of_one_module, of_torchs_class, of_torchs_class_unbatched, of_classes, of_hidden_states],
+)
+def test_any_models_output_is_compared_position_by_position(
+    make: Callable[[], tuple[nn.Module, Any, str, int]],
+) -> None:
+    model, inputs, projection, width = make()
+    found = hw.effects(model, inputs, progress=False)
+    assert found.of == "output"
+    call = (lambda m: m(**inputs)) if isinstance(inputs, dict) else (lambda m: m(*inputs))
+    call = call if isinstance(inputs, dict | tuple) else (lambda m: m(inputs))
+    heads = len(found[-1])
+    with torch.no_grad():
+        before = flat(call(model))
+        expected = [
+            moved(before, flat(call(without(model, projection, width, head)))) for head in range(heads)
+        ]
+    agree(found, -1, expected)
+
+
+def test_what_is_zero_before_is_left_out_and_all_of_it_is_no_number() -> None:
+    model = hw.MultiHeadAttention(6, 2).eval()
+    with torch.no_grad():
+        model.out_proj.weight.zero_()
+    found = hw.effects(model, torch.randn(1, 3, 6))
+    assert found[0].isnan().all() and "nan" in str(found)
+    with hw.watch(model) as heads:
+        model(torch.randn(1, 3, 6))
+    assert [row["effect"] for row in found.to_page(heads)["heads"]] == [None, None]
+
+
+def test_maps_of_features_are_compared_whole() -> None:
+    class Folded(Stack):
+        def forward(self, x: Tensor, mask: Any = None) -> Tensor:
+            return super().forward(x, mask).unflatten(1, (3, 2))
+
+    model, x = Folded(hw.MultiHeadAttention(8, 2)).double().eval(), numbers(2, 6, 8)
+    found = hw.effects(model, x)
+    with torch.no_grad():
+        before, after = model(x), without(model, "layers.0.out_proj.weight", 4, 1)(x)
+    expected = [float((a - b).norm() / b.norm()) for a, b in zip(after, before, strict=True)]
+    assert found.by_sequence[0][1].tolist() == pytest.approx(expected, rel=1e-8)
+
+
+# The answer
+
+
+def test_a_layer_that_runs_again_is_off_each_time_and_every_visit_is_on_the_page() -> None:
+    model, ids = albert(), tokens(1)
+    found = hw.effects(model, {"input_ids": ids}, progress=False)
+    with hw.watch(model) as heads:
+        model(input_ids=ids)
+    assert len(found.paths) == 1 and len(heads.paths) == 3
+    rows = found.to_page(heads)["heads"]
+    assert [(row["layer"], row["head"]) for row in rows] == [(i, j) for i in range(3) for j in range(5)]
+    assert rows[0]["effect"] == rows[5]["effect"] == pytest.approx(float(found[found.paths[0]][0]))
+
+
+def test_the_page_is_given_words_and_numbers_by_layers_as_the_heads_count_them() -> None:
+    model, ids = gpt2(), tokens(2)
+    found = hw.effects(model, ids, top=2)
+    with hw.watch(model) as heads:
+        model(ids[:1])
+    data = found.to_page(heads)
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    assert {name: data[name] for name in ("of", "unit")} == {"of": "next token", "unit": "nats"}
+    assert data["before"] == [list(word) for word in found.before[0]]
+    assert data["sentence"].endswith("The mean over 2 texts. The words are those of the first.")
+    (row,) = [row for row in data["heads"] if (row["layer"], row["head"]) == (1, 2)]
+    assert row["effect"] == float(found[1][2]) and len(row["after"]) == 2
+    second = found.to_page(heads, batch=1)
+    assert second["before"] == [list(word) for word in found.before[1]]
+    assert second["heads"][5]["effect"] == float(found.by_sequence[1][2, 1])
+    assert "mean" not in second["sentence"]
+
+
+def test_the_ranking_begins_with_the_head_that_does_most_and_goes_into_ablate() -> None:
+    model, ids = gpt2(), tokens(1)
+    found = hw.effects(model, ids)
+    ranking = found.ranking()
+    assert [each.score for each in ranking] == sorted((each.score for each in ranking), reverse=True)
+    assert len(ranking) == 6
+    with hw.ablate(model, ranking[:1]):
+        model(ids)
+
+
+def test_it_prints_as_a_table_of_layers_and_the_heads_that_do_most() -> None:
+    found = hw.effects(gpt2(), tokens(1))
+    lines = str(found).splitlines()
+    assert lines[0] == (
+        "What 6 heads do to the next token, each switched off alone, over 1 sequence (KL divergence, nats)."
+    )
+    assert [line.split()[:2] for line in lines[1:3]] == [["layer", "0"], ["layer", "1"]]
+    best = found.ranking()[0]
+    assert lines[4].startswith(f"Without layer {best.layer} head {best.head} ({best.score:.3g}): ")
+    assert len(lines) == 7
+
+
+def test_progress_is_told_of_every_head_and_the_model_is_as_it_was() -> None:
+    model, told = gpt2(), []
+    state, hooks = copy.deepcopy(model.state_dict()), hooks_on(model)
+    hw.effects(model, tokens(1), progress=lambda done, of: told.append((done, of)))
+    assert told == [(done, 6) for done in range(1, 7)]
+    assert hooks_on(model) == hooks and not model.training
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+# What is refused
+
+
+def test_a_model_in_training_is_refused_with_its_dropout() -> None:
+    model = gpt2(attn_pdrop=0.3)
+    model.transformer.h[1].attn.train()
+    with pytest.raises(ArgumentError, match=r"GPT2LMHeadModel is in training, with dropout 0\.3; use model"):
+        hw.effects(model, tokens(1))
+    assert not model.training and model.transformer.h[1].attn.training
+    with pytest.raises(ArgumentError, match="MultiHeadAttention is in training; use"):
+        hw.effects(hw.MultiHeadAttention(8, 2), numbers(1, 3, 8))
+
+
+def test_what_cannot_be_measured_is_refused_with_its_value() -> None:
+    model, ids = gpt2(), tokens(1)
+    with pytest.raises(ArgumentError, match=r"must be a .*Module: got str"):
+        hw.effects("gpt2", ids)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="got 'The cat'; use tokenizer"):
+        hw.effects(model, "The cat")
+    for top in (0, 1.5, True):
+        with pytest.raises(ArgumentError, match=f"top must be a whole number of at least 1: got {top}"):
+            hw.effects(model, ids, top=top)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="tokenizer must name tokens: str has no"):
+        hw.effects(model, ids, tokenizer="gpt2")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="must not hold a cache: got past_key_values"):
+        hw.effects(model, {"input_ids": ids, "past_key_values": object()})
+    with pytest.raises(ArgumentError, match="fallback must be None, 'eager' or 'skip': got 'all'"):
+        hw.effects(model, ids, fallback="all")
+    with pytest.raises(AttentionBypassed, match="Linear ran 1 times and none was"):
+        hw.effects(nn.Linear(3, 3).eval(), torch.zeros(1, 3))
+    mask = torch.tensor([[1] * 7, [0] * 7])
+    with pytest.raises(ArgumentError, match="sequence 1 holds 0 of 7"):
+        hw.effects(model, {"input_ids": tokens(2), "attention_mask": mask})
+    few = {"input_ids": tokens(2), "attention_mask": torch.tensor([[1] * 7, [1] * 5 + [0] * 2])}
+    with pytest.raises(ArgumentError, match=r"gave \[2, 1\] for padded \[2, 7\]"):
+        hw.effects(model, few | {"logits_to_keep": 1})
+
+
+def test_an_answer_without_numbers_is_refused() -> None:
+    class Silent(Stack):
+        def forward(self, x: Tensor, mask: Any = None) -> Any:
+            super().forward(x, mask)
+            return self.said
+
+    model = Silent(hw.MultiHeadAttention(6, 2)).eval()
+    for said, told in ((None, "got NoneType"), ({"loss": torch.zeros(())}, "got dict")):
+        model.said = said
+        with pytest.raises(ArgumentError, match=f"a tensor of two dimensions or more: {told}"):
+            hw.effects(model, torch.randn(1, 3, 6))
+    model.said = torch.tensor([[[1.0, math.nan, 3.0]]])
+    with pytest.raises(ArgumentError, match="1 of 3 that Silent gave are not"):
+        hw.effects(model, torch.randn(1, 3, 6))
+
+
+def test_heads_and_sequences_that_are_not_there_are_refused() -> None:
+    model, other = gpt2(), hw.MultiHeadAttention(8, 2).eval()
+    found = hw.effects(model, tokens(1))
+    with pytest.raises(ArgumentError, match="head must be one of 0 to 2: got 3"):
+        found.after(0, 3)
+    with pytest.raises(IndexError, match="one of 1 sequences: got 1"):
+        found.after(0, 2, batch=1)
+    with hw.watch(other) as heads:
+        other(torch.randn(1, 3, 8))
+    with pytest.raises(
+        ArgumentError, match=r"of transformer\.h\.0\.attn, transformer\.h\.1\.attn, and heads"
+    ):
+        found.to_page(heads)
+    with pytest.raises(IndexError, match="one of 1 sequences: got -2"):
+        found.to_page(heads, batch=-2)
+    three = hw.effects(hw.MultiHeadAttention(9, 3).eval(), torch.randn(1, 3, 9))
+    with pytest.raises(ArgumentError, match="has 2 heads there, and 3 were measured"):
+        three.to_page(heads)
