@@ -38,14 +38,17 @@ type Listener = (changed: Changed) => void;
 
 export class App {
   readonly state: State;
+  private readonly start: State; // what an address need not say
   private readonly listeners: Listener[] = [];
 
   constructor(
     readonly data: PageData,
     readonly sources: Source[],
   ) {
-    const first = data.sources[0]?.readings[0]?.heads[0];
-    this.state = { ...START, layer: first?.layer ?? 0, head: first?.head ?? 0 };
+    const reading = data.sources[0]?.readings[0];
+    const first = reading?.heads[0];
+    this.start = { ...START, view: reading?.image ? "image" : "map" };
+    this.state = { ...this.start, layer: first?.layer ?? 0, head: first?.head ?? 0 };
     Object.assign(this.state, this.checked(this.addressed()));
     window.addEventListener("hashchange", () => this.set(this.addressed()));
   }
@@ -140,7 +143,8 @@ export class App {
     const said = new URLSearchParams();
     for (const [name, value] of Object.entries(this.state)) {
       const always = name === "layer" || name === "head";
-      if (value !== null && (always || value !== START[name as keyof State])) said.set(name, String(value));
+      if (value !== null && (always || value !== this.start[name as keyof State]))
+        said.set(name, String(value));
     }
     try {
       history.replaceState(null, "", `#${said}`);
