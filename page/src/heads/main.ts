@@ -2,6 +2,7 @@
 
 import { byId } from "../shared/elements.ts";
 import { themeButton } from "../shared/theme.ts";
+import { alivePanel } from "./alive/alive_panel.ts";
 import { oneHeadPanel } from "./one_head.ts";
 import { overviewPanel } from "./overview.ts";
 import { readData } from "./page_data.ts";
@@ -20,3 +21,4 @@ wallPanel(app, () => {
 });
 oneHeadPanel(app);
 viewsPanel(app);
+alivePanel(app);
