@@ -322,6 +322,19 @@ def test_every_control_has_a_name_and_narrow_screens_do_not_overflow(
     assert is_quiet(page)
 
 
+def test_axe_notices_what_it_should(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "bad.html"
+    style = "<style>#pale { color: #ccc; background: #fff }</style>"
+    path.write_text(
+        f"<!doctype html><html lang=en><title>t</title>{style}<button></button><p id=pale>pale words</p>",
+        "utf-8",
+    )
+    page = browser.open(path)
+    found = findings(page)
+    assert [each.partition(" (")[0] for each in found] == ["button-name: button", "color-contrast: #pale"]
+    assert findings(page) == found
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize(
     ("name", "steps"),
