@@ -324,11 +324,9 @@ def test_every_control_has_a_name_and_narrow_screens_do_not_overflow(
 
 def test_axe_notices_what_it_should(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "bad.html"
-    style = "<style>#pale { color: #ccc; background: #fff }</style>"
-    path.write_text(
-        f"<!doctype html><html lang=en><title>t</title>{style}<button></button><p id=pale>pale words</p>",
-        "utf-8",
-    )
+    head = "<title>t</title><style>#pale { color: #ccc; background: #fff }</style>"
+    body = "<button></button><p id=pale>pale words</p>"
+    path.write_text(f"<!doctype html><html lang=en>{head}{body}", "utf-8")
     page = browser.open(path)
     found = findings(page)
     assert [each.partition(" (")[0] for each in found] == ["button-name: button", "color-contrast: #pale"]
