@@ -322,6 +322,17 @@ def test_every_control_has_a_name_and_narrow_screens_do_not_overflow(
     assert is_quiet(page)
 
 
+def test_axe_notices_what_it_should(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "bad.html"
+    head = "<title>t</title><style>#pale { color: #ccc; background: #fff }</style>"
+    body = "<button></button><p id=pale>pale words</p>"
+    path.write_text(f"<!doctype html><html lang=en>{head}{body}", "utf-8")
+    page = browser.open(path)
+    found = findings(page)
+    assert [each.partition(" (")[0] for each in found] == ["button-name: button", "color-contrast: #pale"]
+    assert findings(page) == found
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize(
     ("name", "steps"),
