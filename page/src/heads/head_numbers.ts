@@ -17,7 +17,7 @@ export function headTitle(layer: string, head: number): string {
 /** The chip and its sentence. */
 export function labelLine(app: App, head: HeadData): HTMLElement {
   const known = app.data.labels.find((each) => each.name === head.label);
-  const chip = el("span", { class: "chip" }, head.label.replaceAll("_", " "));
+  const chip = el("span", { class: "label-chip" }, head.label.replaceAll("_", " "));
   if (head.score !== null) chip.append(" ", figure(head.score));
   chip.style.setProperty("--own", labelColour(known));
   return el("p", { class: "label-line" }, chip, known ? ` ${known.sentence}` : null);

@@ -1,6 +1,6 @@
 /** Attention over an image: a patch is chosen, the patches that it looks at are laid over the picture. */
 
-import { css, paintCells, weightColour } from "../shared/colours.ts";
+import { css, weightColour } from "../shared/colours.ts";
 import { el, svg } from "../shared/elements.ts";
 import { styled } from "../shared/theme.ts";
 import {
@@ -26,13 +26,15 @@ function overlay(scene: Scene, image: ImageData, query: number): Cells {
 
 /** Weights over an image: the weaker, the more of the image is seen. */
 function lay(canvas: HTMLCanvasElement, over: Cells, most: number): void {
-  paintCells(canvas, over, { most });
+  canvas.width = over.columns;
+  canvas.height = over.rows;
   const brush = canvas.getContext("2d");
   if (brush === null) return;
-  const image = brush.getImageData(0, 0, over.columns, over.rows);
-  for (let at = 0; at < over.values.length; at++) {
-    const share = Math.sqrt(Math.max(0, over.values[at] / (most || 1)));
-    image.data[4 * at + 3] = Number.isNaN(share) ? 200 : Math.round(255 * (0.12 + 0.76 * share));
+  const image = brush.createImageData(over.columns, over.rows);
+  for (const [at, weight] of over.values.entries()) {
+    const share = weight / (most || 1);
+    const strength = Number.isNaN(share) ? 0.8 : 0.12 + 0.76 * Math.sqrt(share);
+    image.data.set([...weightColour(share), Math.round(255 * strength)], 4 * at);
   }
   brush.putImageData(image, 0, 0);
 }
