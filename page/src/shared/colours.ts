@@ -144,7 +144,7 @@ export function contrast(one: Colour, other: Colour): number {
 
 /** Black or white letters, whichever reads better on a colour. */
 export function inkOn(back: Colour): string {
-  return contrast(back, [20, 21, 26]) >= contrast(back, [255, 255, 255]) ? "#14151a" : "#ffffff";
+  return contrast(back, [0, 0, 0]) >= contrast(back, [255, 255, 255]) ? "#000000" : "#ffffff"; // 4.5 at least
 }
 
 const readable = new Map<string, string>();
