@@ -102,7 +102,7 @@ export function attentionLines(scene: Scene, hand: Hand, room: number): Picture 
         if (own(weight) < 0.01) continue;
         const [x, at, anchor] =
           row !== null ? [width - 4, key, "end" as const] : [4, query, "start" as const];
-        boxes.push(label(x, middle(at) + 4, short(weight), { size: 11, anchor, fill: styled("--quiet") }));
+        boxes.push(label(x, middle(at) + 4, short(weight), { size: 11, anchor }));
       }
       if (row !== null) box(0, row, 0.8);
       else if (column !== null) box(width - side + 2, column, 0.8);

@@ -1,6 +1,5 @@
 /** Attention over an image: a patch is chosen, the patches that it looks at are laid over the picture. */
 
-import { css, weightColour } from "../shared/colours.ts";
 import { el, svg } from "../shared/elements.ts";
 import { styled } from "../shared/theme.ts";
 import {
@@ -17,6 +16,8 @@ import type { Cells } from "./packed.ts";
 import type { ImageData } from "./page_data.ts";
 import { framed } from "./picture_export.ts";
 
+const LAID = [255, 106, 0]; // is seen on images, dark and light
+
 /** The patches that a query looks at, as cells of the image; what stands before them is left out. */
 function overlay(scene: Scene, image: ImageData, query: number): Cells {
   const { rows, columns, first } = image;
@@ -32,9 +33,8 @@ function lay(canvas: HTMLCanvasElement, over: Cells, most: number): void {
   if (brush === null) return;
   const image = brush.createImageData(over.columns, over.rows);
   for (const [at, weight] of over.values.entries()) {
-    const share = weight / (most || 1);
-    const strength = Number.isNaN(share) ? 0.8 : 0.12 + 0.76 * Math.sqrt(share);
-    image.data.set([...weightColour(share), Math.round(255 * strength)], 4 * at);
+    const strength = Number.isNaN(weight) ? 0 : 0.86 * Math.sqrt(weight / (most || 1));
+    image.data.set([...LAID, Math.round(255 * strength)], 4 * at);
   }
   brush.putImageData(image, 0, 0);
 }
@@ -157,9 +157,10 @@ export function imageMap(scene: Scene, image: ImageData, hand: Hand, room: numbe
           body.append(svg("rect", { ...edge, stroke: styled("--accent") }));
         }
       }
-      body.append(svg("rect", { width, height, fill: "none", stroke: css(weightColour(Number.NaN)) }));
-      const whose = query === null ? "no patch chosen" : `where ${named(call.queryTokens, query)} looks`;
-      return framed(scene, body, width, height, whose, query === null ? null : most);
+      body.append(svg("rect", { width, height, fill: "none", stroke: styled("--line") }));
+      const name = query === null ? "" : named(call.queryTokens, query);
+      const whose = name ? `where ${name} looks; the strongest colour is ${short(most)}` : "no patch chosen";
+      return framed(scene, body, width, height, whose, null);
     },
   };
 }
