@@ -268,6 +268,25 @@ def test_the_numbers_on_the_page_are_the_tensors() -> None:
     assert held["masks"][0]["later"] == 0 and "True (or 1) means: may attend" in held["polarity"]
 
 
+def test_the_pages_types_name_what_is_written() -> None:
+    source = Path(__file__).resolve().parents[1] / "page" / "src" / "explain" / "explain_data.ts"
+    declared = {
+        name: set(re.findall(r"^  (\w+): ", body, re.MULTILINE))
+        for name, body in re.findall(
+            r"export interface (\w+) \{\n(.*?)^\}", source.read_text("utf-8"), re.M | re.S
+        )
+    }
+    evidence, yours = evidence_of({"scale": by_d_model}, mask=torch.ones(3, 7, 7, dtype=torch.bool).tril())
+    named = Named("k", "title", "a / b", "a / c", ("", "", ""), "", "", line=4, text="x = 1")
+    held = data_of(page(explain_evidence(evidence, yours, faults=[named])))
+    flow = held["steps"][3]["flows"][0]
+    written = {
+        "ExplainData": held, "Step": held["steps"][0], "Flow": flow, "FieldMap": flow["result"],
+        "MaskWords": held["masks"][0], "Fault": held["faults"][0],
+    }  # fmt: skip
+    assert {name: set(one) for name, one in written.items()} == declared
+
+
 def test_faults_are_told_on_the_page() -> None:
     evidence, yours = evidence_of({"scale": by_d_model})
     named = Named("k", "the <title>", "a / b", "a / c", ("", "", ""), "", "", line=4, text="x = '</script>'")
