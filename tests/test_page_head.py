@@ -21,6 +21,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import axe
 import headwise as hw
 from browser import Browser, Page, found
 from headwise.show.offline_pages import built, filled, policy
@@ -581,3 +582,13 @@ def test_dark_and_a_phone_draw_the_same_head_without_scrolling_sideways(
     wait(page, "document.querySelector('#one-head .cells')")
     assert page.text(".row-line").startswith(f"“{HOSTILE}” (5)")
     assert not page.complaints
+
+
+@pytest.mark.parametrize(("fragment", "dark"), [("#head=1&token=5", False), ("#head=1&view=lines", True)])
+def test_nothing_keeps_anybody_from_reading_a_head(
+    browser: Browser, tmp_path: Path, fragment: str, dark: bool
+) -> None:
+    page = opened(browser, plain(tmp_path, steps=[7, 9, 11]), fragment, dark=dark)
+    page.evaluate("document.querySelectorAll('#one-head details').forEach(each => { each.open = true; })")
+    wait(page, "document.querySelector('.row-table') && document.querySelector('.output canvas')")
+    assert axe.findings(page) == []

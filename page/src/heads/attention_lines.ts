@@ -26,7 +26,8 @@ export function attentionLines(scene: Scene, hand: Hand, room: number): Picture 
   let pinned: number | null = null;
   let spot: Spot | null = null;
 
-  const name = (tokens: string[] | null, at: number) => clipped(tokens?.[at] ?? String(at), 18);
+  const fit = Math.floor((side - 12) / 7.6); // letters
+  const name = (tokens: string[] | null, at: number) => clipped(tokens?.[at] ?? String(at), fit);
   const left = Array.from({ length: call.queries }, (_, q) =>
     label(side - 8, middle(q) + 4, name(call.queryTokens, q), { anchor: "end", size: 13 }),
   );
