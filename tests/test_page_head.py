@@ -177,7 +177,7 @@ def number(page: Page, selector: str) -> float:
 
 
 def near(told: float, weight: Tensor) -> bool:
-    return abs(told - float(weight)) <= max(0.01 * float(weight), 1e-4) * 1.001
+    return abs(told - float(weight)) <= max(0.01 * float(weight), 1e-4)
 
 
 def state(page: Page, name: str) -> str | None:

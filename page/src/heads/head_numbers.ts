@@ -118,7 +118,7 @@ export async function pairsList(
   const items = pairs.map((pair) => {
     const button = el("button", { type: "button" });
     button.append(`${word(queryTokens, pair.query)} → ${word(keyTokens, pair.key)} `, figure(pair.weight));
-    button.title = `${named(queryTokens, pair.query)} → ${named(keyTokens, pair.key)}: ${pair.weight.toPrecision(4)}`;
+    button.title = `${named(queryTokens, pair.query)} → ${named(keyTokens, pair.key)}: ${pair.weight.toPrecision(5)}`;
     button.addEventListener("click", () => choose(pair));
     return el("li", null, button);
   });

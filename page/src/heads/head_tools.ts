@@ -120,7 +120,12 @@ export function takeButtons(file: string, drawn: () => SVGSVGElement | null): HT
     });
     return button;
   });
-  const copy = el("button", { type: "button", class: "copy-link" }, "Copy link");
+  // inside a notebook the page has no address that could be opened again
+  const copy = el(
+    "button",
+    { type: "button", class: "copy-link", hidden: location.protocol === "about:" },
+    "Copy link",
+  );
   copy.addEventListener("click", () => {
     const byHand = () => {
       field.hidden = false;
