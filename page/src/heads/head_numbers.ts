@@ -73,7 +73,7 @@ export function numbersList(app: App, head: HeadData): HTMLElement {
   return el(
     "div",
     null,
-    el("dl", { class: "numbers" }, ...pairs),
+    el("dl", { class: "head-numbers" }, ...pairs),
     el(
       "details",
       null,

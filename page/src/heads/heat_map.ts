@@ -61,7 +61,7 @@ export function cellMap(sides: Sides, hand: Hand, room: number): Omit<Picture, "
   const rowMark = el("div", { class: "row-mark", hidden: true });
   const pinMark = el("div", { class: "row-mark pinned", hidden: true });
   const columnMark = el("div", { class: "column-mark", hidden: true });
-  const field = el("div", { class: "field" }, canvas, columnMark, rowMark, pinMark);
+  const field = el("div", { class: "cell-field" }, canvas, columnMark, rowMark, pinMark);
   const across = el("div", { class: "across", "aria-hidden": "true" });
   const down = el("div", { class: "down", "aria-hidden": "true" });
   const corner = el("div", { class: "corner" });

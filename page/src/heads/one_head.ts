@@ -53,7 +53,7 @@ export function oneHeadPanel(app: App): HTMLElement {
     cellLine,
   );
   const stage = el("div", { class: "stage" });
-  const legend = el("div", { class: "legend" });
+  const legend = el("div", { class: "weight-legend" });
   const take = el("div", { class: "take" });
   const text = el("div", { class: "text" });
   const textPart = el("div", null, el("h3", null, "The text in this head's colours"), text);
