@@ -196,17 +196,16 @@ def test_every_head_is_drawn_and_nothing_is_loaded(browser: Browser, small: Path
 def test_a_dot_is_a_cell_in_the_colour_of_its_weight(browser: Browser, small: Path) -> None:
     page = opened(browser, small)
     dots = """(async () => {
-      const map = document.querySelector('[data-head="1.2"] .map');
-      const image = new Image();
-      image.src = map.style.backgroundImage.slice(5, -2);
-      await image.decode();
-      const drawn = new OffscreenCanvas(image.width, image.height).getContext('2d');
-      drawn.drawImage(image, 0, 0);
-      const at = (q, k) => [...drawn.getImageData(k, q, 1, 1).data].slice(0, 3);
-      return [image.width, image.height, at(5, 4), at(5, 1), at(5, 9), map.clientWidth % image.width];
+      const map = document.querySelector('[data-head="1.2"] .map').getBoundingClientRect();
+      const canvas = document.querySelector('[data-head="1.2"]').parentElement.querySelector('canvas');
+      const box = canvas.getBoundingClientRect();
+      const dots = map.width / 11;
+      const at = (q, k) => [...canvas.getContext('2d').getImageData(
+        map.left - box.left + (k + 0.5) * dots, map.top - box.top + (q + 0.5) * dots, 1, 1).data].slice(0, 3);
+      return [map.height - map.width, dots % 1, at(5, 4), at(5, 1), at(5, 9)];
     })()"""
-    wide, tall, all_of_it, none_of_it, hidden, rest = page.evaluate(dots)
-    assert (wide, tall, rest) == (TOKENS, TOKENS, 0)  # a cell is a whole number of dots
+    longer, rest, all_of_it, none_of_it, hidden = page.evaluate(dots)
+    assert (longer, rest) == (0, 0)  # a cell is a whole number of dots
     assert all_of_it == [42, 17, 92] and none_of_it == [255, 253, 250] and hidden == [228, 228, 232]
     page.click("#theme")
     wait(page, f"{dots}.then(said => String(said[2]) === '255,246,220')")  # drawn anew, from dark to light
@@ -228,9 +227,12 @@ def test_only_thumbnails_near_the_window_are_drawn(browser: Browser, large: Path
     for layer in range(0, 32, 3):
         page.evaluate(f'''document.querySelector('[data-head="{layer}.7"]').scrollIntoView()''')
         wait(page, seen)
-    first = """document.querySelector('[data-head="0.0"] .map')"""
-    assert page.evaluate(f"[{first}.style.backgroundImage, {first}.dataset.drawn]") == ["", None]  # released
-    assert page.evaluate(f"{drawn}.length") < 240 + 2 * count and page.complaints == []
+    line = "document.querySelector('#wall .heads')"  # the first one is far away by now, and was released
+    assert page.evaluate(f"[{line}.querySelector('canvas').width, {line}.querySelector('[data-drawn]')]") == [
+        0,
+        None,
+    ]
+    assert page.evaluate(f"{drawn}.length") < 24 * 16 + 2 * count and page.complaints == []
 
 
 def test_heads_are_sorted_as_their_numbers_are(browser: Browser, small: Path) -> None:

@@ -26,7 +26,8 @@ export function attentionLines(scene: Scene, hand: Hand, room: number): Picture 
   let pinned: number | null = null;
   let spot: Spot | null = null;
 
-  const name = (tokens: string[] | null, at: number) => clipped(tokens?.[at] ?? String(at), 18);
+  const fit = Math.floor((side - 12) / 7.6); // letters
+  const name = (tokens: string[] | null, at: number) => clipped(tokens?.[at] ?? String(at), fit);
   const left = Array.from({ length: call.queries }, (_, q) =>
     label(side - 8, middle(q) + 4, name(call.queryTokens, q), { anchor: "end", size: 13 }),
   );
@@ -102,7 +103,7 @@ export function attentionLines(scene: Scene, hand: Hand, room: number): Picture 
         if (own(weight) < 0.01) continue;
         const [x, at, anchor] =
           row !== null ? [width - 4, key, "end" as const] : [4, query, "start" as const];
-        boxes.push(label(x, middle(at) + 4, short(weight), { size: 11, anchor, fill: styled("--quiet") }));
+        boxes.push(label(x, middle(at) + 4, short(weight), { size: 11, anchor }));
       }
       if (row !== null) box(0, row, 0.8);
       else if (column !== null) box(width - side + 2, column, 0.8);

@@ -17,7 +17,7 @@ export function headTitle(layer: string, head: number): string {
 /** The chip and its sentence. */
 export function labelLine(app: App, head: HeadData): HTMLElement {
   const known = app.data.labels.find((each) => each.name === head.label);
-  const chip = el("span", { class: "chip" }, head.label.replaceAll("_", " "));
+  const chip = el("span", { class: "label-chip" }, head.label.replaceAll("_", " "));
   if (head.score !== null) chip.append(" ", figure(head.score));
   chip.style.setProperty("--own", labelColour(known));
   return el("p", { class: "label-line" }, chip, known ? ` ${known.sentence}` : null);
@@ -73,7 +73,7 @@ export function numbersList(app: App, head: HeadData): HTMLElement {
   return el(
     "div",
     null,
-    el("dl", { class: "numbers" }, ...pairs),
+    el("dl", { class: "head-numbers" }, ...pairs),
     el(
       "details",
       null,
@@ -118,7 +118,7 @@ export async function pairsList(
   const items = pairs.map((pair) => {
     const button = el("button", { type: "button" });
     button.append(`${word(queryTokens, pair.query)} → ${word(keyTokens, pair.key)} `, figure(pair.weight));
-    button.title = `${named(queryTokens, pair.query)} → ${named(keyTokens, pair.key)}: ${pair.weight.toPrecision(4)}`;
+    button.title = `${named(queryTokens, pair.query)} → ${named(keyTokens, pair.key)}: ${pair.weight.toPrecision(5)}`;
     button.addEventListener("click", () => choose(pair));
     return el("li", null, button);
   });

@@ -65,7 +65,7 @@ export function short(weight: number): string {
 export function figure(weight: number): HTMLElement {
   return el(
     "b",
-    { title: Number.isNaN(weight) ? "hidden by the mask" : weight.toPrecision(4) },
+    { title: Number.isNaN(weight) ? "hidden by the mask" : weight.toPrecision(5) },
     short(weight),
   );
 }

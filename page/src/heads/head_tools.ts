@@ -81,7 +81,7 @@ export function weightLegend(scene: Scene): HTMLElement[] {
   const bar = el("div", { class: "scale" });
   bar.style.backgroundImage = weightGradient();
   const ticks = [0, 0.05, 0.25, 0.5, 1].map((part) => {
-    const tick = el("span", null, short(part * scene.most));
+    const tick = el("span", null, scene.most === 1 ? String(part) : short(part * scene.most));
     tick.style.left = `${Math.sqrt(part) * 100}%`;
     return tick;
   });
@@ -120,7 +120,12 @@ export function takeButtons(file: string, drawn: () => SVGSVGElement | null): HT
     });
     return button;
   });
-  const copy = el("button", { type: "button", class: "copy-link" }, "Copy link");
+  // inside a notebook the page has no address that could be opened again
+  const copy = el(
+    "button",
+    { type: "button", class: "copy-link", hidden: location.protocol === "about:" },
+    "Copy link",
+  );
   copy.addEventListener("click", () => {
     const byHand = () => {
       field.hidden = false;

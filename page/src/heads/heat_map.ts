@@ -61,7 +61,7 @@ export function cellMap(sides: Sides, hand: Hand, room: number): Omit<Picture, "
   const rowMark = el("div", { class: "row-mark", hidden: true });
   const pinMark = el("div", { class: "row-mark pinned", hidden: true });
   const columnMark = el("div", { class: "column-mark", hidden: true });
-  const field = el("div", { class: "field" }, canvas, columnMark, rowMark, pinMark);
+  const field = el("div", { class: "cell-field" }, canvas, columnMark, rowMark, pinMark);
   const across = el("div", { class: "across", "aria-hidden": "true" });
   const down = el("div", { class: "down", "aria-hidden": "true" });
   const corner = el("div", { class: "corner" });
@@ -75,7 +75,7 @@ export function cellMap(sides: Sides, hand: Hand, room: number): Omit<Picture, "
   plane.style.gridTemplateRows = `${top}px ${height}px`;
   canvas.style.width = `${width}px`;
   canvas.style.height = `${height}px`;
-  plane.style.setProperty("--letters", `${Math.min(13, Math.max(9.5, cell * 0.92))}px`);
+  plane.style.setProperty("--letters", `${all ? Math.min(13, Math.max(9.5, cell * 0.92)) : 12}px`);
 
   const token = (name: string, at: number, size: number, vertical: boolean) => {
     const made = el("span", { title: name }, shown(name));

@@ -1,6 +1,5 @@
 /** Attention over an image: a patch is chosen, the patches that it looks at are laid over the picture. */
 
-import { css, paintCells, weightColour } from "../shared/colours.ts";
 import { el, svg } from "../shared/elements.ts";
 import { styled } from "../shared/theme.ts";
 import {
@@ -17,6 +16,8 @@ import type { Cells } from "./packed.ts";
 import type { ImageData } from "./page_data.ts";
 import { framed } from "./picture_export.ts";
 
+const LAID = [255, 106, 0]; // is seen on images, dark and light
+
 /** The patches that a query looks at, as cells of the image; what stands before them is left out. */
 function overlay(scene: Scene, image: ImageData, query: number): Cells {
   const { rows, columns, first } = image;
@@ -26,13 +27,14 @@ function overlay(scene: Scene, image: ImageData, query: number): Cells {
 
 /** Weights over an image: the weaker, the more of the image is seen. */
 function lay(canvas: HTMLCanvasElement, over: Cells, most: number): void {
-  paintCells(canvas, over, { most });
+  canvas.width = over.columns;
+  canvas.height = over.rows;
   const brush = canvas.getContext("2d");
   if (brush === null) return;
-  const image = brush.getImageData(0, 0, over.columns, over.rows);
-  for (let at = 0; at < over.values.length; at++) {
-    const share = Math.sqrt(Math.max(0, over.values[at] / (most || 1)));
-    image.data[4 * at + 3] = Number.isNaN(share) ? 200 : Math.round(255 * (0.12 + 0.76 * share));
+  const image = brush.createImageData(over.columns, over.rows);
+  for (const [at, weight] of over.values.entries()) {
+    const strength = Number.isNaN(weight) ? 0 : 0.86 * Math.sqrt(weight / (most || 1));
+    image.data.set([...LAID, Math.round(255 * strength)], 4 * at);
   }
   brush.putImageData(image, 0, 0);
 }
@@ -155,9 +157,10 @@ export function imageMap(scene: Scene, image: ImageData, hand: Hand, room: numbe
           body.append(svg("rect", { ...edge, stroke: styled("--accent") }));
         }
       }
-      body.append(svg("rect", { width, height, fill: "none", stroke: css(weightColour(Number.NaN)) }));
-      const whose = query === null ? "no patch chosen" : `where ${named(call.queryTokens, query)} looks`;
-      return framed(scene, body, width, height, whose, query === null ? null : most);
+      body.append(svg("rect", { width, height, fill: "none", stroke: styled("--line") }));
+      const name = query === null ? "" : named(call.queryTokens, query);
+      const whose = name ? `where ${name} looks; the strongest colour is ${short(most)}` : "no patch chosen";
+      return framed(scene, body, width, height, whose, null);
     },
   };
 }

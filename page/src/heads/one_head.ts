@@ -53,7 +53,7 @@ export function oneHeadPanel(app: App): HTMLElement {
     cellLine,
   );
   const stage = el("div", { class: "stage" });
-  const legend = el("div", { class: "legend" });
+  const legend = el("div", { class: "weight-legend" });
   const take = el("div", { class: "take" });
   const text = el("div", { class: "text" });
   const textPart = el("div", null, el("h3", null, "The text in this head's colours"), text);
@@ -224,7 +224,7 @@ export function oneHeadPanel(app: App): HTMLElement {
     const revealed = call.steps && call.exact && state.step !== null ? call.steps[state.step] : undefined;
     const cells = revealed === undefined ? plain : upTo(plain, revealed);
     const known = read.name ? `${source.title}, ${read.name}` : source.title;
-    const words = read.text ?? call.keyTokens?.slice(0, 40).map(shown).join(" ") ?? "";
+    const words = read.image ? "" : (read.text ?? call.keyTokens?.slice(0, 40).map(shown).join(" ") ?? "");
     const caption = words ? `${known}: “${words.length > 90 ? `${words.slice(0, 89)}…` : words}”` : known;
     const self = layer.kind === "self";
     scene = {

@@ -58,7 +58,11 @@ function scale(x: number, y: number, most: number): SVGElement[] {
   for (const part of [0, 0.05, 0.25, 0.5, 1]) {
     const at = x + Math.sqrt(part) * width;
     parts.push(
-      label(at, y + 24, short(part * most), { size: 10.5, anchor: "middle", fill: styled("--quiet") }),
+      label(at, y + 24, most === 1 ? String(part) : short(part * most), {
+        size: 10.5,
+        anchor: "middle",
+        fill: styled("--quiet"),
+      }),
     );
   }
   return parts;

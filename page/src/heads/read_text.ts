@@ -39,7 +39,8 @@ export function readText(
   const { call, cells, self } = scene;
   const parts: HTMLElement[] = [];
   const paragraph = (name: string, spans: HTMLElement[], clickable: boolean) => {
-    const made = el("p", { class: clickable ? "read-text clickable" : "read-text", "aria-label": name });
+    const kind = clickable ? "read-text clickable" : "read-text";
+    const made = el("div", { class: kind, "aria-label": name, role: "group", tabindex: "0" }); // it may scroll
     for (const span of spans) made.append(span, " ");
     if (clickable) {
       made.addEventListener("click", (event) => {

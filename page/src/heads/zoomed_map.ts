@@ -44,7 +44,7 @@ export function zoomedMap(
   const cellMark = el("div", { class: "cell-mark", hidden: true });
   const rowMark = el("div", { class: "row-mark pinned", hidden: true });
   const band = el("div", { class: "band", hidden: true });
-  const field = el("div", { class: "field zoomed" }, canvas, rowMark, cellMark, band);
+  const field = el("div", { class: "cell-field zoomed" }, canvas, rowMark, cellMark, band);
   const across = el("div", { class: "ticks across-ticks", "aria-hidden": "true" });
   const down = el("div", { class: "ticks down-ticks", "aria-hidden": "true" });
   const plane = el("div", { class: "plane" }, el("div", { class: "corner" }), across, down, field);

@@ -116,28 +116,6 @@ export function paintCells(canvas: HTMLCanvasElement, cells: Painted, options: P
   canvas.getContext("2d")?.putImageData(image, 0, 0);
 }
 
-/** The same as a file (BMP): a browser gives every canvas a layer of its own, which hundreds of them make slow. */
-export function cellsPicture(cells: Painted, options: PaintOptions = {}): Blob {
-  const { rows, columns } = cells;
-  const HEADER = 66;
-  const header = new DataView(new ArrayBuffer(HEADER));
-  const whole = (at: number, value: number) => header.setInt32(at, value, true);
-  header.setUint16(0, 0x424d); // "BM"
-  whole(2, HEADER + 4 * rows * columns);
-  whole(10, HEADER); // where dots begin
-  whole(14, 40);
-  whole(18, columns);
-  whole(22, -rows); // from the top down
-  header.setUint16(26, 1, true);
-  header.setUint16(28, 32, true); // bits of a dot
-  whole(30, 3); // colours lie where the next three say
-  whole(34, 4 * rows * columns);
-  whole(54, 0xff);
-  whole(58, 0xff00);
-  whole(62, 0xff0000);
-  return new Blob([header, painted(cells, options)], { type: "image/bmp" });
-}
-
 /** A gradient from 0 to 1 along a scale whose ticks are weights by their square root. */
 export function weightGradient(direction = "to right"): string {
   const stops = Array.from({ length: 9 }, (_, i) => css(weightColour((i / 8) ** 2)));
