@@ -125,10 +125,10 @@ function open(app: App): OpenView {
       const value = values()[at][layer]?.[head] ?? null;
       const label = data.labels[at]?.[layer]?.[head] ?? null;
       tinted(button, weightColour(value === null ? Number.NaN : (value - low) / (high - low || 1)));
-      button.replaceChildren(el("span", null, fixed(value, 2)), el("small", null, label ?? ""));
-      button.setAttribute(
-        "aria-label",
-        `Layer ${layer}, head ${head}: ${fixed(value, 3)}${label ? `, ${label}` : ""}`,
+      button.replaceChildren(
+        el("i", { class: "heard" }, `Layer ${layer}, head ${head}: `),
+        el("span", null, fixed(value, 2)),
+        el("small", null, label ?? ""),
       );
       if (layer === app.state.layer && head === app.state.head) button.setAttribute("aria-current", "true");
       else button.removeAttribute("aria-current");
