@@ -88,6 +88,10 @@ $(READY): pyproject.toml constraints.txt
 
 # Node is for those who change or check the pages' sources: the built pages lie in the package.
 $(READY_PAGE): page/package.json
-	@command -v npm >/dev/null || { apt-get update -qq && apt-get install -y -qq nodejs npm >/dev/null; }
-	@cd page && npm install --silent --no-package-lock --no-audit --no-fund
+	@rm -f $@
+	@command -v npm >/dev/null || { command -v apt-get >/dev/null && apt-get update -qq \
+		&& apt-get install -y -qq nodejs npm >/dev/null; } || { echo "the pages are built with Node 18 or newer:" \
+		"npm was not found; install nodejs and npm" >&2; exit 1; }
+	@echo "Setting up page/node_modules (once)" >&2
+	@cd page && npm install --loglevel=error --no-package-lock --no-audit --no-fund >/dev/null
 	@touch $@

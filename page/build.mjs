@@ -1,7 +1,7 @@
 // Builds the pages into the package: one script, one style and one template per page, whatever the machine.
 //
 //   node build.mjs            into ../src/headwise/show/page
-//   node build.mjs FOLDER     into another folder, as the test does that compares the two
+//   node build.mjs FOLDER     into a new or empty folder, as the test does that compares the two
 
 import { copyFile, mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { dirname, join, resolve } from "node:path";
@@ -10,8 +10,9 @@ import { build } from "esbuild";
 import wabt from "wabt";
 
 const here = dirname(fileURLToPath(import.meta.url));
-const out = resolve(process.argv[2] ?? join(here, "../src/headwise/show/page"));
-const PAGES = ["heads"];
+const packaged = join(here, "../src/headwise/show/page");
+const out = resolve(process.argv[2] ?? packaged);
+const PAGES = ["heads", "explain"];
 
 /** Kernels in WebAssembly's text format, as bytes. */
 const kernels = {
@@ -29,7 +30,11 @@ const kernels = {
 };
 
 await mkdir(out, { recursive: true });
-for (const name of await readdir(out)) await rm(join(out, name), { recursive: true });
+for (const name of await readdir(out)) {
+  // Pages that are no more go; somebody's own files stay.
+  if (out !== packaged) throw new Error(`${out} is not empty: it holds ${name}; name a new folder`);
+  await rm(join(out, name), { recursive: true });
+}
 for (const page of PAGES) {
   const options = {
     bundle: true,

@@ -8,6 +8,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import tarfile
 import textwrap
 import zipfile
 from collections.abc import Iterable
@@ -238,6 +239,8 @@ def test_the_wheel_holds_the_package_alone_and_works(wheel: Path, tmp_path: Path
         f"headwise-{headwise.__version__}.dist-info",
     }
     assert "headwise/py.typed" in names
+    pages = {f"headwise/show/page/{file.name}" for file in (PACKAGE / "show" / "page").iterdir()}
+    assert {"headwise/show/page/heads.js", "headwise/show/page/explain.js"} <= pages <= set(names)
     assert any(re.fullmatch(r"[^/]*\.dist-info/licenses/LICENSE", name) for name in names)
     assert not [name for name in names if re.search(r"(^|/)(tests?|conftest\.py|__pycache__)(/|$)", name)]
 
@@ -259,6 +262,19 @@ def test_the_wheel_holds_the_package_alone_and_works(wheel: Path, tmp_path: Path
     assert version == headwise.__version__
     assert [each for each in requires if "extra ==" not in each] == ["torch>=2.11"]
     assert shape == [5, 5]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_source_archive_holds_the_pages_sources_and_none_of_their_tools(tmp_path: Path) -> None:
+    _run("-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path, ROOT)
+    (made,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(made) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "page" / "src").rglob("*") if path.is_file()}
+    assert "page/src/explain/main.ts" in sources <= names
+    assert {"page/build.mjs", "page/package.json", "src/headwise/show/page/explain.js"} <= names
+    assert not [name for name in names if "node_modules" in name]
 
 
 @pytest.mark.slow
