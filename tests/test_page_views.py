@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import axe
 import headwise as hw
 from browser import Browser, Page, found
 from headwise.heads import layout
@@ -528,11 +529,13 @@ def test_a_thousand_heads_are_drawn_as_they_come_into_sight(browser: Browser, tm
     assert page.complaints == []
 
 
-# Phones
+# Phones, and those who do not see the page
 
 
 @pytest.mark.parametrize("tab", ["flip", "compare", "diversity", "training", "effects", "numbers"])
-def test_no_view_is_wider_than_a_phone(browser: Browser, whole: tuple[Made, Path], tab: str) -> None:
+def test_no_view_is_wider_than_a_phone_and_axe_finds_no_fault_in_it(
+    browser: Browser, whole: tuple[Made, Path], tab: str
+) -> None:
     page = opened(browser, whole[1], f"#tab={tab}&layer=1&head=3", size=(390, 844), dark=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     chosen = page.evaluate(
@@ -540,4 +543,7 @@ def test_no_view_is_wider_than_a_phone(browser: Browser, whole: tuple[Made, Path
         "const b = tab.getBoundingClientRect(); return [b.left, b.right]; })()"
     )
     assert chosen[0] >= 0 and chosen[1] <= 390
+    page.evaluate("document.querySelector('main').remove()")  # others look after that
+    page.dark(tab in ("flip", "diversity", "effects"))
+    assert axe.findings(page) == []
     assert page.complaints == [] and all(url.startswith(("file:", "data:")) for url in page.requested)

@@ -171,7 +171,11 @@ function onOneLine(
     };
     const isAbsent = (at: number) =>
       both.absentRows.has(Math.floor(at / keys.length)) || both.absentColumns.has(at % keys.length);
-    const axis = (line: Place[]) => ({ names: line.map((p) => p.name), changed: line.map((p) => p.changed) });
+    const axis = (line: Place[]) => ({
+      names: line.map((place) => place.name),
+      positions: line.length,
+      changed: line.map((place) => place.changed),
+    });
     return {
       shown: [
         { title: "before", cells: sides[0], ...mine },
@@ -191,8 +195,8 @@ function onOneLine(
       { title: "after", cells: second },
       { title: "difference", cells: difference(first, second), signed: true },
     ],
-    rows: { names: null },
-    columns: { names: null },
+    rows: { names: null, positions: before.queries },
+    columns: { names: null, positions: before.keys },
     exact: false,
   };
 }
