@@ -160,10 +160,10 @@ function open(app: App): OpenView {
       const pooled = !calls[0]?.exact;
       const hidden = pooled && known === null;
       said.replaceChildren(
-        `Between the two: ${hidden ? "at least " : ""}`,
+        "Between the two: ",
         el("strong", { id: "compare-distance" }, `${fixed(number)} nats`),
         ` (Jensen-Shannon divergence, the mean over rows; 0: the same, ${fixed(MOST, 2)}: nothing in common` +
-          `${hidden ? "; of pooled maps, which hides some of it" : ""}).`,
+          `${hidden ? "; of pooled maps, which hide some of it" : ""}).`,
       );
       const part = (one: Cells, row: number) =>
         one.values.subarray(row * one.columns, (row + 1) * one.columns);
