@@ -21,6 +21,7 @@ const MANY = 200; // heads, from which on they are smaller
 const NAMES = 64; // room for names of layers
 const NARROW = 520; // below that names stand above
 const FRAME = 1; // around each map
+const CAPTION = 28; // below it, about
 const READ: Changed = new Set(["source", "text", "sources"]);
 const DRAWN: Changed = new Set([...READ, "colour", "sort", "order", "label", "search", "off"]);
 
@@ -217,6 +218,7 @@ class Wall {
     const height = Math.max(...thumbnails.map((each) => each.height)) + 2 * FRAME;
     canvas.style.width = `${width}px`;
     canvas.style.height = `${height}px`;
+    element.style.containIntrinsicHeight = `auto ${height + CAPTION}px`; // what is far away need not be laid out
     drawn.push({ element, canvas, width, height, thumbnails });
     this.lines.push(spots);
     return element;
