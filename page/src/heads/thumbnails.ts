@@ -1,23 +1,46 @@
 /**
  * Thumbnails that are drawn when they come near what is seen, a few per frame, and released when they are far.
  *
- * Nothing else is unpacked: a wall of 1,024 heads costs what a screen of it costs.
+ * Nothing else is unpacked: a wall of 1,024 heads costs what a screen of it costs. A line of heads shares a canvas, for
+ * a browser gives every canvas a layer of its own, and hundreds of layers make scrolling slow.
  */
 
 import { paintCells } from "../shared/colours.ts";
 import type { Cells } from "./packed.ts";
 
 const NEAR = "200px 0px"; // beyond the window: drawn before it is seen
-const FAR = "1600px 0px"; // beyond that: released
+const KEPT = 24; // lines that are drawn and not near; beyond that, what was left first is released
 const BUDGET = 8; // milliseconds of a frame
 const AT_ONCE = 12; // maps that are being unpacked
 const WHOLE = 0.85; // dots are whole where that fills so much of the room
 
-interface Thumbnail {
-  canvas: HTMLCanvasElement;
+/** A map and where it is drawn, in CSS dots from the corner of its line. */
+export interface Thumbnail {
+  element: HTMLElement; // says whether it is drawn: data-drawn
   load: () => Promise<Cells | null>;
+  left: number;
+  top: number;
+  width: number;
+  height: number;
+}
+
+/** Heads beside each other. */
+export interface Line {
+  element: HTMLElement;
+  canvas: HTMLCanvasElement; // in its corner
+  width: number;
+  height: number;
+  thumbnails: Thumbnail[];
+}
+
+interface Held extends Line {
   near: boolean;
-  state: "" | "waiting" | "loading" | "drawn";
+  drawn: boolean; // in the colours and with the maps of now, or waiting to be
+}
+
+interface Task {
+  line: Held;
+  thumbnail: Thumbnail;
   version: number;
 }
 
@@ -55,80 +78,77 @@ export function fitted(count: number, room: number): number {
 }
 
 export class Thumbnails {
-  side = 64; // of the room for a map, in CSS dots
-  private readonly held = new Map<Element, Thumbnail>();
-  private readonly waiting: Thumbnail[] = [];
-  private readonly loaded: { thumbnail: Thumbnail; cells: Cells | null; version: number }[] = [];
+  private readonly held = new Map<Element, Held>();
+  private readonly behind = new Set<Held>(); // drawn and not near
+  private readonly waiting: Task[] = [];
+  private readonly loaded: (Task & { cells: Cells | null })[] = [];
+  private readonly brush = document.createElement("canvas");
+  private version = 0;
   private loading = 0;
   private scheduled = false;
   private looked = false;
-  private readonly close = new IntersectionObserver((entries) => this.moved(entries), { rootMargin: NEAR });
-  private readonly far = new IntersectionObserver((entries) => this.left(entries), { rootMargin: FAR });
+  private readonly observer = new IntersectionObserver((entries) => this.moved(entries), {
+    rootMargin: NEAR,
+  });
 
   /** `settled` is called once, when all that is seen at first is drawn. */
   constructor(private settled: (() => void) | null) {}
 
-  /** From now on this canvas shows these cells, whenever it is near. */
-  add(canvas: HTMLCanvasElement, load: () => Promise<Cells | null>): void {
-    this.held.set(canvas, { canvas, load, near: false, state: "", version: 0 });
-    this.close.observe(canvas);
-    this.far.observe(canvas);
-  }
-
-  /** None is held any more. */
-  clear(): void {
-    this.close.disconnect();
-    this.far.disconnect();
-    for (const thumbnail of this.held.values()) this.release(thumbnail);
+  /** From now on these lines are drawn whenever they are near, and no others. */
+  show(lines: Line[]): void {
+    this.observer.disconnect();
+    for (const line of this.held.values()) this.release(line);
     this.held.clear();
+    this.version++;
     this.waiting.length = 0;
-  }
-
-  /** What is drawn is drawn anew, in other colours or another size. */
-  again(): void {
-    for (const thumbnail of this.held.values()) {
-      thumbnail.version++;
-      if (thumbnail.near) this.want(thumbnail);
-      else this.release(thumbnail);
+    for (const line of lines) {
+      this.held.set(line.element, { ...line, near: false, drawn: false });
+      this.observer.observe(line.element);
     }
+    if (lines.length > 0) return;
+    this.looked = true; // nothing is to be drawn: what waits for the first picture need not wait
+    this.schedule();
   }
 
-  /** Nothing is to be drawn: what waits for the first picture need not wait. */
-  nothing(): void {
-    this.looked = true;
-    this.schedule();
+  /** What is near is drawn anew: there are other maps, or other colours. What was there stays until then. */
+  again(): void {
+    this.version++;
+    this.waiting.length = 0;
+    for (const line of this.held.values()) {
+      if (line.near) this.want(line);
+      else this.release(line);
+    }
   }
 
   private moved(entries: IntersectionObserverEntry[]): void {
     this.looked = true;
     for (const entry of entries) {
-      const thumbnail = this.held.get(entry.target);
-      if (thumbnail === undefined) continue;
-      thumbnail.near = entry.isIntersecting;
-      if (thumbnail.near && thumbnail.state === "") this.want(thumbnail);
+      const line = this.held.get(entry.target);
+      if (line === undefined) continue;
+      line.near = entry.isIntersecting;
+      if (line.near) this.behind.delete(line);
+      else if (line.drawn) this.behind.add(line);
+      if (line.near && !line.drawn) this.want(line);
+    }
+    for (const oldest of this.behind) {
+      if (this.behind.size <= KEPT) break;
+      this.release(oldest);
     }
     this.schedule();
   }
 
-  private left(entries: IntersectionObserverEntry[]): void {
-    for (const entry of entries) {
-      const thumbnail = this.held.get(entry.target);
-      if (thumbnail !== undefined && !entry.isIntersecting) this.release(thumbnail);
-    }
-  }
-
-  private want(thumbnail: Thumbnail): void {
-    if (thumbnail.state !== "waiting") this.waiting.push(thumbnail);
-    thumbnail.state = "waiting";
+  private want(line: Held): void {
+    line.drawn = true;
+    const { version } = this;
+    for (const thumbnail of line.thumbnails) this.waiting.push({ line, thumbnail, version });
     this.schedule();
   }
 
-  private release(thumbnail: Thumbnail): void {
-    if (thumbnail.state === "") return;
-    thumbnail.version++;
-    thumbnail.state = "";
-    thumbnail.canvas.width = thumbnail.canvas.height = 0;
-    delete thumbnail.canvas.dataset.drawn;
+  private release(line: Held): void {
+    this.behind.delete(line);
+    line.drawn = false;
+    line.canvas.width = line.canvas.height = 0;
+    for (const { element } of line.thumbnails) delete element.dataset.drawn;
   }
 
   private schedule(): void {
@@ -140,15 +160,16 @@ export class Thumbnails {
   private pump(): void {
     this.scheduled = false;
     const end = performance.now() + BUDGET;
+    const wanted = ({ line, version }: Task) => line.drawn && version === this.version;
     while (this.loaded.length > 0 && performance.now() < end) {
-      const { thumbnail, cells, version } = this.loaded.shift()!;
-      if (thumbnail.version === version) this.paint(thumbnail, cells);
+      const task = this.loaded.shift()!;
+      if (wanted(task)) this.paint(task.line, task.thumbnail, task.cells);
     }
     while (this.waiting.length > 0 && this.loading < AT_ONCE && performance.now() < end) {
-      const thumbnail = this.waiting.shift()!;
-      if (thumbnail.state !== "waiting") continue;
-      if (thumbnail.near) void this.start(thumbnail);
-      else this.release(thumbnail);
+      const task = this.waiting.shift()!;
+      if (!wanted(task)) continue;
+      if (task.line.near) void this.start(task);
+      else this.release(task.line); // it went by before it could be drawn
     }
     if (this.loaded.length > 0 || (this.waiting.length > 0 && this.loading < AT_ONCE)) this.schedule();
     const idle = this.loaded.length + this.waiting.length + this.loading === 0;
@@ -158,14 +179,13 @@ export class Thumbnails {
     }
   }
 
-  private async start(thumbnail: Thumbnail): Promise<void> {
-    thumbnail.state = "loading";
-    const { version } = thumbnail;
+  private async start(task: Task): Promise<void> {
     this.loading++;
     try {
-      this.loaded.push({ thumbnail, cells: await thumbnail.load(), version });
+      this.loaded.push({ ...task, cells: await task.thumbnail.load() });
     } catch (error) {
-      thumbnail.canvas.title = "this map cannot be read";
+      task.thumbnail.element.title = "this map cannot be read";
+      this.loaded.push({ ...task, cells: null });
       reportError(error);
     } finally {
       this.loading--;
@@ -173,17 +193,21 @@ export class Thumbnails {
     }
   }
 
-  private paint(thumbnail: Thumbnail, cells: Cells | null): void {
-    const { canvas } = thumbnail;
-    thumbnail.state = "drawn";
+  private paint({ canvas, ...line }: Held, thumbnail: Thumbnail, cells: Cells | null): void {
     const ratio = window.devicePixelRatio || 1;
-    const room = Math.max(1, Math.round(this.side * ratio));
-    const tall = Math.max(1, Math.round(room * Number(canvas.dataset.tall ?? 1)));
+    const dots = (length: number) => Math.max(1, Math.round(length * ratio));
+    if (canvas.width !== dots(line.width) || canvas.height !== dots(line.height)) {
+      canvas.width = dots(line.width);
+      canvas.height = dots(line.height);
+    }
+    const [width, height] = [dots(thumbnail.width), dots(thumbnail.height)];
     const nothing = { rows: 1, columns: 1, values: new Float32Array([Number.NaN]) };
-    const small = cells === null ? nothing : pooled(cells, tall, room);
-    paintCells(canvas, small);
-    canvas.style.width = `${fitted(small.columns, room) / ratio}px`;
-    canvas.style.height = `${fitted(small.rows, tall) / ratio}px`;
-    canvas.dataset.drawn = "true";
+    paintCells(this.brush, cells === null ? nothing : pooled(cells, height, width));
+    const context = canvas.getContext("2d");
+    if (context === null) return;
+    context.imageSmoothingEnabled = false;
+    const [left, top] = [Math.round(thumbnail.left * ratio), Math.round(thumbnail.top * ratio)];
+    context.drawImage(this.brush, left, top, width, height);
+    thumbnail.element.dataset.drawn = "true";
   }
 }

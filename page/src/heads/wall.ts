@@ -1,18 +1,18 @@
 /**
  * The wall: every head as a thumbnail, a layer per row; sorted, heads flow in the order of their numbers.
  *
- * A list to screen readers, one tab stop: choosing follows the arrows. Elements are made once per text and only put
- * in another place afterwards.
+ * A list to screen readers, one tab stop: choosing follows the arrows. Tiles stay where their order does, and what was
+ * drawn stays until there is something else to draw.
  */
 
-import { css, inkOn, labelColour, mixed, parsed, weightColour } from "../shared/colours.ts";
+import { labelColour } from "../shared/colours.ts";
 import { byId, el } from "../shared/elements.ts";
-import { isDark, onTheme } from "../shared/theme.ts";
-import type { HeadData } from "./page_data.ts";
+import { onTheme } from "../shared/theme.ts";
 import type { App, Changed } from "./store.ts";
-import { fitted, Thumbnails } from "./thumbnails.ts";
+import { fitted, type Line, Thumbnails } from "./thumbnails.ts";
 import { wallControls } from "./wall_controls.ts";
-import { asked, bounds, labelOf, type Measure, measures, named, shortLabel, shown } from "./wall_measures.ts";
+import { asked, labelOf, type Measure, measures, named } from "./wall_measures.ts";
+import { dressed, newTile, renew, type Tile, tintOf } from "./wall_tiles.ts";
 
 const SMALLEST = 46; // dots of a thumbnail in its row
 const LARGEST = 112;
@@ -20,26 +20,10 @@ const FLOWING = 76; // where heads are sorted
 const MANY = 200; // heads, from which on they are smaller
 const NAMES = 64; // room for names of layers
 const NARROW = 520; // below that names stand above
-const DRAWN: Changed = new Set([
-  "colour",
-  "sort",
-  "order",
-  "label",
-  "search",
-  "source",
-  "text",
-  "off",
-  "sources",
-]);
-
-interface Tile {
-  head: HeadData;
-  element: HTMLElement;
-  canvas: HTMLCanvasElement;
-  number: HTMLElement; // in place of the map
-  name: HTMLElement;
-  value: HTMLElement;
-}
+const FRAME = 1; // around each map
+const CAPTION = 28; // below it, about
+const READ: Changed = new Set(["source", "text", "sources"]);
+const DRAWN: Changed = new Set([...READ, "colour", "sort", "order", "label", "search", "off"]);
 
 /** Where a tile stands: arrows go along these. */
 interface Spot {
@@ -47,9 +31,30 @@ interface Spot {
   column: number;
 }
 
+/** Sizes of now, in CSS dots. */
+interface Sizes {
+  columns: number;
+  gap: number;
+  side: number;
+}
+
 export function wallPanel(app: App, drawn: () => void): void {
   new Wall(app, drawn).start();
 }
+
+/** What shares a number, in order. */
+function grouped<T>(all: T[], by: (one: T, at: number) => number): Map<number, T[]> {
+  const groups = new Map<number, T[]>();
+  all.forEach((one, at) => {
+    const number = by(one, at);
+    const group = groups.get(number);
+    if (group === undefined) groups.set(number, [one]);
+    else group.push(one);
+  });
+  return groups;
+}
+
+const any = (some: Changed, of: Changed) => [...some].some((name) => of.has(name));
 
 class Wall {
   private readonly list = el("div", { role: "listbox", class: "wall", "aria-labelledby": "wall-title" });
@@ -59,6 +64,7 @@ class Wall {
   private readonly thumbnails: Thumbnails;
   private tiles = new Map<string, Tile>();
   private lines: Spot[][] = [];
+  private laidOut = "";
   private width = 0;
 
   constructor(
@@ -72,10 +78,15 @@ class Wall {
   }
 
   start(): void {
-    this.app.on((changed) => this.changed(changed));
+    this.app.on((changed) => {
+      if (any(changed, READ)) this.renew();
+      if (any(changed, DRAWN)) this.draw();
+      else if (changed.has("layer") || changed.has("head")) this.mark();
+      if (any(changed, READ)) this.thumbnails.again();
+    });
     onTheme(() => {
-      this.thumbnails.again();
       this.draw();
+      this.thumbnails.again();
     });
     this.list.addEventListener("click", (event) => {
       const tile = this.tileAt(event.target);
@@ -84,138 +95,89 @@ class Wall {
       tile.element.focus({ preventScroll: true });
     });
     this.list.addEventListener("keydown", (event) => this.pressed(event));
-    this.make();
     new ResizeObserver(() => {
       if (this.width !== this.list.clientWidth) this.draw();
     }).observe(this.list);
+    this.renew();
     this.draw();
   }
 
-  private changed(changed: Changed): void {
-    if (["source", "text", "sources"].some((name) => changed.has(name as "text"))) this.make();
-    if ([...DRAWN].some((name) => changed.has(name))) this.draw();
-    else if (changed.has("layer") || changed.has("head")) this.mark();
-  }
-
-  /** A tile for every head of the text that is looked at. */
-  private make(): void {
-    this.thumbnails.clear();
-    const focused = this.list.contains(document.activeElement);
+  /** A tile for every head of the text that is looked at; those that are there stay. */
+  private renew(): void {
+    const before = this.tiles;
     this.tiles = new Map();
     for (const head of this.app.reading.heads) {
-      const call = this.app.reading.calls[head.layer];
-      const canvas = el("canvas", { width: 0, height: 0, "aria-hidden": "true" });
-      if (call !== null)
-        canvas.dataset.tall = String(Math.min(Math.max(call.queries / call.keys, 0.25), 1.5));
-      const number = el("span", { class: "tint" });
-      const name = el("span", { class: "name" });
-      const value = el("span", { class: "value" });
-      const label = el("span", { class: "label" }, shortLabel(head.label));
-      const roles = this.app.source.roles(head.layer, head.head) ?? [];
-      const told = roles.map((role) => `${role.name} ${role.share.toFixed(2)}: ${role.sentence}`).join("\n");
-      const dot = roles.length > 0 ? el("span", { class: "role", title: told }) : null;
-      const element = el(
-        "div",
-        { role: "option", class: "tile", tabindex: -1, "data-head": named(head.layer, head.head) },
-        el("span", { class: "room" }, canvas, number),
-        dot,
-        el("span", { class: "caption" }, el("span", { class: "who" }, name, value), label),
-      );
-      this.tiles.set(named(head.layer, head.head), { head, element, canvas, number, name, value });
-      this.thumbnails.add(canvas, async () => (await call?.cells(head.head)) ?? null);
+      const name = named(head.layer, head.head);
+      const known = before.get(name);
+      if (known !== undefined) renew(this.app, known, head);
+      this.tiles.set(name, known ?? newTile(this.app, head));
     }
-    if (this.tiles.size === 0) this.thumbnails.nothing();
-    this.list.replaceChildren();
-    if (focused) requestAnimationFrame(() => this.chosen()?.element.focus({ preventScroll: true }));
   }
 
   private draw(): void {
     const { app } = this;
     const offered = measures(app);
     const { heads, by, flowing } = asked(app, offered);
-    this.width = this.list.clientWidth;
     this.controls(offered, heads.length);
+    this.width = this.list.clientWidth;
     const tiles = heads.map((head) => this.tiles.get(named(head.layer, head.head))!);
-    this.lines = flowing ? this.flow(tiles) : this.rows(tiles);
-    const off = new Set(app.state.off.split(","));
-    const tinted = this.tints(offered);
-    this.list.classList.toggle("tinted", tinted !== null);
+    const tint = tintOf(app, offered);
+    this.list.classList.toggle("tinted", tint !== null);
     this.list.classList.toggle("labelled", app.state.colour === "label");
     this.list.classList.toggle("flowing", flowing);
-    for (const tile of tiles)
-      this.dress(tile, flowing, by, tinted, off.has(named(tile.head.layer, tile.head.head)));
+    const off = new Set(app.state.off.split(","));
+    for (const tile of tiles) dressed(app, tile, { flowing, by, tint, off });
+    const names = app.source.layers.map((layer) => layer.name);
+    const order = tiles.map(({ head, tall }) => [head.layer, head.head, tall]);
+    const wanted = JSON.stringify([
+      flowing,
+      tint !== null,
+      this.width,
+      this.tiles.size,
+      names,
+      order,
+      this.whole(50),
+    ]);
+    if (wanted !== this.laidOut) this.layOut(tiles, flowing, tint !== null);
+    this.laidOut = wanted;
     this.none.hidden = heads.length > 0;
     if (heads.length === 0) this.empty();
     this.mark();
   }
 
-  /** What stands on a tile. */
-  private dress(tile: Tile, flowing: boolean, by: Measure | null, tinted: Tint | null, off: boolean): void {
-    const { head, element } = tile;
-    const layer = this.app.source.layers[head.layer];
-    const label = labelOf(this.app, head);
-    tile.name.textContent = flowing ? named(head.layer, head.head) : String(head.head);
-    const value = by === null ? head.score : by.value(head);
-    tile.value.textContent = flowing && value !== null ? shown(value, by?.digits) : "";
-    element.style.setProperty("--label", labelColour(label));
-    element.classList.toggle("off", off);
-    const roles = (this.app.source.roles(head.layer, head.head) ?? []).map((role) => role.name);
-    const said = [`${layer.name} head ${head.head}, ${head.label}`];
-    if (head.score !== null && head.label !== "mixed") said[0] += ` ${head.score.toFixed(2)}`;
-    if (by !== null) said.push(`${by.title} ${shown(value, by.digits)}`);
-    if (tinted !== null) said.push(...tinted(tile));
-    if (roles.length > 0) said.push(`role ${roles.join(", ")}`);
-    if (off) said.push("switched off");
-    element.setAttribute("aria-label", said.join(", "));
-    element.title = `${said.join("\n")}${label ? `\n${label.sentence}` : ""}`;
-  }
-
-  /** What tints a tile and says so in words; null: maps are shown. */
-  private tints(offered: Measure[]): Tint | null {
-    const { colour } = this.app.state;
-    const dark = isDark();
-    if (colour === "label")
-      return ({ head, number }) => {
-        const own = labelOf(this.app, head);
-        const back = mixed(
-          parsed(dark ? "#1c1f26" : "#ffffff"),
-          parsed(own?.colour ?? "#777777"),
-          dark ? 0.55 : 0.2,
-        );
-        number.textContent = shortLabel(head.label);
-        number.style.background = css(back);
-        number.style.color = inkOn(back);
-        return [];
-      };
-    const by = offered.find((measure) => measure.name === colour);
-    if (by === undefined) return null;
-    const [least, most] = bounds(this.app, by);
-    return ({ head, number }) => {
-      const value = by.value(head);
-      const part = value === null ? Number.NaN : (value - least) / (most - least || 1);
-      const back = weightColour(part * part); // even steps: the scale below the menu is even
-      number.textContent = shown(value, by.digits);
-      number.style.background = css(back);
-      number.style.color = inkOn(back);
-      return [`${by.title} ${shown(value, by.digits)}`];
-    };
+  private layOut(tiles: Tile[], flowing: boolean, tinted: boolean): void {
+    const drawn: Line[] = [];
+    this.lines = [];
+    const made = flowing ? this.flow(tiles, drawn) : this.rows(tiles, drawn);
+    const focused = this.list.contains(document.activeElement)
+      ? (document.activeElement as HTMLElement)
+      : null;
+    this.list.replaceChildren(...made);
+    focused?.focus({ preventScroll: true });
+    this.thumbnails.show(tinted ? [] : drawn);
   }
 
   /** A row per layer, each head in its place whatever else is shown. */
-  private rows(tiles: Tile[]): Spot[][] {
-    const heads = new Map<number, HeadData[]>();
-    for (const head of this.app.reading.heads)
-      heads.set(head.layer, [...(heads.get(head.layer) ?? []), head]);
+  private rows(tiles: Tile[], drawn: Line[]): HTMLElement[] {
+    const heads = grouped(this.app.reading.heads, (head) => head.layer);
     const widest = Math.max(1, ...[...heads.values()].map((each) => each.length));
     const narrow = this.width < NARROW;
-    const columns = this.fit(this.width - (narrow ? 0 : NAMES), widest, SMALLEST);
+    const sizes = this.fit(this.width - (narrow ? 0 : NAMES), widest, SMALLEST);
     this.list.classList.toggle("narrow", narrow);
-    const lines: Spot[][] = [];
-    const rows: HTMLElement[] = [];
-    for (const [number, all] of heads) {
-      const shownHere = tiles.filter((tile) => tile.head.layer === number);
-      if (shownHere.length === 0) continue;
+    const there = grouped(tiles, (tile) => tile.head.layer);
+    return [...there].map(([number, shown]) => {
       const layer = this.app.source.layers[number];
+      const all = heads.get(number) ?? [];
+      const place = new Map(all.map((head, at) => [head.head, at]));
+      const at = (tile: Tile) => place.get(tile.head.head) ?? 0;
+      const lines = [...grouped(shown, (tile) => Math.floor(at(tile) / sizes.columns)).values()];
+      const rows = lines.map((line) =>
+        this.line(
+          line.map((tile) => ({ tile, column: at(tile) % sizes.columns })),
+          sizes,
+          drawn,
+        ),
+      );
       const cross = layer.kind === "cross" ? el("span", { class: "kind" }, "cross") : null;
       const name = el(
         "span",
@@ -223,58 +185,60 @@ class Wall {
         layer.name,
         cross,
       );
-      const row = el("div", { class: "heads" }, ...shownHere.map((tile) => tile.element));
-      for (const tile of shownHere) {
-        const at = all.indexOf(tile.head);
-        tile.element.style.gridColumn = String((at % columns) + 1);
-        tile.element.style.gridRow = String(Math.floor(at / columns) + 1);
-        const spot = { tile, column: at % columns };
-        const last = lines.at(-1);
-        const same = last?.[0].tile.head.layer === number && last[0].tile.element.style.gridRow;
-        if (last !== undefined && same === tile.element.style.gridRow) last.push(spot);
-        else lines.push([spot]);
-      }
-      rows.push(el("div", { role: "group", class: "layer", "aria-label": layer.name }, name, row));
-    }
-    this.list.replaceChildren(...rows);
-    return lines;
+      const group = { role: "group", class: "layer", "aria-label": layer.name };
+      return el("div", group, name, el("div", { class: "lines" }, ...rows));
+    });
   }
 
-  private flow(tiles: Tile[]): Spot[][] {
+  private flow(tiles: Tile[], drawn: Line[]): HTMLElement[] {
     const aim = this.tiles.size > MANY ? SMALLEST + 10 : FLOWING;
-    const columns = this.fit(this.width, Math.max(1, Math.floor((this.width + 6) / (aim + 6))), aim);
-    for (const { element } of tiles) element.style.gridColumn = element.style.gridRow = "";
+    const sizes = this.fit(this.width, Math.max(1, Math.floor((this.width + 6) / (aim + 6))), aim);
     this.list.classList.remove("narrow");
-    this.list.replaceChildren(el("div", { class: "heads" }, ...tiles.map((tile) => tile.element)));
-    const lines: Spot[][] = [];
-    tiles.forEach((tile, at) => {
-      if (at % columns === 0) lines.push([]);
-      lines.at(-1)?.push({ tile, column: at % columns });
+    const spots = tiles.map((tile, at) => ({ tile, column: at % sizes.columns }));
+    const lines = grouped(spots, (_, at) => Math.floor(at / sizes.columns));
+    return [
+      el("div", { class: "lines" }, ...[...lines.values()].map((line) => this.line(line, sizes, drawn))),
+    ];
+  }
+
+  /** Tiles beside each other, with the canvas that their maps are drawn on. */
+  private line(spots: Spot[], { columns, gap, side }: Sizes, drawn: Line[]): HTMLElement {
+    const inside = side - 2 * FRAME;
+    const canvas = el("canvas", { width: 0, height: 0, "aria-hidden": "true" });
+    const element = el("div", { class: "heads" }, canvas, ...spots.map(({ tile }) => tile.element));
+    const thumbnails = spots.map(({ tile, column }) => {
+      const height = inside * tile.tall;
+      tile.element.style.gridColumn = String(column + 1);
+      tile.element.style.setProperty("--tall", `${height + 2 * FRAME}px`);
+      const load = async () => (await this.app.reading.calls[tile.head.layer]?.cells(tile.head.head)) ?? null;
+      const left = column * (side + gap) + FRAME;
+      return { element: tile.map, load, left, top: FRAME, width: inside, height };
     });
-    return lines;
+    const width = columns * (side + gap) - gap;
+    const height = Math.max(...thumbnails.map((each) => each.height)) + 2 * FRAME;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+    element.style.containIntrinsicHeight = `auto ${height + CAPTION}px`; // what is far away need not be laid out
+    drawn.push({ element, canvas, width, height, thumbnails });
+    this.lines.push(spots);
+    return element;
   }
 
   /** How many stand beside each other; tiles become as large as that lets them. */
-  private fit(room: number, wanted: number, smallest: number): number {
-    const gap = room / wanted < 62 ? 4 : 7;
-    const most = Math.max(1, Math.floor((room + gap) / (smallest + gap)));
+  private fit(room: number, wanted: number, smallest: number): Sizes {
+    const least = room / wanted < 62 ? 4 : 7;
+    const most = Math.max(1, Math.floor((room + least) / (smallest + least)));
     const columns = Math.ceil(wanted / Math.ceil(wanted / most));
-    const widest = Math.max(20, Math.min(LARGEST, Math.floor((room + gap) / columns) - gap));
-    const inside = this.whole(widest - 2); // a frame around each map
-    const side = inside + 2;
+    const widest = Math.max(20, Math.min(LARGEST, Math.floor((room + least) / columns) - least));
+    const side = this.whole(widest - 2 * FRAME) + 2 * FRAME;
+    const spread = Math.floor((room - columns * side) / Math.max(1, columns - 1));
+    const gap = Math.max(least, Math.min(spread, 2 * least));
     const { style, classList } = this.list;
     style.setProperty("--columns", String(columns));
     style.setProperty("--gap", `${gap}px`);
     style.setProperty("--side", `${side}px`);
     classList.toggle("small", side < 66);
-    classList.toggle("few", columns * (side + 2 * gap) < room); // not strewn over all of the room
-    for (const { canvas, element } of this.tiles.values())
-      element.style.setProperty("--tall", `${inside * Number(canvas.dataset.tall ?? 1) + 2}px`);
-    if (this.thumbnails.side !== inside) {
-      this.thumbnails.side = inside;
-      this.thumbnails.again();
-    }
-    return columns;
+    return { columns, gap, side };
   }
 
   /** As wide as whole dots for each cell make it, where a map shows all tokens. */
@@ -363,5 +327,3 @@ class Wall {
     to.element.focus();
   }
 }
-
-type Tint = (tile: Tile) => string[];

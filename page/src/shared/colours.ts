@@ -94,19 +94,23 @@ export function signedColour(difference: number): Colour {
   return Number.isNaN(difference) ? hiddenColour() : tables().signed.colours[signedEntry(difference)];
 }
 
-/** Draws a dot per cell; CSS makes them larger (`image-rendering: pixelated`). */
-export function paintCells(canvas: HTMLCanvasElement, cells: Painted, options: PaintOptions = {}): void {
-  const { rows, columns, values } = cells;
-  const { signed = false, most = 1 } = options;
+/** A dot per cell, row after row. */
+function painted(cells: Painted, { signed = false, most = 1 }: PaintOptions): Uint32Array<ArrayBuffer> {
   const held = signed ? tables().signed.dots : tables().weights.dots;
   const [hidden] = dots([hiddenColour()]);
   const scale = 1 / (most || 1);
-  const image = new ImageData(columns, rows);
-  const painted = new Uint32Array(image.data.buffer);
-  for (let at = 0; at < painted.length; at++) {
-    const value = values[at] * scale;
-    painted[at] = Number.isNaN(value) ? hidden : held[signed ? signedEntry(value) : entry(value)];
+  const made = new Uint32Array(cells.rows * cells.columns);
+  for (let at = 0; at < made.length; at++) {
+    const value = cells.values[at] * scale;
+    made[at] = Number.isNaN(value) ? hidden : held[signed ? signedEntry(value) : entry(value)];
   }
+  return made;
+}
+
+/** Draws a dot per cell; CSS makes them larger (`image-rendering: pixelated`). */
+export function paintCells(canvas: HTMLCanvasElement, cells: Painted, options: PaintOptions = {}): void {
+  const { rows, columns } = cells;
+  const image = new ImageData(new Uint8ClampedArray(painted(cells, options).buffer), columns, rows);
   canvas.width = columns;
   canvas.height = rows;
   canvas.getContext("2d")?.putImageData(image, 0, 0);
@@ -142,9 +146,9 @@ export function contrast(one: Colour, other: Colour): number {
   return (light + 0.05) / (dark + 0.05);
 }
 
-/** Black or white letters, whichever reads better on a colour. */
+/** Black or white letters, whichever reads better on a colour: one of them always has 4.5. */
 export function inkOn(back: Colour): string {
-  return contrast(back, [20, 21, 26]) >= contrast(back, [255, 255, 255]) ? "#14151a" : "#ffffff";
+  return contrast(back, [0, 0, 0]) >= contrast(back, [255, 255, 255]) ? "#000000" : "#ffffff";
 }
 
 const readable = new Map<string, string>();
