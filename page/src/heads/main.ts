@@ -2,6 +2,8 @@
 
 import { byId } from "../shared/elements.ts";
 import { themeButton } from "../shared/theme.ts";
+import { alivePanel } from "./alive/alive_panel.ts";
+import { oneHeadPanel } from "./one_head.ts";
 import { overviewPanel } from "./overview.ts";
 import { readData } from "./page_data.ts";
 import { fileSources } from "./sources.ts";
@@ -17,4 +19,6 @@ wallPanel(app, () => {
   performance.mark("first-picture");
   document.documentElement.dataset.ready = "true";
 });
+oneHeadPanel(app);
 viewsPanel(app);
+alivePanel(app);

@@ -21,11 +21,14 @@ export interface State {
   step: number | null; // of generation; null: the last
   checkpoint: number | null; // of training; null: the last
   off: string; // heads that are switched off, "2.3,3.0"
+  typed: string; // what a live model reads; "": the text it came with
+  against: string; // the text that it is compared with, "" for none
 }
 
 const START: State = {
   source: 0, text: 0, layer: 0, head: 0, token: null, view: "map", measure: "weights", colour: "maps",
   sort: "layer", order: "most", label: "", search: "", tab: "", beside: "", step: null, checkpoint: null, off: "",
+  typed: "", against: "",
 }; // biome-ignore format: a table
 
 const NUMBERS: (keyof State)[] = ["source", "text", "layer", "head", "token", "step", "checkpoint"];
@@ -35,14 +38,17 @@ type Listener = (changed: Changed) => void;
 
 export class App {
   readonly state: State;
+  private readonly start: State; // what an address need not say
   private readonly listeners: Listener[] = [];
 
   constructor(
     readonly data: PageData,
     readonly sources: Source[],
   ) {
-    const first = data.sources[0]?.readings[0]?.heads[0];
-    this.state = { ...START, layer: first?.layer ?? 0, head: first?.head ?? 0 };
+    const reading = data.sources[0]?.readings[0];
+    const first = reading?.heads[0];
+    this.start = { ...START, view: reading?.image ? "image" : "map" };
+    this.state = { ...this.start, layer: first?.layer ?? 0, head: first?.head ?? 0 };
     Object.assign(this.state, this.checked(this.addressed()));
     window.addEventListener("hashchange", () => this.set(this.addressed()));
   }
@@ -88,6 +94,13 @@ export class App {
     this.tell(changed);
   }
 
+  /** One more source, as when a live model reads for the first time; its number. */
+  add(source: Source): number {
+    this.sources.push(source);
+    this.tell(new Set(["sources"]));
+    return this.sources.length - 1;
+  }
+
   private tell(changed: Changed): void {
     this.remember();
     for (const listener of this.listeners) listener(changed);
@@ -130,7 +143,8 @@ export class App {
     const said = new URLSearchParams();
     for (const [name, value] of Object.entries(this.state)) {
       const always = name === "layer" || name === "head";
-      if (value !== null && (always || value !== START[name as keyof State])) said.set(name, String(value));
+      if (value !== null && (always || value !== this.start[name as keyof State]))
+        said.set(name, String(value));
     }
     try {
       history.replaceState(null, "", `#${said}`);
