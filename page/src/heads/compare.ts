@@ -57,7 +57,7 @@ function open(app: App): OpenView {
   const fields = Object.fromEntries(
     FIELDS.map((name) => [
       name,
-      el("label", { class: "field", for: `beside-${name}` }, `${titles[name]} `, selects[name]),
+      el("label", { class: "view-field", for: `beside-${name}` }, `${titles[name]} `, selects[name]),
     ]),
   ) as Record<(typeof FIELDS)[number], HTMLLabelElement>;
   const pin = el("button", { type: "button", id: "beside-pin" }, "Pin the chosen head as second");
@@ -78,7 +78,7 @@ function open(app: App): OpenView {
     null,
     el(
       "fieldset",
-      { class: "controls" },
+      { class: "view-controls" },
       el("legend", null, "Second head"),
       ...FIELDS.map((name) => fields[name]),
       pin,

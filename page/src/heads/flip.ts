@@ -26,7 +26,7 @@ const SENTENCE =
 
 function open(app: App): OpenView {
   const which = el("select", { id: "flip-which" });
-  const offered = el("label", { class: "field", for: "flip-which" }, "Texts ", which);
+  const offered = el("label", { class: "view-field", for: "flip-which" }, "Texts ", which);
   const texts = el("div", { class: "flip-texts" });
   const list = barList("Heads, the most moved first", (layer, head) => {
     const { source, text } = app.state;
@@ -229,7 +229,13 @@ function textOf(app: App, flip: FlipData, side: "before" | "after", words: strin
     }
     skipped = false;
     const [space, word] = pieces ? pieces[position] : ["", tokens[position]];
-    said.append(space, place.changed ? el("mark", null, word) : word, pieces ? "" : " ");
+    const last = said.lastChild;
+    if (place.changed && space === "" && last instanceof HTMLElement && last.tagName === "MARK")
+      last.append(word);
+    else
+      said.append(
+        ...[space, place.changed ? el("mark", null, word) : word, pieces ? "" : " "].filter(Boolean),
+      );
   });
   return said;
 }

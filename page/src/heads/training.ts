@@ -45,9 +45,9 @@ function open(app: App): OpenView {
     null,
     el(
       "div",
-      { class: "controls" },
-      el("label", { class: "field", for: "training-statistic" }, "Number ", statistic),
-      el("label", { class: "field wide", for: "training-step" }, "Checkpoint ", slider),
+      { class: "view-controls" },
+      el("label", { class: "view-field", for: "training-statistic" }, "Number ", statistic),
+      el("label", { class: "view-field wide", for: "training-step" }, "Checkpoint ", slider),
       play,
     ),
     said,
