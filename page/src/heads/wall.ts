@@ -186,7 +186,7 @@ class Wall {
         cross,
       );
       const group = { role: "group", class: "layer", "aria-label": layer.name };
-      return el("div", group, name, el("div", { class: "lines" }, ...rows));
+      return el("div", group, name, el("div", { class: "wall-lines" }, ...rows));
     });
   }
 
@@ -197,7 +197,7 @@ class Wall {
     const spots = tiles.map((tile, at) => ({ tile, column: at % sizes.columns }));
     const lines = grouped(spots, (_, at) => Math.floor(at / sizes.columns));
     return [
-      el("div", { class: "lines" }, ...[...lines.values()].map((line) => this.line(line, sizes, drawn))),
+      el("div", { class: "wall-lines" }, ...[...lines.values()].map((line) => this.line(line, sizes, drawn))),
     ];
   }
 
@@ -205,7 +205,7 @@ class Wall {
   private line(spots: Spot[], { columns, gap, side }: Sizes, drawn: Line[]): HTMLElement {
     const inside = side - 2 * FRAME;
     const canvas = el("canvas", { width: 0, height: 0, "aria-hidden": "true" });
-    const element = el("div", { class: "heads" }, canvas, ...spots.map(({ tile }) => tile.element));
+    const element = el("div", { class: "wall-line" }, canvas, ...spots.map(({ tile }) => tile.element));
     const thumbnails = spots.map(({ tile, column }) => {
       const height = inside * tile.tall;
       tile.element.style.gridColumn = String(column + 1);

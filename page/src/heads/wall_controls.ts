@@ -103,7 +103,7 @@ function drawChips(app: App, place: HTMLElement): void {
     ? document.activeElement?.getAttribute("data-label")
     : null;
   const chip = (name: string, title: string, count: number, colour: string | null, sentence: string) => {
-    const dot = colour === null ? null : el("span", { class: "dot" });
+    const dot = colour === null ? null : el("span", { class: "mark" });
     if (dot !== null && colour !== null) dot.style.background = colour;
     const pressed = String(app.state.label === name);
     const made = el(
