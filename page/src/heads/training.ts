@@ -143,7 +143,7 @@ function open(app: App): OpenView {
     const value = values()[at][app.state.layer]?.[app.state.head] ?? null;
     chosen.textContent =
       `Head ${shortName(layer, head)}: ${fixed(value, 3)}` +
-      (label ? `; ${label}: ${labelOf(app.data, label)?.sentence ?? ""}.` : "; no label earned yet.");
+      (label ? `; ${label}: ${labelOf(app.data, label)?.sentence ?? ""}.` : "; no label earned.");
     dot?.setAttribute("visibility", value === null ? "hidden" : "visible");
     dot?.setAttribute("cx", across(at, last, wide).toFixed(1));
     dot?.setAttribute("cy", up(value ?? 0, low, high, HIGH).toFixed(1));
