@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import axe
 import headwise as hw
 from browser import Browser, Page, found
 from headwise.heads import layout
@@ -478,20 +479,20 @@ def test_the_table_sorts_by_what_is_clicked_and_goes_along_as_csv(
 ) -> None:
     made, path = whole
     page = opened(browser, path, "#tab=numbers")
-    rows = "[...document.querySelectorAll('.numbers tbody tr')].map((r) => r.dataset.head)"
+    rows = "[...document.querySelectorAll('.all-numbers tbody tr')].map((r) => r.dataset.head)"
     heads = [(number, head) for number, layer in enumerate(made.heads[0].values()) for head in layer]
     value = {f"{number}.{head.head}": head.values["entropy"] for number, head in heads}
-    page.click(".numbers th[data-name=entropy] button")
+    page.click(".all-numbers th[data-name=entropy] button")
     assert page.evaluate(rows) == sorted(value, key=lambda name: -value[name])
     assert page.evaluate("document.querySelector('th[aria-sort]').dataset.name") == "entropy"
     assert page.evaluate("document.querySelector('th[aria-sort]').getAttribute('aria-sort')") == "descending"
-    page.evaluate("document.querySelector('.numbers th[data-name=entropy] button').focus()")
+    page.evaluate("document.querySelector('.all-numbers th[data-name=entropy] button').focus()")
     enter(page)
     assert page.evaluate(rows) == sorted(value, key=lambda name: value[name])
     least = min(value, key=lambda name: value[name])
-    page.click(f".numbers tr[data-head='{least}'] td:nth-child(3)")
+    page.click(f".all-numbers tr[data-head='{least}'] td:nth-child(3)")
     wait(page, f"location.hash.includes('layer={least[0]}&head={least[2]}')")
-    assert page.evaluate("document.querySelector('.numbers tr.chosen').dataset.head") == least
+    assert page.evaluate("document.querySelector('.all-numbers tr.chosen').dataset.head") == least
     page.ask("Page.setDownloadBehavior", behavior="deny")
     page.evaluate(
         "(() => { const make = URL.createObjectURL; "
@@ -516,23 +517,25 @@ def test_a_thousand_heads_are_drawn_as_they_come_into_sight(browser: Browser, tm
         map = hw.AttentionMap.from_weights(torch.rand(1, 32, 3, 5).softmax(-1))
         heads.add(f"layers.{layer}", reduce(map, names=("entropy", "distance"), keep=True, forward=1))
     page = opened(browser, heads.to_html(tmp_path / "large.html"), "#tab=numbers")
-    count = "document.querySelectorAll('.numbers tbody tr').length"
+    count = "document.querySelectorAll('.all-numbers tbody tr').length"
     assert 16 <= page.evaluate(count) <= 200
     wait(
         page,
         "(() => { const r = document.querySelector('.numbers-room'); r.scrollTop = r.scrollHeight; })() ?? "
         f"{count} === 1024",
     )
-    page.click(".numbers th[data-name=entropy] button")
+    page.click(".all-numbers th[data-name=entropy] button")
     assert page.evaluate(count) <= 200
     assert page.complaints == []
 
 
-# Phones
+# Phones, and those who do not see the page
 
 
 @pytest.mark.parametrize("tab", ["flip", "compare", "diversity", "training", "effects", "numbers"])
-def test_no_view_is_wider_than_a_phone(browser: Browser, whole: tuple[Made, Path], tab: str) -> None:
+def test_no_view_is_wider_than_a_phone_and_axe_finds_no_fault_in_it(
+    browser: Browser, whole: tuple[Made, Path], tab: str
+) -> None:
     page = opened(browser, whole[1], f"#tab={tab}&layer=1&head=3", size=(390, 844), dark=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     chosen = page.evaluate(
@@ -540,4 +543,7 @@ def test_no_view_is_wider_than_a_phone(browser: Browser, whole: tuple[Made, Path
         "const b = tab.getBoundingClientRect(); return [b.left, b.right]; })()"
     )
     assert chosen[0] >= 0 and chosen[1] <= 390
+    page.evaluate("document.querySelector('main').remove()")  # others look after that
+    page.dark(tab in ("flip", "diversity", "effects"))
+    assert axe.findings(page) == []
     assert page.complaints == [] and all(url.startswith(("file:", "data:")) for url in page.requested)

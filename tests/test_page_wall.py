@@ -186,7 +186,7 @@ ALL = [f"{layer}.{head}" for layer in range(LAYERS) for head in range(HEADS)]
 def test_every_head_is_drawn_and_nothing_is_loaded(browser: Browser, small: Path) -> None:
     page = opened(browser, small)
     assert names(page) == ALL
-    assert page.evaluate("document.querySelectorAll('.map[data-drawn=true]').length") == LAYERS * HEADS
+    assert page.evaluate("document.querySelectorAll('.thumb[data-drawn=true]').length") == LAYERS * HEADS
     assert page.evaluate("performance.getEntriesByName('first-picture').length") == 1
     assert page.text("#wall .count") == "15 of 15 heads"
     assert page.text(".sizes") == "3 layers × 5 heads, 11 tokens, 2 padded positions left out"
@@ -196,7 +196,7 @@ def test_every_head_is_drawn_and_nothing_is_loaded(browser: Browser, small: Path
 def test_a_dot_is_a_cell_in_the_colour_of_its_weight(browser: Browser, small: Path) -> None:
     page = opened(browser, small)
     dots = """(async () => {
-      const map = document.querySelector('[data-head="1.2"] .map').getBoundingClientRect();
+      const map = document.querySelector('[data-head="1.2"] .thumb').getBoundingClientRect();
       const canvas = document.querySelector('[data-head="1.2"]').parentElement.querySelector('canvas');
       const box = canvas.getBoundingClientRect();
       const dots = map.width / 11;
@@ -213,21 +213,21 @@ def test_a_dot_is_a_cell_in_the_colour_of_its_weight(browser: Browser, small: Pa
 
 def test_only_thumbnails_near_the_window_are_drawn(browser: Browser, large: Path) -> None:
     page = opened(browser, large)
-    drawn = "[...document.querySelectorAll('.map[data-drawn=true]')]"
+    drawn = "[...document.querySelectorAll('.thumb[data-drawn=true]')]"
     assert len(names(page)) == 1024
     count = page.evaluate(f"{drawn}.length")
     assert 20 < count < 500
     near = "b => b.top < innerHeight + 210 && b.bottom > -210"
     assert page.evaluate(f"{drawn}.map(c => c.getBoundingClientRect()).every({near})")
     seen = (
-        "[...document.querySelectorAll('#wall .map')].filter(c => { const b = c.getBoundingClientRect(); "
+        "[...document.querySelectorAll('#wall .thumb')].filter(c => { const b = c.getBoundingClientRect(); "
         "return b.bottom > 0 && b.top < innerHeight; }).every(c => c.dataset.drawn)"
     )
     assert page.evaluate(seen)
     for layer in range(0, 32, 3):
         page.evaluate(f'''document.querySelector('[data-head="{layer}.7"]').scrollIntoView()''')
         wait(page, seen)
-    line = "document.querySelector('#wall .heads')"  # the first one is far away by now, and was released
+    line = "document.querySelector('#wall .wall-line')"  # the first one is far away by now, and was released
     assert page.evaluate(f"[{line}.querySelector('canvas').width, {line}.querySelector('[data-drawn]')]") == [
         0,
         None,
@@ -263,12 +263,12 @@ def test_colours_stand_for_a_number_that_is_shown(browser: Browser, small: Path)
     shown = page.evaluate("[...document.querySelectorAll('#wall .tint')].map(e => e.dataset.text)")
     assert shown == [f"{one['numbers']['entropy']:.2f}" for one in heads]
     assert "how widely it looks" in page.text(".wall-scale")
-    assert page.evaluate("document.querySelectorAll('.map[data-drawn=true]').length") == 0
+    assert page.evaluate("document.querySelectorAll('.thumb[data-drawn=true]').length") == 0
     choose(page, "#wall-colour", "role")
     shown = page.evaluate("[...document.querySelectorAll('#wall .tint')].map(e => e.dataset.text)")
     assert shown == ["0.80" if name == "1.3" else "–" for name in ALL]
     choose(page, "#wall-colour", "maps")
-    wait(page, "document.querySelectorAll('.map[data-drawn=true]').length === 15")
+    wait(page, "document.querySelectorAll('.thumb[data-drawn=true]').length === 15")
 
 
 def test_labels_and_words_choose_which_heads_are_shown(browser: Browser, small: Path) -> None:
@@ -347,7 +347,7 @@ def test_what_was_read_is_shown_as_text_and_can_be_chosen(browser: Browser, smal
     assert short.endswith(" …") and len(short) < 330
     page.click("#what button")
     assert page.text("#what blockquote") == ("a long text " * 99).strip()
-    wait(page, "document.querySelectorAll('.map[data-drawn=true]').length === 15")
+    wait(page, "document.querySelectorAll('.thumb[data-drawn=true]').length === 15")
     assert page.complaints == []
 
 

@@ -83,7 +83,7 @@ export function barList(title: string, chosen: (layer: number, head: number) => 
 function row(bar: Bar): HTMLElement {
   const fill = el("span", { class: "bar-fill" });
   fill.style.width = `${Math.max(bar.share * 100, 0.5)}%`;
-  const dot = el("span", { class: "dot", "aria-hidden": "true" });
+  const dot = el("span", { class: "view-dot", "aria-hidden": "true" });
   dot.style.backgroundColor = labelColour(bar.label);
   return el(
     "button",

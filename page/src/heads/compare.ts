@@ -57,7 +57,7 @@ function open(app: App): OpenView {
   const fields = Object.fromEntries(
     FIELDS.map((name) => [
       name,
-      el("label", { class: "field", for: `beside-${name}` }, `${titles[name]} `, selects[name]),
+      el("label", { class: "view-field", for: `beside-${name}` }, `${titles[name]} `, selects[name]),
     ]),
   ) as Record<(typeof FIELDS)[number], HTMLLabelElement>;
   const pin = el("button", { type: "button", id: "beside-pin" }, "Pin the chosen head as second");
@@ -78,7 +78,7 @@ function open(app: App): OpenView {
     null,
     el(
       "fieldset",
-      { class: "controls" },
+      { class: "view-controls" },
       el("legend", null, "Second head"),
       ...FIELDS.map((name) => fields[name]),
       pin,
@@ -155,11 +155,15 @@ function open(app: App): OpenView {
     separate.hidden = alike !== null || cells.every((one) => one === null);
     if (alike) {
       const [first, other] = alike;
-      const number = measured?.[spots[0].head]?.[spots[1].head] ?? divergence(first, other);
+      const known = measured?.[spots[0].head]?.[spots[1].head] ?? null;
+      const number = known ?? divergence(first, other);
+      const pooled = !calls[0]?.exact;
+      const hidden = pooled && known === null;
       said.replaceChildren(
         "Between the two: ",
         el("strong", { id: "compare-distance" }, `${fixed(number)} nats`),
-        ` (Jensen-Shannon divergence, the mean over rows; 0: the same, ${fixed(MOST, 2)}: nothing in common).`,
+        ` (Jensen-Shannon divergence, the mean over rows; 0: the same, ${fixed(MOST, 2)}: nothing in common` +
+          `${hidden ? "; of pooled maps, which hide some of it" : ""}).`,
       );
       const part = (one: Cells, row: number) =>
         one.values.subarray(row * one.columns, (row + 1) * one.columns);
@@ -169,10 +173,7 @@ function open(app: App): OpenView {
       sayRow = (row) =>
         Number.isNaN(nats[row]) ? "one of the two has no weights here" : `${fixed(nats[row], 3)} nats apart`;
       const most = nats.reduce((best, x, row) => (x > (nats[best] || 0) ? row : best), 0);
-      const pooled = !calls[0]?.exact;
-      const [rows, columns] = (["queryTokens", "keyTokens"] as const).map((side) =>
-        pooled ? { names: null } : joined(calls[0]?.[side] ?? null, calls[1]?.[side] ?? null),
-      );
+      const [rows, columns] = (["queryTokens", "keyTokens"] as const).map((side) => axisOf(calls, side));
       together.show(
         [
           { title: names[0], cells: first },
@@ -187,18 +188,15 @@ function open(app: App): OpenView {
       const sizes = cells.map((one, at) => one && `${calls[at]?.queries} × ${calls[at]?.keys}`);
       said.textContent = cells.some((one) => one === null)
         ? "The map of one of them is not in this page."
-        : `Their maps are of different shapes, ${sizes[0]} and ${sizes[1]} words: there is no difference to show.`;
+        : `Their maps are of different shapes, ${sizes[0]} and ${sizes[1]} positions: there is no difference to show.`;
       cells.forEach((one, at) => {
         apart[at].element.hidden = one === null;
         const call = calls[at];
         if (one === null || !call) return;
-        const axis = (side: "queryTokens" | "keyTokens") => ({ names: call.exact ? call[side] : null });
-        apart[at].show(
-          [{ title: names[at], cells: one }],
-          axis("queryTokens"),
-          axis("keyTokens"),
-          one.rows - 1,
+        const [rows, columns] = (["queryTokens", "keyTokens"] as const).map((side) =>
+          axisOf([call, call], side),
         );
+        apart[at].show([{ title: names[at], cells: one }], rows, columns, one.rows - 1);
       });
     }
     const heads = spots.map((spot) =>
@@ -256,11 +254,19 @@ function sameShape(calls: (Call | null)[], cells: (Cells | null)[]): [Cells, Cel
   return same ? [first, second] : null;
 }
 
-/** Both texts' tokens as names of places. */
-function joined(mine: string[] | null, theirs: string[] | null): Axis {
-  if (mine === null || theirs === null) return { names: mine ?? theirs };
+/** Both texts' tokens as names of places; pooled maps have none. */
+function axisOf(calls: (Call | null)[], side: "queryTokens" | "keyTokens"): Axis {
+  const [first, second] = calls;
+  const positions = (side === "queryTokens" ? first?.queries : first?.keys) ?? 0;
+  const [mine, theirs] = [first?.[side] ?? null, second?.[side] ?? null];
+  if (!first?.exact || mine === null || theirs === null)
+    return { names: first?.exact ? (mine ?? theirs) : null, positions };
   const changed = mine.map((name, at) => name !== theirs[at]);
-  return { names: mine.map((name, at) => (changed[at] ? `${name}/${theirs[at]}` : name)), changed };
+  return {
+    names: mine.map((name, at) => (changed[at] ? `${name}/${theirs[at]}` : name)),
+    positions,
+    changed,
+  };
 }
 
 function numbersTable(app: App, heads: (HeadData | undefined)[], names: string[]): HTMLElement {

@@ -202,9 +202,9 @@ function pointsPicture(app: App, distances: (number | null)[][]): (HTMLElement |
     );
   });
   const names = [...new Set(whole.map((head) => headOf(app.reading, app.state.layer, head)?.label ?? ""))];
-  const legend = el("ul", { class: "legend" });
+  const legend = el("ul", { class: "label-legend" });
   for (const name of names.filter(Boolean)) {
-    const dot = el("span", { class: "dot", "aria-hidden": "true" });
+    const dot = el("span", { class: "view-dot", "aria-hidden": "true" });
     dot.style.backgroundColor = labelColour(labelOf(app.data, name));
     legend.append(el("li", null, dot, name));
   }

@@ -21,7 +21,7 @@ function open(app: App): OpenView {
   );
   const title = el("h3");
   const said = el("p");
-  const words = el("div", { class: "words" });
+  const words = el("div", { class: "effect-words" });
   const element = el(
     "div",
     null,
@@ -107,7 +107,7 @@ function wordBars(
           "td",
           null,
           fixed(share, 4),
-          before === null ? null : el("span", { class: "arrow" }, before.has(word) ? arrow : "new"),
+          before === null ? null : el("span", { class: "word-arrow" }, before.has(word) ? arrow : "new"),
         ),
       ),
     );

@@ -26,7 +26,7 @@ const SENTENCE =
 
 function open(app: App): OpenView {
   const which = el("select", { id: "flip-which" });
-  const offered = el("label", { class: "field", for: "flip-which" }, "Texts ", which);
+  const offered = el("label", { class: "view-field", for: "flip-which" }, "Texts ", which);
   const texts = el("div", { class: "flip-texts" });
   const list = barList("Heads, the most moved first", (layer, head) => {
     const { source, text } = app.state;
@@ -171,7 +171,11 @@ function onOneLine(
     };
     const isAbsent = (at: number) =>
       both.absentRows.has(Math.floor(at / keys.length)) || both.absentColumns.has(at % keys.length);
-    const axis = (line: Place[]) => ({ names: line.map((p) => p.name), changed: line.map((p) => p.changed) });
+    const axis = (line: Place[]) => ({
+      names: line.map((place) => place.name),
+      positions: line.length,
+      changed: line.map((place) => place.changed),
+    });
     return {
       shown: [
         { title: "before", cells: sides[0], ...mine },
@@ -191,8 +195,8 @@ function onOneLine(
       { title: "after", cells: second },
       { title: "difference", cells: difference(first, second), signed: true },
     ],
-    rows: { names: null },
-    columns: { names: null },
+    rows: { names: null, positions: before.queries },
+    columns: { names: null, positions: before.keys },
     exact: false,
   };
 }
@@ -225,7 +229,13 @@ function textOf(app: App, flip: FlipData, side: "before" | "after", words: strin
     }
     skipped = false;
     const [space, word] = pieces ? pieces[position] : ["", tokens[position]];
-    said.append(space, place.changed ? el("mark", null, word) : word, pieces ? "" : " ");
+    const last = said.lastChild;
+    if (place.changed && space === "" && last instanceof HTMLElement && last.tagName === "MARK")
+      last.append(word);
+    else
+      said.append(
+        ...[space, place.changed ? el("mark", null, word) : word, pieces ? "" : " "].filter(Boolean),
+      );
   });
   return said;
 }

@@ -112,10 +112,10 @@ function open(app: App): OpenView {
   const room = el(
     "div",
     { class: "numbers-room", tabindex: 0, role: "region", "aria-label": "Numbers of every head" },
-    el("table", { class: "plain numbers" }, caption, el("thead", null, top), body),
+    el("table", { class: "plain all-numbers" }, caption, el("thead", null, top), body),
   );
   const count = el("p", { class: "quiet" });
-  const element = el("div", null, el("div", { class: "controls" }, copy, save, done), count, room);
+  const element = el("div", null, el("div", { class: "view-controls" }, copy, save, done), count, room);
   let columns: Column[] = [];
   let heads: HeadData[] = [];
   let by = "head";

@@ -135,7 +135,7 @@ function explained(place: HTMLElement): void {
       null,
       `Each square is one head. Rows are tokens that look, columns the tokens they look at; the ${isDark() ? "brighter" : "darker"}, the more attention.`,
     ),
-    el("div", { class: "legend" }, scale, hidden),
+    el("div", { class: "shades" }, scale, hidden),
   );
 }
 

@@ -1,6 +1,6 @@
 /** Maps side by side on the same rows and columns: a row that is pointed at is read in all of them. */
 
-import { css, inkOn, paintCells, signedGradient, weightGradient } from "../shared/colours.ts";
+import { contrast, css, paintCells, signedGradient, weightGradient } from "../shared/colours.ts";
 import { el } from "../shared/elements.ts";
 import { styled } from "../shared/theme.ts";
 import { fixed, signed } from "./number_texts.ts";
@@ -15,7 +15,8 @@ export interface PairedMap {
 }
 
 export interface Axis {
-  names: string[] | null; // null: places are told by number
+  names: string[] | null; // a token per place; null: not known, or places share cells
+  positions: number; // where they are more than the cells, cells are told by the positions they hold
   changed?: boolean[]; // these names stand out
 }
 
@@ -41,7 +42,13 @@ interface Frame {
 }
 
 const cut = (name: string) => (name.length > LETTERS ? `${name.slice(0, LETTERS - 1)}…` : name);
-const placeName = (axis: Axis, at: number) => axis.names?.[at] ?? `position ${at}`;
+
+function placeName(axis: Axis, at: number, cells: number): string {
+  if (axis.names !== null) return axis.names[at];
+  const first = Math.ceil((at * axis.positions) / cells);
+  const last = Math.ceil(((at + 1) * axis.positions) / cells) - 1;
+  return last > first ? `positions ${first}–${last}` : `position ${first}`;
+}
 
 /** said: what the distance of a row is, in words, under the name of the row. */
 export function pairedMaps(said: (row: number) => string): PairedMaps {
@@ -69,9 +76,11 @@ export function pairedMaps(said: (row: number) => string): PairedMaps {
     const columnNames = named(pen, columns, cells.columns);
     // beside each other the first has the names of all
     const fits = (wide - rowNames.room - beside * 6 - GAP * (beside - 1)) / beside / cells.columns;
-    const across = fits >= 1 ? Math.min(Math.floor(fits), CELL) : fits;
-    const tall = Math.min(across, TALL / cells.rows);
-    const down = tall >= 1 ? Math.floor(tall) : tall;
+    const wanted = Math.min(fits, CELL);
+    const tall = Math.min(wanted, TALL / cells.rows);
+    const whole = (dots: number) => (dots >= 1 ? Math.floor(dots) : dots);
+    const down = whole(tall);
+    const across = cells.rows <= 3 * cells.columns ? down : whole(wanted); // square, but for many rows of few keys
     const grid = { across, down, row, rows, columns, columnNames };
     frames = maps.map((map, at) => {
       const canvas = figures.children[at].querySelector("canvas") as HTMLCanvasElement;
@@ -288,11 +297,11 @@ function rowTable(maps: PairedMap[], rows: Axis, columns: Axis, row: number, sai
       el(
         "tr",
         { "data-key": key },
-        el("th", { scope: "row" }, placeName(columns, key)),
+        el("th", { scope: "row" }, placeName(columns, key, count)),
         ...maps.map((map) => cell(map, key)),
       ),
     );
-  const name = el("strong", null, placeName(rows, row));
+  const name = el("strong", null, placeName(rows, row, maps[0].cells.rows));
   return el(
     "div",
     { "data-row": row },
@@ -303,8 +312,8 @@ function rowTable(maps: PairedMap[], rows: Axis, columns: Axis, row: number, sai
   );
 }
 
-/** A swatch with a number in it, as tables of distances have them. */
+/** A swatch with a number in it; of letters only plain black or white read on every colour. */
 export function tinted(cell: HTMLElement, colour: [number, number, number]): void {
   cell.style.backgroundColor = css(colour);
-  cell.style.color = inkOn(colour);
+  cell.style.color = contrast(colour, [0, 0, 0]) > contrast(colour, [255, 255, 255]) ? "#000" : "#fff";
 }

@@ -45,9 +45,9 @@ function open(app: App): OpenView {
     null,
     el(
       "div",
-      { class: "controls" },
-      el("label", { class: "field", for: "training-statistic" }, "Number ", statistic),
-      el("label", { class: "field wide", for: "training-step" }, "Checkpoint ", slider),
+      { class: "view-controls" },
+      el("label", { class: "view-field", for: "training-statistic" }, "Number ", statistic),
+      el("label", { class: "view-field wide", for: "training-step" }, "Checkpoint ", slider),
       play,
     ),
     said,
@@ -125,10 +125,10 @@ function open(app: App): OpenView {
       const value = values()[at][layer]?.[head] ?? null;
       const label = data.labels[at]?.[layer]?.[head] ?? null;
       tinted(button, weightColour(value === null ? Number.NaN : (value - low) / (high - low || 1)));
-      button.replaceChildren(el("span", null, fixed(value, 2)), el("small", null, label ?? ""));
-      button.setAttribute(
-        "aria-label",
-        `Layer ${layer}, head ${head}: ${fixed(value, 3)}${label ? `, ${label}` : ""}`,
+      button.replaceChildren(
+        el("i", { class: "heard" }, `Layer ${layer}, head ${head}: `),
+        el("span", null, fixed(value, 2)),
+        el("small", null, label ?? ""),
       );
       if (layer === app.state.layer && head === app.state.head) button.setAttribute("aria-current", "true");
       else button.removeAttribute("aria-current");
@@ -143,7 +143,7 @@ function open(app: App): OpenView {
     const value = values()[at][app.state.layer]?.[app.state.head] ?? null;
     chosen.textContent =
       `Head ${shortName(layer, head)}: ${fixed(value, 3)}` +
-      (label ? `; ${label}: ${labelOf(app.data, label)?.sentence ?? ""}.` : "; no label earned yet.");
+      (label ? `; ${label}: ${labelOf(app.data, label)?.sentence ?? ""}.` : "; no label earned.");
     dot?.setAttribute("visibility", value === null ? "hidden" : "visible");
     dot?.setAttribute("cx", across(at, last, wide).toFixed(1));
     dot?.setAttribute("cy", up(value ?? 0, low, high, HIGH).toFixed(1));

@@ -21,6 +21,7 @@ const MANY = 200; // heads, from which on they are smaller
 const NAMES = 64; // room for names of layers
 const NARROW = 520; // below that names stand above
 const FRAME = 1; // around each map
+const CAPTION = 28; // below it, about
 const READ: Changed = new Set(["source", "text", "sources"]);
 const DRAWN: Changed = new Set([...READ, "colour", "sort", "order", "label", "search", "off"]);
 
@@ -185,7 +186,7 @@ class Wall {
         cross,
       );
       const group = { role: "group", class: "layer", "aria-label": layer.name };
-      return el("div", group, name, el("div", { class: "lines" }, ...rows));
+      return el("div", group, name, el("div", { class: "wall-lines" }, ...rows));
     });
   }
 
@@ -196,7 +197,7 @@ class Wall {
     const spots = tiles.map((tile, at) => ({ tile, column: at % sizes.columns }));
     const lines = grouped(spots, (_, at) => Math.floor(at / sizes.columns));
     return [
-      el("div", { class: "lines" }, ...[...lines.values()].map((line) => this.line(line, sizes, drawn))),
+      el("div", { class: "wall-lines" }, ...[...lines.values()].map((line) => this.line(line, sizes, drawn))),
     ];
   }
 
@@ -204,7 +205,7 @@ class Wall {
   private line(spots: Spot[], { columns, gap, side }: Sizes, drawn: Line[]): HTMLElement {
     const inside = side - 2 * FRAME;
     const canvas = el("canvas", { width: 0, height: 0, "aria-hidden": "true" });
-    const element = el("div", { class: "heads" }, canvas, ...spots.map(({ tile }) => tile.element));
+    const element = el("div", { class: "wall-line" }, canvas, ...spots.map(({ tile }) => tile.element));
     const thumbnails = spots.map(({ tile, column }) => {
       const height = inside * tile.tall;
       tile.element.style.gridColumn = String(column + 1);
@@ -217,6 +218,7 @@ class Wall {
     const height = Math.max(...thumbnails.map((each) => each.height)) + 2 * FRAME;
     canvas.style.width = `${width}px`;
     canvas.style.height = `${height}px`;
+    element.style.containIntrinsicHeight = `auto ${height + CAPTION}px`; // what is far away need not be laid out
     drawn.push({ element, canvas, width, height, thumbnails });
     this.lines.push(spots);
     return element;

@@ -74,7 +74,7 @@ export function wallControls(app: App, place: HTMLElement): (offered: Measure[],
   return (offered, there) => {
     const { state, reading } = app;
     const total = reading.heads.length;
-    const said = `${there} of ${total} head${total === 1 ? "" : "s"}`;
+    const said = `${there.toLocaleString("en")} of ${total.toLocaleString("en")} head${total === 1 ? "" : "s"}`;
     if (count.textContent !== said) count.textContent = said;
     const label = { name: "label", title: "labels", group: "" };
     const all: Choice[] = offered;
@@ -103,7 +103,7 @@ function drawChips(app: App, place: HTMLElement): void {
     ? document.activeElement?.getAttribute("data-label")
     : null;
   const chip = (name: string, title: string, count: number, colour: string | null, sentence: string) => {
-    const dot = colour === null ? null : el("span", { class: "dot" });
+    const dot = colour === null ? null : el("span", { class: "mark" });
     if (dot !== null && colour !== null) dot.style.background = colour;
     const pressed = String(app.state.label === name);
     const made = el(
@@ -111,7 +111,7 @@ function drawChips(app: App, place: HTMLElement): void {
       { type: "button", class: "chip", "aria-pressed": pressed, "data-label": name, title: sentence || null },
       dot,
       title,
-      el("span", { class: "many" }, String(count)),
+      el("span", { class: "many" }, count.toLocaleString("en")),
     );
     made.addEventListener("click", () => app.set({ label: app.state.label === name ? "" : name }));
     return made;

@@ -24,7 +24,7 @@ const FLATTEST = 0.25;
 const TALLEST = 1.5;
 
 export function newTile(app: App, head: HeadData): Tile {
-  const [map, number, name, value, label, role] = ["map", "tint", "name", "value", "label", "role"].map(
+  const [map, number, name, value, label, role] = ["thumb", "tint", "name", "value", "label", "role"].map(
     (kind) => el("span", { class: kind }),
   );
   const element = el(

@@ -109,10 +109,10 @@ def _check_config(config: TransformerConfig) -> None:
     rope = config.rope
     if rope is None or rope.interleaved or rope.scaling is not None:
         raise _cannot("rope", rope, "Rope(base, dims), neither interleaved nor scaled")
-    for name in ("d_model", "d_ff"):
-        size = getattr(config, name)
-        if size % PANEL:
-            raise _cannot(name, size, f"a multiple of {PANEL}")
+    if config.d_model % (PANEL * config.num_heads):
+        raise _cannot("d_model", config.d_model, f"a multiple of {PANEL} for each of {config.num_heads} heads")
+    if config.d_ff % PANEL:
+        raise _cannot("d_ff", config.d_ff, f"a multiple of {PANEL}")
     if config.max_length is None:
         raise _cannot("max_length", None, "a number of tokens, such as 512")
 

@@ -3,7 +3,8 @@
  *
  * Weights are unpacked when the first picture is there. What was measured beforehand stays a source of its own;
  * what is typed becomes one more. After each reading the document is told by an event "headwise-alive", whose detail
- * holds ids, logits, the heads that are off, milliseconds and what computed the products: tests listen to it.
+ * holds the text, ids, logits, the heads that are off, milliseconds, what computed the products, the source and the
+ * flip that panels were given: tests listen to it.
  */
 
 import { byId, el } from "../../shared/elements.ts";
@@ -140,7 +141,7 @@ class AlivePanel {
         this.begin();
       }
       if (changed.has("off")) this.begin();
-      if (changed.has("off") || changed.has("layer") || changed.has("head") || changed.has("sources"))
+      if (["off", "layer", "head", "source", "text", "sources"].some((name) => changed.has(name as "off")))
         this.showSwitches();
     });
   }
@@ -220,6 +221,8 @@ class AlivePanel {
       off: [...said.off],
       milliseconds: said.milliseconds,
       kind: mine.weights.products.kind,
+      source: this.numbers[0] === null ? null : this.app.sources[this.numbers[0]],
+      flip: saidOther === null ? null : (this.app.data.flips[0] ?? null),
     };
     document.dispatchEvent(new CustomEvent("headwise-alive", { detail }));
   }
@@ -295,6 +298,8 @@ class AlivePanel {
   }
 
   private showSwitches(): void {
+    // the text stands in the box: it need not be quoted as well
+    byId("what").classList.toggle("alive-said", this.app.reading.text === this.box.value);
     const { layer, head } = this.app.state;
     const off = this.off;
     const isOff = off.has(`${layer}.${head}`);

@@ -5,7 +5,7 @@
  * Letters: T tokens, E d_model, H heads, D channels of a head.
  */
 
-import { rowOf } from "./products.ts";
+import { type Attention, rowOf } from "./products.ts";
 import { HEAD_NUMBERS, type Looked, looked, rowNumbers, type Token } from "./statistics.ts";
 import type { LayerWeights, Weights } from "./weights.ts";
 
@@ -155,9 +155,11 @@ export class Forward {
     this.values[layer].set(v, from * E);
     this.norms[layer].set(this.written(own, v, count), from * config.num_heads);
     const said = new Float32Array(count * E);
+    const D = E / config.num_heads;
+    const attention = products.attention(this.keys[layer], this.values[layer], from + count, E, D);
     for (let at = 0; at < count; at++) {
-      const place = [at * E, (at + 1) * E] as const;
-      this.attend(layer, from + at, q.subarray(...place), said.subarray(...place));
+      attention.ask(q.subarray(at * E, (at + 1) * E));
+      this.attend(layer, from + at, attention, said.subarray(at * E, (at + 1) * E));
     }
     const stream = this.streams[layer + 1];
     const attended = products.product(said, 0, count, own.out);
@@ -209,11 +211,9 @@ export class Forward {
   }
 
   /** One query in every head of a layer: its row. */
-  private attend(layer: number, t: number, q: Float32Array, said: Float32Array): void {
+  private attend(layer: number, t: number, attention: Attention, said: Float32Array): void {
     const { d_model: E, num_heads: H } = this.weights.config;
     const D = E / H;
-    const keys = this.keys[layer];
-    const values = this.values[layer];
     const norms = this.norms[layer];
     const row: Row = {
       weights: new Float32Array(H * (t + 1)),
@@ -222,24 +222,16 @@ export class Forward {
       numbers: new Float64Array(H * HEAD_NUMBERS.length),
     };
     this.rows[layer].push(row);
-    const scores = new Float64Array(t + 1);
-    const mixed = new Float64Array(D);
     const scale = 1 / Math.sqrt(D);
     for (let head = 0; head < H; head++) {
-      const first = head * D;
+      const scores = attention.scores(head, t + 1);
       let most = -Infinity;
-      for (let key = 0; key <= t; key++) {
-        const to = key * E + first;
-        let sum = 0;
-        for (let d = 0; d < D; d++) sum += q[first + d] * keys[to + d];
-        scores[key] = sum * scale;
-        if (scores[key] > most) most = scores[key];
-      }
+      for (let key = 0; key <= t; key++) if (scores[key] > most) most = scores[key];
       let total = 0;
       let mean = 0; // of scores below the largest, weighted
       const weights = row.weights.subarray(head * (t + 1), (head + 1) * (t + 1));
       for (let key = 0; key <= t; key++) {
-        const below = scores[key] - most;
+        const below = (scores[key] - most) * scale;
         const share = Math.exp(below);
         weights[key] = share;
         total += share;
@@ -247,16 +239,10 @@ export class Forward {
       }
       for (let key = 0; key <= t; key++) weights[key] /= total;
       if (!this.off.has(`${layer}.${head}`)) {
-        mixed.fill(0);
-        for (let key = 0; key <= t; key++) {
-          const weight = weights[key];
-          const from = key * E + first;
-          for (let d = 0; d < D; d++) mixed[d] += weight * values[from + d];
-        }
-        said.set(mixed, first);
+        attention.mix(head, weights, said.subarray(head * D, (head + 1) * D));
       }
       const numbers = row.numbers.subarray(head * HEAD_NUMBERS.length, (head + 1) * HEAD_NUMBERS.length);
-      const known = { entropy: Math.log(total) - mean / total, peak: most };
+      const known = { entropy: Math.log(total) - mean / total, peak: most * scale };
       rowNumbers(numbers, weights, this.looked[t], known, norms.subarray(head), H);
     }
   }

@@ -3,6 +3,9 @@
 ;; product(x, rows, width, w, panels, y): y[r][8 p + c] = sum_k x[r][k] w[p][k][c], float32, addresses in bytes.
 ;; x is [rows, width], y [rows, 8 panels]; w is the matrix in panels of eight columns, [panels, width, 8].
 ;; width is a multiple of four: a last row alone goes four steps at a time.
+;;
+;; scores(q, k, keys, stride, width, y): y[j] = sum_d q[d] k[j][d], rows of k `stride` bytes apart.
+;; mix(p, v, keys, stride, width, y): y[d] = sum_j p[j] v[j][d]; both for one query of one head.
 (module
   (memory (export "memory") 1)
   (func (export "product")
@@ -119,4 +122,49 @@
             (br $ones)))
         (local.set $w (local.get $end))
         (local.set $panel (i32.add (local.get $panel) (i32.const 1)))
-        (br $panels)))))
+        (br $panels))))
+  (func (export "scores")
+    (param $q i32) (param $k i32) (param $keys i32) (param $stride i32) (param $width i32) (param $y i32)
+    (local $at i32) (local $from i32) (local $end i32) (local $sum v128)
+    (local.set $end (i32.add (local.get $q) (i32.shl (local.get $width) (i32.const 2))))
+    (block $done
+      (loop $each
+        (br_if $done (i32.eqz (local.get $keys)))
+        (local.set $sum (v128.const f32x4 0 0 0 0))
+        (local.set $at (local.get $q))
+        (local.set $from (local.get $k))
+        (loop $channels
+          (local.set $sum (f32x4.add (local.get $sum) (f32x4.mul (v128.load (local.get $at)) (v128.load (local.get $from)))))
+          (local.set $at (i32.add (local.get $at) (i32.const 16)))
+          (local.set $from (i32.add (local.get $from) (i32.const 16)))
+          (br_if $channels (i32.lt_u (local.get $at) (local.get $end))))
+        (f32.store (local.get $y)
+          (f32.add
+            (f32.add (f32x4.extract_lane 0 (local.get $sum)) (f32x4.extract_lane 1 (local.get $sum)))
+            (f32.add (f32x4.extract_lane 2 (local.get $sum)) (f32x4.extract_lane 3 (local.get $sum)))))
+        (local.set $k (i32.add (local.get $k) (local.get $stride)))
+        (local.set $y (i32.add (local.get $y) (i32.const 4)))
+        (local.set $keys (i32.sub (local.get $keys) (i32.const 1)))
+        (br $each))))
+  (func (export "mix")
+    (param $p i32) (param $v i32) (param $keys i32) (param $stride i32) (param $width i32) (param $y i32)
+    (local $at i32) (local $from i32) (local $end i32) (local $last i32) (local $a v128) (local $b v128) (local $s v128)
+    (local.set $end (i32.add (local.get $p) (i32.shl (local.get $keys) (i32.const 2))))
+    (local.set $last (i32.add (local.get $y) (i32.shl (local.get $width) (i32.const 2))))
+    (loop $eights
+      (local.set $a (v128.const f32x4 0 0 0 0))
+      (local.set $b (v128.const f32x4 0 0 0 0))
+      (local.set $at (local.get $p))
+      (local.set $from (local.get $v))
+      (loop $each
+        (local.set $s (v128.load32_splat (local.get $at)))
+        (local.set $a (f32x4.add (local.get $a) (f32x4.mul (local.get $s) (v128.load (local.get $from)))))
+        (local.set $b (f32x4.add (local.get $b) (f32x4.mul (local.get $s) (v128.load offset=16 (local.get $from)))))
+        (local.set $at (i32.add (local.get $at) (i32.const 4)))
+        (local.set $from (i32.add (local.get $from) (local.get $stride)))
+        (br_if $each (i32.lt_u (local.get $at) (local.get $end))))
+      (v128.store (local.get $y) (local.get $a))
+      (v128.store offset=16 (local.get $y) (local.get $b))
+      (local.set $y (i32.add (local.get $y) (i32.const 32)))
+      (local.set $v (i32.add (local.get $v) (i32.const 32)))
+      (br_if $eights (i32.lt_u (local.get $y) (local.get $last))))))

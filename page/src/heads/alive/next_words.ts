@@ -79,5 +79,5 @@ export function wordList(
 }
 
 export function sentence(words: Likely[], name: (id: number) => string): string {
-  return words.map(({ id, share }) => `${name(id)} ${percent(share)}`).join(", ");
+  return words.map(({ id, share }) => `“${name(id)}” ${percent(share)}`).join(", ");
 }

@@ -1,8 +1,8 @@
 /**
- * Products of rows with matrices: by a kernel in WebAssembly, and where that is refused by the same in plain
- * TypeScript. Matrices lie in panels of eight columns, [N / 8, K, 8], so that both read them straight on.
+ * Products of rows with matrices, and of queries with keys: by a kernel in WebAssembly, and where that is refused by
+ * the same in plain TypeScript. Matrices lie in panels of eight columns, [N / 8, K, 8], so that both read them straight on.
  *
- * Letters: T rows, K channels that come in, N that go out.
+ * Letters: T rows, K channels that come in, N that go out; E channels of a key, D of a head.
  */
 
 import kernel from "./matmul.wat";
@@ -25,6 +25,17 @@ export interface Products {
   keep(weights: Float32Array, columns: number, width: number): Matrix;
   /** x [T, K] times a matrix, [T, N]; `from` is where in x the first row begins. */
   product(x: Float32Array, from: number, rows: number, matrix: Matrix): Float32Array<ArrayBuffer>;
+  /** Keys and values [keys, E] of heads D wide, to be attended to until the next product. */
+  attention(keys: Float32Array, values: Float32Array, count: number, E: number, D: number): Attention;
+}
+
+/** One query at a time, head by head. What `scores` gives is good until it is asked again. */
+export interface Attention {
+  ask(query: Float32Array): void;
+  /** The query's product with the first keys. */
+  scores(head: number, keys: number): Float32Array;
+  /** The sum of weights times values, into `to`, [D]. */
+  mix(head: number, weights: Float32Array, to: Float32Array): void;
 }
 
 /** The kernel with room for so many numbers of matrices, or what stands in for it. */
@@ -53,6 +64,8 @@ export function rowOf(matrix: Matrix, row: number, to: Float32Array, at: number)
 interface Exports {
   memory: WebAssembly.Memory;
   product(x: number, rows: number, width: number, w: number, panels: number, y: number): void;
+  scores(q: number, k: number, keys: number, stride: number, width: number, y: number): void;
+  mix(p: number, v: number, keys: number, stride: number, width: number, y: number): void;
 }
 
 class KernelProducts implements Products {
@@ -91,6 +104,34 @@ class KernelProducts implements Products {
     product(this.room, rows, width, matrix.address, panels, result);
     const y = new Float32Array(memory.buffer, result, rows * wide);
     return wide === columns ? y.slice() : narrowed(y, rows, wide, columns);
+  }
+
+  attention(keys: Float32Array, values: Float32Array, count: number, E: number, D: number): Attention {
+    const { inside } = this;
+    const k = this.room;
+    const v = k + 4 * count * E;
+    const q = v + 4 * count * E;
+    const p = q + 4 * E; // scores, then weights
+    const y = p + 4 * count;
+    this.reserve(y + 4 * D);
+    const seen = (at: number, length: number) => new Float32Array(inside.memory.buffer, at, length);
+    seen(k, count * E).set(keys.subarray(0, count * E));
+    seen(v, count * E).set(values.subarray(0, count * E));
+    const query = seen(q, E);
+    const row = seen(p, count);
+    const mixed = seen(y, D);
+    return {
+      ask: (asked) => query.set(asked),
+      scores(head, length) {
+        inside.scores(q + 4 * head * D, k + 4 * head * D, length, 4 * E, D, p);
+        return row;
+      },
+      mix(head, weights, to) {
+        row.set(weights);
+        inside.mix(p, v + 4 * head * D, weights.length, 4 * E, D, y);
+        to.set(mixed);
+      },
+    };
   }
 
   private reserve(bytes: number): void {
@@ -141,6 +182,36 @@ class PlainProducts implements Products {
       }
     }
     return wide === columns ? y : narrowed(y, rows, wide, columns);
+  }
+
+  attention(keys: Float32Array, values: Float32Array, count: number, E: number, D: number): Attention {
+    const row = new Float32Array(count);
+    const mixed = new Float64Array(D);
+    let query = new Float32Array(E);
+    return {
+      ask(asked) {
+        query = asked.slice();
+      },
+      scores(head, length) {
+        const first = head * D;
+        for (let key = 0; key < length; key++) {
+          const from = key * E + first;
+          let sum = 0;
+          for (let d = 0; d < D; d++) sum += query[first + d] * keys[from + d];
+          row[key] = sum;
+        }
+        return row;
+      },
+      mix(head, weights, to) {
+        mixed.fill(0);
+        for (let key = 0; key < weights.length; key++) {
+          const weight = weights[key];
+          const from = key * E + head * D;
+          for (let d = 0; d < D; d++) mixed[d] += weight * values[from + d];
+        }
+        to.set(mixed);
+      },
+    };
   }
 }
 

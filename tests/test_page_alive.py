@@ -1,0 +1,332 @@
+"""The model that runs inside the page, in a real browser: what it computes is what Python computes.
+
+The page tells of every reading by an event "headwise-alive": ids, logits, heads that are off, milliseconds, the
+source and the flip that its panels were given.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import headwise as hw
+from browser import Browser, Page, found
+from headwise.models import Pretrained, load
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(found() is None, reason="no browser: install Chromium, or set HEADWISE_BROWSER"),
+]
+
+HE = "The nurse said that he left because he was tired"
+TEXTS = {
+    "a sentence": "My uncle, who was a sailor, told me that the sea is never the same.",
+    "said twice": "one two, three four; one two, three four; one two, three four; one two, three four.",
+    "letters": "Café 😀 שלום 你好\n\n    def f(x): return x ** 2  # it's 3.14",
+    "nothing": "",
+    "long": " ".join(f"{number} sheep jumped over the {'old' if number % 3 else 'new'} wall." for number in range(37)),
+}
+OFF = [(1, 5), (2, 3), (3, 0)]
+LISTEN = """
+window.heard = [];
+document.addEventListener("headwise-alive", ({detail}) => heard.push({...detail, logits: [...detail.logits],
+  source: null, heads: detail.source && detail.source.readings[0].heads, live: detail.source}));
+"""
+
+
+@pytest.fixture(scope="module")
+def mini() -> Pretrained:
+    return load("mini")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def file(mini: Pretrained, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return watched(mini, HE).to_html(tmp_path_factory.mktemp("alive") / "mini.html", text=HE, alive=mini)
+
+
+@pytest.fixture
+def page(browser: Browser, file: Path) -> Iterator[Page]:
+    """As somebody opens it."""
+    opened = browser.open(file)
+    opened.evaluate(LISTEN)
+    yield opened
+    assert opened.complaints == []
+
+
+@pytest.fixture(scope="module")
+def kept(browser: Browser, file: Path) -> Page:
+    opened = browser.open(file)
+    opened.evaluate(LISTEN)
+    return opened
+
+
+@pytest.fixture
+def used(kept: Page) -> Iterator[Page]:
+    """One page for many texts, one after another."""
+    kept.ask("Page.bringToFront")  # a page behind another draws nothing
+    kept.evaluate("heard.length = 0")
+    yield kept
+    assert kept.complaints == []
+
+
+@torch.no_grad()
+def watched(mini: Pretrained, text: str, off: Sequence[tuple[int, int]] = ()) -> hw.Heads:
+    model, tokenizer, _ = mini
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    with hw.ablate(model, off), hw.watch(
+        model, tokenizer=tokenizer, keep=True, patterns=True, diversity=True, written=True
+    ) as heads:
+        model(ids)
+    return heads
+
+
+@torch.no_grad()
+def logits_of(mini: Pretrained, text: str, off: Sequence[tuple[int, int]] = ()) -> torch.Tensor:
+    model, tokenizer, _ = mini
+    with hw.ablate(model, off):
+        return model(tokenizer(text, return_tensors="pt")["input_ids"])[0, -1]
+
+
+def until(page: Page, source: str, seconds: float = 20.0) -> Any:
+    """Ask until the answer is true."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        answer = page.evaluate(source)
+        if answer:
+            return answer
+        time.sleep(0.02)
+    raise AssertionError(f"never: {source}")
+
+
+def type_into(page: Page, box: str, text: str) -> None:
+    """What was there is replaced, as by somebody at the keyboard."""
+    page.evaluate(f"(() => {{ const box = document.querySelector({box!r}); box.focus(); box.select(); }})()")
+    if text:
+        page.ask("Input.insertText", text=text)
+    else:
+        page.press("Backspace", 8)
+
+
+def heard(page: Page, text: str, off: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
+    """What the page told of this text."""
+    said = sorted(f"{layer}.{head}" for layer, head in off)
+    like = f"(e) => e.text === {json.dumps(text)} && [...e.off].sort().join() === {','.join(said)!r}"
+    last = f"(({{live, flip, ...rest}}) => rest)(heard.filter({like}).at(-1))"
+    return until(page, f"heard.some({like}) && {last}")
+
+
+def apart(page: Sequence[float], truth: torch.Tensor) -> float:
+    return float((torch.tensor(page, dtype=torch.float64) - truth.double()).abs().max())
+
+
+def check_heads(told: list[dict[str, Any]], heads: hw.Heads) -> None:
+    """Every number of every head, and its label."""
+    known = [(number, head) for number, layer in enumerate(heads.values()) for head in layer]
+    assert len(told) == len(known)
+    for one, (layer, head) in zip(told, known, strict=True):
+        assert (one["layer"], one["head"], one["label"]) == (layer, head.head, head.label.name)
+        assert one["numbers"].keys() == head.values.keys()
+        for name, value in head.values.items():
+            mine = one["numbers"][name]
+            assert (mine is None) == math.isnan(value), name
+            assert mine is None or mine == pytest.approx(value, rel=1e-4, abs=1e-4), (layer, head.head, name)
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
+def test_a_typed_text_has_the_logits_numbers_and_labels_of_python(
+    text: str, used: Page, mini: Pretrained
+) -> None:
+    type_into(used, "#alive-text", text)
+    said = heard(used, text)
+    assert said["kind"] == "WebAssembly"
+    assert said["ids"] == mini.tokenizer(text)["input_ids"]
+    error = apart(said["logits"], logits_of(mini, text))
+    print(f"{len(said['ids'])} tokens: {said['milliseconds']:.0f} ms, logits within {error:.1e}")
+    assert error < 1e-3
+    check_heads(said["heads"], watched(mini, text))
+
+
+def test_any_text_has_the_ids_of_python(used: Page, mini: Pretrained) -> None:
+    pieces = [
+        "😀", "👩‍👩‍👧", "שלום", " עולם", "你好", "。", "\n", "\t", "  ", "   ", "0", "12", "3.14", "def f(x):",
+        "\n    return x", "it's", "we'll", "I'VE", "é", "e\u0301", "\u00a0", "\u0085", "\ufeff", "\u2028", "½", "²",
+        "ß", "_", "--", "…", "a", "The", " cat", "\u200b", "٣", "ﬁ", "<|start|>", "<|", "</script>",
+    ]  # fmt: skip
+    draw = random.Random(11)
+    for _ in range(11):
+        text = "".join(draw.choices(pieces, k=draw.randint(5, 43)))
+        type_into(used, "#alive-text", text)
+        assert heard(used, text)["ids"] == mini.tokenizer(text)["input_ids"], repr(text)
+
+
+def test_typing_on_and_taking_back_gives_what_reading_at_once_gives(used: Page, mini: Pretrained) -> None:
+    text = TEXTS["a sentence"]
+    type_into(used, "#alive-text", text[:20])
+    for end in (21, 26, 40, len(text)):
+        used.ask("Input.insertText", text=text[20 if end == 21 else held : end])
+        held = end
+        said = heard(used, text[:end])
+        assert apart(said["logits"], logits_of(mini, text[:end])) < 1e-3
+    for _ in range(3):
+        used.press("Backspace", 8)
+    said = heard(used, text[:-3])
+    assert apart(said["logits"], logits_of(mini, text[:-3])) < 1e-3
+    check_heads(said["heads"], watched(mini, text[:-3]))
+
+
+def test_heads_are_switched_off_by_button_key_and_address(
+    page: Page, browser: Browser, file: Path, mini: Pretrained
+) -> None:
+    heard(page, HE)  # read once when the page was drawn, before anybody asked
+    assert page.evaluate("location.hash.includes('source')") is False
+    for number, (layer, head) in enumerate(OFF):
+        page.evaluate(f"document.querySelector('[data-head=\"{layer}.{head}\"]').scrollIntoView({{block: 'center'}})")
+        page.click(f'[data-head="{layer}.{head}"]')
+        if number == 0:
+            page.click("#alive-toggle")
+        else:
+            page.press("o", 79)
+        said = heard(page, HE, OFF[: number + 1])
+        assert apart(said["logits"], logits_of(mini, HE, OFF[: number + 1])) < 1e-3
+    check_heads(said["heads"], watched(mini, HE, OFF))
+    now, whole = logits_of(mini, HE, OFF).softmax(-1), logits_of(mini, HE).softmax(-1)
+    shown = page.evaluate(
+        "[...document.querySelectorAll('#alive-words button')].map(b => [Number(b.dataset.token), "
+        "b.querySelector('.alive-share').textContent, b.lastChild.previousSibling.textContent])"
+    )
+    assert [token for token, *_ in shown] == now.topk(10).indices.tolist()
+    for token, share, moved in shown:
+        assert float(share.removesuffix("%")) == pytest.approx(100 * float(now[token]), abs=0.06)
+        points = float(moved.replace("−", "-").replace("±", ""))
+        assert points == pytest.approx(100 * float(now[token] - whole[token]), abs=0.06)
+    link = page.evaluate("location.hash")
+    page.click("#alive-on")
+    assert until(page, "heard.at(-1).off.length === 0")
+    assert page.evaluate("document.querySelector('#alive-on').hidden")
+    again = browser.open(file, fragment=link)
+    again.evaluate(LISTEN)
+    assert apart(heard(again, HE, OFF)["logits"], logits_of(mini, HE, OFF)) < 1e-3
+    assert "2.3" in again.text("#alive-off")
+
+
+def test_wall_and_head_show_what_was_typed(page: Page, mini: Pretrained) -> None:
+    heard(page, HE)
+    before = page.evaluate("document.querySelector('[data-head=\"2.3\"] canvas').toDataURL()")
+    text = TEXTS["said twice"]
+    type_into(page, "#alive-text", text)
+    heard(page, text)
+    until(page, f"document.querySelector('[data-head=\"2.3\"] canvas').toDataURL() !== {before!r}")
+    heads = watched(mini, text)
+    kept = heads[2].calls[-1]
+    assert kept.map is not None
+    call = "heard.at(-1).live.readings[0].calls[2]"
+    cells = page.evaluate(f"{call}.cells(3).then(c => [...c.values].map(x => Number.isNaN(x) ? 0 : x))")
+    assert apart(cells, kept.map.dense()[0, 3].flatten()) < 1e-4
+    norms = kept.written_norms
+    assert norms is not None
+    written = page.evaluate(f"{call}.written(3).then(c => [...c.values].map(x => Number.isNaN(x) ? 0 : x))")
+    assert apart(written, (kept.map.dense()[0, 3] * norms[0, 3] / norms[0].max()).flatten()) < 1e-4
+    distances, cosines = (kept.pairs[name][0].flatten() for name in ("attention", "outputs"))
+    assert apart(page.evaluate(f"{call}.distances().then(d => d.flat())"), distances) < 1e-4
+    assert apart(page.evaluate(f"{call}.cosines().then(d => d.flat())"), cosines) < 1e-4
+    model, tokenizer, _ = mini
+    with torch.no_grad(), hw.collect(model) as outputs:
+        model(tokenizer(text, return_tensors="pt")["input_ids"])
+    said = page.evaluate(f"{call}.output(3).then(c => [...c.values])")
+    assert apart(said, outputs[2][0, 3].flatten()) < 1e-3
+
+
+def test_words_are_appended_one_after_another(page: Page, mini: Pretrained) -> None:
+    heard(page, HE)
+    ids = mini.tokenizer(HE)["input_ids"]
+    for step in range(1, 4):
+        with torch.no_grad():
+            ids.append(int(mini.model(torch.tensor([ids]))[0, -1].argmax()))
+        page.click("#alive-words button")
+        assert until(page, f"heard.at(-1).ids.length === {len(ids)} && heard.at(-1).ids") == ids
+        assert page.evaluate("document.querySelectorAll('#alive-written mark').length") == step
+    steps = page.evaluate("heard.at(-1).live.readings[0].calls[0].steps")
+    assert steps == list(range(len(ids) - 3, len(ids) + 1))
+
+
+def test_another_text_beside_it_is_compared_as_python_compares(page: Page, mini: Pretrained) -> None:
+    page.click("#alive-compare")
+    for other in (HE.replace(" he ", " she "), HE.replace(" he left", " the old surgeon left"), HE + " and left"):
+        type_into(page, "#alive-other", other)
+        until(page, f"heard.length && document.querySelector('#alive-other').value === {other!r} && "
+                    f"location.hash.includes(new URLSearchParams({{against: {other!r}}}).toString())")  # fmt: skip
+        told = page.evaluate("heard.at(-1).flip")
+        changes = watched(mini, HE).changes(watched(mini, other))
+        assert told["words"] == list(changes.text.words)
+        line = told["layers"][0]["queries"]
+        assert [(place["before"], place["after"]) for place in line] == list(changes.text.places)
+        assert [place["name"] for place in line] == changes.text.names
+        found_there = {(one["layer"], one["head"]): one for one in told["heads"]}
+        for change in changes:
+            one = found_there[change.layer, change.head]  # type: ignore[index]
+            assert one["distance"] == pytest.approx(change.distance, abs=1e-4)
+            assert one["largest"] == pytest.approx(change.largest, abs=1e-4)
+    type_into(page, "#alive-other", "xyz")
+    assert until(page, "document.querySelector('#alive-wrong').textContent").startswith("These texts have no token")
+
+
+def test_a_text_that_is_too_long_is_said_and_not_cut(used: Page, mini: Pretrained) -> None:
+    page = used
+    text = "a b c d e f " * 101
+    count = len(mini.tokenizer(text)["input_ids"])
+    type_into(page, "#alive-text", text)
+    assert until(page, "document.querySelector('#alive-wrong').textContent").startswith(f"This text has {count} tokens")
+    type_into(page, "#alive-text", "a b c")
+    heard(page, "a b c")
+    assert page.evaluate("document.querySelector('#alive-wrong').hidden")
+
+
+def test_without_webassembly_the_same_is_computed_more_slowly(
+    browser: Browser, file: Path, mini: Pretrained, tmp_path: Path
+) -> None:
+    whole = file.read_text("utf-8")
+    assert whole.count("'wasm-unsafe-eval'") == 1
+    without = tmp_path / "without.html"
+    without.write_text(whole.replace(" 'wasm-unsafe-eval'", ""), "utf-8")
+    text = " ".join(["word"] * 63)
+    seconds = {}
+    for where in (file, without):
+        page = browser.open(where)
+        page.evaluate(LISTEN)
+        for said in (text, "x", text):  # warm the second time
+            type_into(page, "#alive-text", said)
+            told = heard(page, said)
+            page.evaluate("heard.length = 0")
+        seconds[told["kind"]] = told["milliseconds"]
+        assert apart(told["logits"], logits_of(mini, text)) < 1e-3
+        check_heads(told["heads"], watched(mini, text))
+    assert "without WebAssembly" in page.text("#alive-read")
+    print("64 tokens, milliseconds:", {kind: round(took) for kind, took in seconds.items()})
+    assert seconds["WebAssembly"] < seconds["TypeScript"]
+
+
+def test_what_is_typed_is_text_and_a_link_reopens_it(page: Page, browser: Browser, file: Path) -> None:
+    text = "</textarea><img src=x onerror=alert(1)> & <b>bold</b>"
+    type_into(page, "#alive-text", text)
+    heard(page, text)
+    until(page, "location.hash.includes('typed')")
+    assert page.evaluate("document.querySelectorAll('main img, #alive img, #alive b').length") == 0
+    again = browser.open(file, fragment=page.evaluate("location.hash"))
+    again.evaluate(LISTEN)
+    assert again.evaluate("document.querySelector('#alive-text').value") == text
+    until(again, "location.hash.includes('source=1')")
+    assert again.complaints == []
