@@ -133,7 +133,7 @@ export class Thumbnails {
     this.waiting.length = 0;
     for (const line of this.held.values()) {
       if (line.near) this.want(line);
-      else this.release(line);
+      else if (line.drawn) this.release(line);
     }
   }
 
