@@ -22,6 +22,7 @@ export interface Thumbnail {
   top: number;
   width: number;
   height: number;
+  apart: number; // from its neighbours
 }
 
 /** Heads beside each other. */
@@ -77,6 +78,21 @@ export function fitted(count: number, room: number): number {
   return whole >= WHOLE * room ? whole : room;
 }
 
+/** What is drawn stays until something else is drawn over it: nothing flickers while somebody types. */
+function resize(canvas: HTMLCanvasElement, width: number, height: number): void {
+  if (canvas.width === width && canvas.height === height) return;
+  const before = document.createElement("canvas");
+  const known = canvas.width > 0 && canvas.height > 0;
+  if (known) {
+    before.width = canvas.width;
+    before.height = canvas.height;
+    before.getContext("2d")?.drawImage(canvas, 0, 0);
+  }
+  canvas.width = width;
+  canvas.height = height;
+  if (known) canvas.getContext("2d")?.drawImage(before, 0, 0, width, height);
+}
+
 export class Thumbnails {
   private readonly held = new Map<Element, Held>();
   private readonly behind = new Set<Held>(); // drawn and not near
@@ -94,10 +110,11 @@ export class Thumbnails {
   /** `settled` is called once, when all that is seen at first is drawn. */
   constructor(private settled: (() => void) | null) {}
 
-  /** From now on these lines are drawn whenever they are near, and no others. */
+  /** From now on these lines are drawn whenever they are near, and no others; a canvas that stays is not emptied. */
   show(lines: Line[]): void {
     this.observer.disconnect();
-    for (const line of this.held.values()) this.release(line);
+    const kept = new Set(lines.map((line) => line.canvas));
+    for (const line of this.held.values()) this.release(line, kept.has(line.canvas));
     this.held.clear();
     this.version++;
     this.waiting.length = 0;
@@ -116,7 +133,7 @@ export class Thumbnails {
     this.waiting.length = 0;
     for (const line of this.held.values()) {
       if (line.near) this.want(line);
-      else this.release(line);
+      else if (line.drawn) this.release(line);
     }
   }
 
@@ -144,10 +161,10 @@ export class Thumbnails {
     this.schedule();
   }
 
-  private release(line: Held): void {
+  private release(line: Held, kept = false): void {
     this.behind.delete(line);
     line.drawn = false;
-    line.canvas.width = line.canvas.height = 0;
+    if (!kept) line.canvas.width = line.canvas.height = 0;
     for (const { element } of line.thumbnails) delete element.dataset.drawn;
   }
 
@@ -196,10 +213,7 @@ export class Thumbnails {
   private paint({ canvas, ...line }: Held, thumbnail: Thumbnail, cells: Cells | null): void {
     const ratio = window.devicePixelRatio || 1;
     const dots = (length: number) => Math.max(1, Math.round(length * ratio));
-    if (canvas.width !== dots(line.width) || canvas.height !== dots(line.height)) {
-      canvas.width = dots(line.width);
-      canvas.height = dots(line.height);
-    }
+    resize(canvas, dots(line.width), dots(line.height));
     const [width, height] = [dots(thumbnail.width), dots(thumbnail.height)];
     const nothing = { rows: 1, columns: 1, values: new Float32Array([Number.NaN]) };
     paintCells(this.brush, cells === null ? nothing : pooled(cells, height, width));
@@ -207,6 +221,8 @@ export class Thumbnails {
     if (context === null) return;
     context.imageSmoothingEnabled = false;
     const [left, top] = [Math.round(thumbnail.left * ratio), Math.round(thumbnail.top * ratio)];
+    const half = Math.floor((thumbnail.apart * ratio) / 2);
+    context.clearRect(left - half, 0, width + 2 * half, canvas.height); // what was here may have been larger
     context.drawImage(this.brush, left, top, width, height);
     thumbnail.element.dataset.drawn = "true";
   }

@@ -64,6 +64,7 @@ class Wall {
   private readonly thumbnails: Thumbnails;
   private tiles = new Map<string, Tile>();
   private lines: Spot[][] = [];
+  private canvases = new Map<string, HTMLCanvasElement>(); // by the heads that are drawn on them
   private laidOut = "";
   private width = 0;
 
@@ -149,6 +150,7 @@ class Wall {
     const drawn: Line[] = [];
     this.lines = [];
     const made = flowing ? this.flow(tiles, drawn) : this.rows(tiles, drawn);
+    this.canvases = new Map(drawn.map(({ element, canvas }) => [element.dataset.heads ?? "", canvas]));
     const focused = this.list.contains(document.activeElement)
       ? (document.activeElement as HTMLElement)
       : null;
@@ -204,15 +206,21 @@ class Wall {
   /** Tiles beside each other, with the canvas that their maps are drawn on. */
   private line(spots: Spot[], { columns, gap, side }: Sizes, drawn: Line[]): HTMLElement {
     const inside = side - 2 * FRAME;
-    const canvas = el("canvas", { width: 0, height: 0, "aria-hidden": "true" });
-    const element = el("div", { class: "wall-line" }, canvas, ...spots.map(({ tile }) => tile.element));
+    const heads = spots.map(({ tile, column }) => `${tile.element.dataset.head}@${column}`).join(" ");
+    const canvas = this.canvases.get(heads) ?? el("canvas", { width: 0, height: 0, "aria-hidden": "true" });
+    const element = el(
+      "div",
+      { class: "wall-line", "data-heads": heads },
+      canvas,
+      ...spots.map(({ tile }) => tile.element),
+    );
     const thumbnails = spots.map(({ tile, column }) => {
       const height = inside * tile.tall;
       tile.element.style.gridColumn = String(column + 1);
       tile.element.style.setProperty("--tall", `${height + 2 * FRAME}px`);
       const load = async () => (await this.app.reading.calls[tile.head.layer]?.cells(tile.head.head)) ?? null;
       const left = column * (side + gap) + FRAME;
-      return { element: tile.map, load, left, top: FRAME, width: inside, height };
+      return { element: tile.map, load, left, top: FRAME, width: inside, height, apart: gap + 2 * FRAME };
     });
     const width = columns * (side + gap) - gap;
     const height = Math.max(...thumbnails.map((each) => each.height)) + 2 * FRAME;
