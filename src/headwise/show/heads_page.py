@@ -22,7 +22,7 @@ from .page_data import page_data
 from .tables import HEADERS
 from .texts import plain
 
-__all__ = ["EXAMPLE", "heads_page", "in_notebook", "table_page"]
+__all__ = ["EXAMPLE", "heads_page", "in_notebook", "page_of", "table_page"]
 
 EXAMPLE = "heads.html"
 
@@ -38,10 +38,11 @@ def heads_page(heads: Heads, **options: Any) -> str:
     Raises:
         ArgumentError, IndexError, ShapeError: as `headwise.Heads.to_html`.
     """
-    return _page(*page_data(heads, **options))
+    return page_of(*page_data(heads, **options))
 
 
-def _page(data: dict[str, Any], blobs: Blobs) -> str:
+def page_of(data: dict[str, Any], blobs: Blobs) -> str:
+    """The page of such data."""
     template, style, script = built("heads")
     fill = {
         "POLICY": policy(style=style, script=script, images=True, wasm=True),
@@ -74,7 +75,8 @@ def in_notebook(heads: Heads) -> str | None:
     coarser maps, or the table alone."""
     if not heads:
         return None
-    for options in ({}, {"side": COARSER}):
+    coarser: dict[str, Any] = {"side": COARSER, "finer": []}
+    for options in ({}, coarser):
         try:
             page = heads_page(heads, **options)
         except ArgumentError:  # neither maps nor pictures: the table needs none

@@ -30,7 +30,17 @@ from ..heads.layer_names import Layer
 from ..heads.roles import Roles
 from ..heads.text_alignment import Alignment
 from .packed_maps import Blobs, as_bytes
-from .page_calls import EXACT, Finer, Texts, call_data, check_finer, first_of_labels, is_exact, side_within
+from .page_calls import (
+    EXACT,
+    Finer,
+    Texts,
+    call_data,
+    check_finer,
+    first_of_labels,
+    is_exact,
+    side_within,
+    with_maps,
+)
 from .page_readings import Reading, readings_of
 from .pictured_heads import OF_LABEL, layer_name
 from .tables import IN_WORDS, WEIGHTS
@@ -96,7 +106,11 @@ def page_data(
     for number, readings in enumerate(sources):
         mine: list[dict[str, Any]] = []
         for each in readings:
-            zoomed = wanted if wanted is not None else first_of_labels(each, side) if not mine else []
+            zoomed = wanted
+            if wanted is None:
+                zoomed = first_of_labels(each, side) if not mine else []
+            elif number > 0:
+                zoomed = with_maps(each, wanted)
             given = outputs if number == 0 else None
             name = f"text {len(mine) + 1}" if len(readings) > 1 else ""
             calls = _calls(each, zoomed, given, side, blobs, texts)
