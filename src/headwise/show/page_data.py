@@ -106,11 +106,10 @@ def page_data(
     for number, readings in enumerate(sources):
         mine: list[dict[str, Any]] = []
         for each in readings:
-            zoomed = wanted
             if wanted is None:
                 zoomed = first_of_labels(each, side) if not mine else []
-            elif number > 0:
-                zoomed = with_maps(each, wanted)
+            else:
+                zoomed = wanted if number == 0 else with_maps(each, wanted)
             given = outputs if number == 0 else None
             name = f"text {len(mine) + 1}" if len(readings) > 1 else ""
             calls = _calls(each, zoomed, given, side, blobs, texts)
