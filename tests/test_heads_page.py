@@ -27,10 +27,10 @@ from headwise.heads.record import Marks, Record, reduce
 from headwise.heads.roles import Role, Roles
 from headwise.models.specialised_heads import Specialisation
 from headwise.show import heads_page as pages
-from headwise.show import page_data as data_of_pages
+from headwise.show import heads_page_data as data_of_pages
 from headwise.show.heads_data import FORMAT, as_json
+from headwise.show.heads_page_data import page_data
 from headwise.show.packed_maps import Blobs, levels, weights
-from headwise.show.page_data import page_data
 from headwise.show.tables import IN_WORDS
 
 ATTACKS = (
@@ -440,10 +440,10 @@ def test_long_maps_are_pooled_and_some_heads_can_be_looked_into() -> None:
     assert list(of(heads, finer=[(0, 2), (0, 1)]).call(0)["finer"]) == ["1", "2"]
     assert of(heads, finer=[]).call(0)["finer"] == {}
     with pytest.raises(
-        ArgumentError, match=r"finer must be of heads whose maps were kept: layers.1 was called with"
+        ArgumentError, match=r"finer must be of heads whose maps were kept: layers\.1 was called with"
     ):
         of(heads, finer=[(1, 0)])
-    with pytest.raises(ArgumentError, match="finer must name heads that layers.0 has: got head 9 of 3"):
+    with pytest.raises(ArgumentError, match=r"finer must name heads that layers\.0 has: got head 9 of 3"):
         of(heads, finer=[(0, 9)])
 
 

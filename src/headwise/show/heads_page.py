@@ -1,8 +1,8 @@
 """Watched heads as one page: a file that needs nothing else and loads nothing.
 
-What it says is `page_data.page_data`; what draws it is built from `page/` of the repository. All that users
-give is text, whatever it looks like. In a notebook the page stands in a frame; where it would be too large
-for that, the table of heads alone does, which runs nothing.
+What it says is `heads_page_data.page_data`; what draws it is built from `page/` of the repository. All that
+users give is text, whatever it looks like. In a notebook the page stands in a frame; where it would be too
+large for that, the table of heads alone does, which runs nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ..errors import ArgumentError
 from ..heads.collection import Heads
 from ..heads.labels import MIXED
 from .heads_data import as_data
+from .heads_page_data import page_data
 from .offline_pages import built, filled, framed, policy
 from .packed_maps import Blobs
-from .page_data import page_data
 from .tables import HEADERS
 from .texts import plain
 
@@ -33,7 +33,7 @@ NUMBERS = ("entropy", "distance", "first", "previous", "itself", "next", "specia
 
 
 def heads_page(heads: Heads, **options: Any) -> str:
-    """The whole page as text; options as of `page_data.page_data`.
+    """The whole page as text; options as of `heads_page_data.page_data`.
 
     Raises:
         ArgumentError, IndexError, ShapeError: as `headwise.Heads.to_html`.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import math
 import struct
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -149,9 +150,7 @@ def page_data(
 
 
 def _version() -> str:
-    from .. import __version__
-
-    return __version__
+    return str(sys.modules[__name__.partition(".")[0]].__version__)
 
 
 def _said(text: str | Sequence[str] | None, counts: list[int]) -> Iterator[str | None]:
