@@ -486,7 +486,7 @@ class Heads(ByLayer[LayerHeads]):
 
         Args:
             batch: which sequence of the last forward; None: every one is a text to choose.
-            chosen: (layer, head) of those to show; None: all.
+            chosen: (layer, head) of those to show, beside, too, where it is the same model; None: all.
             text: what the model read: of several sequences one each, those of `beside` behind them.
             roles: of `headwise.roles`, to tell which heads were found for one.
             beside: other heads to compare with, of this model on another text or of another model. Where

@@ -97,7 +97,8 @@ def page_data(
                 f"beside must be Heads, or several of them: got {type(other).__name__}; watch a model first"
             )
     wanted = check_finer(heads, finer)
-    sources = [readings_of(heads, batch, chosen, (query_tokens, key_tokens)), *map(readings_of, others)]
+    sources = [readings_of(heads, batch, chosen, (query_tokens, key_tokens))]
+    sources += [readings_of(other, None, chosen if _alike(heads, other) else None) for other in others]
     picture = _image(image, patches, sources[0])
     said = _said(text, [len(readings) for readings in sources])
     views = [view for readings in sources for each in readings for view in each.layers if view is not None]
@@ -147,6 +148,15 @@ def page_data(
         "alive": None if alive is None else _alive(alive, text, blobs),
     }
     return data, blobs
+
+
+def _alike(heads: Heads, other: Heads) -> bool:
+    """Whether both have the same heads, as one model has on two texts."""
+    mine, theirs = (
+        {path: len(layer) for path, layer in zip(each.paths, each.values(), strict=True)}
+        for each in (heads, other)
+    )
+    return mine == theirs
 
 
 def _version() -> str:
@@ -338,9 +348,9 @@ def _flips(sources: list[list[Reading]], side: int) -> Iterator[dict[str, Any]]:
 
 
 def _comparable(reading: Reading, side: int) -> bool:
+    shown = [view for view in reading.layers if view is not None]
     return all(
-        view is not None and len(view.calls) == 1 and view.calls[0].map is not None and is_exact(view, side)
-        for view in reading.layers
+        len(view.calls) == 1 and view.calls[0].map is not None and is_exact(view, side) for view in shown
     )
 
 
@@ -350,14 +360,14 @@ def _flip(before: Reading, after: Reading) -> dict[str, Any] | None:
     differs = False
     for path, mine, theirs in zip(changes.layers, before.layers, after.layers, strict=True):
         compared = changes.layers[path]
-        assert mine is not None and theirs is not None
         differs |= any(any(each.changed) or each.by_position for each in (compared.queries, compared.keys))
-        layers.append(
-            {
+        both = None
+        if mine is not None and theirs is not None:
+            both = {
                 "queries": _line(compared.queries, mine.queries, theirs.queries),
                 "keys": _line(compared.keys, mine.keys, theirs.keys),
             }
-        )
+        layers.append(both)
     if not differs:
         return None
     numbers = _places(before)
