@@ -544,6 +544,43 @@ def test_every_form_is_written_and_nothing_that_was_not_asked_for(own: str) -> N
             Path(file).unlink()
 
 
+def page_in(file: str) -> dict[str, Any]:
+    held = re.search('id="data">(.*?)</script>', Path(file).read_text("utf-8"), re.DOTALL)
+    assert held is not None
+    return json.loads(held[1])
+
+
+def test_a_page_of_two_texts_shows_both_and_which_heads_moved(own: str) -> None:
+    output = look("the cat ran", "the dog ran", "--model", own, "--html", "x.html", "--head", "1.2")
+    assert os.listdir() == ["x.html"] and output.endswith("Wrote x.html\n")
+    data = page_in("x.html")
+    assert [source["readings"][0]["text"] for source in data["sources"]] == ["the cat ran", "the dog ran"]
+    (flip,) = data["flips"]
+    assert flip["after"] == [1, 0] and [(each["layer"], each["head"]) for each in flip["heads"]] == [(1, 2)]
+    assert data["alive"] is None and data["training"] is None
+    (call,) = [each for each in data["sources"][0]["readings"][0]["calls"] if each]
+    assert call["norms"] and call["outputs"] and call["cosines"]
+
+
+def test_a_page_without_what_heads_write_says_why(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cannot(*_: object, **__: object) -> None:
+        raise ArgumentError("outputs must be in hand: 3 of them are not; look at the weights")
+
+    monkeypatch.setattr("headwise.listeners.head_outputs.collect", cannot)
+    output = look("the cat ran", "--model", own, "--html", "x.html", columns=200)
+    assert "The page does not show what heads write: outputs must be in hand: 3 of them" in output
+    call = page_in("x.html")["sources"][0]["readings"][0]["calls"][0]
+    assert call["norms"] is None and call["outputs"] is None
+
+
+@pytest.mark.slow
+def test_the_built_in_model_is_alive_in_its_page_with_its_training() -> None:
+    look("the cat ran", "--html", "x.html")
+    data = page_in("x.html")
+    assert data["alive"]["example"] == "the cat ran" and data["training"]["steps"]
+    assert Path("x.html").stat().st_size < 12e6
+
+
 def test_json_on_standard_output_is_alone(own: str) -> None:
     told = json.loads(look("the cat ran 日本", "--model", own, "--json", "-", "--head", "1.2"))
     assert [(head["layer"], head["head"]) for head in told["heads"]] == [(1, 2)]

@@ -23,16 +23,12 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
     from rich.table import Table
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from ..listeners.effects import Effects
-    from ..listeners.head_outputs import HeadOutputs
-    from ..models.pretrained import Pretrained
-    from ..models.specialised_heads import Specialisation
     from .roles import Roles
     from .text_changes import Changes
 
-__all__ = ["Heads", "ShownTable", "load_heads"]
+__all__ = ["Heads", "HeadsInTraining", "ShownTable", "ToldToPages", "load_heads"]
 
 
 class ShownTable(Protocol):
@@ -42,6 +38,22 @@ class ShownTable(Protocol):
     def table(self) -> Table: ...
 
     def __rich__(self) -> Table: ...
+
+
+class ToldToPages(Protocol):
+    """What tells a page of itself, as `headwise.effects` does."""
+
+    def to_page(self, heads: Heads, batch: int | None = None) -> dict[str, Any]: ...
+
+
+class HeadsInTraining(Protocol):
+    """Heads at checkpoints of their training, as `headwise.models.Specialisation` holds them."""
+
+    @property
+    def statistics(self) -> dict[str, Tensor]: ...
+
+    @property
+    def title(self) -> str: ...
 
 
 class Heads(ByLayer[LayerHeads]):
@@ -455,10 +467,10 @@ class Heads(ByLayer[LayerHeads]):
         roles: Roles | None = None,
         beside: Heads | Sequence[Heads] = (),
         finer: Sequence[tuple[Layer, int]] | None = None,
-        outputs: HeadOutputs | None = None,
-        effects: Effects | None = None,
-        training: Specialisation | None = None,
-        alive: Pretrained | None = None,
+        outputs: ByLayer[Tensor] | None = None,
+        effects: ToldToPages | None = None,
+        training: HeadsInTraining | None = None,
+        alive: tuple[nn.Module, Any, str] | None = None,
         image: Tensor | numpy.ndarray[Any, Any] | None = None,
         patches: tuple[int, int] | None = None,
         query_tokens: Sequence[str] | None = None,
@@ -474,7 +486,7 @@ class Heads(ByLayer[LayerHeads]):
 
         Args:
             batch: which sequence of the last forward; None: every one is a text to choose.
-            chosen: (layer, head) of those to show; None: all.
+            chosen: (layer, head) of those to show, beside, too, where it is the same model; None: all.
             text: what the model read: of several sequences one each, those of `beside` behind them.
             roles: of `headwise.roles`, to tell which heads were found for one.
             beside: other heads to compare with, of this model on another text or of another model. Where

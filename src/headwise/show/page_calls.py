@@ -25,7 +25,16 @@ from .packed_maps import Blob, Blobs, as_bytes, levels
 from .page_readings import Reading, View
 from .pictured_heads import queries_inside
 
-__all__ = ["EXACT", "Texts", "call_data", "check_finer", "first_of_labels", "is_exact", "side_within"]
+__all__ = [
+    "EXACT",
+    "Texts",
+    "call_data",
+    "check_finer",
+    "first_of_labels",
+    "is_exact",
+    "side_within",
+    "with_maps",
+]
 
 EXACT = 256  # positions a side up to which a cell is a query and a key
 POOLED = 128  # cells a side beyond
@@ -245,6 +254,16 @@ def check_finer(heads: Heads, finer: Sequence[tuple[Layer, int]] | None) -> Fine
         return [(head.path, head.head) for head in heads.chosen(finer)]
     except ArgumentError as error:
         raise ArgumentError(str(error).replace("chosen", "finer", 1)) from None
+
+
+def with_maps(reading: Reading, finer: Finer) -> Finer:
+    """Those of them that another model, or the same on another text, has a map of."""
+    kept = {
+        layer.place
+        for layer, view in zip(reading.heads.values(), reading.layers, strict=True)
+        if view is not None and view.calls[-1].map is not None
+    }
+    return [each for each in finer if each[0] in kept]
 
 
 def first_of_labels(reading: Reading, side: int) -> Finer:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import math
 import struct
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,17 @@ from ..heads.layer_names import Layer
 from ..heads.roles import Roles
 from ..heads.text_alignment import Alignment
 from .packed_maps import Blobs, as_bytes
-from .page_calls import EXACT, Finer, Texts, call_data, check_finer, first_of_labels, is_exact, side_within
+from .page_calls import (
+    EXACT,
+    Finer,
+    Texts,
+    call_data,
+    check_finer,
+    first_of_labels,
+    is_exact,
+    side_within,
+    with_maps,
+)
 from .page_readings import Reading, readings_of
 from .pictured_heads import OF_LABEL, layer_name
 from .tables import IN_WORDS, WEIGHTS
@@ -86,7 +97,8 @@ def page_data(
                 f"beside must be Heads, or several of them: got {type(other).__name__}; watch a model first"
             )
     wanted = check_finer(heads, finer)
-    sources = [readings_of(heads, batch, chosen, (query_tokens, key_tokens)), *map(readings_of, others)]
+    sources = [readings_of(heads, batch, chosen, (query_tokens, key_tokens))]
+    sources += [readings_of(other, None, chosen if _alike(heads, other) else None) for other in others]
     picture = _image(image, patches, sources[0])
     said = _said(text, [len(readings) for readings in sources])
     views = [view for readings in sources for each in readings for view in each.layers if view is not None]
@@ -96,7 +108,10 @@ def page_data(
     for number, readings in enumerate(sources):
         mine: list[dict[str, Any]] = []
         for each in readings:
-            zoomed = wanted if wanted is not None else first_of_labels(each, side) if not mine else []
+            if wanted is None:
+                zoomed = first_of_labels(each, side) if not mine else []
+            else:
+                zoomed = wanted if number == 0 else with_maps(each, wanted)
             given = outputs if number == 0 else None
             name = f"text {len(mine) + 1}" if len(readings) > 1 else ""
             calls = _calls(each, zoomed, given, side, blobs, texts)
@@ -135,10 +150,17 @@ def page_data(
     return data, blobs
 
 
-def _version() -> str:
-    from .. import __version__
+def _alike(heads: Heads, other: Heads) -> bool:
+    """Whether both have the same heads, as one model has on two texts."""
+    mine, theirs = (
+        {path: len(layer) for path, layer in zip(each.paths, each.values(), strict=True)}
+        for each in (heads, other)
+    )
+    return mine == theirs
 
-    return __version__
+
+def _version() -> str:
+    return str(sys.modules[__name__.partition(".")[0]].__version__)
 
 
 def _said(text: str | Sequence[str] | None, counts: list[int]) -> Iterator[str | None]:
@@ -326,9 +348,9 @@ def _flips(sources: list[list[Reading]], side: int) -> Iterator[dict[str, Any]]:
 
 
 def _comparable(reading: Reading, side: int) -> bool:
+    shown = [view for view in reading.layers if view is not None]
     return all(
-        view is not None and len(view.calls) == 1 and view.calls[0].map is not None and is_exact(view, side)
-        for view in reading.layers
+        len(view.calls) == 1 and view.calls[0].map is not None and is_exact(view, side) for view in shown
     )
 
 
@@ -338,14 +360,14 @@ def _flip(before: Reading, after: Reading) -> dict[str, Any] | None:
     differs = False
     for path, mine, theirs in zip(changes.layers, before.layers, after.layers, strict=True):
         compared = changes.layers[path]
-        assert mine is not None and theirs is not None
         differs |= any(any(each.changed) or each.by_position for each in (compared.queries, compared.keys))
-        layers.append(
-            {
+        both = None
+        if mine is not None and theirs is not None:
+            both = {
                 "queries": _line(compared.queries, mine.queries, theirs.queries),
                 "keys": _line(compared.keys, mine.keys, theirs.keys),
             }
-        )
+        layers.append(both)
     if not differs:
         return None
     numbers = _places(before)
