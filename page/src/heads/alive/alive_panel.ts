@@ -77,7 +77,7 @@ class AlivePanel {
   }
 
   private lay(): void {
-    const { d_model, num_layers, num_heads } = this.data.config;
+    const { num_layers, num_heads } = this.data.config;
     const section = byId("alive");
     section.hidden = false;
     section.append(
@@ -101,7 +101,7 @@ class AlivePanel {
         el(
           "p",
           { class: "quiet" },
-          `${this.data.title}: ${num_layers} layers of ${num_heads} heads, ${d_model} channels, computed in this page. Choose a word to append it.`,
+          `${this.data.title}, ${num_layers} layers of ${num_heads} heads, runs in this page. Choose a word to append it.`,
         ),
       ),
     );
