@@ -1,4 +1,4 @@
-"""A model that a page runs itself: sizes, weights, tokenizer, as `AliveData` of `page/src/heads/page_data.ts`.
+"""A model that a page runs itself: `AliveData` of `page/src/heads/page_data.ts`.
 
 The forward of the page (`page/src/heads/alive/forward.ts`) is that of one kind of decoder, and its tokenizer
 byte-level byte pairs. Whatever another model has beside that is refused here by its name: a page that left it
