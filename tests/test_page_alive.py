@@ -173,7 +173,8 @@ def test_any_text_has_the_ids_of_python(used: Page, mini: Pretrained) -> None:
     pieces = [
         "😀", "👩‍👩‍👧", "שלום", " עולם", "你好", "。", "\n", "\t", "  ", "   ", "0", "12", "3.14",
         "def f(x):", "\n    return x", "it's", "we'll", "I'VE", "é", "e\u0301", "\u00a0", "\u0085", "\ufeff",
-        "\u2028", "½", "²", "ß", "_", "--", "…", "a", "The", " cat", "\u200b", "٣", "ﬁ", "<|start|>", "<|", "</script>",
+        "\u2028", "½", "²", "ß", "_", "--", "…", "a", "The", " cat", "\u200b", "٣", "ﬁ", "<|start|>",
+        "<|", "</script>",
     ]  # fmt: skip
     draw = random.Random(11)
     for _ in range(11):
