@@ -157,7 +157,7 @@ def test_an_added_token_that_swallows_spaces_and_one_too_few_are_refused() -> No
 
 def test_other_models_tokenizers_and_weights_are_refused() -> None:
     small: Any = nn.Linear(2, 3)
-    with pytest.raises(ArgumentError, match="got Linear.*mini"):
+    with pytest.raises(ArgumentError, match=r"got Linear.*mini"):
         alive_data(Pretrained(small, tokenizer(), "small"), Packed().pack)
     strange: Any = object()
     with pytest.raises(ArgumentError, match=r"got object.*BytePairs\.of"):

@@ -1,14 +1,16 @@
 """The model that runs inside the page, in a real browser: what it computes is what Python computes.
 
-The page tells of every reading by an event "headwise-alive": ids, logits, heads that are off, milliseconds, the
-source and the flip that its panels were given.
+The page tells of every reading by an event "headwise-alive": ids, logits, heads that are off, milliseconds,
+the source and the flip that its panels were given.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,7 +34,9 @@ TEXTS = {
     "said twice": "one two, three four; one two, three four; one two, three four; one two, three four.",
     "letters": "Café 😀 שלום 你好\n\n    def f(x): return x ** 2  # it's 3.14",
     "nothing": "",
-    "long": " ".join(f"{number} sheep jumped over the {'old' if number % 3 else 'new'} wall." for number in range(37)),
+    "long": " ".join(
+        f"{number} sheep jumped over the {'old' if number % 3 else 'new'} wall." for number in range(37)
+    ),
 }
 OFF = [(1, 5), (2, 3), (3, 0)]
 LISTEN = """
@@ -87,9 +91,10 @@ def used(kept: Page) -> Iterator[Page]:
 def watched(mini: Pretrained, text: str, off: Sequence[tuple[int, int]] = ()) -> hw.Heads:
     model, tokenizer, _ = mini
     ids = tokenizer(text, return_tensors="pt")["input_ids"]
-    with hw.ablate(model, off), hw.watch(
-        model, tokenizer=tokenizer, keep=True, patterns=True, diversity=True, written=True
-    ) as heads:
+    with (
+        hw.ablate(model, off),
+        hw.watch(model, tokenizer=tokenizer, keep=True, patterns=True, diversity=True, written=True) as heads,
+    ):
         model(ids)
     return heads
 
@@ -129,6 +134,10 @@ def heard(page: Page, text: str, off: Sequence[tuple[int, int]] = ()) -> dict[st
     return until(page, f"heard.some({like}) && {last}")
 
 
+def told(what: str) -> None:
+    sys.stdout.write(f"{what}\n")  # seen with -s
+
+
 def apart(page: Sequence[float], truth: torch.Tensor) -> float:
     return float((torch.tensor(page, dtype=torch.float64) - truth.double()).abs().max())
 
@@ -155,16 +164,17 @@ def test_a_typed_text_has_the_logits_numbers_and_labels_of_python(
     assert said["kind"] == "WebAssembly"
     assert said["ids"] == mini.tokenizer(text)["input_ids"]
     error = apart(said["logits"], logits_of(mini, text))
-    print(f"{len(said['ids'])} tokens: {said['milliseconds']:.0f} ms, logits within {error:.1e}")
+    told(f"{len(said['ids'])} tokens: {said['milliseconds']:.0f} ms, logits within {error:.1e}")
     assert error < 1e-3
     check_heads(said["heads"], watched(mini, text))
 
 
 def test_any_text_has_the_ids_of_python(used: Page, mini: Pretrained) -> None:
     pieces = [
-        "😀", "👩‍👩‍👧", "שלום", " עולם", "你好", "。", "\n", "\t", "  ", "   ", "0", "12", "3.14", "def f(x):",
-        "\n    return x", "it's", "we'll", "I'VE", "é", "e\u0301", "\u00a0", "\u0085", "\ufeff", "\u2028", "½", "²",
-        "ß", "_", "--", "…", "a", "The", " cat", "\u200b", "٣", "ﬁ", "<|start|>", "<|", "</script>",
+        "😀", "👩‍👩‍👧", "שלום", " עולם", "你好", "。", "\n", "\t", "  ", "   ", "0", "12", "3.14",
+        "def f(x):", "\n    return x", "it's", "we'll", "I'VE", "é", "e\u0301", "\u00a0", "\u0085", "\ufeff",
+        "\u2028", "½", "²", "ß", "_", "--", "…", "a", "The", " cat", "\u200b", "٣", "ﬁ", "<|start|>",
+        "<|", "</script>",
     ]  # fmt: skip
     draw = random.Random(11)
     for _ in range(11):
@@ -176,9 +186,8 @@ def test_any_text_has_the_ids_of_python(used: Page, mini: Pretrained) -> None:
 def test_typing_on_and_taking_back_gives_what_reading_at_once_gives(used: Page, mini: Pretrained) -> None:
     text = TEXTS["a sentence"]
     type_into(used, "#alive-text", text[:20])
-    for end in (21, 26, 40, len(text)):
-        used.ask("Input.insertText", text=text[20 if end == 21 else held : end])
-        held = end
+    for start, end in itertools.pairwise((20, 21, 26, 40, len(text))):
+        used.ask("Input.insertText", text=text[start:end])
         said = heard(used, text[:end])
         assert apart(said["logits"], logits_of(mini, text[:end])) < 1e-3
     for _ in range(3):
@@ -194,7 +203,9 @@ def test_heads_are_switched_off_by_button_key_and_address(
     heard(page, HE)  # read once when the page was drawn, before anybody asked
     assert page.evaluate("location.hash.includes('source')") is False
     for number, (layer, head) in enumerate(OFF):
-        page.evaluate(f"document.querySelector('[data-head=\"{layer}.{head}\"]').scrollIntoView({{block: 'center'}})")
+        page.evaluate(
+            f"document.querySelector('[data-head=\"{layer}.{head}\"]').scrollIntoView({{block: 'center'}})"
+        )
         page.click(f'[data-head="{layer}.{head}"]')
         if number == 0:
             page.click("#alive-toggle")
@@ -265,23 +276,29 @@ def test_words_are_appended_one_after_another(page: Page, mini: Pretrained) -> N
 
 def test_another_text_beside_it_is_compared_as_python_compares(page: Page, mini: Pretrained) -> None:
     page.click("#alive-compare")
-    for other in (HE.replace(" he ", " she "), HE.replace(" he left", " the old surgeon left"), HE + " and left"):
+    for other in (
+        HE.replace(" he ", " she "),
+        HE.replace(" he left", " the old surgeon left"),
+        HE + " and left",
+    ):
         type_into(page, "#alive-other", other)
-        until(page, f"heard.length && document.querySelector('#alive-other').value === {other!r} && "
-                    f"location.hash.includes(new URLSearchParams({{against: {other!r}}}).toString())")  # fmt: skip
-        told = page.evaluate("heard.at(-1).flip")
+        said = f"new URLSearchParams({{against: {other!r}}}).toString()"
+        until(page, f"location.hash.includes({said}) && heard.at(-1).flip !== null")
+        flip = page.evaluate("heard.at(-1).flip")
         changes = watched(mini, HE).changes(watched(mini, other))
-        assert told["words"] == list(changes.text.words)
-        line = told["layers"][0]["queries"]
+        assert flip["words"] == list(changes.text.words)
+        line = flip["layers"][0]["queries"]
         assert [(place["before"], place["after"]) for place in line] == list(changes.text.places)
         assert [place["name"] for place in line] == changes.text.names
-        found_there = {(one["layer"], one["head"]): one for one in told["heads"]}
+        found_there = {(one["layer"], one["head"]): one for one in flip["heads"]}
         for change in changes:
             one = found_there[change.layer, change.head]  # type: ignore[index]
             assert one["distance"] == pytest.approx(change.distance, abs=1e-4)
             assert one["largest"] == pytest.approx(change.largest, abs=1e-4)
     type_into(page, "#alive-other", "xyz")
-    assert until(page, "document.querySelector('#alive-wrong').textContent").startswith("These texts have no token")
+    assert until(page, "document.querySelector('#alive-wrong').textContent").startswith(
+        "These texts have no token"
+    )
 
 
 def test_a_text_that_is_too_long_is_said_and_not_cut(used: Page, mini: Pretrained) -> None:
@@ -289,7 +306,9 @@ def test_a_text_that_is_too_long_is_said_and_not_cut(used: Page, mini: Pretraine
     text = "a b c d e f " * 101
     count = len(mini.tokenizer(text)["input_ids"])
     type_into(page, "#alive-text", text)
-    assert until(page, "document.querySelector('#alive-wrong').textContent").startswith(f"This text has {count} tokens")
+    assert until(page, "document.querySelector('#alive-wrong').textContent").startswith(
+        f"This text has {count} tokens"
+    )
     type_into(page, "#alive-text", "a b c")
     heard(page, "a b c")
     assert page.evaluate("document.querySelector('#alive-wrong').hidden")
@@ -309,13 +328,13 @@ def test_without_webassembly_the_same_is_computed_more_slowly(
         page.evaluate(LISTEN)
         for said in (text, "x", text):  # warm the second time
             type_into(page, "#alive-text", said)
-            told = heard(page, said)
+            last = heard(page, said)
             page.evaluate("heard.length = 0")
-        seconds[told["kind"]] = told["milliseconds"]
-        assert apart(told["logits"], logits_of(mini, text)) < 1e-3
-        check_heads(told["heads"], watched(mini, text))
+        seconds[last["kind"]] = last["milliseconds"]
+        assert apart(last["logits"], logits_of(mini, text)) < 1e-3
+        check_heads(last["heads"], watched(mini, text))
     assert "without WebAssembly" in page.text("#alive-read")
-    print("64 tokens, milliseconds:", {kind: round(took) for kind, took in seconds.items()})
+    told(f"64 tokens, milliseconds: { {kind: round(took) for kind, took in seconds.items()} }")
     assert seconds["WebAssembly"] < seconds["TypeScript"]
 
 

@@ -85,7 +85,7 @@ function changeMeasures(app: App): Bare[] {
   const flip = app.data.flips.find((each) =>
     [each.before, each.after].some((place) => place[0] === source && place[1] === text),
   );
-  if (flip !== undefined && !app.source.alive) {
+  if (flip !== undefined) {
     const moved = new Map(flip.heads.map((head) => [named(head.layer, head.head), head.distance]));
     measured.push({
       name: "moved",

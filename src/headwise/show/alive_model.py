@@ -1,4 +1,4 @@
-"""A model that a page runs itself: its sizes, weights and tokenizer as `AliveData` of `page/src/heads/page_data.ts`.
+"""A model that a page runs itself: `AliveData` of `page/src/heads/page_data.ts`.
 
 The forward of the page (`page/src/heads/alive/forward.ts`) is that of one kind of decoder, and its tokenizer
 byte-level byte pairs. Whatever another model has beside that is refused here by its name: a page that left it
@@ -62,7 +62,7 @@ def alive_data(pretrained: Pretrained, pack: Pack, example: str = EXAMPLE) -> di
         example: the text that the page reads first.
 
     Raises:
-        ArgumentError: a model or a tokenizer that the page cannot compute; weights that float16 does not hold.
+        ArgumentError: a model or a tokenizer that the page cannot compute; weights beyond float16.
     """
     model, tokenizer, title = pretrained
     if not isinstance(model, Transformer):
@@ -110,7 +110,9 @@ def _check_config(config: TransformerConfig) -> None:
     if rope is None or rope.interleaved or rope.scaling is not None:
         raise _cannot("rope", rope, "Rope(base, dims), neither interleaved nor scaled")
     if config.d_model % (PANEL * config.num_heads):
-        raise _cannot("d_model", config.d_model, f"a multiple of {PANEL} for each of {config.num_heads} heads")
+        raise _cannot(
+            "d_model", config.d_model, f"a multiple of {PANEL} for each of {config.num_heads} heads"
+        )
     if config.d_ff % PANEL:
         raise _cannot("d_ff", config.d_ff, f"a multiple of {PANEL}")
     if config.max_length is None:
@@ -208,8 +210,8 @@ def _vocabulary(tokenizer: object, config: TransformerConfig) -> dict[str, Any]:
     for name, (value, known) in facts.items():
         if value != known:
             raise ArgumentError(
-                f"alive must have a tokenizer that the page can compute: its {name} is {value!r}, and the page "
-                f"knows {known!r}; leave alive out"
+                f"alive must have a tokenizer that the page can compute: its {name} is {value!r}, and the "
+                f"page knows {known!r}; leave alive out"
             )
     entries = model["vocab"] | {token["content"]: token["id"] for token in added}
     tokens = [""] * len(tokenizer)

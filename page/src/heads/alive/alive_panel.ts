@@ -52,6 +52,7 @@ class AlivePanel {
   private saidOther: Said | null = null;
   private numbers: [number | null, number | null] = [null, null]; // of the live sources
   private appended: number[] = []; // what the model wrote after what was typed
+  private typedText = "";
   private typedIds: number[] = [];
   private began = false; // somebody typed or switched: the live source is looked at
   private frame = 0;
@@ -66,7 +67,7 @@ class AlivePanel {
     this.lay();
     this.box.value = app.state.typed || this.first;
     this.other.value = app.state.against;
-    this.typedIds = this.tokenizer.encode(this.box.value);
+    this.take();
     this.listen();
     this.showSwitches();
     const { typed, off, against } = app.state;
@@ -76,7 +77,7 @@ class AlivePanel {
   }
 
   private lay(): void {
-    const { d_model, num_layers, num_heads } = this.data.config;
+    const { num_layers, num_heads } = this.data.config;
     const section = byId("alive");
     section.hidden = false;
     section.append(
@@ -100,7 +101,7 @@ class AlivePanel {
         el(
           "p",
           { class: "quiet" },
-          `${this.data.title}: ${num_layers} layers of ${num_heads} heads, ${d_model} channels, computed in this page. Choose a word to append it.`,
+          `${this.data.title}, ${num_layers} layers of ${num_heads} heads, runs in this page. Choose a word to append it.`,
         ),
       ),
     );
@@ -108,8 +109,7 @@ class AlivePanel {
 
   private listen(): void {
     this.box.addEventListener("input", () => {
-      this.appended = [];
-      this.typedIds = this.tokenizer.encode(this.box.value);
+      this.take();
       this.begin();
     });
     this.other.addEventListener("input", () => this.begin());
@@ -131,8 +131,7 @@ class AlivePanel {
       const { typed, against } = this.app.state;
       if (changed.has("typed") && typed !== this.typed()) {
         this.box.value = typed || this.first;
-        this.appended = [];
-        this.typedIds = this.tokenizer.encode(this.box.value);
+        this.take();
         this.begin();
       }
       if (changed.has("against") && against !== this.other.value) {
@@ -168,6 +167,13 @@ class AlivePanel {
     this.app.set({ off: [...off].join(",") });
   }
 
+  /** What stands in the box is what was typed. */
+  private take(): void {
+    this.appended = [];
+    this.typedText = this.box.value;
+    this.typedIds = this.tokenizer.encode(this.typedText);
+  }
+
   private begin(): void {
     this.began = true;
     this.readSoon();
@@ -181,9 +187,7 @@ class AlivePanel {
 
   private say(id: number): void {
     this.appended.push(id);
-    const prompt = this.tokenizer.decode(this.typedIds);
-    this.box.value =
-      prompt + this.tokenizer.decode([...this.typedIds, ...this.appended]).slice(prompt.length);
+    this.box.value = this.typedText + this.tokenizer.decode(this.appended);
     this.begin();
   }
 
@@ -234,13 +238,13 @@ class AlivePanel {
     const first = this.numbers[0] === null;
     const own = this.put(0, said, "live");
     this.numbers[0] = own;
+    const { flips } = app.data;
+    const known = flips.findIndex((each) => each.before[0] === own);
+    if (known >= 0) flips.splice(known, 1);
     if (saidOther !== null) {
       const theirs = this.put(1, saidOther, "live, the other text");
       this.numbers[1] = theirs;
       const made = flip(said.read, saidOther.read, this.special, this.data.config.num_heads, [own, theirs]);
-      const { flips } = app.data;
-      const known = flips.findIndex((each) => each.before[0] === own);
-      if (known >= 0) flips.splice(known, 1);
       if (made !== null) flips.unshift(made);
       else this.complain("These texts have no token in common: change a few words, not all of them.");
     }

@@ -20,6 +20,7 @@ export interface Row {
 /** Heads that are switched off, "layer.head". */
 export type Off = ReadonlySet<string>;
 
+const AT_ONCE = 64; // positions that a layer computes before the page may answer
 const STEP = 128; // of the table, in 1
 const FAR = 8; // beyond, the normal distribution is 0 or 1
 const DENSITY = new Float64Array(2 * FAR * STEP + 1);
@@ -76,14 +77,15 @@ export class Forward {
 
   /**
    * Read tokens with some heads off: what stands before the first new token is kept, and so is what lies below
-   * the first layer whose heads change. `pause` is waited for after every layer; false: somebody else comes first.
+   * the first layer whose heads change. `pause` is waited for again and again; false: somebody else comes first.
    */
   async read(tokens: Token[], off: Off, pause: () => Promise<boolean>): Promise<boolean> {
     this.change(tokens, off);
     for (let layer = 0; layer < this.done.length; layer++) {
-      if (this.done[layer] === tokens.length) continue;
-      this.run(layer);
-      if (!(await pause())) return false;
+      while (this.done[layer] < tokens.length) {
+        this.run(layer, Math.min(tokens.length, this.done[layer] + AT_ONCE));
+        if (!(await pause())) return false;
+      }
     }
     return true;
   }
@@ -137,13 +139,13 @@ export class Forward {
     }
   }
 
-  /** One layer for the positions that it has not computed. */
-  private run(layer: number): void {
+  /** One layer for the positions that it has not computed, up to `end`. */
+  private run(layer: number, end: number): void {
     const { config, layers, products } = this.weights;
     const { d_model: E, norm_eps: eps } = config;
     const own = layers[layer];
     const from = this.done[layer];
-    const count = this.tokens.length - from;
+    const count = end - from;
     const x = this.streams[layer];
     const y = normed(x, from, count, E, own.attentionNorm, eps);
     const q = products.product(y, 0, count, own.query);
@@ -168,7 +170,7 @@ export class Forward {
     for (let at = 0; at < wide.length; at++) wide[at] = gelu(wide[at]);
     const fed = products.product(wide, 0, count, own.down);
     for (let at = 0; at < count * E; at++) stream[from * E + at] += fed[at];
-    this.done[layer] = this.tokens.length;
+    this.done[layer] = end;
   }
 
   /** Turn the first channels of each head by their position, channel i with channel i + dims / 2. */
