@@ -114,7 +114,7 @@ def accuracy(model: nn.Module, test: Digits) -> float:
 @torch.no_grad()
 def page(model: nn.Module, picture: Tensor, out: Path) -> Path:
     """Every head over one picture, [8, 8], and what the answer is without each."""
-    with hw.watch(model) as heads:
+    with hw.watch(model, keep=True, diversity=True) as heads:
         told = int(model(picture[None]).argmax())
     names = ["[CLS]", *(f"{row},{column}" for row in range(PATCHES) for column in range(PATCHES))]
     heads.title = f"a small vision transformer reads a {told}"
