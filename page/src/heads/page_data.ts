@@ -154,7 +154,7 @@ export interface TrainingData {
 export interface AliveData {
   title: string;
   config: AliveConfig;
-  tensors: Record<string, { shape: number[]; data: Blob }>; // float16
+  tensors: Record<string, { shape: number[]; data: Blob }>; // float16, all low bytes before all high ones
   tokenizer: {
     tokens: string[];
     merges: string[];

@@ -19,11 +19,14 @@ export interface State {
   beside: string; // compare: "source.text.layer.head", "" for none
   step: number | null; // of generation; null: the last
   off: string; // heads that are switched off, "2.3,3.0"
+  typed: string; // what a live model reads; "": the text it came with
+  against: string; // the text that it is compared with, "" for none
 }
 
 const START: State = {
   source: 0, text: 0, layer: 0, head: 0, token: null, view: "map", measure: "weights", colour: "maps",
   sort: "layer", label: "", search: "", tab: "", beside: "", step: null, off: "",
+  typed: "", against: "",
 }; // biome-ignore format: a table
 
 const NUMBERS: (keyof State)[] = ["source", "text", "layer", "head", "token", "step"];
@@ -84,6 +87,13 @@ export class App {
       if (this.state[name] !== before[name]) changed.add(name);
     }
     this.tell(changed);
+  }
+
+  /** One more source, as when a live model reads for the first time; its number. */
+  add(source: Source): number {
+    this.sources.push(source);
+    this.tell(new Set(["sources"]));
+    return this.sources.length - 1;
   }
 
   private tell(changed: Changed): void {

@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .look_request import CHANGED, LISTED
 from .terminal import uncollected
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..heads.collection import Heads
     from ..heads.head_choices import HeadChoice
     from ..heads.roles import Roles
+    from ..listeners.head_outputs import HeadOutputs
     from ..models.pretrained import Pretrained, Reading
     from ..show.heads_tables import Chosen
     from .look_request import Wanted
@@ -32,6 +33,7 @@ DRAWN = 6  # heads, of two texts
 BESIDE = (  # columns where it is measured what heads write
     "special", "written_special", "first", "written_first", "entropy", "distance", "previous", "itself",
 )  # fmt: skip
+SPOKEN = 64  # tokens up to which a page shows what heads say and write
 PLACES = {"written_first": "On the first token:", "written_special": "On special tokens:"}
 
 
@@ -42,17 +44,18 @@ def looked(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
     """One text: its words and numbers at once, then the files, which take longer."""
     trained = _loaded(wanted.model, sign)
     (text,) = wanted.texts
-    heads, reading = _watched(text, trained, wanted, sign)
+    seen = _watched(text, trained, wanted, sign)
+    heads, reading = seen.heads, seen.reading
     chosen = choice.among(heads) if choice else None
     roles = _roles(trained, sign) if wanted.roles else None
     with sign.aside():
         if wanted.only_json:
             _print([json.dumps(heads.to_json(chosen=chosen, text=text, roles=roles), indent=2)])
         else:
-            said = [_title(f"{trained.title} reads", text), *_cut(reading, wanted)]
+            said = [_title(f"{trained.title} reads", text), *_cut(reading, wanted), *seen.missing]
             _print(said + _tables(heads, chosen, roles, wanted))
     sign.says(f"Drawing {_counted(len(heads.all() if chosen is None else chosen))}")
-    for file in _write(heads, text, chosen, roles, wanted):
+    for file in _write(seen, trained, chosen, roles, wanted):
         with sign.aside():
             _print([f"Wrote {file}"] * (not wanted.only_json))
 
@@ -102,13 +105,20 @@ def _loaded(model: str, sign: SignOfLife) -> Pretrained:
     return load(model)
 
 
-def _watched(text: str, trained: Pretrained, wanted: Wanted, sign: SignOfLife) -> tuple[Heads, Reading]:
-    """Every head on a text."""
-    import torch
+class _Seen(NamedTuple):
+    """Every head on a text, what they said where a page shows it, and what could not be had."""
 
-    from ..errors import ArgumentError
-    from ..listeners.capture import SHORT, watch
-    from ..listeners.model_structure import structure_of
+    text: str
+    heads: Heads
+    reading: Reading
+    outputs: HeadOutputs | None
+    missing: list[RenderableType]
+
+
+def _watched(text: str, trained: Pretrained, wanted: Wanted, sign: SignOfLife) -> _Seen:
+    """Every head on a text."""
+
+    from ..errors import ArgumentError, AttentionBypassed
     from ..models.pretrained import MOST_TOKENS, read
 
     count = len(text.split())
@@ -119,21 +129,47 @@ def _watched(text: str, trained: Pretrained, wanted: Wanted, sign: SignOfLife) -
         marks = f"{special} special token{'' if special == 1 else 's'}"
         raise ArgumentError(f"max-tokens must leave room for a word beside {marks}: got {most}; try 64")
     reading = read(text, trained.model, trained.tokenizer, most=most)
+    missing: list[RenderableType] = []
+    outputs: HeadOutputs | None = None
+    if wanted.html is not None and len(reading.tokens) <= SPOKEN:
+        try:
+            heads, outputs = _run(trained, reading, wanted, sign, spoken=True)
+        except (ArgumentError, AttentionBypassed) as error:
+            if wanted.written:
+                raise
+            missing.append(_words(f"The page does not show what heads write: {error}"))
+    if outputs is None:
+        heads, outputs = _run(trained, reading, wanted, sign, spoken=False)
+    heads.title, heads.tokens = trained.title, [reading.tokens]
+    return _Seen(text, heads, reading, outputs, missing)
+
+
+def _run(
+    trained: Pretrained, reading: Reading, wanted: Wanted, sign: SignOfLife, *, spoken: bool
+) -> tuple[Heads, HeadOutputs | None]:
+    """The forward; spoken: with what heads say and write."""
+    import torch
+
+    from ..listeners.capture import SHORT, watch
+    from ..listeners.head_outputs import collect
+    from ..listeners.model_structure import structure_of
+
+    written = wanted.written or spoken
     watching = watch(
         trained.model,
         tokenizer=trained.tokenizer,
         patterns=True,
         diversity=len(reading.tokens) > SHORT,  # else the table of layers has the maps for it
-        written=wanted.written,
-        keep=True if wanted.written or len(wanted.texts) == 2 else "auto",  # both are told from the maps
+        written=written,
+        keep=True if written or len(wanted.texts) == 2 else "auto",  # both are told from the maps
         fallback="eager",
     )
-    with torch.no_grad(), watching as heads:
+    saying = collect(trained.model, fallback="eager") if spoken else nullcontext()
+    with torch.no_grad(), watching as heads, saying as outputs:
         layers = len(structure_of(trained.model).places)
         sign.says(f"Watching {len(reading.tokens):,} tokens", layers, lambda: len(heads))
         trained.model(**reading.inputs)
-    heads.title, heads.tokens = trained.title, [reading.tokens]
-    return heads, reading
+    return heads, outputs
 
 
 def _roles(trained: Pretrained, sign: SignOfLife) -> Roles:
@@ -165,9 +201,10 @@ def _known(roles: Roles, chosen: Chosen | None) -> list[RenderableType]:
 
 
 def _write(
-    heads: Heads, text: str, chosen: Chosen | None, roles: Roles | None, wanted: Wanted
+    seen: _Seen, trained: Pretrained, chosen: Chosen | None, roles: Roles | None, wanted: Wanted
 ) -> Iterator[Path | str]:
     """Every file that is wanted, as soon as it is there."""
+    heads, text = seen.heads, seen.text
     if wanted.picture is not None:
         with uncollected():
             from ..show.heatmaps import save
@@ -175,11 +212,33 @@ def _write(
             save(_figure(heads, text, chosen, wanted.written), wanted.picture)
         yield wanted.picture
     if wanted.html is not None:
-        heads.to_html(wanted.html, chosen=chosen, text=text, roles=roles)
+        _page([seen], trained, chosen, roles, wanted)
         yield wanted.html
     if wanted.as_json is not None and not wanted.only_json:
         heads.to_json(wanted.as_json, chosen=chosen, text=text, roles=roles)
         yield wanted.as_json
+
+
+def _page(
+    seen: Sequence[_Seen], trained: Pretrained, chosen: Chosen | None, roles: Roles | None, wanted: Wanted
+) -> None:
+    """All that there is to see, in one page; the built-in model runs in it."""
+    from ..models.pretrained import MINI
+    from ..models.specialised_heads import specialisation
+
+    assert wanted.html is not None
+    ours = wanted.model == MINI
+    first, *others = seen
+    first.heads.to_html(
+        wanted.html,
+        chosen=chosen,
+        text=[each.text for each in seen],
+        roles=roles,
+        beside=[each.heads for each in others],
+        outputs=first.outputs,
+        training=specialisation() if ours else None,
+        alive=trained if ours else None,
+    )
 
 
 def _figure(heads: Heads, text: str, chosen: Chosen | None, written: bool) -> Figure:
@@ -234,23 +293,23 @@ def _shares(heads: Heads, chosen: Chosen | None) -> list[str]:
 
 
 def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
-    """Two texts: the heads that changed most, at once, then their picture."""
+    """Two texts: the heads that changed most, at once, then their picture or page."""
     import torch
 
     from ..heads.text_changes import Changes
-    from ..show.heatmaps import save
 
     trained = _loaded(wanted.model, sign)
-    (before, first), (after, second) = (_watched(text, trained, wanted, sign) for text in wanted.texts)
+    both = [_watched(text, trained, wanted, sign) for text in wanted.texts]
+    first, second = (seen.reading for seen in both)
     sign.says("Comparing")
-    changes = before.changes(after)
-    if choice:
-        chosen = set(choice.among(before))
-        some = [change for change in changes if (change.layer, change.head) in chosen]
+    changes = both[0].heads.changes(both[1].heads)
+    chosen = choice.among(both[0].heads) if choice else None
+    if chosen is not None:
+        some = [change for change in changes if (change.layer, change.head) in set(chosen)]
         changes = Changes(some, changes.layers, changes.title)
     top = wanted.top or CHANGED
     answer = [_title(f"{trained.title} reads", wanted.texts[0]), *_cut(first, wanted)]
-    answer += [_title("and then", wanted.texts[1]), *_cut(second, wanted)]
+    answer += [_title("and then", wanted.texts[1]), *_cut(second, wanted), *both[0].missing]
     if all(torch.equal(ids, second.inputs[name]) for name, ids in first.inputs.items()):
         answer.append(_words(f"Nothing differs: both have the same {len(first.tokens):,} tokens."))
     else:
@@ -260,12 +319,19 @@ def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
     with sign.aside():
         _print(answer)
     drawn = min(DRAWN, top, len(changes))
-    sign.says(f"Drawing {_counted(drawn)}")
-    assert wanted.picture is not None, "nothing else can be asked for"
-    with uncollected():
-        save(changes.plot(top=drawn), wanted.picture)
-    with sign.aside():
-        _print([f"Wrote {wanted.picture}"])
+    if wanted.picture is not None:
+        sign.says(f"Drawing {_counted(drawn)}")
+        with uncollected():
+            from ..show.heatmaps import save
+
+            save(changes.plot(top=drawn), wanted.picture)
+        with sign.aside():
+            _print([f"Wrote {wanted.picture}"])
+    if wanted.html is not None:
+        sign.says(f"Drawing {_counted(len(changes))}")
+        _page(both, trained, chosen, None, wanted)
+        with sign.aside():
+            _print([f"Wrote {wanted.html}"])
 
 
 # What is printed

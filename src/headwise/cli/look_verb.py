@@ -77,7 +77,9 @@ def look(
     html: Annotated[
         Path | None,
         typer.Option(
-            help="A page to write, which needs no network.", show_default=False, autocompletion=pages
+            help="A page to look around in: every head, offline; with mini, type into it.",
+            show_default=False,
+            autocompletion=pages,
         ),
     ] = None,
     as_json: Annotated[
@@ -120,6 +122,7 @@ def look(
       cat story.txt | headwise look --layer 0-1 --out story.svg
       headwise look "The nurse said he left" "The nurse said she left"
       headwise look "The cat sat on the mat" --head 2.3 --terminal
+      headwise look "The nurse said he left" "The nurse said she left" --html heads.html
 
     \b
     The first prints

@@ -26,7 +26,7 @@ from .head_outputs import check_any
 from .model_door import attach
 from .written_norms import written_norms
 
-__all__ = ["SHORT", "Tokens", "watch"]
+__all__ = ["SHORT", "Tokens", "is_punctuation", "watch"]
 
 
 SHORT = 2048  # keys up to which maps are kept without being asked for
@@ -308,7 +308,7 @@ class Tokens:
         special = torch.isin(ids, self._special_on(ids.device)) if self.special else None
         punctuation = None
         if self.tokenizer is not None:
-            flags = [[_is_punctuation(self._named(token)) for token in row] for row in ids.tolist()]
+            flags = [[is_punctuation(self._named(token)) for token in row] for row in ids.tolist()]
             punctuation = torch.tensor(flags, device=ids.device)
             if special is not None:
                 punctuation &= ~special
@@ -359,6 +359,7 @@ def _roles(told: object) -> set[int]:
     return ids
 
 
-def _is_punctuation(token: str) -> bool:
+def is_punctuation(token: str) -> bool:
+    """Whether a token, as a tokenizer names it, is nothing but marks such as full stops and commas."""
     bare = token.strip("ĠĊ▁# \t\n")
     return bool(bare) and all(unicodedata.category(letter)[0] == "P" for letter in bare)

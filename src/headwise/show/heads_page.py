@@ -54,14 +54,16 @@ def _page(data: dict[str, Any], blobs: Blobs) -> str:
     return filled(template, fill)
 
 
-ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+ESCAPED = str.maketrans(
+    {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+)
 
 
 def _as_script(data: dict[str, Any]) -> str:
     """JSON that cannot end the element it stands in; half characters as the sign that stands for them."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return whole.translate(str.maketrans(ESCAPED))
+    return whole.translate(ESCAPED)
 
 
 # In a notebook

@@ -37,6 +37,7 @@ from .tables import IN_WORDS, WEIGHTS
 from .texts import plain
 
 if TYPE_CHECKING:
+    from ..listeners.effects import Effects
     from ..listeners.head_outputs import HeadOutputs
     from ..models.pretrained import Pretrained
     from ..models.specialised_heads import Specialisation
@@ -61,7 +62,7 @@ def page_data(
     beside: Heads | Sequence[Heads] = (),
     finer: Sequence[tuple[Layer, int]] | None = None,
     outputs: HeadOutputs | None = None,
-    effects: Any = None,
+    effects: Effects | None = None,
     training: Specialisation | None = None,
     alive: Pretrained | None = None,
     image: Any = None,
@@ -91,9 +92,9 @@ def page_data(
     views = [view for readings in sources for each in readings for view in each.layers if view is not None]
     side = side_within(views, side, MOST_CELLS)
     blobs, texts = Blobs(), Texts()
-    told = []
+    told: list[dict[str, Any]] = []
     for number, readings in enumerate(sources):
-        mine = []
+        mine: list[dict[str, Any]] = []
         for each in readings:
             zoomed = wanted if wanted is not None else first_of_labels(each, side) if not mine else []
             given = outputs if number == 0 else None
@@ -127,7 +128,7 @@ def page_data(
         "labels": _labels(),
         "statistics": _statistics(told),
         "flips": list(_flips(sources, side)),
-        "effects": None if effects is None else effects.to_page(heads),
+        "effects": None if effects is None else effects.to_page(heads, batch),
         "training": None if training is None else _training(training),
         "alive": None if alive is None else _alive(alive, text, blobs),
     }
@@ -413,11 +414,10 @@ def _training(training: Specialisation) -> dict[str, Any]:
 
 
 def _alive(alive: Pretrained, text: str | Sequence[str] | None, blobs: Blobs) -> dict[str, Any]:
-    from .alive_model import alive_data
+    from .alive_model import EXAMPLE, alive_data
 
-    told = alive_data(alive, blobs.pack)
     first = text if text is None or isinstance(text, str) else next(iter(text), None)
-    return told if first is None else told | {"example": first}
+    return alive_data(alive, blobs.pack, EXAMPLE if first is None else first)
 
 
 def _number(value: float | None, digits: int = 5) -> float | None:
