@@ -11,7 +11,7 @@ import wabt from "wabt";
 
 const here = dirname(fileURLToPath(import.meta.url));
 const out = resolve(process.argv[2] ?? join(here, "../src/headwise/show/page"));
-const PAGES = ["heads"];
+const PAGES = ["heads", "explain"];
 
 /** Kernels in WebAssembly's text format, as bytes. */
 const kernels = {

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import headwise as hw
+from axe import findings
 from browser import Browser, Page, found
 from headwise.examiner import recipe
 from headwise.examiner.evidence import Call, Evidence
@@ -173,7 +174,7 @@ def test_slider_keys_buttons_and_selectors_move_through_the_page(browser: Browse
     for _ in range(4):
         page.press(*RIGHT)
     assert step() == "6" and page.evaluate("document.querySelector('#slider').value") == "6"
-    assert page.evaluate("document.querySelector('#steps [aria-current]').textContent") == "6softmax"
+    assert page.evaluate("document.querySelector('#steps [aria-current]').textContent") == "6 softmax"
     page.click("#heads button:nth-of-type(3)")
     choose(page, "#sample", "1")
     page.click(cell(4, 2))
@@ -215,7 +216,7 @@ def test_where_yours_parts_is_red_and_yours_stands_beside_the_expected(
     page = browser.open(path)
     assert page.text("#step-title").startswith("4. Scale")
     assert page.evaluate("[...document.querySelectorAll('#steps .first')].map(e => e.textContent)") == [
-        "4scale"
+        "4 scale"
     ]
     assert page.evaluate("document.querySelectorAll('#steps .same').length") == 4
     assert page.evaluate("document.querySelectorAll('figure[data-side=yours] td.off').length") == 49
@@ -318,4 +319,24 @@ def test_every_control_has_a_name_and_narrow_screens_do_not_overflow(
     )
     assert nameless == 0
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert is_quiet(page)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        ("self", ["inputs", "mask", "softmax", "heads"]),
+        ("large", ["softmax"]),
+        ("scaled wrongly", ["scale", "output"]),
+    ],
+    ids=["self", "large", "scaled wrongly"],
+)
+def test_axe_finds_no_serious_fault(
+    name: str, steps: list[str], dark: bool, browser: Browser, explained: Any
+) -> None:
+    page = browser.open(explained(name)[1], dark=dark)
+    for step in steps:
+        page.click(f"#steps li:nth-child({STEPS.index(step) + 1}) button")
+        assert findings(page) == [], step
     assert is_quiet(page)

@@ -10,7 +10,7 @@ from headwise.errors import ArgumentError
 from headwise.show import offline_pages
 from headwise.show.offline_pages import built, framed, inline, policy
 
-PAGES = ("heads",)
+PAGES = ("heads", "explain")
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -12,12 +12,14 @@ export interface State {
   view: "map" | "lines" | "image";
   measure: "weights" | "written";
   colour: string; // of the wall: "maps", "label", a statistic's name, "role"
-  sort: string; // "layer" or a statistic's name, or "moved" (flip)
+  sort: string; // "layer", "label", a statistic's name, "role", "moved" (flip), "effect"
+  order: "most" | "least"; // which come first where heads are sorted by a number
   label: string; // "": all; else only heads with it
   search: string;
   tab: string; // the panel below: "words", "flip", "compare", "diversity", "training", "numbers"
   beside: string; // compare: "source.text.layer.head", "" for none
   step: number | null; // of generation; null: the last
+  checkpoint: number | null; // of training; null: the last
   off: string; // heads that are switched off, "2.3,3.0"
   typed: string; // what a live model reads; "": the text it came with
   against: string; // the text that it is compared with, "" for none
@@ -25,25 +27,28 @@ export interface State {
 
 const START: State = {
   source: 0, text: 0, layer: 0, head: 0, token: null, view: "map", measure: "weights", colour: "maps",
-  sort: "layer", label: "", search: "", tab: "", beside: "", step: null, off: "",
+  sort: "layer", order: "most", label: "", search: "", tab: "", beside: "", step: null, checkpoint: null, off: "",
   typed: "", against: "",
 }; // biome-ignore format: a table
 
-const NUMBERS: (keyof State)[] = ["source", "text", "layer", "head", "token", "step"];
+const NUMBERS: (keyof State)[] = ["source", "text", "layer", "head", "token", "step", "checkpoint"];
 
 export type Changed = ReadonlySet<keyof State | "sources">;
 type Listener = (changed: Changed) => void;
 
 export class App {
   readonly state: State;
+  private readonly start: State; // what an address need not say
   private readonly listeners: Listener[] = [];
 
   constructor(
     readonly data: PageData,
     readonly sources: Source[],
   ) {
-    const first = data.sources[0]?.readings[0]?.heads[0];
-    this.state = { ...START, layer: first?.layer ?? 0, head: first?.head ?? 0 };
+    const reading = data.sources[0]?.readings[0];
+    const first = reading?.heads[0];
+    this.start = { ...START, view: reading?.image ? "image" : "map" };
+    this.state = { ...this.start, layer: first?.layer ?? 0, head: first?.head ?? 0 };
     Object.assign(this.state, this.checked(this.addressed()));
     window.addEventListener("hashchange", () => this.set(this.addressed()));
   }
@@ -118,6 +123,7 @@ export class App {
     if (state.token !== null && !(state.token >= 0 && state.token < queries)) state.token = null;
     if (!["map", "lines", "image"].includes(state.view)) state.view = "map";
     if (!["weights", "written"].includes(state.measure)) state.measure = "weights";
+    if (!["most", "least"].includes(state.order)) state.order = "most";
     return state;
   }
 
@@ -137,7 +143,8 @@ export class App {
     const said = new URLSearchParams();
     for (const [name, value] of Object.entries(this.state)) {
       const always = name === "layer" || name === "head";
-      if (value !== null && (always || value !== START[name as keyof State])) said.set(name, String(value));
+      if (value !== null && (always || value !== this.start[name as keyof State]))
+        said.set(name, String(value));
     }
     try {
       history.replaceState(null, "", `#${said}`);

@@ -10,7 +10,7 @@ export function el<Tag extends keyof HTMLElementTagNameMap>(
   ...children: Child[]
 ): HTMLElementTagNameMap[Tag] {
   const made = document.createElement(tag);
-  dress(made, attributes, children);
+  dress(made, attributes, ...children);
   return made;
 }
 
@@ -21,11 +21,12 @@ export function svg<Tag extends keyof SVGElementTagNameMap>(
   ...children: Child[]
 ): SVGElementTagNameMap[Tag] {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  dress(made, attributes, children);
+  dress(made, attributes, ...children);
   return made;
 }
 
-function dress(made: Element, attributes: Attributes | null | undefined, children: Child[]): void {
+/** Attributes and children for an element that is there. */
+export function dress(made: Element, attributes?: Attributes | null, ...children: Child[]): void {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value !== null && value !== undefined && value !== false)
       made.setAttribute(name, value === true ? "" : String(value));
@@ -38,4 +39,12 @@ export function byId<Kind extends HTMLElement = HTMLElement>(id: string): Kind {
   const found = document.getElementById(id);
   if (found === null) throw new Error(`no #${id} in this page`);
   return found as Kind;
+}
+
+/** Control characters, line breaks and the marks that turn writing round, made visible. */
+export function visible(text: string): string {
+  return text
+    .replace(/[\n\r]/g, "↵")
+    .replace(/\t/g, "⇥")
+    .replace(/[\p{Cc}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028\u2029]/gu, "\ufffd");
 }
