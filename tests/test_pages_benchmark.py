@@ -13,14 +13,12 @@ import torch
 from benchmarks import machine, pages, readme, report
 
 import browser
-from small_models import hugging_face
 
 PAGE = machine.ROOT / "docs" / "benchmarks.md"
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    hugging_face()
     for name, value in {"LAYERS": 2, "HEADS": 3, "WIDTH": 12, "LONG_LAYERS": 2, "LONG_HEADS": 3}.items():
         monkeypatch.setattr(pages, name, value)
     monkeypatch.setattr(pages.long_heads, "__defaults__", (1024, 2, 3, 128))
