@@ -7,9 +7,9 @@ docs/benchmarks.md shows what is stored: `python -m benchmarks --readme`.
 
 144 heads (12 layers of 12) over 64, 128 and 256 tokens, beside BertViz's model view of the same weights,
 where it is installed; and 1,024 heads over 131,072 tokens: 128 x 128 cells of each, 512 x 512 of eight.
-Weights are random, as uneven as those of MiniLM-L6, and no cell is like the next: trained heads take a little less. A
-browser, where there is one, opens each page from disk with the network off. BertViz's page fetches its script
-from elsewhere and shows nothing then: it is weighed alone.
+Weights are random, as uneven as those of MiniLM-L6, and no cell is like the next: trained heads take a
+little less. A browser, where there is one, opens each page from disk with the network off. BertViz's page
+fetches its script from elsewhere and shows nothing then: it is weighed alone.
 """
 
 from __future__ import annotations
