@@ -7,6 +7,7 @@
     python -m benchmarks --quick                  tiny sizes, few turns: is everything in order?
     python -m benchmarks --readme                 README's line and docs/benchmarks.md, from what is stored
     python -m benchmarks.everyday                 torch's class at everyday sizes, every mask
+    python -m benchmarks.pages                    the page of heads beside BertViz's: bytes, seconds
     python -m benchmarks.sweep --device cuda      from a thousand tokens to a million
     python -m benchmarks.sweep --plot             their table and picture again, from the stored results
 
@@ -25,5 +26,6 @@ The rooms:
     readme.py     docs/benchmarks.md from those files; grid.py: torch's class, and README's line of speed
     everyday.py   torch's class from 16 to 2,048 tokens on one kind of CPU, summed up
     sweep.py      everything a map tells, at every length; lengths.py: its table and its picture
+    pages.py      the page of heads: bytes, seconds to write, to the first picture, of the longest frame
     progress.py   what is going on, with rich or without
 """

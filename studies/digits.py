@@ -114,9 +114,12 @@ def accuracy(model: nn.Module, test: Digits) -> float:
 @torch.no_grad()
 def page(model: nn.Module, picture: Tensor, out: Path) -> Path:
     """Every head over one picture, [8, 8], and what the answer is without each."""
-    with hw.watch(model) as heads:
+    with hw.watch(model, keep=True, diversity=True) as heads:
         told = int(model(picture[None]).argmax())
-    names = ["[CLS]", *(f"{row},{column}" for row in range(PATCHES) for column in range(PATCHES))]
+    names = [
+        "[CLS]",
+        *(f"r{row}c{column}" for row in range(1, PATCHES + 1) for column in range(1, PATCHES + 1)),
+    ]
     heads.title = f"a small vision transformer reads a {told}"
     effects = hw.effects(model, picture[None], progress=False)
     return heads.to_html(

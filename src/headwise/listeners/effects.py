@@ -160,7 +160,7 @@ class Effects(ByLayer[Tensor]):
         from ..show.texts import plain
 
         def said(words: Words) -> str:
-            return ", ".join(f"{plain(word)} {chance:.2f}" for word, chance in words[:SHOWN])
+            return ", ".join(f'"{plain(word)}" {chance:.2f}' for word, chance in words[:SHOWN])
 
         many = f"{self.sequences} sequence{'' if self.sequences == 1 else 's'}"
         measure = "norm of the change, as a share" if self.of == OUTPUT else "KL divergence, nats"

@@ -39,7 +39,8 @@ def plain(text: str, length: int | None = None) -> str:
         >>> plain("a\\nb\\x1b[31m"), plain("incomprehensibilities", 8)
         ('a↵b�[31m', 'incompr…')
     """
-    shown = "".join(map(_visible, text))
+    harmless = text.isascii() and text.isprintable()  # as nearly every token is: a page may have 131,072
+    shown = text if harmless else "".join(map(_visible, text))
     return shown if length is None or len(shown) <= length else shown[: length - 1] + "…"
 
 
