@@ -11,16 +11,9 @@ Letters: T query_len, S key_len, C checkpoints.
 
 from __future__ import annotations
 
-import base64
-import math
-import struct
 import sys
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor
 
 from ..engines.statistics import ROW_STATISTICS, Statistics
 from ..errors import ArgumentError, ShapeError
@@ -29,8 +22,7 @@ from ..heads.labels import LABELS, MIXED, NOTHING_CLEAR
 from ..heads.layer import Head
 from ..heads.layer_names import Layer
 from ..heads.roles import Roles
-from ..heads.text_alignment import Alignment
-from .packed_maps import Blobs, as_bytes
+from .packed_maps import Blobs
 from .page_calls import (
     EXACT,
     Finer,
@@ -38,10 +30,12 @@ from .page_calls import (
     call_data,
     check_finer,
     first_of_labels,
-    is_exact,
+    rounded,
     side_within,
     with_maps,
 )
+from .page_flips import flips
+from .page_images import image_data
 from .page_readings import Reading, readings_of
 from .pictured_heads import OF_LABEL, layer_name
 from .tables import IN_WORDS, WEIGHTS
@@ -58,9 +52,7 @@ __all__ = ["EXACT", "FORMAT", "MOST_CELLS", "page_data"]
 FORMAT = "headwise page 1"
 MOST_CELLS = 2**24
 LONGEST_TEXT = 2000  # characters
-MOST_FLIPS = 8
 OF_NO_LABEL = "#6b6f76"
-LEADING = 8  # tokens at most that stand before the patches of an image: [CLS], registers
 
 
 def page_data(
@@ -99,7 +91,7 @@ def page_data(
     wanted = check_finer(heads, finer)
     sources = [readings_of(heads, batch, chosen, (query_tokens, key_tokens))]
     sources += [readings_of(other, None, chosen if _alike(heads, other) else None) for other in others]
-    picture = _image(image, patches, sources[0])
+    picture = image_data(image, patches, sources[0])
     said = _said(text, [len(readings) for readings in sources])
     views = [view for readings in sources for each in readings for view in each.layers if view is not None]
     side = side_within(views, side, MOST_CELLS)
@@ -142,7 +134,7 @@ def page_data(
         "texts": texts.all,
         "labels": _labels(),
         "statistics": _statistics(told),
-        "flips": list(_flips(sources, side)),
+        "flips": list(flips(sources, side)),
         "effects": None if effects is None else effects.to_page(heads, batch),
         "training": None if training is None else _training(training),
         "alive": None if alive is None else _alive(alive, text, blobs),
@@ -198,26 +190,17 @@ def _layers(reading: Reading) -> list[dict[str, Any]]:
 
 
 def _heads(reading: Reading) -> list[dict[str, Any]]:
-    places = _places(reading)
+    places = reading.places
     return [
         {
             "layer": places[head.path],
             "head": head.head,
             "label": head.label.name,
-            "score": _number(head.label.score),
-            "numbers": {name: _number(value) for name, value in head.values.items()},
+            "score": rounded(head.label.score),
+            "numbers": {name: rounded(value) for name, value in head.values.items()},
         }
         for head in reading.shown
     ]
-
-
-def _places(reading: Reading) -> dict[str, int]:
-    """By path and by place, which layer it is."""
-    return {
-        name: number
-        for number, layer in enumerate(reading.heads.values())
-        for name in (layer.path, layer.place)
-    }
 
 
 def _calls(
@@ -257,12 +240,12 @@ def _roles(roles: Roles, reading: Reading) -> dict[str, list[dict[str, Any]]]:
             best = (layer, head) == (role.layer, role.head)
             told = {
                 "name": plain(name, 120),
-                "share": _number(share),
-                "low": _number(role.low) if best else None,
-                "high": _number(role.high) if best else None,
+                "share": rounded(share),
+                "low": rounded(role.low) if best else None,
+                "high": rounded(role.high) if best else None,
                 "cases": role.cases,
                 "rule": plain(role.rule, 120),
-                "rule_share": _number(role.rules[role.rule]),
+                "rule_share": rounded(role.rules[role.rule]),
                 "sentence": plain(_sentence(name, share, role.cases, role.rule, role.rules[role.rule]), 400),
             }
             found.setdefault(f"{names[layer]}.{head}", []).append(told)
@@ -270,7 +253,7 @@ def _roles(roles: Roles, reading: Reading) -> dict[str, list[dict[str, Any]]]:
 
 
 def _numbered(reading: Reading) -> Iterator[tuple[Head, int]]:
-    places = _places(reading)
+    places = reading.places
     return ((head, places[head.path]) for head in reading.shown)
 
 
@@ -325,98 +308,6 @@ def _own_words(name: str) -> tuple[str, str]:
     return name.replace("_", " "), said
 
 
-# Flips
-
-
-def _flips(sources: list[list[Reading]], side: int) -> Iterator[dict[str, Any]]:
-    """The first reading and each other of the same model that it can be compared with, token by token."""
-    everyone = [((s, r), each) for s, some in enumerate(sources) for r, each in enumerate(some)]
-    (first, before), *others = everyone
-    made = 0
-    for place, after in others:
-        if made == MOST_FLIPS:
-            return
-        if not (_comparable(before, side) and _comparable(after, side)):
-            continue
-        try:
-            flip = _flip(before, after)
-        except ArgumentError:  # another model, or texts that have nothing in common: there is no flip
-            continue
-        if flip is not None:
-            made += 1
-            yield {"before": first, "after": place} | flip
-
-
-def _comparable(reading: Reading, side: int) -> bool:
-    shown = [view for view in reading.layers if view is not None]
-    return all(
-        len(view.calls) == 1 and view.calls[0].map is not None and is_exact(view, side) for view in shown
-    )
-
-
-def _flip(before: Reading, after: Reading) -> dict[str, Any] | None:
-    changes = before.heads.changes(after.heads)
-    layers = []
-    differs = False
-    for path, mine, theirs in zip(changes.layers, before.layers, after.layers, strict=True):
-        compared = changes.layers[path]
-        differs |= any(any(each.changed) or each.by_position for each in (compared.queries, compared.keys))
-        both = None
-        if mine is not None and theirs is not None:
-            both = {
-                "queries": _line(compared.queries, mine.queries, theirs.queries),
-                "keys": _line(compared.keys, mine.keys, theirs.keys),
-            }
-        layers.append(both)
-    if not differs:
-        return None
-    numbers = _places(before)
-    shown = {(numbers[head.path], head.head) for head in before.shown}
-    heads = []
-    for change in changes:
-        layer = numbers[change.path]
-        if (layer, change.head) not in shown:
-            continue
-        places = None
-        mine, theirs = before.layers[layer], after.layers[layer]
-        if change.places is not None and mine is not None and theirs is not None:
-            at = _at(mine.queries, change.places[0]), _at(theirs.queries, change.places[1])
-            places = None if None in at else at
-        heads.append(
-            {
-                "layer": layer,
-                "head": change.head,
-                "distance": _number(change.distance),
-                "largest": _number(change.largest),
-                "token": plain(change.token, 60),
-                "places": places,
-            }
-        )
-    words = tuple(plain(each, 120) for each in changes.text.words)
-    return {"words": words, "layers": layers, "heads": heads}
-
-
-def _line(alignment: Alignment, before: Tensor, after: Tensor) -> list[dict[str, Any]]:
-    """Both texts as one; positions are counted without padding."""
-    own = [{at: number for number, at in enumerate(real.tolist())} for real in (before, after)]
-    return [
-        {
-            "before": None if mine is None else own[0].get(mine),
-            "after": None if theirs is None else own[1].get(theirs),
-            "name": plain(name, 60),
-            "changed": changed,
-        }
-        for (mine, theirs), name, changed in zip(
-            alignment.places, alignment.names, alignment.changed, strict=True
-        )
-    ]
-
-
-def _at(real: Tensor, place: int) -> int | None:
-    found = (real == place).nonzero().flatten().tolist()
-    return found[0] if found else None
-
-
 # Training, and a model that runs in the page
 
 
@@ -426,9 +317,9 @@ def _training(training: Specialisation) -> dict[str, Any]:
         "title": plain(training.title, 120),
         "steps": [int(step) for step in training.steps.tolist()],
         "tokens": [int(count) for count in training.tokens.tolist()],
-        "validation": [_number(loss, 4) for loss in training.validation.tolist()],
+        "validation": [rounded(loss, 4) for loss in training.validation.tolist()],
         "statistics": {
-            name: [[[_number(x, 4) for x in layer] for layer in checkpoint] for checkpoint in value.tolist()]
+            name: [[[rounded(x, 4) for x in layer] for layer in checkpoint] for checkpoint in value.tolist()]
             for name, value in numbers.items()
         },
         "labels": [[list(layer) for layer in checkpoint] for checkpoint in training.labels],
@@ -440,91 +331,3 @@ def _alive(alive: Pretrained, text: str | Sequence[str] | None, blobs: Blobs) ->
 
     first = text if text is None or isinstance(text, str) else next(iter(text), None)
     return alive_data(alive, blobs.pack, EXAMPLE if first is None else first)
-
-
-def _number(value: float | None, digits: int = 5) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
-
-
-# Images
-
-
-def _image(image: Any, patches: tuple[int, int] | None, readings: list[Reading]) -> dict[str, Any] | None:
-    """The image that was read, and where its patches stand among the tokens."""
-    if image is None:
-        if patches is not None:
-            raise ArgumentError(f"patches must come with their image: got {patches!r}; give image=, too")
-        return None
-    if len(readings) > 1:
-        raise ArgumentError(
-            f"image must be of one sequence: the last forward had {len(readings)}; give batch=, too"
-        )
-    pixels = _pixels(image)
-    count = max(len(view.keys) for view in readings[0].layers if view is not None)
-    rows, columns, first = _patches(patches, count)
-    src = f"data:image/png;base64,{base64.b64encode(_png(pixels)).decode('ascii')}"
-    return {"src": src, "rows": rows, "columns": columns, "first": first}
-
-
-def _patches(patches: tuple[int, int] | None, count: int) -> tuple[int, int, int]:
-    if patches is None:
-        for first in (0, 1):
-            side = math.isqrt(count - first)
-            if side and side * side == count - first:
-                return side, side, first
-        raise ArgumentError(
-            f"patches must be given where they are no square: {count} tokens, [CLS] or not; give "
-            "patches=(rows, columns)"
-        )
-    pair = tuple(patches)
-    if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
-        raise ArgumentError(f"patches must be rows and columns: got {patches!r}; give (14, 14)")
-    rows, columns = pair
-    first = count - rows * columns
-    if not 0 <= first <= LEADING:
-        raise ArgumentError(
-            f"patches must be as many as the tokens, but for {LEADING} before them: {rows} x {columns} = "
-            f"{rows * columns} of {count}; count them again"
-        )
-    return rows, columns, first
-
-
-def _pixels(image: Any) -> Tensor:
-    """uint8 [H, W, 3]"""
-    given = image if isinstance(image, Tensor) else torch.as_tensor(image)
-    given = given.detach().cpu()
-    if given.ndim == 2:
-        given = given[..., None].expand(-1, -1, 3)
-    if given.ndim != 3 or given.shape[2] != 3 or 0 in given.shape:
-        raise ShapeError(
-            f"image must be [H, W] or [H, W, 3]: got {list(image.shape)}; of [3, H, W] give "
-            "image.permute(1, 2, 0)"
-        )
-    if given.dtype == torch.uint8:
-        return given.contiguous()
-    if not given.is_floating_point():
-        raise ArgumentError(
-            f"image must be uint8, or floats from 0 to 1: got {given.dtype}; use image.byte()"
-        )
-    low, high = float(given.min()), float(given.max())
-    if not (low >= 0 and high <= 1):
-        raise ArgumentError(
-            f"image must be from 0 to 1 where it is of floats: got {low:g} to {high:g}; undo what was done "
-            "to it for the model"
-        )
-    return (given * 255).round().byte().contiguous()
-
-
-def _png(pixels: Tensor) -> bytes:
-    rows, columns, _ = pixels.shape
-    lines = torch.cat([torch.zeros(rows, 1, dtype=torch.uint8), pixels.flatten(1)], dim=1)
-    parts = [
-        (b"IHDR", struct.pack(">IIBBBBB", columns, rows, 8, 2, 0, 0, 0)),
-        (b"IDAT", zlib.compress(as_bytes(lines), 9)),
-        (b"IEND", b""),
-    ]
-    chunks = (
-        struct.pack(">I", len(inside)) + name + inside + struct.pack(">I", zlib.crc32(name + inside))
-        for name, inside in parts
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)

@@ -32,6 +32,7 @@ __all__ = [
     "check_finer",
     "first_of_labels",
     "is_exact",
+    "rounded",
     "side_within",
     "with_maps",
 ]
@@ -228,13 +229,13 @@ def _written(
     if not math.isfinite(most):
         return None, None, None
     if exact:
-        return blobs.pack(as_bytes(norms)), None, _digits(most)
+        return blobs.pack(as_bytes(norms)), None, rounded(most)
     written: list[Blob | None] = [None] * len(norms)
     factors = norms[view.heads] / (most or 1.0)
     cells = _in_blocks(view, view.heads, rows, columns, factors)
     for head, mine in zip(view.heads, cells, strict=True):
         written[head] = blobs.pack(levels(mine))
-    return None, written, _digits(most)
+    return None, written, rounded(most)
 
 
 # More of some heads
@@ -292,7 +293,7 @@ def _finer(view: View, layer: LayerHeads, head: int, blobs: Blobs) -> tuple[int,
     return rows, columns, blobs.pack(levels(cells))
 
 
-def _pairs(view: View, head: int) -> list[tuple[int, int, float]]:
+def _pairs(view: View, head: int) -> list[tuple[int, int, float | None]]:
     """The strongest of all: query, key, weight."""
     place = torch.full((int(view.keys[-1]) + 1,), -1).index_put((view.keys,), torch.arange(len(view.keys)))
     best = torch.empty(0), torch.empty(0, 2, dtype=torch.long)
@@ -313,7 +314,7 @@ def _pairs(view: View, head: int) -> list[tuple[int, int, float]]:
             done += len(some)
         start += T
     rows = zip(best[1].tolist(), best[0].tolist(), strict=True)
-    return [(query, key, _digits(weight)) for (query, key), weight in rows if key >= 0]
+    return [(query, key, rounded(weight)) for (query, key), weight in rows if key >= 0]
 
 
 # Between heads, and what they say
@@ -344,5 +345,6 @@ def _matrix(numbers: Tensor | None) -> list[list[float | None]] | None:
     return [[None if math.isnan(x) else round(x, 4) for x in row] for row in numbers.tolist()]
 
 
-def _digits(number: float) -> float:
-    return float(f"{number:.5g}")
+def rounded(value: float | None, digits: int = 5) -> float | None:
+    """So many digits; None where it is not finite."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")

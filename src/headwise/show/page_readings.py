@@ -77,6 +77,15 @@ class Reading:
     layers: list[View | None]
     shown: list[Head]
 
+    @property
+    def places(self) -> dict[str, int]:
+        """By path and by place, which layer it is."""
+        return {
+            name: number
+            for number, layer in enumerate(self.heads.values())
+            for name in (layer.path, layer.place)
+        }
+
 
 def readings_of(
     heads: Heads,
