@@ -217,7 +217,7 @@ def test_heads_are_switched_off_by_button_key_and_address(
     now, whole = logits_of(mini, HE, OFF).softmax(-1), logits_of(mini, HE).softmax(-1)
     shown = page.evaluate(
         "[...document.querySelectorAll('#alive-words button')].map(b => [Number(b.dataset.token), "
-        "b.querySelector('.alive-share').textContent, b.lastChild.previousSibling.textContent])"
+        "b.querySelector('.alive-share').textContent, b.querySelector('.alive-up, .alive-down').textContent])"
     )
     assert [token for token, *_ in shown] == now.topk(10).indices.tolist()
     for token, share, moved in shown:

@@ -313,8 +313,9 @@ class AlivePanel {
       const [l, h] = name.split(".").map(Number);
       const button = el(
         "button",
-        { type: "button", "aria-label": `layer ${l}, head ${h} is off; switch it on` },
+        { type: "button" },
         `${name} ✕`,
+        el("span", { class: "heard" }, " switch it on"),
       );
       button.addEventListener("click", () => this.flick(l, h));
       return button;
