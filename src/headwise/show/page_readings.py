@@ -247,8 +247,9 @@ def _view(layer: LayerHeads, heads: list[int], names: Names) -> View:
         steps = [int(counted[:end].sum()) for end in ends]
     queries, keys = (each.nonzero().flatten() for each in (counted, real))
     left_out = max(len(real) - len(keys), len(counted) - len(queries))
+    said = {name: plain(name, LONGEST) for name in {name for each in names if each for name in each}}
     own = tuple(
-        None if each is None else [plain(each[at], LONGEST) for at in places.tolist()]
+        None if each is None else [said[each[at]] for at in places.tolist()]
         for each, places in zip(names, (queries, keys), strict=True)
     )
     return View(calls, heads, queries, keys, left_out, (own[0], own[1]), steps)

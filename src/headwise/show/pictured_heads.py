@@ -157,8 +157,11 @@ def names_of(
     call: Record,
     query_tokens: Sequence[str] | None = None,
     key_tokens: Sequence[str] | None = None,
+    texts: dict[int, list[str]] | None = None,
 ) -> Names:
     """The names of a call's queries and keys: as given, else of the text that it read, where it is known.
+
+    texts: by `id`, the lists of tokens that were made readable already: layers share theirs.
 
     Raises:
         ShapeError: names that do not fit.
@@ -166,7 +169,12 @@ def names_of(
     _, _, T, S = call.shape
     queries, keys = check_tokens((T, S), None, query_tokens, key_tokens)
     read = heads.words(call, batch)
-    known = None if read is None or T != S else readable(read)
+    known = None
+    if read is not None and T == S:
+        texts = {} if texts is None else texts
+        if id(read) not in texts:
+            texts[id(read)] = readable(read)
+        known = texts[id(read)]
     return known if queries is None else queries, known if keys is None else keys
 
 
@@ -185,6 +193,7 @@ def names_in(
         ShapeError: names that fit no layer.
     """
     every: list[Names] = []
+    texts: dict[int, list[str]] = {}
     used: set[str] = set()
     for call in calls:
         _, _, T, S = call.shape
@@ -201,7 +210,7 @@ def names_in(
         else:
             mine = [fitting.get("query_tokens"), fitting.get("key_tokens")]
         used.update(fitting)
-        every.append(names_of(heads, batch, call, *mine))
+        every.append(names_of(heads, batch, call, *mine, texts))
     for name, each in (("query_tokens", query_tokens), ("key_tokens", key_tokens)):
         if each is not None and name not in used:
             lengths = sorted({call.shape[2 if name == "query_tokens" else 3] for call in calls})
