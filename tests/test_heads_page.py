@@ -360,6 +360,45 @@ def test_every_sequence_is_a_reading_without_its_padding() -> None:
         of(heads, query_tokens=list("abcdefg"))
 
 
+@pytest.mark.parametrize("real", [slice(2, 7), slice(0, 5)], ids=["left", "right"])
+def test_numbers_of_a_padded_sequence_are_those_of_the_sequence_alone(real: slice) -> None:
+    """The first word has no word before it, the last none after it, whatever padding stands there."""
+    torch.manual_seed(0)
+    alone = torch.rand(1, 3, 5, 5).softmax(-1)
+    padded = torch.zeros(2, 3, 7, 7)
+    padded[:, :, real, real] = alone
+    kept = torch.zeros(2, 7, dtype=torch.bool)
+    kept[:, real] = True
+    names = {"names": ("entropy", "previous", "itself", "next")}
+    both = []
+    for given, mask in ((alone, None), (padded, Mask.padding(kept) & Mask(queries=kept))):
+        heads = Heads()
+        heads.add("a", record(given, mask=mask, **names))
+        both.append(of(heads).data["sources"][0]["readings"][-1]["heads"])
+    for mine, theirs in zip(*both, strict=True):
+        assert mine["label"] == theirs["label"]
+        assert theirs["numbers"] == {
+            name: value if value is None else pytest.approx(value, rel=1e-4)
+            for name, value in mine["numbers"].items()
+        }
+
+
+def test_a_sequence_with_several_rows_in_some_layers_is_one_reading() -> None:
+    """As a search of 3 beams has them: an encoder reads 2 texts, its decoder 6."""
+    torch.manual_seed(0)
+    texts, beams = torch.rand(2, 3, 5, 5).softmax(-1), torch.rand(6, 3, 7, 5).softmax(-1)
+    heads = Heads()
+    heads.add("encoder", record(texts))
+    heads.add("decoder", record(beams, kind="cross"))
+    said = torch.randn(6, 3, 7, 2)
+    opened = of(heads, outputs=hw.listeners.head_outputs.HeadOutputs({"decoder": said}))
+    for number in range(2):
+        assert is_near(opened.cells(0, 1, number), texts[number, 1])
+        assert is_near(opened.cells(1, 2, number), beams[3 * number, 2])
+        outputs = opened.numbers(opened.call(1, number)["outputs"]["data"], torch.float16)
+        assert torch.equal(outputs, said[3 * number].half().flatten())
+
+
 def test_cross_attention_has_names_of_its_own() -> None:
     heads = Heads()
     heads.add("decoder.0.cross", record(torch.full((1, 2, 3, 5), 0.2), kind="cross"), "cross")
@@ -408,6 +447,21 @@ def test_a_call_that_does_not_go_on_is_shown_alone() -> None:
     opened = of(heads)
     assert opened.call()["steps"] is None and opened.call()["queries"] == 3
     assert is_near(opened.cells(0, 1), previous(3))
+
+
+def test_steps_whose_sequences_changed_places_are_not_one_map() -> None:
+    """As in a search of several beams: what stands in the cache was read in another row of the batch."""
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 3, 7, 5), torch.randn(2, 3, 7, 5)
+    for order, queries in (([0, 1], 7), ([1, 0], 1)):
+        heads = Heads()
+        prompt = AttentionMap(q[:, :, :6], k[:, :, :6], causal=True)
+        heads.add("a", reduce(prompt, names=("entropy",), keep=True, forward=1))
+        last = AttentionMap(q[:, :, 6:], k[order], causal=True)
+        heads.add("a", reduce(last, names=("entropy",), keep=True, forward=2))
+        opened = of(heads)
+        assert (opened.call()["queries"], opened.call()["keys"]) == (queries, 7)
+        assert is_near(opened.cells(0, 2)[-1:], last.dense()[0, 2])
 
 
 def test_long_maps_are_pooled_and_some_heads_can_be_looked_into() -> None:

@@ -42,7 +42,7 @@ from .page_calls import (
     side_within,
     with_maps,
 )
-from .page_readings import Reading, readings_of
+from .page_readings import Reading, readings_of, row_of
 from .pictured_heads import OF_LABEL, layer_name
 from .tables import IN_WORDS, WEIGHTS
 from .texts import plain
@@ -242,7 +242,7 @@ def _calls(
                     f"outputs must be of the run that was watched: {len(given)} sequences in {layer.path}, "
                     f"and number {reading.batch} is shown; collect them in the same block"
                 )
-            given = given[reading.batch][None]
+            given = given[row_of(reading.batch, reading.sequences, len(given))][None]
         calls.append(call_data(view, layer, side, blobs, texts, finer=some, outputs=given))
     return calls
 
