@@ -449,6 +449,26 @@ def test_a_call_that_does_not_go_on_is_shown_alone() -> None:
     assert is_near(opened.cells(0, 1), previous(3))
 
 
+def test_a_weight_too_small_for_a_number_is_not_hidden() -> None:
+    """What a key receives is the mean over queries that see it: those that give it nothing are among them."""
+    torch.manual_seed(0)
+    q, k = 90 * torch.randn(1, 3, 7, 5), torch.randn(1, 3, 7, 5)
+    added = torch.zeros(7, 7).index_fill(1, torch.tensor([2]), torch.finfo(torch.float32).min)
+    for rules, hidden in (
+        ({}, torch.zeros(7, 7)),
+        ({"causal": True}, torch.ones(7, 7).triu(1)),
+        ({"bias": added}, added),
+        ({"mask": Mask.window(left_right=(2, 1))}, torch.ones(7, 7).triu(2) + torch.ones(7, 7).tril(-3)),
+    ):
+        map = AttentionMap(q, k, **rules)
+        heads = Heads()
+        heads.add("a", reduce(map, names=("entropy",), keep=True, forward=1))
+        assert bool((map.dense()[0, 1][hidden == 0] == 0).any())
+        cells = of(heads).cells(0, 1)
+        assert torch.equal(cells.isnan(), hidden != 0)
+        assert is_near(cells.masked_fill(cells == 0, torch.nan), map.dense()[0, 1].where(cells != 0, 0))
+
+
 def test_steps_whose_sequences_changed_places_are_not_one_map() -> None:
     """As in a search of several beams: what stands in the cache was read in another row of the batch."""
     torch.manual_seed(0)
