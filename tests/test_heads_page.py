@@ -647,9 +647,14 @@ def test_training_is_told_with_four_digits() -> None:
 def test_effects_are_told_as_they_tell_themselves() -> None:
     class Told:
         def to_page(self, heads: Heads, batch: int | None) -> dict[str, Any]:
-            return {"of": f"{len(heads)} {batch}"}
+            rows = [{"layer": 0, "head": head, "effect": 0.5} for head in range(2)]
+            return {"of": f"{len(heads)} {batch}", "heads": rows}
 
-    assert of(watched([2]), effects=Told()).data["effects"] == {"of": "1 None"}
+    told = Told().to_page(watched([2]), None)
+    assert of(watched([2]), effects=Told()).data["effects"] == told
+    assert told["of"] == "1 None"
+    chosen = of(watched([2]), effects=Told(), chosen=[(0, 1)]).data["effects"]
+    assert chosen["heads"] == told["heads"][1:]  # a head that is not in the page cannot be looked at
 
 
 # An image

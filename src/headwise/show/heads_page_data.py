@@ -143,7 +143,7 @@ def page_data(
         "labels": _labels(),
         "statistics": _statistics(told),
         "flips": list(_flips(sources, side)),
-        "effects": None if effects is None else effects.to_page(heads, batch),
+        "effects": None if effects is None else _effects(effects.to_page(heads, batch), sources[0][0]),
         "training": None if training is None else _training(training),
         "alive": None if alive is None else _alive(alive, text, blobs),
     }
@@ -245,6 +245,12 @@ def _calls(
             given = given[row_of(reading.batch, reading.sequences, len(given))][None]
         calls.append(call_data(view, layer, side, blobs, texts, finer=some, outputs=given))
     return calls
+
+
+def _effects(told: dict[str, Any], reading: Reading) -> dict[str, Any]:
+    """Of the heads that are shown."""
+    shown = {(number, head.head) for head, number in _numbered(reading)}
+    return told | {"heads": [each for each in told["heads"] if (each["layer"], each["head"]) in shown]}
 
 
 def _roles(roles: Roles, reading: Reading) -> dict[str, list[dict[str, Any]]]:
