@@ -25,6 +25,7 @@ from headwise.errors import ArgumentError, ShapeError
 from headwise.heads.labels import LABELS, MIXED
 from headwise.heads.record import Marks, Record, reduce
 from headwise.heads.roles import Role, Roles
+from headwise.models import load
 from headwise.models.specialised_heads import Specialisation
 from headwise.show import heads_page as pages
 from headwise.show import heads_page_data as data_of_pages
@@ -642,6 +643,17 @@ def test_training_is_told_with_four_digits() -> None:
     assert told["statistics"]["first"] == [[[0.1235, None]], [[0.5, 1.0]]] and told["steps"] == [0, 100]
     assert told["labels"] == [[[None, "sink"]], [["self", None]]] and told["validation"] == [3.25, 1.123]
     assert "verb > object" in told["statistics"] and told["title"] == "mini"
+    with pytest.raises(
+        ArgumentError, match=r"training must be .* 1 layers of 2 heads, and 2 were watched, of 3;"
+    ):
+        of(watched([3, 3]), training=training)
+
+
+def test_a_model_that_runs_is_the_one_that_was_watched() -> None:
+    with pytest.raises(
+        ArgumentError, match=r"alive must be .* 4 layers of 8 heads, and 2 were watched, of 3, 5"
+    ):
+        of(watched([3, 5]), alive=load("mini"))
 
 
 def test_effects_are_told_as_they_tell_themselves() -> None:
