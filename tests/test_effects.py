@@ -316,6 +316,7 @@ def test_a_layer_that_runs_again_is_off_each_time_and_every_visit_is_on_the_page
     with hw.watch(model) as heads:
         model(input_ids=ids)
     assert len(found.paths) == 1 and len(heads.paths) == 3
+    assert found.to_page(heads)["sentence"].endswith(" A layer that runs again is without it each time.")
     rows = found.to_page(heads)["heads"]
     assert [(row["layer"], row["head"]) for row in rows] == [(i, j) for i in range(3) for j in range(5)]
     assert rows[0]["effect"] == rows[5]["effect"] == pytest.approx(float(found[found.paths[0]][0]))

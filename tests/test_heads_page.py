@@ -25,6 +25,7 @@ from headwise.errors import ArgumentError, ShapeError
 from headwise.heads.labels import LABELS, MIXED
 from headwise.heads.record import Marks, Record, reduce
 from headwise.heads.roles import Role, Roles
+from headwise.models import load
 from headwise.models.specialised_heads import Specialisation
 from headwise.show import heads_page as pages
 from headwise.show import heads_page_data as data_of_pages
@@ -360,6 +361,45 @@ def test_every_sequence_is_a_reading_without_its_padding() -> None:
         of(heads, query_tokens=list("abcdefg"))
 
 
+@pytest.mark.parametrize("real", [slice(2, 7), slice(0, 5)], ids=["left", "right"])
+def test_numbers_of_a_padded_sequence_are_those_of_the_sequence_alone(real: slice) -> None:
+    """The first word has no word before it, the last none after it, whatever padding stands there."""
+    torch.manual_seed(0)
+    alone = torch.rand(1, 3, 5, 5).softmax(-1)
+    padded = torch.zeros(2, 3, 7, 7)
+    padded[:, :, real, real] = alone
+    kept = torch.zeros(2, 7, dtype=torch.bool)
+    kept[:, real] = True
+    names = {"names": ("entropy", "previous", "itself", "next")}
+    both = []
+    for given, mask in ((alone, None), (padded, Mask.padding(kept) & Mask(queries=kept))):
+        heads = Heads()
+        heads.add("a", record(given, mask=mask, **names))
+        both.append(of(heads).data["sources"][0]["readings"][-1]["heads"])
+    for mine, theirs in zip(*both, strict=True):
+        assert mine["label"] == theirs["label"]
+        assert theirs["numbers"] == {
+            name: value if value is None else pytest.approx(value, rel=1e-4)
+            for name, value in mine["numbers"].items()
+        }
+
+
+def test_a_sequence_with_several_rows_in_some_layers_is_one_reading() -> None:
+    """As a search of 3 beams has them: an encoder reads 2 texts, its decoder 6."""
+    torch.manual_seed(0)
+    texts, beams = torch.rand(2, 3, 5, 5).softmax(-1), torch.rand(6, 3, 7, 5).softmax(-1)
+    heads = Heads()
+    heads.add("encoder", record(texts))
+    heads.add("decoder", record(beams, kind="cross"))
+    said = torch.randn(6, 3, 7, 2)
+    opened = of(heads, outputs=hw.listeners.head_outputs.HeadOutputs({"decoder": said}))
+    for number in range(2):
+        assert is_near(opened.cells(0, 1, number), texts[number, 1])
+        assert is_near(opened.cells(1, 2, number), beams[3 * number, 2])
+        outputs = opened.numbers(opened.call(1, number)["outputs"]["data"], torch.float16)
+        assert torch.equal(outputs, said[3 * number].half().flatten())
+
+
 def test_cross_attention_has_names_of_its_own() -> None:
     heads = Heads()
     heads.add("decoder.0.cross", record(torch.full((1, 2, 3, 5), 0.2), kind="cross"), "cross")
@@ -408,6 +448,41 @@ def test_a_call_that_does_not_go_on_is_shown_alone() -> None:
     opened = of(heads)
     assert opened.call()["steps"] is None and opened.call()["queries"] == 3
     assert is_near(opened.cells(0, 1), previous(3))
+
+
+def test_a_weight_too_small_for_a_number_is_not_hidden() -> None:
+    """What a key receives is the mean over queries that see it: those that give it nothing are among them."""
+    torch.manual_seed(0)
+    q, k = 90 * torch.randn(1, 3, 7, 5), torch.randn(1, 3, 7, 5)
+    added = torch.zeros(7, 7).index_fill(1, torch.tensor([2]), torch.finfo(torch.float32).min)
+    for rules, hidden in (
+        ({}, torch.zeros(7, 7)),
+        ({"causal": True}, torch.ones(7, 7).triu(1)),
+        ({"bias": added}, added),
+        ({"mask": Mask.window(left_right=(2, 1))}, torch.ones(7, 7).triu(2) + torch.ones(7, 7).tril(-3)),
+    ):
+        map = AttentionMap(q, k, **rules)
+        heads = Heads()
+        heads.add("a", reduce(map, names=("entropy",), keep=True, forward=1))
+        assert bool((map.dense()[0, 1][hidden == 0] == 0).any())
+        cells = of(heads).cells(0, 1)
+        assert torch.equal(cells.isnan(), hidden != 0)
+        assert is_near(cells.masked_fill(cells == 0, torch.nan), map.dense()[0, 1].where(cells != 0, 0))
+
+
+def test_steps_whose_sequences_changed_places_are_not_one_map() -> None:
+    """As in a search of several beams: what stands in the cache was read in another row of the batch."""
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 3, 7, 5), torch.randn(2, 3, 7, 5)
+    for order, queries in (([0, 1], 7), ([1, 0], 1)):
+        heads = Heads()
+        prompt = AttentionMap(q[:, :, :6], k[:, :, :6], causal=True)
+        heads.add("a", reduce(prompt, names=("entropy",), keep=True, forward=1))
+        last = AttentionMap(q[:, :, 6:], k[order], causal=True)
+        heads.add("a", reduce(last, names=("entropy",), keep=True, forward=2))
+        opened = of(heads)
+        assert (opened.call()["queries"], opened.call()["keys"]) == (queries, 7)
+        assert is_near(opened.cells(0, 2)[-1:], last.dense()[0, 2])
 
 
 def test_long_maps_are_pooled_and_some_heads_can_be_looked_into() -> None:
@@ -568,14 +643,30 @@ def test_training_is_told_with_four_digits() -> None:
     assert told["statistics"]["first"] == [[[0.1235, None]], [[0.5, 1.0]]] and told["steps"] == [0, 100]
     assert told["labels"] == [[[None, "sink"]], [["self", None]]] and told["validation"] == [3.25, 1.123]
     assert "verb > object" in told["statistics"] and told["title"] == "mini"
+    with pytest.raises(
+        ArgumentError, match=r"training must be .* 1 layers of 2 heads, and 2 were watched, of 3;"
+    ):
+        of(watched([3, 3]), training=training)
+
+
+def test_a_model_that_runs_is_the_one_that_was_watched() -> None:
+    with pytest.raises(
+        ArgumentError, match=r"alive must be .* 4 layers of 8 heads, and 2 were watched, of 3, 5"
+    ):
+        of(watched([3, 5]), alive=load("mini"))
 
 
 def test_effects_are_told_as_they_tell_themselves() -> None:
     class Told:
         def to_page(self, heads: Heads, batch: int | None) -> dict[str, Any]:
-            return {"of": f"{len(heads)} {batch}"}
+            rows = [{"layer": 0, "head": head, "effect": 0.5} for head in range(2)]
+            return {"of": f"{len(heads)} {batch}", "heads": rows}
 
-    assert of(watched([2]), effects=Told()).data["effects"] == {"of": "1 None"}
+    told = Told().to_page(watched([2]), None)
+    assert of(watched([2]), effects=Told()).data["effects"] == told
+    assert told["of"] == "1 None"
+    chosen = of(watched([2]), effects=Told(), chosen=[(0, 1)]).data["effects"]
+    assert chosen["heads"] == told["heads"][1:]  # a head that is not in the page cannot be looked at
 
 
 # An image
@@ -731,6 +822,13 @@ def browser() -> Iterator[Browser]:
         pytest.skip("no Chromium here: install chromium, or set HEADWISE_BROWSER")
     with Browser() as running:
         yield running
+
+
+READY = """new Promise((go) => {
+    const look = (left) => document.documentElement.dataset.ready === "true" ? go(true)
+        : left > 0 ? setTimeout(look, 20, left - 1) : go(false);
+    look(500);
+})"""  # the first picture is there
 
 
 def quiet(page: Any) -> bool:

@@ -21,6 +21,7 @@ import torch
 
 import headwise as hw
 from browser import Browser, Page, found
+from headwise.heads.record import reduce
 from headwise.models import Pretrained, load
 
 pytestmark = [
@@ -350,3 +351,22 @@ def test_what_is_typed_is_text_and_a_link_reopens_it(page: Page, browser: Browse
     assert again.evaluate("document.querySelector('#alive-text').value") == text
     until(again, "location.hash.includes('source=1')")
     assert again.complaints == []
+
+
+def test_a_head_that_only_the_model_beside_it_has_cannot_be_switched_off(
+    browser: Browser, mini: Pretrained, tmp_path: Path
+) -> None:
+    other = hw.Heads()
+    for layer in range(5):
+        map = hw.AttentionMap(torch.randn(1, 3, 7, 5), torch.randn(1, 3, 7, 5), causal=True)
+        other.add(f"layers.{layer}", reduce(map, names=("entropy",), keep=True, forward=1))
+    path = watched(mini, HE).to_html(tmp_path / "beside.html", text=HE, alive=mini, beside=other)
+    page = browser.open(path, fragment="#source=1&layer=4&head=2")
+    until(page, "document.documentElement.dataset.ready === 'true'")
+    assert page.text("#alive-toggle") == f"{mini.title} has no layer 4, head 2 to switch off"
+    page.click("#alive-toggle")
+    assert page.evaluate("document.querySelector('#alive-toggle').disabled")
+    assert "off=" not in page.evaluate("location.hash") and page.complaints == []
+    page.evaluate("location.hash = '#source=1&layer=3&head=2'")
+    until(page, "!document.querySelector('#alive-toggle').disabled")
+    assert page.text("#alive-toggle") == "Switch layer 3, head 2 off"

@@ -470,6 +470,22 @@ def test_a_pooled_cell_says_which_positions_it_covers_and_their_tokens(
     assert not page.complaints
 
 
+def test_what_a_cell_receives_is_the_mean_over_queries_not_over_rows(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """5 queries in 3 rows: 2, 2 and 1 of them."""
+    coarse = torch.tensor([[[0.1, 0.2, 0.7], [0.1, 0.2, 0.7], [0.9, 0.05, 0.05]]])
+    blobs = Blobs()
+    call = a_call(blobs, coarse, (0, 0), queries=5, keys=5)
+    page = opened(browser, a_page(tmp_path, [list("abcde")], [{"call": call}], blobs))
+    wait(page, "document.querySelectorAll('.read-text span').length === 5")
+    said = page.evaluate("[...document.querySelectorAll('.read-text span')].map((one) => one.title)")
+    numbers = [float(title.split(": ")[1]) for title in said]
+    expected = [0.26, 0.26, 0.17, 0.17, 0.57]
+    assert all(abs(x - y) <= 0.01 * y + 0.005 for x, y in zip(numbers, expected, strict=True)), numbers
+    assert not page.complaints
+
+
 def test_zooming_unpacks_finer_cells_and_says_what_is_seen(browser: Browser, tmp_path: Path) -> None:
     path, _, finer = pooled(tmp_path)
     page = opened(browser, path)

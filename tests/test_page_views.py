@@ -474,6 +474,25 @@ def test_effects_are_sorted_and_words_stand_before_and_after(
     assert page.complaints == []
 
 
+def test_words_that_are_written_alike_are_not_compared(
+    browser: Browser, whole: tuple[Made, Path], tmp_path: Path
+) -> None:
+    """ "the" with and without a space before it are two tokens: neither rose from what the other had."""
+
+    class Told:
+        def to_page(self, heads: hw.Heads, batch: int | None) -> dict[str, Any]:
+            before = [["the", 0.5], ["a", 0.2], ["the", 0.1]]
+            after = [["the", 0.4], ["a", 0.3], ["an", 0.2]]
+            row = {"layer": 0, "head": 0, "effect": 0.5, "after": after}
+            return {"of": "next token", "sentence": "", "before": before, "heads": [row], "unit": "nats"}
+
+    path = whole[0].heads[0].to_html(tmp_path / "alike.html", effects=Told())
+    page = opened(browser, path, "#tab=effects&layer=0&head=0")
+    wait(page, "document.querySelectorAll('.word-bars').length === 2")
+    arrows = page.evaluate("[...document.querySelectorAll('.word-arrow')].map((one) => one.textContent)")
+    assert arrows == ["", "▲", "new"] and page.complaints == []
+
+
 def test_the_table_sorts_by_what_is_clicked_and_goes_along_as_csv(
     browser: Browser, whole: tuple[Made, Path]
 ) -> None:

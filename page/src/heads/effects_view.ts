@@ -67,7 +67,13 @@ function open(app: App): OpenView {
     said.textContent = `Effect on the ${data.of}: ${fixed(chosen.effect, 4)}${data.unit ? ` ${data.unit}` : ""}.`;
     if (!chosen.after || !data.before) return;
     const most = Math.max(...data.before.map(([, p]) => p), ...chosen.after.map(([, p]) => p), 1e-9);
-    const before = new Map(data.before);
+    const before = new Map<string, number | null>(data.before);
+    for (const list of [data.before, chosen.after]) {
+      const names = list.map(([word]) => word);
+      for (const [at, word] of names.entries()) {
+        if (names.indexOf(word) !== at && before.has(word)) before.set(word, null);
+      }
+    }
     words.replaceChildren(
       wordBars("All heads on", data.before, most, null),
       wordBars("This head off", chosen.after, most, before),
@@ -84,19 +90,20 @@ function open(app: App): OpenView {
   };
 }
 
-/** Words with bars; before: what the probabilities were. */
+/** Words with bars; before: what the probabilities were; null: several tokens are written alike. */
 function wordBars(
   title: string,
   list: [string, number][],
   most: number,
-  before: Map<string, number> | null,
+  before: Map<string, number | null> | null,
 ): HTMLElement {
   const body = el("tbody");
   for (const [word, share] of list) {
     const fill = el("span", { class: "bar-fill" });
     fill.style.width = `${Math.max((share / most) * 100, 0.5)}%`;
     const was = before?.get(word);
-    const arrow = was === undefined ? "" : share > was * 1.005 ? "▲" : share < was * 0.995 ? "▼" : "";
+    const arrow =
+      was === undefined || was === null ? "" : share > was * 1.005 ? "▲" : share < was * 0.995 ? "▼" : "";
     body.append(
       el(
         "tr",

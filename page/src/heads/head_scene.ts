@@ -179,15 +179,18 @@ export function regionSaid(scene: Scene, { row, column, cells }: Spot): string {
   return asks || asked ? `“${asks}” → “${asked}”` : "";
 }
 
-/** Attention that a key receives: the mean over the queries that can see it. */
-export function received(cells: Cells): Float32Array {
+/** Attention that a key receives: the mean over the queries that can see it; a row may stand for several. */
+export function received(cells: Cells, queries: number): Float32Array {
   const sums = new Float32Array(cells.columns);
   const seen = new Float32Array(cells.columns);
-  for (let at = 0; at < cells.values.length; at++) {
-    const weight = cells.values[at];
-    if (Number.isNaN(weight)) continue;
-    sums[at % cells.columns] += weight;
-    seen[at % cells.columns]++;
+  for (let row = 0; row < cells.rows; row++) {
+    const [from, to] = covered(row, cells.rows, queries);
+    for (let column = 0; column < cells.columns; column++) {
+      const weight = cells.values[row * cells.columns + column];
+      if (Number.isNaN(weight)) continue;
+      sums[column] += weight * (to - from + 1);
+      seen[column] += to - from + 1;
+    }
   }
   return sums.map((sum, column) => (seen[column] === 0 ? Number.NaN : sum / seen[column]));
 }

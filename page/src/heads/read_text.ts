@@ -67,7 +67,9 @@ export function readText(
   }
   const row = pinned === null ? -1 : cellOf(pinned, cells.rows, call.queries);
   const values =
-    pinned === null ? received(cells) : cells.values.subarray(row * cells.columns, (row + 1) * cells.columns);
+    pinned === null
+      ? received(cells, call.queries)
+      : cells.values.subarray(row * cells.columns, (row + 1) * cells.columns);
   const most = largestOf(values);
   const middle = cells.columns === call.keys && pinned !== null ? pinned : (around[0] + around[1]) / 2;
   const [from, to] = written(call.keys, middle);

@@ -505,8 +505,8 @@ class Heads(ByLayer[LayerHeads]):
         Raises:
             ArgumentError: nothing was watched; no such head; neither maps nor pictures kept; texts or names
                 that are not one per sequence; finer without a map; an image of several sequences, of other
-                numbers, or whose patches are not the tokens; a model that the page cannot run; not an
-                .html, or one that cannot be written.
+                numbers, or whose patches are not the tokens; a model that the page cannot run; training or a
+                running model of other layers and heads; not an .html, or one that cannot be written.
             ShapeError: names that fit no layer; outputs of another run; an image of another shape.
             IndexError: no such sequence.
 

@@ -42,6 +42,7 @@ SENTENCES = {
     MASKED: "How far the probabilities of the masked token move without the head: the KL divergence.",
     OUTPUT: "How far the model's output moves without the head, as a share of its norm.",
 }
+AGAIN = " A layer that runs again is without it each time."
 PAST = ("past_key_values", "cache", "cache_params")  # what every run would add to
 SHOWN = 3  # heads, and words, that are named below the numbers
 
@@ -135,7 +136,8 @@ class Effects(ByLayer[Tensor]):
             )
         return {
             "of": self.of,
-            "sentence": self._sentence(batch),
+            "sentence": self._sentence(batch)
+            + AGAIN * (len({*map(base_of, heads.paths)}) < len(heads.paths)),
             "before": None if self.before is None else [list(word) for word in self.before[words]],
             "heads": rows,
             "unit": self.unit,

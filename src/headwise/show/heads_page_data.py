@@ -36,7 +36,7 @@ from .page_calls import (
 )
 from .page_flips import flips
 from .page_images import image_data
-from .page_readings import Reading, readings_of
+from .page_readings import Reading, readings_of, row_of
 from .pictured_heads import OF_LABEL, layer_name
 from .tables import IN_WORDS, WEIGHTS
 from .texts import plain
@@ -88,6 +88,9 @@ def page_data(
             raise ArgumentError(
                 f"beside must be Heads, or several of them: got {type(other).__name__}; watch a model first"
             )
+    if training is not None:
+        _, L, H = training.shape
+        _check_model("training", heads, [H] * L)
     wanted = check_finer(heads, finer)
     sources = [readings_of(heads, batch, chosen, (query_tokens, key_tokens))]
     sources += [readings_of(other, None, chosen if _alike(heads, other) else None) for other in others]
@@ -135,11 +138,22 @@ def page_data(
         "labels": _labels(),
         "statistics": _statistics(told),
         "flips": list(flips(sources, side)),
-        "effects": None if effects is None else effects.to_page(heads, batch),
+        "effects": None if effects is None else _effects(effects.to_page(heads, batch), sources[0][0]),
         "training": None if training is None else _training(training),
-        "alive": None if alive is None else _alive(alive, text, blobs),
+        "alive": None if alive is None else _alive(alive, heads, text, blobs),
     }
     return data, blobs
+
+
+def _check_model(argument: str, heads: Heads, counts: list[int]) -> None:
+    """A page says layer and head by number: those of another model would be taken for these."""
+    watched = [len(layer) for layer in heads.values()]
+    if watched and watched != counts:
+        raise ArgumentError(
+            f"{argument} must be of the model that was watched: it has {len(counts)} layers of "
+            f"{counts[0] if counts else 0} heads, and {len(watched)} were watched, of "
+            f"{', '.join(map(str, dict.fromkeys(watched)))}; give this model's, and watch all its layers"
+        )
 
 
 def _alike(heads: Heads, other: Heads) -> bool:
@@ -225,9 +239,15 @@ def _calls(
                     f"outputs must be of the run that was watched: {len(given)} sequences in {layer.path}, "
                     f"and number {reading.batch} is shown; collect them in the same block"
                 )
-            given = given[reading.batch][None]
+            given = given[row_of(reading.batch, reading.sequences, len(given))][None]
         calls.append(call_data(view, layer, side, blobs, texts, finer=some, outputs=given))
     return calls
+
+
+def _effects(told: dict[str, Any], reading: Reading) -> dict[str, Any]:
+    """Of the heads that are shown."""
+    shown = {(number, head.head) for head, number in _numbered(reading)}
+    return told | {"heads": [each for each in told["heads"] if (each["layer"], each["head"]) in shown]}
 
 
 def _roles(roles: Roles, reading: Reading) -> dict[str, list[dict[str, Any]]]:
@@ -326,8 +346,10 @@ def _training(training: Specialisation) -> dict[str, Any]:
     }
 
 
-def _alive(alive: Pretrained, text: str | Sequence[str] | None, blobs: Blobs) -> dict[str, Any]:
+def _alive(alive: Pretrained, heads: Heads, text: str | Sequence[str] | None, blobs: Blobs) -> dict[str, Any]:
     from .alive_model import EXAMPLE, alive_data
 
     first = text if text is None or isinstance(text, str) else next(iter(text), None)
-    return alive_data(alive, blobs.pack, EXAMPLE if first is None else first)
+    data = alive_data(alive, blobs.pack, EXAMPLE if first is None else first)
+    _check_model("alive", heads, [data["config"]["num_heads"]] * data["config"]["num_layers"])
+    return data

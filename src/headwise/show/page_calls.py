@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..engines.scores import Scores
 from ..errors import ArgumentError, ShapeError
 from ..heads.collection import Heads
 from ..heads.head_distances import similarity
@@ -21,6 +22,8 @@ from ..heads.layer import LayerHeads
 from ..heads.layer_names import Layer
 from ..heads.measures import weights_in_blocks
 from ..heads.model_diversity import attention_between
+from ..map import AttentionMap
+from ..scoring import HIDDEN, hidden_is_endless
 from .packed_maps import Blob, Blobs, as_bytes, levels
 from .page_readings import Reading, View
 from .pictured_heads import queries_inside
@@ -41,6 +44,7 @@ EXACT = 256  # positions a side up to which a cell is a query and a key
 POOLED = 128  # cells a side beyond
 SHORTER = (128, 64, 32)
 FINER, PAIRS, FINER_HEADS = 512, 64, 8
+LEAST = 1e-30  # a weight that is 0 and not hidden, as the page's smallest level
 BLOCK = 4096  # queries whose heaviest keys are looked for at a time
 
 Finer = list[tuple[str, int]]  # by path and head
@@ -210,11 +214,31 @@ def _blocks(view: View, heads: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
         mine = view.queries[(view.queries >= start) & (view.queries < start + T)] - start
         for some, p in weights_in_blocks(call.map.select(heads=heads), mine):
             weights = p[0].float().cpu()
+            nothing = weights == 0
+            if bool(nothing.any()):  # too little for a number, which is not hidden
+                weights = weights.masked_fill(
+                    nothing & _seen(call.map.select(heads=heads, queries=some)), LEAST
+                )
             if end > S:  # what was not there yet
                 weights = torch.nn.functional.pad(weights, (0, end - S))
             yield torch.arange(done, done + len(some)), weights[..., view.keys]
             done += len(some)
         start += T
+
+
+def _seen(map: AttentionMap) -> Tensor:
+    """Where the rules hide nothing, bool [h, T, S]; of given weights no zero is known to be seen."""
+    scores = map.parts()[0]
+    (_, H, T, S), everyone = map.shape, slice(0, map.shape[2])
+    if not isinstance(scores, Scores):
+        return torch.zeros(H, T, S, dtype=torch.bool)
+    seen = torch.ones(1, H, T, S, dtype=torch.bool, device=map.device)
+    allowed = scores.mask.tile(scores.at(everyone), everyone, slice(0, S), S)
+    if allowed is not None:
+        seen = seen & allowed
+    if map.bias is not None:  # masks that are added
+        seen = seen & (hidden_is_endless(map.bias.detach()) > HIDDEN / 2)
+    return seen[0].cpu()
 
 
 def _written(

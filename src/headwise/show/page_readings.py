@@ -14,18 +14,21 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..engines.scores import Scores
 from ..errors import ArgumentError
 from ..heads.collection import Heads
 from ..heads.layer import Head, LayerHeads
 from ..heads.layer_names import Layer
 from ..heads.record import Marks, Record
+from ..map import AttentionMap
 from .heatmaps import Names
 from .pictured_heads import call_of, names_in
 from .texts import plain, readable
 
-__all__ = ["Reading", "View", "readings_of"]
+__all__ = ["Reading", "View", "readings_of", "row_of"]
 
 LONGEST = 60  # characters of a token
+NEIGHBOURS = {"previous": -1, "next": 1}  # statistics, and where their key stands
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,13 +69,14 @@ class Reading:
     """One sequence.
 
     Attributes:
-        batch: its number.
+        batch: its number, of so many `sequences`.
         heads: its own numbers, of the calls that are shown.
         layers: in the order of `heads`; None: no head of it was chosen, or it kept neither map nor picture.
         shown: the heads that were chosen.
     """
 
     batch: int
+    sequences: int
     heads: Heads
     layers: list[View | None]
     shown: list[Head]
@@ -118,7 +122,12 @@ def readings_of(
                 f"{argument} must name the tokens of one sequence: the last forward had {count}; give "
                 "batch=, too"
             )
-    return [_reading(heads, runs, number, some, names) for number in numbers]
+    return [_reading(heads, runs, number, count, some, names) for number in numbers]
+
+
+def row_of(batch: int, sequences: int, rows: int) -> int:
+    """Where a sequence begins in a batch that has several rows for each: beams of a search, windows."""
+    return batch * (rows // sequences) if rows % sequences == 0 else batch % rows
 
 
 # Which calls
@@ -154,7 +163,13 @@ def _continues(before: Record, after: Record) -> bool:
     if before.map is None or after.map is None or not before.kind == after.kind == "self":
         return False
     same = before.shape[:2] == after.shape[:2] and before.forward < after.forward
-    return same and after.shape[3] - after.shape[2] == before.shape[3]
+    if not same or after.shape[3] - after.shape[2] != before.shape[3]:
+        return False
+    # a search of several beams reads on elsewhere: sequences of a batch change their places
+    known, kept = (map.parts()[0] for map in (before.map, after.map))
+    if not (isinstance(known, Scores) and isinstance(kept, Scores)):
+        return True
+    return torch.equal(known.k, kept.k[:, :, : before.shape[3]].to(known.k))
 
 
 # One sequence
@@ -164,17 +179,18 @@ def _reading(
     heads: Heads,
     runs: dict[str, list[Record]],
     batch: int,
+    sequences: int,
     some: list[Head],
     names: tuple[Sequence[str] | None, Sequence[str] | None],
 ) -> Reading:
     alone = Heads()
     alone.title = heads.title
-    known = heads.tokens is not None and batch < len(heads.tokens)
-    alone.tokens = [heads.tokens[batch]] if known and heads.tokens is not None else None
+    if heads.tokens is not None and len(heads.tokens) >= sequences:
+        alone.tokens = [heads.tokens[row_of(batch, sequences, len(heads.tokens))]]
     marks: dict[int, Marks] = {}
     for path, layer in zip(heads.paths, heads.values(), strict=True):
         for call in runs[path] or layer.calls[-1:]:
-            alone.add(path, _alone(call, batch, marks), layer.layer)
+            alone.add(path, _alone(call, row_of(batch, sequences, call.shape[0]), marks), layer.layer)
     chosen: dict[str, list[int]] = {}
     for head in some:
         chosen.setdefault(head.path, []).append(head.head)
@@ -193,19 +209,23 @@ def _reading(
         views.append(mine)
     places = {(head.path, head.head) for head in some}
     own = [head for head in alone.all() if (head.path, head.head) in places]
-    return Reading(batch, alone, views, own)
+    return Reading(batch, sequences, alone, views, own)
 
 
 def _alone(call: Record, batch: int, marks: dict[int, Marks]) -> Record:
     """A call as one sequence of it."""
     call.measure_patterns()
-    B, H, T, S = call.shape
-    batch %= B
+    _, H, T, S = call.shape
     mine = slice(batch, batch + 1)
 
     def of(numbers: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: value[mine] for name, value in numbers.items()}
 
+    alone = None if call.map is None else call.map.detach().select(batch=batch)
+    rows, counts = of(call.rows), of(call.counts)
+    for name, offset in NEIGHBOURS.items():
+        if alone is not None and name in rows:
+            rows[name], counts[name] = _beside_real(alone, rows[name], counts[name], offset)
     known = call.marks
     if known is not None and id(known) not in marks:
         every = (known.ids, known.special, known.punctuation, known.unknown)
@@ -215,13 +235,28 @@ def _alone(call: Record, batch: int, marks: dict[int, Marks]) -> Record:
     return replace(
         call,
         shape=(1, H, T, S),
-        rows=of(call.rows),
-        counts=of(call.counts),
+        rows=rows,
+        counts=counts,
         large=of(call.large),
         pairs=of(call.pairs),
-        map=None if call.map is None else call.map.detach().select(batch=batch),
+        map=alone,
         marks=None if known is None else marks[id(known)],
     )
+
+
+def _beside_real(map: AttentionMap, mean: Tensor, count: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+    """A mean over queries with a key `offset` ahead as one over those with a real key there, and how many.
+
+    Padding has no weight, so that their sum is the same.
+    """
+    real = map.real_keys[0].cpu()
+    key = map.positions.cpu() + offset
+    inside = (key >= 0) & (key < len(real))
+    beside_padding = inside & ~real[key.clamp(0, len(real) - 1)]
+    if not bool(beside_padding.any()):
+        return mean, count
+    left = count - (map.counted_queries()[..., beside_padding]).sum(-1).to(count)
+    return torch.where(left > 0, mean * count / left, torch.nan), left
 
 
 def _joined(calls: Sequence[Record]) -> Record:

@@ -160,7 +160,13 @@ class AlivePanel {
     return offHeads(this.app.state.off, num_layers, num_heads);
   }
 
+  /** Of another model that stands beside it, a head may be looked at that this one has not. */
+  private has(layer: number, head: number): boolean {
+    return layer < this.data.config.num_layers && head < this.data.config.num_heads;
+  }
+
   private flick(layer: number, head: number): void {
+    if (!this.has(layer, head)) return;
     const off = this.off;
     const name = `${layer}.${head}`;
     if (!off.delete(name)) off.add(name);
@@ -308,6 +314,9 @@ class AlivePanel {
     const off = this.off;
     const isOff = off.has(`${layer}.${head}`);
     this.toggle.textContent = `Switch layer ${layer}, head ${head} ${isOff ? "on again" : "off"}`;
+    this.toggle.disabled = !this.has(layer, head);
+    if (this.toggle.disabled)
+      this.toggle.textContent = `${this.data.title} has no layer ${layer}, head ${head} to switch off`;
     this.allOn.hidden = off.size === 0;
     const buttons = [...off].map((name) => {
       const [l, h] = name.split(".").map(Number);
