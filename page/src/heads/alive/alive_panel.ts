@@ -41,7 +41,10 @@ class AlivePanel {
   private readonly told = el("p", { id: "alive-read", class: "quiet", role: "status" });
   private readonly wrong = el("p", { id: "alive-wrong", role: "alert", hidden: true });
   private readonly written = el("p", { id: "alive-written", hidden: true });
-  private readonly words = el("ol", { id: "alive-words", "aria-label": "What may come next" });
+  private readonly words = el("ol", {
+    id: "alive-words",
+    "aria-label": "What may come next; a word is appended",
+  });
   private readonly before = el("p", { id: "alive-before", class: "quiet", hidden: true });
   private readonly toggle = el("button", { type: "button", id: "alive-toggle", "aria-keyshortcuts": "o" });
   private readonly list = el("span", { id: "alive-off" });
@@ -313,8 +316,9 @@ class AlivePanel {
       const [l, h] = name.split(".").map(Number);
       const button = el(
         "button",
-        { type: "button", "aria-label": `layer ${l}, head ${h} is off; switch it on` },
-        `${name} ✕`,
+        { type: "button", title: `Switch layer ${l}, head ${h} on again` },
+        `${name} `,
+        el("span", { "aria-hidden": "true" }, "✕"),
       );
       button.addEventListener("click", () => this.flick(l, h));
       return button;

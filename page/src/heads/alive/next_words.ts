@@ -64,12 +64,14 @@ export function wordList(
     bar.style.width = `${(100 * share) / widest}%`;
     const before = then === null ? null : then[id];
     const moved = before === null ? "" : change(share, before);
-    const told = before === null ? "" : `, ${moved} points, ${percent(before)} with all heads on`;
+    const told = before === null ? null : `, ${percent(before)} with all heads on, points: `;
     const button = el(
       "button",
-      { type: "button", "data-token": id, "aria-label": `${name(id)}, ${percent(share)}${told}; append it` },
+      { type: "button", "data-token": id },
       el("span", { class: "alive-word" }, name(id)),
+      el("span", { class: "heard" }, ", "),
       el("span", { class: "alive-share" }, percent(share)),
+      told === null ? null : el("span", { class: "heard" }, told),
       before === null ? null : el("span", { class: share >= before ? "alive-up" : "alive-down" }, moved),
       bar,
     );
