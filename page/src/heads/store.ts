@@ -47,8 +47,9 @@ export class App {
   ) {
     const reading = data.sources[0]?.readings[0];
     const first = reading?.heads[0];
-    this.start = { ...START, view: reading?.image ? "image" : "map" };
-    this.state = { ...this.start, layer: first?.layer ?? 0, head: first?.head ?? 0 };
+    const view = reading?.image ? "image" : "map";
+    this.start = { ...START, view, layer: first?.layer ?? 0, head: first?.head ?? 0 };
+    this.state = { ...this.start };
     Object.assign(this.state, this.checked(this.addressed()));
     window.addEventListener("hashchange", () => this.set(this.addressed()));
   }
@@ -127,11 +128,12 @@ export class App {
     return state;
   }
 
+  /** What an address leaves out is as at the start: a link shows the same, whatever was looked at before. */
   private addressed(): State {
     const asked = new URLSearchParams(location.hash.slice(1));
-    const state: Record<string, unknown> = { ...(this.state ?? START) };
+    const state: Record<string, unknown> = { ...this.start };
     for (const [name, said] of asked) {
-      if (!(name in START)) continue;
+      if (!Object.hasOwn(START, name)) continue;
       if (!NUMBERS.includes(name as keyof State)) state[name] = said;
       else if (/^\d+$/.test(said)) state[name] = Number(said);
     }
