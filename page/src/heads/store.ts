@@ -40,6 +40,7 @@ export class App {
   readonly state: State;
   private readonly start: State; // what an address need not say
   private readonly listeners: Listener[] = [];
+  private awaited: number | null = null; // an address's token, of a text that a live model has yet to read
 
   constructor(
     readonly data: PageData,
@@ -50,8 +51,14 @@ export class App {
     const view = reading?.image ? "image" : "map";
     this.start = { ...START, view, layer: first?.layer ?? 0, head: first?.head ?? 0 };
     this.state = { ...this.start };
-    Object.assign(this.state, this.checked(this.addressed()));
-    window.addEventListener("hashchange", () => this.set(this.addressed()));
+    const asked = this.addressed(location.href);
+    Object.assign(this.state, this.checked(asked));
+    this.wait(asked);
+    window.addEventListener("hashchange", ({ newURL }) => {
+      const wanted = this.addressed(newURL); // the page itself may have written another one meanwhile
+      this.set(wanted);
+      this.wait(wanted);
+    });
   }
 
   get source(): Source {
@@ -73,7 +80,9 @@ export class App {
   }
 
   set(change: Partial<State>): void {
-    const wanted = this.checked({ ...this.state, ...change });
+    const late = change.source !== undefined && this.awaited !== null ? { token: this.awaited } : {};
+    const wanted = this.checked({ ...this.state, ...late, ...change });
+    if ("token" in change || wanted.token === this.awaited) this.awaited = null;
     const changed = new Set<keyof State>();
     for (const name of Object.keys(wanted) as (keyof State)[]) {
       if (this.state[name] !== wanted[name]) changed.add(name);
@@ -100,6 +109,10 @@ export class App {
     this.sources.push(source);
     this.tell(new Set(["sources"]));
     return this.sources.length - 1;
+  }
+
+  private wait({ typed, token }: State): void {
+    this.awaited = typed !== "" && token !== this.state.token ? token : null;
   }
 
   private tell(changed: Changed): void {
@@ -129,8 +142,8 @@ export class App {
   }
 
   /** What an address leaves out is as at the start: a link shows the same, whatever was looked at before. */
-  private addressed(): State {
-    const asked = new URLSearchParams(location.hash.slice(1));
+  private addressed(address: string): State {
+    const asked = new URLSearchParams(address.split("#").slice(1).join("#"));
     const state: Record<string, unknown> = { ...this.start };
     for (const [name, said] of asked) {
       if (!Object.hasOwn(START, name)) continue;
