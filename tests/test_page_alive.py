@@ -236,11 +236,12 @@ def test_heads_are_switched_off_by_button_key_and_address(
 
 def test_wall_and_head_show_what_was_typed(page: Page, mini: Pretrained) -> None:
     heard(page, HE)
-    before = page.evaluate("document.querySelector('[data-head=\"2.3\"] canvas').toDataURL()")
+    drawn = "document.querySelector('[data-head=\"2.3\"]').parentElement.querySelector('canvas').toDataURL()"
+    before = page.evaluate(drawn)
     text = TEXTS["said twice"]
     type_into(page, "#alive-text", text)
     heard(page, text)
-    until(page, f"document.querySelector('[data-head=\"2.3\"] canvas').toDataURL() !== {before!r}")
+    until(page, f"{drawn} !== {before!r}")
     heads = watched(mini, text)
     kept = heads[2].calls[-1]
     assert kept.map is not None
