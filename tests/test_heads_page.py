@@ -824,13 +824,6 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
-READY = """new Promise((go) => {
-    const look = (left) => document.documentElement.dataset.ready === "true" ? go(true)
-        : left > 0 ? setTimeout(look, 20, left - 1) : go(false);
-    look(500);
-})"""  # the first picture is there
-
-
 def quiet(page: Any) -> bool:
     assert page.complaints == []
     return all(url.startswith(("file://", "data:", "blob:")) for url in page.requested)

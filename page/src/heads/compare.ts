@@ -6,7 +6,7 @@ import { fixed, headName, headOf, readingName, signed } from "./number_texts.ts"
 import type { Cells } from "./packed.ts";
 import type { HeadData } from "./page_data.ts";
 import { type Axis, pairedMaps } from "./paired_maps.ts";
-import type { Call } from "./sources.ts";
+import type { Call, Source } from "./sources.ts";
 import type { App } from "./store.ts";
 import { latest, type OpenView, type View } from "./view_kinds.ts";
 
@@ -41,12 +41,22 @@ function secondOf(app: App): Spot {
   const same = app.sources
     .flatMap((one, s) => one.readings.map((_, t) => ({ source: s, text: t, layer, head })))
     .filter((spot) => spot.source !== source || spot.text !== text)
+    .filter((spot) => !isCopy(app, app.sources[spot.source], spot.text))
     .find((spot) => headOf(app.sources[spot.source].readings[spot.text], layer, head));
   if (same) return same;
   const { heads } = app.reading;
   const at = heads.findIndex((one) => one.layer === layer && one.head === head);
   const next = heads[(at + 1) % heads.length];
   return { source, text, layer: next.layer, head: next.head };
+}
+
+/** What a live model read, and what was measured of the same text: they are alike while all heads are on. */
+function isCopy(app: App, source: Source, text: number): boolean {
+  return (
+    source.alive !== app.source.alive &&
+    source.readings[text].text === app.reading.text &&
+    app.state.off === ""
+  );
 }
 
 function open(app: App): OpenView {

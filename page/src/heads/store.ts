@@ -40,6 +40,7 @@ export class App {
   readonly state: State;
   private readonly start: State; // what an address need not say
   private readonly listeners: Listener[] = [];
+  private awaited: number | null = null; // an address's token, of a text that a live model has yet to read
 
   constructor(
     readonly data: PageData,
@@ -47,10 +48,17 @@ export class App {
   ) {
     const reading = data.sources[0]?.readings[0];
     const first = reading?.heads[0];
-    this.start = { ...START, view: reading?.image ? "image" : "map" };
-    this.state = { ...this.start, layer: first?.layer ?? 0, head: first?.head ?? 0 };
-    Object.assign(this.state, this.checked(this.addressed()));
-    window.addEventListener("hashchange", () => this.set(this.addressed()));
+    const view = reading?.image ? "image" : "map";
+    this.start = { ...START, view, layer: first?.layer ?? 0, head: first?.head ?? 0 };
+    this.state = { ...this.start };
+    const asked = this.addressed(location.href);
+    Object.assign(this.state, this.checked(asked));
+    this.wait(asked);
+    window.addEventListener("hashchange", ({ newURL }) => {
+      const wanted = this.addressed(newURL); // the page itself may have written another one meanwhile
+      this.set(wanted);
+      this.wait(wanted);
+    });
   }
 
   get source(): Source {
@@ -72,7 +80,9 @@ export class App {
   }
 
   set(change: Partial<State>): void {
-    const wanted = this.checked({ ...this.state, ...change });
+    const late = change.source !== undefined && this.awaited !== null ? { token: this.awaited } : {};
+    const wanted = this.checked({ ...this.state, ...late, ...change });
+    if ("token" in change || wanted.token === this.awaited) this.awaited = null;
     const changed = new Set<keyof State>();
     for (const name of Object.keys(wanted) as (keyof State)[]) {
       if (this.state[name] !== wanted[name]) changed.add(name);
@@ -101,6 +111,10 @@ export class App {
     return this.sources.length - 1;
   }
 
+  private wait({ typed, token }: State): void {
+    this.awaited = typed !== "" && token !== this.state.token ? token : null;
+  }
+
   private tell(changed: Changed): void {
     this.remember();
     for (const listener of this.listeners) listener(changed);
@@ -127,11 +141,12 @@ export class App {
     return state;
   }
 
-  private addressed(): State {
-    const asked = new URLSearchParams(location.hash.slice(1));
-    const state: Record<string, unknown> = { ...(this.state ?? START) };
+  /** What an address leaves out is as at the start: a link shows the same, whatever was looked at before. */
+  private addressed(address: string): State {
+    const asked = new URLSearchParams(address.split("#").slice(1).join("#"));
+    const state: Record<string, unknown> = { ...this.start };
     for (const [name, said] of asked) {
-      if (!(name in START)) continue;
+      if (!Object.hasOwn(START, name)) continue;
       if (!NUMBERS.includes(name as keyof State)) state[name] = said;
       else if (/^\d+$/.test(said)) state[name] = Number(said);
     }

@@ -41,7 +41,10 @@ class AlivePanel {
   private readonly told = el("p", { id: "alive-read", class: "quiet", role: "status" });
   private readonly wrong = el("p", { id: "alive-wrong", role: "alert", hidden: true });
   private readonly written = el("p", { id: "alive-written", hidden: true });
-  private readonly words = el("ol", { id: "alive-words", "aria-label": "What may come next" });
+  private readonly words = el("ol", {
+    id: "alive-words",
+    "aria-label": "What may come next; a word is appended",
+  });
   private readonly before = el("p", { id: "alive-before", class: "quiet", hidden: true });
   private readonly toggle = el("button", { type: "button", id: "alive-toggle", "aria-keyshortcuts": "o" });
   private readonly list = el("span", { id: "alive-off" });
@@ -63,7 +66,7 @@ class AlivePanel {
   ) {
     this.tokenizer = new Tokenizer(data.tokenizer);
     this.special = new Set(data.tokenizer.special);
-    this.first = app.data.sources[0]?.readings[0]?.text ?? data.example;
+    this.first = data.example; // every letter of it: a reading's own text is on one line
     this.lay();
     this.box.value = app.state.typed || this.first;
     this.other.value = app.state.against;
@@ -136,7 +139,7 @@ class AlivePanel {
       }
       if (changed.has("against") && against !== this.other.value) {
         this.other.value = against;
-        this.open();
+        this.open(against !== "");
         this.begin();
       }
       if (changed.has("off")) this.begin();
@@ -145,9 +148,9 @@ class AlivePanel {
     });
   }
 
-  private open(): void {
-    this.compared.hidden = false;
-    this.compare.hidden = true;
+  private open(on = true): void {
+    this.compared.hidden = !on;
+    this.compare.hidden = on;
   }
 
   /** What the address says of the text. */
@@ -309,7 +312,11 @@ class AlivePanel {
 
   private showSwitches(): void {
     // the text stands in the box: it need not be quoted as well
-    byId("what").classList.toggle("alive-said", this.app.reading.text === this.box.value);
+    const said = this.box.value.replace(/\s+/g, " ").trim();
+    byId("what").classList.toggle(
+      "alive-said",
+      (this.app.reading.text ?? "").replace(/\s+/g, " ").trim() === said,
+    );
     const { layer, head } = this.app.state;
     const off = this.off;
     const isOff = off.has(`${layer}.${head}`);
