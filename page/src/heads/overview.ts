@@ -17,7 +17,8 @@ export function overviewPanel(app: App): void {
   const more = el("button", { type: "button", class: "plain", hidden: true });
   const sizes = el("p", { class: "sizes" });
   const how = el("div", { class: "how" });
-  byId("what").append(choices, quote, more, sizes, how);
+  byId("heading").after(el("div", { class: "beside-heading" }, sizes, choices));
+  byId("what").append(quote, more, how);
 
   let whole = false;
   const draw = () => {

@@ -1,0 +1,38 @@
+"""The picture of the page in README, by the browser of the tests: python tests/page_picture.py docs/page.png
+
+mini reads a sentence that says something twice; without its previous-token head 2.1 it no longer expects "mat".
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from browser import Browser
+
+from headwise.cli import main
+
+TEXT = "The cat sat on the mat. The cat sat on the"
+VIEW = "#layer=3&head=0&token=16&off=2.1"
+READ = "document.querySelector('#alive-words .alive-down') !== null"  # words beside what they were
+
+
+def picture(place: Path) -> None:
+    """1440 x 900 dots of a window of 1800 x 1125."""
+    with tempfile.TemporaryDirectory() as folder, Browser() as browser:
+        page = Path(folder) / "heads.html"
+        main(["look", TEXT, "--html", str(page)])
+        shown = browser.open(page, fragment=VIEW)
+        shown.ask(
+            "Emulation.setDeviceMetricsOverride", width=1800, height=1125, deviceScaleFactor=0.8, mobile=False
+        )
+        while not shown.evaluate(READ):
+            time.sleep(0.1)
+        time.sleep(1)
+        shown.screenshot(place)
+
+
+if __name__ == "__main__":
+    picture(Path(sys.argv[1]))
