@@ -107,6 +107,7 @@ class _Kept:
         self._finer, self._queries = finer, torch.arange(length) if queries is None else queries
         self.mask = hw.Mask.causal()
         self.real_keys = torch.ones(1, length, dtype=torch.bool)
+        self.positions = torch.arange(length)
 
     def detach(self) -> _Kept:
         return self
