@@ -1,6 +1,6 @@
 """The picture of the page in README, by the browser of the tests: python tests/page_picture.py docs/page.png
 
-mini reads a sentence that says something twice; without its previous-token head 2.1 it no longer expects "mat".
+mini reads a sentence that says something twice; without its previous-token head 2.1 it hardly expects "mat".
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 from browser import Browser
-
 from headwise.cli import main
 
 TEXT = "The cat sat on the mat. The cat sat on the"
