@@ -210,7 +210,7 @@ def names_in(
         else:
             mine = [fitting.get("query_tokens"), fitting.get("key_tokens")]
         used.update(fitting)
-        every.append(names_of(heads, batch, call, *mine, texts))
+        every.append(names_of(heads, batch, call, mine[0], mine[1], texts))
     for name, each in (("query_tokens", query_tokens), ("key_tokens", key_tokens)):
         if each is not None and name not in used:
             lengths = sorted({call.shape[2 if name == "query_tokens" else 3] for call in calls})
