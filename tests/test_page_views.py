@@ -551,7 +551,7 @@ def test_a_thousand_heads_are_drawn_as_they_come_into_sight(browser: Browser, tm
 # Phones, and those who do not see the page
 
 
-@pytest.mark.parametrize("tab", ["flip", "compare", "diversity", "training", "effects", "numbers"])
+@pytest.mark.parametrize("tab", ["flip", "training", "effects"])  # test_page_whole has the others
 def test_no_view_is_wider_than_a_phone_and_axe_finds_no_fault_in_it(
     browser: Browser, whole: tuple[Made, Path], tab: str
 ) -> None:
