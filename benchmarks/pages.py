@@ -51,9 +51,7 @@ PATIENCE = 60.0  # seconds for a first picture
 
 SCROLL = """
 new Promise((done) => {
-  const inside = [...document.querySelectorAll("#wall, #wall *")].find(
-    (e) => e.scrollHeight > e.clientHeight + 8 && /auto|scroll/.test(getComputedStyle(e).overflowY));
-  const box = inside ?? document.scrollingElement;
+  const box = document.scrollingElement;
   const far = box.scrollHeight - box.clientHeight;
   const deltas = [];
   let before = performance.now(), frame = 0;
