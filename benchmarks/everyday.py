@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import platform
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -85,13 +84,12 @@ def run(
 
 def file_in(folder: Path) -> Path:
     """Where the results of this kind of CPU lie."""
-    return folder / f"everyday_{platform.machine()}.json"
+    return report.of_this_cpu("everyday", folder)
 
 
 def load_all(folder: Path = report.RESULTS) -> list[Report]:
     """What is stored, of every kind of CPU."""
-    paths = sorted(folder.glob("everyday_*.json"))
-    return [stored for path in paths if (stored := report.load(path)) is not None]
+    return report.of_every_cpu("everyday", folder)
 
 
 def table(results: Sequence[Report]) -> str:

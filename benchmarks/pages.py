@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import platform
 import sys
 import tempfile
 import time
@@ -299,13 +298,12 @@ def run(
 
 def file_in(folder: Path) -> Path:
     """Where the results of this kind of CPU lie."""
-    return folder / f"pages_{platform.machine()}.json"
+    return report.of_this_cpu("pages", folder)
 
 
 def load_all(folder: Path = report.RESULTS) -> list[Report]:
     """What is stored, of every kind of CPU."""
-    paths = sorted(folder.glob("pages_*.json"))
-    return [stored for path in paths if (stored := report.load(path)) is not None]
+    return report.of_every_cpu("pages", folder)
 
 
 HEAD = (

@@ -12,10 +12,22 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RESULTS", "add", "file_for", "line", "load", "load_all", "merge", "write"]
+__all__ = [
+    "RESULTS",
+    "add",
+    "file_for",
+    "line",
+    "load",
+    "load_all",
+    "merge",
+    "of_every_cpu",
+    "of_this_cpu",
+    "write",
+]
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SCHEMA = 1
@@ -46,6 +58,16 @@ def load_all(folder: Path = RESULTS) -> list[Report]:
     """Every stored report, older months first."""
     paths = sorted(folder.glob("*_[0-9][0-9][0-9][0-9][0-9][0-9].json"), key=lambda p: (p.stem[-6:], p.stem))
     return [report for path in paths if (report := load(path)) is not None]
+
+
+def of_this_cpu(name: str, folder: Path = RESULTS) -> Path:
+    """Where the results of a benchmark with files of its own lie, on this kind of CPU."""
+    return folder / f"{name}_{platform.machine()}.json"
+
+
+def of_every_cpu(name: str, folder: Path = RESULTS) -> list[Report]:
+    """What such a benchmark has stored, of every kind of CPU."""
+    return [report for path in sorted(folder.glob(f"{name}_*.json")) if (report := load(path)) is not None]
 
 
 def merge(report: Report | None, run: dict[str, Any], record: dict[str, Any]) -> Report:
