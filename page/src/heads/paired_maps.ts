@@ -1,6 +1,6 @@
 /** Maps side by side on the same rows and columns: a row that is pointed at is read in all of them. */
 
-import { contrast, css, paintCells, signedGradient, weightGradient } from "../shared/colours.ts";
+import { css, inkOn, paintCells, signedGradient, weightGradient } from "../shared/colours.ts";
 import { el } from "../shared/elements.ts";
 import { styled } from "../shared/theme.ts";
 import { fixed, signed } from "./number_texts.ts";
@@ -315,5 +315,5 @@ function rowTable(maps: PairedMap[], rows: Axis, columns: Axis, row: number, sai
 /** A swatch with a number in it; of letters only plain black or white read on every colour. */
 export function tinted(cell: HTMLElement, colour: [number, number, number]): void {
   cell.style.backgroundColor = css(colour);
-  cell.style.color = contrast(colour, [0, 0, 0]) > contrast(colour, [255, 255, 255]) ? "#000" : "#fff";
+  cell.style.color = inkOn(colour);
 }
