@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup look test docs test-slow test-models test-versions browser page lint bench fuzz train-mini check-score clean
+.PHONY: help setup look test docs test-slow test-models test-versions browser page lint bench fuzz train-mini check-score check-wild clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ train-mini: $(READY) ## train the built-in model anew: the text is fetched, the 
 
 check-score: $(READY) ## the examiner's mutation score: planted faults caught and named, right modules passed
 	@$(BIN)/python tests/check_score.py $(ARGS)
+
+check-wild: $(READY) ## the examiner's score on a folder of implementations with a table expected.csv (DIR=tests/wild/open)
+	@$(BIN)/python tests/check_wild.py $(if $(DIR),"$(DIR)",tests/wild/open) $(ARGS)
 
 clean: ## remove caches and build outputs; .venv and .venv-versions stay
 	@rm -rf build dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -17,12 +17,12 @@ import torch
 import planted
 from headwise.examiner import check
 from headwise.examiner.report import Report
-from planted import pairs, right
+from planted import pairs, right, unstyled
 
-__all__ = ["Verdict", "judge_pair", "judge_right", "judge_single"]
+__all__ = ["Verdict", "judge_pair", "judge_right", "judge_single", "judge_unstyled"]
 
 # Planted under a name of their own, or with the same numbers as others: numbers cannot tell those apart.
-ALSO_CALLED = {"causal mask forgotten": {"mask ignored"}}
+ALSO_CALLED = {"causal mask forgotten": {"mask ignored"}, "fill too small": {"finite fill"}}
 for _same in planted.SAME_NUMBERS:
     for _key in _same:
         ALSO_CALLED.setdefault(_key, set()).update(_same)
@@ -45,10 +45,18 @@ def judge_single(one: planted.Planted) -> Verdict:
     if one.fault in planted.NO_FAULT:
         ok = report.ok
     elif one.fault in ("residual and layer norm", "layer norm before"):
-        ok = report.ok and any("LayerNorm" in words for words in report.equal)  # recognised as a design
+        ok = report.ok and any("LayerNorm" in words for words in (*report.equal, *report.designs))
     else:
         ok = len(names) == 1 and names[0] in {one.fault} | ALSO_CALLED.get(one.fault, set())
     return Verdict(f"{one.style}: {one.fault}", ok, _said(report), seconds)
+
+
+def judge_unstyled(one: tuple[str, type, str]) -> Verdict:
+    """A module with a fault beside the equations: named by all it has, and by nothing else."""
+    fault, make, note = one
+    report, seconds = _checked(make, **SIZES)
+    names = {named.key for named in (*report.faults, *report.remarks)}
+    return Verdict(f"{fault}: {note}", names == set(fault.split(" + ")), _said(report), seconds)
 
 
 def judge_pair(one: pairs.Pair) -> Verdict:
@@ -106,6 +114,7 @@ def main() -> int:
     singles = [one for one in planted.PLANTED if style in (None, one.style)]
     scores = [_score("single faults named as themselves", map(judge_single, singles))]
     if style is None:
+        scores.append(_score("faults beside the equations", map(judge_unstyled, unstyled.UNSTYLED)))
         scores.append(_score("right modules passed", map(judge_right, right.RIGHT)))
         scores.append(_score("pairs named by their own", map(judge_pair, pairs.PAIRS)))
     return int(not all(scores))

@@ -12,11 +12,11 @@ from torch import nn
 
 import headwise as hw
 import planted
-from check_score import judge_pair, judge_right, judge_single
+from check_score import judge_pair, judge_right, judge_single, judge_unstyled
 from headwise.errors import ArgumentError
 from headwise.examiner.evidence import Call, Conventions, Evidence, Finding, Problem, Role
 from headwise.examiner.recipe import Given, Weights
-from planted import pairs, right
+from planted import pairs, right, unstyled
 
 
 def singles(style: str) -> list[planted.Planted]:
@@ -37,6 +37,21 @@ def test_a_planted_fault_is_named_as_itself(one: planted.Planted) -> None:
 def test_a_planted_fault_is_named_as_itself_in_other_styles(one: planted.Planted) -> None:
     verdict = judge_single(one)
     assert verdict.ok, verdict.said
+
+
+@pytest.mark.thinned(99, keep=["no v projection", "causal only in evaluation", "heads in a list"])
+@pytest.mark.parametrize("one", unstyled.UNSTYLED, ids=lambda one: one[0])
+def test_a_fault_beside_the_equations_is_named_and_nothing_else(one: tuple[str, type, str]) -> None:
+    verdict = judge_unstyled(one)
+    assert verdict.ok, verdict.said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", unstyled.RIGHT_TWINS)
+def test_the_right_twin_of_a_fault_beside_the_equations_passes(make: type) -> None:
+    report = hw.check(make, d_model=24, num_heads=4)
+    assert report.ok, str(report)
+    assert not report.faults
 
 
 @pytest.mark.slow
@@ -204,7 +219,8 @@ class Careless(nn.Module):
         )
         scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
         weights = scores.softmax(-1)
-        return self.W_o((weights @ v).transpose(1, 2).flatten(2)), self.returned(scores, weights)
+        attn = self.returned(scores, weights)
+        return self.W_o((weights @ v).transpose(1, 2).flatten(2)), attn
 
 
 class Scores(Careless):
@@ -221,6 +237,41 @@ def test_a_layer_that_is_never_used_is_no_fault() -> None:
 def test_weights_that_are_returned_are_compared() -> None:
     (named,) = hw.check(Scores).faults
     assert named.key == "other weights returned"
+
+
+def test_scores_that_are_returned_as_scores_are_a_remark() -> None:
+    report = hw.check(unstyled.ScoresBeside)
+    assert report.ok, str(report)
+    (named,) = report.remarks
+    assert named.key == "scores returned"
+    assert "it returns the scaled scores beside the output, not the weights" in named.detail
+
+
+def test_a_cache_that_gives_what_all_at_once_gives_is_said_to() -> None:
+    report = hw.check(unstyled.WithACache)
+    assert report.ok, str(report)
+    (finding,) = (one for one in report.findings if one.name == "cache")
+    assert (finding.verdict, finding.detail) == (
+        "right",
+        "step by step with its cache gives what it gives at once",
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (unstyled.CacheOfItsOwnKind, "kv_cache: not tried: nothing came back beside the output"),
+        (unstyled.CacheForOneToken, "layer_past: several new tokens at once see each other"),
+        (
+            unstyled.CacheThatCrashes,
+            "layer_past: not judged: handed back what came with the output, it raises",
+        ),
+    ],
+)
+def test_a_cache_that_cannot_be_judged_is_said_and_accused_of_nothing(make: type, words: str) -> None:
+    report = hw.check(make)
+    assert not report.faults
+    assert any(said.startswith(words) for said in report.not_judged), report.not_judged
 
 
 # Files

@@ -25,7 +25,7 @@ from headwise.examiner.explanations import Explanation, explain, explain_evidenc
 from headwise.examiner.explanations.mask_sentences import in_words
 from headwise.examiner.explanations.page import page
 from headwise.examiner.recipe import Given, State, Weights
-from headwise.examiner.report import Named
+from headwise.examiner.report import Named, Report
 from planted import right
 
 E, H = 12, 3
@@ -207,6 +207,16 @@ def test_the_first_step_that_parts_is_named() -> None:
     assert explanation.first.error == pytest.approx(float((yours.scaled - yours.scores / 2).abs().max()))
     assert explanation.verdict == "Mine parts from the expected numbers at step 4, 'Scale: divide by √4'."
     assert any(note.startswith("Your output equals what these steps give") for note in explanation.notes)
+
+
+def test_it_never_says_that_all_is_equal_where_check_says_it_is_wrong() -> None:
+    evidence, yours = evidence_of({})
+    report = Report("Mine", ok=False, summary="input modified: an input is changed in place")
+    explanation = explain_evidence(evidence, yours, report=report)
+    assert explanation.first is None and report.summary in explanation.verdict
+    assert not explanation.verdict.startswith("Every step")
+    report.ok = True
+    assert explain_evidence(evidence, yours, report=report).verdict.startswith("Every step of Mine equals")
 
 
 def test_it_opens_where_something_differs() -> None:

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from headwise import Mask, reference
 from headwise.examiner import recipe
-from headwise.examiner.diagnose import diagnose, difference
-from headwise.examiner.evidence import Call, Evidence
+from headwise.examiner.diagnose import Made, _Judge, _made, diagnose, difference
+from headwise.examiner.evidence import Call, Evidence, Role
 from headwise.examiner.faults import FAULTS, Fault, computed, pairs
 from headwise.examiner.recipe import Given, Weights
 
@@ -21,6 +22,16 @@ def weights() -> Weights:
     torch.manual_seed(1)
     square = [torch.randn(E, E, dtype=torch.float64) * E**-0.5 for _ in range(4)]
     return Weights(*square, *(torch.randn(E, dtype=torch.float64) for _ in range(4)))
+
+
+def grouped() -> Weights:
+    """Two heads of keys and values, each for two heads of queries."""
+    w = weights()
+
+    def shared(x: Tensor) -> Tensor:
+        return x.unflatten(0, (H, -1))[::2].repeat_interleave(2, 0).flatten(0, 1)
+
+    return w._replace(**{name: shared(getattr(w, name)) for name in ("k", "v", "k_bias", "v_bias")})
 
 
 def given(kind: str) -> Given:
@@ -37,25 +48,25 @@ def given(kind: str) -> Given:
     }  # fmt: skip
     if kind == "large scores":
         return Given(inputs[0] * 1e6, *inputs[1:], drawn)
-    return Given(*inputs, masks[kind])
+    return Given(*inputs, masks[kind], padding if kind == "padding causal" else None)
 
 
 PROBES = ("plain", "longer memory", "causal", "padding", "random mask", "padding causal", "large scores")
 
 
-def evidence(outputs: dict[str, Tensor | None]) -> Evidence:
+def evidence(outputs: dict[str, Tensor | None], own: Weights | None = None) -> Evidence:
     calls = [Call(probe, given(probe), output) for probe, output in outputs.items()]
-    return Evidence("Learner", "class", embed_dim=E, num_heads=H, weights=weights(), calls=calls)
+    return Evidence("Learner", "class", embed_dim=E, num_heads=H, weights=own or weights(), calls=calls)
 
 
-def outputs(*ways: dict[str, recipe.Step]) -> dict[str, Tensor | None]:
+def outputs(*ways: dict[str, recipe.Step], own: Weights | None = None) -> dict[str, Tensor | None]:
     steps: dict[str, recipe.Step] = {}
     for way in ways:
         steps |= way
     found: dict[str, Tensor | None] = {}
     for probe in PROBES:
         try:
-            found[probe] = recipe.run(given(probe), weights(), H, steps).output
+            found[probe] = recipe.run(given(probe), own or weights(), H, steps).output
         except (RuntimeError, ValueError, IndexError):
             found[probe] = None  # it would have crashed
     return found
@@ -70,7 +81,8 @@ def every_way() -> list[tuple[Fault, int]]:
     ("fault", "way"), every_way(), ids=lambda x: x.key if isinstance(x, Fault) else str(x)
 )
 def test_every_fault_is_named_as_itself(fault: Fault, way: int) -> None:
-    found = diagnose(evidence(outputs(dict(fault.ways[way]))))
+    own = grouped() if fault.key.startswith("groups") else weights()
+    found = diagnose(evidence(outputs(dict(fault.ways[way]), own=own), own))
     assert found.faults is not None
     assert [made.fault.key for made in found.faults] == [fault.key], found
     assert {made.fault.key for one in found.alike for made in one} <= {fault.key}, "and as another"
@@ -112,6 +124,50 @@ def test_two_common_faults_are_named_together(first: Fault, second: Fault) -> No
     assert names <= {first.key, second.key} or names == {"split and merge by view"}, names
 
 
+@pytest.mark.slow
+def test_rare_faults_are_named_in_pairs_and_nothing_is_found_where_nothing_is_to_find() -> None:
+    first, second = FAULTS["scores of sums"], FAULTS["heads reversed"]
+    found = diagnose(evidence(outputs(dict(second.ways[0]), dict(first.ways[0]))))
+    assert found.faults is not None
+    assert {made.fault.key for made in found.faults} == {first.key, second.key}
+    noise = {
+        probe: None
+        if x is None
+        else torch.randn(x.shape, generator=torch.Generator().manual_seed(7)).double()
+        for probe, x in outputs().items()
+    }
+    assert diagnose(evidence(noise)).faults is None
+
+
+def test_pairs_that_are_stacked_compute_what_each_computes_alone() -> None:
+    asked = given("random mask")
+    alone = Given(*(x[:1] for x in asked[:3]), asked.mask[:1])  # type: ignore[index]
+    for first, second in (("scale by d_model", "fill with zero"), ("split by view", "relu added")):
+        steps = {**FAULTS[first].ways[0], **FAULTS[second].ways[0]}
+        call = Call("batch of one", alone, recipe.run(alone, weights(), H, steps).output)
+        judge = _Judge(Evidence("L", "class", embed_dim=E, num_heads=H, weights=weights(), calls=[call]), H)
+        others = computed()[::5]
+        tried = dict.fromkeys((FAULTS[first], FAULTS[second], *others))
+        near = judge._near(call, [made for fault in tried for made in _made(fault)])
+        assert (Made(FAULTS[first]), Made(FAULTS[second])) in near
+        assert len(near) < 20
+
+
+def test_of_explanations_alike_one_is_told_and_the_others_are_kept() -> None:
+    x = given("plain").query
+    output = recipe.run(Given(x, x, x), weights(), H, dict(FAULTS["scores transposed"].ways[0])).output
+    seen = Evidence("L", "class", embed_dim=E, num_heads=H, weights=weights())
+    seen.calls = [Call("plain", Given(x, x, x), output)]
+    for parameters, told, kept in (
+        (("W_q.weight", "W_k.weight"), "scores transposed", "fused order k q v"),
+        (("qkv.weight[0:24]", "qkv.weight[24:48]"), "fused order k q v", "scores transposed"),
+    ):
+        seen.roles = {name: Role(path, "names") for name, path in zip("qk", parameters, strict=True)}
+        found = diagnose(seen)
+        assert found.faults is not None and [made.fault.key for made in found.faults] == [told]
+        assert kept in {made.fault.key for one in found.alike for made in one}
+
+
 def test_ten_are_common() -> None:
     assert len(COMMON) == 10
 
@@ -131,3 +187,15 @@ def test_nan_belongs_where_nan_is_wanted() -> None:
     assert difference(torch.tensor([0.0, 1.0]), nan) == float("inf")
     assert difference(torch.tensor([1.0]), nan) == float("inf")
     assert difference(None, nan) == float("inf")
+
+
+@pytest.mark.parametrize("kind", ["plain", "longer memory", "random mask"])
+def test_the_recipe_and_the_reference_are_two_spellings_of_one_truth(kind: str) -> None:
+    asked = given(kind)
+    w = weights()
+    bare = w._replace(**{name: torch.zeros_like(getattr(w, name)) for name in w._fields if "bias" in name})
+    mask = None if asked.mask is None else Mask.dense(asked.mask[:, None])
+    output, p = reference.multi_head(*asked[:3], w.q, w.k, w.v, w.o, H, mask)
+    state = recipe.run(asked, bare, H)
+    assert difference(state.output, output) < 1e-14
+    assert difference(state.p, p) < 1e-14

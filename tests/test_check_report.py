@@ -9,17 +9,19 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 import headwise
 from headwise.errors import ArgumentError
-from headwise.examiner.evidence import Conventions, Finding, Problem, Role
+from headwise.examiner.evidence import Conventions, Evidence, Finding, Problem, Role
+from headwise.examiner.inquiry import judge
 from headwise.examiner.report import Named, Report
 from headwise.examiner.showing import as_html, as_json, as_text, print_to
 from headwise.examiner.showing.letters import fitting, harmless
@@ -162,7 +164,7 @@ def test_a_right_one_is_short_and_happy(show: Rendering) -> None:
     for words in (
         "2 probes",
         "at most 4.4e-16 apart",
-        "plain 2.2e-16",
+        "plain, causal",
         "forward(x), batch first",
         "queries W_q.weight",
         "output W_o (kept as [in, out])",
@@ -224,6 +226,75 @@ def test_a_hint_gives_no_more_than_it_should(show: Rendering, hint: int) -> None
     assert ("position 0 alone" in said) == (hint >= 2)
     assert ("the scaled scores" in said) == (hint >= 3)
     assert (f"hint {hint + 1}" in said) == (hint < 3)
+
+
+def unjudged(message: str, kind: str = "guess", source: str = "", **facts: Any) -> Report:
+    problem = Problem("call", kind, message)
+    evidence = Evidence("Mine", "class", path="mha.py", source=source, problems=[problem])
+    return judge(replace(evidence, **facts))
+
+
+@RENDERINGS
+def test_what_was_not_judged_is_neither_right_nor_wrong(show: Rendering) -> None:
+    source = "class Mine:\n    def __init__(self, taps, mode, *, depth, p=0.1): ...\n"
+    report = unjudged(
+        "taps must be odd", source=source, built="Mine(taps=24, mode=24)", tried=["taps=24 raised ValueError"]
+    )
+    assert (report.verdict, report.exit_code, report.ok, report.judged) == ("not judged", 2, False, False)
+    report.on_command_line = True
+    words = " ".join(show(report).split())
+    assert "Mine was not judged" in words and "taps must be odd" in words and "✗ Mine" not in words
+    assert "Mine(taps=24, mode=24)" in words and "taps=24 raised ValueError" in words
+    assert "headwise check mha.py:Mine --arg taps=VALUE --arg mode=VALUE --arg depth=VALUE" in words
+    report.on_command_line = False
+    words = " ".join(show(report).split())
+    assert "arguments={'taps': ..., 'mode': ..., 'depth': ...}" in words and "--arg" not in words
+    assert show(report, 1) == show(report)  # there is nothing to hint at
+
+
+@pytest.mark.parametrize(
+    ("problem", "judged"),
+    [
+        (Problem("call", "RuntimeError", "sizes", 3), True),  # at a line of theirs
+        (Problem("call", "ValueError", "mine", 2), False),  # their own check did not like what we made up
+        (Problem("build", "TypeError", "missing 1 required positional argument: 'taps'"), False),
+        (Problem("call", "guess", "sizes", 3), False),
+        (Problem("import", "ModuleNotFoundError", "No module named 'einops'", 1), False),
+        (Problem("call", "AssertionError", "Torch not compiled with CUDA enabled", 3), False),
+        (Problem("limits", "timeout", "it ran for more than 60 seconds"), True),
+        (Problem("limits", "memory", "it ran out of memory"), False),
+        (
+            Problem("call", "shape", "it returned a tensor [3, 4, 7, 6]; the output must be [3, 7, width]"),
+            True,
+        ),
+        (Problem("call", "shape", "it returned a tensor [3, 5]; the output must be [3, 7, width]"), False),
+    ],
+    ids=lambda one: one.message[:24] if isinstance(one, Problem) else "",
+)
+def test_only_what_is_the_learners_own_doing_is_wrong(problem: Problem, judged: bool) -> None:
+    source = "import einops\nraise ValueError('mine')\nx = y\n"
+    report = judge(Evidence("Mine", "class", source=source, problems=[problem]))
+    assert (report.judged, report.exit_code) == (judged, 1 if judged else 2)
+
+
+def test_what_to_pass_is_said_for_projections_and_packages() -> None:
+    report = unjudged("the projections could not be found (a.w, b.w); pass roles=", "roles")
+    assert "--role q=NAME --role k=NAME" in report.counsel_for_files[0]
+    assert 'roles={"q": NAME' in report.counsel[0] and "roles=" not in report.summary
+    report = unjudged("No module named 'einops'", "ModuleNotFoundError")
+    assert report.counsel == ["install what it imports, where headwise runs: pip install einops"]
+
+
+@RENDERINGS
+def test_designs_and_what_cannot_be_told_apart_are_said_in_a_sentence_each(show: Rendering) -> None:
+    report = right()
+    report.designs = ["grouped heads, 2 of keys for 4 of queries", "a sliding window of 3; within it, right"]
+    words = " ".join(show(report).split())
+    assert "attention with grouped heads, 2 of keys for 4 of queries; a sliding window of 3." in words
+    report = wrong()
+    report.alike = ["scaled twice", "no scale and softmax twice"]
+    words = " ".join(show(report).split())
+    assert "it cannot be told from scaled twice, no scale and softmax twice" in words
 
 
 @RENDERINGS
@@ -429,6 +500,7 @@ def test_json_comes_back_as_it_was() -> None:
     report = wrong(SCALE, MERGE)
     back = json.loads(as_json(report))
     assert back.pop("schema") == 1
+    assert (back.pop("verdict"), back.pop("exit_code")) == ("wrong", 1)
     assert list(back) == [each.name for each in fields(Report)]
     assert back["errors"] == {"plain": 0.41, "causal": "NaN"}
     assert back["faults"][0] == {**vars(SCALE), "hints": list(HINTS)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import signal
@@ -20,6 +21,9 @@ import pytest
 import torch
 
 from headwise.errors import ArgumentError
+from headwise.examiner.desk import template
+from headwise.examiner.desk.template import Copy, Template
+from headwise.examiner.evidence import Evidence
 from headwise.examiner.sandbox import Outcome, protections_here, run, run_file, watchdog
 from headwise.examiner.sandbox.confine import limits
 from headwise.examiner.sandbox.confine.sweep import descendants_of
@@ -67,6 +71,7 @@ class Desk:
     secret: Path
     temporary: Path
     port: int
+    template: Template
 
     def run(self, source: str, *, seconds: float = 10.0, memory: int = 2**30, trust: bool = False) -> Outcome:
         file = self.folder / "learner.py"
@@ -74,11 +79,18 @@ class Desk:
         file.write_text(
             "".join(f"{name} = {value!r}\n" for name, value in known.items()) + textwrap.dedent(source)
         )
-        return run_file(file, None, seconds=seconds, memory=memory, trust=trust)
+        return run_file(file, None, seconds=seconds, memory=memory, trust=trust, template=self.template)
+
+
+@pytest.fixture(scope="module")
+def one_template() -> Iterator[Template]:
+    """Torch is imported once for all these tests."""
+    with Template() as one:
+        yield one
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_template: Template) -> Iterator[Desk]:
     """Afterwards: nothing outside was touched, no process is left, no folder, and nobody rang."""
     folder, home, temporary = tmp_path / "learner", tmp_path / "home", tmp_path / "temporary"
     for each in (folder, home, temporary):
@@ -89,7 +101,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     monkeypatch.setenv("HEADWISE_TEST_TOKEN", "xyzzy")
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
-        yield Desk(folder, secret, temporary, server.getsockname()[1])
+        yield Desk(folder, secret, temporary, server.getsockname()[1], one_template)
         with pytest.raises(BlockingIOError):
             server.accept()
     assert secret.read_text() == "the word is xyzzy"
@@ -97,9 +109,9 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     assert {each.name for each in folder.iterdir()} <= {"learner.py", "beside.py"}
     assert list(temporary.iterdir()) == []
     assert _left(temporary) == []
-    assert descendants_of(os.getpid()) == []
-    with pytest.raises(ChildProcessError):  # not even a zombie
-        os.waitpid(-1, os.WNOHANG)
+    assert {each.name for each in one_template.folder.iterdir()} == {"owner", "words.txt"}
+    assert one_template.alive() and len(descendants_of(os.getpid())) == 1
+    assert os.waitpid(-1, os.WNOHANG) == (0, 0)  # not even a zombie
 
 
 def _left(temporary: Path) -> list[str]:
@@ -340,29 +352,44 @@ def test_with_trust_it_is_run_all_the_same(desk: Desk, monkeypatch: pytest.Monke
 
 # What is seen from inside
 
+ENVIRONMENT = """
+import os, sys
+words = " ".join(f"{k}={v}" for k, v in os.environ.items())
+for number in os.listdir("/proc"):
+    if number.isdigit():
+        try:
+            words += open(f"/proc/{number}/environ").read()
+        except OSError:
+            pass
+assert "xyzzy" not in words and "TOKEN" not in words
+assert os.path.realpath(os.environ["HOME"]) == os.getcwd() == os.path.realpath(os.environ["TMPDIR"])
+assert sys.stdin.read() == ""
+assert __name__ != "__main__"
+raise ValueError(os.getcwd())
+"""
+
 
 @pytest.mark.slow
 @protected
 def test_the_environment_holds_nothing_of_the_callers(desk: Desk) -> None:
-    outcome = desk.run(
-        """
-        import os, sys
-        words = " ".join(f"{k}={v}" for k, v in os.environ.items())
-        for number in os.listdir("/proc"):
-            if number.isdigit():
-                try:
-                    words += open(f"/proc/{number}/environ").read()
-                except OSError:
-                    pass
-        assert "xyzzy" not in words and "TOKEN" not in words
-        assert os.path.realpath(os.environ["HOME"]) == os.getcwd() == os.path.realpath(os.environ["TMPDIR"])
-        assert sys.stdin.read() == ""
-        assert __name__ != "__main__"
-        raise ValueError(os.getcwd())
-        """
-    )
+    with Template() as desk.template:  # started with all that is in ours now
+        outcome = desk.run(ENVIRONMENT)
     assert verdict(outcome) == ("import", "ValueError"), outcome
     assert outcome.problem is not None and str(desk.temporary) in outcome.problem.message
+
+
+@pytest.mark.slow
+@fenced
+def test_nothing_is_inherited_but_its_own_pipes(desk: Desk) -> None:
+    outcome = desk.run(
+        """
+        import os
+        ends = [f"/proc/self/fd/{number}" for number in range(256)]
+        held = {os.readlink(each).split(":")[0] for each in ends if os.path.lexists(each)}
+        raise ValueError(" ".join(sorted(each.rpartition("/")[2] for each in held)))
+        """
+    )
+    assert outcome.problem is not None and outcome.problem.message == "null pipe socket where.txt", outcome
 
 
 @pytest.mark.slow
@@ -408,47 +435,43 @@ def test_a_folder_without_rights_is_removed_too(desk: Desk) -> None:
 # Parts that need no other process
 
 
-def _result(folder: Path, files: dict[str, str]) -> Outcome:
-    """What is made of a result folder with these files in it."""
-    (folder / "done").mkdir()
-    for name, text in files.items():
-        (folder / "done" / name).write_text(text)
-    with subprocess.Popen(["true"]) as process:
-        watch = Watch(process, -1, folder, "", 1.0, 1)
-    outcome = Outcome(None, None, [], [], "")
-    run._take_result(folder, folder / "learner.py", watch, outcome)
-    return outcome
-
-
 @pytest.mark.parametrize(
-    "files",
-    [
-        {},
-        {"facts.json": "[" * 100_000},
-        {"facts.json": '{"problem": 1}'},
-        {"facts.json": "[]"},
-        {"facts.json": "{}"},
-        {"facts.json": "{}", "evidence.json": "[]", "evidence.bin": "x" * 100},
-    ],
+    "said",
+    ["", "[" * 100_000, '{"problem": 1}', "[]", "{}", '{"evidence": "[]"}', '{"evidence": "{}"}'],
+    ids=range(7),
 )
-def test_a_result_that_is_none_is_refused(files: dict[str, str], tmp_path: Path) -> None:
-    assert verdict(_result(tmp_path, files)) == ("limits", "result")
+def test_a_result_that_is_none_is_refused(said: str, tmp_path: Path) -> None:
+    taken = run.Conversation(tmp_path / "learner.py", tmp_path, lambda evidence: [])
+    assert taken.reply(said.encode(), b"x" * 100) == b""
+    assert verdict(taken.outcome) == ("limits", "result")
 
 
-def test_a_result_that_is_a_link_is_refused(tmp_path: Path) -> None:
+def test_answers_that_nobody_asked_for_are_refused(tmp_path: Path) -> None:
+    facts, numbers = Evidence("X", "class").written()
+    said = json.dumps({"evidence": facts}).encode()
+    taken = run.Conversation(tmp_path / "learner.py", tmp_path, lambda evidence: [])
+    assert taken.reply(said, numbers) == b"" and taken.outcome.evidence is not None
+    taken.reply(said, numbers)
+    assert verdict(taken.outcome) == ("limits", "result")
+    taken = run.Conversation(tmp_path / "learner.py", tmp_path, lambda evidence: [{"a": 1}, {"b": 2}])
+    assert taken.reply(said, numbers) != b""
+    taken.reply(b'[{"output": 1, "mask": null}]', b"")
+    assert "2 answers were due" in getattr(taken.outcome.problem, "message", "")
+
+
+def test_a_trace_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("{}")
-    (tmp_path / "done").mkdir()
-    (tmp_path / "done" / "evidence.json").symlink_to(tmp_path / "elsewhere")
-    os.mkfifo(tmp_path / "done" / "fifo")
-    for name in ("evidence.json", "fifo"):
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("link", "fifo"):
         with pytest.raises(ValueError, match="is no plain file"):
-            run._plain_file(tmp_path / "done" / name, 100)
+            run._plain_file(tmp_path / name, 100)
     with pytest.raises(ValueError, match="is too large"):
         run._plain_file(tmp_path / "elsewhere", 1)
 
 
 def test_an_unreadable_path_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="path must be a file of Python"):
+    with pytest.raises(ArgumentError, match="file must be readable: "):
         run_file(tmp_path / "absent.py", None)
 
 
@@ -457,35 +480,12 @@ def test_looking_for_protections_needs_no_torch_and_leaves_nothing(
 ) -> None:
     """It is quick, for importing torch is what takes long: where that raises, nothing is missed."""
     without = desk.folder.parent / "without_torch.py"
-    then = f"runpy.run_path({str(run.CHILD)!r}, run_name='__main__')"
+    then = f"runpy.run_path({str(template.HOST)!r}, run_name='__main__')"
     without.write_text(f"import runpy, sys\nsys.modules['torch'] = None\n{then}\n")
-    monkeypatch.setattr(run, "CHILD", without)
+    monkeypatch.setattr(template, "HOST", without)
     protections, missing = protections_here.__wrapped__()
     assert (protections, missing) == protections_here()
     assert protections or missing
-
-
-@pytest.mark.parametrize(
-    ("source", "name", "others"),
-    [
-        (GOOD, "MultiHeadAttention", []),
-        (GOOD + "\nclass MHA(MultiHeadAttention):\n    pass\n", "MHA", ["MultiHeadAttention"]),
-        (
-            GOOD + "\nclass Head(nn.Module):\n    def forward(self, x): return x.softmax(-1)\n"
-            "\nclass Block(nn.Module):\n    attention = MultiHeadAttention(4, 2)\n",
-            "MultiHeadAttention",
-            ["Head"],
-        ),
-        ("def attention(q, k, v):\n    return (q @ k.mT).softmax(-1) @ v\n", "attention", []),
-    ],
-    ids=["alone", "mended below", "among parts", "function"],
-)
-def test_the_likeliest_attention_is_chosen(
-    source: str, name: str, others: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, chosen, rest = choose(_loaded(source, tmp_path, monkeypatch), None)
-    assert chosen == name
-    assert set(others) <= set(rest)
 
 
 def test_a_name_that_is_not_there_is_answered_with_the_nearest(
@@ -494,7 +494,11 @@ def test_a_name_that_is_not_there_is_answered_with_the_nearest(
     module = _loaded(GOOD, tmp_path, monkeypatch)
     with pytest.raises(ArgumentError, match="did you mean 'MultiHeadAttention'"):
         choose(module, "MultiheadAttention")
-    assert choose(module, "MultiHeadAttention.forward")[1] == "MultiHeadAttention.forward"
+    assert choose(module, "MultiHeadAttention.forward") is module.MultiHeadAttention.forward
+    with pytest.raises(ArgumentError, match=r"'torch' is module|name must be a class or function: 'torch'"):
+        choose(module, "torch")
+    with pytest.raises(ArgumentError, match="file must define attention: nothing in it looks like it"):
+        choose(module, None)
 
 
 def test_a_file_of_a_package_may_import_relative_to_it(
@@ -607,8 +611,7 @@ def test_time_spent_waiting_for_a_processor_is_not_the_learners(
     """On a busy machine a right file was told that its loop never ends."""
     lost = [7.0, 9.5, 6.0, 1000.0]
     monkeypatch.setattr(watchdog, "waited", lambda number: lost.pop(0))
-    with subprocess.Popen(["true"]) as process:
-        watch = Watch(process, -1, tmp_path, "", 2.0, 1)
+    watch = Watch(Copy(Template(), 1, None), -1, -1, -1, tmp_path, 2.0, 1)
     watch.facts["waited"] = 7.0
     assert [watch._starved([1]) for _ in range(4)] == [0.0, 2.5, 0.0, 6.0]  # three times its own, at most
     monkeypatch.setattr(watch, "_family", lambda: [1])

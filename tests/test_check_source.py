@@ -282,9 +282,9 @@ def test_nothing_is_reported_in_more_of_both() -> None:
 # The line of a fault
 
 
-def fault(*lines: str, key: str = "") -> Fault:
+def fault(*lines: str, key: str = "", step: str = "") -> Fault:
     """All that line_of looks at."""
-    return cast("Fault", SimpleNamespace(key=key, lines=lines))
+    return cast("Fault", SimpleNamespace(key=key, lines=lines, step=step))
 
 
 SCALED = '''
@@ -371,6 +371,16 @@ def test_of_lines_that_mean_the_same_the_one_that_the_fault_names() -> None:
     assert line_of(fault(r"w\(", key="no v projection"), source, 1) is None
 
 
+def test_a_fault_of_one_projection_is_never_shown_at_anothers_line() -> None:
+    source = "def f(self, x, k, v):\n    q = self.W_q(x)\n    k = self.W_q(k)\n    v = v\n"
+    assert line_of(fault(r"W_q\(", key="keys through w_q", step="project"), source, 1) == (
+        3,
+        "k = self.W_q(k)",
+    )
+    assert line_of(fault(r"W_q\(", key="no v projection", step="project"), source, 1) == (4, "v = v")
+    assert line_of(fault(r"W_q\(", key="no v bias", step="project"), source, 1) is None
+
+
 def test_methods_that_a_class_replaces_do_not_run() -> None:
     source = "class A:\n    def f(self):\n        return x / 2\n    def g(self):\n        return x * 3\n"
     source += (
@@ -440,6 +450,17 @@ def test_attention():
     assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
 
 
+BY_DEEDS = """
+class {}(nn.Module):
+    def __init__(self, d, k):
+        super().__init__()
+        self.k = k
+        self.a, self.b, self.c, self.e = (nn.Linear(d, d) for _ in range(4))
+    def forward(self, x):
+        B, T, d = x.shape
+        a, b, c = (one(x).view(B, T, self.k, -1).transpose(1, 2) for one in (self.a, self.b, self.c))
+        return self.e(((a @ b.mT).softmax(-1) @ c).transpose(1, 2).reshape(B, T, d))
+"""
 BEST = {
     "a plain name": "class Mystery(nn.Module):\n    def __init__(self, d, heads):\n"
     "        self.qkv = nn.Linear(d, 3 * d)\n"
@@ -471,6 +492,39 @@ BEST = {
     "        self.linears = clones(nn.Linear(d_model, d_model), 4)\n"
     "    def forward(self, query, key, value):\n"
     "        return attention(query, key, value)\n|MultiHeadedAttention",
+    "mended below": PAGE_ONE + "\nclass MHA(MultiHeadAttention):\n    pass\n|MHA",
+    "names in another language": BY_DEEDS.format("注意力") + "class 编码器层(nn.Module):\n"
+    "    def __init__(self, d, k):\n        self.a, self.n = 注意力(d, k), nn.LayerNorm(d)\n"
+    "    def forward(self, x):\n        return self.n(x + self.a(x))\n"
+    "class 模型(nn.Module):\n    def __init__(self, d, k):\n"
+    "        self.all = nn.ModuleList([编码器层(d, k) for _ in range(3)])\n"
+    "    def forward(self, x):\n        return torch.cat([each(x) for each in self.all], -1)\n|注意力",
+    "heads side by side, in NumPy, no module": "def glatt(z):\n    e = np.exp(z)\n    return e / e.sum(-1)\n"
+    "class Kopf:\n    def __init__(self, d):\n        self.A, self.B = np.random.randn(2, d, d)\n"
+    "    def __call__(self, x):\n        return glatt((x @ self.A) @ (x @ self.B).T) @ x\n"
+    "class Viele:\n    def __init__(self, d, k):\n        self.alle = [Kopf(d) for _ in range(k)]\n"
+    "    def __call__(self, x):\n        return np.concatenate([k(x) for k in self.alle], -1)\n|Viele",
+    "functions by what they do": "def split(x, n):\n    return x.view(2, 3, n, -1).transpose(1, 2)\n"
+    "def core(q, k, v):\n    return (q @ k.mT).softmax(-1) @ v\n"
+    "def mix(x, wq, wk, wv, wo, n):\n"
+    "    return core(split(x @ wq, n), split(x @ wk, n), split(x @ wv, n)).flatten(2) @ wo\n"
+    "def causal_mask(n):\n    return torch.ones(n, n).tril()\n|mix",
+    "the class that holds the weights of a function": "def multihead_attention(x, w_in, w_out, n_heads):\n"
+    "    q, k, v = F.linear(x, w_in).chunk(3, -1)\n    return F.linear((q @ k.mT).softmax(-1) @ v, w_out)\n"
+    "class Att(nn.Module):\n    def __init__(self, d, heads):\n"
+    "        self.a, self.b = nn.Parameter(d), nn.Parameter(d)\n"
+    "    def forward(self, x):\n        return multihead_attention(x, self.a, self.b, 2)\n|Att",
+    "a block where no attention stands": "class Layer(nn.Module):\n    def __init__(self, d, heads):\n"
+    "        self.a, self.n = nn.MultiheadAttention(d, heads), nn.LayerNorm(d)\n"
+    "    def forward(self, x):\n        return self.n(x + self.a(x, x, x)[0])\n"
+    "class Model(nn.Module):\n    def __init__(self, d):\n        self.all = [Layer(d, 2)]\n"
+    "    def forward(self, x):\n        return self.all[0](x)\n|Layer",
+    "under an if": "if True:\n    class Attention(nn.Module):\n        def forward(self, x):\n"
+    "            return (x @ x.mT).softmax(-1) @ x\n"
+    "if __name__ == '__main__':\n    class MultiHeadAttention(nn.Module):\n        def forward(self, x):\n"
+    "            return (x @ x.mT).softmax(-1) @ x\n|Attention",
+    "a single step where nothing more stands": "def split_heads(x, h):\n    return x.unflatten(-1, (h, -1))\n"
+    "def area(r):\n    return 3.14 * r\n|split_heads",
 }
 
 

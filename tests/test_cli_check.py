@@ -9,8 +9,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,11 +58,20 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     Path("mha.py").write_text("class MyAttention: ...")
 
 
+@pytest.fixture(autouse=True)
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of these runs a file: no template is started for one."""
+    monkeypatch.setattr("headwise.cli.check_verb._template", nullcontext)
+
+
 @pytest.fixture
 def examiner(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Examiner]:
     def appoint(*answers: Report | BaseException) -> Examiner:
         one = Examiner(*answers)
         monkeypatch.setattr(import_module("headwise.examiner"), "check_file", one)
+        monkeypatch.setattr("headwise.examiner.desk.submissions.check_file", one)
+        started = nullcontext(SimpleNamespace(stop=nothing))
+        monkeypatch.setattr("headwise.examiner.desk.submissions.Template", lambda: started)
         return one
 
     return appoint
@@ -95,9 +106,13 @@ def test_everything_is_handed_on(examiner) -> None:
     one = examiner(RIGHT)
     assert main(["check", "mha.py"]) == 0
     limits = ["--seconds", "5", "--memory", "1.5 GiB", "--trust", "--heads", "3", "--d-model", "12"]
+    limits += ["--role", "q=W_q.weight", "--arg", "dropout=0.5", "--arg", "kind=full", "--arg", "n=(1, None)"]
     assert main(["check", "mha.py:MyAttention", *limits]) == 0
     standard = {"seconds": 60.0, "memory": 4 * 2**30, "trust": False, "d_model": None, "num_heads": None}
+    standard |= {"roles": None, "arguments": None, "template": None}
     asked = {"seconds": 5.0, "memory": 3 * 2**29, "trust": True, "d_model": 12, "num_heads": 3}
+    asked |= {"roles": {"q": "W_q.weight"}, "template": None}
+    asked["arguments"] = {"dropout": 0.5, "kind": "full", "n": (1, None)}
     assert one.asked == [(Path("mha.py"), None, standard), (Path("mha.py"), "MyAttention", asked)]
 
 
@@ -116,6 +131,42 @@ def test_json_is_all_that_is_printed(examiner, capsys, monkeypatch) -> None:
     assert main(["check", "mha.py", "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
     assert (said["schema"], said["ok"], said["faults"][0]["key"]) == (1, False, "scale by d_model")
+
+
+def test_json_says_also_what_could_not_be_checked(examiner, capsys) -> None:
+    """A grader that reads standard output found nothing there."""
+    examiner(ArgumentError("file must define attention to check: nothing in mha.py looks like it"))
+    assert main(["check", "mha.py", "--json"]) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert (told["verdict"], told["exit_code"], told["path"]) == ("not judged", 2, "mha.py")
+    assert told["summary"].startswith("file must define attention")
+
+
+def test_many_files_are_one_table_and_the_class_in_numbers(examiner, capsys) -> None:
+    Path("class").mkdir()
+    for name in ("class/a.py", "class/b.py", "class/.c.py"):
+        Path(name).touch()
+    examiner(WRONG)
+    assert main(["check", "class", "mha.py", "--jobs", "1", "--csv", "all.csv"]) == 1
+    said = capsys.readouterr().out
+    assert said.count("scale by d_model") == 4 and "3 files: 3 wrong" in said
+    assert "3 of 3 scale by d_model" in said
+    assert Path("all.csv").read_text().splitlines()[1].split(",")[2:4] == ["wrong", "1"]
+    one = examiner(RIGHT)
+    assert main(["check", "class"]) == 0
+    assert {asked[2]["seconds"] for asked in one.asked} == {10.0}
+    examiner(ArgumentError("file must be readable: x; check it"))
+    assert main(["check", "class", "--json"]) == 2
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [one["verdict"] for one in told] == ["not judged"] * 2
+
+
+def test_what_the_task_says_is_held_to(examiner, capsys) -> None:
+    for words in (["mha.py"], ["mha.py", "mha.py"]):
+        report = Report("MyAttention", ok=True, summary="right", path="mha.py", errors={"plain": 0.0})
+        examiner(report)
+        assert main(["check", *words, "--require", "mask=true-attends"]) == 1
+        assert "not as the task says" in capsys.readouterr().out
 
 
 def test_refusals_are_2_and_one_line(examiner, capsys) -> None:
@@ -139,6 +190,17 @@ def test_mistakes_are_2_and_nothing_is_run(examiner, capsys) -> None:
     assert "--hint" in mistake(capsys, "mha.py", "--hint", "4")
     assert "--heads" in mistake(capsys, "mha.py", "--heads", "0")
     assert "json must go without a hint" in mistake(capsys, "mha.py", "--json", "--hint", "1")
+    assert "many files must go without a hint: got --hint 2" in mistake(
+        capsys, "mha.py", "mha.py", "--hint", "2"
+    )
+    assert "watch must be for one file: got 2 arguments" in mistake(capsys, "mha.py", "mha.py", "--watch")
+    assert "role must be q, k, v, o or qkv: got 'x=W'; " in mistake(capsys, "mha.py", "--role", "x=W")
+    assert "arg must be NAME=VALUE: got 'dropout'; " in mistake(capsys, "mha.py", "--arg", "dropout")
+    assert "arg must be a literal of Python: got 'a=f()'; " in mistake(capsys, "mha.py", "--arg", "a=f()")
+    assert "got 'mask=odd'; choose from" in mistake(capsys, "mha.py", "--require", "mask=odd")
+    assert "got 'maks=added'; did you mean" in mistake(capsys, "mha.py", "mha.py", "--require", "maks=added")
+    Path("empty").mkdir()
+    assert "folder must hold files of Python or notebooks: empty holds 0" in mistake(capsys, "empty")
     assert "FILE[:NAME]" in mistake(capsys)
     assert one.asked == []
 
@@ -169,7 +231,7 @@ def test_help_tells_of_the_exit_codes(capsys) -> None:
     assert main(["check", "--help"]) == 0
     said = capsys.readouterr().out
     assert "FILE[:NAME]" in said and "Exit code 0" in said
-    for option in "hint json watch seconds memory trust heads d-model".split():
+    for option in "hint json csv watch jobs seconds memory trust require heads d-model arg role".split():
         assert f"--{option}" in said
 
 
@@ -216,14 +278,12 @@ def test_file_and_name(argument: str, file: str, name: str | None, monkeypatch: 
         ("mha.py::f", "there is no 'mha.py::f'; "),
         ("folder", "'folder' is a folder or a device; "),
         ("folder:f", "'folder' is a folder or a device; "),
-        ("notes.ipynb", "'notes.ipynb' is a notebook; in it, call hw.check(YourClass)"),
         ("a\0b.py", "there is no 'a\\x00b.py'; "),
         ("x" * 5000, "check the name"),
     ],
 )
 def test_what_is_no_file_and_name_is_refused(argument: str, words: str) -> None:
     Path("folder").mkdir()
-    Path("notes.ipynb").touch()
     with pytest.raises(ArgumentError) as refusal:
         file_and_name(argument)
     assert words in str(refusal.value)

@@ -420,7 +420,7 @@ def test_the_list_is_as_long_as_it_says_and_no_name_hides_another() -> None:
         (["chekc", "mha.py"], "No such command 'chekc'. Did you mean 'check'?"),
         (["mha.py"], "headwise check 'mha.py'"),
         (["The cat sat"], "headwise look 'The cat sat'"),
-        (["check"], "Missing argument 'FILE[:NAME]'; see headwise check --help"),
+        (["check"], "Missing argument 'FILE[:NAME]|FOLDER'; see headwise check --help"),
         (["check", "nowhere.py"], "there is no 'nowhere.py'; check the name"),
         (["check", "mha.py", "--hints", "1"], "--hints (Possible options: --hint)"),
         (["presets", "llama9"], "got 'llama9'; did you mean 'llama3-8b'?"),

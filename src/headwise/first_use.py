@@ -37,7 +37,11 @@ PACKAGE = __name__.partition(".")[0]
 
 # What can be loaded without torch: the command line, and what its quick verbs need. A test imports them all.
 LIGHT = {
-    "byte_sizes", "errors", "first_use", "moved_modules", "nn", "nn.layer_sizes", "nn.presets", "show",
+    "byte_sizes", "errors", "examiner", "examiner.desk", "examiner.desk.template", "examiner.sandbox",
+    "examiner.sandbox.confine", *(
+        f"examiner.sandbox.confine.{each}"
+        for each in ("fence", "landlock", "limits", "linux", "namespaces", "sweep")
+    ), "first_use", "moved_modules", "nn", "nn.layer_sizes", "nn.presets", "show",
     "show.fitted_tables", "show.presets_table", "show.tables", "show.texts", "whole_files", "__main__",
 }  # fmt: skip
 LIGHT_PACKAGE = "cli"

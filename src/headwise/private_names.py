@@ -19,6 +19,7 @@ __all__ = ["OF_OBJECTS", "REPLACEABLE", "TESTED", "TORCH", "TRANSFORMERS", "chec
 TESTED = {"torch": ("2.11", "2.15"), "transformers": ("5.5", "5.22")}  # from, to; `make test-versions`
 
 TORCH = {  # name -> what it is used for
+    "torch._C.DisableTorchFunction": "comparing numbers without modes that look at every operation",
     "torch._C.DisableTorchFunctionSubclass": "reading a tensor that stands in for a mask",
     "torch._C._are_functorch_transforms_active": "leaving vmap, grad and jvp to plain operations",
     "torch._C._current_graph_task_id": "hearing a checkpointed layer once",

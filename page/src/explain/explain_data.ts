@@ -67,6 +67,7 @@ export interface ExplainData {
   sample: number;
   head: number;
   verdict: string;
+  right: boolean; // nothing parts, and check found nothing either
   faults: Fault[];
   notes: string[];
   allowed: Record<string, number>; // by field: how much does not count as a difference

@@ -151,7 +151,7 @@ function header(): void {
   byId("sizes").textContent =
     `${many(B, "sample")}: ${kind}; ${many(H, "head")} of ${D} channels, ${E} in all.   ${letters}`;
   const verdict = byId("verdict");
-  verdict.className = data.first === null ? "right" : "wrong";
+  verdict.className = data.right ? "right" : "wrong";
   verdict.append(el("p", null, data.verdict));
   for (const fault of data.faults) {
     const yours = [el("dt", null, "yours"), el("dd", null, fault.formula)];

@@ -7,10 +7,12 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import sleep
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -19,17 +21,18 @@ from .completion import pages, python_files
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..examiner.desk.template import Template
     from ..examiner.report import Report
 
 __all__ = ["check", "explain", "saves"]
 
 
 def check(
-    source: Annotated[
-        str,
+    sources: Annotated[
+        list[str],
         typer.Argument(
-            metavar="FILE[:NAME]",
-            help="Python source, and a class or function in it.",
+            metavar="FILE[:NAME]|FOLDER",
+            help="Python source or a notebook, and a class or function in it; or folders of them.",
             show_default=False,
             autocompletion=python_files,
         ),
@@ -38,40 +41,92 @@ def check(
         int | None,
         typer.Option(min=1, max=3, help="Hints up to this one instead of the answer.", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for graders.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, for graders: of many files one line each.")
+    ] = False,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Write a table to this file, too.", show_default=False)
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Check again whenever the file is saved.")] = False,
-    seconds: Annotated[float, typer.Option(help="The longest the code may run.")] = 60.0,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Files at a time; as many as there are cores.", show_default=False),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="The longest the code may run: 60, and 10 each of many.", show_default=False),
+    ] = None,
     memory: Annotated[str, typer.Option(help="The most memory it may take.")] = "4 GiB",
     trust: Annotated[
         bool, typer.Option("--trust", help="Run it even where this system cannot fence it in.")
     ] = False,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--require",
+            metavar="WHAT=HOW",
+            help="What the task says: mask=true-attends|true-hides|added|lengths, causal=always|argument, "
+            "weights=returned, heads=argument, d_model=argument, batch=first, designs=none.",
+            show_default=False,
+        ),
+    ] = None,
     heads: Annotated[
         int | None, typer.Option(min=1, help="Build it with this many heads.", show_default=False)
     ] = None,
     d_model: Annotated[
         int | None, typer.Option(min=1, help="Build it with this d_model.", show_default=False)
     ] = None,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arg",
+            metavar="NAME=VALUE",
+            help="Build it with this argument, a number, a text or another literal of Python.",
+            show_default=False,
+        ),
+    ] = None,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--role",
+            metavar="q=PARAMETER",
+            help="Which parameter is q, k, v, o or qkv: q=W_q.weight.",
+            show_default=False,
+        ),
+    ] = None,
     width: Annotated[int | None, typer.Option(min=1, hidden=True)] = None,
 ) -> None:
     """Is your attention right, and if not, which mistake is it?
 
     The code runs in a process of its own, fenced in, beside torch's class with the same weights. Without NAME
-    it is the class or function that looks most like multi-head attention.
+    it is the class or function that looks most like multi-head attention. Of many files, or of a folder,
+    there is one table, and the class in numbers.
 
-    Exit code 0: right; 1: something is wrong; 2: nothing was checked.
+    Exit code 0: right; 1: something is wrong; 2: it was not judged. Of many: 1 if any is wrong, else 2 if any
+    was not judged, else 0.
+
+    What counts is what the code answers to weights and inputs that are drawn once it was examined: tampering
+    with the examination makes no file right. What remains possible: a file that computes the right numbers
+    passes, by whatever means; how it is called, what it has inside on purpose, its gradients, dropout and
+    state dict are as the examination found them in the file's own process.
 
     Example: headwise check mha.py:MultiHeadAttention --hint 1
-    """
-    from ..errors import ArgumentError, HeadwiseError
-    from .terminal import file_and_name, sign_of_life
 
-    path, name = file_and_name(source)
-    if not 0 < seconds < math.inf:
+    Example: headwise check submissions/ --csv class.csv --require mask=true-attends
+    """
+    from ..errors import ArgumentError
+    from .terminal import file_and_name
+
+    many = len(sources) > 1 or Path(sources[0]).expanduser().is_dir()
+    if seconds is not None and not 0 < seconds < math.inf:
         raise ArgumentError(f"seconds must be a positive number: got {seconds:g}; try 60")
-    if as_json and hint is not None:
+    if hint is not None and (as_json or many):
+        what = "json" if as_json else "many files"
         raise ArgumentError(
-            f"json must go without a hint: got --hint {hint}; JSON always holds the whole answer"
+            f"{what} must go without a hint: got --hint {hint}; it always holds the whole answer"
         )
+    if watch and many:
+        raise ArgumentError(f"watch must be for one file: got {len(sources)} arguments; name the file")
     if width is not None:
         if d_model is not None:
             raise ArgumentError(
@@ -80,35 +135,170 @@ def check(
             )
         typer.echo(f"headwise: --width is called --d-model now: write --d-model {width}", err=True)
         d_model = width
-    most = _bytes(memory)
+    options = {
+        "seconds": (SECONDS_OF_MANY if many else SECONDS) if seconds is None else seconds,
+        "memory": _bytes(memory), "trust": trust, "d_model": d_model, "num_heads": heads,
+        "roles": _roles(role), "arguments": _literals(arg),
+    }  # fmt: skip
+    words = tuple(require or ())
+    if many:
+        _check_many(sources, words, options, as_json=as_json, csv=csv, jobs=jobs)
+    else:
+        path, name = file_and_name(sources[0])
+        _check_one(sources[0], path, name, words, options, hint=hint, as_json=as_json, csv=csv, watch=watch)
+
+
+SECONDS, SECONDS_OF_MANY = 60.0, 10.0
+
+
+def _check_one(
+    source: str, path: Path, name: str | None, words: tuple[str, ...], options: dict[str, Any], *,
+    hint: int | None, as_json: bool, csv: Path | None, watch: bool,
+) -> NoReturn:  # fmt: skip
+    from ..errors import HeadwiseError
+    from .terminal import sign_of_life
+
     console = None if as_json else _console()
 
-    def verdict() -> Report:
-        with sign_of_life(f"Checking {_plain(source)}, {seconds:g} s at most"):
-            from ..examiner import check_file  # and torch with it, once all else is right
+    def verdict(template: Template | None) -> Report:
+        with sign_of_life(f"Checking {_plain(source)}, {options['seconds']:g} s at most"):
+            from ..examiner import check_file  # and torch with it, while the template imports its own
 
-            return check_file(
-                path, name, seconds=seconds, memory=most, trust=trust, d_model=d_model, num_heads=heads
-            )
+            if not words:
+                return check_file(path, name, template=template, **options)
+            from ..examiner.desk.requirements import hold_to, requirements_of
 
-    if not watch:
-        report = verdict()
-        _show(report, console, hint)
-        raise typer.Exit(0 if report.ok else 1)
+            required = requirements_of(words)
+            report = check_file(path, name, template=template, **options)
+            hold_to(report, required, path)
+            return report
+
+    with _template() as template:
+        if not watch:
+            try:
+                report = verdict(template)
+            except HeadwiseError as mistake:
+                if not as_json:
+                    raise
+                from ..examiner.desk.submissions import not_checked
+
+                report = not_checked(path, name, mistake)
+            _show(report, console, hint)
+            if csv is not None:
+                _write_csv([report], csv)
+            raise typer.Exit(report.exit_code)
+        try:
+            for _ in saves(path):
+                if console is not None:
+                    console.clear()
+                try:
+                    _show(verdict(template), console, hint, on_one_line=True)
+                except HeadwiseError as mistake:  # a save may mend that, too
+                    typer.echo(f"headwise: {_plain(mistake)}", err=True)
+                if console is not None:
+                    _say_that_it_waits(console, source)
+        except KeyboardInterrupt:
+            typer.echo(err=True)  # the prompt goes under the ^C
+            raise
+    raise AssertionError("saves go on for ever")
+
+
+def _template() -> AbstractContextManager[Template | None]:
+    """Started before torch is imported here; none where no file can be run, which its check says."""
+    from ..examiner.desk.template import Template
+
+    return Template() if os.name == "posix" else nullcontext()
+
+
+def _check_many(
+    sources: list[str], words: tuple[str, ...], options: dict[str, Any], *, as_json: bool, csv: Path | None,
+    jobs: int | None,
+) -> NoReturn:  # fmt: skip
+    from .terminal import file_and_name, sign_of_life
+
+    console = None if as_json else _console()
+    asked: list[tuple[Path, str | None]] = []
+    with _template() as template:
+        for source in sources:
+            folder = Path(source).expanduser()
+            if folder.is_dir():
+                from ..examiner.desk.submissions import collected
+
+                asked += [(each, None) for each in collected([folder])]
+            else:
+                asked.append(file_and_name(source))
+        with sign_of_life(f"Checking {len(asked)} files", at_once=True) as sign:
+            from ..examiner.desk.requirements import requirements_of
+            from ..examiner.desk.submissions import check_files
+            from ..examiner.desk.table import as_table, exit_code_of, in_numbers, json_line
+
+            required = requirements_of(words)
+            reports, ready = [], []
+
+            def count(report: Report) -> None:
+                ready.append(report)
+                sign.counts(len(ready), len(asked))
+
+            sign.counts(0, len(asked))
+            for report in check_files(
+                asked, jobs=jobs, require=required, template=template, done=count, **options
+            ):
+                reports.append(report)
+                if as_json:
+                    typer.echo(json_line(report))
+    if csv is not None:
+        _write_csv(reports, csv)
+    if console is not None:
+        console.print(as_table(reports, marks="utf" in console.encoding.lower()))
+        console.print()
+        for line in in_numbers(reports):
+            console.print(line, markup=False)
+    raise typer.Exit(exit_code_of(reports))
+
+
+def _write_csv(reports: list[Report], path: Path) -> None:
+    from ..errors import ArgumentError
+    from ..examiner.desk.table import write_csv
 
     try:
-        for _ in saves(path):
-            if console is not None:
-                console.clear()
-            try:
-                _show(verdict(), console, hint, on_one_line=True)
-            except HeadwiseError as mistake:  # a save may mend that, too
-                typer.echo(f"headwise: {_plain(mistake)}", err=True)
-            if console is not None:
-                _say_that_it_waits(console, source)
-    except KeyboardInterrupt:
-        typer.echo(err=True)  # the prompt goes under the ^C
-        raise
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            write_csv(reports, file)
+    except OSError as error:
+        raise ArgumentError(f"csv must be a file to write: {path}: {error.strerror}; name another") from error
+
+
+def _roles(given: list[str] | None) -> dict[str, str] | None:
+    from ..errors import ArgumentError
+
+    found: dict[str, str] = {}
+    for one in given or ():
+        what, _, parameter = one.partition("=")
+        if what not in ("q", "k", "v", "o", "qkv") or not parameter:
+            raise ArgumentError(f"role must be q, k, v, o or qkv: got {one!r}; write --role q=W_q.weight")
+        found[what] = parameter
+    return found or None
+
+
+def _literals(given: list[str] | None) -> dict[str, object] | None:
+    import ast
+
+    from ..errors import ArgumentError
+
+    found: dict[str, object] = {}
+    for one in given or ():
+        name, equals, value = one.partition("=")
+        if not equals or not name.isidentifier():
+            raise ArgumentError(f"arg must be NAME=VALUE: got {one!r}; write --arg dropout=0.1")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            if not value or not value.replace("_", "").replace("-", "").isalnum():
+                raise ArgumentError(
+                    f"arg must be a literal of Python: got {one!r}; write --arg {name}=0.1 or "
+                    f"--arg {name}=\"'text'\""
+                ) from None
+            found[name] = value  # a word without quotes, as shells take them away
+    return found or None
 
 
 def _show(report: Report, console: Console | None, hint: int | None, on_one_line: bool = False) -> None:

@@ -49,8 +49,8 @@ def folders(incomplete: str) -> list[str]:
 
 
 def python_files(incomplete: str) -> list[str]:
-    """Python source, and folders on the way to it."""
-    return _paths(incomplete, lambda name: name.endswith(".py"))
+    """Python source, notebooks, and folders on the way to them."""
+    return _paths(incomplete, lambda name: name.endswith((".py", ".ipynb")))
 
 
 def pictures(incomplete: str) -> list[str]:

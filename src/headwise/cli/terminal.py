@@ -67,7 +67,7 @@ def file_and_name(argument: str) -> tuple[Path, str | None]:
     colon is the one before NAME.
 
     Raises:
-        ArgumentError: standard input; no such file; a folder; a notebook; a name that Python does not allow.
+        ArgumentError: standard input; no such file; a folder; a name that Python does not allow.
     """
     if argument in ("-", ""):
         raise ArgumentError(
@@ -80,7 +80,10 @@ def file_and_name(argument: str) -> tuple[Path, str | None]:
     front, _, name = argument.rpartition(":")
     file = _path(front)
     if not front or not os.path.exists(file):
-        named = bool(front) and file.suffix == ".py"  # then only the part before the colon is the file's name
+        named = bool(front) and file.suffix in (
+            ".py",
+            ".ipynb",
+        )  # then only the part before the colon is the file's name
         raise _missing(file, front) if named else _missing(whole, argument)
     if not all(part.isidentifier() for part in name.split(".")):
         raise ArgumentError(
@@ -94,13 +97,11 @@ def _path(argument: str) -> Path:
 
 
 def _source(file: Path, argument: str) -> Path:
-    mistake = None
     if not file.is_file():
-        mistake = "is a folder or a device; name a file of Python source"
-    elif file.suffix == ".ipynb":
-        mistake = "is a notebook; in it, call hw.check(YourClass)"
-    if mistake is not None:
-        raise ArgumentError(f"FILE must be a file of Python source: {argument!r} {mistake}")
+        raise ArgumentError(
+            f"FILE must be a file of Python source: {argument!r} is a folder or a device; "
+            "name a file of Python source"
+        )
     return file
 
 

@@ -5,16 +5,27 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..arguments import told
 from ..errors import ArgumentError, renamed
+from .catalogue import FAULTS
 from .evidence import Evidence, Problem
-from .faults import FAULTS
 from .report import Named, Report
 
+if TYPE_CHECKING:
+    from .desk.conditions import Refusal
+    from .desk.template import Template
+    from .source import Undefined
+    from .source.notebooks import Cells
+
 __all__ = ["check", "check_file"]
+
+JUDGE = threading.Lock()  # many files are examined at once, and judged one by one
 
 
 @renamed(embed_dim="d_model")
@@ -24,6 +35,7 @@ def check(
     roles: dict[str, str] | None = None,
     d_model: int | None = None,
     num_heads: int | None = None,
+    arguments: Mapping[str, object] | None = None,
 ) -> Report:
     """Whether a class, a module or a function is multi-head attention, and if not, which mistake it makes.
 
@@ -35,9 +47,11 @@ def check(
         obj: a class, an `nn.Module`, or a function of q, k, v.
         roles: where headwise cannot find the projections itself: "q", "k", "v", "o" -> the parameter's name.
         d_model, num_heads: to build a class with, where the usual ones do not suit it.
+        arguments: what else to give its constructor ("config.n_head" for a field of its configuration), or to
+            parameters of the function that take no tensor: name -> value.
 
     Raises:
-        ArgumentError: something that is none of these.
+        ArgumentError: something that is none of these; arguments that it does not have.
 
     Example:
         >>> import torch
@@ -49,13 +63,20 @@ def check(
         raise ArgumentError(
             f"obj must be a class, a module or a function: got {told(obj)}; pass the class itself"
         )
-    from .examine import examine
-    from .judging import judge
+    from .inquiry import examine, judge
 
     start = time.perf_counter()
     source, path = _source_of(obj)
     report = judge(
-        examine(obj, source=source, path=path, roles=roles, embed_dim=d_model, num_heads=num_heads)
+        examine(
+            obj,
+            source=source,
+            path=path,
+            roles=roles,
+            embed_dim=d_model,
+            num_heads=num_heads,
+            arguments=arguments,
+        )
     )
     report.protections = ["none: it ran in this process"]
     report.seconds = time.perf_counter() - start
@@ -83,30 +104,49 @@ def check_file(
     trust: bool = False,
     d_model: int | None = None,
     num_heads: int | None = None,
+    roles: dict[str, str] | None = None,
+    arguments: Mapping[str, object] | None = None,
+    template: Template | None = None,
 ) -> Report:
     """The same for a file, which is run in a process of its own, fenced in.
 
+    It is right only if it also is with weights and inputs that are drawn here once its code was examined:
+    what the code could do to the examination does not make it right. Gradients, dropout and what its state
+    dict holds are taken as examined.
+
     Args:
-        path: a file of Python source.
+        path: a file of Python source, or a notebook (`.ipynb`): its code cells in order.
         name: which class or function; None: the one that looks most like multi-head attention.
         seconds, memory: the most it may take: seconds, bytes.
         trust: run it even where the system offers no fences.
-        d_model, num_heads: as in `check`.
+        d_model, num_heads, roles: as in `check`.
+        arguments: for its constructor, or a function's parameters that are no tensors: literals.
+        template: a `Template` that is running already, for many files; None: one for this file.
 
     Raises:
         ArgumentError: no such file or name; no fences and no trust.
     """
-    from .judging import judge
+    from .desk.conditions import conditions_of
+    from .desk.secrets import Secrets
+    from .inquiry import judge
     from .sandbox import run_file
+    from .source import likeliest, source_of
+    from .source.notebooks import told_by_cell
 
     start, path = time.perf_counter(), Path(path)
-    source = _read(path)
-    report = _before_running(path, name, source)
+    source, cells = source_of(path)
+    report = _before_running(path, name, source, cells)
     if report is None:
         if name is None:
-            name = _likeliest(path, source)
-        options = {"embed_dim": d_model, "num_heads": num_heads}
-        outcome = run_file(path.resolve(), name, seconds=seconds, memory=memory, trust=trust, options=options)
+            name = likeliest(path, source)
+        options: dict[str, Any] = {"embed_dim": d_model, "num_heads": num_heads}
+        if roles:
+            options["roles"] = dict(roles)
+        secrets = Secrets(conditions_of(source, name), num_heads)
+        outcome = run_file(
+            path.resolve(), name, seconds=seconds, memory=memory, trust=trust, options=options,
+            arguments=arguments, template=template, questions=secrets.questions,
+        )  # fmt: skip
         if outcome.problem is not None and outcome.problem.kind == ArgumentError.__name__:
             raise ArgumentError(outcome.problem.message)  # no such name
         evidence = outcome.evidence or Evidence(name, "class", path=str(path), source=source)
@@ -114,43 +154,44 @@ def check_file(
         if outcome.problem is not None:
             evidence.problems.append(outcome.problem)
         try:
-            report = judge(evidence)
+            waiting = time.perf_counter()
+            with JUDGE:
+                start += time.perf_counter() - waiting  # for the judge, who is at another file
+                report = judge(evidence)
+                refusal = secrets.verdict(evidence, outcome.answers) if report.ok else None
         except Exception as error:
             # an honest examination brings back what fits together; what the code wrote itself need not
             forged = Problem("limits", "result", f"what came back does not fit together: {error}")
             report = judge(Evidence(name, "class", path=str(path), source=source, problems=[forged]))
+            refusal = None
+        if refusal is not None:
+            _refuse(report, refusal)
+        elif outcome.evidence is not None and outcome.problem is not None and not report.faults:
+            report.judged = False  # it was examined, and ended while it was asked again
         report.protections = outcome.protections
+    told_by_cell(report, cells)
+    report.on_command_line = True
     report.seconds = time.perf_counter() - start
     return report
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ArgumentError(f"file must be readable: {path}: {error.strerror}; check the path") from error
-    except UnicodeDecodeError as error:
-        raise ArgumentError(f"file must be Python source in UTF-8: {path}; save it as UTF-8") from error
+def _refuse(report: Report, refusal: Refusal) -> None:
+    """Right by what it brought back, and not by what it answered then."""
+    report.ok, report.judged = False, refusal.wrong
+    report.problems.append(Problem("call", refusal.kind, refusal.words))
+    report.explained.append(refusal.words)
+    report.summary = refusal.words
 
 
-def _likeliest(path: Path, source: str) -> str:
-    from .source import candidates
-
-    found = candidates(source)
-    if not found:
-        raise ArgumentError(
-            f"file must define attention to check: nothing in {path} looks like it; "
-            "name the class or function, FILE:NAME"
-        )
-    return found[0].name
-
-
-def _before_running(path: Path, name: str | None, source: str) -> Report | None:
+def _before_running(path: Path, name: str | None, source: str, cells: Cells) -> Report | None:
     """What can be said without running it: it is no Python, or uses names that nothing defines."""
     from .exceptions import explain
     from .source import undefined_names
+    from .source.notebooks import broken_cell
 
     try:
+        if (broken := broken_cell(source, cells)) is not None:
+            raise broken
         ast.parse(source)
     except (RecursionError, MemoryError, ValueError):  # nested too deep, or with a NUL in it
         raise ArgumentError(f"file must be Python source that can be read: {path} is not; check it") from None
@@ -161,6 +202,8 @@ def _before_running(path: Path, name: str | None, source: str) -> Report | None:
         report.summary = report.explained[0]
         return report
     missing = undefined_names(source)
+    if cells.first_lines:
+        missing = [one for one in missing if _matters(one, name, source)]
     if not missing:
         return None
     report = Report(name or path.stem, ok=False, summary="", path=str(path))
@@ -175,3 +218,14 @@ def _before_running(path: Path, name: str | None, source: str) -> Report | None:
     names = ", ".join(dict.fromkeys(one.name for one in missing))
     report.summary = f"undefined name: {names}; nothing was run"
     return report
+
+
+def _matters(missing: Undefined, name: str | None, source: str) -> bool:
+    """In a notebook, what other cells lack is no matter of the attention; and some names are always there."""
+    from .source import candidates
+    from .source.notebooks import GIVEN
+
+    wanted = (name or "").partition(".")[0]
+    found = [one for one in candidates(source) if not wanted or one.name == wanted][:1]
+    inside = any(one.first_line <= missing.line <= one.last_line for one in found)
+    return inside and missing.name not in GIVEN

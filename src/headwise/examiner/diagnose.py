@@ -5,35 +5,66 @@ inputs their code was given, it yields the numbers they would have got; the faul
 on every probe, is the one they made. Calls without a mask are explained first, by nothing, one fault or two;
 what hides keys is then explained by nothing or one more.
 
+Two faults are thousands of pairs. What one fault computes is kept step by step, and a pair goes on from where
+the second sets in: for one sample, with all first faults stacked as if they were a batch. What explains that
+sample is run on every call.
+
 Letters: B batch, T query_len, S key_len, E width, H num_heads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from . import recipe
+from .designs import steps_of
 from .evidence import Call, Evidence
 from .faults import FAULTS, computed, pairs
 from .faults.fault import Fault, Way
-from .recipe import State, Step
+from .recipe import RIGHT, Given, State, Step, Weights
 
-__all__ = ["INFORMATION", "NEAR", "Diagnosis", "Made", "diagnose", "difference", "first_difference"]
+__all__ = [
+    "INFORMATION", "NEAR", "Diagnosis", "Made", "diagnose", "difference", "first_difference",
+    "one_fault_explains",
+]  # fmt: skip
 
 NEAR = 2e-5  # of the size of the numbers: float32 somewhere inside passes, the nearest fault is off by 1e-2
 INFORMATION = ("empty row",)  # a probe that has three right answers
-STRESS = ("scores x1e4 with mask",)  # one that tells how keys are hidden, where the rest is right
+STRESS = (
+    "scores x1e4 with mask",
+    "scores x1e4",
+)  # one that tells how keys are hidden, where the rest is right
 FIELDS = (
     ("projected", "q, k and v as projected"), ("q", "q, split into heads"), ("k", "k, split into heads"),
     ("v", "v, split into heads"), ("scores", "the scores q k^T"), ("scaled", "the scaled scores"),
     ("hidden", "the masked scores"), ("p", "the weights"), ("heads", "the heads' outputs"),
     ("joined", "the heads side by side"), ("output", "the output"),
 )  # fmt: skip
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _bare(function: Callable[P, R]) -> Callable[P, R]:
+    """Without gradients, and without modes of torch that look at every operation: they take half the time,
+    and numbers here are float64 on the CPU whatever anybody's defaults are."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+PLACE = {name: i for i, name in enumerate(RIGHT)}
 
 
 @dataclass(frozen=True)
@@ -47,20 +78,31 @@ class Made:
     way: int = 0
     number: float | None = None
 
-    @property
+    @functools.cached_property
     def steps(self) -> Way:
         """What it computes."""
         if self.fault.fit is not None and self.number is not None:
             return self.fault.fit(self.number)
         return self.fault.ways[self.way] if self.fault.ways else {}
 
+    @functools.cached_property
+    def start(self) -> int:
+        """The place of the first step it changes."""
+        return min(PLACE[name] for name in self.steps)
+
+    @functools.cached_property
+    def end(self) -> int:
+        """The place of the last."""
+        return max(PLACE[name] for name in self.steps)
+
 
 Explanation = tuple[Made, ...]
 
 
-def _made(fault: Fault) -> list[Made]:
+@functools.cache
+def _made(fault: Fault) -> tuple[Made, ...]:
     """Every way to make it."""
-    return [Made(fault, way) for way in range(len(fault.ways))]
+    return tuple(Made(fault, way) for way in range(len(fault.ways)))
 
 
 def _together(made: Explanation) -> dict[str, Step] | None:
@@ -100,6 +142,7 @@ def difference(found: Tensor | None, wanted: Tensor | None) -> float:
     return float((found - wanted).abs().max()) / max(1e-3, float(wanted.abs().max()))
 
 
+@_bare
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Explain the outputs of every probe that gave one."""
     judge = _Judge(evidence, evidence.num_heads)
@@ -112,6 +155,25 @@ def diagnose(evidence: Evidence) -> Diagnosis:
                 made = Made(FAULTS["hard-coded heads"], number=heads)
                 return Diagnosis((made,), [], found.errors)
     return found
+
+
+@_bare
+def one_fault_explains(weights: Weights, num_heads: int, given: Given, output: Tensor) -> bool:
+    """Whether one fault, with these weights, computes this output of this call."""
+    call = Call("plain", given, output)
+    asked = Evidence(
+        "", "class", embed_dim=len(weights.q), num_heads=num_heads, weights=weights, calls=[call]
+    )
+    judge, cut = _Judge(asked, num_heads), _first_sample(call)
+    for fault in computed():
+        if fault.design or (fault.needs_mask and given.mask is None):
+            continue
+        for made in _made(fault):
+            one = call if fault.mixes_samples else cut
+            state = judge._run(State(one.given, weights, num_heads), 0, made.steps)
+            if state is not None and judge._glance(one, state.output) and judge.explains((made,), [call]):
+                return True
+    return False
 
 
 def _explained(judge: _Judge) -> Diagnosis:
@@ -138,7 +200,7 @@ def _explained(judge: _Judge) -> Diagnosis:
             size = len(base)
     if not found:  # faults that show without a mask, and other faults with one
         found = [(one,) for one in judge.singles(masked)] if not plain else []
-    if not found:
+    if not found and (not plain or first == ()):  # what shows without a mask was looked for with its masks
         found = list(judge.explanations([*plain, *masked], without_mask=False))
     if not found:
         return Diagnosis(None, [], errors, partly=first or ())
@@ -147,7 +209,7 @@ def _explained(judge: _Judge) -> Diagnosis:
 
 
 def _smallest(found: Sequence[Explanation], judge: _Judge) -> list[Explanation]:
-    """The explanations of the fewest faults, in the order of the library.
+    """The explanations of the fewest faults, the commonest first, else in the order of the library.
 
     Where every mask was a causal one, a fault of causal masks comes first.
     """
@@ -158,13 +220,51 @@ def _smallest(found: Sequence[Explanation], judge: _Judge) -> list[Explanation]:
     unique = [nearest[names] for names in order]
     fewest = min(len(one) for one in unique)
     best = [one for one in unique if len(one) == fewest]
+    best.sort(key=lambda one: (_far_fetched(one, judge.evidence), -sum(made.fault.common for made in one)))
     if judge.masked and all(_is_causal(call.given.mask) for call in judge.masked):
         best.sort(key=lambda one: not any(made.fault.key.startswith("causal") for made in one))
     return best
 
 
+def _far_fetched(explanation: Explanation, evidence: Evidence) -> bool:
+    """Whether it is about the order in a fused weight where there is none, or about scores where there is.
+
+    From one input, queries and keys that change places are the same numbers wherever they do.
+    """
+    held = {(role.parameter.split("[")[0]) for name, role in evidence.roles.items() if name in {"q", "k"}}
+    fused = len(held) == 1
+    keys = {made.fault.key for made in explanation}
+    return "scores transposed" in keys if fused else any(key.startswith("fused order") for key in keys)
+
+
 def _is_causal(mask: Tensor | None) -> bool:
     return mask is not None and torch.equal(mask, torch.ones_like(mask).tril())
+
+
+def _first_sample(call: Call) -> Call:
+    if len(call.given.query) == 1:
+        return call
+    given = Given(*(None if x is None else x[:1] for x in call.given))  # type: ignore[arg-type]
+    return Call(f"{call.probe}, first sample", given, None if call.output is None else call.output[:1])
+
+
+def _most(fault: Fault) -> int:
+    """How many of its ways are tried in pairs: of a design, one number beneath the root."""
+    return 3 if fault.design else len(fault.ways)
+
+
+def _copied(state: State) -> State:
+    """A state to go on from; tensors are never written to."""
+    made = State.__new__(State)
+    made.__dict__.update(state.__dict__)
+    return made
+
+
+def _shapes(value: object) -> object:
+    if isinstance(value, Tensor):
+        return value.shape
+    own = type(value) is tuple
+    return tuple(one.shape for one in value) if own else None  # type: ignore[attr-defined]
 
 
 class _Judge:
@@ -172,22 +272,58 @@ class _Judge:
 
     def __init__(self, evidence: Evidence, num_heads: int) -> None:
         assert evidence.weights is not None
-        self.weights, self.num_heads = evidence.weights, num_heads
+        self.evidence, self.weights, self.num_heads = evidence, evidence.weights, num_heads
         self.all = [call for call in evidence.calls if call.output is not None]
         judged = [call for call in self.all if call.probe not in (*INFORMATION, *STRESS)]
+        judged.sort(key=lambda call: call.given.query.numel())  # the smallest rules out most
         self.plain = [call for call in judged if call.given.mask is None]
         self.masked = [call for call in judged if call.given.mask is not None]
+        self.steps = tuple({**RIGHT, **steps_of(evidence.designs)}.items())
+        self._trails: dict[tuple[str, Made], list[State]] = {}
         self._off: dict[tuple[str, Explanation], float] = {}
+        self._sizes: dict[str, float] = {}
 
     def state(self, call: Call, made: Explanation) -> State | None:
         """What these faults compute; None where they cannot."""
+        if not made and self.num_heads == self.evidence.num_heads:
+            return self.evidence.truth(call)
         wrong = _together(made)
         if wrong is None:
             return None
+        if not made:
+            return self._run(State(call.given, self.weights, self.num_heads), 0, wrong)
+        order = sorted(made, key=lambda one: one.start)
+        trail = self._trail(call, order[0])
+        start = order[1].start if len(order) > 1 else len(PLACE)
+        if start >= len(trail):  # the first cannot run so far
+            return None
+        return self._run(_copied(trail[start]), start, wrong)
+
+    def _run(
+        self, state: State, start: int, wrong: Mapping[str, Step], trail: list[State] | None = None
+    ) -> State | None:
+        """The steps from this one on; `trail` gets the state before each and after the last."""
         try:
-            return recipe.run(call.given, self.weights, self.num_heads, wrong)
+            for name, right in self.steps[start:]:
+                if trail is not None:
+                    trail.append(_copied(state))
+                wrong.get(name, right)(state)
         except (RuntimeError, ValueError, IndexError, AttributeError, TypeError, ZeroDivisionError):
             return None
+        if trail is not None:
+            trail.append(state)
+        return state
+
+    def _trail(self, call: Call, made: Made) -> list[State]:
+        """The states before each step with this one fault, and after the last; fewer where it cannot run."""
+        key = call.probe, made
+        if made.number is not None or key not in self._trails:
+            trail: list[State] = []
+            self._run(State(call.given, self.weights, self.num_heads), 0, made.steps, trail)
+            if made.number is not None:
+                return trail
+            self._trails[key] = trail
+        return self._trails[key]
 
     def off(self, call: Call, made: Explanation) -> float:
         """How far what these faults compute is from what the learner's code did."""
@@ -227,13 +363,92 @@ class _Judge:
         yield from ((one,) for one in alone)
         if alone or self.explains((), calls):
             return
+        yield from self._pairs(calls, without_mask)
+
+    def _pairs(self, calls: Sequence[Call], without_mask: bool) -> Iterator[Explanation]:
+        """The first two that explain these calls: hundreds of others would be no simpler."""
+        tried = [fault for fault in computed() if not (without_mask and fault.needs_mask)]
+        near = self._near(calls[0], [one for fault in tried for one in _made(fault)[: _most(fault)]])
         for first, second in pairs():
-            if without_mask and (first.needs_mask or second.needs_mask):
-                continue
             for both in product(_made(first), _made(second)):
-                if self.explains(both, calls):
+                if (both in near or both[::-1] in near) and self.explains(both, calls):
                     yield both
-                    return  # hundreds of others would take seconds, and be no simpler
+                    return
+
+    def _near(self, call: Call, made: Sequence[Made]) -> set[Explanation]:
+        """The pairs that may explain this call, the one that sets in first before the other.
+
+        Of its first sample alone, all first faults that are done when the second sets in are stacked; but for
+        those that let samples meet.
+        """
+        found: set[Explanation] = set()
+        stacks: dict[int, list[tuple[list[Made], State]]] = {}
+        stacked = {one for one in made if not one.fault.mixes_samples}
+        whole, call = call, _first_sample(call)
+        for second in made:
+            start, steps = second.start, second.steps.keys()
+            rest = [one for one in made if one.start < start and not one.steps.keys() & steps]
+            if second in stacked:
+                if start not in stacks:
+                    done = [one for one in made if one in stacked and one.end < start]
+                    stacks[start] = list(self._stacks(call, done, start))
+                for firsts, state in stacks[start]:
+                    ran = self._run(_copied(state), start, second.steps)
+                    close = [False] * len(firsts) if ran is None else self._close(call, ran.output)
+                    found.update((one, second) for one, yes in zip(firsts, close, strict=True) if yes)
+                together = {one for firsts, _ in stacks[start] for one in firsts}
+                rest = [one for one in rest if one not in together]
+            for one in rest:
+                asked = call if one in stacked and second in stacked else whole
+                alone = self.state(asked, (one, second))
+                if alone is not None and self._glance(asked, alone.output):
+                    found.add((one, second))
+        return found
+
+    def _stacks(self, call: Call, made: Sequence[Made], start: int) -> Iterator[tuple[list[Made], State]]:
+        """What each has computed before this step, those of equal shapes in one state."""
+        groups: dict[tuple[object, ...], list[tuple[Made, State]]] = {}
+        for one in made:
+            trail = self._trail(call, one)
+            if start < len(trail):
+                state = trail[start]
+                shapes = ((name, _shapes(value)) for name, value in vars(state).items())
+                groups.setdefault((id(state.given), *shapes), []).append((one, state))
+        for group in groups.values():
+            whole = _copied(group[0][1])
+            for name, value in vars(whole).items():
+                each = [getattr(state, name) for _, state in group]
+                if name == "projected":
+                    whole.projected = tuple(map(torch.cat, zip(*each, strict=True)))  # type: ignore[assignment]
+                elif isinstance(value, Tensor):
+                    setattr(whole, name, torch.cat(each))
+            yield [one for one, _ in group], whole
+
+    def _glance(self, call: Call, found: Tensor) -> bool:
+        """`_close` for one output: where its last number is far off, the others need not be looked at."""
+        wanted = call.output
+        assert wanted is not None
+        if found.shape != wanted.shape:
+            return False
+        off = abs(float(found[-1, -1, -1]) - float(wanted[-1, -1, -1]))
+        return not off > 10 * NEAR * self._size(call) and all(self._close(call, found))
+
+    def _size(self, call: Call) -> float:
+        """The largest finite number the learner's code gave."""
+        if call.probe not in self._sizes:
+            assert call.output is not None
+            self._sizes[call.probe] = max(1e-3, float(call.output.nan_to_num(0.0, 0.0, 0.0).abs().max()))
+        return self._sizes[call.probe]
+
+    def _close(self, call: Call, found: Tensor) -> list[bool]:
+        """For each sample of these outputs, whether it may be the learner's; NaN where NaN is."""
+        wanted = call.output
+        assert wanted is not None
+        if found.shape[1:] != wanted.shape[1:]:
+            return [False] * len(found)
+        off = (found - wanted).nan_to_num(0.0, torch.inf, torch.inf).abs()
+        same = (found.isfinite() == wanted.isfinite()) & (off <= 10 * NEAR * self._size(call))
+        return [bool(yes) for yes in same.flatten(1).all(1)]
 
     def extended(self, base: Explanation, masked: Sequence[Call]) -> Iterator[Explanation]:
         """This explanation as it is or with one fault more that shows only with a mask."""

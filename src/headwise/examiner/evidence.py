@@ -15,9 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .recipe import Given, Weights
+from .designs import Design, steps_of
+from .recipe import Given, State, Weights, run
 
-__all__ = ["Call", "Conventions", "Evidence", "Finding", "Problem", "Role"]
+__all__ = [
+    "Asked",
+    "Call",
+    "Conventions",
+    "Design",
+    "Evidence",
+    "Finding",
+    "Problem",
+    "Role",
+    "line_in_words",
+    "packed",
+    "unpacked",
+]
 
 FACTS, NUMBERS = "evidence.json", "evidence.bin"  # all that is written of it; the second holds bare numbers
 DTYPES = {
@@ -29,6 +42,11 @@ DTYPES = {
 }  # fmt: skip
 
 
+def line_in_words(line: int | None, cell: int | None = None) -> str:
+    """ "line 5"; in a notebook "cell 3, line 5"."""
+    return f"line {line}" if cell is None else f"cell {cell}, line {line}"
+
+
 @dataclass
 class Problem:
     """Something the learner's code raised, or that kept it from being run."""
@@ -38,6 +56,7 @@ class Problem:
     message: str
     line: int | None = None  # in the learner's file, the last of their lines on the way
     probe: str | None = None
+    cell: int | None = None  # of a notebook; then the line is counted in it
 
 
 @dataclass
@@ -79,6 +98,16 @@ class Call:
 
 
 @dataclass
+class Asked:
+    """One question to a single step: split_heads, softmax, a mask; what went in by name, what came out."""
+
+    probe: str
+    given: dict[str, Tensor | int | float | bool]
+    output: Tensor | None = None
+    problem: Problem | None = None
+
+
+@dataclass
 class Finding:
     """One thing that was looked at beside the numbers: "input left unmodified", "state dict complete"."""
 
@@ -87,6 +116,7 @@ class Finding:
     detail: str  # a sentence
     fault: str | None = None  # the key of the fault this is, where it has one
     line: int | None = None
+    cell: int | None = None
 
 
 @dataclass
@@ -106,6 +136,33 @@ class Evidence:
     calls: list[Call] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    built: str = ""  # how it was built, as Python: "MultiHeadAttention(d_model=24, num_heads=4)"
+    tried: list[str] = field(default_factory=list)  # what was tried in vain, a sentence each
+    beside: list[str] = field(default_factory=list)  # parameters that no projection is made of
+    designs: list[Design] = field(default_factory=list)
+    step: str | None = None  # a single step in place of a whole: "split heads", "softmax", "mask", "block"
+    asked: list[Asked] = field(default_factory=list)
+    # Where the numbers of the projections come from, by the names of `Weights`: factors, the first applied
+    # first, each of indices into all parameters in order, flat; -1: zero, -2: one.
+    origin: dict[str, list[Tensor]] = field(default_factory=dict)
+    again: object = field(default=None, repr=False, compare=False)  # asks a step again; stays in its process
+    _truths: list[tuple[Call, Weights, int, State | None]] = field(
+        default_factory=list, repr=False, compare=False
+    )
+
+    def truth(self, call: Call) -> State | None:
+        """What the recipe computes for this call, worked out once; None where it cannot."""
+        assert self.weights is not None
+        for asked, weights, heads, state in self._truths:
+            if asked is call and weights is self.weights and heads == self.num_heads:
+                return state
+
+        try:
+            found: State | None = run(call.given, self.weights, self.num_heads, steps_of(self.designs))
+        except (RuntimeError, TypeError, ValueError, IndexError):  # projections of another shape
+            found = None
+        self._truths.append((call, self.weights, self.num_heads, found))
+        return found
 
     def call(self, probe: str) -> Call | None:
         """The probe of this name, if it was run."""
@@ -113,19 +170,16 @@ class Evidence:
 
     def save(self, folder: Path) -> None:
         """As `FACTS` and `NUMBERS`, without a library: files are checked where there is torch alone."""
+        facts, numbers = self.written()
+        (folder / NUMBERS).write_bytes(numbers)
+        (folder / FACTS).write_text(facts)
+
+    def written(self) -> tuple[str, bytes]:
+        """All of it: JSON, and the bare numbers of its tensors."""
         numbers = bytearray()
 
         def out(value: object) -> object:
-            if isinstance(value, Tensor):
-                held = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-                told = [str(held.dtype).removeprefix("torch."), list(held.shape), len(numbers)]
-                numbers.extend(ctypes.string_at(held.data_ptr(), held.nbytes))
-                return {"tensor": told}
-            if isinstance(value, dict):
-                return {key: out(one) for key, one in value.items()}
-            if isinstance(value, (list, tuple)):
-                return [out(one) for one in value]
-            return value
+            return packed(value, numbers)
 
         plain = {name: getattr(self, name) for name in ("name", "kind", "path", "source", "first_line")}
         plain |= {"embed_dim": self.embed_dim, "num_heads": self.num_heads}
@@ -140,10 +194,22 @@ class Evidence:
             }
             for call in self.calls
         ]  # fmt: skip
+        plain["designs"] = [
+            {"key": one.key, "words": one.words, "numbers": one.numbers, "tensors": out(one.tensors)}
+            for one in self.designs
+        ]
+        plain["asked"] = [
+            {
+                "probe": one.probe, "given": out(one.given), "output": out(one.output),
+                "problem": None if one.problem is None else asdict(one.problem),
+            }
+            for one in self.asked
+        ]  # fmt: skip
+        plain |= {"built": self.built, "tried": self.tried, "beside": self.beside, "step": self.step}
         plain["findings"] = [asdict(one) for one in self.findings]
         plain["problems"] = [asdict(one) for one in self.problems]
-        (folder / NUMBERS).write_bytes(numbers)
-        (folder / FACTS).write_text(json.dumps(plain))
+        plain["origin"] = out(self.origin)
+        return json.dumps(plain), bytes(numbers)
 
     @classmethod
     def load(cls, folder: Path) -> Evidence:
@@ -152,13 +218,19 @@ class Evidence:
         Raises:
             ValueError, KeyError, TypeError: it was not written by `save`.
         """
-        numbers = bytearray((folder / NUMBERS).read_bytes())
-        plain = json.loads((folder / FACTS).read_text())
+        return cls.read((folder / FACTS).read_text(), (folder / NUMBERS).read_bytes())
+
+    @classmethod
+    def read(cls, facts: str, numbers: bytes) -> Evidence:
+        """From what `written` gave, wherever it came from: nothing in it is executed.
+
+        Raises:
+            ValueError, KeyError, TypeError: `written` did not give it.
+        """
+        plain, held_numbers = json.loads(facts), bytearray(numbers)
 
         def back(value: Any) -> Any:
-            if isinstance(value, dict) and set(value) == {"tensor"}:
-                return _tensor(numbers, *value["tensor"])
-            return [back(one) for one in value] if isinstance(value, list) else value
+            return unpacked(value, held_numbers)
 
         conventions = Conventions(**plain.pop("conventions"))
         conventions.arguments = tuple(conventions.arguments)
@@ -171,13 +243,49 @@ class Evidence:
             )
             for one in plain.pop("calls")
         ]  # fmt: skip
+        designs = [Design(**back(one)) for one in plain.pop("designs")]
+        asked = [
+            Asked(
+                one["probe"], back(one["given"]), back(one["output"]),
+                None if one["problem"] is None else Problem(**one["problem"]),
+            )
+            for one in plain.pop("asked")
+        ]  # fmt: skip
         findings = [Finding(**one) for one in plain.pop("findings")]
         problems = [Problem(**one) for one in plain.pop("problems")]
         weights = None if held is None else Weights(*back(held))
+        origin = {name: list(one) for name, one in back(plain.pop("origin")).items()}
         return cls(
             **plain, conventions=conventions, roles=roles, weights=weights, calls=calls, findings=findings,
-            problems=problems,
+            problems=problems, designs=designs, asked=asked, origin=origin,
         )  # fmt: skip
+
+
+def packed(value: object, numbers: bytearray) -> object:
+    """For JSON: each tensor's bytes go to the end of `numbers`, and its dtype, shape and place stay."""
+    if isinstance(value, Tensor):
+        held = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        told = [str(held.dtype).removeprefix("torch."), list(held.shape), len(numbers)]
+        numbers.extend(ctypes.string_at(held.data_ptr(), held.nbytes))
+        return {"tensor": told}
+    if isinstance(value, dict):
+        return {key: packed(one, numbers) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [packed(one, numbers) for one in value]
+    return value
+
+
+def unpacked(value: Any, numbers: bytearray) -> Any:
+    """What `packed` made JSON of.
+
+    Raises:
+        ValueError, KeyError, TypeError: it did not.
+    """
+    if isinstance(value, dict) and set(value) == {"tensor"}:
+        return _tensor(numbers, *value["tensor"])
+    if isinstance(value, dict):
+        return {key: unpacked(one, numbers) for key, one in value.items()}
+    return [unpacked(one, numbers) for one in value] if isinstance(value, list) else value
 
 
 def _tensor(numbers: bytearray, dtype: str, shape: list[int], at: int) -> Tensor:

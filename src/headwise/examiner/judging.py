@@ -1,217 +1,180 @@
-"""From evidence to a report: what is right, what is wrong, where, and what to say about it."""
+"""From evidence to a report: right, wrong or not judged, what is wrong, where, and what to say about it.
+
+    evidence ──► crashes with a name ──┐
+        └──► diagnosis of the numbers ─┼──► faults ──► right / wrong / not judged ──► what is said of it
+             findings beside them ─────┘
+
+Accusing is a promise: wrong is what has the name of a fault, what stopped at a line of the learner's in their
+own terms (`counsel.is_theirs`), and numbers that nothing else can explain. Right is what every number says.
+All else was not judged.
+"""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from . import recipe
-from .diagnose import INFORMATION, NEAR, Diagnosis, Made, diagnose, difference, first_difference
-from .evidence import Call, Evidence, Finding
+from .counsel import advise, is_theirs
+from .diagnose import NEAR, Diagnosis, Made, diagnose, difference, first_difference
+from .evidence import Evidence, Finding, Problem
 from .examine.surroundings import undisturbed
 from .exceptions import explain
 from .faults import FAULTS
+from .faults.fault import Fault
+from .partings import beside_truth, empty_row, first_by_weights, where_right
 from .report import Named, Report
-from .source import line_of
+from .source import in_their_names, line_of
+from .source.lines import own_code
+from .source.parsed import text_of
+from .source.returned import says_weights
 
-__all__ = ["judge"]
+__all__ = ["judge_whole"]
 
-POSITIONS = re.compile(r"\b(apply_)?(rope|rotary\w*|alibi|relative_position\w*|rel_pos\w*)\b", re.IGNORECASE)
-CONSEQUENCES = {  # what other faults bring with them
-    "gradients blocked", "wrong in half precision", "not deterministic", "state dict incomplete", "no q bias",
-}  # fmt: skip
-REMARKS = {"overflow in half", "wrong in half precision"}  # no reason to fail what is right otherwise
-NAMED_PARTS = {"gradients blocked", "state dict incomplete"}  # which name parameters, used or not
-DESIGN = {  # what many modules have inside on purpose
-    "residual and layer norm": "a residual connection and a LayerNorm",
-    "layer norm before": "a LayerNorm of the input",
-}
+TORCHS = "torch.nn.MultiheadAttention"
+INSIDE = "torch inside"  # the key of the design that is torch's own class
+# what code says that does something beside attention on purpose, and that no number of ours speaks of
+MORE = re.compile(
+    r"\b(apply_)?(rope|rotary\w*|alibi|relative_position\w*|rel_pos\w*|pos(ition)?_bias|sinusoid\w*|gate\w*|gating"
+    r"|normalize|cosine\w*|talking\w*|landmark\w*|kernel\w*|feature_map|elu|conv\w*|cache\w*|landmarks|top_?k"
+    r"|local\w*|window\w*|dilat\w*|sparse\w*|pool\w*|softmax_?(1|one)|relu\w*|squared_relu|entmax\w*|sigmoid\w*"
+    r"|log_?n|mup|prefix\w*|train_len\w*|temperature|temp)\b",
+    re.IGNORECASE,
+)
+TEMPERATURE = re.compile(  # a number for the scale that whoever builds it chooses
+    r"def __init__\([^)]*?\b(temperature|temp|softmax_scale|scale_factor|attn_scale)\b\s*"
+    r"(?::[^,=)]*)?=\s*[\d.]",
+    re.S,
+)
+POSITIONS = re.compile(r"(apply_)?(rope|rotary\w*|alibi|relative_position\w*|rel_pos\w*)", re.IGNORECASE)
+# what was said of a mask or a layout while it was not yet clear what the code does
+DOUBTS = re.compile(
+    r"changes nothing|hide(s)? (nothing )?exactly|makes the output NaN|computes as if|reacts to sample"
+)
+MEANING = re.compile(r": (True|1) where a key")
 
 
 @undisturbed()
-def judge(evidence: Evidence, diagnosis: Diagnosis | None = None) -> Report:
+def judge_whole(evidence: Evidence, diagnosis: Diagnosis | None = None) -> Report:
     """The verdict; `diagnosis`: where it has been made already."""
     report = Report(evidence.name, ok=False, summary="", path=evidence.path)
-    report.conventions, report.roles = evidence.conventions, evidence.roles
-    report.findings, report.problems = evidence.findings, evidence.problems
-    crashes = [call.problem for call in evidence.calls if call.problem is not None]
-    report.problems = [*evidence.problems, *crashes]
+    report.conventions, report.roles, report.findings = (
+        evidence.conventions,
+        evidence.roles,
+        evidence.findings,
+    )
+    report.built, report.tried = evidence.built, list(evidence.tried)
+    report.designs = [one.words for one in evidence.designs]
+    report.problems = _once([*evidence.problems, *(call.problem for call in evidence.calls if call.problem)])
     report.explained = [explain(problem, evidence.source) for problem in report.problems]
     if evidence.weights is None or not any(call.output is not None for call in evidence.calls):
-        _say_crashes(report, evidence)
-        _say_findings(report, evidence)
-        report.summary = _unjudged(report)
-        return report
-    diagnosis = diagnose(evidence) if diagnosis is None else diagnosis
-    report.errors = diagnosis.errors
-    _say_numbers(report, evidence, diagnosis)
-    _say_weights(report, evidence)
-    _say_order(report, evidence)
+        diagnosis = None
+    else:
+        diagnosis = diagnose(evidence) if diagnosis is None else diagnosis
+        report.errors = diagnosis.errors
+        _say_numbers(report, evidence, diagnosis)
+        _say_weights(report, evidence)
+        _say_order(report, evidence)
     _say_crashes(report, evidence)
     _say_findings(report, evidence)
-    _say_limits(report, evidence, diagnosis)
-    wrong = [one for one in report.findings if one.verdict == "wrong"]
-    judged = bool(diagnosis.errors)  # a probe that has one right answer
-    report.ok = judged and diagnosis.faults == () and not (report.faults or report.problems or wrong)
-    report.summary = _summary(report, diagnosis)
+    _decide(report, evidence, diagnosis)
+    _say_limits(report, evidence)
+    report.conventions = replace(evidence.conventions, words=_words(report, evidence))
+    for named in (*report.faults, *report.remarks):
+        if evidence.source is not None:
+            named.repair = in_their_names(named.repair, evidence, named.line, FAULTS.get(named.key))
     return report
 
 
-CRASHES = (
-    ("view size is not compatible", "view after transpose"),
-    ("without overflow", "overflow in half"),
-    ("is not defined", "undefined name"),
-    ("must match the size of tensor", "padding mask broadcast"),
-    ("broadcast", "padding mask broadcast"),
-)
+def _once(problems: list[Problem]) -> list[Problem]:
+    """Each but once: what stopped every probe is kept as the first of them, too."""
+    return [one for i, one in enumerate(problems) if not any(one is other for other in problems[:i])]
 
 
-def _say_crashes(report: Report, evidence: Evidence) -> None:
-    """Crashes that have a name are faults; each once."""
-    for problem in report.problems:
-        for words, key in CRASHES:
-            if key == "padding mask broadcast" and not (problem.probe or "").startswith("padding"):
-                continue
-            if words in problem.message and key not in {one.key for one in report.faults}:
-                named = Named.of(FAULTS[key], f"line {problem.line}: {problem.message}", problem.line)
-                named.text = _text(evidence.source, problem.line)
-                report.faults.append(named)
+# Faults
 
 
-def _text(source: str | None, line: int | None) -> str:
-    lines = (source or "").splitlines()
-    return lines[line - 1].strip() if line is not None and 0 < line <= len(lines) else ""
-
-
-def _unjudged(report: Report) -> str:
-    if report.faults:
-        return f"{report.faults[0].key}: {report.faults[0].title}"
-    if report.explained:
-        return report.explained[0]
-    return f"{report.name} could not be judged: it gave no numbers"
+def _named(fault: Fault, detail: str, evidence: Evidence, line: int | None = None) -> Named:
+    """What the library says of it, with the learner's line."""
+    if line is None and evidence.source is not None:
+        found = line_of(fault, evidence.source, evidence.first_line)
+        if found is not None:
+            return Named.of(fault, detail, found[0], text_of(evidence.source, found[0]) or found[1])
+    return Named.of(fault, detail, line, text_of(evidence.source or "", line))
 
 
 def _say_numbers(report: Report, evidence: Evidence, diagnosis: Diagnosis) -> None:
     if diagnosis.faults:
-        inside = DESIGN.get(diagnosis.faults[0].fault.key) if len(diagnosis.faults) == 1 else None
-        if inside is not None:
-            report.equal.append(f"there is {inside} inside: the attention between is right")
+        inside = diagnosis.faults[0].fault.design if len(diagnosis.faults) == 1 else ""
+        if inside:
+            report.designs.append(f"{inside} inside")
             diagnosis.faults = ()
             report.errors = diagnosis.errors = dict.fromkeys(diagnosis.errors, diagnosis.fit)
             return
-        report.faults = [_named(made, evidence, diagnosis.fit) for made in diagnosis.faults]
-        for others in diagnosis.alike[:3]:
-            names = " and ".join(made.fault.key for made in others)
-            report.not_judged.append(f"in these probes it cannot be told from: {names}")
+        own = TEMPERATURE.search(own_code(evidence.source or "", evidence.first_line))
+        if own is not None and any(made.fault.step == "scale" for made in diagnosis.faults):
+            report.not_judged.append(f"the scale: it has a number of its own for it ({own[1]}), by choice")
+            diagnosis.faults = None
+            return
+        report.faults = [_computed(made, evidence, diagnosis.fit) for made in diagnosis.faults]
+        report.alike = [" and ".join(made.fault.key for made in others) for others in diagnosis.alike]
         parted = first_difference(evidence, diagnosis.faults)
         if parted is not None:
             report.first_wrong = f"{parted[1]} (probe: {parted[0]})"
     elif diagnosis.faults is None:
-        report.first_wrong = _from_weights(evidence)
-        encoding = POSITIONS.search(evidence.source or "")
-        if encoding is not None:
-            report.not_judged.append(
-                f"a position encoding inside ({encoding[0]}): headwise compares attention without one"
-            )
+        report.first_wrong = first_by_weights(evidence)
         if diagnosis.partly:
             names = " and ".join(made.fault.key for made in diagnosis.partly)
             report.not_judged.append(
                 f"without a mask it computes what '{names}' would; with one, something else"
             )
     if diagnosis.faults != ():
-        report.where_right = _where_right(evidence)
+        report.where_right = where_right(evidence)
 
 
-def _named(made: Made, evidence: Evidence, fit: float) -> Named:
+def _computed(made: Made, evidence: Evidence, fit: float) -> Named:
     fault = made.fault
     detail = f"your output equals {fault.formula} to {fit:.0e}"
     if fault.key == "hard-coded heads":
         detail = f"it has {made.number:g} heads whatever it was told; it was told {evidence.num_heads}"
     elif made.number is not None:
-        detail += f", with {made.number:g} in place of {_scale(evidence):.4g}"
-    named = Named.of(fault, detail)
+        assert evidence.weights is not None
+        scale = (evidence.weights.q.shape[0] // evidence.num_heads) ** -0.5
+        detail += f", with {made.number:g} in place of {scale:.4g}"
+    named = _named(fault, detail, evidence)
     named.number = made.number
-    _put_line(named, evidence)
     return named
-
-
-def _scale(evidence: Evidence) -> float:
-    """What scores should be multiplied by."""
-    assert evidence.weights is not None
-    return float((evidence.weights.q.shape[0] // evidence.num_heads) ** -0.5)
-
-
-def _put_line(named: Named, evidence: Evidence) -> None:
-    fault = FAULTS.get(named.key)
-    if fault is None or evidence.source is None or named.line is not None:
-        return
-    found = line_of(fault, evidence.source, evidence.first_line, None)
-    if found is not None:
-        named.line, named.text = found[0], _text(evidence.source, found[0]) or found[1]
-
-
-def _say_findings(report: Report, evidence: Evidence) -> None:
-    """Findings that are wrong and have a name are faults, unless a fault found before brings them along."""
-    for finding in evidence.findings:
-        fault = FAULTS.get(finding.fault or "")
-        if finding.verdict == "unknown":
-            report.not_judged.append(f"{finding.name}: {finding.detail}")
-        if finding.verdict == "wrong" and fault is None and report.faults:
-            finding.verdict = "consequence"
-        if finding.verdict != "wrong" or fault is None:
-            continue
-        if fault.key in NAMED_PARTS and not _concerns_projections(finding, evidence):
-            finding.verdict = "unknown"
-            report.not_judged.append(f"{finding.name}: {finding.detail}; the output does not depend on it")
-            continue
-        if fault.key in CONSEQUENCES | REMARKS and (report.faults or report.problems):
-            finding.verdict = "unknown"
-            continue
-        if any(one.key == fault.key for one in (*report.faults, *report.remarks)):
-            finding.verdict = "remark" if fault.key in REMARKS else finding.verdict  # told already
-            continue
-        named = Named.of(fault, finding.detail, finding.line)
-        _put_line(named, evidence)
-        if fault.key == "same projection for every head":
-            report.faults = []  # the numbers of a module of another shape explain nothing
-        (report.remarks if fault.key in REMARKS else report.faults).append(named)
-        if fault.key in REMARKS:
-            finding.verdict = "remark"
 
 
 def _say_weights(report: Report, evidence: Evidence) -> None:
     """Weights that are returned and are not those the right output was made with."""
-    assert evidence.weights is not None
-    for call in evidence.calls:
-        if report.faults or call.weights is None or call.given.mask is not None or call.probe in INFORMATION:
+    own = evidence.conventions.always_causal
+    for call, truth in beside_truth(evidence):
+        mask = call.given.mask
+        if report.faults or call.weights is None or (mask is not None and not own):
             continue
-        truth = recipe.run(call.given, evidence.weights, evidence.num_heads)
-        if call.weights.shape == truth.p.shape and difference(call.weights, truth.p) > NEAR:
-            fault = FAULTS["other weights returned"]
-            report.faults.append(Named.of(fault, f"they are off by {difference(call.weights, truth.p):.2g}"))
-            _put_line(report.faults[-1], evidence)
-
-
-def _concerns_projections(finding: Finding, evidence: Evidence) -> bool:
-    """Whether it speaks of an input or of a parameter that a projection was made of."""
-    named = set(re.findall(r"[A-Za-z_][\w.]*", finding.detail.partition(" reaches ")[2] or finding.detail))
-    parts = {re.split(r"[\[ ]", role.parameter)[0] for role in evidence.roles.values()}
-    inputs = {
-        "query",
-        "key",
-        "value",
-        "queries",
-        "keys",
-        "values",
-        "q",
-        "k",
-        "v",
-        "x",
-        *evidence.conventions.arguments,
-    }
-    return not parts or bool(named & (parts | inputs)) or any(each in finding.detail for each in parts)
+        if call.weights.shape != truth.p.shape:
+            continue
+        seen = (
+            torch.ones_like(truth.p, dtype=torch.bool) if mask is None else mask[:, None].expand_as(truth.p)
+        )
+        off = difference(call.weights[seen], truth.p[seen])
+        if off <= NEAR:
+            continue
+        scores = {"scaled scores": truth.scaled, "bare scores": truth.scores}
+        which = next(
+            (words for words, one in scores.items() if difference(call.weights[seen], one[seen]) <= NEAR), ""
+        )
+        if mask is not None and not which:
+            continue  # of weights under a mask the findings speak
+        if which and not says_weights(evidence.source or "", evidence.first_line):
+            if "scores returned" not in {one.key for one in report.remarks}:
+                detail = f"it returns the {which} beside the output, not the weights"
+                report.remarks.append(_named(FAULTS["scores returned"], detail, evidence))
+            continue
+        detail = f"they are the {which}, before the softmax" if which else f"they are off by {off:.2g}"
+        report.faults.append(_named(FAULTS["other weights returned"], detail, evidence))
 
 
 def _say_order(report: Report, evidence: Evidence) -> None:
@@ -230,110 +193,154 @@ def _say_order(report: Report, evidence: Evidence) -> None:
         return
     key = "fused order k q v" if order == "kqv" else "fused order v k q"
     detail = f"{evidence.roles['q'].parameter.split('[')[0]} holds {', '.join(order)} in this order"
-    named = Named.of(FAULTS[key], detail)
-    _put_line(named, evidence)
-    report.faults.append(named)
+    report.faults.append(_named(FAULTS[key], detail, evidence))
 
 
-def _say_limits(report: Report, evidence: Evidence, diagnosis: Diagnosis) -> None:
+def _say_crashes(report: Report, evidence: Evidence) -> None:
+    """Crashes that have a name are faults; each once, and never those that may be our doing."""
+    for problem in report.problems:
+        for fault in FAULTS.values():
+            ends_so = any(words in problem.message for words in fault.crash)
+            if not ends_so or not (problem.probe or "").startswith(fault.crash_probe):
+                continue
+            if fault.key not in {one.key for one in report.faults} and is_theirs(problem, evidence):
+                detail = f"line {problem.line}: {problem.message}"
+                report.faults.append(_named(fault, detail, evidence, problem.line))
+
+
+def _say_findings(report: Report, evidence: Evidence) -> None:
+    """Findings that are wrong and have a name are faults, unless a fault found before brings them along."""
+    for finding in evidence.findings:
+        fault = FAULTS.get(finding.fault or "")
+        if finding.verdict == "unknown":
+            report.not_judged.append(f"{finding.name}: {finding.detail}")
+        if finding.verdict == "wrong" and fault is None and report.faults:
+            finding.verdict = "consequence"
+        if finding.verdict != "wrong" or fault is None:
+            continue
+        if fault.names_parts and not _concerns_projections(finding, evidence):
+            finding.verdict = "unknown"
+            report.not_judged.append(f"{finding.name}: {finding.detail}; the output does not depend on it")
+        elif (fault.follows or fault.remark) and (report.faults or report.problems):
+            finding.verdict = "consequence"
+        elif {fault.key, *fault.said_by} & {one.key for one in (*report.faults, *report.remarks)}:
+            finding.verdict = "remark" if fault.remark else "consequence"  # told already
+        else:
+            named = _named(fault, finding.detail, evidence, finding.line)
+            if fault.alone:
+                report.faults = []  # the numbers of a module of another shape explain nothing
+            (report.remarks if fault.remark else report.faults).append(named)
+            finding.verdict = "remark" if fault.remark else finding.verdict
+
+
+def _concerns_projections(finding: Finding, evidence: Evidence) -> bool:
+    """Whether it speaks of an input or of a parameter that a projection was made of."""
+    named = set(re.findall(r"[A-Za-z_][\w.]*", finding.detail.partition(" reaches ")[2] or finding.detail))
+    parts = {re.split(r"[\[ ]", role.parameter)[0] for role in evidence.roles.values()}
+    inputs = {*"query key value queries keys values q k v x".split(), *evidence.conventions.arguments}
+    return not parts or bool(named & (parts | inputs)) or any(each in finding.detail for each in parts)
+
+
+# The verdict
+
+
+def _decide(report: Report, evidence: Evidence, diagnosis: Diagnosis | None) -> None:
+    wrong = [one for one in report.findings if one.verdict == "wrong"]
+    if diagnosis is not None and diagnosis.errors and diagnosis.faults == ():
+        report.ok = not (report.faults or report.problems or wrong)
+    doubt = None if report.ok or report.faults or wrong else _doubt(report, evidence, diagnosis)
+    if doubt is not None:
+        report.judged, report.summary = False, doubt
+        advise(report, evidence)
+    elif report.ok:
+        report.summary = _praise(report, evidence)
+    elif report.faults:
+        first, *others = report.faults
+        more = f", and {len(others)} more" if others else ""
+        report.summary = f"{first.key}: {first.title}{more}"
+    elif wrong:
+        report.summary = wrong[0].detail
+    elif report.problems:
+        theirs = [one for one in report.problems if is_theirs(one, evidence)]
+        report.summary = report.explained[report.problems.index(theirs[0])]
+    else:
+        report.summary = (
+            f"{report.name} computes something other than multi-head attention; no fault we know explains it"
+        )
+
+
+def _doubt(report: Report, evidence: Evidence, diagnosis: Diagnosis | None) -> str | None:
+    """Why nothing is proved, in one sentence; None where it is proved to be wrong."""
+    own = evidence.conventions.always_causal  # then a causal mask is the code's, and nothing of ours went in
+    masked = {
+        call.probe
+        for call in evidence.calls
+        if (mask := call.given.mask) is not None
+        and not (own and bool((mask == torch.ones_like(mask).tril()).all()))
+    }
+    theirs = [one for one in report.problems if is_theirs(one, evidence) and one.probe not in masked]
+    if theirs:
+        return None
+    if report.problems:
+        return report.explained[0].replace("; pass roles=", "")
+    if diagnosis is None or not diagnosis.errors:
+        return f"{report.name} gave no numbers that have one right answer"
+    plain = max((off for probe, off in diagnosis.errors.items() if probe not in masked), default=0.0)
+    if plain <= NEAR:
+        argument = evidence.conventions.mask_argument or "a mask"
+        return (
+            f"without a mask {report.name} is right; what {argument} means I could not find out: with it, "
+            "the numbers are others, and no mistake I know gives them"
+        )
+    more = MORE.search(own_code(evidence.source or "", evidence.first_line))
+    if more is not None and POSITIONS.fullmatch(more[0]):
+        return f"there is a position encoding inside ({more[0]}) that headwise does not know"
+    if more is not None or evidence.beside:
+        what = more[0] if more is not None else ", ".join(evidence.beside[:3])
+        return (
+            f"{report.name} computes something other than plain multi-head attention; there is more in it "
+            f"({what}), and I cannot tell whether that is why"
+        )
+    return None
+
+
+def _praise(report: Report, evidence: Evidence) -> str:
+    worst = max(report.errors.values(), default=0.0)
+    how = f"to {worst:.0e}" if worst else "to the last digit"
+    if any(one.key == INSIDE for one in evidence.designs):
+        return f"torch's own class does the work in {report.name}; what you wrote around it is right, {how}"
+    if report.designs:
+        return f"{report.name} is right within its design, {how}"
+    return f"{report.name} computes what {TORCHS} computes, {how}"
+
+
+# What is said beside it
+
+
+def _say_limits(report: Report, evidence: Evidence) -> None:
     conventions = evidence.conventions
+    if evidence.weights is None or not report.judged:
+        return
     if conventions.self_only:
         report.not_judged.append(
             "queries, keys and values come from one input: whether two are swapped makes no difference here"
         )
     if conventions.mask_argument is None and not conventions.always_causal:
         report.not_judged.append("masks: it takes none")
-    call = evidence.call("empty row")
-    if call is not None and call.output is not None and diagnosis.faults == ():
-        report.equal.append(f"a query that may see nothing gets {_empty_row(call)}")
+    if report.ok and (row := empty_row(evidence)) is not None:
+        report.equal.append(f"a query that may see nothing gets {row}")
 
 
-def _empty_row(call: Call) -> str:
-    assert call.output is not None and call.given.mask is not None
-    empty = ~call.given.mask.any(-1)  # [B, T]
-    rows = call.output[empty]
-    if bool(rows.isnan().all()):
-        return "NaN, as a softmax over -inf alone does"
-    if bool((rows == rows[:1]).all()) and bool((rows == 0).all()):
-        return "0"
-    return "finite numbers: a large negative number in place of -inf makes its weights uniform, or they are 0"
-
-
-def _where_right(evidence: Evidence) -> list[str]:
-    """Which positions and samples of a wrong probe are right all the same."""
-    assert evidence.weights is not None
-    said = []
-    for call in evidence.calls:
-        if call.output is None or call.probe in INFORMATION:
-            continue
-        try:
-            truth = recipe.run(call.given, evidence.weights, evidence.num_heads)
-        except (RuntimeError, TypeError, ValueError):  # projections of another shape
-            return []
-        if difference(call.output, truth.output) <= NEAR or call.output.shape != truth.output.shape:
-            continue
-        off = (call.output.double() - truth.output).abs().nan_to_num(torch.inf)  # [B, T, E]
-        size = float(truth.output.nan_to_num(0).abs().max())
-        right = off <= NEAR * size
-        positions, samples = _numbers(right.all(2).all(0)), _numbers(right.all(2).all(1))
-        B, T, _ = right.shape
-        if 0 < len(positions) < T:
-            said.append(f"probe {call.probe}: right at position{_list(positions)} of {T}")
-        elif 0 < len(samples) < B:
-            said.append(f"probe {call.probe}: right for sample{_list(samples)} of {B}")
-        if call.weights is not None and call.weights.shape == truth.p.shape:
-            heads = _numbers(_close(call.weights, truth.p).all(3).all(2).all(0))
-            if 0 < len(heads) < evidence.num_heads:
-                said.append(f"probe {call.probe}: the weights of head{_list(heads)} are right")
-            elif len(heads) == evidence.num_heads:
-                said.append(f"probe {call.probe}: all weights are right, so it goes wrong after the softmax")
-    return list(dict.fromkeys(said))
-
-
-def _close(found: Tensor, wanted: Tensor) -> Tensor:
-    return (found.double() - wanted).abs() <= NEAR
-
-
-def _numbers(yes: Tensor) -> list[int]:
-    return [int(i) for i in yes.nonzero().flatten()]
-
-
-def _list(numbers: list[int]) -> str:
-    if len(numbers) == 1:
-        return f" {numbers[0]} alone"
-    return "s " + ", ".join(map(str, numbers))
-
-
-def _from_weights(evidence: Evidence) -> str | None:
-    """Without a diagnosis: whether the weights the code returned are right tells on which side to look."""
-    assert evidence.weights is not None
-    for call in evidence.calls:
-        if call.weights is None or call.probe in INFORMATION:
-            continue
-        try:
-            truth = recipe.run(call.given, evidence.weights, evidence.num_heads)
-        except (RuntimeError, TypeError, ValueError):
-            return None
-        if call.weights.shape != truth.p.shape:
-            continue
-        if difference(call.weights, truth.p) > NEAR:
-            return f"the weights (probe: {call.probe})"
-        return f"after the weights, which are right (probe: {call.probe})"
-    return None
-
-
-def _summary(report: Report, diagnosis: Diagnosis) -> str:
-    if report.ok:
-        worst = max(diagnosis.errors.values(), default=0.0)
-        how = f"to {worst:.0e}" if worst else "to the last digit"
-        return f"{report.name} computes what torch.nn.MultiheadAttention computes, {how}"
-    if report.faults:
-        first, *others = report.faults
-        more = f", and {len(others)} more" if others else ""
-        return f"{first.key}: {first.title}{more}"
-    if report.problems:
-        return report.explained[0]
-    wrong: list[Finding] = [one for one in report.findings if one.verdict == "wrong"]
-    if wrong and diagnosis.faults == ():
-        return wrong[0].detail
-    return f"{report.name} computes something other than multi-head attention; no fault we know explains it"
+def _words(report: Report, evidence: Evidence) -> list[str]:
+    """How it is called, without what the verdict has answered since, or would contradict."""
+    if not report.judged:
+        return evidence.conventions.words
+    kept = [one for one in evidence.conventions.words if not DOUBTS.search(one)]
+    about_masks = any(
+        one.key in FAULTS and (FAULTS[one.key].needs_mask or "mask" in one.key) for one in report.faults
+    )
+    if about_masks:  # what was asked for, not what it does
+        kept = [
+            re.sub(r" is ((?:bool|0 and 1).*: (?:True|1) where)", r" was given as \1", one) for one in kept
+        ]
+    return kept

@@ -1,10 +1,18 @@
 """Multi-head attention as a recipe of small steps, any of which can be swapped for a wrong one.
 
-    inputs  project  split  score  scale  hide  softmax  drop  weigh  merge  finish  after
+    inputs  before  project  split  rotate  score  scale  place  hide  softmax  drop  weigh  merge  finish
+    after  around
+
+`before`, `rotate`, `place` and `around` do nothing here: they are where designs have their say, a norm of the
+inputs, a rotation by position, a bias or a window by position, a residual connection (`designs.py`).
 
 Each step reads and writes fields of one `State`; float64 throughout. A fault is another function for one of
 the steps: what a learner would have computed with that mistake and their own weights. Nothing here is fast,
 and nothing else in headwise computes with it.
+
+`headwise.reference` says the same equations for another reader: whole, with every rule a mask can have, to
+judge the engines by. It has no seams where a wrong step would fit, and this has no rules but one dense mask;
+tests hold the two to each other, so that neither can be wrong alone.
 
 Letters: B batch, T query_len, S key_len, E width, H num_heads, D head_dim.
 """
@@ -41,6 +49,7 @@ class Given(NamedTuple):
     key: Tensor  # [B, S, E]
     value: Tensor  # [B, S, E]
     mask: Tensor | None = None  # bool [B, T, S], True = may attend
+    handed: Tensor | None = None  # the part of it that was handed over, where the code has a mask of its own
 
 
 @dataclass(eq=False)
@@ -79,7 +88,11 @@ Step = Callable[[State], None]
 
 
 def _inputs(state: State) -> None:
-    state.query, state.key, state.value, _ = state.given
+    state.query, state.key, state.value = state.given[:3]
+
+
+def _nothing(state: State) -> None:
+    """Where a design has its say."""
 
 
 def _project(state: State) -> None:
@@ -138,10 +151,13 @@ def _after(state: State) -> None:
 
 RIGHT: dict[str, Step] = {
     "inputs": _inputs,
+    "before": _nothing,
     "project": _project,
     "split": _split,
+    "rotate": _nothing,
     "score": _score,
     "scale": _scale,
+    "place": _nothing,
     "hide": _hide,
     "softmax": _softmax,
     "drop": _drop,
@@ -149,6 +165,7 @@ RIGHT: dict[str, Step] = {
     "merge": _merge,
     "finish": _finish,
     "after": _after,
+    "around": _nothing,
 }
 
 

@@ -25,6 +25,7 @@ class Named:
     line: int | None = None
     text: str = ""  # that line
     number: float | None = None  # where a number was fitted
+    cell: int | None = None  # of a notebook; then the line is counted in it
 
     @classmethod
     def of(cls, fault: Fault, detail: str, line: int | None = None, text: str = "") -> Named:
@@ -43,8 +44,11 @@ class Report:
     ok: bool
     summary: str  # one sentence
     path: str | None = None
+    judged: bool = True  # False: neither right nor wrong was proved
+    designs: list[str] = field(default_factory=list)  # what it has inside on purpose
     faults: list[Named] = field(default_factory=list)
     remarks: list[Named] = field(default_factory=list)  # named, and no reason to fail
+    alike: list[str] = field(default_factory=list)  # what computes the same as `faults` in every probe
     problems: list[Problem] = field(default_factory=list)
     explained: list[str] = field(default_factory=list)  # problems in plain words, one each
     findings: list[Finding] = field(default_factory=list)
@@ -57,6 +61,22 @@ class Report:
     errors: dict[str, float] = field(default_factory=dict)  # probe -> largest difference from torch's class
     protections: list[str] = field(default_factory=list)  # in force while the code ran
     seconds: float = 0.0
+    beside: str = "torch.nn.MultiheadAttention"  # what it was compared with
+    built: str = ""  # how it was built, as Python
+    tried: list[str] = field(default_factory=list)  # what was tried in vain
+    counsel: list[str] = field(default_factory=list)  # where nothing was judged: what to do, for Python
+    counsel_for_files: list[str] = field(default_factory=list)  # the same for the command line
+    on_command_line: bool = False  # which of the two its reader needs
+
+    @property
+    def verdict(self) -> str:
+        """ "right", "wrong" or "not judged"."""
+        return "right" if self.ok else "wrong" if self.judged else "not judged"
+
+    @property
+    def exit_code(self) -> int:
+        """0: right; 1: wrong; 2: not judged."""
+        return ("right", "wrong", "not judged").index(self.verdict)
 
     def __str__(self) -> str:
         from .showing import as_text

@@ -1,46 +1,55 @@
-"""What is looked at beside the numbers: randomness, gradients, inputs left alone, saving, half precision."""
+"""What is looked at beside the numbers: randomness, gradients, inputs left alone, saving, half precision,
+missing biases, shared weights, a batch of one.
+"""
 
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from ..evidence import Call, Finding
-from ..recipe import run
-from .building import Recipe
-from .calling import Caller
-from .comparing import SAME, plain, run_body, share_off, some_mask
-from .failing import CAUGHT, problem_of
-from .precision import dtype_kept, half
-from .projection_roles import Found
-from .structure import alone, apart, biases, projections
-from .subject import Subject, settle
-from .surroundings import seed
+from ..evidence import Call, Evidence, Finding
+from ..recipe import Given
+from .build import Recipe
+from .caches import cached
+from .call import Caller, inputs_for
+from .probes import SAME, SHORT_PROBE, cast, causal_mask, plain, run_body, share_off, some_mask
+from .projections import Found
+from .subject import Subject, cast_loose, clearing, in_precision, settle
+from .surroundings import CAUGHT, by_default, problem_of, seed
 
-__all__ = ["findings"]
+__all__ = ["alone", "apart", "biases", "dtype_kept", "findings", "half", "one_length", "projections"]
+
+FIXED = re.compile(r"def __init__\([^)]*\b(seq_len\w*|n\w*_patches|n\w*_tokens|window_size|resolution)\b")
 
 
-def findings(caller: Caller, found: Found, calls: list[Call], recipe: Recipe | None) -> list[Finding]:
+def findings(caller: Caller, found: Found, evidence: Evidence, recipe: Recipe | None) -> list[Finding]:
     """All of them; none raises."""
+    calls = evidence.calls
     looks: list[Callable[[], Iterator[Finding]]] = [
+        lambda: _made_in_forward(caller),
+        lambda: _kept(caller),
         lambda: _deterministic(caller, recipe),
-        lambda: _training(caller),
+        lambda: _training(caller, evidence),
         lambda: _inputs_kept(caller),
         lambda: _gradients(caller, found, right),
         lambda: _state(caller),
         lambda: half(caller, right),
         lambda: dtype_kept(caller),
-        lambda: alone(calls),
-        lambda: apart(calls),
+        lambda: alone(calls, _same(caller)),
+        lambda: apart(calls, _same(caller)),
+        lambda: _returned(evidence),
         lambda: biases(caller, found),
-        lambda: projections(caller, found),
+        lambda: projections(caller, found, evidence),
+        lambda: cached(caller, evidence, right),
     ]
-    right = _right(found, calls)
+    right = _right(evidence)
     said: list[Finding] = []
     for look in looks:
         try:
@@ -52,24 +61,123 @@ def findings(caller: Caller, found: Found, calls: list[Call], recipe: Recipe | N
     return said
 
 
-def _right(found: Found, calls: list[Call]) -> bool:
+def _right(evidence: Evidence) -> bool:
     """Whether every probe gave what the recipe gives; rows that may see nothing have no right answer."""
-    if found.weights is None:
+    if evidence.weights is None:
         return False
-    for call in calls:
-        if call.output is None:
+    for call in evidence.calls:
+        state = evidence.truth(call)
+        if call.output is None or state is None or call.output.shape != state.output.shape:
             return False
-        truth = run(call.given, found.weights, found.num_heads).output
-        if call.output.shape != truth.shape:
-            return False
-        seen = (
-            torch.ones(truth.shape[:2], dtype=torch.bool)
-            if call.given.mask is None
-            else call.given.mask.any(-1)
-        )
+        truth, mask = state.output, call.given.mask
+        seen = torch.ones(truth.shape[:2], dtype=torch.bool) if mask is None else mask.any(-1)
         if not share_off(call.output[seen], truth[seen]) <= 1e-5:
             return False
     return True
+
+
+class _Drawn(TorchFunctionMode):
+    """Notes parameters that are filled with random numbers: layers that are being made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        drawn = getattr(func, "__name__", "").endswith(("uniform_", "normal_"))
+        filled = args[0] if args else (kwargs or {}).get("tensor")  # torch.nn.init names it
+        self.seen += drawn and isinstance(filled, nn.Parameter)
+        return func(*args, **(kwargs or {}))
+
+
+def _made_in_forward(caller: Caller) -> Iterator[Finding]:
+    """Layers are made once, and not in every call."""
+    if not isinstance(caller.subject.body, nn.Module):
+        return
+    run_body(caller, caller.subject.body)  # lazy layers are made by the first call
+    with _Drawn() as drawn:
+        run_body(caller, caller.subject.body)
+    if drawn.seen:
+        detail = f"in every call {drawn.seen} new weights are drawn: none of them is ever trained"
+        yield Finding("layers made once", "wrong", detail, "layers made in forward")
+
+
+def _kept(caller: Caller) -> Iterator[Finding]:
+    """What was called before makes no difference; with one seed for all, chance makes none either."""
+    name = "calls are independent"
+    clear = clearing(caller.subject.body)
+    if clear is not None:
+        yield Finding(name, "right", f"it keeps state on purpose; {clear}() was called before each call")
+        return
+    body = copy.deepcopy(caller.subject.body)
+    other = replace(caller, subject=replace(caller.subject, body=body, calm=True))
+    sizes = caller.subject.sizes
+    before = run_body(other, body, calm=True)
+    with torch.no_grad():
+        other.call(*inputs_for(caller, sizes.long, sizes.long, seed=107, B=1))
+        try:
+            after = run_body(other, body, calm=True)
+        except CAUGHT as error:
+            problem = problem_of(error, "call", caller.subject.files)
+            detail = f"after a call with another batch the same input raises {problem.kind}"
+            yield Finding(name, "wrong", detail, "state kept between calls")
+            return
+        later = run_body(other, body, calm=True)
+    off = max(share_off(one.nan_to_num(), before.nan_to_num()) for one in (after, later))
+    if off <= SAME and bool((after.isnan() == before.isnan()).all()):
+        masks = _mask_kept(caller)
+        if masks > _same(caller):
+            detail = f"after a call with another mask the same call gives another output, off by {masks:.0e}"
+            yield Finding(name, "wrong", detail, "state kept between calls")
+        else:
+            yield Finding(name, "right", "what was called before makes no difference")
+    else:
+        detail = f"after a call with another input the same input gives another output, off by {off:.0e}"
+        yield Finding(name, "wrong", detail, "state kept between calls")
+
+
+def _mask_kept(caller: Caller) -> float:
+    """How far a masked call is off after one with another mask, between fresh instances; 0 where none is."""
+    subject, second = caller.subject, some_mask(caller)
+    if second is None or subject.make is None or not isinstance(subject.body, nn.Module):
+        return 0.0
+    first = second.flip(0)
+    if torch.equal(first, second):
+        first = torch.ones_like(second)
+    outputs = []
+    for masks in ((second,), (first, second)):
+        try:
+            seed(0)
+            body = in_precision(subject.make(), subject.dtype).eval()
+            body.load_state_dict(subject.body.state_dict())
+            other = replace(caller, subject=replace(subject, body=body, calm=True))
+            with torch.no_grad():
+                answers = [other.call(*plain(caller), mask).output for mask in masks]
+        except CAUGHT:
+            return 0.0
+        outputs.append(answers[-1].detach())
+    return share_off(outputs[1].nan_to_num(), outputs[0].nan_to_num())
+
+
+def _returned(evidence: Evidence) -> Iterator[Finding]:
+    """Weights of masked calls are those the values were mixed with, and not those before the mask."""
+    for call in evidence.calls:
+        mask = call.given.mask
+        if call.weights is None or call.output is None or mask is None or call.probe == "empty row":
+            continue
+        truth = None if evidence.weights is None else evidence.truth(call)
+        if truth is None or truth.p.shape != call.weights.shape or bool(mask.all()):
+            continue
+        right = share_off(call.weights, truth.p) <= 1e-5
+        if right or share_off(call.output, truth.output) > 1e-5:
+            continue
+        if share_off(call.weights, truth.scaled.softmax(-1)) <= 1e-5:
+            most = float(call.weights[~mask[:, None].expand_as(call.weights)].max())
+            detail = f"probe {call.probe}: a hidden key has a weight of {most:.2g} in what is returned"
+            yield Finding("weights returned", "wrong", detail, "unmasked weights returned")
+            return
 
 
 def _deterministic(caller: Caller, recipe: Recipe | None) -> Iterator[Finding]:
@@ -89,7 +197,7 @@ def _deterministic(caller: Caller, recipe: Recipe | None) -> Iterator[Finding]:
     if recipe is not None and recipe.dropout is not None:
         try:
             body = recipe.dropout(0.5)
-            body.double().eval()
+            in_precision(body, subject.dtype).eval()
             first, second = run_body(caller, body, 1), run_body(caller, body, 2)
         except CAUGHT:
             yield Finding(name, "right", "two runs in eval are equal")
@@ -100,7 +208,7 @@ def _deterministic(caller: Caller, recipe: Recipe | None) -> Iterator[Finding]:
     yield Finding(name, "right", "two runs in eval are equal")
 
 
-def _training(caller: Caller) -> Iterator[Finding]:
+def _training(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
     """Without dropout, training computes what evaluation does."""
     name, body = "train equals eval without dropout", caller.subject.body
     if not isinstance(body, nn.Module):
@@ -124,12 +232,35 @@ def _training(caller: Caller) -> Iterator[Finding]:
             name, "wrong", f"in training it raises {problem.kind}: {problem.message}", None, problem.line
         )
         return
-    if off <= SAME:
+    once = _causal_once(caller, other, evidence) if off > _same(caller) else ""
+    if off <= _same(caller):
         yield Finding(name, "right", "with dropout at 0, train() and eval() give the same output")
+    elif once:
+        where = {
+            "training": "train() hides the future, eval()",
+            "evaluation": "eval() hides the future, train()",
+        }
+        yield Finding(name, "wrong", f"{where[once]} does not", f"causal only in {once}")
     else:
         yield Finding(
             name, "wrong", f"with dropout at 0, train() and eval() differ by {off:.0e} of the output"
         )
+
+
+def _causal_once(caller: Caller, training: nn.Module, evidence: Evidence) -> str:
+    """Whether the future is hidden in "training" or in "evaluation" alone, else ""."""
+    if evidence.weights is None:
+        return ""
+    inputs, calm = plain(caller), caller.subject.calm
+    B, T, S = len(inputs[0]), inputs[0].shape[1], inputs[1].shape[1]
+    hidden, seen = (evidence.truth(Call("", Given(*inputs, mask))) for mask in (causal_mask(B, T, S), None))
+    if hidden is None or seen is None:
+        return ""
+    outputs = run_body(caller, training, calm=calm), run_body(caller, caller.subject.body, calm=calm)
+    for word, (one, other) in (("training", outputs), ("evaluation", outputs[::-1])):
+        if share_off(one, hidden.output) <= 1e-5 and share_off(other, seen.output) <= 1e-5:
+            return word
+    return ""
 
 
 def _inputs_kept(caller: Caller) -> Iterator[Finding]:
@@ -226,7 +357,8 @@ def _state(caller: Caller) -> Iterator[Finding]:
         return
     if subject.unregistered:
         which = ", ".join(subject.unregistered[:4])
-        fault = "heads in a list" if any(c.isdigit() for c in which) else "state dict incomplete"
+        layers = any(c.isdigit() for c in which) or ".weight" in which  # a plain tensor has no such name
+        fault = "heads in a list" if layers else "state dict incomplete"
         yield Finding(name, "wrong", f"state_dict() and parameters() know nothing of {which}", fault)
         return
     if subject.make is None:
@@ -237,7 +369,7 @@ def _state(caller: Caller) -> Iterator[Finding]:
         other = subject.make()
         fresh = replace(subject, body=other)
         with torch.no_grad():
-            run_body(caller, other.double().eval())  # lazy layers get their shapes
+            run_body(caller, in_precision(other, subject.dtype).eval())  # lazy layers get their shapes
         settle(fresh)
         other.load_state_dict(subject.body.state_dict())
         off = share_off(
@@ -247,8 +379,205 @@ def _state(caller: Caller) -> Iterator[Finding]:
         problem = problem_of(error, "build", subject.files)
         yield Finding(name, "unknown", f"{problem.kind}: {problem.message}", None, problem.line)
         return
-    if off <= SAME:
+    if off <= _same(caller):
         yield Finding(name, "right", "a fresh instance that loads the state dict gives the same output")
     else:
         detail = f"a fresh instance that loads the state dict differs by {off:.0e} of the output"
         yield Finding(name, "wrong", detail, "state dict incomplete")
+
+
+def _in(dtype: torch.dtype, caller: Caller) -> object:
+    """A copy in another precision, with the plain tensors it keeps, which `Module.to` leaves in float64."""
+    other = in_precision(copy.deepcopy(caller.subject.body), dtype)
+    cast_loose(other, dtype, caller.subject.apart)
+    return other
+
+
+def half(caller: Caller, right: bool) -> Iterator[Finding]:
+    """bfloat16 and float16 run, stay finite and come near."""
+    body = caller.subject.body
+    if caller.plan.as_numpy or caller.subject.unregistered:
+        return
+    mask = some_mask(caller)
+    inputs = plain(caller)
+    with torch.no_grad():
+        exact = caller.call(*inputs, mask).output.detach()
+    for dtype, name, near in ((torch.bfloat16, "bfloat16", 0.1), (torch.float16, "float16", 0.02)):
+        other = _in(dtype, caller) if isinstance(body, nn.Module) else body
+        weights = {k: p.detach().to(dtype) for k, p in caller.subject.parameters.items()}
+        small = replace(caller, subject=replace(caller.subject, body=other, parameters=weights, calm=False))
+        query, key, value = cast(inputs, dtype)
+        try:
+            with torch.no_grad(), by_default(torch.float32):
+                output = small.call(query, key, value, mask).output.detach()
+        except Warning as error:  # a filter makes errors of them: nothing is known of the code itself
+            yield Finding(name, "unknown", f"a warning was raised as an error: {type(error).__name__}")
+            continue
+        except CAUGHT as error:
+            problem = problem_of(error, "call", caller.subject.files)
+            overflow = "overflow" in problem.message
+            detail = f"raises {problem.kind}: {problem.message}"
+            fault = "overflow in half" if overflow else "wrong in half precision"
+            yield Finding(name, "wrong", detail, fault, problem.line)
+            continue
+        if not right:
+            continue
+        off = share_off(output, exact)
+        if not bool(output.isfinite().all()):
+            yield Finding(name, "wrong", "the output is not finite", "wrong in half precision")
+        elif off > near:
+            yield Finding(
+                name, "wrong", f"the output is off by {off:.0%} of its size", "wrong in half precision"
+            )
+        else:
+            yield Finding(name, "right", f"within {off:.1%} of float64")
+
+
+def dtype_kept(caller: Caller) -> Iterator[Finding]:
+    """In the precision of its own weights, as its author builds and calls it: what goes in comes out.
+
+    A fresh instance, nothing of it cast or set: what only our float64 brought about is no fault.
+    """
+    subject = caller.subject
+    if not isinstance(subject.body, nn.Module) or caller.plan.as_numpy or subject.unregistered:
+        return
+    if subject.fresh is None:
+        return
+    name, own = "output dtype", torch.float32
+    try:
+        with torch.no_grad(), by_default(torch.float32):
+            seed(0)
+            other = subject.fresh().eval()
+            own = next((one.dtype for one in other.parameters() if one.is_floating_point()), own)
+            small = replace(caller, subject=replace(subject, body=other, calm=False, dtype=torch.float32))
+            output = small.call(*cast(plain(caller), own)).output
+    except CAUGHT as error:
+        problem = problem_of(error, "call", subject.files)
+        detail = f"in {_dtype_name(own)} it raises {problem.message}"
+        yield Finding(name, "wrong", detail, None, problem.line)
+        return
+    if output.dtype == own:
+        yield Finding(name, "right", f"{_dtype_name(own)} in, {_dtype_name(own)} out")
+    else:
+        yield Finding(name, "wrong", f"{_dtype_name(own)} in, {_dtype_name(output.dtype)} out")
+
+
+def _same(caller: Caller) -> float:
+    """What two outputs may differ by and be the same."""
+    return SAME if caller.subject.exact else caller.subject.nothing
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def alone(calls: list[Call], same: float = SAME) -> Iterator[Finding]:
+    """A batch of one is the batch's own row."""
+    name, plain, one = "batch of one", _call(calls, "plain"), _call(calls, "batch of one")
+    if plain is None or one is None or plain.output is None:
+        return
+    if one.problem is not None:
+        yield Finding(name, "wrong", f"a batch of one raises {one.problem.kind}", None, one.problem.line)
+    elif one.output is not None:
+        off = share_off(one.output, plain.output[2:3])
+        if off <= max(same, 1e-7):
+            yield Finding(name, "right", "alone, a sequence gives what it gives in a batch")
+        else:
+            yield Finding(name, "wrong", "a sequence gives something else alone than in a batch")
+
+
+def apart(calls: list[Call], same: float = SAME) -> Iterator[Finding]:
+    """Strides do not matter."""
+    name, plain, one = "non-contiguous input", _call(calls, "plain"), _call(calls, "non-contiguous input")
+    if plain is None or one is None or plain.output is None:
+        return
+    if one.problem is not None:
+        fault = "view after transpose" if "view" in one.problem.message else None
+        yield Finding(
+            name, "wrong", f"raises {one.problem.kind}: {one.problem.message}", fault, one.problem.line
+        )
+    elif one.output is not None:
+        right = share_off(one.output, plain.output) <= same
+        said = "gives the same output" if right else "gives another output"
+        yield Finding(name, "right" if right else "wrong", said)
+
+
+def one_length(evidence: Evidence) -> list[Finding]:
+    """Whether it takes another length than it was built for; calls that crash by it are taken out.
+
+    A constructor that is told the length, and not the longest, may mean it.
+    """
+    plain_, other = _call(evidence.calls, "plain"), _call(evidence.calls, SHORT_PROBE)
+    if other is None or other.problem is None:
+        return []
+    if plain_ is None or plain_.output is None:  # it crashes anyway
+        evidence.calls.remove(other)
+        return []
+    short = other.given.query.shape[1]
+    evidence.calls = [
+        call for call in evidence.calls if call.problem is None or call.given.query.shape[1] != short
+    ]
+    words = f"{short} positions raise {other.problem.kind}, {plain_.given.query.shape[1]} do not"
+    if FIXED.search(evidence.source or ""):
+        words += ": it may be meant for one length"
+        return [Finding("other lengths", "unknown", words, None, other.problem.line)]
+    return [Finding("other lengths", "wrong", words, "one length only", other.problem.line)]
+
+
+def biases(caller: Caller, found: Found) -> Iterator[Finding]:
+    """Biases that some projections have and others lack; the key's has no effect."""
+    if found.guess is None or not found.guess.complete or found.guess.how not in {"names", "given"}:
+        return
+    has = {name: bool(found.guess.biases.get(name)) for name in "qkv"}
+    if all(has.values()) or not any(has.values()):
+        return
+    lacking = [name for name in "qkv" if not has[name]]
+    words = {"q": "query", "k": "key", "v": "value"}
+    if lacking == ["k"]:
+        detail = "the key projection has no bias; softmax would not see it, so nothing is lost"
+        yield Finding("key bias", "right", detail, "no key bias")
+        return
+    for name in (one for one in lacking if one != "k"):
+        detail = f"the {words[name]} projection has no bias, others have one"
+        yield Finding(f"{words[name]} bias", "wrong", detail, f"no {name} bias")
+
+
+def projections(caller: Caller, found: Found, evidence: Evidence | None = None) -> Iterator[Finding]:
+    """Projections that are missing, small or shared, where numbers say that those found are right."""
+    guess, sizes = found.guess, caller.subject.sizes
+    if guess is None or found.weights is None:
+        return
+    proven = found.proven or (evidence is not None and _one_fault(found, evidence))
+    if found.small:
+        detail = f"the projections are [{sizes.D}, {sizes.D}], one for all {found.num_heads} heads"
+        yield Finding("projection size", "wrong", detail, "same projection for every head")
+    missing = [name for name in "qkv" if not guess.weights.get(name)]
+    if missing and proven:
+        fault = "no v projection" if missing == ["v"] else "no q and k projection"
+        yield Finding("projections", "wrong", f"no projection for {', '.join(missing)} was found", fault)
+    places = [(p.name, p.where) for name in "qkv" for p in guess.weights.get(name, [])[:1]]
+    if len(places) == 3 and len(set(places)) < 3 and proven:
+        detail = "one weight makes more than one of q, k and v"
+        yield Finding("projections", "wrong", detail, "shared projection")
+    if not guess.weights.get("o") and proven and found.num_heads > 1 and not found.elsewhere:
+        detail = "there is no output projection: the heads' outputs are returned side by side"
+        yield Finding("output projection", "wrong", detail, "no output projection")
+    if found.hard_coded:
+        detail = f"{found.hard_coded} heads were asked for, and it uses {found.num_heads}"
+        yield Finding("number of heads", "wrong", detail, "hard-coded heads")
+    if found.rewired:
+        yield Finding("wiring", "unknown", f"names and gradients disagree: {found.rewired}")
+
+
+def _one_fault(found: Found, evidence: Evidence) -> bool:
+    """Whether these projections and one fault compute what the code computed."""
+    from ..diagnose import one_fault_explains  # it reads evidence, and knows nothing of this room
+
+    call = _call(evidence.calls, "plain")
+    if call is None or call.output is None or found.weights is None:
+        return False
+    return one_fault_explains(found.weights, found.num_heads, call.given, call.output)
+
+
+def _call(calls: list[Call], name: str) -> Call | None:
+    return next((one for one in calls if one.probe == name), None)

@@ -1,28 +1,80 @@
-"""The learner's code made ready: float64, eval, well scaled random weights, all of them in one dict."""
+"""The numbers an examination works with: all different, so that no two axes can be taken for one another.
+
+The learner's code made ready: float64, eval, well scaled random weights, all of them in one dict. Code that
+works in float32 alone is examined in float32, and less is taken for nothing there.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import inspect
+import sys
+import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .sizes import Sizes
+from .surroundings import by_default
 from .surroundings import seed as sow
-from .wording import role_word, size_word
+from .words import role_word, size_word
 
 __all__ = [
-    "Subject", "apart", "attributes_of", "cast_loose", "has_loose", "head_count", "settle", "signature_of",
+    "USUAL",
+    "Sizes",
+    "Subject",
+    "apart",
+    "attributes_of",
+    "cast_loose",
+    "clearing",
+    "entry_of",
+    "globals_of",
+    "has_loose",
+    "head_count",
+    "in_precision",
+    "is_array",
+    "settle",
+    "signature_of",
     "widths_of",
-]  # fmt: skip
+]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """B batch, T = S long, T short, E width, H num_heads, D head_dim."""
+
+    E: int = 24
+    H: int = 4
+    D: int = 6
+    B: int = 3
+    long: int = 7
+    short: int = 5
+    block: int = 16  # the longest sequence to build for
+
+    def of_width(self, E: int, H: int | None = None) -> Sizes:
+        """The same with other widths."""
+        H = self.H if H is None else H
+        return replace(self, E=E, H=H, D=max(1, E // max(1, H)))
+
+    def shorter(self, length: int) -> Sizes:
+        """The same for code that takes no longer sequence than this."""
+        return replace(self, long=length, short=max(2, length - 2), block=length)
+
+
+USUAL = ((24, 4), (32, 4), (64, 8), (512, 8), (768, 12))
 
 
 class _Calm(TorchFunctionMode):
     """No dropout outside of training, and no step down to float32: the numbers behind both can be judged."""
+
+    def __init__(self, exact: bool = True) -> None:
+        super().__init__()
+        self.exact = exact
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -32,12 +84,14 @@ class _Calm(TorchFunctionMode):
         if name == "scaled_dot_product_attention":
             kwargs["dropout_p"] = 0.0
             args = args[:4]
+        if not self.exact:
+            return func(*args, **kwargs)
         if name == "float" and isinstance(args[0], Tensor):
             return args[0].double()
         if name in {"to", "type", "softmax"}:
             args = tuple(torch.float64 if one is torch.float32 else one for one in args)
-            if kwargs.get("dtype") is torch.float32:
-                kwargs["dtype"] = torch.float64
+        if kwargs.get("dtype") is torch.float32:
+            kwargs["dtype"] = torch.float64
         return func(*args, **kwargs)
 
 
@@ -57,21 +111,82 @@ class Subject:
     norms: set[str] = field(default_factory=set)  # a normalisation's own
     heads_given: bool = False
     make: Callable[[], Any] | None = None
+    fresh: Callable[[], Any] | None = None  # one more, as its author has it: nothing of it cast or set
     apart: dict[str, torch.dtype] = field(default_factory=dict)  # loose tensors of a dtype of their own
     calm: bool = False
+    dtype: torch.dtype = torch.float64  # float32 for code that works in nothing else
+    numpy: bool = False  # it keeps arrays, and takes them
+    holders: dict[str, str] = field(
+        default_factory=dict
+    )  # arguments that hold several weights: "dict", "list"
+    kept: frozenset[str] | None = None  # paths of loose tensors before the first call: later ones are results
+    arguments: Mapping[str, object] = field(default_factory=dict)  # what its parameters are given, as asked
 
     def invoke(self, args: list[object], kwargs: dict[str, object], seed: int = 0) -> object:
         """Call it. The same seed every time: what is random in it is at least the same."""
         sow(seed)
-        if not self.calm:
-            return self.body(*args, **kwargs)
-        with _Calm():
-            return self.body(*args, **kwargs)
+        clear = clearing(self.body)
+        if clear is not None:  # what is kept on purpose is asked from its beginning
+            getattr(self.body, clear)()
+        call = entry_of(self.body)
+        with by_default(self.dtype) if self.dtype is torch.float32 else contextlib.nullcontext():
+            if not self.calm:
+                return call(*args, **kwargs)
+            with _Calm(self.dtype is torch.float64):
+                return call(*args, **kwargs)
+
+    @property
+    def held(self) -> set[str]:
+        """A function's arguments that are weights."""
+        return {path.partition(".")[0] for path in self.parameters} if self.is_function else set()
+
+    def weights(self) -> dict[str, object]:
+        """A function's weights by argument, those of one dict or list in one."""
+        found: dict[str, Any] = {}
+        for path, tensor in self.parameters.items():
+            name, _, key = path.partition(".")
+            kind = self.holders.get(name)
+            if kind is None:
+                found[name] = tensor
+            elif kind == "list":
+                found.setdefault(name, []).append(tensor)
+            else:
+                found.setdefault(name, {} if kind == "dict" else types.SimpleNamespace())
+                if kind == "dict":
+                    found[name][key] = tensor
+                else:
+                    setattr(found[name], key, tensor)
+        return found
+
+    @property
+    def exact(self) -> bool:
+        """Whether what differs in the last digits of float64 differs."""
+        return self.dtype is torch.float64
+
+    @property
+    def nothing(self) -> float:
+        """Of the size of the output: a smaller reaction is none, a smaller difference too."""
+        return 1e-9 if self.exact else 1e-5
+
+    @property
+    def zero(self) -> float:
+        """Of the largest gradient: a smaller one is none."""
+        return 1e-13 if self.exact and not self.numpy else 1e-6
+
+
+METHODS = ("forward", "call", "attend", "attention", "compute", "apply", "run")
+
+
+def entry_of(body: Any) -> Any:
+    """What is called: the object itself, or its forward where it cannot be."""
+    if callable(body):
+        return body
+    return next((getattr(body, name) for name in METHODS if callable(getattr(body, name, None))), body)
 
 
 def signature_of(body: Any) -> inspect.Signature:
     """Of forward, or of the function; without self."""
-    target = body.forward if isinstance(body, nn.Module) else body
+    target = body.forward if isinstance(body, nn.Module) else entry_of(body)
     if not inspect.isroutine(target) and hasattr(target, "forward"):
         target = target.forward
     try:
@@ -80,9 +195,18 @@ def signature_of(body: Any) -> inspect.Signature:
         return inspect.Signature([inspect.Parameter("inputs", inspect.Parameter.VAR_POSITIONAL)])
 
 
+def is_array(value: object) -> bool:
+    """Whether it is an array of NumPy's with fractions in it; NumPy need not be there."""
+    return (
+        type(value).__module__ == "numpy"
+        and type(value).__name__ == "ndarray"
+        and getattr(value, "dtype", None) in ("float64", "float32", "float16")
+    )
+
+
 def _kept(value: object, path: str, depth: int = 0) -> Iterator[tuple[str, object]]:
-    """Modules and tensors in lists, tuples and dicts that torch does not look into."""
-    if isinstance(value, (nn.Module, Tensor)):
+    """Modules, tensors and arrays in lists, tuples and dicts that torch does not look into."""
+    if isinstance(value, (nn.Module, Tensor)) or is_array(value):
         yield path, value
     elif isinstance(value, (list, tuple)) and depth < 3:
         for i, one in enumerate(value):
@@ -103,15 +227,33 @@ def hidden(body: Any) -> Iterator[tuple[str, Any]]:
             yield from _kept(value, f"{prefix}.{name}" if prefix else name)
 
 
-def _belongs(body: object) -> tuple[dict[str, nn.Module], list[tuple[str, Tensor]], list[str]]:
+def _is_weight(path: str, tensor: Tensor, in_module: bool) -> bool:
+    """Whether a tensor that is kept beside the parameters is learnt: it says so, by gradient or by name.
+
+    In a class that is no nn.Module everything is kept so: all that has two axes, and is not a mask.
+    """
+    if not tensor.is_floating_point():
+        return False
+    if tensor.requires_grad or any(role_word(part) for part in path.split(".") if not part.isdigit()):
+        return True
+    name = path.split(".")[-1].lower()
+    if in_module or "pos" in name or name in {"pe", "mask", "tril", "bias_mask"}:
+        return False
+    return tensor.ndim >= 2 and len(tensor.unique()) > 2
+
+
+def _belongs(
+    body: object, kept: frozenset[str] | None = None
+) -> tuple[dict[str, nn.Module], list[tuple[str, Tensor]], list[str]]:
     """All modules by path, all learnt tensors by path, and the paths of those that are not registered."""
+    in_module = isinstance(body, nn.Module)
     modules = dict(body.named_modules()) if isinstance(body, nn.Module) else {}
     tensors: list[tuple[str, Tensor]] = list(body.named_parameters()) if isinstance(body, nn.Module) else []
     known = {id(one) for _, one in tensors} | {id(one) for one in modules.values()}
     buffers = {id(one) for one in body.buffers()} if isinstance(body, nn.Module) else set()
     loose = []
     for path, thing in list(hidden(body)):
-        if id(thing) in known or id(thing) in buffers:
+        if id(thing) in known or id(thing) in buffers or (kept is not None and path not in kept):
             continue
         if isinstance(thing, nn.Module):
             for name, one in thing.named_modules():
@@ -121,25 +263,64 @@ def _belongs(body: object) -> tuple[dict[str, nn.Module], list[tuple[str, Tensor
                     known.add(id(tensor))
                     tensors.append((f"{path}.{name}", tensor))
                     loose.append(f"{path}.{name}")
-        elif (
-            thing.is_floating_point()
-            and thing.is_leaf
-            and (thing.requires_grad or role_word(path.split(".")[0]))
-        ):
+            continue
+        plain = _shared(thing)
+        if plain.is_leaf and _is_weight(path, plain, in_module):
             known.add(id(thing))
-            tensors.append((path, thing))
+            tensors.append((path, plain))
             loose.append(path)
     return modules, tensors, loose
+
+
+def _shared(thing: Any) -> Tensor:
+    """A tensor; of an array one over the same memory, so that what is written to it is in the array."""
+    return torch.from_numpy(thing) if is_array(thing) else thing
+
+
+_CLEARING: weakref.WeakKeyDictionary[nn.Module, str | None] = weakref.WeakKeyDictionary()
+
+
+def clearing(body: object) -> str | None:
+    """A method without arguments by which it forgets what it keeps between calls, and nothing it learned."""
+    names = [name for name in ("reset", "reset_state", "reset_cache", "clear_cache") if hasattr(body, name)]
+    if not names or not isinstance(body, nn.Module):
+        return None
+    if body not in _CLEARING:
+        _CLEARING[body] = next((name for name in names if _only_clears(body, name)), None)
+    return _CLEARING[body]
+
+
+def _only_clears(body: nn.Module, name: str) -> bool:
+    """Whether its parameters are the same afterwards: some begin anew with them."""
+    try:
+        copied = copy.deepcopy(body)
+        method = getattr(copied, name)
+        if not inspect.ismethod(method) or inspect.signature(method).parameters:
+            return False
+        method()
+        before, after = dict(body.named_parameters()), dict(copied.named_parameters())
+    except Exception:  # one that cannot be copied, or does not want to be called now
+        return False
+    return before.keys() == after.keys() and all(torch.equal(before[one], after[one]) for one in before)
+
+
+def in_precision(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Its real numbers in this dtype; `Module.to` would cut complex ones, a table of rotations, in half."""
+    return module._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
 
 def settle(subject: Subject) -> None:
     """Double, eval, fresh random weights and biases, gradients on."""
     body = subject.body
-    modules, _, _ = _belongs(body)
+    if subject.kept is None:
+        subject.kept = frozenset(path for path, _ in hidden(body))
+        _as_leaves(body)
+    modules, _, _ = _belongs(body, subject.kept)
     for module in modules.values():
-        module.double().eval()
-    cast_loose(body, torch.float64)
-    modules, tensors, loose = _belongs(body)
+        in_precision(module, subject.dtype).eval()
+    subject.numpy = subject.numpy or any(is_array(one) for _, one in hidden(body))
+    cast_loose(body, subject.dtype)
+    modules, tensors, loose = _belongs(body, subject.kept)
     subject.unregistered = loose
     owners = {name: modules.get(name.rpartition(".")[0]) for name, _ in tensors}
     dice = torch.Generator().manual_seed(20170612)
@@ -149,7 +330,8 @@ def settle(subject: Subject) -> None:
         if owner is not None and owner is not body and "norm" in type(owner).__name__.lower():
             subject.norms.add(name)
             continue
-        if isinstance(owner, nn.Linear) and name.endswith(".weight"):
+        one_wide = isinstance(owner, (nn.Conv1d, nn.Conv2d)) and set(owner.kernel_size) == {1}
+        if (isinstance(owner, nn.Linear) or one_wide) and name.endswith(".weight"):
             subject.linear.add(name)
         if tensor.is_floating_point() and any(n % D == 0 for n in tensor.shape):
             spread = 0.5 if tensor.ndim == 1 or "bias" in name.lower() else subject.sizes.E**-0.5
@@ -161,9 +343,13 @@ def settle(subject: Subject) -> None:
     subject.parameters = dict(tensors)
 
 
-def _loose(body: object) -> list[tuple[str, Tensor]]:
-    """Plain float tensors kept as attributes or in lists, which `Module.to` passes by."""
-    return [(path, one) for path, one in hidden(body) if isinstance(one, Tensor) and one.is_floating_point()]
+def _loose(body: object) -> list[tuple[str, Any]]:
+    """Plain float tensors and arrays kept as attributes or in lists, which `Module.to` passes by."""
+    return [
+        (path, one)
+        for path, one in hidden(body)
+        if is_array(one) or (isinstance(one, Tensor) and one.is_floating_point())
+    ]
 
 
 def has_loose(body: object) -> bool:
@@ -175,32 +361,75 @@ def apart(body: object) -> dict[str, torch.dtype]:
     """The dtypes of loose tensors that are not of the dtype of its weights: no cast of ours may hide them."""
     weights = body.parameters() if isinstance(body, nn.Module) else ()
     main = next((one.dtype for one in weights if one.is_floating_point()), None)
-    return {path: one.dtype for path, one in _loose(body) if main is not None and one.dtype != main}
+    return {
+        path: one.dtype
+        for path, one in _loose(body)
+        if main is not None and isinstance(one, Tensor) and one.dtype != main
+    }
 
 
 def cast_loose(body: object, dtype: torch.dtype, but: Mapping[str, torch.dtype] | None = None) -> None:
     """Loose tensors of another dtype in place of its own; those named in `but` of the dtype given there."""
     for path, thing in _loose(body):
         wanted = dtype if but is None else but.get(path, dtype)
-        if thing.dtype == wanted:
+        if is_array(thing):
+            number = str(wanted).removeprefix("torch.")
+            if thing.dtype != number or not thing.flags.writeable or min(thing.strides, default=0) < 0:
+                _put(body, path, thing.astype(number).copy())  # writeable: its numbers are ours to set
+        elif thing.dtype != wanted:
+            _put(body, path, thing.detach().to(wanted).requires_grad_(thing.requires_grad))
+
+
+def _as_leaves(body: object) -> None:
+    """What the constructor computed from a leaf, `torch.randn(d, d, requires_grad=True) / d`, becomes one."""
+    for path, thing in _loose(body):
+        if isinstance(thing, Tensor) and not thing.is_leaf:
+            _put(body, path, thing.detach().requires_grad_())
+
+
+def _put(body: object, path: str, made: object) -> None:
+    """Something else in its place, where that can be."""
+    *way, last = path.split(".")
+    owner: object = body
+    try:
+        for step in way:
+            if isinstance(owner, (list, tuple)):
+                owner = owner[int(step)]
+            else:
+                owner = owner[step] if isinstance(owner, dict) else getattr(owner, step)
+        if isinstance(owner, list):
+            owner[int(last)] = made
+        elif isinstance(owner, dict):
+            owner[last] = made
+        elif not isinstance(owner, tuple):
+            setattr(owner, last, made)
+    except (AttributeError, KeyError, IndexError, ValueError, TypeError):
+        return
+
+
+def globals_of(cls: type) -> dict[str, int]:
+    """Sizes that the methods of a class read out of its file: what they mean -> the number."""
+    found: dict[str, int] = {}
+    for owner in cls.__mro__:
+        module = sys.modules.get(owner.__module__)
+        if module is None or owner.__module__.startswith(("torch", "builtins")):
             continue
-        made = thing.detach().to(wanted).requires_grad_(thing.requires_grad)
-        *way, last = path.split(".")
-        owner: object = body
-        try:
-            for step in way:
-                if isinstance(owner, (list, tuple)):
-                    owner = owner[int(step)]
-                else:
-                    owner = owner[step] if isinstance(owner, dict) else getattr(owner, step)
-            if isinstance(owner, list):
-                owner[int(last)] = made
-            elif isinstance(owner, dict):
-                owner[last] = made
-            elif not isinstance(owner, tuple):
-                setattr(owner, last, made)
-        except (AttributeError, KeyError, IndexError, ValueError, TypeError):
-            continue
+        for method in vars(owner).values():
+            code = getattr(method, "__code__", None)
+            for name in code.co_names if isinstance(code, types.CodeType) else ():
+                value, word = vars(module).get(name), size_word(name)
+                if isinstance(value, int) and not isinstance(value, bool) and word and value > 0:
+                    found.setdefault(word, value)
+    return found
+
+
+def fields_of(config: object) -> list[tuple[str, object]]:
+    """What a configuration holds: a dict's items, a named tuple's or any other object's attributes."""
+    if isinstance(config, Mapping):
+        return [(str(name), value) for name, value in config.items()]
+    if isinstance(config, tuple) and hasattr(config, "_fields"):
+        return list(zip(config._fields, config, strict=True))
+    return list(vars(config).items()) if hasattr(config, "__dict__") else []
 
 
 def attributes_of(body: object) -> Iterator[tuple[str, int]]:
@@ -210,6 +439,10 @@ def attributes_of(body: object) -> Iterator[tuple[str, int]]:
         for name, value in vars(owner).items() if hasattr(owner, "__dict__") else ():
             if isinstance(value, int) and not isinstance(value, bool):
                 yield name, value
+            elif size_word(name) == "config":  # kept as it came
+                for field, number in fields_of(value):
+                    if isinstance(number, int) and not isinstance(number, bool):
+                        yield field, number
 
 
 def head_count(body: object) -> int | None:
@@ -217,9 +450,14 @@ def head_count(body: object) -> int | None:
     for name, value in attributes_of(body):
         if size_word(name) == "heads" and value > 0:
             return value
+    said = globals_of(type(body)).get("heads")
+    if said:
+        return said
     for path, thing in [*(body.named_modules() if isinstance(body, nn.Module) else ()), *hidden(body)]:
         if isinstance(thing, nn.ModuleList) and "head" in path.lower() and len(thing):
             return len(thing)
+    if not hasattr(body, "__dict__"):
+        return None
     lists = [
         len(v) for _, v in vars(body).items() if isinstance(v, list) and v and isinstance(v[0], nn.Module)
     ]
@@ -233,8 +471,11 @@ def head_count(body: object) -> int | None:
 def widths_of(body: object) -> list[int]:
     """Widths its input may have, the likeliest first."""
     found = [value for name, value in attributes_of(body) if size_word(name) == "width"]
+    found += [value for word, value in globals_of(type(body)).items() if word == "width"]
     modules = body.modules() if isinstance(body, nn.Module) else ()
-    found += [one.in_features for one in modules if isinstance(one, nn.Linear)]
+    for one in modules:
+        found += [one.in_features] if isinstance(one, nn.Linear) else []
+        found += [one.in_channels] if isinstance(one, (nn.Conv1d, nn.Conv2d)) else []
     tensors = [tensor for _, tensor in _belongs(body)[1] if tensor.ndim >= 2]
     found += [n for tensor in tensors for n in reversed(tensor.shape)]
     return [n for n in dict.fromkeys(found) if 1 < n <= 8192]

@@ -3,6 +3,8 @@ gradients on, no autocast, dice that are put back.
 
 The process may be at other work in other threads, so what is set here is set for this thread alone. torch's
 default dtype, `sys.stdout` and the filters of warnings are the process's, and stay as they are.
+
+The learner's exceptions become problems, at the learner's own line.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import io
 import random
 import sys
 import threading
+import traceback
+import types
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +25,19 @@ from torch import Tensor
 from torch.amp.autocast_mode import is_autocast_available
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["by_default", "seed", "silently", "surroundings", "undisturbed"]
+from ..evidence import Problem
+
+__all__ = [
+    "CAUGHT",
+    "Unreadable",
+    "by_default",
+    "files_of",
+    "problem_of",
+    "seed",
+    "silently",
+    "surroundings",
+    "undisturbed",
+]
 
 # Made of nothing, as floats; and of numbers, as floats if those are
 FLOATS = frozenset(
@@ -195,3 +211,38 @@ def silently() -> Iterator[None]:
     with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
         warnings.simplefilter("ignore")
         yield
+
+
+CAUGHT = (Exception, SystemExit)
+
+
+class Unreadable(Exception):
+    """What came back is not an attention's answer: no tensor, or none of the right shape."""
+
+
+def files_of(obj: object) -> frozenset[str]:
+    """The file names that tracebacks call the learner's code by."""
+    owner = obj if isinstance(obj, type) or not hasattr(obj, "__class__") else type(obj)
+    code = getattr(obj, "__code__", None)
+    if isinstance(code, types.CodeType):
+        return frozenset({code.co_filename})
+    found = set()
+    for one in getattr(owner, "__mro__", ()):
+        if one.__module__.startswith(("torch", "builtins")) and one is not owner:
+            continue
+        for member in vars(one).values():
+            function = getattr(member, "__func__", member)
+            if isinstance(getattr(function, "__code__", None), types.CodeType):
+                found.add(function.__code__.co_filename)
+    return frozenset(found)
+
+
+def problem_of(error: BaseException, stage: str, files: frozenset[str], probe: str | None = None) -> Problem:
+    """The exception, with the last line of the learner's on its way."""
+    line = None
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename in files:
+            line = frame.lineno
+    message = str(error) or type(error).__name__
+    kind = "shape" if isinstance(error, Unreadable) else type(error).__name__
+    return Problem(stage, kind, message, line, probe)

@@ -19,6 +19,7 @@ TENSOR_WORDS = """transpose permute reshape view contiguous softmax masked_fill 
 PACKAGES = (
     "torch einops numpy math matplotlib typing transformers jaxtyping pandas scipy torchvision tqdm".split()
 )
+INSTALLED_AS = {"cv2": "opencv-python", "sklearn": "scikit-learn", "PIL": "pillow", "yaml": "pyyaml"}
 
 
 def _syntax(match: Match, about: About) -> Said:
@@ -129,11 +130,12 @@ def _no_forward(match: Match, about: About) -> Said:
 
 def _not_installed(match: Match, about: About) -> Said:
     package = match[1].partition(".")[0]
-    if close := nearest(package, PACKAGES):
+    close = None if package in PACKAGES else nearest(package, PACKAGES)
+    if close is not None:
         return Said(f"there is no package {package} where the code is checked", f"did you mean {close}?")
     return Said(
         f"the package {package} is not installed where the code is checked",
-        f"install it (pip install {package}), or do without it",
+        f"install it there: pip install {INSTALLED_AS.get(package, package)}",
     )
 
 

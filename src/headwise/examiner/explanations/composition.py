@@ -15,13 +15,14 @@ from ...errors import ArgumentError, MaskError, ShapeError, renamed
 from ...masks import CAUSAL, Mask, mask_of_call
 from ...nn import MultiHeadAttention
 from .. import recipe
+from ..designs import steps_of
 from ..evidence import Call, Evidence
 from ..recipe import Given, State
-from ..report import Named
+from ..report import Named, Report
 from .explanation import Explanation, differing
 from .known import is_known, own_numbers, own_steps, weights_of
 from .page_data import check_size
-from .steps import fields_of
+from .told_steps import fields_of
 
 __all__ = ["best_call", "explain", "explain_evidence"]
 
@@ -197,6 +198,7 @@ def explain_evidence(
     *,
     faults: Sequence[Named] = (),
     probe: str | None = None,
+    report: Report | None = None,
 ) -> Explanation:
     """Every step of one probe of an examination, the learner's numbers beside the expected ones.
 
@@ -205,6 +207,7 @@ def explain_evidence(
         yours: the recipe with the fault that was found, on the inputs of one of the calls.
         faults: what was found, to be told on the page.
         probe: which call, where `yours` does not say.
+        report: what `check` says of it, so that both say the same; its faults stand for `faults`.
 
     Raises:
         ArgumentError: nothing to explain: no weights were found, or no such call was answered.
@@ -218,7 +221,9 @@ def explain_evidence(
     given = call.given if yours is None else yours.given
     B, T, E = given.query.shape
     check_size(B, evidence.num_heads, T, given.key.shape[1], E)
-    expected = recipe.run(given, evidence.weights, evidence.num_heads)
+    expected = (evidence.truth(call) if given is call.given else None) or recipe.run(
+        given, evidence.weights, evidence.num_heads, steps_of(evidence.designs)
+    )
     found = {} if yours is None else fields_of(yours)
     notes = [
         f"The numbers are those of the probe {call.probe!r}: inputs headwise made up, weights of your own."
@@ -239,7 +244,9 @@ def explain_evidence(
         notes.append(
             f"In your code's own mask, {conventions.mask_argument or 'mask'}, True (or 1) = {means}."
         )
-    return Explanation(evidence.name, expected, found, faults=faults, notes=notes)
+    faults = faults if report is None else report.faults
+    checked = None if report is None or report.ok else report.summary
+    return Explanation(evidence.name, expected, found, faults=faults, notes=notes, checked=checked)
 
 
 def best_call(evidence: Evidence, probe: str | None) -> Call | None:

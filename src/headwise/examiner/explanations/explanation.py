@@ -17,7 +17,7 @@ from ...errors import renamed
 from ..recipe import State
 from ..report import Named
 from .mask_sentences import in_words
-from .steps import ExplainedStep, fields_of, steps_of
+from .told_steps import ExplainedStep, fields_of, steps_of
 
 __all__ = ["Explanation", "differing"]
 
@@ -53,6 +53,7 @@ class Explanation:
         faults: what is known to be wrong with it.
         notes: sentences to show with it.
         batch: which sequence is shown first, where nothing differs.
+        checked: what `check` said of it, where that was not that it is right.
 
     Attributes:
         steps: an `ExplainedStep` each.
@@ -72,7 +73,9 @@ class Explanation:
         faults: Sequence[Named] = (),
         notes: Sequence[str] = (),
         batch: int = 0,
+        checked: str | None = None,
     ) -> None:
+        self.checked = checked
         self.name, self.expected, self.faults, self.notes = name, expected, tuple(faults), list(notes)
         self.query_labels = None if query_labels is None else list(query_labels)
         self.key_labels = None if key_labels is None else list(key_labels)
@@ -119,7 +122,14 @@ class Explanation:
 
     @property
     def verdict(self) -> str:
-        """What came of the comparison, in one sentence."""
+        """What came of the comparison, in a sentence or two; never more than `check` says."""
+        said = self._compared()
+        if self.first is not None or self.checked is None:
+            return said
+        checked = self.checked.rstrip(".")
+        return f"In these numbers nothing differs, and yet headwise check says: {checked}. {said}"
+
+    def _compared(self) -> str:
         number = {step.key: i for i, step in enumerate(self.steps)}
         if self.first is None:
             known = [step for step in self.steps if step.error is not None]
@@ -128,7 +138,8 @@ class Explanation:
             error = max(step.error or 0.0 for step in known)
             equal = "exactly" if error == 0 else f"to {error:.0e}"
             if len(known) > 2:
-                return f"Every step of {self.name} equals the expected numbers, {equal}."
+                which = "Every step" if self.checked is None else "Every step that is shown"
+                return f"{which} of {self.name} equals the expected numbers, {equal}."
             which = "The weights and the output" if len(known) == 2 else "The output"
             return f"{which} of {self.name} equal{'s' * (len(known) == 1)} the expected numbers, {equal}."
         step = self.first

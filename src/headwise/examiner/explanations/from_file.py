@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import ArgumentError
 from .. import recipe
+from ..designs import steps_of
 from ..evidence import Evidence
 from ..recipe import State
 from .composition import best_call, explain_evidence
@@ -30,20 +31,27 @@ def explain_file(path: Path, name: str | None = None, *, trust: bool = False) ->
     Raises:
         ArgumentError: no such file or name; no fences and no trust; nothing that could be explained.
     """
-    from ..checks import _before_running, _likeliest, _read
+    from ..checks import _before_running
     from ..diagnose import diagnose
-    from ..judging import judge
+    from ..inquiry import judge
     from ..sandbox import run_file
+    from ..source import likeliest, source_of
+    from ..source.notebooks import told_by_cell
 
-    source = _read(path)
-    report = _before_running(path, name, source)
+    source, cells = source_of(path)
+    report = _before_running(path, name, source, cells)
     if report is not None:
         raise ArgumentError(
             f"file must run to be explained: {report.summary}; see headwise check {path.name}"
         )
-    chosen = _likeliest(path, source) if name is None else name
+    chosen = likeliest(path, source) if name is None else name
     outcome = run_file(path.resolve(), chosen, seconds=SECONDS, memory=MEMORY, trust=trust, options={})
     evidence = outcome.evidence
+    if evidence is not None and evidence.step is not None:
+        raise ArgumentError(
+            f"name must be a whole attention to be explained: {chosen} is one step of it ({evidence.step}); "
+            f"see headwise check {path.name}:{chosen}"
+        )
     if (
         evidence is None
         or evidence.weights is None
@@ -57,7 +65,9 @@ def explain_file(path: Path, name: str | None = None, *, trust: bool = False) ->
     evidence.source, evidence.path = source, str(path)
     diagnosis = diagnose(evidence)
     theirs = _theirs(evidence, diagnosis.faults)  # before the judgement, for which some are a design
-    return explain_evidence(evidence, theirs, faults=judge(evidence, diagnosis).faults)
+    report = judge(evidence, diagnosis)
+    told_by_cell(report, cells)
+    return explain_evidence(evidence, theirs, report=report)
 
 
 def _theirs(evidence: Evidence, faults: tuple[Made, ...] | None) -> State | None:
@@ -70,5 +80,6 @@ def _theirs(evidence: Evidence, faults: tuple[Made, ...] | None) -> State | None
     parted = first_difference(evidence, faults)
     call = best_call(evidence, None if parted is None else parted[0])
     assert call is not None, "the caller looked for one"
-    wrong = {name: step for made in faults for name, step in made.steps.items()}
+    wrong = {**steps_of(evidence.designs)}
+    wrong |= {name: step for made in faults for name, step in made.steps.items()}
     return recipe.run(call.given, evidence.weights, evidence.num_heads, wrong)

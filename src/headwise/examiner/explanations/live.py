@@ -8,18 +8,16 @@ from torch.nn.parameter import UninitializedParameter
 
 from ...errors import ArgumentError
 from .. import recipe
+from ..designs import steps_of
 from ..diagnose import diagnose
 from ..evidence import Evidence
-from ..examine.calling import Caller
-from ..examine.examining import understand
-from ..examine.failing import CAUGHT
-from ..examine.own import as_it_is, own_weights
-from ..examine.surroundings import surroundings, undisturbed
-from ..judging import judge
+from ..examine.call import Caller
+from ..examine.projections import as_it_is, own_weights
+from ..examine.surroundings import CAUGHT, surroundings, undisturbed
+from ..inquiry import judge, understand
 from ..recipe import Given, Weights
-from ..report import Named
 from .explanation import Explanation
-from .steps import fields_of
+from .told_steps import fields_of
 
 __all__ = ["Understood", "understood"]
 
@@ -41,11 +39,11 @@ class Understood:
         expected = recipe.run(given, self.weights, self.num_heads)
         diagnosis = diagnose(self.evidence)
         faults = diagnosis.faults  # before the judgement, for which some are a design
-        yours, named = {}, list[Named]()
+        report = judge(self.evidence, diagnosis)
+        yours = {}
         if faults:
             wrong = {name: step for made in faults for name, step in made.steps.items()}
             yours = fields_of(recipe.run(given, self.weights, self.num_heads, wrong))
-            named = judge(self.evidence, diagnosis).faults
         name = type(self.module).__name__
         notes = [f"The steps are computed in float64 with the weights of your {name}."]
         if faults is None:
@@ -60,8 +58,8 @@ class Understood:
             except CAUGHT as error:
                 notes.append(f"Your module could not be called with these inputs: {error}")
         return Explanation(
-            name, expected, yours, query_labels=labels[0], key_labels=labels[1], faults=named, notes=notes,
-            batch=batch,
+            name, expected, yours, query_labels=labels[0], key_labels=labels[1], faults=report.faults,
+            notes=notes, batch=batch, checked=None if report.ok else report.summary,
         )  # fmt: skip
 
 
@@ -81,5 +79,11 @@ def understood(module: nn.Module) -> Understood:
         raise ArgumentError(
             f"module must be one that headwise.check understands: {type(module).__name__} is not: {why}; "
             "see what headwise.check says of it"
+        )
+    if steps_of(evidence.designs):
+        what = "; ".join(one.words for one in evidence.designs)
+        raise ArgumentError(
+            f"module must be plain attention to be explained: {type(module).__name__} has {what}; "
+            "headwise.check judges it within that"
         )
     return Understood(module, evidence, caller)

@@ -78,6 +78,7 @@ def _contents(explanation: Explanation) -> dict[str, object]:
         "sample": explanation.batch,
         "head": explanation.head,
         "verdict": explanation.verdict,
+        "right": explanation.first is None and explanation.checked is None,
         "faults": [
             {
                 "title": one.title,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...show.tables import empty_table
 from ...show.texts import plain
+from ..evidence import line_in_words
 from .explanation import differing
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from .explanation import Explanation
-    from .steps import ExplainedStep, Map
+    from .told_steps import ExplainedStep, Map
 
 __all__ = ["as_text", "to_terminal"]
 
@@ -65,13 +66,14 @@ def _write(console: Console, explanation: Explanation, batch: int | None, head: 
 
     say(f"{explanation.name}, step by step", "bold")
     say(f"Shown: sequence {batch} of {B}, head {head} of {H}; positions count from 0.", "dim")
-    say(explanation.verdict, "green" if explanation.first is None else "bold red")
+    right = explanation.first is None and explanation.checked is None
+    say(explanation.verdict, "green" if right else "bold red")
     for fault in explanation.faults:
         say(fault.title, "bold red")
         say(f"  yours:    {fault.formula}")
         say(f"  expected: {fault.right}")
         if fault.line is not None:
-            say(f"  line {fault.line}: {fault.text.strip()}")
+            say(f"  {line_in_words(fault.line, fault.cell)}: {fault.text.strip()}")
     for note in explanation.notes:
         say(note, "dim")
     for number, step in enumerate(explanation.steps):

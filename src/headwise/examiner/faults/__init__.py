@@ -1,4 +1,4 @@
-"""The library of faults, the simplest explanation first."""
+"""The faults of a whole attention, the simplest explanation first."""
 
 from __future__ import annotations
 

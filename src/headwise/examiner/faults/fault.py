@@ -30,6 +30,14 @@ class Fault:
         needs_mask: shows only where something is hidden.
         common: among the ten mistakes made most often.
         fit: the way with a number in it, for a mistake that has one (a constant scale).
+        mixes_samples: what one sample gets depends on the others in the batch.
+        remark: told, and no reason to fail what is right otherwise.
+        follows: what other faults bring along: beside one of those it is not told.
+        alone: whoever makes it has nothing else judged: told in place of whatever the numbers look like.
+        said_by: other faults that are this one seen from elsewhere: beside one of those it is not told.
+        names_parts: its detail names parameters; only those that make up the output count.
+        design: what many modules have inside on purpose, in words: then it is no fault.
+        crash: words of the exception it ends in; `crash_probe`: only in probes whose name begins so.
     """
 
     key: str
@@ -45,6 +53,15 @@ class Fault:
     needs_mask: bool = False
     common: bool = False
     fit: Callable[[float], Way] | None = None
+    mixes_samples: bool = False
+    remark: bool = False
+    follows: bool = False
+    alone: bool = False
+    said_by: tuple[str, ...] = ()
+    names_parts: bool = False
+    design: str = ""
+    crash: tuple[str, ...] = ()
+    crash_probe: str = ""
 
     def __post_init__(self) -> None:
         assert not self.step or self.step in RIGHT, f"{self.key}: no step {self.step!r}"

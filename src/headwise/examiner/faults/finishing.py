@@ -16,6 +16,7 @@ __all__ = ["FAULTS"]
 
 RIGHT = "output = W_o concat(heads) + b_o"
 REPAIR = "return self.W_o(out)"
+EINSUM = (r"einsum\(.*(v|V|value)", r"einsum\(")
 LINES = (r"return\b", r"(W_o|w_o|out_proj|fc_out|c_proj|proj|fc|unify)\w*\(")
 
 
@@ -43,6 +44,14 @@ def _turned_weights(state: State) -> None:
     state.heads = state.p.transpose(-2, -1) @ state.v
 
 
+def _summed_values(state: State) -> None:
+    state.heads = state.p.sum(-1, keepdim=True) * state.v.sum(-2, keepdim=True)
+
+
+def _mixed_values(state: State) -> None:
+    state.heads = state.p @ state.v.sum(1, keepdim=True)
+
+
 def _relu_projected(state: State) -> None:
     RIGHT_STEPS["project"](state)
     q, k, v = state.projected
@@ -59,6 +68,19 @@ def _pre_norm(eps: float, which: int) -> Callable[[State], None]:
         state.query, state.key, state.value = (_norm(x, eps) if i < which else x for i, x in enumerate(given))
 
     return apply
+
+
+def _add(state: State) -> None:
+    state.output = state.output + state.given.query
+
+
+def _sublayer(eps: float) -> tuple[Way, ...]:
+    """The norm after the sum, before the attention of its queries, of all its inputs."""
+    return (
+        _afterwards(lambda state: _norm(state.output + state.given.query, eps)),
+        {"inputs": _pre_norm(eps, 1), "after": _add},
+        {"inputs": _pre_norm(eps, 3), "after": _add},
+    )
 
 
 EPS = (1e-5, 1e-6, 1e-12)
@@ -116,6 +138,48 @@ FAULTS = [
         REPAIR, "finish",
         (_output(lambda state: state.joined @ state.weights.o + state.weights.o_bias),),
         (r"@\s*self\.\w*(out|o)\w*", *LINES),
+    ),
+    Fault(
+        "values summed over positions",
+        "two letters stand for the keys: the values are summed up, whatever the weights say",
+        "sum of all v, the same for every query",
+        "weights v",
+        (
+            "Read the letters of the product of weights and values: which is the axis of keys in both?",
+            "A letter that only one of two tensors has is summed by itself, before anything is multiplied.",
+            "Use one letter for the keys: bhqk,bkhd->bqhd.",
+        ),
+        "Weights of a query sum to 1, so all that is left is the sum of the values: no attention at all.",
+        'out = torch.einsum("bhqk,bhkd->bhqd", weights, v)', "weigh", ({"weigh": _summed_values},),
+        EINSUM,
+    ),
+    Fault(
+        "values mixed over heads",
+        "two letters stand for the heads: every head gets the values of all",
+        "weights_h (v_1 + .. + v_H)",
+        "weights_h v_h",
+        (
+            "Read the letters of the product of weights and values: which is the axis of heads in both?",
+            "A letter that only one of two tensors has is summed by itself, before anything is multiplied.",
+            "Use one letter for the heads: bhqk,bkhd->bqhd.",
+        ),
+        "Heads look at different places and bring back the same mixture.",
+        'out = torch.einsum("bhqk,bhkd->bhqd", weights, v)', "weigh", ({"weigh": _mixed_values},),
+        EINSUM,
+    ),
+    Fault(
+        "second output projection",
+        "a second matrix follows the output projection",
+        "W_2(W_o concat(heads) + b_o) + b_2",
+        RIGHT,
+        (
+            "Count the matrices after the heads are joined.",
+            "nn.MultiheadAttention has an output projection of its own; another one follows.",
+            "Take out the second: what the module returns is the output already.",
+        ),
+        "Two matrices in a row are one, with twice the parameters; nobody else's weights fit.",
+        "return self.attention(query, key, value)[0]",
+        lines=(r"return self\.\w+\(", r"=\s*self\.\w*(o|out|proj|fc)\w*\(", *LINES),
     ),
     Fault(
         "weights transposed before v",
@@ -205,6 +269,7 @@ FAULTS = [
         REPAIR, "inputs",
         tuple({"inputs": _pre_norm(eps, which)} for eps in EPS for which in (3, 1)),
         (r"(layer_?norm|norm|ln)\w*\(", *LINES),
+        design="a LayerNorm of the input",
     ),
     Fault(
         "residual and layer norm",
@@ -218,21 +283,8 @@ FAULTS = [
         ),
         "It is a design, not a mistake, as long as nobody adds them a second time.",
         REPAIR, "after",
-        (
-            *(
-                _afterwards(lambda state, eps=eps: _norm(state.output + state.given.query, eps))  # type: ignore[misc]
-                for eps in EPS
-            ),
-            *(
-                {"inputs": _pre_norm(eps, which), "after": lambda state: _add(state)}
-                for eps in EPS
-                for which in (1, 3)
-            ),
-        ),
+        tuple(way for eps in EPS for way in _sublayer(eps)),
         (r"(layer_?norm|norm|ln)\w*\(", *LINES),
+        design="a residual connection and a LayerNorm",
     ),
 ]  # fmt: skip
-
-
-def _add(state: State) -> None:
-    state.output = state.output + state.given.query

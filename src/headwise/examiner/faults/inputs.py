@@ -122,5 +122,6 @@ FAULTS = [
         "inputs",
         ({"inputs": _turned, "after": _back},),
         (r"MultiheadAttention\(", r"(transpose|permute)\(\s*0\s*,\s*1", r"(view|reshape)\("),
+        mixes_samples=True,
     ),
 ]  # fmt: skip

@@ -107,6 +107,34 @@ def _wrong_order(state: State, mask: Tensor) -> Tensor:
     return mask[:, 0].repeat(H, 1, 1).view(B, H, *mask.shape[-2:])  # [B, H, T, S], sample by sample
 
 
+def _heads_first(state: State, mask: Tensor) -> Tensor:
+    """Repeated sample by sample, for scores that lie head by head: [H * B, T, S]."""
+    B, H = mask.shape[0], state.num_heads
+    return mask[:, 0].repeat_interleave(H, 0).unflatten(0, (H, B)).transpose(0, 1)  # [B, H, T, S]
+
+
+def _handed_over(state: State, mask: Tensor) -> Tensor:
+    """What was handed over, without the mask the code makes itself."""
+    if state.given.handed is None:
+        return mask
+    return state.given.handed[:, None]
+
+
+def _one_of_two(causal: bool) -> Callable[[State, Tensor], Tensor]:
+    """Of padding and a causal mask at once, only one; other masks as they are."""
+
+    def change(state: State, mask: Tensor) -> Tensor:
+        whole = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
+        padding = mask[..., -1:, :]
+        if mask.shape[-1] != mask.shape[-2] or not torch.equal(mask, whole & padding):
+            return mask
+        if bool(padding.all()):
+            return mask
+        return whole.expand_as(mask) if causal else padding.expand_as(mask)
+
+    return change
+
+
 def _first_head(state: State, mask: Tensor) -> Tensor:
     others = torch.arange(state.num_heads)[:, None, None] > 0  # [H, 1, 1]
     return mask | others
@@ -335,14 +363,32 @@ FAULTS = [
         "mask.repeat_interleave(H, dim=0)",
         (
             "Which sample's mask does head 1 of sample 0 get?",
-            "In [B * H] all heads of sample 0 come first.",
-            "Use repeat_interleave, or keep [B, H, T, S] and let the mask broadcast.",
+            "In [B * H] all heads of sample 0 come first; in [H * B] all samples of head 0.",
+            "repeat_interleave for [B * H], repeat for [H * B]; or keep [B, H, T, S] and broadcast.",
         ),
         "Samples are masked with each other's padding; with one sample, or equal lengths, it never shows.",
         "mask = mask.repeat_interleave(self.num_heads, dim=0)  # [B * H, T, S]",
         "hide",
-        _masks(_wrong_order),
+        (*_masks(_wrong_order), *_masks(_heads_first)),
         (r"\.repeat\(", *FILLS),
+        mixes_samples=True,
+        needs_mask=True,
+    ),
+    Fault(
+        "one mask replaces another",
+        "of two masks only one counts: the second is assigned in place of the first",
+        "mask = padding where mask = causal & padding",
+        "a key is seen where every mask lets it be seen",
+        (
+            "Hand over both masks and see which of them still works.",
+            "Each works alone; together one of them is lost.",
+            "Combine them: what may be seen with &, what is hidden with |.",
+        ),
+        "A decoder with padding sees the future, or one without sees padding: both only in real batches.",
+        "mask = causal & padding[:, None, None, :]  # True = may attend",
+        "hide",
+        (*_masks(_handed_over), *_masks(_one_of_two(False)), *_masks(_one_of_two(True))),
+        (r"\bmask\w*\s*=\s*(?!None)", *FILLS),
         needs_mask=True,
     ),
     Fault(

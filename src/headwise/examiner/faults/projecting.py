@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from ..recipe import RIGHT as RIGHT_STEPS
 from ..recipe import State, Weights
@@ -69,6 +70,22 @@ def _bare(letters: str) -> Way:
     return _with(change)
 
 
+def _twice(q_of: str, k_of: str, v_of: str) -> Way:
+    """Each made of its own input, "x", or of what another has become: "q" or "k"."""
+
+    def apply(state: State) -> None:
+        w = state.weights
+        made: dict[str, Tensor] = {}
+        own = {"q": state.query, "k": state.key, "v": state.value}
+        of = {"q": q_of, "k": k_of, "v": v_of}
+        for letter in "kqv" if q_of == "k" else "qkv":
+            source = own[letter] if of[letter] == "x" else made[of[letter]]
+            made[letter] = source @ getattr(w, letter).T + getattr(w, f"{letter}_bias")
+        state.projected = made["q"], made["k"], made["v"]
+
+    return {"project": apply}
+
+
 LINES = (r"(W_q|w_q|q_proj|wq|query|qkv|c_attn|in_proj)\w*\(", r"F\.linear\(", r"(@|matmul|einsum)")
 CHUNKS = (r"\.(chunk|split|unbind)\(", r"\[\s*[012]\s*\]", r"qkv")
 SHARED = ("qqq", "kkk", "vvv", "qkq", "vkv", "qvv")
@@ -86,6 +103,7 @@ FAULTS = [
         "With q and k alike, scores are symmetric: if A looks at B, B looks at A just as much.",
         REPAIR, "project",
         tuple(way(order) for order in SHARED for way in (_using, _weights_of)), LINES,
+        said_by=("keys through w_q", "values through w_k"),
     ),
     Fault(
         "keys through w_q",
@@ -127,6 +145,20 @@ FAULTS = [
         REPAIR, "project", (_none("qk"), _none("q"), _none("k")), LINES,
     ),
     Fault(
+        "no projections",
+        "queries, keys and values are not projected: heads are slices of the input",
+        "softmax(query key^T) value, head by head",
+        RIGHT,
+        (
+            "Which inputs go through a matrix before they are split?",
+            "There is none for queries, for keys, for values: only what is cut out of the input is compared.",
+            "Make W_q, W_k and W_v in __init__ and apply them before the split.",
+        ),
+        "Heads see fixed slices of the embedding: where they look, and what they say, is never learned.",
+        REPAIR, "project", (_none("qkv"),),
+        (r"(split|heads?)\w*\(\s*(q|query|x|queries)\b", *LINES),
+    ),
+    Fault(
         "no v projection",
         "values are not projected",
         "softmax(q k^T) value",
@@ -137,7 +169,25 @@ FAULTS = [
             "Project value before it is split.",
         ),
         "Heads can only hand on what is there, not choose what to say of it.",
-        REPAIR, "project", (_none("v"), _none("qkv")), LINES,
+        REPAIR, "project", (_none("v"),), (r"\bv(alues?)?\s*=", *LINES),
+    ),
+    Fault(
+        "projected twice",
+        "keys or values are made of what was projected already, and not of the input",
+        "W_k or W_v applied to W_q x, or to W_k x, in place of x",
+        RIGHT,
+        (
+            "What is in x when the keys are made?",
+            "A projection overwrites its own input: what comes after it is projected twice.",
+            "Give each result a name of its own: q = W_q(x), k = W_k(x), v = W_v(x).",
+        ),
+        "Queries, keys and values are tied to each other: none can be learned by itself.",
+        REPAIR, "project",
+        tuple(_twice(*of) for of in ("xqq", "xqk", "xxk", "xqx", "xxq", "kxk", "kxx")),
+        (
+            r"^\s*(x|query|inputs?|hidden\w*|input)\s*=\s*self\.\w+\(\s*\1\s*\)",
+            r"\b[kv]\w*\s*=\s*self\.\w+\(\s*[qk]\w*\s*\)", *LINES,
+        ),
     ),
     Fault(
         "weight not transposed",
@@ -207,6 +257,7 @@ FAULTS = [
         ),
         "A model trained elsewhere loses a part of itself when its weights are loaded.",
         REPAIR, "project", (_bare("q"),), LINES,
+        follows=True,
     ),
     Fault(
         "no v bias",

@@ -1,8 +1,10 @@
-"""The scale between q.k and the softmax."""
+"""The product of q and k, and its scale."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+from torch import Tensor
 
 from ..recipe import State
 from .fault import Fault, Way
@@ -21,6 +23,7 @@ WHY_LARGE = (
 REPAIR = "scores = q @ k.transpose(-2, -1) / math.sqrt(self.d_k)"
 DIVIDED = r"(/|\*)\s*(\(|math\.sqrt|torch\.sqrt|np\.sqrt|self\.scale|scale|[\w.]+\s*\*\*)"
 PRODUCT = r"(@|matmul|bmm|einsum)"
+EINSUM = (r"einsum\(.*(q|Q|quer).*(k|K|key)", r"einsum\(")
 
 
 def _scaled(factor: Callable[[State], float]) -> tuple[Way, ...]:
@@ -43,6 +46,19 @@ def _unscaled(state: State) -> None:
 
 def _shrunk(state: State) -> None:
     state.p = state.p / state.head_dim**0.5
+
+
+def _scored(function: Callable[[State], Tensor]) -> Way:
+    def apply(state: State) -> None:
+        state.scores = function(state)
+
+    return {"score": apply}
+
+
+def _turned(state: State) -> Tensor:
+    if state.q.shape[-2] != state.k.shape[-2]:
+        raise ValueError("turned scores need as many queries as keys")
+    return state.k @ state.q.transpose(-2, -1)
 
 
 def _width(state: State) -> int:
@@ -190,5 +206,56 @@ FAULTS = [
         "scale",
         fit=_constant,
         lines=(r"scale\s*=\s*[\d.]", r"[*/]\s*\d", DIVIDED),
+    ),
+    Fault(
+        "scores of sums",
+        "two letters stand for the channels: sums are multiplied in place of channels",
+        "sum(q) * sum(k)",
+        "q.k, channel by channel",
+        (
+            "Read the letters of the product of q and k: which is the axis of channels in both?",
+            "A letter that only one of two tensors has is summed by itself, before anything is multiplied.",
+            "Use one letter for the channels: bqhd,bkhd->bhqk.",
+        ),
+        "A query is one number and a key is one number: heads can no longer tell directions apart.",
+        'scores = torch.einsum("bhqd,bhkd->bhqk", q, k)',
+        "score",
+        (_scored(lambda state: state.q.sum(-1, keepdim=True) * state.k.sum(-1).unsqueeze(-2)),),
+        EINSUM,
+    ),
+    Fault(
+        "scores mixed over heads",
+        "two letters stand for the heads: each query meets the keys of all heads at once",
+        "q_h . (k_1 + .. + k_H)",
+        "q_h . k_h",
+        (
+            "Read the letters of the product of q and k: which is the axis of heads in both?",
+            "A letter that only one of two tensors has is summed by itself, before anything is multiplied.",
+            "Use one letter for the heads: bqhd,bkhd->bhqk.",
+        ),
+        "Heads share one set of keys, or of queries: they are no longer independent of each other.",
+        'scores = torch.einsum("bhqd,bhkd->bhqk", q, k)',
+        "score",
+        (
+            _scored(lambda state: state.q @ state.k.sum(1, keepdim=True).transpose(-2, -1)),
+            _scored(lambda state: state.q.sum(1, keepdim=True) @ state.k.transpose(-2, -1)),
+        ),
+        EINSUM,
+    ),
+    Fault(
+        "scores transposed",
+        "queries and keys change places in the scores: rows are keys, columns are queries",
+        "softmax(k q^T) v",
+        RIGHT,
+        (
+            "Which axis of the scores are the queries, which the keys?",
+            "Each row belongs to a key here, and the softmax runs over queries.",
+            "q @ k.transpose(-2, -1), or ->bhqk with q for the queries.",
+        ),
+        "Keys ask and queries answer; a mask hides the wrong way round, and with S != T it crashes.",
+        REPAIR,
+        "score",
+        (_scored(_turned),),
+        (rf"=.*{PRODUCT}", r"einsum\("),
     ),
 ]

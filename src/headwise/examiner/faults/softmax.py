@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -41,6 +42,17 @@ def _over_sum(s: Tensor) -> Tensor:
     return s / s.sum(-1, keepdim=True)
 
 
+def _across(s: Tensor, of_max: str, of_sum: str) -> Tensor:
+    """exp(s - max) / sum with the largest number, or the sum, of row j in column j: a lost keepdim."""
+    if s.shape[-2] != s.shape[-1]:
+        raise ValueError("a row of numbers does not broadcast over another number of columns")
+    if of_max != "none":
+        most = s.amax(-1)
+        s = s - most.unsqueeze(-1 if of_max == "own" else -2)
+    e = s.exp()
+    return e / e.sum(-1).unsqueeze(-1 if of_sum == "own" else -2)
+
+
 SOFTMAX = (r"softmax\(", r"Softmax\(")
 
 
@@ -61,6 +73,7 @@ def _axis(key: str, axis: int, over: str, sums: str, extra: str, common: bool = 
         (*_weights(lambda s: torch.softmax(s, axis)), _filled(-1e9, lambda s: torch.softmax(s, axis))),
         (rf"softmax\(.*dim\s*=\s*\(?{axis}", rf"softmax\([^)]*,\s*{axis}\s*\)", *SOFTMAX),
         common=common,
+        mixes_samples=axis == 0,
     )
 
 
@@ -195,6 +208,27 @@ FAULTS = [
         (r"/.*\.sum\(", r"\.sum\("),
     ),
     Fault(
+        "divided by another row's sum",
+        "in the softmax by hand each weight is divided by another query's sum: keepdim is missing",
+        "e[i, j] / sum over k of e[j, k], or with the maximum of row j in place of i",
+        RIGHT,
+        (
+            "Sum the weights of one query over the keys.",
+            "A sum without keepdim=True is a row: it is laid along the keys, not along the queries.",
+            "Keep the summed dimension: e.sum(dim=-1, keepdim=True), and the same for the maximum.",
+        ),
+        "It runs because there are as many queries as keys: what a query gets depends on what others ask.",
+        "weights = e / e.sum(dim=-1, keepdim=True)",
+        "softmax",
+        (
+            *_weights(functools.partial(_across, of_max="none", of_sum="other")),
+            *_weights(functools.partial(_across, of_max="own", of_sum="other")),
+            *_weights(functools.partial(_across, of_max="other", of_sum="own")),
+            *_weights(functools.partial(_across, of_max="other", of_sum="other")),
+        ),
+        (r"/.*\.sum\((?!.*keepdim)", r"\.sum\((?!.*keepdim)", r"\.(a?max)\((?!.*keepdim)", r"\.sum\("),
+    ),
+    Fault(
         "log softmax",
         "log_softmax stands in place of softmax",
         "log_softmax(scores) v",
@@ -209,5 +243,19 @@ FAULTS = [
         "softmax",
         _weights(lambda s: torch.log_softmax(s, -1)),
         (r"log_softmax\(", r"LogSoftmax\("),
+    ),
+    Fault(
+        "softmax overflows",
+        "the softmax overflows: the largest score is not subtracted before exp",
+        "exp(scores) / exp(scores).sum(-1)",
+        "exp(scores - max) / exp(scores - max).sum(-1), which is the same and never overflows",
+        (
+            "Multiply the input by 1000 and look at the output.",
+            "exp of 89 is more than float32 can hold: inf / inf is NaN.",
+            "Subtract each row's largest score before exp, or use torch.softmax.",
+        ),
+        "It works until scores grow, and then training ends in NaN.",
+        REPAIR,
+        lines=(r"\bexp\(", *SOFTMAX),
     ),
 ]  # fmt: skip

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from ..recipe import RIGHT as RIGHT_STEPS
 from ..recipe import State
-from .fault import Fault
+from .fault import Fault, Way
 from .merging import WITHOUT_TRANSPOSE
 
 __all__ = ["FAULTS"]
@@ -43,6 +45,43 @@ def _interleaved(state: State) -> None:
         )  # [B, H, T, D]: channel h, h + H, ..
 
     state.q, state.k, state.v = (split(x) for x in state.projected)
+
+
+def _groups(weight: Tensor, num_heads: int) -> int:
+    """How many heads of keys, or values, there are, each for a run of query heads."""
+    blocks = weight.unflatten(0, (num_heads, -1))  # [H, D, E]
+    return 1 + sum(not bool((blocks[h] == blocks[h - 1]).all()) for h in range(1, num_heads))
+
+
+def _dealt_out(letters: str) -> Way:
+    """Keys, values or both in the order of k.repeat(..)."""
+
+    def apply(state: State) -> None:
+        RIGHT_STEPS["split"](state)
+        H, groups = state.num_heads, _groups(state.weights.k, state.num_heads)
+        if not 1 < groups < H or H % groups:
+            raise ValueError(
+                "every head has keys of its own, or all share them: there is no order to mistake"
+            )
+        turns = torch.arange(H) % groups * (H // groups)  # heads 0 1 2 3 get the keys of 0 1 0 1
+        state.k = state.k[:, turns] if "k" in letters else state.k
+        state.v = state.v[:, turns] if "v" in letters else state.v
+
+    return {"split": apply}
+
+
+def _cut(shape: str) -> Way:
+    """The fused [B, T, 3 E] read as these sizes, "3" among them, and cut along it; nothing is moved."""
+
+    def apply(state: State) -> None:
+        fused = torch.cat(state.projected, -1)  # raises where queries and keys differ in number
+        B, T, _ = fused.shape
+        sizes = {"3": 3, "B": B, "T": T, "H": state.num_heads, "D": state.head_dim}
+        parts = fused.reshape([sizes[one] for one in shape]).unbind(shape.index("3"))
+        left = shape.replace("3", "")
+        state.q, state.k, state.v = (x.permute([left.index(one) for one in "BHTD"]) for x in parts)
+
+    return {"split": apply}
 
 
 def _one(state: State) -> None:
@@ -94,6 +133,23 @@ FAULTS = [
         VIEWS,
     ),
     Fault(
+        "fused qkv cut by view",
+        "the fused q, k and v are taken apart with view or reshape alone: the permute is missing",
+        "qkv.reshape(3, B, T, H, d_k) and the like, with qkv [B, T, 3 d_model]",
+        "qkv.reshape(B, T, 3, H, d_k).permute(2, 0, 3, 1, 4)",
+        (
+            "Look at how [B, T, 3 d_model] becomes q, k and v.",
+            "A reshape never moves a number: the 3 lies next to the heads, and nowhere else.",
+            "Reshape to [B, T, 3, H, d_k] first, then permute the 3 to the front.",
+        ),
+        "Queries, keys and values are cut out of each other's numbers: positions, and samples, are mixed up.",
+        "q, k, v = qkv.reshape(B, T, 3, self.num_heads, self.d_k).permute(2, 0, 3, 1, 4)",
+        "split",
+        tuple(_cut(shape) for shape in ("3BTHD", "3BHTD", "B3HTD", "B3THD", "BHT3D", "BH3TD")),
+        (r"\.(view|reshape)\(.*\b3\b", r"qkv.*\.(view|reshape)\(", r"\.(view|reshape)\("),
+        mixes_samples=True,
+    ),
+    Fault(
         "attention across heads",
         "attention runs over the heads of one position, not over positions",
         "softmax(q[b, t] k[b, t]^T) v[b, t], an H x H matrix for every position",
@@ -125,6 +181,22 @@ FAULTS = [
         ({"split": _interleaved},),
         (r"\.(view|reshape)\(.*(d_k|head_dim|depth|d_head|head_size)\s*,\s*(self\.)?(num_heads|n_heads?|heads|h|H)\b",
          r"\.(view|reshape)\("),
+    ),
+    Fault(
+        "groups repeated in wrong order",
+        "the shared keys and values are dealt out to the query heads in the wrong order",
+        "k.repeat(..): heads 0, 1, 2, 3 use the keys 0, 1, 0, 1",
+        "k.repeat_interleave(..): heads 0, 1, 2, 3 use the keys 0, 0, 1, 1",
+        (
+            "Which query heads share one head of keys?",
+            "Neighbouring query heads belong to one group; here they are dealt out like cards.",
+            "Use repeat_interleave along the heads, or expand behind the groups and reshape.",
+        ),
+        "Trained from scratch it works as well; with anybody else's weights heads use the wrong keys.",
+        "k = k.repeat_interleave(self.n_rep, dim=1)  # [B, H, S, d_k]",
+        "split",
+        (_dealt_out("kv"), _dealt_out("v"), _dealt_out("k")),
+        (r"\.repeat\(", r"\.(tile|expand)\(", r"repeat\("),
     ),
     Fault(
         "single head",

@@ -1,31 +1,35 @@
-"""What runs in the other process: `python -I -B child.py REQUEST_FOLDER`.
+"""What runs in a copy of the template: the fences first, then one file, then what is asked about it.
 
-It is run by its path, for headwise itself imports torch, and the fences come first. What this process can do,
-the learner's file can do: forge the evidence, too. It cannot touch what judges the evidence, which is
-elsewhere; nor is anything it prints read as a result.
+What this process can do, the learner's file can do: forge the evidence, too. That is testimony. What judges
+is in another process, and draws weights and inputs of its own once this has said what it has to say.
 """
 
 from __future__ import annotations
 
+import ast
 import faulthandler
-import importlib.util
 import json
 import os
 import signal
+import socket
+import struct
 import sys
+import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
-HERE = Path(__file__).resolve().parent
+HEADER = struct.Struct(">IQ")  # of a message: bytes of JSON, bytes of numbers
 
 
-def main(folder: Path) -> NoReturn:
+def work(
+    folder: Path, status: int, talk: int, confine: ModuleType, load_examiner: Callable[[], None]
+) -> NoReturn:
+    """Never returns: the process ends with it."""
     request = json.loads((folder / "request.json").read_text("utf-8-sig"))
-    confine = _package("headwise_confine", HERE / "confine")
-    status = request["status"]
 
     def tell(fact: dict[str, object]) -> None:
         os.write(status, json.dumps(fact).encode() + b"\n")
@@ -36,39 +40,54 @@ def main(folder: Path) -> NoReturn:
     tell({"protections": standing.protections, "missing": standing.missing, "refused": refused})
     if refused or request["probe"]:
         os._exit(0)
-    os.chdir(folder / "work")
-    sys.path += [each for each in request["path"] if each not in sys.path]
-    request["confined"] = standing.essential
-    _examine(request, folder / "result", confine, tell, status)
+    work = folder / "work"
+    os.chdir(work)
+    os.environ |= {"HOME": str(work), "TMPDIR": str(work)}
+    tempfile.tempdir = None
+    if "headwise.examiner" not in sys.modules:
+        load_examiner()
+    _examine(request, folder / "result", confine, tell, status, talk, standing.essential)
 
 
-def _package(name: str, folder: Path) -> ModuleType:
-    """A package by its place: whatever else is called headwise or lies beside it is not looked at."""
-    spec = importlib.util.spec_from_file_location(name, folder / "__init__.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _examine(request: dict[str, Any], result: Path, confine: ModuleType, tell: Any, status: int) -> NoReturn:
+def _examine(
+    request: dict[str, Any], result: Path, confine: ModuleType, tell: Any, status: int, talk: int,
+    confined: bool,
+) -> NoReturn:  # fmt: skip
     # All of it before the learner's file runs: `examine` and what follows it here keep their own references
     # to what they need of torch, whatever that file replaces; what compares numbers is in another process.
-    import torch
-
-    _package("headwise", HERE.parents[1])
-    from headwise.examiner.examine import examine
+    from headwise.examiner.desk.replies import answers
     from headwise.examiner.examine.surroundings import silently
+    from headwise.examiner.inquiry import understand
     from headwise.examiner.sandbox.learner import choose, load
     from headwise.examiner.sandbox.stand_ins import load_all_the_same
     from headwise.examiner.sandbox.verdicts import of_exception
+    from headwise.examiner.source import source_of
 
-    torch.set_num_threads(1)
     limits = sys.modules[f"{confine.__name__}.limits"]
-    own, end, rename, dumps = os.getpid(), os._exit, os.rename, json.dumps
-    confined = request["confined"]
-    path, source = Path(request["file"]), Path(request["file"]).read_text("utf-8-sig")
+    own, end, dumps, loads, pack, header = os.getpid(), os._exit, json.dumps, json.loads, HEADER.pack, HEADER
+    if "arguments" in request["options"]:
+        request["options"]["arguments"] = ast.literal_eval(request["options"]["arguments"])
+    path, source = Path(request["file"]), source_of(Path(request["file"]))[0]
+    wire = socket.socket(fileno=talk)
+    send, receive = wire.sendall, wire.recv
+
+    def say(facts: object, numbers: bytes = b"") -> None:
+        text = dumps(facts).encode()
+        send(pack(len(text), len(numbers)) + text)
+        send(numbers)
+
+    def hear() -> tuple[Any, bytearray] | None:
+        def exactly(count: int) -> bytearray:
+            got = bytearray()
+            while len(got) < count and (piece := receive(min(count - len(got), 2**20))):
+                got += piece
+            return got
+
+        start = exactly(header.size)
+        if len(start) < header.size:
+            return None
+        text, numbers = header.unpack(start)
+        return loads(bytes(exactly(text))), exactly(numbers)
 
     where = open(result / "where.txt", "w")  # noqa: SIM115 - for as long as the process lives
     faulthandler.enable(where)
@@ -80,8 +99,9 @@ def _examine(request: dict[str, Any], result: Path, confine: ModuleType, tell: A
     os.close(status)
 
     stage = "import"
+    caller: Any = None
     facts: dict[str, object] = {}
-    part = result / "part"
+    numbers = b""
     try:
         lacking: ImportError | None = None
         stood_in: list[str] = []
@@ -93,12 +113,12 @@ def _examine(request: dict[str, Any], result: Path, confine: ModuleType, tell: A
                 module, stood_in = load_all_the_same(path, source)
             except Exception:
                 raise error from None
-        obj, facts["name"], facts["others"] = choose(module, request["name"])
+        obj = choose(module, request["name"])
         if os.getpid() != own:
             end(1)
         stage = "call"
         with silently():  # this process is ours, and what is printed now has been printed before
-            evidence = examine(obj, source=source, path=str(path), **request["options"])
+            evidence, caller = understand(obj, source=source, path=str(path), **request["options"])
         if os.getpid() != own:
             end(1)
         if lacking is not None:
@@ -107,22 +127,21 @@ def _examine(request: dict[str, Any], result: Path, confine: ModuleType, tell: A
                 raise lacking
             names = ", ".join(dict.fromkeys(stood_in)) or str(lacking)
             evidence.conventions.words.append(f"not here, and not needed for this: {names}")
-        part.mkdir()
-        evidence.save(part)
+        if caller is None:  # a single step
+            caller = cast(Any, evidence.again)
+        facts["evidence"], numbers = evidence.written()
     except BaseException as error:
         if os.getpid() != own:  # a copy the learner's file made of this process
             end(1)
         facts["problem"] = asdict(of_exception(error, path, stage, request["memory"], confined=confined))
         filename = getattr(error, "filename", None)
         facts["filename"] = filename if isinstance(filename, str) else ""
-        part.mkdir(exist_ok=True)
-    (part / "facts.json").write_text(dumps(facts))
     with suppress(Exception):  # they may be the learner's by now
         sys.stdout.flush()
         sys.stderr.flush()
-    rename(part, result / "done")
+    say(facts, numbers)
+    heard = hear() if caller is not None and "problem" not in facts else None
+    if heard is not None and caller is not None and os.getpid() == own:
+        with silently():
+            say(*answers(caller, *heard))
     end(0)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

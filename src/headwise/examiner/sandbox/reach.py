@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import os
-import site
 import sys
 import sysconfig
 from pathlib import Path
 
-import torch
-
+from ..desk.template import PACKAGE, import_roots
 from .learner import package_root
 
-__all__ = ["import_roots", "listable", "readable"]
+__all__ = ["listable", "readable"]
 
 SYSTEM = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
     *(f"/etc/{name}" for name in ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "alternatives")),
     "/sys/devices/system/cpu", "/sys/devices/system/node",
 )  # fmt: skip
-PACKAGE = Path(__file__).resolve().parents[2]
-
-
-def import_roots() -> list[str]:
-    """Folders headwise, torch and other packages are imported from."""
-    found = [str(PACKAGE.parent), str(Path(torch.__file__).resolve().parents[1])]
-    found += [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
-    if site.ENABLE_USER_SITE:
-        found.append(site.getusersitepackages())
-    return [each for each in dict.fromkeys(found) if os.path.isdir(each)]
 
 
 def readable(file: Path | None, source: str) -> list[str]:

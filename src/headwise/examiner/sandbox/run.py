@@ -5,28 +5,29 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
-import shutil
+import socket
 import stat
-import subprocess
-import sys
-import tempfile
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from ...errors import ArgumentError, BackendUnavailable
-from ..evidence import FACTS, NUMBERS, Evidence, Problem
-from .outcome import Outcome
-from .reach import import_roots, listable, readable
+from ..desk.template import Template
+from ..evidence import Evidence, Problem, packed, unpacked
+from ..source import candidates, source_of
+from .confine.sweep import remove
+from .outcome import Answer, Outcome
+from .reach import listable, readable
 from .verdicts import LONGEST_MESSAGE, hidden, of_kill, of_status
-from .watchdog import Watch
+from .watchdog import HEADER, Watch
 
-__all__ = ["protections_here", "run_file"]
+__all__ = ["Conversation", "Question", "Unfenced", "protections_here", "run_file"]
 
-CHILD = Path(__file__).with_name("child.py")
-RESULT_BYTES = 256 * 2**20
+Question = dict[str, Any]  # inputs, mask, numbers for parameters: what `desk.replies` reads
 WITHOUT: tuple[str, ...] = ()  # "namespaces", "root", "landlock": how the rest holds up alone, for tests
 
 
@@ -38,6 +39,9 @@ def run_file(
     memory: int = 4 * 2**30,
     trust: bool = False,
     options: dict[str, Any] | None = None,
+    arguments: Mapping[str, object] | None = None,
+    template: Template | None = None,
+    questions: Callable[[Evidence], list[Question]] = lambda evidence: [],
 ) -> Outcome:
     """Examine a class or function of a file of someone's, without letting it do harm.
 
@@ -50,66 +54,74 @@ def run_file(
         seconds: the most it may take, not counting the import of torch.
         memory: bytes it may take, not counting torch's own.
         trust: run it even where neither namespaces nor Landlock keep it from other files.
-        options: more arguments for `examine`.
+        options: more arguments for `examine`, as JSON can hold them.
+        arguments: literals of Python, for what is examined.
+        template: the process to copy, which others may use at the same time; None: one of its own.
+        questions: drawn once the evidence is here; what the code answers to them is in the outcome.
 
     Raises:
-        ArgumentError: no such file; or no protections, and no trust.
+        ArgumentError: no such file.
+        Unfenced: no protections, and no trust.
         BackendUnavailable: a system no file can be run on.
     """
     path = Path(os.path.abspath(path))
+    source, _ = source_of(path)
+    if name is None:
+        name = next((each.name for each in candidates(source)), None)
+    if template is None:
+        with Template() as own:
+            return run_file(
+                path, name, seconds=seconds, memory=memory, trust=trust, options=options,
+                arguments=arguments, template=own, questions=questions,
+            )  # fmt: skip
+    options = dict(options or {})
+    if arguments:  # JSON has fewer kinds of them
+        options["arguments"] = repr(dict(arguments))
+    folder = template.room()
     try:
-        source = path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"path must be a file of Python in UTF-8: {path} ({error}); check it") from error
-    folder = Path(tempfile.mkdtemp(prefix="headwise-check-")).resolve()
-    try:
-        watch = _start(folder, path, source, name, seconds, memory, trust, options or {})
+        taken = Conversation(path, folder, questions)
+        watch = _start(template, folder, path, source, name, seconds, memory, trust, options, taken.reply)
         facts = watch.facts
         if facts.get("refused"):
-            raise ArgumentError(
+            raise Unfenced(
                 f"trust must be given to run a file on this system: {'; '.join(facts['missing'])}; "
                 "read the file, then pass trust=True or --trust"
             )
         if watch.started is None:
+            words = watch.process.why or watch.output.strip()[-1000:]
             raise BackendUnavailable(
-                f"the process for checked files did not start: {watch.output.strip()[-1000:]}"
+                f"the process for checked files did not start: {words} {template.output}".strip()
             )
-        outcome = Outcome(
-            None, None, facts["protections"], facts["missing"], watch.output, seconds=watch.took
-        )
+        outcome = taken.outcome
+        if watch.process.why and not taken.ended:
+            raise BackendUnavailable(f"the file was not checked to its end: {watch.process.why}")
+        outcome.protections, outcome.missing = facts["protections"], facts["missing"]
+        outcome.output, outcome.seconds = watch.output, watch.took
         if facts.get("left"):
             outcome.notes.append(f"processes it left running, ended with it: {facts['left']}")
-        _take_result(folder / "result", path, watch, outcome)
+        _say_end(folder / "result", path, watch, outcome)
         return outcome
     finally:
-        _remove(folder)
+        remove(folder)
 
 
 @cache
 def protections_here() -> tuple[list[str], list[str]]:
     """The protections a checked file would run behind here, and those that are missing, with the reason."""
-    folder = Path(tempfile.mkdtemp(prefix="headwise-check-")).resolve()
-    try:
-        watch = _start(folder, None, "", None, 10.0, 2**30, False, {})
-    finally:
-        _remove(folder)
+    with Template(bare=True) as template:
+        watch = _start(template, template.room(), None, "", None, 10.0, 2**30, False, {})
     if "protections" not in watch.facts:
-        return [], [f"all: the process for checked files did not start: {watch.output.strip()[-1000:]}"]
+        words = watch.process.why or watch.output.strip()[-1000:]
+        return [], [f"all: the process for checked files did not start: {words}"]
     return watch.facts["protections"], watch.facts["missing"]
 
 
 def _start(
-    folder: Path, path: Path | None, source: str, name: str | None, seconds: float, memory: int, trust: bool,
-    options: dict[str, object],
+    template: Template, folder: Path, path: Path | None, source: str, name: str | None, seconds: float,
+    memory: int, trust: bool, options: dict[str, object],
+    reply: Callable[[bytes, bytes], bytes] = lambda text, numbers: b"",
 ) -> Watch:  # fmt: skip
-    """Start the other process and follow it to its end; `path` None: only to see what protects it."""
-    if os.name != "posix":
-        raise BackendUnavailable(
-            f"a file cannot be fenced in on {sys.platform}: check the class itself, hw.check(obj)"
-        )
-    for each in ("work", "result", "root"):
-        (folder / each).mkdir()
-    reading, writing = os.pipe()
+    """Start a copy and follow it to its end; `path` None: only to see what protects it."""
     request: dict[str, Any] = {
         "file": None if path is None else str(path),
         "name": name,
@@ -118,8 +130,6 @@ def _start(
         "trust": trust,
         "options": options,
         "probe": path is None,
-        "status": writing,
-        "path": import_roots(),
         "fence": {
             "readable": readable(path, source),
             "listable": listable(path, source),
@@ -128,68 +138,102 @@ def _start(
             "without": list(WITHOUT),
         },
     }
-    request["fence"]["readable"].append(str(folder / "request.json"))
     (folder / "request.json").write_text(json.dumps(request), "utf-8")
-    marker = f"HEADWISE_CHECK={secrets.token_hex(16)}"
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-B", str(CHILD), str(folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=_environment(folder / "work") | dict([marker.split("=")]),
-            pass_fds=[writing],
-            start_new_session=True,
-            cwd=folder / "work",
-        )
-    except BaseException:
-        os.close(reading)
-        raise
-    finally:
-        os.close(writing)
-    with process, os.fdopen(reading, "rb", closefd=True):
-        watch = Watch(process, reading, folder, marker, seconds, memory)
+    with ExitStack() as kept, ExitStack() as handed_over:
+
+        def pipe() -> tuple[int, int]:
+            reading, writing = os.pipe()
+            kept.callback(os.close, reading)
+            handed_over.callback(os.close, writing)
+            return reading, writing
+
+        (output, printed), (status, told) = pipe(), pipe()
+        ours, theirs = socket.socketpair()
+        kept.callback(ours.close)
+        handed_over.callback(theirs.close)
+        ours.setblocking(False)
+        copy = template.copy(folder, printed, told, theirs.fileno())
+        handed_over.close()
+        watch = Watch(copy, output, status, ours.fileno(), folder, seconds, memory, reply)
         watch.follow()
     return watch
 
 
-def _environment(work: Path) -> dict[str, str]:
-    """Nothing of the caller's but where libraries are: no tokens, no names."""
-    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
-    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return kept | one_thread | {
-        "PATH": "/usr/bin:/bin", "HOME": str(work), "TMPDIR": str(work), "LC_ALL": "C.UTF-8",
-        "CUDA_VISIBLE_DEVICES": "", "PYTHONHASHSEED": "0",
-    }  # fmt: skip
+class Unfenced(ArgumentError):
+    """Nothing here keeps a file from harm."""
 
 
-def _take_result(result: Path, path: Path, watch: Watch, outcome: Outcome) -> None:
-    """What the process left; by now there is nobody who could still change it."""
+class Conversation:
+    """What the process inside says, and what it is asked then."""
+
+    def __init__(self, path: Path, folder: Path, questions: Callable[[Evidence], list[Question]]) -> None:
+        self.path, self.folder, self.questions = path, folder, questions
+        self.outcome = Outcome(None, None, [], [], "")
+        self.ended = False  # it said all there was to say
+        self._asked = 0
+
+    def reply(self, text: bytes, numbers: bytes) -> bytes:
+        """To evidence, questions; to answers, nothing."""
+        try:
+            return self._reply(json.loads(text), numbers)
+        except Exception as error:  # whoever wrote it may have written anything
+            message = f"what came back is no evidence ({type(error).__name__}: {error})"
+            self.outcome.problem = Problem("limits", "result", message[:LONGEST_MESSAGE])
+            self.outcome.evidence, self.ended = None, True
+            return b""
+
+    def _reply(self, said: Any, numbers: bytes) -> bytes:
+        outcome = self.outcome
+        if self._asked:
+            self.ended = True
+            outcome.answers = _answers(said, bytearray(numbers), self._asked)
+            return b""
+        if self.ended or outcome.evidence is not None:
+            raise ValueError("more than was asked for")
+        if "problem" in said:
+            self.ended = True
+            reach = [*readable(self.path, ""), str(self.folder)]
+            outcome.problem = hidden(_problem(said["problem"]), str(said["filename"]), reach)
+            return b""
+        outcome.evidence = Evidence.read(said["evidence"], numbers)
+        drawn = self.questions(outcome.evidence)
+        self._asked, outcome.asked = len(drawn), bool(drawn)
+        self.ended = not drawn
+        if not drawn:
+            return b""
+        held = bytearray()
+        message = json.dumps([packed(one, held) for one in drawn]).encode()
+        return HEADER.pack(len(message), len(held)) + message + bytes(held)
+
+
+def _answers(said: Any, numbers: bytearray, count: int) -> list[Answer]:
+    if not isinstance(said, list) or len(said) != count:
+        raise ValueError(f"{count} answers were due")
+    found: list[Answer] = []
+    for one in said:
+        if "problem" in one:
+            found.append(_problem(one["problem"]))
+            continue
+        output, chosen = unpacked(one["output"], numbers), one["mask"]
+        if not isinstance(output, Tensor):
+            raise TypeError("an answer is a tensor")
+        found.append((output, chosen if isinstance(chosen, int) else -1))
+    return found
+
+
+def _say_end(result: Path, path: Path, watch: Watch, outcome: Outcome) -> None:
+    """How it ended, where that was before it had said all; by now there is nobody who could change a file."""
     line = _line_in(_read(result / "where.txt", 2**20), path)
-    done = result / "done"
     if watch.killed_for is not None:
         outcome.problem = of_kill(watch.killed_for, seconds=watch.seconds, memory=watch.memory, line=line)
-        return
-    if done.is_symlink() or not done.is_dir():
+    elif outcome.problem is None and (
+        outcome.evidence is None or (outcome.answers is None and outcome.asked)
+    ):
         status = watch.facts.get("ended")
         if status is None and "keeper" not in watch.facts:  # no keeper: the process was the learner's own
             code = watch.process.returncode
-            status = code << 8 if code >= 0 else -code
+            status = None if code is None else code << 8 if code >= 0 else -code
         outcome.problem = of_status(status, line, watch.memory, watch.output)
-        return
-    try:
-        facts = json.loads(_read(done / "facts.json", 2**20))
-        outcome.others = [str(each) for each in facts.get("others", ())]
-        if "problem" in facts:
-            reach = [*readable(path, ""), str(result.parent)]
-            outcome.problem = hidden(_problem(facts["problem"]), str(facts["filename"]), reach)
-            return
-        for each in (FACTS, NUMBERS):
-            _plain_file(done / each, RESULT_BYTES)
-        outcome.evidence = Evidence.load(done)
-    except Exception as error:  # whoever wrote it may have written anything
-        message = f"what came back is no evidence ({type(error).__name__}: {error})"
-        outcome.problem = Problem("limits", "result", message[:LONGEST_MESSAGE])
 
 
 def _problem(written: dict[str, object]) -> Problem:
@@ -227,19 +271,3 @@ def _line_in(traces: str, path: Path) -> int | None:
     """The innermost line of the learner's file in what faulthandler wrote."""
     found = re.search(rf'File "{re.escape(str(path))}", line (\d{{1,9}})', traces)
     return int(found[1]) if found else None
-
-
-def _remove(folder: Path) -> None:
-    """Also where the learner's file took rights away from folders."""
-    with suppress(RecursionError):
-        shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists():
-        with suppress(RecursionError):
-            for here, folders, _ in os.walk(folder):
-                for each in folders:
-                    inside = os.path.join(here, each)
-                    if not os.path.islink(inside):
-                        with suppress(OSError):
-                            os.chmod(inside, 0o700)
-        # Python's own gives up at folders a thousand deep.
-        subprocess.run(["rm", "-rf", "--", str(folder)], stderr=subprocess.DEVNULL, check=False)

@@ -15,6 +15,8 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
+from ..source.notebooks import is_notebook, load_notebook
+
 __all__ = ["load_all_the_same"]
 
 PACKAGE, DEPTH = "checked_package", 4  # what a file with relative imports is a part of, and how deep in it
@@ -75,6 +77,8 @@ def load_all_the_same(path: Path, source: str) -> tuple[ModuleType, list[str]]:
     """
     finder = _Finder({*_roots(ast.parse(source)), PACKAGE})
     sys.meta_path.append(finder)
+    if is_notebook(path):
+        return load_notebook(path, source), finder.names
     package = PACKAGE
     for folder in reversed(path.resolve().parents[:DEPTH]):  # files beside it are found, and above
         sys.modules[package] = _Module(package, str(folder))

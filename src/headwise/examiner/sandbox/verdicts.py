@@ -148,6 +148,7 @@ def of_kill(reason: str, *, seconds: float, memory: int, line: int | None) -> Pr
     messages = {
         "timeout": f"it ran for more than {seconds:g} seconds and was ended; does a loop never end?",
         "processes": "it started more processes than it may have and was ended",
+        "result": "what came back is no evidence: it wrote where only the examination may, and was ended",
         "files": "it wrote more to its temporary folder than it may and was ended",
     }
     return Problem("limits", reason, messages[reason], line)

@@ -6,12 +6,16 @@ import json
 import os
 import selectors
 import signal
+import socket
+import struct
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..desk.template import Copy
 from .confine.limits import PROCESSES, memory_of, share_of, waited
 from .confine.sweep import descendants_of
 
@@ -24,28 +28,33 @@ STARVED = 3.0  # times the seconds it has, at most: while it waits for a process
 OUTPUT_BYTES = 32 * 2**10  # kept of the beginning, and of the end
 FOLDER_BYTES = 1 * 2**30
 FOLDER_FILES = 10_000
+HEADER = struct.Struct(">IQ")  # of a message: bytes of JSON, bytes of numbers
+MESSAGE_BYTES = 256 * 2**20
 
 
 class Watch:
-    """Follows a process to its end, and brings that about where it goes too far.
+    """Follows a copy of the template to its end, and brings that about where it goes too far.
 
     Args:
-        process: started with `stdout` a pipe, in a session of its own.
-        status: the reading end of the pipe on which the processes outside the fence report.
+        copy: of the template, in a session of its own.
+        output, status, talk: our ends of its pipes: what it prints, what the processes outside the fence
+            report, messages from and to the one inside.
         folder: all it may write to.
-        marker: an entry of the environment that no other process has.
+        reply: the answer to a message: bytes to send, b"" for none.
     """
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
+        copy: Copy,
+        output: int,
         status: int,
+        talk: int,
         folder: Path,
-        marker: str,
         seconds: float,
         memory: int,
+        reply: Callable[[bytes, bytes], bytes] = lambda text, numbers: b"",
     ) -> None:
-        self.process, self.folder, self.marker = process, folder, marker
+        self.process, self.folder, self.reply = copy, folder, reply
         self.seconds, self.memory = seconds, memory
         self.facts: dict[str, Any] = {}
         self.killed_for: str | None = None
@@ -53,22 +62,24 @@ class Watch:
         self.took = 0.0
         self.printed = 0
         self._head, self._tail = bytearray(), bytearray()
-        self._status, self._pending = status, b""
+        self._output, self._status, self._talk, self._pending = output, status, talk, b""
+        self._heard, self._unsent = bytearray(), b""
 
     def follow(self) -> None:
         """Until it has ended; nothing of it is left then."""
-        assert self.process.stdout is not None
         begun = time.monotonic()
         look_at = begun
         with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout.fileno(), selectors.EVENT_READ, self._take_output)
+            self._selector = selector
+            selector.register(self._output, selectors.EVENT_READ, self._take_output)
             selector.register(self._status, selectors.EVENT_READ, self._take_status)
+            selector.register(self._talk, selectors.EVENT_READ, self._converse)
             try:
                 while (selector.get_map() or self.process.poll() is None) and self.killed_for is None:
-                    for key, _ in selector.select(INTERVAL):
-                        if not key.data():
-                            selector.unregister(key.fd)
+                    self._once(INTERVAL if selector.get_map() else 0.002)
                     now = time.monotonic()
+                    if self.process.why:  # the template is gone, and what it started with it
+                        break
                     if self.started is None:
                         if now - begun > START_SECONDS:
                             self.killed_for = "timeout"
@@ -82,10 +93,49 @@ class Watch:
                 if self.killed_for in ("timeout", "memory"):
                     self._ask_where()
                 self._end()
-            while ready := selector.get_map() and selector.select(1.0):  # what was still in the pipes
-                for key, _ in ready:
-                    if not key.data():
-                        selector.unregister(key.fd)
+            while selector.get_map() and self._once(1.0):  # what was still in the pipes
+                pass
+
+    def _once(self, seconds: float) -> bool:
+        """Whether anything came."""
+        ready = self._selector.select(seconds)
+        for key, _ in ready:
+            if not key.data():
+                self._selector.unregister(key.fd)
+        return bool(ready)
+
+    def _converse(self) -> bool:
+        """Messages as they come, and what is still to be sent as it is taken."""
+        try:
+            if self._unsent:
+                self._unsent = self._unsent[os.write(self._talk, self._unsent[: 2**18]) :]
+                if not self._unsent:
+                    self._selector.modify(self._talk, selectors.EVENT_READ, self._converse)
+                return True
+            piece = os.read(self._talk, 2**18)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self._heard += piece
+        if len(self._heard) < HEADER.size:
+            return bool(piece)
+        text, numbers = HEADER.unpack_from(self._heard)
+        whole = HEADER.size + text + numbers
+        if whole > MESSAGE_BYTES:
+            self.killed_for = "result"
+            return False
+        if len(self._heard) >= whole:
+            at = HEADER.size + text
+            said, blob = bytes(self._heard[HEADER.size : at]), bytes(self._heard[at:whole])
+            del self._heard[:whole]
+            self._unsent = self.reply(said, blob)
+            if self._unsent:
+                self._selector.modify(self._talk, selectors.EVENT_WRITE, self._converse)
+            else:  # nothing more is asked: it may go
+                with suppress(OSError), socket.socket(fileno=os.dup(self._talk)) as wire:
+                    wire.shutdown(socket.SHUT_WR)
+        return bool(piece)
 
     @property
     def output(self) -> str:
@@ -99,8 +149,7 @@ class Watch:
         return head + middle + tail
 
     def _take_output(self) -> bool:
-        assert self.process.stdout is not None
-        piece = os.read(self.process.stdout.fileno(), 2**16)
+        piece = os.read(self._output, 2**16)
         self.printed += len(piece)
         room = OUTPUT_BYTES - len(self._head)
         self._head += piece[:room]
@@ -122,7 +171,8 @@ class Watch:
         keeper = self.facts.get("keeper")
         if isinstance(keeper, int):
             return descendants_of(keeper)
-        return [self.process.pid, *descendants_of(self.process.pid)]
+        number = self.process.pid
+        return [] if number is None else [number, *descendants_of(number)]
 
     def _too_much(self, elapsed: float) -> str | None:
         """What it took too much of, after so many seconds."""
@@ -177,26 +227,16 @@ class Watch:
         try:
             self.process.wait(5.0 if isinstance(keeper, int) else 0.0)
         except subprocess.TimeoutExpired:
-            for number in [*descendants_of(self.process.pid), self.process.pid]:
+            first = self.process.pid
+            for number in [*descendants_of(first), first] if first is not None else []:
                 _kill(number)
-            self.process.wait()
-        if not self.facts.get("own_processes"):
-            _kill_marked(self.marker)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(5.0)
 
 
 def _kill(number: int) -> None:
     with suppress(OSError):
         os.kill(number, signal.SIGKILL)
-
-
-def _kill_marked(marker: str) -> None:
-    """Processes that ran away from their parents still carry the environment they were started with."""
-    with suppress(OSError):
-        for name in os.listdir("/proc"):
-            if name.isdigit() and int(name) != os.getpid():
-                with suppress(OSError):
-                    if marker.encode() in Path(f"/proc/{name}/environ").read_bytes():
-                        _kill(int(name))
 
 
 def _too_large(folder: Path) -> bool:

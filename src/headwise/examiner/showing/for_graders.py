@@ -15,7 +15,8 @@ SCHEMA = 1  # a field may be added under the same number; one that goes or chang
 
 
 def as_json(report: Report, indent: int | None = 2) -> str:
-    """Everything the report knows: `"schema": 1`, then its fields under their own names.
+    """Everything the report knows: "schema", "verdict" (right, wrong or not judged) and "exit_code", then its
+    fields under their own names.
 
     JSON has no NaN and no infinities: they are the strings "NaN", "Infinity" and "-Infinity". Only ascii is
     written, so that any terminal and any file can hold it.
@@ -24,7 +25,8 @@ def as_json(report: Report, indent: int | None = 2) -> str:
         report: the verdict.
         indent: spaces a level; None for one line.
     """
-    return json.dumps({"schema": SCHEMA} | _plain(asdict(report)), indent=indent, allow_nan=False)
+    facts = {"schema": SCHEMA, "verdict": report.verdict, "exit_code": report.exit_code}
+    return json.dumps(facts | _plain(asdict(report)), indent=indent, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:

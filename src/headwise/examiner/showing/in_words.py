@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from ...errors import ArgumentError
+from ..evidence import line_in_words
 from ..report import Named, Report
 from .letters import one_line
 from .parts import Heading, Listed, Note, Part, Row, Rows
 from .sentences import (
-    TORCHS,
     compared,
     fault_in_full,
     finding_in_words,
     first_sentence,
     how_it_is_called,
     how_it_ran,
+    how_it_was_built,
     its_weights,
     listed,
+    not_told_apart,
     other_findings,
     problem_in_words,
     remarks,
+    sentence,
     stops,
+    what_it_is,
+    what_to_do,
 )
 
 __all__ = ["tell"]
@@ -35,9 +40,9 @@ def tell(report: Report, hint: int | None = None) -> list[Part]:
 
     Args:
         report: the verdict.
-        hint: None for all of it. 1, 2 or 3: that it is not right yet, and the hints up to that one; never
-            the fault's name, formula, line or repair. From the second on, where the output is right; with
-            the third, the first tensor that parts from the truth.
+        hint: None for all of it, as where it is right or was not judged. 1, 2 or 3: that it is not right yet,
+            and the hints up to that one; never the fault's name, formula, line or repair. From the second
+            on, where the output is right; with the third, the first tensor that parts from the truth.
 
     Raises:
         ArgumentError: another hint.
@@ -46,6 +51,8 @@ def tell(report: Report, hint: int | None = None) -> list[Part]:
         raise ArgumentError(f"hint must be 1, 2, 3 or None: got {hint!r}; start with 1")
     if report.ok:
         parts = _right(report)
+    elif not report.judged:
+        parts = _not_judged(report)
     elif hint is None:
         parts = _wrong(report)
     else:
@@ -56,16 +63,39 @@ def tell(report: Report, hint: int | None = None) -> list[Part]:
 def _right(report: Report) -> list[Part]:
     name, summary = one_line(report.name), one_line(report.summary)
     if not summary:
-        summary = f"{name} computes what {TORCHS} computes"
+        summary = f"{name} computes what {report.beside} computes"
     elif name not in summary:
         summary = f"{name}: {summary}"
     fine = ", ".join(one_line(each.name) for each in report.findings if each.verdict == "right")
     also = [Row("Also right", fine)] if fine else []
     return [
         Heading("right", f"{summary.rstrip('.')}. Well done!"),
-        Rows((*compared(report), *how_it_is_called(report), *its_weights(report), *also)),
+        Rows(
+            (*what_it_is(report), *compared(report), *how_it_is_called(report), *its_weights(report), *also)
+        ),
         listed(LOOKED_AT, "wrong", map(finding_in_words, other_findings(report))),
-        listed(WATCH_OUT, "wrong", map(_remark, report.remarks)),
+        listed(WATCH_OUT, "item", map(_remark, report.remarks)),
+        *remarks(report),
+        Note(how_it_ran(report)),
+    ]
+
+
+def _not_judged(report: Report) -> list[Part]:
+    name, summary = one_line(report.name), one_line(report.summary)
+    why = first_sentence(summary) or "it gave no numbers"
+    return [
+        Heading("unknown", f"{name} was not judged: neither right nor wrong"),
+        Rows(
+            (
+                Row("Why", sentence(why)),
+                *what_it_is(report),
+                *how_it_was_built(report),
+                *compared(report),
+                *how_it_is_called(report),
+            )
+        ),
+        stops(report, headline=f"{summary} {why}", exceptions=True),
+        listed("What you can do", "item", what_to_do(report)),
         *remarks(report),
         Note(how_it_ran(report)),
     ]
@@ -78,6 +108,8 @@ def _wrong(report: Report) -> list[Part]:
         if len(report.faults) > 1:
             parts.append(Heading("wrong", _named(fault)))
         parts += fault_in_full(report, fault)
+    if report.alike:
+        parts.append(Note(not_told_apart(report)))
     first = [] if report.first_wrong is None else [Row(PARTS_AT, one_line(report.first_wrong))]
     weights = [] if report.faults else its_weights(report)  # without a name for it, they may be the reason
     return [
@@ -85,7 +117,7 @@ def _wrong(report: Report) -> list[Part]:
         stops(report, headline=headline),
         listed(LOOKED_AT, "wrong", map(finding_in_words, other_findings(report))),
         listed(RIGHT_ALREADY, "right", report.where_right),
-        Rows((*first, *compared(report), *how_it_is_called(report), *weights)),
+        Rows((*first, *what_it_is(report), *compared(report), *how_it_is_called(report), *weights)),
         *remarks(report),
         Note(how_it_ran(report)),
     ]
@@ -108,12 +140,12 @@ def _headline(report: Report) -> str:
     elif wrong := other_findings(report):
         said = finding_in_words(wrong[0])
     else:
-        said = summary or f"this is not what {TORCHS} computes"
+        said = summary or f"this is not what {report.beside} computes"
     return said if name in said else f"{name}: {said}"
 
 
 def _remark(named: Named) -> str:
-    line = f" (line {named.line})" if named.line is not None else ""
+    line = f" ({line_in_words(named.line, named.cell)})" if named.line is not None else ""
     return f"{_named(named)}{line}. Repair: {one_line(named.repair)}"
 
 
@@ -128,7 +160,7 @@ def _hinted(report: Report, hint: int) -> list[Part]:
             "No mistake with a name fits these numbers, so there is no hint: this is all that was seen."
         )
         return [*_wrong(report), seen]
-    verdict = f"is not yet the same as {TORCHS}"
+    verdict = f"is not yet the same as {report.beside}"
     if report.problems and not report.errors:
         verdict = "stops before it can be compared"
     elif stopped and not report.faults:

@@ -9,35 +9,39 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 
-from ..evidence import Finding, Problem
+from ..evidence import Finding, Problem, line_in_words
 from ..report import Named, Report
 from .letters import harmless, one_line
 from .parts import Listed, Part, Quote, Row, Rows
 
 __all__ = [
-    "TORCHS",
     "compared",
     "fault_in_full",
     "finding_in_words",
     "first_sentence",
     "how_it_is_called",
     "how_it_ran",
+    "how_it_was_built",
     "its_weights",
     "listed",
+    "not_told_apart",
     "other_findings",
     "problem_in_words",
     "remarks",
     "sentence",
     "stops",
+    "what_it_is",
+    "what_to_do",
 ]
 
-TORCHS = "torch.nn.MultiheadAttention"
 WHILE = {
     "import": "while the file was imported",
     "build": "while it was being built",
     "call": "while it was being called",
     "backward": "while gradients were computed",
 }
+RIGHT = 2e-5  # apart by less than this, two numbers are one: `diagnose.NEAR`, without torch
+MOST_TRIED, MOST_ALIKE = 6, 3  # of each, that many are told
 LETTERS = {"q": "queries", "k": "keys", "v": "values", "o": "output"}
 
 
@@ -66,20 +70,19 @@ def listed(title: str, mark: str, texts: Iterable[str]) -> Listed:
 
 
 def compared(report: Report) -> list[Row]:
-    """How many probes, how far apart at most, and each of them."""
+    """How many probes, how far apart at most, and which; where some are wrong, each of those."""
     if not report.errors:
         return []
-    many = len(report.errors)
-    counted = f"{many} probe{'s' * (many != 1)} beside {TORCHS}"
-    numbers = [error for error in report.errors.values() if not math.isnan(error)]
-    if numbers:
-        counted += (
-            ", every number the same" if max(numbers) == 0 else f", at most {_size(max(numbers))} apart"
-        )
-    if len(numbers) < many:
-        counted += ", and numbers that are NaN"
-    each = ", ".join(f"{one_line(probe)} {_size(error)}" for probe, error in report.errors.items())
-    return [Row("Compared", f"{counted}: {each}")]
+    counted = f"{len(report.errors)} probe{'s' * (len(report.errors) != 1)} beside {report.beside}"
+    right = {one_line(probe): error for probe, error in report.errors.items() if error <= RIGHT}
+    wrong = {one_line(probe): error for probe, error in report.errors.items() if not error <= RIGHT}  # or NaN
+    worst = max(right.values(), default=0.0)
+    apart = "every number the same" if worst == 0 else f"at most {_size(worst)} apart"
+    if not wrong:
+        return [Row("Compared", f"{counted}, {apart}: {', '.join(right)}")]
+    each = ", ".join(f"{probe} {_size(error)}" for probe, error in wrong.items())
+    fine = f"; right: {', '.join(right)}" if right else ""
+    return [Row("Compared", f"{counted}. Apart, as a share of the largest number: {each}{fine}")]
 
 
 def _size(error: float) -> str:
@@ -89,6 +92,34 @@ def _size(error: float) -> str:
 
 
 # How the code was understood
+
+
+def what_it_is(report: Report) -> list[Row]:
+    """What it has inside on purpose."""
+    if not report.designs:
+        return []
+    each = [re.sub(r"[;,] within (it|them|that), right$", "", one_line(one)) for one in report.designs]
+    return [Row("It is", sentence("attention with " + "; ".join(each)))]
+
+
+def how_it_was_built(report: Report) -> list[Row]:
+    """With which arguments, and what was tried before."""
+    built = [Row("I built it with", one_line(report.built), code=True)] if report.built else []
+    tried = "\n".join(one_line(each) for each in report.tried[:MOST_TRIED])
+    return [*built, *([Row("I tried", tried)] if tried else [])]
+
+
+def what_to_do(report: Report) -> list[str]:
+    """What to pass, on the command line or in Python, as its reader needs."""
+    return report.counsel_for_files if report.on_command_line else report.counsel
+
+
+def not_told_apart(report: Report) -> str:
+    """Which others would have computed the same."""
+    names = [one_line(each) for each in report.alike[:MOST_ALIKE]]
+    more = len(report.alike) - len(names)
+    listed = ", ".join(names) + (f" and {more} more" if more else "")
+    return f"Ambiguous: in these probes it cannot be told from {listed}; the smallest explanation is named."
 
 
 def how_it_is_called(report: Report) -> list[Row]:
@@ -136,7 +167,11 @@ def remarks(report: Report) -> list[Part]:
 def fault_in_full(report: Report, fault: Named) -> list[Part]:
     """Its line, and all that is known of it."""
     text = " ".join(harmless(fault.text).strip().split("\n"))
-    quote = [Quote(_place(report, fault.line), fault.line, text)] if text or fault.line is not None else []
+    quote = (
+        [Quote(_place(report, fault.line, fault.cell), fault.line, text)]
+        if text or fault.line is not None
+        else []
+    )
     known = (
         Row("You compute", harmless(fault.formula), code=True),
         Row("It should be", harmless(fault.right), code=True),
@@ -148,14 +183,16 @@ def fault_in_full(report: Report, fault: Named) -> list[Part]:
     return [*quote, Rows(tuple(row for row in known if row.text))]
 
 
-def _place(report: Report, line: int | None) -> str:
+def _place(report: Report, line: int | None, cell: int | None = None) -> str:
     """As editors and terminals make links of it."""
     if report.path is None:
         return ""
     path = report.path
     with suppress(OSError, ValueError):  # another drive, a folder that is gone, no path at all
         path = min(path, os.path.relpath(path), key=len)
-    return one_line(path) + ("" if line is None else f":{line}")
+    return one_line(path) + (
+        "" if line is None else f":{line}" if cell is None else f", {line_in_words(line, cell)}"
+    )
 
 
 def other_findings(report: Report) -> list[Finding]:
@@ -166,31 +203,38 @@ def other_findings(report: Report) -> list[Finding]:
 
 def finding_in_words(finding: Finding) -> str:
     """What was looked at, and what was seen."""
-    line = "" if finding.line is None else f" (line {finding.line})"
+    line = "" if finding.line is None else f" ({line_in_words(finding.line, finding.cell)})"
     return one_line(finding.name) + line + (f": {one_line(finding.detail)}" if finding.detail else "")
 
 
-def stops(report: Report, told: int = 4, headline: str = "") -> Listed:
+def stops(report: Report, told: int = 4, headline: str = "", exceptions: bool = False) -> Listed:
     """What was raised, once a line of source: 1 tells where, 2 also what, 3 also what it means,
-    4 also what to do. A meaning that `headline` gives in full is not repeated.
+    4 also what to do. What `headline` says is not repeated.
+    `exceptions`: without what is told in words, not raised.
     """
-    lines_of_faults = {fault.line for fault in report.faults} - {None}
+    lines_of_faults = {(fault.cell, fault.line) for fault in report.faults if fault.line is not None}
     probes: dict[tuple[object, ...], list[str]] = {}
     firsts: dict[tuple[object, ...], tuple[Problem | None, str]] = {}
     for problem, meaning in zip_longest(report.problems, report.explained):
         place: tuple[object, ...] = (meaning,)
         if problem is not None:
-            if problem.stage == "import" and problem.line in lines_of_faults:
+            if problem.stage == "import" and (problem.cell, problem.line) in lines_of_faults:
                 continue  # told as that fault
-            place = (problem.stage, problem.kind, problem.message if problem.line is None else problem.line)
+            if exceptions and not problem.kind[:1].isupper():
+                continue
+            where = problem.message if problem.line is None else (problem.cell, problem.line)
+            place = (problem.stage, problem.kind, where)
         firsts.setdefault(place, (problem, meaning or ""))
         probes.setdefault(place, []).extend([problem.probe] if problem and problem.probe else [])
     said: list[tuple[str, str]] = []
     for place, (problem, meaning) in firsts.items():
         if problem is not None:
             said.append(("wrong", sentence(problem_in_words(problem, probes[place], message=told >= 2))))
-        if told >= 3 and meaning and one_line(meaning).rstrip(".") not in headline:
-            said.append(("item", sentence(meaning if told >= 4 else first_sentence(meaning))))
+        meaning, first = one_line(meaning), first_sentence(meaning)
+        if headline and first == first_sentence(headline):
+            meaning = meaning[len(first) :].lstrip(". ")
+        if told >= 3 and meaning and meaning.rstrip(".") not in headline:
+            said.append(("item", sentence(meaning if told >= 4 else first)))
     return Listed("What stopped it", tuple(dict.fromkeys(said)))
 
 
@@ -198,7 +242,7 @@ def problem_in_words(problem: Problem, probes: Sequence[str] = (), message: bool
     """What was raised, at which line, while what was being done."""
     words = [one_line(problem.kind)]
     if problem.line is not None:
-        words.append(f"at line {problem.line}")
+        words.append(f"at {line_in_words(problem.line, problem.cell)}")
     if problem.stage in WHILE:
         words.append(WHILE[problem.stage])
     if probes:

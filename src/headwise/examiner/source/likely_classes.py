@@ -1,37 +1,59 @@
-"""Which class or function of a file is the multi-head attention to check."""
+"""Which class or function of a file is the multi-head attention to check: the one place that decides it."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
-from .parsed import Definition, dotted, tree_of
+from ...errors import ArgumentError
+from .parsed import DEFINITIONS, Definition, dotted, tree_of
 
-__all__ = ["Candidate", "candidates"]
+__all__ = ["Candidate", "candidates", "likeliest"]
 
-ENOUGH = 4.0  # a softmax alone is a classifier; with a product and projections it is attention
+ENOUGH = 3.0  # two products and a softmax by themselves
+# What the code does weighs more than what it is called: names are in any language, or "Mixer".
 NAMED = (
-    (r"multi_?head(ed)?|mha(?![a-z])|multi_?query|grouped_?query|\bgqa|\bmqa", 6.0),
-    (r"attention|attn", 4.0),
-    (r"self|causal|cross|masked", 0.5),
-    (r"(?<!multi)(?<!multi_)(?<![a-z])head(?!s|ed)", 1.0),
+    (r"multi_?head(ed)?|mha(?![a-z])|mhsa|multi_?query|grouped_?query|\bgqa|\bmqa", 2.5),
+    (r"attention|attn", 2.0),
 )
 # what holds attention, or looks at it, or is a part of it
 OTHERWISE = (
-    (r"block|layer(?!ed)|encoder|decoder|transformer|model|gpt|bert|net(work)?$|vit$", 5.0),
-    (r"feed_?forward|mlp|embed|posi?tion|norm$|dataset|config|trainer|tokeniz", 6.0),
-    (r"test|main|demo|example|plot|visuali[sz]e|show|check|compare|benchmark|train", 8.0),
-    (r"single|scaled_?dot|dot_?product|bahdanau|additive|luong", 2.0),
-    (r"mask|weights$|scores?$|split_?heads|merge_?heads|combine_?heads", 3.0),
+    (r"block|layer(?!ed)|encoder|decoder|transformer|model|gpt|bert|net(work)?$|vit$", 2.5),
+    (r"feed_?forward|mlp|embed|posi?tion|norm$|dataset|config|trainer|tokeniz", 4.0),
+    (r"^test|main|demo|example|plot|visuali[sz]e|show|check|compare|benchmark|train", 8.0),
+    (r"single|scaled_?dot|dot_?product|bahdanau|additive|luong", 1.5),
+    (r"mask$|mask_|weights$|scores?$|split_?heads|merge_?heads|combine_?heads", 3.0),
 )
-PRODUCTS = {"matmul", "bmm", "einsum", "baddbmm", "mm", "tensordot"}
-LAYERS = {"Linear", "LazyLinear", "Parameter", "Conv1d", "Conv1D", "Dense", "NonDynamicallyQuantizableLinear"}
-HEADS = re.compile(r"(?i)(n|num|number_of|nb)?_?(attention_?)?heads?|nh|n_?h|h")
-INPUTS = re.compile(
-    r"(?i)(x|q|k|v|query|key|value|quer(y|ies)|keys|values|inputs?|hidden_states|src|tensor)_?\w{0,3}"
+STEP = re.compile(
+    r"^softmax|_softmax$|(split|merge|combine|join|concat)\w*_heads|(causal|padding|look_?ahead|subsequent|attention)\w*_mask"
 )
+PART, LARGER = 3.0, 5.0  # what a part of the whole loses, and what has a whole inside
+
+PRODUCTS = {"matmul", "bmm", "einsum", "baddbmm", "mm", "tensordot", "dot"}
+SOFTMAX = {"softmax", "Softmax", "softmax_", "log_softmax", "exp", "exp_", "exp2"}
+LAYERS = {"Linear", "LazyLinear", "Parameter", "Conv1d", "Conv1D", "Conv2d", "Dense", "linear"}
+DRAWN = {
+    "randn",
+    "rand",
+    "normal",
+    "uniform",
+    "standard_normal",
+    "empty",
+    "xavier_uniform_",
+    "kaiming_uniform_",
+}
+WEIGHT = re.compile(r"(?i)(w|weights?)(_?(q|k|v|o|qkv|kv|in|out|query|key|value|output)(_?proj)?)?")
+HEADS = re.compile(r"(?i)(n|num|number_of|nb|no_of)?_?(attention_?|attn_?)?heads?|nh|n_?h|h")
+CUTS = {"view", "reshape", "unflatten", "rearrange", "chunk", "split", "Rearrange"}
+TURNS = {"transpose", "permute", "swapaxes", "movedim", "rearrange", "einsum", "chunk", "split", "Rearrange"}
+JOINS = {"cat", "concat", "concatenate", "hstack", "stack", "sum"}
+TORCH = {"scaled_dot_product_attention", "MultiheadAttention", "multi_head_attention_forward"}
+SEVERAL = (ast.ListComp, ast.GeneratorExp, ast.List, ast.For)
+BESIDE = {"Embedding", "CrossEntropyLoss", "ReLU", "GELU", "SiLU", "relu", "gelu", "silu", "cross_entropy"}
 
 
 class Candidate(NamedTuple):
@@ -47,109 +69,205 @@ class Candidate(NamedTuple):
 def candidates(source: str) -> list[Candidate]:
     """What looks like multi-head attention, best first; of equals the later one, usually the last attempt.
 
-    Judged by its name and by what it does: projections, heads, a product, a softmax or torch's own attention.
-    Empty where nothing comes near.
+    Judged by what it does, itself and through what it uses of the file: a softmax between two products,
+    projections, heads; then by its name. What is a part of another (a softmax, one head) and what has
+    another inside (an encoder layer) comes after that other. Empty where nothing comes near.
     """
     tree = tree_of(source)
     if tree is None:
         return []
-    definitions = {
-        node.name: node
-        for node in tree.body
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+    definitions = {node.name: node for node in _definitions(tree.body)}  # of one name the last: it is bound
+    aliases = {
+        one.asname: one.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for one in node.names
+        if one.asname
     }
-    marks = {name: _mark(node) for name, node in definitions.items()}
-    used_by = {
-        name: {other for other, node in definitions.items() if other != name and _mentions(node, name)}
-        for name in marks
-    }
+    works = _File({name: _work_of(node, aliases) for name, node in definitions.items()})
     found = []
     for name, node in definitions.items():
-        score = _score(name, marks, used_by)
+        score = works.score(name)
         if score >= ENOUGH:
-            kind = "class" if isinstance(node, ast.ClassDef) else "function"
-            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-            found.append(Candidate(name, kind, first, node.end_lineno or node.lineno, score))
-    return sorted(found, key=lambda one: (-one.score, -one.first_line))
+            found.append(_candidate(node, score))
+    return sorted(found or _steps(definitions), key=lambda one: (-one.score, -one.first_line))
 
 
-class _Mark(NamedTuple):
+def _candidate(node: Definition, score: float) -> Candidate:
+    kind = "class" if isinstance(node, ast.ClassDef) else "function"
+    first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+    return Candidate(node.name, kind, first, node.end_lineno or node.lineno, score)
+
+
+def _steps(definitions: dict[str, Definition]) -> list[Candidate]:
+    """Single steps of attention, for a file that has nothing more."""
+    plain = {name: re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower() for name in definitions}
+    return [
+        _candidate(node, 1.0)
+        for name, node in definitions.items()
+        if _runs(node) and STEP.search(plain[name])
+    ]
+
+
+def likeliest(path: Path, source: str) -> str:
+    """The name of the best.
+
+    Raises:
+        ArgumentError: nothing comes near.
+    """
+    found = candidates(source)
+    if not found:
+        raise ArgumentError(
+            f"file must define attention to check: nothing in {path} looks like it; "
+            "name the class or function, FILE:NAME"
+        )
+    return found[0].name
+
+
+def _definitions(body: list[ast.stmt]) -> Iterator[Definition]:
+    """What a module binds when it is imported: also under `if` and `try`, but not what only a script runs."""
+    for node in body:
+        if isinstance(node, DEFINITIONS):
+            yield node
+        elif isinstance(node, ast.If):
+            script = any(isinstance(one, ast.Name) and one.id == "__name__" for one in ast.walk(node.test))
+            yield from _definitions([] if script else node.body)
+            yield from _definitions(node.orelse)
+        elif isinstance(node, ast.Try):
+            for part in (node.body, *(one.body for one in node.handlers), node.orelse, node.finalbody):
+                yield from _definitions(part)
+        elif isinstance(node, ast.With):
+            yield from _definitions(node.body)
+
+
+@dataclass(frozen=True)
+class _Work:
     """What one definition does by itself."""
 
     by_name: float
+    is_class: bool
     runs: bool  # can be called with tensors: a class with forward, a function with arguments
+    uses: frozenset[str]  # names of elsewhere in it
+    bases: frozenset[str]
+    many: frozenset[str]  # those in lists and loops: made several times
     softmax: bool
-    product: bool
-    torch_attention: bool  # the function
-    torch_class: bool
+    products: int
+    torch_attention: bool  # torch's function, or its class
     projections: bool
     heads: bool
-    is_class: bool
+    joins: bool
+    beside: bool  # holds what attention has no use for
+
+    def through(self, part: _Work) -> _Work:
+        """With what a part does for it."""
+        return replace(
+            self,
+            softmax=self.softmax or part.softmax,
+            products=self.products + part.products,
+            torch_attention=self.torch_attention or part.torch_attention,
+            projections=self.projections or part.projections,
+            heads=self.heads or part.heads,
+        )
 
     @property
-    def does(self) -> float:
-        weighs = 3.0 if self.torch_attention else 1.5 * self.softmax + 1.0 * self.product
-        return weighs + 1.5 * self.projections + 1.5 * self.heads + 1.0 * self.torch_class
+    def attends(self) -> bool:
+        return self.torch_attention or (self.softmax and self.products >= 2)
+
+    @property
+    def whole(self) -> bool:
+        return self.attends and self.projections
 
 
-def _mark(node: Definition) -> _Mark:
+def _work_of(node: Definition, aliases: dict[str, str]) -> _Work:
+    nodes = list(ast.walk(node))
+    loaded = {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+    bound = {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    bound |= {one.arg for one in nodes if isinstance(one, ast.arg)}
+    attributes = {one.attr for one in nodes if isinstance(one, ast.Attribute)}
     calls = [
-        dotted(one.func) or getattr(one.func, "attr", "")
-        for one in ast.walk(node)
+        (dotted(one.func) or getattr(one.func, "attr", "")).rpartition(".")[2]
+        for one in nodes
         if isinstance(one, ast.Call)
     ]
-    last = {call.rpartition(".")[2] for call in calls}
-    words = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
-    words |= {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
-    words |= {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)}
-    matrix = any(isinstance(one, ast.BinOp) and isinstance(one.op, ast.MatMult) for one in ast.walk(node))
-    return _Mark(
+    calls = [aliases.get(one, one) for one in calls]
+    called, words = set(calls), loaded | bound | attributes
+    is_class = isinstance(node, ast.ClassDef)
+    products = sum(one in PRODUCTS for one in calls)
+    products += sum(isinstance(one, ast.BinOp) and isinstance(one.op, ast.MatMult) for one in nodes)
+    repeated = [one for one in nodes if isinstance(one, SEVERAL)]
+    return _Work(
         by_name=_by_name(node.name),
+        is_class=is_class,
         runs=_runs(node),
-        softmax=bool(last & {"softmax", "Softmax", "log_softmax", "exp"}),
-        product=matrix or bool(last & PRODUCTS),
-        torch_attention="scaled_dot_product_attention" in last,
-        torch_class="MultiheadAttention" in last,
-        projections=bool(last & LAYERS)
-        or "linear" in last
-        or any(re.match(r"(?i)w_?[qkvo]$", one) for one in words),
-        heads=any(HEADS.fullmatch(one) for one in words),
-        is_class=isinstance(node, ast.ClassDef),
+        uses=frozenset(loaded - bound),
+        bases=frozenset(dotted(one) for one in node.bases) if isinstance(node, ast.ClassDef) else frozenset(),
+        many=frozenset(one.id for part in repeated for one in ast.walk(part) if isinstance(one, ast.Name)),
+        softmax=bool(called & SOFTMAX),
+        products=products,
+        torch_attention=bool(called & TORCH),
+        projections=bool(called & LAYERS or "MultiheadAttention" in called)
+        or any(WEIGHT.fullmatch(one) for one in words)
+        or (is_class and bool(called & DRAWN)),
+        heads=any(HEADS.fullmatch(one) for one in words) or bool(called & CUTS and called & TURNS),
+        joins=bool(called & JOINS),
+        beside=bool(called & BESIDE),
     )
 
 
 def _by_name(name: str) -> float:
     plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-    points: Callable[[tuple[tuple[str, float], ...]], float] = lambda table: sum(  # noqa: E731
-        worth for pattern, worth in table if re.search(pattern, plain)
-    )
-    return points(NAMED) - points(OTHERWISE)
+    worth = max((points for pattern, points in NAMED if re.search(pattern, plain)), default=0.0)
+    return worth - sum(points for pattern, points in OTHERWISE if re.search(pattern, plain))
 
 
 def _runs(node: Definition) -> bool:
     if not isinstance(node, ast.ClassDef):
-        return any(INPUTS.fullmatch(one.arg) for one in (*node.args.posonlyargs, *node.args.args))
+        given = (*node.args.posonlyargs, *node.args.args)
+        return bool(given) and given[0].arg != "self"  # with it: a method that somebody puts into a class
     methods = {one.name for one in node.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))}
     inherits = any(dotted(base).rpartition(".")[2] not in ("Module", "object", "") for base in node.bases)
-    return bool(methods & {"forward", "__call__"}) or inherits
+    return bool(methods & {"forward", "__call__", "call"}) or inherits
 
 
-def _mentions(node: Definition, name: str) -> bool:
-    return any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(node))
+class _File:
+    """The definitions of a file, and who is a part of whom."""
 
+    def __init__(self, own: dict[str, _Work]) -> None:
+        self.own = own
+        self.reach = {name: self._reach(name, frozenset({name})) for name in own}
 
-def _score(name: str, marks: dict[str, _Mark], used_by: dict[str, set[str]]) -> float:
-    mark = marks[name]
-    if not mark.runs:
-        return 0.0
-    does = mark.does
-    for (
-        other,
-        users,
-    ) in used_by.items():  # what a part of it does counts, unless that part is the whole already
-        if name in users and "multi" not in other.lower() and marks[other].runs:
-            does = max(does, min(marks[other].does, 4.0) + 1.5 * mark.heads + 1.0 * mark.projections)
-    if does < 2.0 and mark.by_name < 4.0:
-        return 0.0
-    helper = 1.5 if not mark.is_class and used_by[name] else 0.0
-    return round(mark.by_name + does + 0.5 * mark.is_class - helper, 2)
+    def _reach(self, name: str, seen: frozenset[str]) -> _Work:
+        work = self.own[name]
+        for part in sorted(work.uses & self.own.keys() - seen):
+            work = work.through(self._reach(part, seen | {part}))
+        return work
+
+    def score(self, name: str) -> float:
+        """How much it looks like the one that is meant; 0: not at all."""
+        own, reach = self.own[name], self.reach[name]
+        if not own.runs or not (reach.attends or own.by_name >= 2.0):
+            return 0.0
+        score = own.by_name + 3.0 * reach.attends + 1.5 * reach.projections + 1.5 * reach.heads
+        score += 0.5 * own.is_class - 1.0 * own.beside
+        others = [other for other in self.own if other != name]
+        if any(self._uses(name, other) and self._stands_alone(other, name) for other in others):
+            score -= LARGER
+        if any(self._uses(other, name) and not self._stands_alone(name, other) for other in others):
+            score -= PART
+        return round(score, 2)
+
+    def _uses(self, name: str, part: str) -> bool:
+        """As a part: what a class inherits from is no part of it."""
+        return self.own[name].runs and part in self.own[name].uses - self.own[name].bases
+
+    def _stands_alone(self, part: str, name: str) -> bool:
+        """Whether what `name` uses is the whole attention already, and not a piece of the one `name` is."""
+        piece, whole = self.own[part], self.own[name]
+        if not (piece.runs and self.reach[part].whole):
+            return not self.reach[name].whole
+        if not self.reach[name].whole or whole.by_name < 0.0 or whole.beside:
+            return True
+        if whole.is_class and whole.projections and not piece.is_class:
+            return False  # the weights are the class's, the formula is written as a function
+        several = part in whole.many and whole.joins
+        return not (several and (not self.reach[part].heads or whole.by_name > piece.by_name))

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ..faults.fault import Fault
 from .parsed import DEFINITIONS, Definition, dotted, readable, text_of, tree_of
 
-__all__ = ["CodeLine", "code_lines", "line_of"]
+__all__ = ["CodeLine", "code_lines", "definition_at", "line_of", "own_code", "used_by"]
 
 LONGEST = 110  # characters of a statement that are quoted whole
 # strings that are code: the equations of einsum and einops, "-inf"
@@ -28,6 +28,7 @@ TELLING = re.compile(r"[-+]?inf(inity)?|nan|[^'\"]*->[^'\"]*|ij|xy", re.IGNORECA
 QKV = re.compile(
     r"(?i)_*(w|fc|to|linear|proj|lin|b)?_*(q|k|v|query|key|value|querie|val)s?_*(w|fc|proj|linear|lin|layer)?_*"
 )
+DIAGONAL = re.compile(r"tri[ul]|diagonal|range\(|cumsum|[<>]=?")  # what says which keys come after a query
 SKIPPED = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -77,6 +78,12 @@ def line_of(
         return None
     scope = _scope(tree, first_line, last_line)
     lines = [one for one in code_lines(source) if _in(one, scope.counts) and not _in(one, scope.never_runs)]
+    letter = _letter(fault)
+    if letter is not None:
+        return _of_letter(letter, fault, lines, scope, source)
+    lines = [one for one in lines if not isinstance(one.statement, DEFINITIONS)]  # a signature is right
+    if fault.key.startswith("causal"):
+        lines = [one for one in lines if DIAGONAL.search(one.text)]
     matches: list[CodeLine] | None = None
     for pattern in fault.lines:
         found = [one for one in (lines if matches is None else matches) if _match(pattern, one) is not None]
@@ -88,6 +95,35 @@ def line_of(
                 return _answer(pattern, chosen, source)
         matches = found
     return None
+
+
+def _letter(fault: Fault) -> str | None:
+    """Which of q, k and v a fault of the projections is about, where it is about one, or first about one."""
+    if fault.step not in ("project", "inputs"):  # of the recipe
+        return None
+    words = [word for word in re.findall(r"[a-z]+", fault.key) if QKV.fullmatch(word)]
+    return words[0][0] if words and "order" not in fault.key else None
+
+
+def _of_letter(
+    letter: str, fault: Fault, lines: list[CodeLine], scope: _Scope, source: str
+) -> tuple[int, str] | None:
+    """The line that makes these queries, keys or values; where a bias is missing, that of the layer."""
+    building = "bias" in fault.key and "used" not in fault.key
+    found = []
+    for one in lines:
+        target = one.statement.targets[0] if isinstance(one.statement, ast.Assign) else None
+        names = [target] if not isinstance(target, ast.Tuple) else target.elts
+        letters = [QKV.fullmatch(dotted(name).removeprefix("self.")) for name in names if name is not None]
+        if any(each is not None and each[2][0].lower() == letter for each in letters):
+            found.append(one)
+    if building:
+        found = [one for one in found if not _in(one, scope.running) and "bias" in one.text]
+    else:
+        found = [one for one in found if _in(one, scope.running)]
+        given = r"\b(k|keys?|v|values?)\b" if letter == "v" else r"\b(q|query|queries|k|keys?|v|values?|x)\b"
+        found = [one for one in found if re.search(given, one.text.partition("=")[2])] or found
+    return (found[0].line, text_of(source, found[0].line)) if found else None
 
 
 def _match(pattern: str, line: CodeLine) -> int | None:
@@ -126,6 +162,14 @@ def _mean_the_same(lines: list[CodeLine]) -> bool:
     )
 
 
+def own_code(source: str, first_line: int | None) -> str:
+    """The statements of the class or function that begins there, a line each; None: of the whole file."""
+    tree = tree_of(source)
+    node = None if tree is None or first_line is None else definition_at(tree, first_line)
+    extent = (1, 10**9) if node is None else _extent(node)
+    return "\n".join(one.text for one in code_lines(source) if _in(one, [extent]))
+
+
 Extents = Sequence[tuple[int, int]]  # first and last lines
 
 
@@ -144,7 +188,7 @@ def _in(line: CodeLine, extents: Extents) -> bool:
 
 
 def _scope(tree: ast.Module, first_line: int | None, last_line: int | None) -> _Scope:
-    checked = tree if first_line is None else _definition_at(tree, first_line)
+    checked = tree if first_line is None else definition_at(tree, first_line)
     if checked is None:
         return _Scope([(first_line or 1, last_line or 10**9)])
     functions = [
@@ -154,7 +198,7 @@ def _scope(tree: ast.Module, first_line: int | None, last_line: int | None) -> _
     forward = [_extent(node) for node in functions if node.name in ("forward", "__call__")]
     if isinstance(checked, ast.Module):
         return _Scope([(1, 10**9)], [], [], running, forward)
-    used = _used(tree, checked)
+    used = used_by(tree, checked)
     return _Scope(
         [_extent(one) for one in used], _overridden(checked, used), [_extent(checked)], running, forward
     )
@@ -181,7 +225,7 @@ def _extent(node: ast.AST) -> tuple[int, int]:
     return node.lineno, node.end_lineno or node.lineno  # type: ignore[attr-defined]
 
 
-def _definition_at(tree: ast.Module, line: int) -> Definition | None:
+def definition_at(tree: ast.Module, line: int) -> Definition | None:
     """The class or function whose head, decorators counted, is on this line."""
     for node in ast.walk(tree):
         if isinstance(node, DEFINITIONS):
@@ -191,7 +235,7 @@ def _definition_at(tree: ast.Module, line: int) -> Definition | None:
     return None
 
 
-def _used(tree: ast.Module, checked: Definition) -> list[Definition]:
+def used_by(tree: ast.Module, checked: Definition) -> list[Definition]:
     """It, and the functions and classes of the file that it mentions, or that those mention."""
     by_name = {node.name: node for node in tree.body if isinstance(node, DEFINITIONS)}
     used, waiting = [checked], [checked]

@@ -106,7 +106,7 @@ def nearest(name: str, others: Collection[str], cutoff: float = 0.75) -> str | N
     swapped = sorted(other for other in others if sorted(other) == sorted(name) and other != name)
     if swapped:
         return swapped[0]
-    close = difflib.get_close_matches(name, sorted(others), n=1, cutoff=cutoff)
+    close = difflib.get_close_matches(name, sorted(set(others) - {name}), n=1, cutoff=cutoff)
     return close[0] if close and len(close[0]) > 1 else None
 
 

@@ -1,13 +1,15 @@
-"""Finding and ending the descendants of a process."""
+"""What a process leaves: its descendants, its folder."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import time
 from contextlib import suppress
 
-__all__ = ["descendants_of", "sweep"]
+__all__ = ["descendants_of", "remove", "sweep"]
 
 
 def descendants_of(*ancestors: int) -> list[int]:
@@ -49,3 +51,20 @@ def sweep(ancestor: int, seconds: float = 3.0) -> None:
         if not left:
             return
         time.sleep(0.005)
+
+
+def remove(folder: str | os.PathLike[str]) -> None:
+    """A folder with all in it, also where the learner's file took rights away from folders."""
+    with suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if not os.path.lexists(folder):
+        return
+    with suppress(RecursionError):
+        for here, folders, _ in os.walk(folder):
+            for each in folders:
+                inside = os.path.join(here, each)
+                if not os.path.islink(inside):
+                    with suppress(OSError):
+                        os.chmod(inside, 0o700)
+    # Python's own gives up at folders a thousand deep.
+    subprocess.run(["rm", "-rf", "--", str(folder)], stderr=subprocess.DEVNULL, check=False)

@@ -1,0 +1,508 @@
+"""What a constructor is told: sizes by their names, annotations and defaults obeyed, what no name explains
+made up and written down as such.
+
+A configuration that the file itself defines is taken before one of ours. Ours answers to fields whose names
+say what they are, at any depth; a field that no name explains does not exist (`getattr(config, "x", None)`
+gets its None) until the constructor cannot do without it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .subject import Sizes
+from .words import size_word
+
+__all__ = ["AnyConfig", "Choice", "Constructor", "annotations_of", "fits", "parameters_of"]
+
+# Left as the author has them: switches, and numbers that are no sizes
+KEPT = frozenset("bias causal layer dtype device epsilon theta batch scale temperature flag".split())
+MOST_FIELDS = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Which of the ways to answer a constructor."""
+
+    few_keys: bool = True  # half as many heads of keys and values, where that can be said
+    per_head: bool = True  # d_k is the width of one head, not of all
+    swapped: bool = False  # what no name explains: heads before width
+    defaults: bool = False  # nothing that has a default is set
+    own_config: bool = True  # a configuration the file defines, where there is one
+    made_up: int = 0  # which of the values for what no name explains
+
+
+class NoField(AttributeError, KeyError):
+    """A field of a configuration whose name says nothing."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return self.path
+
+
+@dataclasses.dataclass(eq=False)
+class Told:
+    """What one call of a constructor was told."""
+
+    sizes: Sizes
+    choice: Choice
+    dropout: float
+    given: Mapping[str, object]
+    allowed: set[str]  # fields that no name explains, and that it cannot do without
+    containers: set[str]  # fields that were asked for fields of their own
+    fields: dict[str, object] = dataclasses.field(default_factory=dict)  # by path, as they were asked for
+    made_up: dict[str, object] = dataclasses.field(default_factory=dict)
+    free: dict[str, object] = dataclasses.field(default_factory=dict)  # width and heads by their places alone
+
+    def by_name(self, name: str) -> object:
+        """What a parameter of this name is given; None where its name says nothing."""
+        sizes = self.sizes
+        return {
+            "width": sizes.E,
+            "heads": sizes.H,
+            "key heads": max(1, sizes.H // 2) if self.choice.few_keys else sizes.H,
+            "head dim": sizes.D if self.choice.per_head else sizes.E,
+            "length": sizes.block,
+            "dropout": self.dropout,
+            "bias": True,
+            "batch first": True,
+            "batch": sizes.B,
+            "causal": False,
+            "layer": 1,
+            "vocabulary": 50,
+            "epsilon": 1e-5,
+            "theta": 10000.0,
+            "dtype": torch.float64,
+            "device": "cpu",
+        }.get(size_word(name) or "")
+
+    def scale(self, name: str) -> float | None:
+        """A scale or a temperature: which of the two the code means by it is ours to guess."""
+        word = size_word(name)
+        if word not in {"scale", "temperature"}:
+            return None
+        root = self.sizes.D**0.5
+        return root if (word == "temperature") == (self.choice.made_up % 2 == 0) else 1 / root
+
+
+class AnyConfig(dict[str, object]):
+    """A configuration that answers to fields whose names say what they are, as attributes or as keys."""
+
+    def __init__(self, told: Told, path: str = "config") -> None:
+        super().__init__()
+        self.__dict__["_told"], self.__dict__["_path"] = told, path
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self[name]
+
+    def __getitem__(self, name: str) -> Any:
+        told: Told = self.__dict__["_told"]
+        path = f"{self.__dict__['_path']}.{name}"
+        value = told.given.get(path, told.given.get(name))
+        if value is None:
+            value = told.by_name(name)
+        if value is None and size_word(name) == "flag":
+            value = False
+        if value is None and "implementation" in name.lower():
+            value = "eager"
+        if value is None and "position_embedding_type" in name.lower():
+            value = "absolute"
+        if value is None:
+            value = told.scale(name)
+            if value is None and path not in told.allowed:
+                raise NoField(path)
+            if value is None:
+                value = told.sizes.E if path in told.containers else _field_value(name, told)
+            told.made_up[path] = value
+        if type(value) is int:
+            value = _number(
+                value, told, path
+            )  # a width, unless it is asked for fields: cfg["model"]["heads"]
+        told.fields[path] = value
+        return value
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self.__dict__[name] = value
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __deepcopy__(self, memo: object) -> AnyConfig:
+        return self
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            self[str(name)]
+        except NoField:
+            return False
+        return True
+
+    def get(self, name: str, default: object = None) -> Any:
+        """As a dict's."""
+        try:
+            return self[name]
+        except NoField:
+            return default
+
+    pop = get
+
+
+class _Number(int):
+    """A number nobody named, which may be asked for fields of its own."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self[name]
+
+    def __getitem__(self, name: str) -> Any:
+        told: Told = self.__dict__["_told"]
+        told.containers.add(self.__dict__["_path"])
+        told.made_up.pop(self.__dict__["_path"], None)  # what counts lies deeper
+        told.fields.pop(self.__dict__["_path"], None)
+        return AnyConfig(told, self.__dict__["_path"])[name]
+
+    def get(self, name: str, default: object = None) -> Any:
+        """As a dict's."""
+        return AnyConfig(self.__dict__["_told"], self.__dict__["_path"]).get(name, default)
+
+
+def _field_value(name: str, told: Told) -> object:
+    """Nothing first; then a number, which is also asked for fields of its own."""
+    number = re.match(
+        r"(num|n|max|min)_|.*(size|dim|len|length|count|width|depth|ratio|factor)$", name.lower()
+    )
+    order: list[int | None] = [told.sizes.E, 1, 2] if number else [None, told.sizes.E, 1]
+    return order[told.choice.made_up % 3]
+
+
+def _number(value: int, told: Told, path: str) -> _Number:
+    found = _Number(value)
+    found.__dict__.update(_told=told, _path=path)
+    return found
+
+
+def parameters_of(cls: type) -> list[inspect.Parameter]:
+    """Of the constructor; of the one above where it hands everything on; of `kwargs["name"]` where it reads
+    those.
+    """
+    named: list[inspect.Parameter] = []
+    for owner in cls.__mro__:
+        if "__init__" not in vars(owner) or owner is object:
+            continue
+        try:
+            every = list(inspect.signature(owner.__init__).parameters.values())[1:]  # type: ignore[misc]
+        except (TypeError, ValueError):
+            return named
+        named += [one for one in every if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+        rest = [one for one in every if one.kind is one.VAR_KEYWORD]
+        if not rest or owner is nn.Module:
+            break
+        read = _keys_read(owner, rest[0].name)
+        known = {one.name for one in named}
+        kind = inspect.Parameter.KEYWORD_ONLY
+        named += [inspect.Parameter(key, kind) for key in read if key not in known]
+        if read:
+            break
+    if not any("__init__" in vars(one) for one in cls.__mro__ if one is not object):
+        return []
+    return named
+
+
+def _keys_read(owner: type, name: str) -> list[str]:
+    """The keys a constructor reads out of its **kwargs without a default."""
+    try:
+        text = inspect.getsource(owner.__init__)  # type: ignore[misc]
+    except (OSError, TypeError):
+        return []
+    found = re.findall(rf"\b{name}(?:\[|\.pop\(|\.get\()\s*['\"](\w+)['\"]\s*[\])]", text)
+    return list(dict.fromkeys(found))
+
+
+def annotations_of(function: Any) -> dict[str, Any]:
+    """The annotations of a function's parameters, those written as text looked up where that can be done."""
+    try:
+        return typing.get_type_hints(function)
+    except Exception:
+        return dict(getattr(function, "__annotations__", {}))
+
+
+def _bare_types(annotation: object) -> set[object]:
+    """int | None -> {int, None}."""
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return {one for part in typing.get_args(annotation) for one in _bare_types(part)}
+    words: dict[object, object] = {
+        "int": int, "float": float, "bool": bool, "str": str, "None": None, type(None): None,
+        "Optional[int]": int, "Optional[float]": float,
+    }  # fmt: skip
+    return {words.get(annotation, annotation) if isinstance(annotation, (str, type)) else annotation}
+
+
+def fits(value: object, annotation: object, default: object = inspect.Parameter.empty) -> bool:
+    """Whether a value is of the kind its parameter says it takes: a bool is no int, None is none."""
+    said = _bare_types(annotation) & {int, float, bool, str, None}
+    if annotation is inspect.Parameter.empty or not said:
+        if default is inspect.Parameter.empty or default is None:
+            return True
+        if isinstance(default, bool) or isinstance(value, bool):
+            return isinstance(default, bool) and isinstance(value, bool)
+        return not isinstance(default, str) or isinstance(value, str)
+    if isinstance(value, bool):
+        return bool in said
+    if isinstance(value, int):
+        return bool(said & {int, float})
+    if isinstance(value, float):
+        return float in said
+    return None in said if value is None else str in said
+
+
+def made_up(name: str, annotation: object, told: Told, free: list[int]) -> object:
+    """A value for a required parameter whose name says nothing."""
+    said, at = _bare_types(annotation), told.choice.made_up
+    if bool in said or (size_word(name) == "flag" and annotation is inspect.Parameter.empty):
+        return at % 2 == 1
+    if float in said and int not in said:
+        return (0.0, 1.0, 0.5)[at % 3]
+    if str in said:
+        return name
+    if isinstance(annotation, type) and issubclass(annotation, (nn.Module, torch.Tensor)):
+        raise TypeError(f"{name} wants {annotation.__name__}")
+    if free:
+        return free.pop(0)
+    return (1, told.sizes.E, 2)[at % 3]
+
+
+@dataclasses.dataclass(eq=False)
+class Constructor:
+    """One way to construct a class: `make` does it, `text` says it."""
+
+    cls: type
+    sizes: Sizes
+    choice: Choice = Choice()
+    given: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    told: Told | None = None
+    text: str = ""
+    allowed: set[str] = dataclasses.field(default_factory=set)
+    containers: set[str] = dataclasses.field(default_factory=set)
+
+    def make(self, dropout: float = 0.0, switch: bool = False) -> Any:
+        """Construct it; fields of a configuration that it turns out to need are made up one by one."""
+        while True:
+            try:
+                return self._once(dropout, switch)
+            except NoField as error:
+                if error.path in self.allowed or len(self.allowed) >= MOST_FIELDS:
+                    raise
+                self.allowed.add(error.path)
+
+    @property
+    def made_up(self) -> dict[str, object]:
+        """What no name explains, and what it was given."""
+        return {} if self.told is None else self.told.made_up
+
+    @property
+    def heads_by_place(self) -> bool:
+        """Whether the number of heads went to a parameter whose name says nothing."""
+        return self.told is not None and self.sizes.H in self.told.free.values()
+
+    def _once(self, dropout: float, switch: bool) -> Any:
+        told = Told(self.sizes, self.choice, dropout, self.given, self.allowed, self.containers)
+        positional, named = self._arguments(told, switch)
+        if not switch and not dropout:
+            self.told = told
+        try:
+            return self.cls(*positional.values(), **named)
+        finally:
+            if not switch and not dropout:
+                self.text = _text(self.cls.__name__, positional | named, told)
+
+    def _arguments(self, told: Told, switch: bool) -> tuple[dict[str, object], dict[str, object]]:
+        every = parameters_of(self.cls)
+        hints = annotations_of(self.cls.__init__)  # type: ignore[misc]
+        words = {size_word(one.name) for one in every}
+        free = [n for word, n in (("width", self.sizes.E), ("heads", self.sizes.H)) if word not in words]
+        free = [] if "config" in words else free
+        if self.choice.swapped:
+            free.reverse()
+        positional: dict[str, object] = {}
+        named: dict[str, object] = {}
+        for one in every:
+            annotation = hints.get(one.name, one.annotation)
+            found = self._value(one, annotation, told, free, switch)
+            if found is None:
+                continue
+            (positional if one.kind is one.POSITIONAL_ONLY else named)[one.name] = found[0]
+        named |= {
+            k: v for k, v in self.given.items() if "." not in k and k not in {one.name for one in every}
+        }
+        own = {one.name for one in every}
+        if "config" in words and not any("." in k for k in self.given):
+            named = {k: v for k, v in named.items() if k in own}  # the others are fields
+        return positional, named
+
+    def _value(
+        self, one: inspect.Parameter, annotation: Any, told: Told, free: list[int], switch: bool
+    ) -> tuple[object] | None:
+        """What one parameter is given; None: nothing, it has a default."""
+        word, required = size_word(one.name), one.default is one.empty
+        if one.name in self.given:
+            return (self.given[one.name],)
+        if switch and word == "causal" and fits(True, annotation, one.default):
+            return (True,)
+        if required and _is_config(one.name, annotation, self.cls):
+            return (self._config(one.name, annotation, told),)
+        if not required and (self.choice.defaults or not may_override(one.default, one.name, annotation)):
+            return None
+        value = told.by_name(one.name)
+        if value is not None and fits(value, annotation, one.default):
+            return (value,)
+        if not required:
+            return None
+        value = told.scale(one.name)
+        if value is None or not fits(value, annotation):
+            left = len(free)
+            value = made_up(one.name, annotation, told, free)
+            if len(free) < left:
+                told.free[one.name] = value
+                return (value,)
+        told.made_up[one.name] = value
+        return (value,)
+
+    def _config(self, name: str, annotation: Any, told: Told) -> object:
+        """Of the class the annotation names, or one the file defines, its sizes set; else one of ours."""
+        if self.choice.own_config:
+            for one in _own_configs(annotation, self.cls):
+                try:
+                    return _filled(one, name, told)
+                except Exception:  # the next, or one of ours
+                    continue
+        return AnyConfig(told, name)
+
+
+def may_override(default: object, name: str, annotation: object = inspect.Parameter.empty) -> bool:
+    """Sizes and rates of the learner's own choosing are ours to set; switches and None are not."""
+    word = size_word(name)
+    if word == "batch first":
+        return True
+    if word == "key heads" and default is None:
+        return fits(1, annotation)
+    if word in KEPT:
+        return False
+    return isinstance(default, (int, float)) and not isinstance(default, bool)
+
+
+def _is_config(name: str, annotation: Any, cls: type) -> bool:
+    if size_word(name) == "config" and _bare_types(annotation) & {int, float, bool, str} == set():
+        return True
+    return isinstance(annotation, type) and (
+        dataclasses.is_dataclass(annotation) or annotation.__name__.lower().endswith(("config", "args"))
+    )
+
+
+def _own_configs(annotation: Any, cls: type) -> Iterator[Any]:
+    """The class the annotation names; else classes and objects of the file that are called configuration."""
+    if isinstance(annotation, type) and annotation not in (dict, object, inspect.Parameter.empty):
+        yield annotation
+        return
+    module = sys.modules.get(cls.__module__)
+    if module is None:
+        return
+    for name, thing in vars(module).items():
+        if size_word(name.rstrip("0123456789_M")) != "config" or thing is cls or inspect.ismodule(thing):
+            continue
+        if isinstance(thing, type):
+            fits_here = thing.__module__ == module.__name__ and not issubclass(thing, nn.Module)
+        else:
+            fits_here = isinstance(thing, dict) or (
+                not inspect.isroutine(thing) and hasattr(thing, "__dict__")
+            )
+        if fits_here:
+            yield thing
+
+
+def _filled(config: Any, path: str, told: Told) -> object:
+    """A configuration of the learner's own, with sizes of ours in place of theirs."""
+    if isinstance(config, type):
+        named: dict[str, object] = {}
+        hints = annotations_of(config)
+        for one in dataclasses.fields(config) if dataclasses.is_dataclass(config) else ():
+            required = one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
+            if one.init and required:
+                named[one.name] = _set(one.name, hints.get(one.name, one.type), told, f"{path}.{one.name}")
+        made: Any = config(**named)
+    else:
+        made, hints = copy.deepcopy(config), {}
+    is_dict = isinstance(made, dict)
+    names = list(made) if is_dict else [name for name in dir(made) if not name.startswith("_")]
+    changes = {}
+    for name in names:
+        now = made[name] if is_dict else getattr(made, name)
+        value = told.given.get(f"{path}.{name}", told.given.get(name))
+        if isinstance(now, dict):
+            value = _filled(now, f"{path}.{name}", told)
+        elif value is None and isinstance(name, str):
+            annotation = hints.get(name, inspect.Parameter.empty)
+            may = may_override(now, name, annotation) and not callable(now)
+            value = told.by_name(name) if may else None
+            value = value if fits(value, annotation, now) else None
+        if value is not None:
+            changes[name] = value
+            if not isinstance(value, dict):
+                told.fields[f"{path}.{name}"] = value
+    if is_dict:
+        made.update(changes)
+    elif dataclasses.is_dataclass(made) and not isinstance(made, type):
+        fields = {one.name for one in dataclasses.fields(made) if one.init}
+        made = dataclasses.replace(made, **{k: v for k, v in changes.items() if k in fields})
+    else:
+        for name, value in changes.items():
+            setattr(made, name, value)
+    return made
+
+
+def _set(name: str, annotation: Any, told: Told, path: str) -> object:
+    """A required field of a dataclass."""
+    value = told.given.get(path, told.given.get(name))
+    if value is None:
+        value = told.by_name(name)
+        value = value if value is not None and fits(value, annotation) else None
+    if value is None:
+        value = told.scale(name)
+        if value is None or not fits(value, annotation):
+            value = None if None in _bare_types(annotation) else made_up(name, annotation, told, [])
+        told.made_up[path] = value
+    told.fields[path] = value
+    return value
+
+
+def _text(name: str, arguments: Mapping[str, object], told: Told) -> str:
+    """The call as Python: "Attention(config) with config.n_head=4"."""
+    said = []
+    for key, value in arguments.items():
+        is_field = any(path.startswith(f"{key}.") for path in told.fields) or isinstance(value, AnyConfig)
+        said.append(key if is_field else f"{key}={_shown(value)}")
+    fields = ", ".join(f"{path}={_shown(value)}" for path, value in told.fields.items())
+    return f"{name}({', '.join(said)})" + (f" with {fields}" if fields else "")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, _Number):
+        return str(int(value))
+    return f"{value:.4g}" if isinstance(value, float) else repr(value)

@@ -1,0 +1,457 @@
+"""Recognising designs by numbers: what a module has inside on purpose, beside the attention.
+
+Norms around the attention are seen at work and then passed by; what is left is examined as plain attention
+is. A residual connection is what comes out where the output projection is zero.
+
+Inside, scores are caught on their way into the softmax. They are c q.k + b: how they differ from sample to
+sample gives c, the rest is a bias by position, what is far below it is out of sight. Where q.k alone does
+not explain them, pairs of channels may be turned by position: neighbouring positions give the angles.
+
+Letters: B batch, T query_len, S key_len, E width, H num_heads, D head_dim, L one length for both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from .. import recipe
+from ..designs import EVERY, normed, pairs, steps_of, turned
+from ..evidence import Design
+from ..recipe import Given, State, Weights
+from .call import Caller, inputs_for
+from .latents import find_latent
+from .projections import NEARLY, Found, error_of, find_roles
+from .subject import attributes_of
+from .surroundings import CAUGHT
+from .watch import Norm, Ran, Three, caught, passed_by, same, watch
+
+__all__ = ["long_window", "recognise"]
+
+FAR = 1e3  # a score this much below the others is hidden
+
+
+def recognise(
+    caller: Caller,
+    causal: Tensor | None,
+    found: Found,
+    roles: dict[str, str] | None,
+) -> tuple[Found, list[Design]]:
+    """The projections, found again with the designs that are inside; and these.
+
+    causal: bool [L, L], the mask it always makes, if it does.
+    """
+    L = caller.subject.sizes.long
+    inputs = inputs_for(caller, L, L, seed=30)
+    try:
+        ran = watch(caller, inputs)
+    except CAUGHT:
+        return found, []
+    latent = find_latent(caller, ran, inputs)
+    if isinstance(latent, str):
+        return replace(found, weights=None, unjudged=latent), []
+    before = [one for one in ran.norms if any(same(one.given, x) for x in inputs)]
+    after = [one for one in ran.norms if one not in before and same(one.made, ran.output)][-1:]
+    mask = None if causal is None else causal.expand(len(inputs[0]), L, L)
+    if latent is not None:
+        return _behind(caller, *latent, ran, Given(*inputs, mask))
+    with passed_by([*before, *after]):
+        try:
+            bare = caller.call(*inputs).output.detach().double()
+            inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles)
+            silent = _silenced(caller, inner, inputs)
+            added = silent is not None and same(silent, inputs[0])
+        except CAUGHT:
+            return found, []
+        if added:
+            bare = bare - inputs[0]
+            inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles)
+        inside: list[Design] = []
+        if not inner.proven and inner.weights is not None:
+            inside = _inside(caller, inner, inputs, causal is not None)
+            if inside:
+                inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles, steps_of(inside))
+    shell = _around(before, after, added, inputs)
+    designs = [*(one for one in shell if one.key == "norm before"), *inside]
+    designs += [one for one in shell if one.key != "norm before"]
+    if not designs or inner.weights is None:
+        return found, []
+    for one in designs:
+        if one.key == "residual" and before:
+            _tell_residual(one, designs, _silenced(caller, inner, inputs), inputs[0])
+    off = error_of(inner.weights, inner.num_heads, [(Given(*inputs, mask), ran.output)], steps_of(designs))
+    return replace(inner, proven=off <= NEARLY), designs
+
+
+def _behind(
+    caller: Caller, found: Found, latent: Design, ran: Ran, given: Given
+) -> tuple[Found, list[Design]]:
+    """Designs behind the narrow matrices of latent attention."""
+    inputs = given[:3]
+    designs = [latent, *_inside(caller, found, inputs, given.mask is not None, [latent])]
+    assert found.weights is not None
+    off = error_of(found.weights, found.num_heads, [(given, ran.output)], steps_of(designs))
+    return replace(found, proven=off <= NEARLY), designs
+
+
+def _silenced(caller: Caller, inner: Found, inputs: Three) -> Tensor | None:
+    """What comes out where the output projection is zero."""
+    guess = inner.guess
+    names = {
+        piece.name
+        for kind in ((guess.weights, guess.biases) if guess is not None else ())
+        for piece in kind.get("o", [])
+    }
+    if not names:
+        return None
+    parameters = [caller.subject.parameters[name] for name in names]
+    kept = [one.detach().clone() for one in parameters]
+    try:
+        with torch.no_grad():
+            for one in parameters:
+                one.zero_()
+            return caller.call(*inputs).output.detach().double().clone()
+    finally:
+        with torch.no_grad():
+            for one, was in zip(parameters, kept, strict=True):
+                one.copy_(was)
+
+
+def _around(before: list[Norm], after: list[Norm], added: bool, inputs: Three) -> list[Design]:
+    """Norms and the residual connection, where they are a sub-layer's: one of them alone is none."""
+    made: list[Design] = []
+    if before:
+        slots = {
+            name: float(any(same(one.given, x) for one in before))
+            for name, x in zip(("query", "key", "value"), inputs, strict=True)
+        }
+        for one in before[:1]:
+            which = (
+                "the input"
+                if all(slots.values())
+                else "the " + " and the ".join(k for k, v in slots.items() if v)
+            )
+            words = f"a {one.word} of {which} inside"
+            made.append(Design("norm before", words, {**one.numbers(), **slots}, one.tensors()))
+        for one in before[1:]:  # a norm of its own for keys and values
+            own = {
+                name: float(same(one.given, x) and not same(before[0].given, x))
+                for name, x in zip(("query", "key", "value"), inputs, strict=True)
+            }
+            if any(own.values()):
+                for name, on in own.items():
+                    made[0].numbers[name] = 0.0 if on else made[0].numbers[name]
+                which = "the " + " and the ".join(name for name, on in own.items() if on)
+                words = f"a {one.word} of {which} inside"
+                made.append(Design("norm before", words, {**one.numbers(), **own}, one.tensors()))
+    if added and (before or after):
+        made.append(Design("residual", "a residual connection inside: the input is added", {"normed": 0.0}))
+    if after and (before or added):
+        one = after[0]
+        made.append(Design("norm after", f"a {one.word} of the output inside", one.numbers(), one.tensors()))
+    return made
+
+
+def _tell_residual(one: Design, designs: list[Design], silent: Tensor | None, query: Tensor) -> None:
+    """Whether the input is added as it is or behind the norm: what comes out without attention tells."""
+    first = next(each for each in designs if each.key == "norm before")
+    behind = normed(query, first) if first.numbers["query"] else query
+    for each in designs:
+        behind = normed(behind, each) if each.key == "norm after" else behind
+    if silent is not None and same(silent, behind) and not same(query, behind):
+        one.numbers["normed"], one.words = 1.0, "a residual connection inside: the normed input is added"
+
+
+@dataclass(eq=False)
+class Fit:
+    """scores = scale q.k + bias where they are seen."""
+
+    scale: Tensor  # [H]
+    bias: Tensor  # [H, T, S], up to a number per row; 0 where it is nothing
+    seen: Tensor  # bool [T, S]
+
+
+def fit(scores: Tensor, products: Tensor) -> Fit | None:
+    """From the scores [B, H, T, S] that were caught and q.k; None where they are no such thing."""
+    if scores.shape != products.shape or scores.shape[0] < 2:
+        return None
+    top = scores.nan_to_num(-torch.inf).amax(-1, keepdim=True)
+    hidden = ~scores.isfinite() | (scores < top - FAR)
+    seen = ~hidden[0, 0]
+    if not torch.equal(hidden, hidden[:1, :1].expand_as(hidden)) or not bool(seen.any(-1).all()):
+        return None
+    count = seen.sum(-1, keepdim=True)
+
+    def centred(x: Tensor) -> Tensor:
+        x = torch.where(seen, x, 0.0)
+        return torch.where(seen, x - x.sum(-1, keepdim=True) / count, 0.0)
+
+    c, s = centred(scores), centred(products)
+    dc, ds = c - c.mean(0), s - s.mean(0)
+    scale = (dc * ds).sum((0, 2, 3)) / ds.square().sum((0, 2, 3)).clamp_min(1e-30)  # [H]
+    off = (dc - scale[:, None, None] * ds).abs().max() / dc.abs().max().clamp_min(1e-30)
+    if not float(off) <= NEARLY:
+        return None
+    bias = (c - scale[:, None, None] * s).mean(0)
+    if float(bias.abs().max()) <= NEARLY * float(c.abs().max()):
+        bias = torch.zeros_like(bias)
+    return Fit(scale, bias, seen)
+
+
+def _state(weights: Weights, H: int, inputs: Three, steps: Sequence[Design] = ()) -> State:
+    return recipe.run(Given(*inputs), weights, H, steps_of(steps))
+
+
+def _inside(
+    caller: Caller, inner: Found, inputs: Three, causal: bool, known: Sequence[Design] = ()
+) -> list[Design]:
+    """Designs between the projections and the softmax; `known`: what comes before the projections."""
+    try:
+        ran, scores = caught(caller, inputs)
+    except CAUGHT:
+        return []
+    if scores is None:
+        return []
+    H = inner.num_heads
+    unique: list[Weights] = []
+    for one in [inner.weights, *inner.tried]:
+        if one is not None and not any(torch.equal(one.q, w.q) and torch.equal(one.k, w.k) for w in unique):
+            unique.append(one)
+    for weights in unique[:8]:
+        try:
+            state = _state(weights, H, inputs, known)
+        except (RuntimeError, ValueError, IndexError):
+            continue
+        q, k = state.q, state.k
+        norm = _query_key_norm(ran, state)
+        if norm is not None:
+            state = _state(weights, H, inputs, [*known, norm])
+            q, k = state.q, state.k
+        first = [norm] if norm is not None else []
+        found = fit(scores, q @ k.mT)
+        if found is not None:
+            return first + _placed(caller, weights, H, found, causal, [*known, *first])
+        rope = _rope(scores, q, k)
+        if rope is not None:
+            found = fit(scores, turned(q, rope) @ turned(k, rope).mT)
+            if found is not None:
+                first = [*first, rope]
+                return first + _placed(caller, weights, H, found, causal, [*known, *first])
+        found = fit(scores, normalize(q, dim=-1) @ normalize(k, dim=-1).mT)
+        if found is not None:
+            unit = Design("unit", "queries and keys of length 1 inside: cosine attention")
+            scale = Design("own scale", "a scale of its own", {}, {"scale": found.scale})
+            return [
+                unit,
+                scale,
+                *_placed(caller, weights, H, replace(found, scale=found.scale * 0), causal, [*known, unit]),
+            ]
+    return []
+
+
+def _query_key_norm(ran: Ran, state: State) -> Design | None:
+    """Norms that got the queries or keys, split into heads or not."""
+    made = Design("query-key norm", "", {"wide": 0.0})
+    word = ""
+    for name, x, wide in (("query", state.q, state.projected[0]), ("key", state.k, state.projected[1])):
+        for norm in ran.norms:
+            split = norm.given.ndim == 4 and any(same(norm.given, y) for y in (x, x.transpose(1, 2)))
+            if split or (norm.given.shape == wide.shape and same(norm.given, wide)):
+                made.numbers |= {**norm.numbers(f"{name} "), "wide": float(not split)}
+                made.tensors |= norm.tensors(f"{name} ")
+                word = norm.word
+    if not word:
+        return None
+    which = [name for name, key in (("queries", "query eps"), ("keys", "key eps")) if key in made.numbers]
+    made.words = f"a {word} of {' and '.join(which)} inside (QK-norm)"
+    return made
+
+
+def _rope(scores: Tensor, q: Tensor, k: Tensor) -> Design | None:
+    """The angles by which pairs of channels are turned, from scores of neighbouring positions."""
+    D = q.shape[-1]
+    parts = [D] + [
+        n for n in dict.fromkeys((D // 2, D // 4, 3 * D // 4, *range(2, min(D, 12), 2))) if 0 < n < D
+    ]
+    own = (q * k).sum(-1)[..., 1:]  # [B, H, L - 1]
+    wanted = (scores.diagonal(-1, -2, -1) - scores.diagonal(0, -2, -1)[..., 1:]).flatten()
+    look = wanted.isfinite() & (wanted.abs() < FAR)
+    for n in (n for n in parts if n % 2 == 0):
+        for first in dict.fromkeys((0, D - n)):
+            for neighbours in (0.0, 1.0):
+                here, there = q[..., 1:, :], k[..., :-1, :]
+                turn = slice(first, first + n)
+                a, b = pairs(here[..., turn], bool(neighbours))
+                c, d = pairs(there[..., turn], bool(neighbours))
+                rest = (here * there).sum(-1) - (here[..., turn] * there[..., turn]).sum(-1) - own
+                columns = torch.cat([a * c + b * d, a * d - b * c, rest[..., None]], -1).flatten(0, -2)[look]
+                if len(columns) < columns.shape[-1]:
+                    continue
+                answer = torch.linalg.lstsq(columns, wanted[look][:, None]).solution[:, 0]
+                off = (columns @ answer - wanted[look]).abs().max() / wanted[look].abs().max()
+                if not float(off) <= NEARLY:
+                    continue
+                theta = torch.atan2(answer[n // 2 : n], answer[: n // 2])
+                if float(theta.abs().max()) < 1e-6:
+                    continue
+                live = (theta.abs() > 1e-9).nonzero().flatten()
+                if neighbours:  # pairs at either end that stay as they are
+                    first, theta = first + 2 * int(live[0]), theta[int(live[0]) : int(live[-1]) + 1]
+                    n = 2 * len(theta)
+                numbers = {"channels": float(n), "first": float(first), "neighbours": neighbours}
+                made = Design("rope", "", numbers, {"frequencies": theta})
+                made.words = _rope_words(theta, n, D, first, bool(neighbours))
+                return made
+    return None
+
+
+def _rope_words(theta: Tensor, n: int, D: int, first: int, neighbours: bool) -> str:
+    how = "neighbours" if neighbours else "halves"
+    part = "" if n == D else f", {n} of {D} channels of each head, from channel {first} on"
+    base = ""
+    if n > 2 and float(theta[0].abs()) > 0.99:
+        number = float(theta[1].abs()) ** (-n / 2)
+        usual = torch.arange(n // 2, dtype=torch.float64) * -2 / n
+        if torch.allclose(theta.abs(), number**usual, rtol=1e-3):
+            base = f", base {float(f'{number:.4g}'):g}"
+    return f"a rotation by position inside (RoPE, pairs of {how}{base}{part})"
+
+
+def _placed(
+    caller: Caller, weights: Weights, H: int, found: Fit, causal: bool, first: list[Design]
+) -> list[Design]:
+    """The bias, and the window, if they are any; T5's own scale beside its bias."""
+    made: list[Design] = []
+    if not causal and not bool(found.seen.all()):
+        window = _window(found.seen)
+        if window is not None:
+            made.append(window)
+    elif causal and not bool(found.seen.tril().any()):
+        return []
+    bias = found.bias
+    if not bool(bias.any()) or _two_levels(bias, found.seen):
+        return made
+    L = bias.shape[-1]
+    tensors = {f"{L} x {L}": bias}
+    if not caller.plan.self_only:
+        short = caller.subject.sizes.short
+        inputs = inputs_for(caller, short, L, seed=31)
+        with contextlib.suppress(*CAUGHT):
+            scores = caught(caller, inputs)[1]
+            state = _state(weights, H, inputs, first)
+            other = None if scores is None else fit(scores, state.q @ state.k.mT)
+            if other is not None:
+                tensors[f"{short} x {L}"] = other.bias
+    table, words = _by_distance(bias, found.seen)
+    if table is not None:
+        tensors["by distance"] = table
+    made.append(Design("position bias", words, {}, tensors))
+    if torch.allclose(found.scale, torch.ones_like(found.scale), atol=1e-4):
+        words = "no scale beside the bias by position, as T5 has it"
+        made.append(Design("own scale", words, {}, {"scale": torch.ones(H, dtype=torch.float64)}))
+    return made
+
+
+def _two_levels(bias: Tensor, seen: Tensor) -> bool:
+    """One number where a triangle of 0 and 1, or of 0 and -5, was added: a causal mask gone wrong."""
+    if not bool(seen.all()) or not torch.allclose(bias, bias[:1].expand_as(bias), atol=1e-6):
+        return False
+    lower = torch.ones_like(seen).tril()
+    steps = bias[0].diff(dim=-1)  # along a row, level but for one step
+    jump = steps.abs() > 1e-6 * float(bias.abs().max())
+    at = lower[:, :-1] & ~lower[:, 1:]
+    return torch.equal(jump, at)
+
+
+def _by_distance(bias: Tensor, seen: Tensor) -> tuple[Tensor | None, str]:
+    """(the bias by s - t, [H, 2L - 1], or None where it is not one; what it is in words)."""
+    L = bias.shape[-1]
+    steps = bias.diff(dim=-1)  # [H, L, L - 1]: what a row adds to it says nothing
+    known = seen[:, :-1] & seen[:, 1:]
+    size = float(bias.abs().max())
+    table = torch.zeros(len(bias), 2 * L - 1, dtype=bias.dtype)
+    rows = []
+    for away in range(-(L - 1), L - 1):
+        line, look = steps.diagonal(away, -2, -1), known.diagonal(away)
+        if not bool(look.any()):
+            rows.append(torch.zeros(len(bias), dtype=bias.dtype))
+            continue
+        line = line[:, look]
+        if float((line - line[:, :1]).abs().max()) > NEARLY * size:
+            return None, "a bias by position inside"
+        rows.append(line[:, 0])
+    slopes = torch.stack(rows, 1)  # [H, 2L - 2]
+    table[:, 1:] = slopes.cumsum(1)
+    past = slopes[:, : L - 1]
+    future = slopes[:, L - 1 :]
+    level = float((past - past[:, :1]).abs().max()) <= NEARLY * size
+    mirrored = (
+        float((future + past[:, :1]).abs().max()) <= NEARLY * size
+        or float((future - past[:, :1]).abs().max()) <= NEARLY * size
+        or float(future.abs().max()) <= NEARLY * size
+    )
+    if level and mirrored and float(past.abs().max()) > NEARLY * size:
+        numbers = ", ".join(f"{float(one):.3g}" for one in past[:4, 0])
+        more = ", ..." if len(past) > 4 else ""
+        far = "; far keys are favoured" if float(past.mean()) < 0 else ""
+        return table, f"a bias linear in the distance inside (ALiBi, slopes {numbers}{more}{far})"
+    return table, "a bias by distance (s - t) inside"
+
+
+def _window(seen: Tensor) -> Design | None:
+    """What a query sees by position, where that is a band or holds itself."""
+    L = len(seen)
+    away = torch.arange(L) - torch.arange(L)[:, None]
+    low, high = int(away[seen].min()), int(away[seen].max())
+    if torch.equal(seen, (away >= low) & (away <= high)):
+        if low > 0 or high < 0 or (low == 1 - L and high in (-1, 0, 1)):
+            return None  # a causal mask, or one gone wrong
+        return _band(EVERY if low == 1 - L else low, -EVERY if high == L - 1 else high)
+    if not bool(seen.diagonal().all()):
+        return None
+    return Design("window", "a fixed pattern inside: which keys a query sees by position", {}, {"seen": seen})
+
+
+def _band(low: int, high: int) -> Design:
+    """Keys from `low` to `high`, counted from the query's own."""
+    size = f"of {high - low + 1} keys" if -EVERY not in (high, -low) else "open on one side"
+    if high == 0:
+        words = f"a sliding window {size} inside, a query's own and {-low} before it"
+    elif high == -low:
+        words = f"a sliding window {size} inside, {high} on either side"
+    else:
+        words = f"a sliding window {size} inside, from {low} to {high}"
+    return Design("window", words, {"from": float(low), "to": float(high)})
+
+
+def long_window(caller: Caller) -> Design | None:
+    """A window that no probe is long enough to see: one longer call, where an attribute says how long."""
+    L = caller.subject.sizes.long
+    named = dict(attributes_of(caller.subject.body))
+    sizes = [n for name, n in named.items() if "window" in name.lower() and L < n <= 2048]
+    if not sizes:
+        return None
+    length = 2 * sizes[0] + 3
+    x = inputs_for(caller, length, length, seed=32, B=1)
+    moved = [one.clone() for one in x[:1]] if caller.plan.self_only else [one.clone() for one in x]
+    middle = length // 2
+    for one in moved if caller.plan.self_only else moved[1:]:
+        one[:, middle] += 1.0
+    try:
+        with torch.no_grad():
+            base = caller.call(*x).output
+            query, key, value = moved * 3 if caller.plan.self_only else moved
+            change = (caller.call(query, key, value).output - base).abs().amax((0, 2))
+    except CAUGHT:
+        return None
+    seen = (change > 1e-9 * float(base.abs().max())).nonzero().flatten()
+    before, after = middle - int(seen.min()), int(seen.max()) - middle  # queries that see the key
+    if before >= middle and after >= length - middle - 1:
+        return None
+    low, high = (-after if after < length - middle - 1 else EVERY), (before if before < middle else -EVERY)
+    return _band(low, high) if len(seen) == before + after + 1 else None

@@ -1,0 +1,214 @@
+"""A call watched: the norms and linear layers at work in it, and the scores on their way into the softmax.
+
+Norms are measured from what went in and what came out: eps, gains and biases, however they are kept.
+
+Letters: B batch, T query_len, S key_len, H num_heads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm
+from torch.overrides import TorchFunctionMode
+
+from .call import Caller
+from .projections import NEARLY
+
+__all__ = ["Norm", "Ran", "Three", "caught", "passed_by", "same", "watch"]
+
+Three = tuple[Tensor, Tensor, Tensor]
+NORMS = frozenset({"layer_norm", "rms_norm"})
+
+
+@dataclass(eq=False)
+class Norm:
+    """A norm at work."""
+
+    given: Tensor
+    made: Tensor
+    module: nn.Module | None  # None: a call of torch.nn.functional
+    rms: float = 0.0
+    eps: float = 0.0
+    gain: Tensor | None = None
+    bias: Tensor | None = None
+
+    @property
+    def word(self) -> str:
+        return "RMSNorm" if self.rms else "LayerNorm"
+
+    def numbers(self, prefix: str = "") -> dict[str, float]:
+        return {f"{prefix}rms": self.rms, f"{prefix}eps": self.eps}
+
+    def tensors(self, prefix: str = "") -> dict[str, Tensor]:
+        kept = {f"{prefix}gain": self.gain, f"{prefix}bias": self.bias}
+        return {name: one for name, one in kept.items() if one is not None}
+
+
+@dataclass(eq=False)
+class Ran:
+    """What one call was seen to do."""
+
+    output: Tensor
+    norms: list[Norm] = field(default_factory=list)
+    linear: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)  # (path, given, made)
+    scores: list[Tensor] = field(default_factory=list)  # what went into a softmax, or an exp
+
+
+class _Watch(TorchFunctionMode):
+    def __init__(self, ran: Ran) -> None:
+        super().__init__()
+        self.ran = ran
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in {"softmax", "log_softmax", "exp", "exp_", "exp2"} and args:
+            self.ran.scores.append(args[0].detach().clone())
+        elif name == "scaled_dot_product_attention":
+            self.ran.scores.append(_scores(*args, **kwargs))
+        made = func(*args, **kwargs)
+        if name in NORMS and args and isinstance(made, Tensor):
+            self.ran.norms.append(Norm(args[0].detach().clone(), made.detach().clone(), None))
+        return made
+
+
+def _scores(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """What torch's own attention puts into its softmax."""
+    query, key = query.detach(), key.detach()
+    if query.ndim > 3 and key.shape[-3] != query.shape[-3]:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if attn_mask is not None:
+        hides = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if hides else scores + attn_mask
+    if is_causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    return scores
+
+
+def watch(caller: Caller, inputs: Three) -> Ran:
+    """One call, with an eye on its norms, linear layers and softmax."""
+    ran = Ran(torch.empty(0))
+    body = caller.subject.body
+    hooks = []
+
+    def note(path: str) -> Any:
+        def noted(module: nn.Module, args: tuple[Any, ...], made: Any) -> None:
+            if len(args) == 0 or not torch.is_tensor(args[0]) or not torch.is_tensor(made):
+                return
+            given = args[0].detach().clone()
+            if isinstance(module, nn.Linear):
+                ran.linear.append((path, given, made.detach().clone()))
+            elif given.shape == made.shape:
+                ran.norms.append(Norm(given, made.detach().clone(), module))
+
+        return noted
+
+    if isinstance(body, nn.Module):
+        for path, module in body.named_modules():
+            inner = any(isinstance(one, nn.Linear) for one in module.modules())
+            if module is not body and (isinstance(module, nn.Linear) or not inner):
+                hooks.append(module.register_forward_hook(note(path)))
+    try:
+        with torch.no_grad(), _Watch(ran):
+            ran.output = caller.call(*inputs).output.detach().double()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    modules = [one for one in ran.norms if one.module is not None]
+    ran.norms = [
+        one
+        for one in ran.norms
+        if one.module is not None or not any(same(one.given, other.given) for other in modules)
+    ]
+    ran.norms = [one for one in ran.norms if _measured(one)]
+    return ran
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Equal, batch first or length first."""
+    if a.ndim == 3 == b.ndim and a.shape[0] != b.shape[0]:
+        a = a.transpose(0, 1)
+    return a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-6, atol=1e-9)
+
+
+def _measured(one: Norm) -> bool:
+    """Whether it is a norm of the last axis; its eps, gains and biases are found from what it did."""
+    x, y = one.given.double(), one.made.double()
+    n = x.shape[-1]
+    if n < 2 or x.numel() // n < 4 or same(x, y):
+        return False
+    kept = vars(one.module).values() if one.module is not None else ()
+    given = [v for v in kept if isinstance(v, float) and 0 < v < 1e-2]
+    eps = dict.fromkeys([*given, 1e-5, 1e-6, 1e-8, 1e-12, 2**-52, 2**-23])
+    best = NEARLY
+    for rms in (0.0, 1.0):
+        for each in eps:
+            plain = layer_norm(x, (n,), eps=each)
+            if rms:
+                plain = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + each)
+            z, w = plain.reshape(-1, n), y.reshape(-1, n)
+            mean, other = (z.mean(0), w.mean(0)) if not rms else (torch.zeros(n), torch.zeros(n))
+            gain = ((z - mean) * (w - other)).sum(0) / (z - mean).square().sum(0).clamp_min(1e-30)
+            bias = other - gain * mean
+            off = float((gain * z + bias - w).abs().max() / w.abs().max().clamp_min(1e-30))
+            if off < 0.5 * best:
+                best, one.rms, one.eps, one.gain = off, rms, each, gain
+                one.bias = None if rms else bias
+    return best < NEARLY
+
+
+@contextlib.contextmanager
+def passed_by(norms: Sequence[Norm]) -> Iterator[None]:
+    """As if these norms were not there."""
+    hooks = [
+        one.module.register_forward_hook(lambda module, args, made: args[0])
+        for one in norms
+        if one.module is not None
+    ]
+    known = [one.given for one in norms if one.module is None]
+    try:
+        with _Without() if known else contextlib.nullcontext():
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class _Without(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in NORMS and args:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def caught(caller: Caller, inputs: Three) -> tuple[Ran, Tensor | None]:
+    """What a call did, and its scores [B, H, T, S] if they are among that."""
+    ran = watch(caller, inputs)
+    B, T, S, H = len(inputs[0]), inputs[0].shape[1], inputs[1].shape[1], caller.subject.sizes.H
+    seen = [one.double() for one in ran.scores if tuple(one.shape[-2:]) == (T, S) or one.shape[-1] == S]
+    for one in reversed(seen):
+        if tuple(one.shape) == (B, H, T, S):
+            return ran, one
+        if tuple(one.shape) == (B, T, H, S):
+            return ran, one.transpose(1, 2)
+        if tuple(one.shape) == (B * H, T, S):
+            return ran, one.unflatten(0, (B, H))
+        if tuple(one.shape) == (H, B, T, S):
+            return ran, one.transpose(0, 1)
+        if one.ndim == 5 and one.shape[0] == B and one.numel() == B * H * T * S:  # groups of heads
+            return ran, one.reshape(B, H, T, S)
+    if len(seen) == H and all(tuple(one.shape) == (B, T, S) for one in seen):
+        return ran, torch.stack(seen, 1)
+    if len(seen) == B and all(one.numel() == H * T * S for one in seen):
+        return ran, torch.stack([one.reshape(H, T, S) for one in seen])
+    return ran, None

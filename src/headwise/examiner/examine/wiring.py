@@ -1,0 +1,179 @@
+"""Projections of wrong code: missing, shared, doubled, or the proposal under which one fault explains it.
+
+Where no proposal makes the recipe compute what the code computed, every matrix of the right size is tried
+as every one of q, k, v and o, none of them and two in a row included: all at once, for one sample.
+
+Letters: B batch, T query_len, S key_len, E width, H num_heads, D head_dim; I, J, K, L choices of q, k, v, o.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ..evidence import Finding, Role
+from ..recipe import Given, Weights
+from .call import Caller
+from .projections import NEARLY, Found
+from .subject import Subject, attributes_of
+
+__all__ = ["explained", "rewire"]
+
+MOST = 6  # matrices to choose from; with more, chance would have its say and time would pass
+WORDS = {"q": "queries", "k": "keys", "v": "values"}
+
+
+@dataclass
+class _Matrix:
+    """[out, in] and a bias; `name`: of the parameter, "" for none at all, two for one after the other."""
+
+    weight: Tensor
+    bias: Tensor
+    names: tuple[str, ...] = ()
+    missing: list[str] = field(default_factory=list)
+
+
+def _matrices(subject: Subject) -> list[_Matrix]:
+    """Every [E, E] among the parameters, by itself or as a part of a fused one."""
+    E, found = subject.sizes.E, []
+    for name, tensor in subject.parameters.items():
+        if tensor.ndim != 2 or not tensor.is_floating_point():
+            continue
+        whole = tensor.detach().double()
+        turned = name not in subject.linear and whole.shape[0] == E  # x @ W
+        rows = whole.T if turned else whole
+        if rows.shape[1] != E or rows.shape[0] % E:
+            continue
+        beside = subject.parameters.get(name.removesuffix("weight") + "bias") if "weight" in name else None
+        fits = beside is not None and beside.numel() == len(rows)
+        bias = beside.detach().double() if beside is not None and fits else rows.new_zeros(len(rows))
+        parts = len(rows) // E
+        for i, (weight, own) in enumerate(zip(rows.chunk(parts), bias.chunk(parts), strict=True)):
+            said = name if parts == 1 else f"{name}[{i * E}:{(i + 1) * E}]"
+            found.append(_Matrix(weight, own, (said,)))
+            if turned and parts == 1:
+                found.append(_Matrix(weight.T, own, (said,)))
+    return found
+
+
+def _heads(x: Tensor, H: int) -> Tensor:
+    return x.unflatten(-1, (H, -1)).transpose(-3, -2)  # [.., H, T, D]
+
+
+def rewire(caller: Caller, found: Found, truth: list[tuple[Given, Tensor]]) -> tuple[Found, list[Finding]]:
+    """The projections as they are used, where some are missing, shared or applied in a row; and what is
+    wrong with that. As it came where that explains nothing."""
+    own = [one for one in _matrices(caller.subject) if one.weight.shape[0] == one.weight.shape[1]]
+    E, H = caller.subject.sizes.E, found.num_heads
+    if not truth or found.proven or not 0 < len(own) <= MOST or E % H:
+        return found, []
+    none = _Matrix(torch.eye(E, dtype=torch.float64), torch.zeros(E, dtype=torch.float64))
+    single = [*own, none]
+    double = [
+        _Matrix(b.weight @ a.weight, b.weight @ a.bias + b.bias, a.names + b.names)
+        for a in own
+        for b in own
+        if a.names != b.names
+    ]
+    given, output = truth[0]
+    for scale in ((E // H) ** -0.5, E**-0.5, 1.0, H / E):
+        for last in (single, double):
+            chosen = _chosen(given, output, H, scale, single, last)
+            if chosen is not None:
+                return _told(found, chosen, scale == (E // H) ** -0.5, caller)
+    return found, []
+
+
+def _chosen(
+    given: Given, output: Tensor, H: int, scale: float, single: list[_Matrix], last: list[_Matrix]
+) -> tuple[_Matrix, _Matrix, _Matrix, _Matrix] | None:
+    """q, k, v and o that compute the output of the first sample, the fewest missing."""
+    if not last:
+        return None
+    weight, bias = (torch.stack([getattr(one, name) for one in single]) for name in ("weight", "bias"))
+    q, k, v = (
+        _heads(x[0] @ weight.mT + bias[:, None], H) for x in (given.query, given.key, given.value)
+    )  # [I, H, T, D], [J, H, S, D], [K, H, S, D]
+    scores = torch.einsum("ihtd,jhsd->ijhts", q, k) * scale
+    if given.mask is not None:
+        scores = scores.masked_fill(~given.mask[0], -torch.inf)
+    heads = torch.einsum("ijhts,khsd->ijkthd", scores.softmax(-1), v).flatten(-2)  # [I, J, K, T, E]
+    size = float(output[0].abs().max().clamp_min(1e-30))
+    best: tuple[int, _Matrix, _Matrix, _Matrix, _Matrix] | None = None
+    for one in last:
+        off = (heads @ one.weight.T + one.bias - output[0]).abs().amax((-2, -1)) / size  # [I, J, K]
+        for i, j, m in (off <= NEARLY).nonzero().tolist():
+            four = single[i], single[j], single[m], one
+            missing = sum(not part.names for part in four)
+            if best is None or missing < best[0]:
+                best = missing, *four
+    return None if best is None else best[1:]
+
+
+def _told(
+    found: Found, chosen: tuple[_Matrix, _Matrix, _Matrix, _Matrix], proven: bool, caller: Caller
+) -> tuple[Found, list[Finding]]:
+    """What is missing, shared or doubled; nothing where q, k, v and o are four of their own."""
+    q, k, v, o = chosen
+    three = dict(zip("qkv", (q, k, v), strict=True))
+    missing = [name for name, one in three.items() if not one.names]
+    named = found.guess is not None and found.guess.complete and found.guess.how in {"names", "given"}
+    said = []
+    if missing:
+        fault = "no projections" if len(missing) == 3 else "no q and k projection"
+        fault = "no v projection" if missing == ["v"] else fault
+        words = " and ".join(WORDS[name] for name in missing)
+        said.append(
+            Finding("projections", "wrong", f"{words} are not projected: there is no matrix for them", fault)
+        )
+    held = [one.names for one in three.values() if one.names]
+    if len(set(held)) < len(held):
+        detail = f"{max(held, key=held.count)[0]} makes more than one of q, k and v"
+        said.append(Finding("projections", "wrong", detail, "shared projection"))
+    if len(o.names) == 2:
+        detail = f"{o.names[0]} and then {o.names[1]}: two matrices in a row"
+        said.append(Finding("output projection", "wrong", detail, "second output projection"))
+    if not said or (named and len(o.names) != 2):  # a matrix that is there and not used: the numbers tell
+        return found, []
+    if not o.names:
+        detail = "there is no output projection: the heads' outputs are returned side by side"
+        said.append(Finding("output projection", "wrong", detail, "no output projection"))
+    weights = Weights(q.weight, k.weight, v.weight, o.weight, q.bias, k.bias, v.bias, o.bias)
+    every = {**three, "o": o}
+    roles = {name: Role(" and ".join(one.names), "gradients") for name, one in every.items() if one.names}
+    return replace(
+        found, weights=weights, roles=roles, proven=proven, guess=None, tried=[], unjudged=""
+    ), said
+
+
+def explained(caller: Caller, found: Found, truth: list[tuple[Given, Tensor]]) -> Found:
+    """The proposal under which one fault computes what the code computed; as it came if there is none.
+
+    Where nobody said how many heads there are, every number the code keeps may be.
+    """
+    from ..diagnose import one_fault_explains  # it reads evidence, and knows nothing of proposals
+
+    if found.proven or not truth:
+        return found
+    E, subject = caller.subject.sizes.E, caller.subject
+    kept = (
+        [] if subject.heads_given else [n for _, n in attributes_of(subject.body) if 1 < n < E and E % n == 0]
+    )
+    choices: list[Found] = []
+    for one in found.choices:
+        if not any(_same(one, other) for other in choices):
+            choices.append(one)
+    for heads in dict.fromkeys([found.num_heads, *kept]):
+        for other in choices:
+            if other.weights is not None and one_fault_explains(other.weights, heads, *truth[0]):
+                return replace(other, prints=found.prints, num_heads=heads, choices=[])
+    return found
+
+
+def _same(one: Found, other: Found) -> bool:
+    if one.weights is None or other.weights is None:
+        return one.weights is other.weights
+    pairs = zip(one.weights, other.weights, strict=True)
+    return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)

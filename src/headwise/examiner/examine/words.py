@@ -1,0 +1,383 @@
+"""What names and comments say: which size, which input, which projection; what a mask means.
+
+Names propose; numbers decide. Only what numbers cannot decide, which meaning of a mask was intended, is taken
+from words: a module that hides where its mask is 1 is right if that is what it says it does.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from ..source.parsed import unwarned
+
+__all__ = [
+    "Said",
+    "adds",
+    "bare",
+    "input_word",
+    "meant_causal",
+    "role_word",
+    "said_about",
+    "size_word",
+    "texts_of",
+]
+
+_WIDTH = frozenset(
+    """dmodel embeddim embdim emb embed embedsize embedingdim embeddingdim embeddingsize embsize embedding
+    hiddensize hiddendim hidden hid hiddim dim nembd nembed din dout d model modeldim modelsize units
+    numhiddens numhidden features infeatures outfeatures inputdim outputdim indim outdim querydim keydim
+    valuedim qdim kdim vdim keysize querysize valuesize channels inchannels outchannels width nstate
+    nfeat nfeatures dimin dimout dmodels ndim dinput doutput size hiddenunits dembed dembd dembedding
+    nemb nhidden nhid inputsize outputsize tokendim latentdim nunits c crossdim contextdim featuredim
+    featdim dimmodel dims statedim attndim attentiondim dattn dimension ndims innerdim embeds nmodel
+    wordsize embeddingdimension embeddim_ hdim dhidden inputdepth outputdepth depth totalkeydepth
+    totalvaluedepth keydepth valuedepth modeldepth kvdim memorydim querywidth dmod largeur breite ancho
+    dmodell dmodelo dmodele modelldim dimension dimensione largura dimensao
+    encdim decdim qsize ksize vsize embedwidth embeddingwidth ninp nin nout ncmodel""".split()
+)
+_HEADS = frozenset(
+    """h heads nhead nheads numheads numberofheads numattentionheads head numhead nattnheads headnum headsnum
+    headcount attentionheads nh noheads numheadsattention nattentionheads attnheads headcounts
+    numofheads headnumber amountheads numqueryheads nqheads numqheads koepfe kpfe anzahlkoepfe nkoepfe
+    tetes ttes ntetes nbtetes nombretetes cabezas ncabezas numcabezas cabecas cabeas ncabecas numcabecas
+    teste nteste""".split()
+)
+_KEY_HEADS = frozenset(
+    """numkvheads nkvheads numkeyvalueheads kvheads nkvhead nkeyvalueheads numkvhead numkeyheads
+    numvalueheads nkeyheads keyheads kvh headskv nkv numkv numkvgroups nkvgroups numquerygroups ngroups
+    groups kvgroups numgroups""".split()
+)
+_HEAD_DIM = frozenset(
+    """headdim headsize dhead dimhead dk dv dq dkey dvalue dquery sizeperhead headwidth dimperhead
+    attentionheadsize kqdim headdims dimheads dimk dimv kdimperhead headhiddensize perheaddim headembd
+    qkdim vheaddim""".split()
+)
+_LENGTH = frozenset(
+    """blocksize maxlen contextlength maxseqlen seqlen seqlength ctxlen nctx maxlength maxpositionembeddings
+    contextsize contextwindow sequencelength length npositions maxsequencelength ctx
+    contextlen maxposition block maxcontext numtokens maxseqlength maxseq contextlengths maxtokens
+    ncontext seqmax maxsequence maxsequencelen numpatches npatches ntokens maxseqlength ntok
+    sentencelength sentencelen seqlens_ tokens timesteps maxtime maxt""".split()
+)
+_QUERY = frozenset(
+    """q query queries xq qx qinput inputq queryinput inputquery qin querystates tgt target querytensor xquery
+    queryinputs inqueries inq qseq queryseq qs""".split()
+)
+_KEY = frozenset(
+    """k key keys xk kx kinput inputk keyinput inputkey kin keystates keytensor xkey inkeys ink kseq
+    ks""".split()
+)
+_VALUE = frozenset(
+    """v value values val vals xv vx vinput inputv valueinput inputvalue vin valuestates valuetensor xvalue
+    invalues inv vseq vs""".split()
+)
+_X = frozenset(
+    """x input inputs hiddenstates hidden hiddenstate embeddings embedding emb tokens sequence seq inp h src
+    features feats xin data states embeds inputsembeds inputembeds infeatures tensor z e feat
+    inputtensor inputsequence xs tokenembeddings tokenembds embedded inputembeddings sequences
+    representations""".split()
+)
+_MEMORY = frozenset(
+    """context memory mem encoderoutput encoderoutputs encoutput encoutputs encout keyvaluestates kv y cond
+    xkv encoderhiddenstates source encoder cross crossinput other keyvalue contextstates enc encx xenc
+    kvinput crossstates conditioning ctx xkeyvalue keyvalueinput kvstates encoderhidden encoderstates
+    xcontext hiddenkv xb inputkv xmem encoderstate crossattentionstates""".split()
+)
+
+
+def bare(name: str) -> str:
+    """Letters alone, small: d_model, dModel and D_MODEL are dmodel."""
+    return re.sub(r"[^a-z]", "", name.lower())
+
+
+def size_word(name: str) -> str | None:
+    """What a constructor's parameter, or a field of a configuration, stands for."""
+    word = bare(name)
+    if "drop" in word or word in {"p", "attnpdrop", "pdrop"}:
+        return "dropout"
+    if word in {"batchfirst"}:
+        return "batch first"
+    if "bias" in word:
+        return "bias"
+    if word in {"device", "dtype"}:
+        return word
+    tables = (
+        ("key heads", _KEY_HEADS),
+        ("heads", _HEADS),
+        ("head dim", _HEAD_DIM),
+        ("length", _LENGTH),
+        ("width", _WIDTH),
+    )
+    for meaning, words in tables:
+        if word in words:
+            return meaning
+    if word in {
+        "config",
+        "cfg",
+        "conf",
+        "args",
+        "hparams",
+        "params",
+        "opt",
+        "opts",
+        "options",
+        "modelargs",
+        "hp",
+    }:
+        return "config"
+    if word.endswith(("config", "cfg")):
+        return "config"
+    if word in {"batchsize", "bs", "batch"}:
+        return "batch"
+    if "causal" in word or word in {"mask", "masked", "usemask", "ismasked", "autoregressive", "isdecoder"}:
+        return "causal"
+    if "layer" in word and ("id" in word or "num" in word or "n" == word[:1]):
+        return "layer"
+    if "vocab" in word:
+        return "vocabulary"
+    if "eps" in word:
+        return "epsilon"
+    if "theta" in word or "ropebase" in word:
+        return "theta"
+    if word in {"temperature", "temp", "sqrtdk"}:
+        return "temperature"
+    if word in {"scale", "scaling", "scalefactor", "qkscale", "softmaxscale"}:
+        return "scale"
+    if word.startswith(("use", "is", "has", "return", "outputattn", "outputattent", "outputweight", "need")):
+        return "flag"
+    if "flash" in word or word in {
+        "outputhiddenstates",
+        "outputscores",
+        "vis",
+        "visualize",
+        "debug",
+        "verbose",
+    }:
+        return "flag"
+    if word.startswith(("num", "n")) and "head" in word:
+        return "heads"
+    return None
+
+
+_COUNTED = re.compile(r"(num|n|nb)(valid|real)?(frames|tokens|words|keys|steps)")  # of each sample
+
+
+def input_word(name: str) -> str | None:
+    """Which of forward's inputs a parameter is: query, key, value, x, memory, mask, lengths."""
+    word = bare(name)
+    if "validlen" in word or word.endswith(("lengths", "lens")) or _COUNTED.fullmatch(word):
+        return "lengths"
+    if word in {"headmask", "layerheadmask"}:
+        return None
+    if (
+        "mask" in word
+        or "keep" in word
+        or word in {"pad", "padding", "bias", "attnbias", "attentionbias", "m"}
+    ):
+        return "mask"
+    tables = (("query", _QUERY), ("key", _KEY), ("value", _VALUE), ("x", _X), ("memory", _MEMORY))
+    for meaning, words in tables:
+        if word in words:
+            return meaning
+    return None
+
+
+_AROUND = (
+    r"(?:weights?|kernel|matrix|p|theta|mat|linear|lin|projections?|project|proj|transform|layers?|dense|fc|to|nets?|w|c|self|"
+    r"attn|attention|mha|multihead|heads?|embeddings?|embed|map|params?|bias|b|states?|input|in|vectors?|mlp|conv|all)*"
+)
+_CORES = {
+    "qkv": r"qkvs?|querykeyvalue|querieskeysvalues|kqv|qvk|vkq|kvq|vqk",
+    "kv": r"kvs?|keyvalue",
+    "qk": r"qk|querykey",
+    "q": r"q|qs|query|queries|querys|que",
+    "k": r"k|ks|key|keys",
+    "v": r"v|vs|val|vals|value|values",
+    "o": r"o|os|out|outs|output|concat|concatenate|unify|unified|combine|combiner|merge|final|wo|mixer|join",
+}
+_ROLES = {role: re.compile(f"{_AROUND}(?:{core}){_AROUND}") for role, core in _CORES.items()}
+
+
+def role_word(name: str) -> str | None:
+    """Which projection one part of a parameter's path names: q, k, v, o, qkv, kv, qk."""
+    word = bare(name)
+    if word in {"cattn", "inproj", "inprojweight", "inprojbias", "win", "bin"}:
+        return "qkv"
+    return next((role for role, pattern in _ROLES.items() if pattern.fullmatch(word)), None)
+
+
+_SHOWN = (
+    r"(?:may|can|allow\w*|keep|kept|attends?|attended|visible|valid|real|seen?|shown?|shows|unmasked|"
+    r"not masked|looks? at|participates?|tokens?|take part|unpadded|non-?pad\w*)"
+)
+_HIDDEN = (
+    r"(?:mask(?:ed|s)?(?: out)?|"
+    r"hid\w*|ignor\w*|block\w*|not (?:be )?(?:attend\w*|allowed|visible|seen)|pad\w*|"
+    r"forbid\w*|exclud\w*|disallow\w*|invalid|cannot|must not|may not|future)"
+)
+_BETWEEN = (
+    r"[\s\"'`]*(?:=+|:|means?|is|are|for|->|marks?|where|indicates?|denotes?|at|in)?[\s\"'`]*"
+    r"(?:(?:the|a|an|positions?|keys?|that|which|to|query|queries|be|it|is|are|should|we|you|elements?|entries|where|"
+    r"real|token'?s?)[\s\"'`]+)*"
+)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What is said about a mask."""
+
+    true_attends: bool | None = None
+    added: bool = False  # numbers that are added to the scores
+    shape: str = ""  # "[B, T, S]", "[B, 1, T, S]", "[B, S]", "[T, S]"
+    in_words: bool = False  # in a docstring or comment, not only in code
+    adds: bool = False  # the code adds it to something as it is
+
+
+def texts_of(obj: object, source: str | None) -> list[str]:
+    """The source of a class, of those it derives from, of a function; then the file's docstring."""
+    if inspect.isroutine(obj):
+        owners: list[Any] = [obj]
+    else:
+        cls = obj if isinstance(obj, type) else type(obj)
+        owners = [one for one in cls.__mro__ if not one.__module__.startswith("torch") and one is not object]
+        if not owners:
+            return []
+    texts = []
+    tree = None
+    try:
+        with unwarned():
+            tree = ast.parse(source) if source else None
+    except SyntaxError:
+        tree = None
+    for owner in owners:
+        name = getattr(owner, "__name__", "")
+        named = [n for n in ast.walk(tree) if getattr(n, "name", None) == name] if tree is not None else []
+        if named and source is not None:
+            texts.append(ast.get_source_segment(source, named[-1]) or "")
+            continue
+        try:
+            with unwarned():
+                texts.append(inspect.getsource(owner))
+        except (OSError, TypeError):
+            continue
+    texts.append((ast.get_docstring(tree) or "") if tree is not None else "")
+    return texts
+
+
+def _words(text: str) -> str:
+    """The lines of docstrings and comments that speak of masks, in small letters."""
+    quoted = re.findall(r"\"\"\"(.*?)\"\"\"|'''(.*?)'''", text, flags=re.S)
+    lines = [line for pair in quoted for part in pair for line in part.splitlines()]
+    lines += re.findall(r"#(.*)", text)
+    if '"""' not in text and "def " not in text:
+        lines = text.splitlines()
+    kept = []
+    for i, line in enumerate(lines):
+        if re.search(r"mask|padding|hide", line.lower()):
+            kept.append(line)
+            if i + 1 < len(lines) and not re.match(r"\s*\w+\s*(?:\([^)]*\))?:", lines[i + 1]):
+                kept.append(lines[i + 1])
+    return " ".join(kept).lower()
+
+
+def _polarity_in_words(low: str) -> bool | None:
+    found = set()
+    for values, flips in ((r"true|1|1s|ones?|non-?zeros?", False), (r"false|0|0s|zeros?", True)):
+        if re.search(rf"(?<![\w.\-])(?:{values})(?![\w.]){_BETWEEN}{_HIDDEN}", low):
+            found.add(flips)
+        elif re.search(rf"(?<![\w.\-])(?:{values})(?![\w.]){_BETWEEN}{_SHOWN}\b", low) or re.search(
+            rf"(?<![\w.\-])(?:{values})\s+(?:or\s+\w+\s+)?(?:means?|where)\b[^.;]*?\b{_SHOWN}\b", low
+        ):
+            found.add(not flips)
+    return found.pop() if len(found) == 1 else None
+
+
+def _polarity_in_code(text: str, argument: str) -> bool | None:
+    low = re.sub(r"#.*", "", text.lower())
+    found = set()
+    name = rf"(?:self\.)?(?:{re.escape(argument.lower())}|\w*mask\w*)"
+    after = r"(?:\[[^\]]*\]|\.\w+\([^()]*\))*"
+    attends = (
+        rf"masked_fill_?\(\s*{name}{after}\s*==\s*(?:0|false)",
+        rf"masked_fill_?\(\s*(?:~|torch\.logical_not\(|not)\s*{name}",
+        rf"masked_fill_?\(\s*{name}{after}\.logical_not\(",
+        rf"where\(\s*{name}{after}\s*==\s*(?:0|false)",
+        rf"where\(\s*~\s*{name}",
+        rf"where\(\s*{name}{after}\s*,\s*\w*(?:score|attn|att|energy|logit|sim|dot)",
+        rf"\(\s*1(?:\.0?)?\s*-\s*{name}",
+        rf"attn_mask\s*=\s*{name}\s*[,)]",
+    )
+    hides = (
+        rf"masked_fill_?\(\s*{name}(?:\[[^\]]*\]|\.(?!logical_not)\w+\([^()]*\))*\s*,",
+        rf"masked_fill_?\(\s*{name}{after}\s*==\s*(?:1|true)",
+        rf"{name}\s*\*\s*\(?-\s*(?:1e|float|torch|np|math)",
+    )
+    if any(re.search(pattern, low) for pattern in attends):
+        found.add(True)
+    if any(re.search(pattern, low) for pattern in hides):
+        found.add(False)
+    return found.pop() if len(found) == 1 else None
+
+
+_ADDED = r"added to|additive|adds? to the scores|-inf\b|negative infinity|negative number"
+_LOW = r"negative values?|very negative|-\s*1e\d|-\s*10\d{2,}|finfo|bias o[nf]"  # where the code adds it, too
+_B, _T, _S = (
+    r"(?:b|n|bs|batch\w*)",
+    r"(?:t|l|q|seq\w*|\w*len\w*|time\w*|n_?q)",
+    r"(?:s|t|l|k|seq\w*|\w*len\w*|time\w*|n_?k)",
+)
+_SHAPES = (
+    ("[B, 1, T, S]", rf"[\[(]\s*{_B}\s*,\s*(?:1|h|heads?|num_heads)\s*,\s*{_T}\s*,\s*{_S}\s*[\])]"),
+    ("[B, 1, 1, S]", rf"[\[(]\s*{_B}\s*,\s*1\s*,\s*1\s*,\s*{_S}\s*[\])]"),
+    ("[B, T, S]", rf"[\[(]\s*{_B}\s*,\s*{_T}\s*,\s*{_S}\s*[\])]"),
+    ("[B, S]", rf"[\[(]\s*{_B}\s*,\s*{_S}\s*[\])]"),
+    ("[T, S]", rf"[\[(]\s*{_T}\s*,\s*{_S}\s*[\])]"),
+)
+
+
+def _shape_in_words(low: str) -> str:
+    """The first shape given for a mask."""
+    found = [
+        (m.start(), shape) for shape, axes in _SHAPES for m in re.finditer(rf"mask[^.\n]{{0,60}}?{axes}", low)
+    ]
+    return min(found)[1] if found else ""
+
+
+def said_about(texts: list[str], argument: str) -> Said:
+    """From the class's own words to those of the file; then what the code does with it."""
+    shape, added = "", False
+    for text in texts:
+        low = _words(text)
+        if not low:
+            continue
+        added = added or bool(re.search(_ADDED, low) or (re.search(_LOW, low) and adds(texts, argument)))
+        shape = shape or _shape_in_words(low)
+        polarity = None if added else _polarity_in_words(low)
+        if polarity is not None or added:
+            return Said(polarity, added, shape, in_words=polarity is not None)
+    for text in texts:
+        polarity = _polarity_in_code(text, argument)
+        if polarity is not None:
+            return Said(polarity, False, shape)
+    return Said(None, False, shape)
+
+
+def adds(texts: list[str], argument: str) -> bool:
+    """Whether the code adds this argument to something as it is."""
+    code = "\n".join(re.sub(r"#.*", "", text) for text in texts)
+    return re.search(rf"\+=?\s*\(?{re.escape(argument)}\b(?!\s*[*=<>])", code) is not None
+
+
+def meant_causal(texts: list[str], name: str) -> bool:
+    """Whether it builds a triangle for itself, or is called causal."""
+    code = "\n".join(texts[:-1])
+    code = re.sub(r"(\"\"\"|''').*?\1", "", code, flags=re.S)
+    code = re.sub(r"#.*", "", code)
+    triangle = re.search(
+        r"\btril\w*\b|\btriu\w*\b|is_causal\s*=\s*True|generate_square_subsequent_mask", code
+    )
+    return bool(triangle) or "causal" in name.lower()

@@ -1,0 +1,392 @@
+"""The learner's own statement, mended: the smallest change to the line that has the fault.
+
+A table from faults to what is changed in a statement. Where the statement lacks what is to be changed, the
+edit says nothing, and the repair of the library is told in the learner's names instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable
+
+__all__ = ["mended"]
+
+Edit = Callable[[ast.stmt, dict[str, str]], ast.stmt | None]
+TURNS = ("transpose", "permute", "swapaxes", "swapdims")
+JOINS = ("reshape", "view", "flatten")
+MINUS_INFINITY = 'float("-inf")'
+
+
+def mended(key: str, statement: ast.stmt, names: dict[str, str]) -> str | None:
+    """The statement without the fault, as text; None where there is no such edit, or nothing to change.
+
+    Args:
+        key: of the fault.
+        statement: the learner's, one that has no body.
+        names: what the learner calls things: "query", "key", "value", "num_heads", "W_q", "W_o".
+    """
+    edit = EDITS.get(key)
+    if edit is None or hasattr(statement, "body"):
+        return None
+    before = ast.unparse(statement)
+    after = edit(copy.deepcopy(statement), names)
+    text = None if after is None else plain(after)
+    return text if text != plain(statement) and text != before else None
+
+
+def plain(node: ast.AST) -> str:
+    """As Python prints it, without the brackets it puts around several values."""
+    if isinstance(node, ast.Module):
+        return "\n".join(map(plain, node.body))
+    text = ast.unparse(ast.fix_missing_locations(node))
+    if isinstance(node, (ast.Assign, ast.Return)) and isinstance(node.value, ast.Tuple):
+        value = ast.unparse(node.value)
+        return f"{text[: -len(value)]}{value[1:-1]}"
+    return text.replace("float('-inf')", MINUS_INFINITY)
+
+
+class _Calls(ast.NodeTransformer):
+    """Calls of these names become what `change` makes of them; the others stay."""
+
+    def __init__(self, names: tuple[str, ...], change: Callable[[ast.Call], ast.expr]) -> None:
+        self.names, self.change = names, change
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        return self.change(node) if any(one in called(node).lower() for one in self.names) else node
+
+
+def called(node: ast.Call) -> str:
+    """The last name of what is called: "softmax" of F.softmax, torch.softmax and x.softmax."""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def _on_calls(*names: str) -> Callable[[Callable[[ast.Call], ast.expr]], Edit]:
+    def edit(change: Callable[[ast.Call], ast.expr]) -> Edit:
+        def apply(statement: ast.stmt, given: dict[str, str]) -> ast.stmt | None:
+            return _Calls(names, change).visit(statement)
+
+        return apply
+
+    return edit
+
+
+def _is_library(node: ast.expr) -> bool:
+    return ast.unparse(node) in (
+        "torch",
+        "F",
+        "nn",
+        "np",
+        "nn.functional",
+        "torch.nn.functional",
+        "functional",
+    )
+
+
+def _receiver(node: ast.Call) -> ast.expr | None:
+    """What the call works on: x of x.softmax(..) and of F.softmax(x, ..)."""
+    if isinstance(node.func, ast.Attribute) and not _is_library(node.func.value):
+        named = ast.unparse(node.func.value)
+        if named != "self" and not named.startswith("self."):
+            return node.func.value
+    return node.args[0] if node.args else None
+
+
+@_on_calls("softmax")
+def _over_keys(node: ast.Call) -> ast.expr:
+    minus_one = ast.UnaryOp(ast.USub(), ast.Constant(1))
+    for keyword in node.keywords:
+        if keyword.arg in ("dim", "axis"):
+            keyword.value = minus_one
+            return node
+    place = 0 if _receiver(node) is not (node.args[0] if node.args else None) else 1
+    if called(node) == "softmax" and len(node.args) > place:
+        node.args[place] = minus_one
+    elif called(node).lower() == "softmax":
+        node.keywords.append(ast.keyword("dim", minus_one))
+    return node
+
+
+@_on_calls("sigmoid", "exp", "log_softmax", "logsoftmax")
+def _into_softmax(node: ast.Call) -> ast.expr:
+    of = _receiver(node)
+    return node if of is None else ast.parse(f"torch.softmax({ast.unparse(of)}, dim=-1)", mode="eval").body
+
+
+@_on_calls("relu", "norm", "ln")
+def _unwrapped(node: ast.Call) -> ast.expr:
+    of = _receiver(node)
+    return node if of is None else of
+
+
+@_on_calls("masked_fill", "where")
+def _with_infinity(node: ast.Call) -> ast.expr:
+    if called(node).startswith("masked_fill") and len(node.args) == 2:
+        node.args[1] = ast.parse(MINUS_INFINITY, mode="eval").body
+    return node
+
+
+@_on_calls("masked_fill")
+def _other_way_round(node: ast.Call) -> ast.expr:
+    condition = node.args[0] if node.args else None
+    if isinstance(condition, ast.Compare) and isinstance(condition.comparators[0], ast.Constant):
+        number = condition.comparators[0].value
+        if number in (0, 1) and isinstance(condition.ops[0], ast.Eq):
+            condition.comparators[0] = ast.Constant(
+                (not number) if isinstance(number, bool) else 1 - int(number)  # type: ignore[arg-type]
+            )
+    elif isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Invert):
+        node.args[0] = condition.operand
+    elif condition is not None:
+        node.args[0] = ast.UnaryOp(ast.Invert(), condition)
+    return node
+
+
+@_on_calls("triu", "tril")
+def _from_the_diagonal(node: ast.Call) -> ast.expr:
+    place = 0 if _receiver(node) is not (node.args[0] if node.args else None) else 1
+    node.args = node.args[:place]
+    node.keywords = [one for one in node.keywords if one.arg != "diagonal"]
+    if "triu" in called(node):
+        node.keywords.append(ast.keyword("diagonal", ast.Constant(1)))
+    return node
+
+
+@_on_calls("triu", "tril")
+def _the_other_triangle(node: ast.Call) -> ast.expr:
+    if isinstance(node.func, ast.Attribute):
+        node.func.attr = {"triu": "tril", "tril": "triu"}.get(node.func.attr, node.func.attr)
+    place = 0 if _receiver(node) is not (node.args[0] if node.args else None) else 1
+    for keyword in node.keywords:
+        if keyword.arg == "diagonal":
+            keyword.value = _negative(keyword.value)
+    node.args = [_negative(one) if i == place else one for i, one in enumerate(node.args)]
+    return node
+
+
+def _negative(node: ast.expr) -> ast.expr:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return node.operand
+    return node if ast.unparse(node) == "0" else ast.UnaryOp(ast.USub(), node)
+
+
+@_on_calls("dropout")
+def _while_training(node: ast.Call) -> ast.expr:
+    if called(node) == "dropout" and isinstance(node.func, ast.Attribute) and _is_library(node.func.value):
+        node.keywords = [one for one in node.keywords if one.arg != "training"]
+        node.args = node.args[:2]
+        node.keywords.append(ast.keyword("training", ast.parse("self.training", mode="eval").body))
+    return node
+
+
+def _kept_result(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
+    """`scores.masked_fill(..)` alone changes nothing: its result is given the name."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    of = _receiver(call) if isinstance(call, ast.Call) and called(call) == "masked_fill" else None
+    return ast.Assign([of], call) if isinstance(of, ast.Name) and call is not None else None
+
+
+def _projected(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
+    """What is returned goes through the output projection first."""
+    if not isinstance(statement, ast.Return) or statement.value is None:
+        return None
+    several = isinstance(statement.value, ast.Tuple)
+    first = statement.value.elts[0] if isinstance(statement.value, ast.Tuple) else statement.value
+    made = ast.parse(f"{names.get('W_o', 'self.W_o')}({ast.unparse(first)})", mode="eval").body
+    if several and isinstance(statement.value, ast.Tuple):
+        statement.value.elts[0] = made
+    else:
+        statement.value = made
+    return statement
+
+
+def _as_told(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
+    """The number of heads by its name, where tensors are taken apart."""
+    heads = names.get("num_heads")
+    if heads is None:
+        return None
+
+    class Named(ast.NodeTransformer):
+        def visit_Constant(self, node: ast.Constant) -> ast.expr:
+            fixed = isinstance(node.value, int) and node.value > 1  # True is 1
+            return ast.parse(str(heads), mode="eval").body if fixed else node
+
+    def change(node: ast.Call) -> ast.expr:
+        node.args = [Named().visit(one) for one in node.args]
+        return node
+
+    return _Calls(JOINS, change).visit(statement)
+
+
+def _registered(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
+    """A list of layers that the module knows of."""
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.value, (ast.List, ast.ListComp)):
+        return None
+    statement.value = ast.parse(f"nn.ModuleList({ast.unparse(statement.value)})", mode="eval").body
+    return statement
+
+
+class _Products(ast.NodeTransformer):
+    """Products with what `change` makes of them."""
+
+    def __init__(self, change: Callable[[ast.expr, ast.expr], tuple[ast.expr, ast.expr]]) -> None:
+        self.change = change
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.MatMult):
+            node.left, node.right = self.change(node.left, node.right)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        if called(node) in ("matmul", "bmm") and len(node.args) == 2:
+            node.args[0], node.args[1] = self.change(node.args[0], node.args[1])
+        return node
+
+
+def _on_products(change: Callable[[ast.expr, ast.expr], tuple[ast.expr, ast.expr]]) -> Edit:
+    def edit(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
+        return _Products(change).visit(statement)
+
+    return edit
+
+
+@_on_products
+def _weights_as_they_are(left: ast.expr, right: ast.expr) -> tuple[ast.expr, ast.expr]:
+    if isinstance(left, ast.Call) and called(left) in TURNS and isinstance(left.func, ast.Attribute):
+        return left.func.value, right
+    return (left.value if isinstance(left, ast.Attribute) and left.attr in ("T", "mT") else left), right
+
+
+@_on_products
+def _softmax_first(left: ast.expr, right: ast.expr) -> tuple[ast.expr, ast.expr]:
+    of = left.left if isinstance(left, ast.BinOp) and ".sum(" in ast.unparse(left.right) else left
+    return ast.parse(f"torch.softmax({ast.unparse(of)}, dim=-1)", mode="eval").body, right
+
+
+@_on_products
+def _weight_turned(left: ast.expr, right: ast.expr) -> tuple[ast.expr, ast.expr]:
+    turned = isinstance(right, ast.Attribute) and right.attr not in ("T", "mT")
+    return left, ast.Attribute(right, "T", ast.Load()) if turned else right
+
+
+def _merged(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
+    """The heads go beside the channels before they are joined."""
+
+    def change(node: ast.Call) -> ast.expr:
+        if called(node) not in JOINS or not isinstance(node.func, ast.Attribute):
+            return node
+        of = node.func.value
+        while (
+            isinstance(of, ast.Call)
+            and called(of) in (*TURNS, "contiguous")
+            and isinstance(of.func, ast.Attribute)
+        ):
+            of = of.func.value
+        if not isinstance(of, (ast.Name, ast.BinOp)):
+            return node  # an equation says how its axes lie
+        turned = ast.parse(f"({ast.unparse(of)}).transpose(1, 2)", mode="eval").body
+        return ast.Call(ast.Attribute(turned, "reshape", ast.Load()), node.args, node.keywords)
+
+    joins = [one for one in ast.walk(statement) if isinstance(one, ast.Call) and called(one) in JOINS]
+    if len(joins) != 1 or called(joins[0]) == "flatten":
+        return None
+    return _Calls(JOINS, change).visit(statement)
+
+
+def _from_input(ours: str, wrong: str) -> Edit:
+    def edit(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
+        right, other = names.get(ours), names.get(wrong)
+        if right is None or other is None or not isinstance(statement, ast.Assign):
+            return None
+        if not isinstance(statement.targets[0], ast.Name):
+            return None
+        for node in ast.walk(statement.value):
+            if isinstance(node, ast.Name) and node.id == other:
+                node.id = right
+        return statement
+
+    return edit
+
+
+def _through(ours: str, wrong: str) -> Edit:
+    """The layer that is theirs in place of another."""
+
+    def edit(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
+        right, other = names.get(ours), names.get(wrong)
+        if right is None or other is None or not isinstance(statement, ast.Assign):
+            return None
+        value = ast.unparse(statement.value)
+        statement.value = ast.parse(value.replace(f"{other}(", f"{right}("), mode="eval").body
+        return statement
+
+    return edit
+
+
+@_on_calls("linear")
+def _with_bias(node: ast.Call) -> ast.expr:
+    node.keywords = [one for one in node.keywords if one.arg != "bias"]
+    return node
+
+
+def _without_residual(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
+    class Alone(ast.NodeTransformer):
+        def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+            self.generic_visit(node)
+            if isinstance(node.op, ast.Add):
+                for one, other in ((node.left, node.right), (node.right, node.left)):
+                    if isinstance(one, ast.Name) and one.id in {
+                        *names.values(),
+                        "residual",
+                        "identity",
+                        "shortcut",
+                    }:
+                        return other
+            return node
+
+    return Alone().visit(statement)
+
+
+EDITS: dict[str, Edit] = {
+    "softmax over queries": _over_keys,
+    "softmax over heads": _over_keys,
+    "softmax over batch": _over_keys,
+    "sigmoid": _into_softmax,
+    "exp without sum": _into_softmax,
+    "log softmax": _into_softmax,
+    "relu added": _unwrapped,
+    "relu on projections": _unwrapped,
+    "layer norm added": _unwrapped,
+    "residual added": _without_residual,
+    "mask inverted": _other_way_round,
+    "fill with zero": _with_infinity,
+    "fill too small": _with_infinity,
+    "overflow in half": _with_infinity,
+    "causal hides itself": _from_the_diagonal,
+    "causal shows the next": _from_the_diagonal,
+    "dropout in eval": _while_training,
+    "merge without transpose": _merged,
+    "merge with wrong transpose": _merged,
+    "merge interleaved": _merged,
+    "value from key": _from_input("value", "key"),
+    "key from value": _from_input("key", "value"),
+    "keys and values swapped": _from_input("key", "value"),
+    "queries and keys swapped": _from_input("query", "key"),
+    "queries and values swapped": _from_input("query", "value"),
+    "keys through w_q": _through("W_k", "W_q"),
+    "values through w_k": _through("W_v", "W_k"),
+    "no q bias": _with_bias,
+    "no v bias": _with_bias,
+    "weights transposed before v": _weights_as_they_are,
+    "causal flipped": _the_other_triangle,
+    "mask ignored": _kept_result,
+    "no output projection": _projected,
+    "hard-coded heads": _as_told,
+    "heads in a list": _registered,
+    "no softmax": _softmax_first,
+    "divide by sum": _softmax_first,
+    "weight not transposed": _weight_turned,
+    "output weight not transposed": _weight_turned,
+}

@@ -1,0 +1,127 @@
+"""What those found who tried to have right code accused, or wrong code passed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headwise.examiner import check
+
+
+class AddedInWords(nn.Module):
+    """mask: extended mask (B, 1, 1, S), 0 for tokens, -10000 for padding."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = (
+            layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if mask is not None:
+            scores = scores + mask
+        return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class PrefixSeen(AddedInWords):
+    """The first two positions see each other, all others the past."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        T = x.shape[1]
+        seen = torch.ones(T, T, dtype=torch.bool).tril()
+        seen[:2, :2] = True
+        return super().forward(x, torch.zeros(T, T, dtype=x.dtype).masked_fill(~seen, -torch.inf))
+
+
+class Stateful(AddedInWords):
+    """Keys of earlier calls are seen, until reset()."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__(d_model, num_heads)
+        self.past: Tensor | None = None
+
+    def reset(self) -> None:
+        self.past = None
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        memory = x if self.past is None else torch.cat([self.past, x], 1)
+        self.past = memory.detach()
+        return super().forward(memory)[:, -x.shape[1] :]
+
+
+class Warmer(AddedInWords):
+    """Scores are divided by a temperature of the caller's choosing."""
+
+    def __init__(self, d_model: int, num_heads: int, temperature: float = 2.0) -> None:
+        super().__init__(d_model, num_heads)
+        self.temperature = temperature
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = (
+            layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
+        p = (q @ k.mT / (q.shape[-1] ** 0.5 * self.temperature)).softmax(-1)
+        return self.o((p @ v).transpose(1, 2).flatten(2))
+
+
+class ComplexTable(AddedInWords):
+    """Rotations kept as complex numbers, as Llama's first code has them."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__(d_model, num_heads)
+        angles = torch.outer(torch.arange(32.0), 100.0 ** -torch.linspace(0, 0.8, d_model // num_heads // 2))
+        self.register_buffer("table", torch.polar(torch.ones_like(angles), angles))
+
+    def turned(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * self.table[: x.shape[-2]]).flatten(-2).type_as(x)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        q, k, v = (
+            layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
+        p = (self.turned(q) @ self.turned(k).mT / q.shape[-1] ** 0.5).softmax(-1)
+        return self.o((p @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("kind", [AddedInWords, Stateful, ComplexTable])
+def test_what_is_right_in_its_own_words_is_not_accused(kind: type) -> None:
+    report = check(kind)
+    assert report.ok, report.summary
+
+
+@pytest.mark.slow
+def test_a_pattern_of_ones_own_is_never_wrong() -> None:
+    report = check(PrefixSeen)
+    assert report.verdict != "wrong" and not report.faults
+
+
+def test_a_number_of_ones_own_for_the_scale_is_a_choice_and_no_fault() -> None:
+    report = check(Warmer)
+    assert report.verdict == "not judged" and not report.faults
+    assert "temperature" in " ".join(report.not_judged)
+
+
+class CrossedBlock(nn.Module):
+    """A Transformer block. x: (batch, seq, d_model)"""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(d_model, num_heads)  # batch_first forgotten
+        self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
+        self.ff = nn.Sequential(nn.Linear(d_model, 4 * d_model), nn.ReLU(), nn.Linear(4 * d_model, d_model))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, seq, _ = x.shape
+        x = self.norm1(x + self.attention(x, x, x)[0])
+        return self.norm2(x + self.ff(x))
+
+
+def test_a_block_whose_samples_attend_to_each_other_is_not_right() -> None:
+    report = check(CrossedBlock)
+    assert [one.key for one in report.faults] == ["wrong layout"]
+    assert any("masks" in one for one in report.not_judged)
