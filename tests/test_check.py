@@ -183,10 +183,10 @@ class Turned(nn.Module):
 
 
 @pytest.mark.slow
-def test_a_position_encoding_is_said_to_be_beyond_comparison() -> None:
+def test_a_rotation_by_position_is_right_within_its_design() -> None:
     report = hw.check(Turned)
-    assert not report.ok
-    assert any("position encoding inside (rope)" in words for words in report.not_judged)
+    assert report.ok
+    assert report.designs == ["a rotation by position inside (RoPE, pairs of neighbours, base 1)"]
 
 
 def test_what_fails_in_half_precision_alone_is_a_remark() -> None:

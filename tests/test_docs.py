@@ -19,9 +19,11 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
+import typer
 
 import browser
 import headwise
+from headwise.cli import application
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -162,13 +164,23 @@ def test_what_is_printed_may_differ_in_rounding_alone(printed: str, shown: str, 
 
 def test_every_page_that_shows_code_is_read() -> None:
     """A fence in another spelling would go unread, and then untested."""
-    languages = {"python", "text", "console"}
+    languages = {"python", "text", "console", "bash"}
     for page in PAGES:
         text = page.read_text("utf-8")
         fences = [line for line in text.split("\n") if line.startswith("```")]
         assert len(fences) == text.count("```"), page.name
         assert {line[3:] for line in fences} <= {*languages, ""}, page.name
     assert len(examples(README.read_text("utf-8"))) == 3
+
+
+def test_the_options_of_commands_that_are_only_shown_exist() -> None:
+    """What needs a folder of submissions is not run here; its options are read by what would run."""
+    verbs = typer.main.get_group(application()).commands
+    shown = [m[2] for page in PAGES for m in FENCED.finditer(page.read_text("utf-8")) if m[1] == "bash"]
+    lines = [line.split() for block in shown for line in block.splitlines() if line.startswith("headwise ")]
+    assert len(lines) >= 1
+    for _, verb, *rest in lines:
+        verbs[verb].make_context(verb, rest, resilient_parsing=False)
 
 
 # Links

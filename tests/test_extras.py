@@ -54,7 +54,8 @@ NO_WATCH = {
 }
 # Of a missing import in a file that is checked: it is theirs, and said to be.
 THEIR_OWN = (
-    "exit 1: ✗ Line 3, `import a_library_nobody_has`: the package a_library_nobody_has is not installed"
+    "exit 2: ? MultiHeadAttention was not judged: neither right nor wrong\n\n"
+    "  Why  Line 3, `import a_library_nobody_has`: the package a_library_nobody_has is not installed"
 )
 
 

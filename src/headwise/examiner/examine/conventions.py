@@ -25,7 +25,7 @@ from .call import Caller, inputs_for, moved, reactions
 from .plan import FULL, LENGTHS, PADDING, SAME_FOR_ALL, Way, plans
 from .subject import Subject
 from .surroundings import CAUGHT, problem_of
-from .words import Said, adds, input_word, said_about
+from .words import Said, input_word, said_about
 
 __all__ = ["find_caller", "find_layout", "find_ways", "is_causal", "padding_mask", "random_mask", "sight"]
 
@@ -356,10 +356,6 @@ class _Asker:
         return float(seen.mean() / unseen.mean().clamp_min(1e-12))
 
 
-def _said(texts: list[str], argument: str) -> Said:
-    return replace(said_about(texts, argument), adds=adds(texts, argument))
-
-
 def _conventions(argument: str, layout: str, said: Said) -> Iterator[Way]:
     """Shapes, kinds and polarities for this argument, the likeliest first."""
     word = argument.lower()
@@ -437,12 +433,6 @@ def _find_way(asker: _Asker, argument: str, said: Said) -> tuple[Way | None, str
         simple = _simple(asker, argument)
         if simple is not None:
             return simple, ""
-    plain = [way for way in running if way.kind == "added"]
-    if said.adds and not plain:  # what is added as it is may be numbers, whatever words say of it
-        for shape in dict.fromkeys(way.shape for way in ways):
-            way = Way(argument, shape, "added", True, torch.float64)
-            if asker.runs(way) and asker.exact(way):
-                return way, ""
     if not running:
         return None, f"{argument} changes nothing, whatever is given"
     if _of_queries(argument) and any(asker.exact(way, turned=True) for way in running):
@@ -492,7 +482,7 @@ def find_ways(
     padding: Way | None = None
     switch: Way | None = None
     for argument in plan.masks:
-        way, sentence = _find_way(asker, argument, _said(texts, argument))
+        way, sentence = _find_way(asker, argument, said_about(texts, argument))
         sentences += [sentence] if sentence else []
         if way is None:
             continue
@@ -530,7 +520,7 @@ def _together(caller: Caller, asker: _Asker, ways: tuple[Way, ...]) -> bool:
 def _ignored(caller: Caller, asker: _Asker, texts: list[str]) -> tuple[Way, ...]:
     """A mask that changes nothing is handed over all the same, in the first convention that runs."""
     for argument in caller.plan.masks:
-        said = _said(texts, argument)
+        said = said_about(texts, argument)
         ways = list(_conventions(argument, caller.plan.layout, said))
         for way in ways:
             if said.true_attends in (None, way.true_attends):

@@ -16,7 +16,6 @@ from ..source.parsed import unwarned
 
 __all__ = [
     "Said",
-    "adds",
     "bare",
     "input_word",
     "meant_causal",
@@ -234,7 +233,6 @@ class Said:
     added: bool = False  # numbers that are added to the scores
     shape: str = ""  # "[B, T, S]", "[B, 1, T, S]", "[B, S]", "[T, S]"
     in_words: bool = False  # in a docstring or comment, not only in code
-    adds: bool = False  # the code adds it to something as it is
 
 
 def texts_of(obj: object, source: str | None) -> list[str]:
@@ -354,7 +352,7 @@ def said_about(texts: list[str], argument: str) -> Said:
         low = _words(text)
         if not low:
             continue
-        added = added or bool(re.search(_ADDED, low) or (re.search(_LOW, low) and adds(texts, argument)))
+        added = added or bool(re.search(_ADDED, low) or (re.search(_LOW, low) and _adds(texts, argument)))
         shape = shape or _shape_in_words(low)
         polarity = None if added else _polarity_in_words(low)
         if polarity is not None or added:
@@ -366,7 +364,7 @@ def said_about(texts: list[str], argument: str) -> Said:
     return Said(None, False, shape)
 
 
-def adds(texts: list[str], argument: str) -> bool:
+def _adds(texts: list[str], argument: str) -> bool:
     """Whether the code adds this argument to something as it is."""
     code = "\n".join(re.sub(r"#.*", "", text) for text in texts)
     return re.search(rf"\+=?\s*\(?{re.escape(argument)}\b(?!\s*[*=<>])", code) is not None
