@@ -50,7 +50,7 @@ if threading.current_thread() is threading.main_thread():
 
 @pytest.fixture(autouse=True)
 def _threads_that_are_free(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Threads cost more than they bring at test sizes; slow tests are large enough for those that are free."""
+    """Threads cost more than they bring at test sizes; slow tests are large enough for those left free."""
     before = torch.get_num_threads()
     torch.set_num_threads(FREE_THREADS if "slow" in request.keywords else 1)
     yield
