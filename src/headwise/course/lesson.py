@@ -1,0 +1,165 @@
+"""A lesson: one file of plain Python in cells, and what is read from it.
+
+    \"\"\"One head.
+
+    idea: a head is a soft lookup
+    minutes: 8
+    level: junior
+    repairs: keys and values swapped
+    \"\"\"
+    # %% [markdown]
+    # Text in Markdown, as comments.
+    # %%
+    q = torch.randn(5, 8)            code; pictures that it makes are shown
+    # %% exercise: attend
+    def attend(q, k, v): ...         what the learner gets, to be written
+    # %% solution
+    def attend(q, k, v): ...         the same, written
+    # %% question: Why is ..?
+    # The answer, in Markdown.
+
+The file runs from top to bottom. Pages, notebooks and exercises are made of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+from ..errors import ArgumentError
+
+__all__ = ["Cell", "Exercise", "Lesson", "Question", "lesson", "lessons", "read_lesson"]
+
+Kind = Literal["markdown", "code", "exercise", "solution", "question"]
+_HEAD = re.compile(r"^# %%(?: \[(markdown)\]| (exercise|solution|question)(?:: (.+))?)?$")
+LEVELS = ("product manager", "junior", "data scientist")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell; `about` is what stands behind the colon: a name to check, a question."""
+
+    kind: Kind
+    text: str
+    about: str = ""
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """What is laid into the learner's folder, and what of it is checked."""
+
+    kind: Literal["write", "repair"]
+    name: str  # of the class or function to check
+    start: str
+    solution: str
+    fault: str = ""  # of a repair: the key of the fault that is in it
+
+
+@dataclass(frozen=True)
+class Question:
+    """Asked in a lesson or in an interview."""
+
+    asked: str
+    answer: str
+    level: Literal["easy", "medium", "hard"]
+    lesson: int
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One lesson, as its file has it."""
+
+    number: int
+    name: str  # of the file, without number and ending
+    title: str
+    idea: str
+    minutes: int
+    level: str
+    repairs: tuple[str, ...]
+    cells: tuple[Cell, ...]
+
+    @property
+    def file_name(self) -> str:
+        """Of the exercise in the learner's folder."""
+        return f"{self.number:02}_{self.name}.py"
+
+    def text_of(self, kind: Kind) -> str:
+        """The one cell of this kind; empty where there is none."""
+        return next((cell.text for cell in self.cells if cell.kind == kind), "")
+
+    def code(self) -> Iterator[Cell]:
+        """What runs, in order: the learner's part as it is when done."""
+        return (cell for cell in self.cells if cell.kind in ("code", "solution"))
+
+
+def read_lesson(file_name: str, text: str) -> Lesson:
+    """The lesson that a file holds.
+
+    Raises:
+        ArgumentError: a head that is none, a field that lacks, a text that is not a comment.
+    """
+    number, _, name = file_name.removesuffix(".py").partition("_")
+    head, *rest = re.split(r"(?m)^(?=# %%)", text)
+    told = ast.get_docstring(ast.parse(head)) or ""
+    title, _, lines = told.partition("\n")
+    fields = dict(line.split(": ", 1) for line in lines.strip().splitlines() if ": " in line)
+    missing = [field for field in ("idea", "minutes", "level") if field not in fields]
+    if missing:
+        raise ArgumentError(f"lesson {file_name} must say its {missing[0]}: got {sorted(fields)}; add a line")
+    if fields["level"] not in LEVELS:
+        raise ArgumentError(f"lesson {file_name} must have a level of {LEVELS}: got {fields['level']!r}")
+    return Lesson(
+        int(number),
+        name,
+        title.rstrip("."),
+        fields["idea"],
+        int(fields["minutes"]),
+        fields["level"],
+        tuple(one.strip() for one in fields.get("repairs", "").split(";") if one.strip()),
+        tuple(_cell(file_name, part) for part in rest),
+    )
+
+
+def _cell(file_name: str, text: str) -> Cell:
+    head, _, body = text.partition("\n")
+    found = _HEAD.match(head)
+    if found is None:
+        raise ArgumentError(
+            f"lesson {file_name} must have cells of a known kind: got {head!r}; see course/lesson.py"
+        )
+    kind: Kind = found[1] or found[2] or "code"  # type: ignore[assignment]
+    if kind in ("markdown", "question"):
+        lines = body.rstrip().splitlines()
+        bare = [line for line in lines if line and not line.startswith("#")]
+        if bare:
+            raise ArgumentError(f"lesson {file_name} must have its texts in comments: got {bare[0]!r}")
+        body = "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
+    return Cell(kind, body.strip("\n"), found[3] or "")
+
+
+@cache
+def lessons() -> tuple[Lesson, ...]:
+    """All lessons, in order."""
+    folder = files(__package__) / "lessons"
+    found = [one for one in folder.iterdir() if re.fullmatch(r"\d\d_\w+\.py", one.name)]
+    return tuple(
+        read_lesson(one.name, one.read_text("utf-8")) for one in sorted(found, key=lambda one: one.name)
+    )
+
+
+def lesson(number: int) -> Lesson:
+    """The lesson of this number.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    found = next((one for one in lessons() if one.number == number), None)
+    if found is None:
+        last = lessons()[-1].number
+        raise ArgumentError(f"lesson must be 1 to {last}: got {number}; headwise learn lists them")
+    return found
