@@ -25,6 +25,7 @@ EPILOG = """\b
 Examples:
   headwise look "The cat that I saw yesterday ran away"
   headwise check mha.py
+  headwise learn
   headwise presets llama3-8b
 
 headwise VERB --help tells more. headwise --install-completion lets Tab complete verbs, options and names.
@@ -43,6 +44,7 @@ def application() -> typer.Typer:
         import typer
     from .check_verb import check, explain
     from .information_verbs import doctor, presets, start
+    from .learn_verbs import learn
     from .look_verb import look
 
     verbs = (
@@ -56,6 +58,7 @@ def application() -> typer.Typer:
     app.callback(invoke_without_command=True, epilog=EPILOG)(start)
     for verb in verbs:
         app.command()(verb)
+    app.add_typer(learn)
     return app
 
 

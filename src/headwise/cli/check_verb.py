@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..examiner.desk.template import Template
     from ..examiner.report import Report
 
-__all__ = ["check", "explain", "saves"]
+__all__ = ["check", "explain", "saves", "template_of_checks"]
 
 
 def check(
@@ -173,7 +173,7 @@ def _check_one(
             hold_to(report, required, path)
             return report
 
-    with _template() as template:
+    with template_of_checks() as template:
         if not watch:
             try:
                 report = verdict(template)
@@ -203,7 +203,7 @@ def _check_one(
     raise AssertionError("saves go on for ever")
 
 
-def _template() -> AbstractContextManager[Template | None]:
+def template_of_checks() -> AbstractContextManager[Template | None]:
     """Started before torch is imported here; none where no file can be run, which its check says."""
     from ..examiner.desk.template import Template
 
@@ -218,7 +218,7 @@ def _check_many(
 
     console = None if as_json else _console()
     asked: list[tuple[Path, str | None]] = []
-    with _template() as template:
+    with template_of_checks() as template:
         for source in sources:
             folder = Path(source).expanduser()
             if folder.is_dir():

@@ -19,6 +19,10 @@ def _missing(match: Match, about: About) -> Said:
     return Said(f"{_callee(function)} was called without {names}", do)
 
 
+def _unwritten(match: Match, about: About) -> Said:
+    return Said("this part is still to be written", "put your own lines in its place")
+
+
 def _unexpected(match: Match, about: About) -> Said:
     function, name = match[1], match[2]
     node = about.definition(function.rpartition(".")[0] or function)
@@ -165,6 +169,7 @@ RULES = (
     Rule(
         r"(\w+)\(\) received an invalid combination of arguments - got \((.*?)\), but", _invalid_combination
     ),
+    Rule(r".*", _unwritten, "NotImplementedError"),
     Rule(r".*", _recursion, "RecursionError"),
     Rule(r".*divisible.*", _divisible),
     Rule(r".*", _assertion, "AssertionError"),

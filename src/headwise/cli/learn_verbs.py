@@ -1,0 +1,394 @@
+"""`headwise learn`: the course. Lists lessons, lays out exercises, checks them, asks questions."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..course.study import FOLDER
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..course.lesson import Question
+    from ..course.study import Outcome, Study, Task
+    from ..examiner.desk.template import Template
+
+__all__ = ["learn"]
+
+learn = typer.Typer(name="learn", rich_markup_mode=None, invoke_without_command=True)
+
+Folder = Annotated[
+    Path,
+    typer.Option(
+        "--folder", envvar="HEADWISE_COURSE", help="Where your exercises and progress are.", show_default=True
+    ),
+]
+Which = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="N", help="The lesson's number, or repair_07; the one last begun without.", show_default=False
+    ),
+]
+Trust = Annotated[bool, typer.Option("--trust", help="Run the file even where nothing fences it in.")]
+
+
+@learn.callback()
+def overview(context: typer.Context, folder: Folder = Path(FOLDER)) -> None:
+    """Learn multi-head attention: lessons that run, exercises that are examined, questions with answers.
+
+    Without a command: the lessons, and how far you are. A lesson is read with `read N` or worked through as a
+    notebook; `start N` lays its exercise into your folder, `check` examines it, `hint` helps, `solution`
+    comes after success. Nothing you wrote is ever overwritten.
+
+    Example: headwise learn start 1
+    """
+    if context.invoked_subcommand is not None:
+        context.default_map = {context.invoked_subcommand: {"folder": folder}}  # as if it stood behind it
+        return
+    from ..course.lesson import lessons
+    from ..course.plants import PLANTS
+    from ..course.study import Study
+    from ..show.tables import table_class
+
+    study = Study(folder)
+    table = table_class()("", "", "lesson", "idea", "min", box=None, header_style="dim")
+    for one in lessons():
+        done = study.progress.exercises.get(one.file_name)
+        mark = "✓" if done is not None and done.solved else "…" if done is not None else " "
+        table.add_row(mark, str(one.number), one.title, one.idea, str(one.minutes))
+    console = _console()
+    console.print(table)
+    solved = sum(study.progress.solved(one.file_name) for one in lessons())
+    repaired = sum(
+        done.solved for name, done in study.progress.exercises.items() if name.startswith("repair")
+    )
+    console.print()
+    _say(
+        console,
+        f"{solved} of {len(lessons())} exercises solved, {repaired} of {len(PLANTS)} repairs. "
+        + _next(study, study.after_all()),
+    )
+
+
+def _next(study: Study, task: Task | None) -> str:
+    if task is None:
+        return "Everything is solved: headwise learn quiz asks what interviews ask."
+    begun = task.path.exists()
+    return (
+        f"Next: headwise learn {'check' if begun else 'start'} {task.which}"
+        f" (read it first: headwise learn read {task.which})"
+    )
+
+
+@learn.command()
+def read(
+    number: Annotated[int, typer.Argument(metavar="N", help="Which lesson.")],
+) -> None:
+    """Read a lesson in the terminal: text and code, without pictures.
+
+    Example: headwise learn read 3
+    """
+    from rich.markdown import Markdown
+
+    from ..course.formulas import plain_formulas
+    from ..course.lesson import lesson
+
+    one = lesson(number)
+    console = _console()
+    console.print(Markdown(f"# {one.number}. {one.title}\n\n*{one.idea}*"))
+    for cell in one.cells:
+        console.print()
+        if cell.kind == "markdown":
+            console.print(Markdown(plain_formulas(cell.text)))
+        elif cell.kind == "code":
+            console.print(Markdown(f"```python\n{cell.text}\n```"))
+        elif cell.kind == "exercise":
+            _say(console, f"Exercise: headwise learn start {number}")
+        elif cell.kind == "question":
+            console.print(Markdown(f"**Question.** {cell.about}"))
+    console.print()
+    _say(
+        console, f"Answers: headwise learn quiz --lesson {number}. Pictures: headwise learn notebook {number}"
+    )
+
+
+@learn.command()
+def notebook(
+    number: Annotated[int, typer.Argument(metavar="N", help="Which lesson.")],
+    folder: Folder = Path(FOLDER),
+) -> None:
+    """Lay a lesson into your folder as a notebook, for Jupyter or Colab.
+
+    Example: headwise learn notebook 3
+    """
+    from ..course.lesson import lesson
+    from ..course.notebooks import notebook as written
+    from ..course.study import Study
+
+    one = lesson(number)
+    place = folder / f"{one.number:02}_{one.name}.ipynb"
+    laid = Study(folder).lay(place, written(one))
+    typer.echo(f"Wrote {place}" if laid else f"{place} is there already and stays as it is")
+
+
+@learn.command()
+def start(
+    number: Annotated[int, typer.Argument(metavar="N", help="Which lesson.")],
+    folder: Folder = Path(FOLDER),
+) -> None:
+    """Lay the exercise of a lesson into your folder.
+
+    Example: headwise learn start 3
+    """
+    from ..course.study import Study
+
+    study = Study(folder)
+    _begin(study, study.task(str(number)))
+
+
+@learn.command()
+def repair(
+    number: Annotated[
+        int | None, typer.Argument(metavar="N", help="Which; the next without.", show_default=False)
+    ] = None,
+    folder: Folder = Path(FOLDER),
+) -> None:
+    """Find one fault that was planted in right code, and repair it.
+
+    Example: headwise learn repair
+    """
+    from ..course.study import Study
+
+    study = Study(folder)
+    _begin(study, study.next_repair() if number is None else study.task(f"repair {number}"))
+
+
+def _begin(study: Study, task: Task) -> None:
+    laid = study.start(task)
+    typer.echo(f"Wrote {task.path}" if laid else f"{task.path} is there already and stays as it is")
+    verb = "Write" if task.exercise.kind == "write" else "One thing is wrong in"
+    typer.echo(f"{task.title}. {verb} {task.exercise.name}, then: headwise learn check")
+
+
+@learn.command()
+def check(
+    which: Which = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Check again whenever the file is saved.")] = False,
+    answer: Annotated[bool, typer.Option("--answer", help="Name the mistake at once, no hints.")] = False,
+    folder: Folder = Path(FOLDER),
+    trust: Trust = False,
+) -> None:
+    """Examine your exercise. Exit code 0: right; 1: not yet.
+
+    What is wrong is told as a hint; headwise learn hint tells more.
+
+    Example: headwise learn check 3 --watch
+    """
+    from ..course.study import Study
+    from ..errors import HeadwiseError
+    from .check_verb import saves, template_of_checks
+    from .terminal import sign_of_life
+
+    study = Study(folder)
+    task = study.task(which)
+    console = _console()
+
+    def attempt(template: Template | None) -> Outcome:
+        with sign_of_life(f"Checking {task.path}"):
+            return study.check(task, template, trust)
+
+    with template_of_checks() as template:
+        if not watch:
+            outcome = attempt(template)
+            _tell(console, study, task, outcome, answer)
+            raise typer.Exit(0 if outcome.ok else 1)
+        for _ in saves(task.path):
+            console.clear()
+            try:
+                outcome = attempt(template)
+            except HeadwiseError as mistake:  # a save may mend that, too
+                typer.echo(f"headwise: {mistake}", err=True)
+                continue
+            _tell(console, study, task, outcome, answer)
+            if outcome.ok:
+                raise typer.Exit(0)
+            _say(console, f"Save {task.path} to check it again; Ctrl-C ends.")
+
+
+def _tell(console: Console, study: Study, task: Task, outcome: Outcome, answer: bool) -> None:
+    from ..examiner.showing import print_to
+
+    if outcome.left:
+        _say(console, f"{task.title}: well begun. Still to be written:")
+        for one in outcome.left:
+            _say(console, f"  line {one.line}, {one.name}" + (f": {one.task}" if one.task else ""))
+        return
+    assert outcome.report is not None
+    if outcome.ok:
+        print_to(console, outcome.report, None)
+        console.print()
+        _say(console, f"{task.title} is solved. See ours: headwise learn solution {task.which}")
+        _say(console, _next(study, study.after(task)))
+        return
+    hints = max(1, study.progress.of(task.key).hints)
+    print_to(console, outcome.report, None if answer else hints)
+    console.print()
+    _say(console, f"More help: headwise learn hint {task.which}")
+
+
+@learn.command()
+def hint(which: Which = None, folder: Folder = Path(FOLDER), trust: Trust = False) -> None:
+    """One more hint on what is wrong: up to three, each telling more.
+
+    Example: headwise learn hint 3
+    """
+    from ..course.study import Study
+    from ..examiner.showing import print_to
+    from .check_verb import template_of_checks
+    from .terminal import sign_of_life
+
+    study = Study(folder)
+    task = study.task(which)
+    with template_of_checks() as template, sign_of_life(f"Checking {task.path}"):
+        outcome = study.check(task, template, trust, counts=False)
+    console = _console()
+    if outcome.report is None or outcome.ok:
+        _tell(console, study, task, outcome, False)
+        return
+    print_to(console, outcome.report, study.hint(task))
+    if study.progress.of(task.key).hints == 3:
+        _say(console, f"That was the last hint. The answer: headwise learn check {task.which} --answer")
+
+
+@learn.command()
+def solution(
+    which: Which = None,
+    give_up: Annotated[
+        bool, typer.Option("--give-up", help="Show it although yours is not right yet.")
+    ] = False,
+    folder: Folder = Path(FOLDER),
+) -> None:
+    """Show our solution, once yours is right.
+
+    Example: headwise learn solution 3
+    """
+    from ..course.study import Study
+    from ..errors import ArgumentError
+
+    study = Study(folder)
+    task = study.task(which)
+    if not give_up and not study.progress.solved(task.key):
+        raise ArgumentError(
+            f"solution must come after success: {task.which} is not solved; headwise learn hint "
+            f"{task.which}, or --give-up"
+        )
+    typer.echo(task.exercise.solution, nl=False)
+
+
+@learn.command()
+def reset(which: Which = None, folder: Folder = Path(FOLDER)) -> None:
+    """Begin an exercise anew. Your file is kept under another name.
+
+    Example: headwise learn reset 3
+    """
+    from ..course.study import Study
+
+    study = Study(folder)
+    task = study.task(which)
+    kept = study.reset(task)
+    if kept is not None:
+        typer.echo(f"Your file is {kept} now")
+    typer.echo(f"Wrote {task.path}")
+
+
+@learn.command()
+def quiz(
+    level: Annotated[
+        str | None, typer.Option(help="easy, medium or hard; all without.", show_default=False)
+    ] = None,
+    lesson: Annotated[int | None, typer.Option(help="Only of this lesson.", show_default=False)] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also what you knew already.")] = False,
+    folder: Folder = Path(FOLDER),
+) -> None:
+    """Answer what interviews ask: think, press Enter, compare; y if you knew it. q ends.
+
+    Numbers in an answer are computed there and then.
+
+    Example: headwise learn quiz --level easy
+    """
+    from ..course.deck import deck
+    from ..course.study import Study
+
+    study = Study(folder)
+    questions = [
+        one for one in deck(level, lesson) if everything or not study.progress.questions.get(one.asked, False)
+    ]
+    console = _console()
+    if not questions:
+        _say(console, "You knew them all. --all asks again.")
+        return
+    known = 0
+    asked = 0
+    for number, one in enumerate(questions, 1):
+        console.print()
+        _markdown(console, f"**{number} of {len(questions)}, {one.level}.** {one.asked}")
+        if _entered("Enter shows the answer, q ends: ") in ("q", None):
+            break
+        _answer(console, one)
+        said = _entered("Did you know it? y or n, q ends: ")
+        if said in ("q", None):
+            break
+        asked += 1
+        known += said == "y"
+        study.progress.questions[one.asked] = said == "y"
+        study.progress.save()
+    console.print()
+    _say(console, f"{known} of {asked} known.")
+
+
+def _answer(console: Console, question: Question) -> None:
+    from ..course.deck import computed
+
+    _markdown(console, question.answer)
+    if question.check:
+        printed = computed(question).rstrip()
+        if printed:
+            _markdown(console, f"Computed just now:\n```text\n{printed}\n```")
+
+
+def _entered(words: str) -> str | None:
+    """What was typed, small; None at the end of input."""
+    typer.echo(words, nl=False)
+    line = sys.stdin.readline()
+    if not line:
+        typer.echo()
+        return None
+    return line.strip().lower()
+
+
+def _markdown(console: Console, text: str) -> None:
+    from rich.markdown import Markdown
+
+    from ..course.formulas import plain_formulas
+
+    console.print(Markdown(plain_formulas(text)))
+
+
+def _say(console: Console, words: str) -> None:
+    from rich.text import Text
+
+    from ..examiner.showing.letters import fitting
+
+    console.print(Text(fitting(words, console.encoding)))
+
+
+def _console() -> Any:
+    from ..errors import needed
+
+    with needed("rich", "headwise learn prints with rich"):
+        from rich.console import Console
+    return Console(highlight=False)

@@ -1,0 +1,240 @@
+"""The course: every lesson runs, every exercise is examined, every repair has the fault it says."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+import headwise as hw
+from headwise.course.exercises import exercise_of, laid_out, unwritten
+from headwise.course.formulas import plain_formulas
+from headwise.course.lesson import Lesson, lesson, lessons, read_lesson
+from headwise.course.notebooks import notebook
+from headwise.course.plants import PLANTS, repair_of
+from headwise.course.progress import FILE, read_progress
+from headwise.course.running import run_lesson
+from headwise.course.study import Study
+from headwise.errors import ArgumentError
+from headwise.examiner.catalogue import FAULTS
+
+pytest.importorskip("matplotlib")
+every_lesson = pytest.mark.parametrize("one", lessons(), ids=lambda one: one.name)
+KEYS = {fault.key for fault in FAULTS}
+
+
+@every_lesson
+def test_a_lesson_has_one_idea_one_exercise_and_two_questions(one: Lesson) -> None:
+    kinds = [cell.kind for cell in one.cells]
+    assert (kinds.count("exercise"), kinds.count("solution"), kinds.count("question")) == (1, 1, 2)
+    assert 5 <= one.minutes <= 10 and one.idea[0].islower() and not one.idea.endswith(".")
+    assert set(one.repairs) <= KEYS
+    assert kinds[0] == "markdown"
+    exercise = exercise_of(one)
+    names = {node.name for node in ast.walk(ast.parse(exercise.solution)) if hasattr(node, "name")}
+    assert exercise.name in names
+    assert unwritten(exercise.start) and not unwritten(exercise.solution)
+    assert all(cell.about.endswith("?") for cell in one.cells if cell.kind == "question")
+
+
+def test_lessons_are_counted_without_a_gap_and_no_two_exercises_are_the_same() -> None:
+    assert [one.number for one in lessons()] == list(range(1, 18))
+    assert len({exercise_of(one).solution for one in lessons()}) == 17
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@every_lesson
+def test_a_lesson_runs_and_shows_a_picture(one: Lesson) -> None:
+    shown = run_lesson(one)
+    pictures = [picture for each in shown.values() for picture in each.pictures]
+    assert pictures and all(picture.startswith(b"\x89PNG") for picture in pictures)
+
+
+@pytest.mark.slow
+@every_lesson
+def test_its_start_is_not_judged_and_its_solution_is_right(one: Lesson, tmp_path: Path) -> None:
+    exercise = exercise_of(one)
+    file = tmp_path / one.file_name
+    file.write_text(laid_out(exercise, one.title, "headwise learn check"), "utf-8")
+    begun = hw.check_file(file, exercise.name)
+    assert begun.verdict == "not judged" and "still to be written" in begun.summary
+    file.write_text(exercise.solution, "utf-8")
+    solved = hw.check_file(file, exercise.name)
+    assert solved.ok, str(solved)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", PLANTS)
+def test_a_repair_has_the_fault_it_says_and_its_solution_has_none(fault: str, tmp_path: Path) -> None:
+    exercise = repair_of(fault)
+    file = tmp_path / "repair.py"
+    file.write_text(exercise.start, "utf-8")
+    assert [each.key for each in hw.check_file(file, exercise.name).faults] == [fault]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "code", {plant.code: plant for plant in PLANTS.values()}.values(), ids=lambda plant: plant.name
+)
+def test_what_faults_are_planted_in_is_right(code, tmp_path: Path) -> None:
+    file = tmp_path / "right.py"
+    file.write_text(code.code, "utf-8")
+    assert hw.check_file(file, code.name).ok
+
+
+def test_plants_are_faults_of_the_library_and_change_something() -> None:
+    assert set(PLANTS) <= KEYS and len(PLANTS) >= 50
+    for fault in PLANTS:
+        exercise = repair_of(fault)
+        assert exercise.start != exercise.solution
+    with pytest.raises(ArgumentError, match="fault must be one that can be planted: got 'no such'"):
+        repair_of("no such")
+
+
+# Notebooks
+
+
+@every_lesson
+def test_a_notebook_holds_the_lesson_and_its_check(one: Lesson) -> None:
+    told = json.loads(notebook(one))
+    assert told["nbformat"] == 4 and len({cell["id"] for cell in told["cells"]}) == len(told["cells"])
+    sources = ["".join(cell["source"]) for cell in told["cells"]]
+    assert "%pip install" in sources[1]
+    assert f"import headwise as hw\n\nhw.check({exercise_of(one).name})" in sources
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@every_lesson
+def test_a_notebook_runs(one: Lesson, tmp_path: Path) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    book = nbformat.reads(notebook(one), as_version=4)
+    nbformat.validate(book)
+    nbclient.NotebookClient(
+        book, timeout=240, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    ).execute()
+    outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert any("still to be written" in str(output.get("data", {})) for output in outputs)
+
+
+# What is read
+
+
+HEAD = '"""A title.\n\nidea: one\nminutes: 5\nlevel: junior\n"""\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (HEAD.replace("minutes: 5\n", ""), "lesson 01_a.py must say its minutes"),
+        (HEAD.replace("junior", "expert"), "got 'expert'"),
+        (HEAD + "# %% [html]\n", "got '# %% \\[html\\]'"),
+        (HEAD + "# %% [markdown]\nbare\n", "got 'bare'"),
+    ],
+)
+def test_a_lesson_that_cannot_be_read_says_where(text: str, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        read_lesson("01_a.py", text)
+
+
+def test_there_is_no_lesson_of_another_number() -> None:
+    with pytest.raises(ArgumentError, match="lesson must be 1 to 17: got 18"):
+        lesson(18)
+
+
+def test_what_is_still_to_be_written_is_found() -> None:
+    source = (
+        "def a():\n    '''Do it.'''\n    raise NotImplementedError\n\nclass B:\n    def c(self): ...\n"
+        "    def d(self):\n        pass\n    def e(self):\n        return 1\n"
+    )
+    assert [(one.name, one.line, one.task) for one in unwritten(source)] == [
+        ("a", 3, "Do it."), ("B.c", 6, ""), ("B.d", 8, ""),
+    ]  # fmt: skip
+    assert unwritten("def (") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        (r"$\text{softmax}\left(\frac{QK^\top}{\sqrt{d_k}}\right) V$", "softmax(QKᵀ / √d_k) V"),
+        (r"$$x_{i} = 4 d^2$$", "x_i = 4 d^2"),
+        ("costs 5 $ and 6 $", "costs 5 $ and 6 $"),
+        ("`$x$`", "`$x$`"),
+    ],
+)
+def test_formulas_can_be_read_in_a_terminal(text: str, plain: str) -> None:
+    assert plain_formulas(text) == plain
+
+
+def test_no_formula_of_a_lesson_is_left_in_its_own_letters() -> None:
+    for one in lessons():
+        for cell in one.cells:
+            if cell.kind in ("markdown", "question"):
+                assert "\\" not in plain_formulas(cell.text).replace("\\*", ""), (one.name, cell.text)
+
+
+# The learner's folder
+
+
+def test_nothing_a_learner_wrote_is_overwritten(tmp_path: Path) -> None:
+    study = Study(tmp_path)
+    task = study.task("3")
+    assert study.start(task)
+    task.path.write_text("# mine", "utf-8")
+    assert not study.start(task)
+    assert task.path.read_text("utf-8") == "# mine"
+    kept = study.reset(task)
+    assert kept is not None and kept.read_text("utf-8") == "# mine"
+    assert "raise NotImplementedError" in task.path.read_text("utf-8")
+    again = study.reset(task)
+    assert again is not None and again != kept
+    assert sorted(one.name for one in tmp_path.iterdir() if one.name.startswith(".")) == []
+
+
+def test_progress_is_found_again(tmp_path: Path) -> None:
+    study = Study(tmp_path)
+    task = study.task("3")
+    study.start(task)
+    study.progress.of(task.key).solved = True
+    study.progress.questions["Why?"] = True
+    study.progress.save()
+    again = Study(tmp_path)
+    assert again.progress.solved(task.key) and again.progress.questions == {"Why?": True}
+    assert again.task().key == task.key
+    following = again.after(task)
+    assert following is not None and following.which == "4"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "progress must be readable"), ('{"version": 9}', "progress must be of version 1: .* has 9"),
+     ('{"version": 1, "exercises": {"a": {"no": 1}}, "questions": {}}', "progress must be readable")],
+)  # fmt: skip
+def test_a_file_of_progress_that_is_none_of_ours_is_left_alone(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / FILE).write_text(text, "utf-8")
+    with pytest.raises(ArgumentError, match=words):
+        read_progress(tmp_path)
+    assert (tmp_path / FILE).read_text("utf-8") == text
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [(None, "none was begun"), ("x", "got 'x'"), ("99", "got 99"), ("repair 0", "repair must be 1 to")],
+)
+def test_what_is_no_exercise_is_said(tmp_path: Path, which: str | None, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        Study(tmp_path).task(which)
+
+
+def test_an_exercise_has_to_be_begun_and_a_folder_written_to(tmp_path: Path) -> None:
+    study = Study(tmp_path / "new")
+    with pytest.raises(ArgumentError, match=r"exercise must be begun first: there is no .*01_"):
+        study.check(study.task("1"))
+    (tmp_path / "file").write_text("", "utf-8")
+    blocked = Study(tmp_path / "file")
+    with pytest.raises(ArgumentError, match="folder must be one to write to"):
+        blocked.start(blocked.task("1"))
