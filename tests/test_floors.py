@@ -42,6 +42,7 @@ FLOORS = (
     ("listeners",),
     ("show",),
     ("examiner",),
+    ("course",),
     ("cli", "doctor", "moved_modules", "testing", "__main__"),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
