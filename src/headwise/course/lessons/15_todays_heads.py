@@ -7,8 +7,8 @@ repairs: groups repeated in wrong order; causal mask not shifted by the cache
 """
 
 # %% [markdown]
-# The layer of 2017 is still the layer of today: project, split, attend, join, project. What changed is around it,
-# because models now write long texts, one token at a time, and must remember all that came before.
+# The layer of 2017 is still the layer of today: project, split, attend, join, project. What changed is around
+# it, because models now write long texts, one token at a time, and must remember all that came before.
 #
 # | change | what it changes | what it saves |
 # |---|---|---|
@@ -21,8 +21,9 @@ repairs: groups repeated in wrong order; causal mask not shifted by the cache
 #
 # ## Grouped and multi-query heads
 #
-# With $H$ heads of queries and $H_k$ heads of keys and values, $H / H_k$ heads ask their own questions about the same
-# keys. $H_k = H$ is the paper's layer, $H_k = 1$ is called multi-query, everything between grouped-query.
+# With $H$ heads of queries and $H_k$ heads of keys and values, $H / H_k$ heads ask their own questions about
+# the same keys. $H_k = H$ is the paper's layer, $H_k = 1$ is called multi-query, everything between
+# grouped-query.
 
 # %%
 import torch
@@ -43,11 +44,11 @@ for num_kv_heads in (8, 2, 1):
     print(f"KV heads {num_kv_heads}: {parameters:9,} parameters, {per_token:5,} bytes kept per token")
 
 # %% [markdown]
-# The cache shrinks with $H_k$. Parameters shrink less: $W_Q$ and $W_O$ stay as they are. And the $T \times T$ weights do not
-# shrink at all: there is still one map per head of queries.
+# The cache shrinks with $H_k$. Parameters shrink less: $W_Q$ and $W_O$ stay as they are. And the $T \times T$
+# weights do not shrink at all: there is still one map per head of queries.
 #
-# Is it the same computation? Yes: as if every head of keys were copied for each head of its group. Neighbours share:
-# heads 0, 1, 2, 3 use the first head of keys, heads 4, 5, 6, 7 the second.
+# Is it the same computation? Yes: as if every head of keys were copied for each head of its group. Neighbours
+# share: heads 0, 1, 2, 3 use the first head of keys, heads 4, 5, 6, 7 the second.
 
 # %%
 q = torch.randn(1, 8, 5, 64)  # [B, H, T, D]
@@ -62,10 +63,10 @@ print("one map per head of queries:", tuple(weights.shape))
 # %% [markdown]
 # ## RoPE: positions inside the dot product
 #
-# Attention by itself does not know the order of words: shuffle the tokens, and the outputs are shuffled, nothing more.
-# RoPE turns each pair of channels of a query by an angle that grows with its position, and each key likewise. Turned
-# by the same angle, a product does not change, so what remains in $q_i \cdot k_j$ is the distance $i - j$. It has no
-# parameters, and no table that ends at a longest text.
+# Attention by itself does not know the order of words: shuffle the tokens, and the outputs are shuffled,
+# nothing more. RoPE turns each pair of channels of a query by an angle that grows with its position, and each
+# key likewise. Turned by the same angle, a product does not change, so what remains in $q_i \cdot k_j$ is the
+# distance $i - j$. It has no parameters, and no table that ends at a longest text.
 
 # %%
 plain = hw.MultiHeadAttention(64, 4).eval()
@@ -82,8 +83,9 @@ print("parameters with and without:", *(sum(p.numel() for p in m.parameters()) f
 # %% [markdown]
 # ## A sliding window
 #
-# `window=4` lets a query see itself and the three tokens before it. To see all three changes at once, take the dullest
-# text there is: the same token sixteen times, with a query equal to its key. Only its place can tell one from another.
+# `window=4` lets a query see itself and the three tokens before it. To see all three changes at once, take
+# the dullest text there is: the same token sixteen times, with a query equal to its key. Only its place can
+# tell one from another.
 
 # %%
 import matplotlib.pyplot as plt
@@ -110,13 +112,13 @@ band = torch.stack(
 assert torch.allclose(band, band[:1].expand_as(band), atol=1e-6)  # by distance alone: every row is the same
 
 # %% [markdown]
-# Without positions every earlier token has the same share: 1 of 1, then halves, thirds, quarters. With RoPE near tokens
-# get more, and how much more depends on the distance alone. (A trained head can turn this into "look three back": the
-# preference for the near comes from query and key being equal here.) With the window what lies further back is cut
-# off, and every full row is the row above, moved by one.
+# Without positions every earlier token has the same share: 1 of 1, then halves, thirds, quarters. With RoPE
+# near tokens get more, and how much more depends on the distance alone. (A trained head can turn this into
+# "look three back": the preference for the near comes from query and key being equal here.) With the window
+# what lies further back is cut off, and every full row is the row above, moved by one.
 #
-# A window does not mean that a model forgets: what a token saw, the next layer sees in that token. Three layers of
-# window 4 reach 3 times 3 tokens back. Gradients tell exactly which inputs an output hangs on:
+# A window does not mean that a model forgets: what a token saw, the next layer sees in that token. Three
+# layers of window 4 reach 3 times 3 tokens back. Gradients tell exactly which inputs an output hangs on:
 
 # %%
 layers = [hw.MultiHeadAttention(64, 4, causal=True, window=4) for _ in range(3)]
@@ -132,9 +134,9 @@ assert sum(reached) == 3 * (4 - 1) + 1
 # %% [markdown]
 # ## The KV cache: step by step equals all at once
 #
-# To write a text, a model runs once per token. In a causal layer an earlier token never sees a later one, so its key
-# and value never change: compute them once and keep them. A new token then brings one row of queries, keys and
-# values, and looks back at all that is kept.
+# To write a text, a model runs once per token. In a causal layer an earlier token never sees a later one, so
+# its key and value never change: compute them once and keep them. A new token then brings one row of queries,
+# keys and values, and looks back at all that is kept.
 
 # %%
 mha = hw.MultiHeadAttention(64, 8, num_kv_heads=2, causal=True, rope=hw.nn.Rope(), window=6).eval()
@@ -156,8 +158,8 @@ assert torch.allclose(torch.cat(again, dim=1), whole, atol=1e-5)
 print(f"tokens projected for a text of 20: {without} without a cache, {with_cache} with it; {cache}")
 
 # %% [markdown]
-# Work is saved, memory is spent: the cache grows by one column per token, in every layer. Where there is a window, only
-# the last columns can be seen, so a ring of that many is enough, for a text of any length:
+# Work is saved, memory is spent: the cache grows by one column per token, in every layer. Where there is a
+# window, only the last columns can be seen, so a ring of that many is enough, for a text of any length:
 
 # %%
 with torch.no_grad():
@@ -167,9 +169,9 @@ assert torch.allclose(torch.cat(steps, dim=1), whole, atol=1e-5)
 print(ring, f"{ring.nbytes:,} bytes")
 
 # %% [markdown]
-# Course pages stop at 2017: as many heads of keys as of queries, and one call for the whole text. That is right for
-# BERT and for learning. For a model that writes, what has to be kept per token decides how long a text and how many
-# users fit. For a real one, Llama 3 8B with a text of 131,072 tokens:
+# Course pages stop at 2017: as many heads of keys as of queries, and one call for the whole text. That is
+# right for BERT and for learning. For a model that writes, what has to be kept per token decides how long a
+# text and how many users fit. For a real one, Llama 3 8B with a text of 131,072 tokens:
 
 # %%
 from headwise.nn.presets import find
@@ -252,14 +254,15 @@ with torch.no_grad():
 
 # %% question: Llama 3 8B keeps 8 heads of keys and values where it has 32 heads. What does that save at 131,072 tokens?
 # Three quarters of the cache: 16 GiB instead of 64 GiB for one text in bfloat16, as the cell above computes:
-# 2 (keys and values) times 32 layers times 8 heads times 128 channels times 2 bytes is 128 KiB a token. It does not
-# save the work of attention: 32 heads still compute 32 rows of weights per token.
+# 2 (keys and values) times 32 layers times 8 heads times 128 channels times 2 bytes is 128 KiB a token. It
+# does not save the work of attention: 32 heads still compute 32 rows of weights per token.
 
 # %% question: A key was turned by RoPE when it came and has been in the cache since. Why need it not be turned again as the text grows?
-# It was turned by its own position, which does not change. Each new query is turned by its own position, and the
-# product of the two depends on the difference alone: the distance comes out right for every later query. That is
-# also why scalings of RoPE whose angles change with the length of the text do not go well with a cache.
+# It was turned by its own position, which does not change. Each new query is turned by its own position, and
+# the product of the two depends on the difference alone: the distance comes out right for every later query.
+# That is also why scalings of RoPE whose angles change with the length of the text do not go well with a
+# cache.
 
 # %% [markdown]
-# The next lesson reads the tables of real models with these words: how many heads, how many of them with keys of
-# their own, and how wide.
+# The next lesson reads the tables of real models with these words: how many heads, how many of them with keys
+# of their own, and how wide.

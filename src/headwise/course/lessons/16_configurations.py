@@ -7,12 +7,14 @@ repairs: hard-coded heads; constant scale
 """
 
 # %% [markdown]
-# Every course has a table of famous models: width, heads, width of a head. Such tables are easy to copy and hard to
-# check, so here is one that is computed. headwise keeps the published sizes of the attention layers of three dozen
-# models as plain data, `headwise.nn.presets`, and can build each of them: `hw.MultiHeadAttention.preset("llama3-8b")`.
+# Every course has a table of famous models: width, heads, width of a head. Such tables are easy to copy and
+# hard to check, so here is one that is computed. headwise keeps the published sizes of the attention layers
+# of three dozen models as plain data, `headwise.nn.presets`, and can build each of them:
+# `hw.MultiHeadAttention.preset("llama3-8b")`.
 #
-# Five numbers are enough: $d_\text{model}$, the number of heads $H$, of heads with keys and values $H_k$ (lesson 15),
-# the width of a head $d_k$, and the number of layers. First, the five rows that course pages usually show:
+# Five numbers are enough: $d_\text{model}$, the number of heads $H$, of heads with keys and values $H_k$
+# (lesson 15), the width of a head $d_k$, and the number of layers. First, the five rows that course pages
+# usually show:
 
 # %%
 from headwise.nn.presets import PRESETS, find
@@ -37,13 +39,13 @@ for title, row in told.items():
 print("five of five rows as published;", len(PRESETS), "models in all")
 
 # %% [markdown]
-# Those rows are right. They are also all from 2018 to 2020, and all alike in two ways that newer models are not. So the
-# same table, continued, with what follows from the five numbers:
+# Those rows are right. They are also all from 2018 to 2020, and all alike in two ways that newer models are
+# not. So the same table, continued, with what follows from the five numbers:
 #
-# - weights of the four projections, in all layers: $L \cdot d_\text{model} \cdot d_k \, (2H + 2H_k)$, for $W_Q$ and $W_O$ are
-#   $H$ heads wide, $W_K$ and $W_V$ only $H_k$,
-# - what a model that writes has to keep for each token of a text: $2 \cdot L \cdot H_k \cdot d_k$ numbers, of 2 bytes in
-#   bfloat16. Encoders write nothing and keep nothing.
+# - weights of the four projections, in all layers: $L \cdot d_\text{model} \cdot d_k \, (2H + 2H_k)$, for
+#   $W_Q$ and $W_O$ are $H$ heads wide, $W_K$ and $W_V$ only $H_k$,
+# - what a model that writes has to keep for each token of a text: $2 \cdot L \cdot H_k \cdot d_k$ numbers, of
+#   2 bytes in bfloat16. Encoders write nothing and keep nothing.
 
 # %%
 import headwise as hw
@@ -69,14 +71,13 @@ shown = (
     "transformer-base bert-base t5-3b gpt2-small gpt3 falcon-7b llama2-7b llama3-8b "
     "llama3-405b qwen3-0.6b gemma-7b gemma2-27b gpt-oss-20b smollm2-135m"
 )
-print(f"{'':17} d_model heads  KV  d_k  H x d_k  weights in M  cache a token")
+columns = ("d_model", "heads", "kv", "d_k", "H x d_k")
+print(" " * 17 + "".join(f"{column:>8}" for column in columns) + "  weights in M  cache a token")
 for name in shown.split():
     row = table[name]
     kept = f"{row['cache'] / 1024:,.0f} KiB" if row["cache"] else "-"
-    print(
-        f"{PRESETS[name].title:17}{row['d_model']:8}{row['heads']:6}{row['kv']:4}{row['d_k']:5}{row['H x d_k']:9}"
-        f"{row['weights'] / 1e6:14,.1f}{kept:>15}"
-    )
+    numbers = "".join(f"{row[column]:8}" for column in columns)
+    print(f"{PRESETS[name].title:17}{numbers}{row['weights'] / 1e6:14,.1f}{kept:>15}")
 
 for name in ("bert-base", "smollm2-135m", "qwen3-0.6b"):  # the formula, and layers that are really built
     layer = hw.MultiHeadAttention.preset(name)
@@ -89,8 +90,8 @@ for name in ("bert-base", "smollm2-135m", "qwen3-0.6b"):  # the formula, and lay
 # ## Is d_model = heads x d_k?
 #
 # Textbooks write $d_\text{model} = H \cdot d_k$ as if it were a law, and many classes begin with
-# `assert d_model % num_heads == 0`. It is a habit. A head projects from $d_\text{model}$ to $d_k$, and $W_O$ back from
-# $H \cdot d_k$ to $d_\text{model}$; any two numbers will do.
+# `assert d_model % num_heads == 0`. It is a habit. A head projects from $d_\text{model}$ to $d_k$, and $W_O$
+# back from $H \cdot d_k$ to $d_\text{model}$; any two numbers will do.
 
 # %%
 ratio = {PRESETS[name].title: row["H x d_k"] / row["d_model"] for name, row in table.items()}
@@ -100,8 +101,8 @@ print(f"holds for {len(ratio) - len(others)} of {len(ratio)}; not for:", ", ".jo
 # %% [markdown]
 # ## Is 8 heads common?
 #
-# Eight is the number of the paper's base model, and of the examples that were copied from it. What stays nearly the same
-# while models grow is not the number of heads but the width of one:
+# Eight is the number of the paper's base model, and of the examples that were copied from it. What stays
+# nearly the same while models grow is not the number of heads but the width of one:
 
 # %%
 from collections import Counter
@@ -130,14 +131,14 @@ for ax, counts, what in ((axes[1], heads, "heads"), (axes[2], widths, "d_k")):
 figure.suptitle(f"What textbooks say of configurations, counted in {len(table)} models")
 
 # %% [markdown]
-# Eight heads (orange) are found, but they are not the rule. A list of models that people know is no census, so the counts
-# say this and no more.
+# Eight heads (orange) are found, but they are not the rule. A list of models that people know is no census,
+# so the counts say this and no more.
 #
-# So a configuration is often read best from behind: choose $d_k$, 64 or 128, and the width gives the heads. Very narrow
-# heads do cost something. Of 18 small models that we trained, alike but for the number of heads, those with heads of 16
-# and of 8 channels ended clearly worse than those with heads of 32; heads of 64, 128 and 256 channels could not be told
-# apart from these. (Narrow heads there also had fewer pairs of channels for RoPE to turn. "What heads do, measured" in
-# the documentation has all numbers.)
+# So a configuration is often read best from behind: choose $d_k$, 64 or 128, and the width gives the heads.
+# Very narrow heads do cost something. Of 18 small models that we trained, alike but for the number of heads,
+# those with heads of 16 and of 8 channels ended clearly worse than those with heads of 32; heads of 64, 128
+# and 256 channels could not be told apart from these. (Narrow heads there also had fewer pairs of channels
+# for RoPE to turn. "What heads do, measured" in the documentation has all numbers.)
 #
 # ## Keys and values
 #
@@ -249,12 +250,14 @@ class ConfiguredAttention(nn.Module):
 
 
 # %% question: A configuration says d_model 3072, 16 heads, head_dim 256. Is that a mistake, and which shapes have W_Q and W_O?
-# No mistake: it is Gemma 7B. 16 heads of 256 are 4096 channels, so $W_Q$ takes 3072 to 4096 and $W_O$ 4096 back to 3072.
-# Only code that computes the width of a head as d_model / heads (192) would be wrong here, and its scale with it.
+# No mistake: it is Gemma 7B. 16 heads of 256 are 4096 channels, so $W_Q$ takes 3072 to 4096 and $W_O$ 4096
+# back to 3072. Only code that computes the width of a head as d_model / heads (192) would be wrong here, and
+# its scale with it.
 
 # %% question: Llama 2 7B and Falcon 7B are models of about one size. Which can hold the longer text in 16 GiB of cache, and why?
-# Falcon: 2,097,152 tokens beside 32,768, 64 times as many (computed above). It has one head of keys and values for 71 heads
-# of queries, of 64 channels; Llama 2 7B has 32, of 128. Sizes of weights say little about what a text costs.
+# Falcon: 2,097,152 tokens beside 32,768, 64 times as many (computed above). It has one head of keys and
+# values for 71 heads of queries, of 64 channels; Llama 2 7B has 32, of 128. Sizes of weights say little about
+# what a text costs.
 
 # %% [markdown]
 # The next lesson puts work and time beside these sizes: what one head costs.
