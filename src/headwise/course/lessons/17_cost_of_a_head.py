@@ -96,7 +96,7 @@ for name in ("bert-base", "gpt2-small", "llama2-7b", "llama3-8b", "gpt3"):
 
 # %% [markdown]
 # So for a sentence or a page the famous square does not matter: projections are what is paid for (and the
-# feed-forward network, which is not even in this count). For a book nothing else does.
+# feed-forward network, which is not even in this count). For a book it is nearly all that the layer pays for.
 #
 # Is it so in time, too? Medians of repeated runs, as multiples of the shortest projections:
 
