@@ -65,11 +65,11 @@ def _run(code: str, called: str, names: dict[str, Any]) -> Any:
     """The value of its last line, where that is an expression."""
     tree = ast.parse(code)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, called, "exec"), names)
+    exec(compile(tree, called, "exec", dont_inherit=True), names)
     if last is None:
         return None
     assert isinstance(last, ast.Expr)
-    return eval(compile(ast.Expression(last.value), called, "eval"), names)
+    return eval(compile(ast.Expression(last.value), called, "eval", dont_inherit=True), names)
 
 
 def _is_picture(value: object) -> bool:

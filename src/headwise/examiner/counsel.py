@@ -63,7 +63,7 @@ def _advice(report: Report, evidence: Evidence) -> list[tuple[str, str]]:
     file = "FILE" if evidence.path is None else Path(evidence.path).name
     command = f"headwise check {file}:{evidence.name}"
     said: list[tuple[str, str]] = []
-    if problem is None or problem.stage == "limits":
+    if problem is None or problem.stage == "limits" or problem.kind == "NotImplementedError":
         return said
     if package := re.search(r"No module named '(\w+)", problem.message):
         both = f"install what it imports, where headwise runs: pip install {package[1]}"
