@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -88,7 +90,26 @@ class ComplexTable(AddedInWords):
         return self.o((p @ v).transpose(1, 2).flatten(2))
 
 
-@pytest.mark.parametrize("kind", [AddedInWords, Stateful, ComplexTable])
+class Config(NamedTuple):
+    d_model: int = 24
+    num_heads: int = 4
+    causal: bool = False
+
+
+class CausalIfConfigured(AddedInWords):
+    """No token sees a later one, where config.causal says so."""
+
+    def __init__(self, config: Config = Config()) -> None:  # noqa: B008 - as learners write it
+        super().__init__(config.d_model, config.num_heads)
+        self.config = config
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        mask = torch.zeros_like(later, dtype=x.dtype).masked_fill(later, -torch.inf)
+        return super().forward(x, mask if self.config.causal else None)
+
+
+@pytest.mark.parametrize("kind", [AddedInWords, Stateful, ComplexTable, CausalIfConfigured])
 def test_what_is_right_in_its_own_words_is_not_accused(kind: type) -> None:
     report = check(kind)
     assert report.ok, report.summary

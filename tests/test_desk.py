@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -391,9 +392,18 @@ def test_a_template_that_ends_is_told_and_the_next_file_starts_another(tmp_path:
         assert not one.alive()
         outcome = run_file(tmp_path / "good.py", "MultiHeadAttention", template=one)  # another is started
         assert outcome.evidence is not None and one.alive()
-        os.kill(one._process.pid, signal.SIGKILL)
+        pid = one._process.pid
         (tmp_path / "slow.py").write_text(f"import time\ntime.sleep(1000)\n{GOOD}")
-        reports = list(check_files([tmp_path / "slow.py"], template=one, seconds=1))
+        copies = Path(f"/proc/{pid}/task/{pid}/children")
+
+        def end_while_it_runs() -> None:
+            assert soon(lambda: copies.read_text() != "")
+            os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=end_while_it_runs)
+        killer.start()
+        reports = list(check_files([tmp_path / "slow.py"], template=one, seconds=90))
+        killer.join()
         assert [report.verdict for report in reports] == ["not judged"]
 
 
@@ -481,6 +491,7 @@ def forgeries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @protected
 def test_no_forgery_passes_and_an_honest_file_does(forgeries: dict[str, Report]) -> None:
     assert len(forgeries) == len(list(FORGERIES.glob("*.py"))) + len(TRICKS) + 1 >= 41

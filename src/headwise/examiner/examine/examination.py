@@ -27,7 +27,7 @@ from .plan import Way
 from .probes import LOUD_ALONE, LOUD_PROBE, causal_mask, probe
 from .projections import Found, error_of, find_roles
 from .recognition import long_window, recognise
-from .subject import in_precision, signature_of
+from .subject import fields_of, in_precision, signature_of
 from .surroundings import CAUGHT, files_of, problem_of, surroundings
 from .wiring import explained, rewire
 from .words import bare, meant_causal, size_word, texts_of
@@ -526,9 +526,10 @@ def _share_first_problem(evidence: Evidence) -> None:
 
 
 def _switched_off(body: object) -> bool:
-    """Whether it keeps a switch for a causal mask, and that is off."""
+    """Whether it keeps a switch for a causal mask, as an attribute or in a configuration, and that is off."""
     owners = body.modules() if isinstance(body, nn.Module) else [body]
     kept = [(name, value) for one in owners for name, value in getattr(one, "__dict__", {}).items()]
+    kept += [field for _, value in kept if not isinstance(value, nn.Module) for field in fields_of(value)]
     return any(value is False and size_word(name) == "causal" for name, value in kept)
 
 
