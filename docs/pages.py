@@ -1,6 +1,6 @@
 """For the site: files of the repository as pages, links to the repository as links to these pages, lists.
 
-A line `--8<-- "DESIGN.md"` stands for that file, Python in a block of code, and `--8<-- "faults"` for all that
+A line `--8<-- "DESIGN.md"` stands for that file, Python in a block of code, and `--8<-- "faults"` for what
 the examiner's catalogue says. README's links and pictures are absolute, for the package index; here they are
 those of the site. A list may follow a line that is not blank: Markdown in Python wants a blank one, GitHub
 does not.
