@@ -1,19 +1,25 @@
 """For the site: files of the repository as pages, links to the repository as links to these pages, lists.
 
-A line `--8<-- "DESIGN.md"` stands for that file, Python in a block of code. README's links and pictures are
-absolute, for the package index; here they are those of the site. A list may follow a line that is not blank:
-Markdown in Python wants a blank one, GitHub does not.
+A line `--8<-- "DESIGN.md"` stands for that file, Python in a block of code, and `--8<-- "faults"` for what
+the examiner's catalogue says. README's links and pictures are absolute, for the package index; here they are
+those of the site. A list may follow a line that is not blank: Markdown in Python wants a blank one, GitHub
+does not.
 """
 
 from __future__ import annotations
 
+import functools
 import posixpath
 import re
+import sys
 import tomllib
+from collections.abc import Iterable, Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+FAULTS = "faults"
 INCLUDED = re.compile(r'^--8<-- "([\w./]+)"$', re.MULTILINE)
 ITEM = re.compile(r"([-*]|\d+\.) ")
 
@@ -27,7 +33,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def included(name: str) -> str:
-    """A file of the repository, as Markdown."""
+    """A file of the repository, as Markdown; or the faults."""
+    if name == FAULTS:
+        return faults()
     text = (ROOT / name).read_text("utf-8")
     return f"```python\n{text}```" if name.endswith(".py") else text
 
@@ -59,3 +67,78 @@ def spaced(lines: list[str]) -> list[str]:
         in_list = is_item or (in_list and (not line.strip() or line.startswith(" ")))
         shown.append(line)
     return shown
+
+
+# The faults
+
+
+@functools.cache
+def faults() -> str:
+    """The examiner's catalogue: the commonest by name, then room by room, a section per fault.
+
+    It is imported, torch with it (a few seconds, once): texts of faults are made by functions, too.
+    """
+    sys.path.insert(0, str(ROOT / "src"))  # these pages are of this tree, whatever is installed
+    from headwise.examiner import catalogue
+    from headwise.examiner.faults import ROOMS
+
+    known = catalogue.FAULTS
+    common = [f"[{key}](#{slug(key)})" for key, fault in known.items() if fault.common]
+    told = [
+        f"{len(known)} faults have a name. Those made most often: {', '.join(common)}.",
+        "## Of a whole attention",
+    ]
+    for room in ROOMS:
+        told += [f"### {first_line(room)}", *map(section, room.FAULTS)]
+    told.append("## Of single steps")
+    for room in catalogue.STEPS:
+        told += [f"### {first_line(room)}", *map(section, room.FAULTS)]
+    return "\n\n".join(told)
+
+
+def first_line(room: Any) -> str:
+    """What a room is about."""
+    return str(room.__doc__).partition("\n")[0].rstrip(".")
+
+
+def section(fault: Any) -> str:
+    """One fault. Its texts are formulas and words, never Markdown."""
+    rows = [
+        ("You compute", in_code(fault.formula)),
+        ("It should be", in_code(fault.right)),
+        ("Why it matters", escape(fault.why)),
+        ("Hints", in_steps(fault.hints)),
+        ("Repair", f"<pre><code>{escape(fault.repair)}</code></pre>"),
+    ]
+    lines = [f"<dt>{name}</dt><dd>{said}</dd>" for name, said in rows]
+    title = escape(f"{fault.title[0].upper()}{fault.title[1:]}.")
+    parts = [f"#### {fault.key}", f"<p>{' '.join((title, *notes(fault)))}</p>"]
+    return "\n\n".join([*parts, "\n".join(['<dl class="fault">', *lines, "</dl>"])])
+
+
+def notes(fault: Any) -> Iterator[str]:
+    """What else is to be known of it."""
+    if fault.remark:
+        yield "A remark: code that is right otherwise stays right."
+    if fault.design:
+        yield escape(f"On purpose it is a design, {fault.design}, and no fault.")
+    if fault.needs_mask:
+        yield "It shows only where something is hidden."
+
+
+def in_code(said: str) -> str:
+    """A formula."""
+    return f"<code>{escape(said)}</code>"
+
+
+def in_steps(hints: Iterable[str]) -> str:
+    """Hints, one behind another: each tells more, so each is opened by itself."""
+    inner = ""
+    for number, hint in reversed(list(enumerate(hints, 1))):
+        inner = f"<details><summary>hint {number}</summary>{escape(hint)}{inner}</details>"
+    return inner
+
+
+def slug(heading: str) -> str:
+    """What a heading is linked by, as mkdocs has it."""
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())

@@ -22,7 +22,7 @@ from headwise.examiner.catalogue import FAULTS
 
 pytest.importorskip("matplotlib")
 every_lesson = pytest.mark.parametrize("one", lessons(), ids=lambda one: one.name)
-KEYS = {fault.key for fault in FAULTS}
+KEYS = set(FAULTS)
 
 
 @every_lesson

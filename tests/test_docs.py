@@ -4,6 +4,7 @@ needs no network."""
 from __future__ import annotations
 
 import contextlib
+import html
 import importlib.util
 import io
 import os
@@ -24,6 +25,7 @@ import typer
 import browser
 import headwise
 from headwise.cli import application
+from headwise.examiner.catalogue import FAULTS
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -255,6 +257,17 @@ def test_links_into_the_repository_become_links_of_the_site() -> None:
             src_uri = "guides/look.md"
 
     assert hook.on_page_markdown(text, Page) == "![a](../heads.png) [b](use.md) [c](../design.md)"
+
+
+def test_the_page_of_faults_says_what_the_catalogue_says() -> None:
+    page = _pages_hook().included("faults")
+    heads = re.findall(r"^#### (.+)$", page, re.MULTILINE)
+    assert heads == list(FAULTS)
+    assert page.count("<summary>hint 3</summary>") == len(FAULTS)
+    fault = FAULTS["scale by d_model"]
+    _, _, rest = page.partition(f"#### {fault.key}\n")
+    said = html.unescape(rest.partition("####")[0])
+    assert all(text in said for text in (fault.formula, fault.right, *fault.hints, fault.why, fault.repair))
 
 
 def test_the_api_pages_name_every_public_name() -> None:
