@@ -1,9 +1,0 @@
-"""Placeholder until the deck is merged."""
-
-
-def deck(level=None, lesson=None):
-    return ()
-
-
-def computed(question):
-    return ""
