@@ -33,7 +33,7 @@ from typing import Literal
 
 from ..errors import ArgumentError
 
-__all__ = ["Cell", "Exercise", "Lesson", "Question", "lesson", "lessons", "read_lesson"]
+__all__ = ["Cell", "Exercise", "Lesson", "Question", "lesson", "lessons", "read_cells", "read_lesson"]
 
 Kind = Literal["markdown", "code", "exercise", "solution", "question"]
 _HEAD = re.compile(r"^# %%(?: \[(markdown)\]| (exercise|solution|question)(?:: (.+))?)?$")
@@ -68,6 +68,7 @@ class Question:
     answer: str
     level: Literal["easy", "medium", "hard"]
     lesson: int
+    check: str = ""  # code that computes what the answer states
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,7 @@ def read_lesson(file_name: str, text: str) -> Lesson:
         ArgumentError: a head that is none, a field that lacks, a text that is not a comment.
     """
     number, _, name = file_name.removesuffix(".py").partition("_")
-    head, *rest = re.split(r"(?m)^(?=# %%)", text)
-    told = ast.get_docstring(ast.parse(head)) or ""
+    told, cells = read_cells(file_name, text)
     title, _, lines = told.partition("\n")
     fields = dict(line.split(": ", 1) for line in lines.strip().splitlines() if ": " in line)
     missing = [field for field in ("idea", "minutes", "level") if field not in fields]
@@ -121,8 +121,18 @@ def read_lesson(file_name: str, text: str) -> Lesson:
         int(fields["minutes"]),
         fields["level"],
         tuple(one.strip() for one in fields.get("repairs", "").split(";") if one.strip()),
-        tuple(_cell(file_name, part) for part in rest),
+        cells,
     )
+
+
+def read_cells(file_name: str, text: str) -> tuple[str, tuple[Cell, ...]]:
+    """What the docstring at the top of a file says, and the cells below it.
+
+    Raises:
+        ArgumentError: a head that is none, a text that is not a comment.
+    """
+    head, *rest = re.split(r"(?m)^(?=# %%)", text)
+    return ast.get_docstring(ast.parse(head)) or "", tuple(_cell(file_name, part) for part in rest)
 
 
 def _cell(file_name: str, text: str) -> Cell:

@@ -1,0 +1,123 @@
+"""The deck of interview questions: how it is read, what is in it, and whether its answers are so."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from headwise.course.deck import LEVELS, computed, deck, read_questions
+from headwise.course.lesson import Question, lessons
+from headwise.errors import ArgumentError
+
+OWN = tuple(question for question in deck() if question.check)
+
+
+def named(question: Question) -> str:
+    return f"{question.level}-{question.lesson}-{question.asked}"
+
+
+def numbers_in(text: str) -> set[float]:
+    """Numbers as they are written: 1,024 and 0.35, not the 3 of Qwen3."""
+    return {
+        float(found.replace(",", "")) for found in re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?!\w)", text)
+    }
+
+
+def test_a_question_has_its_lesson_its_answer_and_its_check() -> None:
+    first = "# %% question: [7] Why?\n# Because\n# of it.\n# %%\nprint(5)\n"
+    second = "# %% question: [2] So?\n# Yes.\n"
+    assert read_questions("hard", f'"""Some."""\n{first}{second}') == (
+        Question("Why?", "Because\nof it.", "hard", 7, "print(5)"),
+        Question("So?", "Yes.", "hard", 2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ("# %% question: Why?\n# So.\n", r"must be written \[lesson\] ..\?: easy.py has 'Why\?'"),
+        ("# %% question: [1] Why\n# So.\n", r"easy.py has '\[1\] Why'"),
+        ("# %%\nprint(1)\n", r"its one check: easy.py has 'print\(1\)'"),
+        (
+            "# %% question: [1] Why?\n# So.\n# %%\n1\n# %%\nprint(2)\n",
+            r"its one check: easy.py has 'print\(2\)'",
+        ),
+        ("# %% question: [1] Why?\nSo.\n", r"texts in comments: got 'So.'"),
+    ],
+)
+def test_what_is_not_a_question_is_refused(cells: str, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        read_questions("easy", f'"""Some."""\n{cells}')
+
+
+def test_the_files_have_their_questions_and_the_lessons_theirs() -> None:
+    of_lessons = sum(cell.kind == "question" for lesson in lessons() for cell in lesson.cells)
+    assert len(deck()) == of_lessons + 16 + 16 + 12
+    assert {level: sum(question.level == level for question in OWN) for level in LEVELS} == {
+        "easy": 16,
+        "medium": 16,
+        "hard": 12,
+    }
+    assert {question.lesson for question in deck()} == set(range(1, 18))
+
+
+def test_a_lessons_questions_have_the_level_of_its_place() -> None:
+    for lesson in lessons():
+        own = {cell.about for cell in lesson.cells if cell.kind == "question"}
+        level = "easy" if lesson.number <= 6 else "medium" if lesson.number <= 14 else "hard"
+        assert own <= {question.asked for question in deck(level, lesson.number)}
+
+
+def test_level_and_lesson_choose() -> None:
+    assert sum((deck(level) for level in LEVELS), ()) == deck()
+    assert all(question.lesson == 7 for question in deck(lesson=7))
+    assert {question.level for question in deck(lesson=7)} == set(LEVELS)
+    assert deck("easy", 17) == tuple(question for question in deck("easy") if question.lesson == 17)
+    assert [question.lesson for question in deck("medium")] == sorted(
+        question.lesson for question in deck("medium")
+    )
+
+
+def test_what_there_is_not_is_refused_by_name() -> None:
+    with pytest.raises(ArgumentError, match="level must be one of easy, medium, hard: got 'simple'"):
+        deck("simple")
+    with pytest.raises(ArgumentError, match="lesson must be 1 to 17: got 18"):
+        deck(lesson=18)
+
+
+def test_every_question_is_asked_once_ends_with_a_question_mark_and_is_answered() -> None:
+    asked = [question.asked for question in deck()]
+    assert len(set(asked)) == len(asked)
+    for question in deck():
+        assert question.asked.endswith("?") and "\n" not in question.asked
+        assert question.answer.strip()
+    for question in OWN:
+        assert 3 <= sum(bool(line) for line in question.answer.splitlines()) <= 12, question.asked
+
+
+def test_a_check_gives_what_it_prints_and_leaves_random_numbers_alone() -> None:
+    before = torch.random.get_rng_state()
+    question = Question(
+        "?", "", "easy", 1, "import torch\ntorch.manual_seed(3)\nprint(torch.ones(2).sum().item())"
+    )
+    assert computed(question) == "2.0\n"
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert computed(Question("?", "", "easy", 1)) == ""
+
+
+def test_an_answer_that_is_wrong_is_an_error() -> None:
+    with pytest.raises(AssertionError):
+        computed(Question("?", "", "easy", 1, "assert 2 + 2 == 5"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("question", OWN, ids=named)
+def test_every_check_runs_alone_and_prints_the_numbers_of_its_answer(question: Question) -> None:
+    printed = computed(question)
+    assert printed.strip()
+    words = re.sub(r"\$[^$]*\$", "", question.answer)  # formulas define, they do not claim
+    stated = {number for number in numbers_in(words) if number > 4}
+    known = numbers_in(printed) | numbers_in(question.asked)
+    assert stated <= known, f"stated and not computed: {sorted(stated - known)}"
