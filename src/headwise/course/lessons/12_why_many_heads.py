@@ -3,7 +3,7 @@
 idea: heads share one width, so that more heads are narrower heads
 minutes: 10
 level: junior
-repairs: single head; heads averaged
+repairs: scale by d_model; scale by sqrt H; heads interleaved
 """
 
 # %% [markdown]
