@@ -208,68 +208,84 @@ assert torch.equal(rest[0].map.dense(), heads[0].map.dense())  # nobody in the l
 #
 # Twins are rare: where three heads of mini at a time were drawn by chance (`python -m studies.claims`, on a longer
 # text), they cost +0.17 together and +0.19 added up. Nothing was made up for.
+#
+# What does it mean to switch a head off? Its output becomes 0, and so does its term in a sum: that is the exercise.
 
-# %% exercise: MultiHeadAttention
-"""Multi-head attention whose heads are as wide as you say."""
+# %% exercise: SummedHeads
+"""Multi-head attention as a sum: every head adds its own part to the output."""
 
 import torch
 from torch import Tensor, nn
 
 
-class MultiHeadAttention(nn.Module):
-    """Heads of `per_head` channels each: num_heads * per_head need not be d_model."""
+class SummedHeads(nn.Module):
+    """Concatenating heads and multiplying by W_O is the same as adding up what each head writes.
 
-    def __init__(self, d_model: int, num_heads: int, per_head: int = 10) -> None:
+    So a head can be seen, weighed or left out by itself: it is one term of a sum.
+    """
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.d_k = per_head
-        raise NotImplementedError  # W_q, W_k, W_v, W_o: which sizes have they now?
+        self.d_k = d_model // num_heads
+        small = d_model**-0.5
+        self.W_Q = nn.Parameter(small * torch.randn(num_heads, d_model, self.d_k))  # a matrix for each head
+        self.W_K = nn.Parameter(small * torch.randn(num_heads, d_model, self.d_k))
+        self.W_V = nn.Parameter(small * torch.randn(num_heads, d_model, self.d_k))
+        self.W_O = nn.Parameter(small * torch.randn(num_heads, self.d_k, d_model))
+
+    def written(self, head: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """What one head adds to the output: [B, T, d_model]."""
+        raise NotImplementedError  # this head's q, k, v; attend; back to the width of the model
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """query [B, T, d_model], key and value [B, S, d_model] -> [B, T, d_model]"""
-        raise NotImplementedError  # project, split, attend, join, project
+        raise NotImplementedError  # all heads together
 
 
 # %% solution
-"""Multi-head attention whose heads are as wide as you say."""
+"""Multi-head attention as a sum: every head adds its own part to the output."""
 
 import torch
 from torch import Tensor, nn
 
 
-class MultiHeadAttention(nn.Module):
-    """Heads of `per_head` channels each: num_heads * per_head need not be d_model."""
+class SummedHeads(nn.Module):
+    """Concatenating heads and multiplying by W_O is the same as adding up what each head writes.
 
-    def __init__(self, d_model: int, num_heads: int, per_head: int = 10) -> None:
+    So a head can be seen, weighed or left out by itself: it is one term of a sum.
+    """
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.d_k = per_head
-        self.W_q = nn.Linear(d_model, num_heads * self.d_k)
-        self.W_k = nn.Linear(d_model, num_heads * self.d_k)
-        self.W_v = nn.Linear(d_model, num_heads * self.d_k)
-        self.W_o = nn.Linear(num_heads * self.d_k, d_model)
+        self.d_k = d_model // num_heads
+        small = d_model**-0.5
+        self.W_Q = nn.Parameter(small * torch.randn(num_heads, d_model, self.d_k))  # a matrix for each head
+        self.W_K = nn.Parameter(small * torch.randn(num_heads, d_model, self.d_k))
+        self.W_V = nn.Parameter(small * torch.randn(num_heads, d_model, self.d_k))
+        self.W_O = nn.Parameter(small * torch.randn(num_heads, self.d_k, d_model))
 
-    def split(self, x: Tensor) -> Tensor:
-        """[B, T, H * d_k] -> [B, H, T, d_k]"""
-        B, T, _ = x.shape
-        return x.view(B, T, self.num_heads, self.d_k).transpose(1, 2)  # [B, H, T, d_k]
+    def written(self, head: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """What one head adds to the output: [B, T, d_model]."""
+        q = query @ self.W_Q[head]  # [B, T, d_k]
+        k = key @ self.W_K[head]  # [B, S, d_k]
+        v = value @ self.W_V[head]  # [B, S, d_k]
+        scores = q @ k.transpose(-2, -1) / self.d_k**0.5  # [B, T, S]
+        return scores.softmax(dim=-1) @ v @ self.W_O[head]  # [B, T, d_model]
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """query [B, T, d_model], key and value [B, S, d_model] -> [B, T, d_model]"""
-        q, k, v = self.split(self.W_q(query)), self.split(self.W_k(key)), self.split(self.W_v(value))
-        scores = q @ k.transpose(-2, -1) / self.d_k**0.5  # [B, H, T, S]
-        heads = scores.softmax(dim=-1) @ v  # [B, H, T, d_k]
-        B, _, T, _ = heads.shape
-        joined = heads.transpose(1, 2).reshape(B, T, self.num_heads * self.d_k)  # [B, T, H * d_k]
-        return self.W_o(joined)  # [B, T, d_model]
+        parts = [self.written(head, query, key, value) for head in range(self.num_heads)]
+        return torch.stack(parts).sum(dim=0)  # [B, T, d_model]
 
 
 # %%
-wide = MultiHeadAttention(d_model=512, num_heads=16, per_head=64)  # twice as wide as 512 / 16
-usual = MultiHeadAttention(d_model=512, num_heads=16, per_head=32)
-eight = MultiHeadAttention(d_model=512, num_heads=8, per_head=64)
-for name, mha in {"16 heads of 64": wide, "16 heads of 32": usual, "8 heads of 64": eight}.items():
-    print(f"{name}: {sum(weight.numel() for weight in mha.W_q.parameters()):,} parameters in W_q")
+eight, sixteen = hw.MultiHeadAttention(512, 8), hw.MultiHeadAttention(512, 16)
+kept = hw.MultiHeadAttention(512, 16, head_dim=64)  # 16 heads as wide as those of the 8
+for mha in (eight, sixteen, kept):
+    each = sum(weight.numel() for weight in mha.q_proj.parameters())
+    print(f"{mha.num_heads:2} heads of {mha.head_dim}: {each:,} parameters in the projection of queries")
 
 # %% question: A model of width 512 goes from 8 heads to 16. What becomes of d_k and of the parameters? And what if d_k shall stay 64?
 # $d_k$ halves from 64 to 32; every projection keeps its size (262,656 with its bias), since 8 × 64 = 16 × 32 = 512. If
