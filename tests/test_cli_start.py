@@ -87,7 +87,8 @@ def test_the_top_of_the_help_has_a_line_for_each_verb_and_examples(capsys) -> No
     said = capsys.readouterr().out
     _, commands = said.split("Commands:\n")
     verbs, _, rest = commands.partition("\n\n")
-    assert [line.split()[0] for line in verbs.splitlines()] == "look check explain presets doctor learn".split()
+    named = [line.split()[0] for line in verbs.splitlines()]
+    assert named == "look check explain presets doctor learn".split()
     assert "..." not in verbs
     assert 'headwise look "' in rest and "headwise --install-completion" in rest
     assert max(map(len, said.splitlines())) <= 80

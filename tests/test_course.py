@@ -12,7 +12,7 @@ import headwise as hw
 from headwise.course.exercises import exercise_of, laid_out, unwritten
 from headwise.course.formulas import plain_formulas
 from headwise.course.lesson import Lesson, lesson, lessons, read_lesson
-from headwise.course.notebooks import notebook
+from headwise.course.lesson_notebooks import notebook
 from headwise.course.plants import PLANTS, repair_of
 from headwise.course.progress import FILE, read_progress
 from headwise.course.running import run_lesson
@@ -235,6 +235,8 @@ def test_an_exercise_has_to_be_begun_and_a_folder_written_to(tmp_path: Path) -> 
     with pytest.raises(ArgumentError, match=r"exercise must be begun first: there is no .*01_"):
         study.check(study.task("1"))
     (tmp_path / "file").write_text("", "utf-8")
-    blocked = Study(tmp_path / "file")
+    with pytest.raises(ArgumentError, match="folder must be a folder: .*file is a file"):
+        Study(tmp_path / "file")
+    blocked = Study(tmp_path / "file" / "..." / "deeper")
     with pytest.raises(ArgumentError, match="folder must be one to write to"):
         blocked.start(blocked.task("1"))

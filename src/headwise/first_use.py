@@ -37,7 +37,11 @@ PACKAGE = __name__.partition(".")[0]
 
 # What can be loaded without torch: the command line, and what its quick verbs need. A test imports them all.
 LIGHT = {
-    "byte_sizes", "errors", "examiner", "examiner.desk", "examiner.desk.template", "examiner.sandbox",
+    "byte_sizes", "course", *(
+        f"course.{each}"
+        for each in ("deck", "exercises", "formulas", "lesson", "lesson_notebooks", "plants", "progress",
+                     "running", "study")
+    ), "errors", "examiner", "examiner.desk", "examiner.desk.template", "examiner.sandbox",
     "examiner.sandbox.confine", *(
         f"examiner.sandbox.confine.{each}"
         for each in ("fence", "landlock", "limits", "linux", "namespaces", "sweep")

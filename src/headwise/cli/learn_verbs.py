@@ -38,7 +38,9 @@ Trust = Annotated[bool, typer.Option("--trust", help="Run the file even where no
 
 @learn.callback()
 def overview(context: typer.Context, folder: Folder = Path(FOLDER)) -> None:
-    """Learn multi-head attention: lessons that run, exercises that are examined, questions with answers.
+    """Learn multi-head attention, lesson by lesson.
+
+    Lessons that run, exercises that are examined, questions with answers.
 
     Without a command: the lessons, and how far you are. A lesson is read with `read N` or worked through as a
     notebook; `start N` lays its exercise into your folder, `check` examines it, `hint` helps, `solution`
@@ -126,7 +128,7 @@ def notebook(
     Example: headwise learn notebook 3
     """
     from ..course.lesson import lesson
-    from ..course.notebooks import notebook as written
+    from ..course.lesson_notebooks import notebook as written
     from ..course.study import Study
 
     one = lesson(number)

@@ -40,6 +40,7 @@ def _plain(formula: str) -> str:
         formula = re.sub(rf"_{held}", lambda found: f"_{found[1]}", formula)
     for sign in sorted(_SIGNS, key=len, reverse=True):
         formula = formula.replace(sign, _SIGNS[sign])
+    formula = re.sub(r"\\([a-zA-Z]+)", r"\1 ", formula)  # what has no sign of its own, by its name
     return " ".join(formula.replace("^ᵀ", "ᵀ").replace("*", r"\*").split())
 
 

@@ -71,6 +71,10 @@ def read_progress(folder: Path) -> Progress:
         current = str(told["current"])
     except FileNotFoundError:
         return Progress(folder)
+    except NotADirectoryError as error:
+        raise ArgumentError(
+            f"folder must be a folder: {folder} is a file; name another with --folder"
+        ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArgumentError(
             f"progress must be readable: {place}: {error}; move the file away to begin anew"
