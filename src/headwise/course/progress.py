@@ -73,7 +73,7 @@ def read_progress(folder: Path) -> Progress:
         return Progress(folder)
     except NotADirectoryError as error:
         raise ArgumentError(
-            f"folder must be a folder: {folder} is a file; name another with --folder"
+            f"folder must be a folder: {folder} is none; name another with --folder"
         ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArgumentError(
