@@ -5,14 +5,17 @@ A lesson's formulas become MathML, which browsers draw by themselves: nothing is
 
 from __future__ import annotations
 
+import os
+import pickle
 import re
+import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import latex2mathml.converter
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,7 +23,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from headwise.course.lesson import Lesson, lessons  # noqa: E402
 from headwise.course.plants import PLANTS  # noqa: E402
-from headwise.course.running import Shown, run_lesson  # noqa: E402
+from headwise.course.running import Shown  # noqa: E402
 
 FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?=\S)([^$\n]+?)(?<=\S)\$", re.DOTALL)
 
@@ -34,13 +37,15 @@ def on_config(config: Any, **_: Any) -> Any:
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:
     """A page for each lesson, and its pictures."""
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        every = list(pool.map(run, [one.number for one in lessons()]))
-    for one, shown in zip(lessons(), every, strict=True):
+    found = run_all()
+    for one in lessons():
+        shown = found[one.number]
         files.append(File.generated(config, page_of(one), content=as_page(one, shown)))
         for cell, each in shown.items():
             for number, picture in enumerate(each.pictures):
-                files.append(File.generated(config, f"learn/{picture_of(one, cell, number)}", content=picture))
+                files.append(
+                    File.generated(config, f"learn/{picture_of(one, cell, number)}", content=picture)
+                )
     return files
 
 
@@ -55,9 +60,32 @@ def mathml(found: re.Match[str]) -> str:
     return latex2mathml.converter.convert(" ".join((found[1] or found[2]).split()), display=display)
 
 
-def run(number: int) -> dict[int, Shown]:
-    """In a process of its own."""
-    return run_lesson(next(one for one in lessons() if one.number == number))
+RUN = """
+import pickle, sys
+from headwise.course.lesson import lesson
+from headwise.course.running import run_lesson
+found = {number: run_lesson(lesson(number)) for number in map(int, sys.argv[2:])}
+with open(sys.argv[1], "wb") as file:
+    pickle.dump(found, file)
+"""
+
+
+def run_all() -> dict[int, dict[int, Shown]]:
+    """What the cells of every lesson print and show, in two processes with a thread each."""
+    numbers = [str(one.number) for one in lessons()]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    found: dict[int, dict[int, Shown]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        places = [Path(folder) / str(half) for half in range(2)]
+        running = [
+            subprocess.Popen([sys.executable, "-c", RUN, str(place), *numbers[half::2]], env=environment)
+            for half, place in enumerate(places)
+        ]
+        for each, place in zip(running, places, strict=True):
+            if each.wait() != 0:
+                raise PluginError("a lesson does not run; its error stands above")
+            found |= pickle.loads(place.read_bytes())
+    return found
 
 
 def page_of(one: Lesson) -> str:
@@ -91,7 +119,8 @@ def as_page(one: Lesson, shown: dict[int, Shown]) -> str:
         elif cell.kind == "exercise":
             said += [
                 "## Exercise",
-                f"`headwise learn start {one.number}` lays this into your folder; `headwise learn check` examines it.",
+                f"`headwise learn start {one.number}` lays this into your folder; `headwise learn check` "
+                "examines it.",
                 f"```python\n{cell.text}\n```",
             ]
         elif cell.kind == "solution":
@@ -100,7 +129,9 @@ def as_page(one: Lesson, shown: dict[int, Shown]) -> str:
             said += [] if asked else ["## Questions"]
             asked = True
             said.append(folded(cell.about, cell.text, "question"))
-    repairs = [f"`headwise learn repair {list(PLANTS).index(key) + 1}`" for key in one.repairs if key in PLANTS]
+    repairs = [
+        f"`headwise learn repair {list(PLANTS).index(key) + 1}`" for key in one.repairs if key in PLANTS
+    ]
     if repairs:
         said.append(f"More to repair, with a fault of this lesson in it: {', '.join(repairs)}.")
     return "\n\n".join(said) + "\n"
