@@ -7,8 +7,9 @@ repairs: scale by d_model; scale by sqrt H; heads interleaved
 """
 
 # %% [markdown]
-# Course pages say: *more heads, richer representations*. Heads are no gift, though: they share the width of the
-# model. Of $h$ heads each gets $d_k = d_{model} / h$ channels. Parameters stay the same, heads get narrower:
+# Course pages say: *more heads, richer representations*. Heads are no gift, though: they share the width of
+# the model. Of $h$ heads each gets $d_k = d_{model} / h$ channels. Parameters stay the same, heads get
+# narrower:
 
 # %%
 import torch
@@ -26,8 +27,8 @@ assert len(sizes) == 1
 
 # %% [markdown]
 # ## What one head cannot do
-# A head has one row of weights for each query. If it looks at two places alike, it gets their mean, and the mean
-# does not know what stood where. Two heads look at a place each and keep both:
+# A head has one row of weights for each query. If it looks at two places alike, it gets their mean, and the
+# mean does not know what stood where. Two heads look at a place each and keep both:
 
 # %%
 blue_red = torch.tensor([[1.0, 0.0], [0.0, 1.0]])  # [S=2, Dv=2]: a blue value, then a red one
@@ -44,8 +45,9 @@ assert not torch.equal(two_heads @ blue_red, two_heads @ red_blue)
 # This is why the paper of 2017 has several heads. It is a reason for two, for four. It is none for ever more.
 #
 # ## What a narrow head cannot do
-# The scores of a head are a product of $[T, d_k]$ and $[d_k, T]$: a table of $T \times T$ numbers whose rank is
-# $d_k$ at most. (Softmax bends it afterwards; what there was to choose by are still $d_k$ numbers for each key.)
+# The scores of a head are a product of $[T, d_k]$ and $[d_k, T]$: a table of $T \times T$ numbers whose rank
+# is $d_k$ at most. (Softmax bends it afterwards; what there was to choose by are still $d_k$ numbers for each
+# key.)
 #
 # And it is less sharp. Below, one of 64 keys is exactly what the query asks for, the others are random, every
 # channel is about 1 large. How much weight does the right key get?
@@ -64,14 +66,15 @@ assert ranks == [256 // num_heads for num_heads in counts]
 assert right_key == sorted(right_key, reverse=True)
 
 # %% [markdown]
-# A narrow head can be sharp, too, but it needs larger numbers for it. So there is a trade: more heads keep more
-# things apart, narrower heads choose worse. Where is the best place? That must be measured.
+# A narrow head can be sharp, too, but it needs larger numbers for it. So there is a trade: more heads keep
+# more things apart, narrower heads choose worse. Where is the best place? That must be measured.
 #
 # ## Six ways to cut one width
-# For headwise the same small language model was trained with 1 to 32 heads in each of its 4 layers: width 256,
-# 3,934,464 parameters in every case, three seeds, 2000 steps (`python -m studies.head_counts` in the source
-# repository). Mean and standard deviation over seeds. Without one head: how much the loss rises when one is
-# switched off, on average. The best induction head: how much of its weight lies where a head that copies looks.
+# For headwise the same small language model was trained with 1 to 32 heads in each of its 4 layers: width
+# 256, 3,934,464 parameters in every case, three seeds, 2,000 steps (`python -m studies.head_counts` in the
+# source repository). Mean and standard deviation over seeds. Without one head: how much the loss rises when
+# one is switched off, on average. The best induction head: how much of its weight lies where a head that
+# copies looks.
 #
 # | heads | $d_k$ | validation loss | how much heads of a layer differ | without one head | best induction head |
 # |---:|---:|---|---|---:|---|
@@ -104,10 +107,12 @@ for axes in (left, right):
 # %% [markdown]
 # Read it with care:
 #
-# - **16 and 32 heads are clearly worse than 8**, seed by seed. **1, 2 and 4 cannot be told apart from 8**: three
-#   seeds are few, and the differences are small. Even one head a layer is not clearly worse; four layers still have four.
-# - The best head that copies (induction, lesson 13) is strongest with 4 heads and all but gone with 16 and 32. That
-#   fits the picture on the right, but does not prove it: narrow heads have fewer rotary frequencies, too.
+# - **16 and 32 heads are clearly worse than 8**, seed by seed. **1, 2 and 4 cannot be told apart from 8**:
+#   three seeds are few, and the differences are small. Even one head a layer is not clearly worse; four
+#   layers still have four.
+# - The best head that copies (induction, lesson 13) is strongest with 4 heads and all but gone with 16 and
+#   32. That fits the picture on the right, but does not prove it: narrow heads have fewer rotary frequencies,
+#   too.
 # - It is one width, one learning rate, one amount of training. Large models have more heads because they are
 #   *wider*. Here are the models whose sizes headwise knows:
 
@@ -126,9 +131,10 @@ assert min(widths) >= 64 and odd == 6 and len(PRESETS) == 36
 # None goes below 64 channels. Width buys heads; heads do not buy width.
 #
 # ## Do heads differ?
-# Diversity is the mean Jensen-Shannon divergence between the weights of two heads of a layer: 0 if they look at the
-# same, 0.693 ($\ln 2$) if at nothing in common. mini, the small trained model inside headwise (4 layers of 8 heads),
-# beside the same model with random weights. From here on 0.5 is head 5 of layer 0, both counted from 0.
+# Diversity is the mean Jensen-Shannon divergence between the weights of two heads of a layer: 0 if they look
+# at the same, 0.693 ($\ln 2$) if at nothing in common. mini, the small trained model inside headwise (4
+# layers of 8 heads), beside the same model with random weights. From here on 0.5 is head 5 of layer 0, both
+# counted from 0.
 
 # %%
 model, tokenizer, _ = hw.models.load("mini")
@@ -166,8 +172,9 @@ found.plot()
 
 # %% [markdown]
 # Many heads are hardly missed, a few are missed a lot. But "hardly missed" may mean two things: the head did
-# nothing, or another one does the same. Two heads gone together tell: if they can stand in for one another, both
-# together cost more than each alone, added up. All 28 pairs of the first layer, by how much the two differ:
+# nothing, or another one does the same. Two heads gone together tell: if they can stand in for one another,
+# both together cost more than each alone, added up. All 28 pairs of the first layer, by how much the two
+# differ:
 
 
 # %%
@@ -202,14 +209,15 @@ with torch.no_grad(), hw.ablate(model, [(0, a)]), hw.watch(model) as rest:
 assert torch.equal(rest[0].map.dense(), heads[0].map.dense())  # nobody in the layer looks elsewhere now
 
 # %% [markdown]
-# Two pairs stand out, and they are the two that are most alike. So "if one head fails, others compensate" is true of
-# twins. And nobody *does* anything to compensate: heads of one layer do not see each other, and none of them looks
-# elsewhere when another is gone. There simply were two that do the same.
+# Two pairs stand out, and they are the two that are most alike. So "if one head fails, others compensate" is
+# true of twins. And nobody *does* anything to compensate: heads of one layer do not see each other, and none
+# of them looks elsewhere when another is gone. There simply were two that do the same.
 #
-# Twins are rare: where three heads of mini at a time were drawn by chance (`python -m studies.claims`, on a longer
-# text), they cost +0.17 together and +0.19 added up. Nothing was made up for.
+# Twins are rare: where three heads of mini at a time were drawn by chance (`python -m studies.claims`, on a
+# longer text), they cost +0.17 together and +0.19 added up. Nothing was made up for.
 #
-# What does it mean to switch a head off? Its output becomes 0, and so does its term in a sum: that is the exercise.
+# What does it mean to switch a head off? Its output becomes 0, and so does its term in a sum: that is the
+# exercise.
 
 # %% exercise: SummedHeads
 """Multi-head attention as a sum: every head adds its own part to the output."""
@@ -288,14 +296,15 @@ for mha in (eight, sixteen, kept):
     print(f"{mha.num_heads:2} heads of {mha.head_dim}: {each:,} parameters in the projection of queries")
 
 # %% question: A model of width 512 goes from 8 heads to 16. What becomes of d_k and of the parameters? And what if d_k shall stay 64?
-# $d_k$ halves from 64 to 32; every projection keeps its size (262,656 with its bias), since 8 × 64 = 16 × 32 = 512. If
-# $d_k$ stays 64, the projections of queries, keys and values lead to 16 × 64 = 1024 channels and twice the parameters
-# (525,312 each), and $W_o$ leads back from 1024 to 512. Some models do so: 6 of the 36 in `headwise presets` have
-# heads that do not add up to their width.
+# $d_k$ halves from 64 to 32; every projection keeps its size (262,656 with its bias), since 8 × 64 = 16 × 32
+# = 512. If $d_k$ stays 64, the projections of queries, keys and values lead to 16 × 64 = 1024 channels and
+# twice the parameters (525,312 each), and $W_o$ leads back from 1024 to 512. Some models do so: 6 of the 36
+# in `headwise presets` have heads that do not add up to their width.
 
 # %% question: You switch off each of 32 heads alone, and 20 of them cost next to nothing. May you remove these 20?
-# Not on this evidence. Alone says nothing about together: of two heads that do the same, each is missed little and
-# both are missed a lot (the picture above). Remove a few, measure, go on from there, as `hw.robustness` does.
+# Not on this evidence. Alone says nothing about together: of two heads that do the same, each is missed
+# little and both are missed a lot (the picture above). Remove a few, measure, go on from there, as
+# `hw.robustness` does.
 
 # %% [markdown]
 # The next lesson looks at what the heads do that are missed, and at those that rest.

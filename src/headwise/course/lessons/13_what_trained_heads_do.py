@@ -7,9 +7,10 @@ repairs: causal shows the next; causal flipped; causal only in training
 """
 
 # %% [markdown]
-# Nobody tells a head what to do. What did the 32 heads of mini, 4 layers of 8, make of that? Here mini reads a text
-# that it never saw. A label is given for a measured score above a stated threshold (`headwise.heads.LABELS`), for
-# example *previous-token*: half of the weight and more lies on the token just before.
+# Nobody tells a head what to do. What did the 32 heads of mini, 4 layers of 8, make of that? Here mini reads
+# a text that it never saw. A label is given for a measured score above a stated threshold
+# (`headwise.heads.LABELS`), for example *previous-token*: half of the weight and more lies on the token just
+# before.
 
 # %%
 from collections import Counter
@@ -33,13 +34,14 @@ assert labels["mixed"] > 16 and labels["previous-token"] == 2
 heads.plot()
 
 # %% [markdown]
-# Some look evenly at everything, two at the token itself, one at punctuation, some near by, two at the token before
-# (1.5 and 2.1: layer and head, both counted from 0). Most are *mixed*: they do a little of several things, and no name
-# would be honest. Nothing here says "syntax" or "meaning".
+# Some look evenly at everything, two at the token itself, one at punctuation, some near by, two at the token
+# before (1.5 and 2.1: layer and head, both counted from 0). Most are *mixed*: they do a little of several
+# things, and no name would be honest. Nothing here says "syntax" or "meaning".
 #
 # ## Heads that copy
-# Give mini random tokens, and then the same tokens again. The first time nothing can be guessed. The second time all
-# there is to do is to copy, and whoever copies must look at *what followed when this token was said before*: a stripe.
+# Give mini random tokens, and then the same tokens again. The first time nothing can be guessed. The second
+# time all there is to do is to copy, and whoever copies must look at *what followed when this token was said
+# before*: a stripe.
 
 # %%
 torch.manual_seed(1)
@@ -71,8 +73,8 @@ for axes, (title, (layer, head)) in zip(panels, shown.items(), strict=True):
 panels[0].set_ylabel("query (looks); below the line: said again")
 
 # %% [markdown]
-# Is this what the heads are *for*? Switch them off and see what is lost where something is said again. Beside them two
-# heads of the same layers that are of no such kind.
+# Is this what the heads are *for*? Switch them off and see what is lost where something is said again. Beside
+# them two heads of the same layers that are of no such kind.
 
 
 # %%
@@ -107,15 +109,16 @@ assert without < 0.3 * whole
 
 # %% [markdown]
 # Without the two induction heads copying is all but gone; without two others it is not. And without the
-# *previous-token* heads the induction heads no longer find their place. (On longer probes, `python -m studies.probes`
-# in the source repository, the loss rises from 8.08 to 12.67 without the previous-token heads; with two others of
-# their layers off it is 8.13 on average, and none of 20 draws is as bad.) The two kinds work together, over layers:
+# *previous-token* heads the induction heads no longer find their place. (On longer probes, `python -m
+# studies.probes` in the source repository, the loss rises from 8.08 to 12.67 without the previous-token
+# heads; with two others of their layers off it is 8.13 on average, and none of 20 draws is as bad.) The two
+# kinds work together, over layers:
 #
 # 1. a previous-token head writes into each token which token stood before it;
 # 2. a later head asks: *before whom did I stand last time?* Its query is the token, its keys are those notes.
 #
-# A head of layer 3 can only ask this because a head of layer 1 or 2 has answered. It is the best known circuit of
-# language models, and here it is, in four million parameters.
+# A head of layer 3 can only ask this because a head of layer 1 or 2 has answered. It is the best known
+# circuit of language models, and here it is, in four million parameters.
 #
 # ## How it came about
 # Twenty checkpoints of mini's training were kept and measured:
@@ -146,13 +149,13 @@ at_first, at_last = (Counter(label for layer in life.labels[n] for label in laye
 assert at_first["broad"] == 32 and at_last[None] > 16  # None: no label was earned
 
 # %% [markdown]
-# Heads that look next door come first; heads that copy come after, since they need the others. (`life.plot()` draws
-# every head, and how many have which label: all begin *broad*, and most never get another name.)
+# Heads that look next door come first; heads that copy come after, since they need the others. (`life.plot()`
+# draws every head, and how many have which label: all begin *broad*, and most never get another name.)
 #
 # ## Heads that rest
-# In the prose above 3.0 has another label: *sink*. Most of its weight lies on the first token, which tells nothing
-# about most words. The same head copies, as we have just seen. Where does it look if there is nothing to copy? The
-# picture of 3.0 tells already: above the line, a dark first column.
+# In the prose above 3.0 has another label: *sink*. Most of its weight lies on the first token, which tells
+# nothing about most words. The same head copies, as we have just seen. Where does it look if there is nothing
+# to copy? The picture of 3.0 tells already: above the line, a dark first column.
 
 # %%
 first = copying[3].map.dense()[:, 0, :, 0]  # [B, T]: what head 3.0 gives to the first key
@@ -183,15 +186,15 @@ assert (
 )
 
 # %% [markdown]
-# A row of weights sums to 1, whether there is something to look for or not: softmax cannot say "nothing". So a head
-# that finds nothing needs a place to look at that does no harm. The first token is such a place, everybody can see it,
-# and here its value is small: much weight, little written, nothing lost without it. **A sink is a head at rest**, and
-# a head that rests in one text may be the one that all hangs on in the next.
+# A row of weights sums to 1, whether there is something to look for or not: softmax cannot say "nothing". So
+# a head that finds nothing needs a place to look at that does no harm. The first token is such a place,
+# everybody can see it, and here its value is small: much weight, little written, nothing lost without it. **A
+# sink is a head at rest**, and a head that rests in one text may be the one that all hangs on in the next.
 #
-# In larger models it is common. On a text like this one 61 of the 270 heads of SmolLM2-135M are sinks, more than have
-# all other labels together. MiniLM-L6, which reads both ways, has special tokens, [CLS] and [SEP]: 3 of its 72 heads
-# rest most of their weight there (`python -m studies.claims`). But weight alone does not tell who rests: what a head
-# writes and what is lost without it do.
+# In larger models it is common. On a text like this one 61 of the 270 heads of SmolLM2-135M are sinks, more
+# than have all other labels together. MiniLM-L6, which reads both ways, has special tokens, [CLS] and [SEP]:
+# 3 of its 72 heads rest most of their weight there (`python -m studies.claims`). But weight alone does not
+# tell who rests: what a head writes and what is lost without it do.
 
 # %% exercise: CausalSelfAttention
 """Self-attention as in mini: no token sees a later one."""
@@ -258,14 +261,16 @@ class CausalSelfAttention(nn.Module):
 
 
 # %% question: Why can a model with a single layer have no induction head?
-# The head must find a token by *what stood before it*, and the keys of the first layer are made of the token itself
-# and its place alone. Some head must first have written into each token who stood before it; only a later layer can
-# read that. So it takes two layers, and a previous-token head in the earlier one.
+# The head must find a token by *what stood before it*, and the keys of the first layer are made of the token
+# itself and its place alone. Some head must first have written into each token who stood before it; only a
+# later layer can read that. So it takes two layers, and a previous-token head in the earlier one.
 
 # %% question: A head puts two thirds of its weight on the first token. Is it useless, and how would you find out?
-# Not from the weights. Ask what it writes (in mini's 3.0 the first token has most of the weight, and less than half of
-# what is written), and above all switch it off on *several kinds* of text: 3.0 is hardly missed in prose and is the
-# one that counts as soon as something is said twice. And look whether its label changes from text to text.
+# Not from the weights. Ask what it writes (in mini's 3.0 the first token has most of the weight, and less
+# than half of what is written), and above all switch it off on *several kinds* of text: 3.0 is hardly missed
+# in prose and is the one that counts as soon as something is said twice. And look whether its label changes
+# from text to text.
 
 # %% [markdown]
-# The next lesson takes the sentences that course pages say about heads, one by one, and holds each against numbers.
+# The next lesson takes the sentences that course pages say about heads, one by one, and holds each against
+# numbers.
