@@ -109,7 +109,25 @@ class CausalIfConfigured(AddedInWords):
         return super().forward(x, mask if self.config.causal else None)
 
 
-@pytest.mark.parametrize("kind", [AddedInWords, Stateful, ComplexTable, CausalIfConfigured])
+class MatricesInLists(nn.Module):
+    """One matrix a head and projection; heads are summed, each through its own part of W_o."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        D = d_model // num_heads
+        made = [[torch.randn(d_model, D) for _ in range(num_heads)] for _ in range(3)]
+        self.w_q, self.w_k, self.w_v = (nn.ParameterList(map(nn.Parameter, each)) for each in made)
+        self.w_o = nn.ParameterList([nn.Parameter(torch.randn(D, d_model)) for _ in range(num_heads)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        for w_q, w_k, w_v, w_o in zip(self.w_q, self.w_k, self.w_v, self.w_o, strict=True):
+            q, k, v = x @ w_q, x @ w_k, x @ w_v  # [B, T, D]
+            out = out + (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v @ w_o
+        return out
+
+
+@pytest.mark.parametrize("kind", [AddedInWords, Stateful, ComplexTable, CausalIfConfigured, MatricesInLists])
 def test_what_is_right_in_its_own_words_is_not_accused(kind: type) -> None:
     report = check(kind)
     assert report.ok, report.summary
@@ -146,3 +164,14 @@ def test_a_block_whose_samples_attend_to_each_other_is_not_right() -> None:
     report = check(CrossedBlock)
     assert [one.key for one in report.faults] == ["wrong layout"]
     assert any("masks" in one for one in report.not_judged)
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """One tensor for each head."""
+    apart = x.unflatten(-1, (num_heads, -1))  # [B, T, H, D]
+    return apart.transpose(1, 2)  # [B, H, T, D]
+
+
+def test_a_shape_on_the_way_is_no_promise() -> None:
+    report = check(split_heads)
+    assert report.ok, report.summary

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import headwise as hw
-from headwise.course.exercises import exercise_of, laid_out, unwritten
+from headwise.course.exercises import exercise_of, laid_out
 from headwise.course.formulas import plain_formulas
 from headwise.course.lesson import Lesson, lesson, lessons, read_lesson
 from headwise.course.lesson_notebooks import notebook
@@ -19,6 +19,7 @@ from headwise.course.running import run_lesson
 from headwise.course.study import Study
 from headwise.errors import ArgumentError
 from headwise.examiner.catalogue import FAULTS
+from headwise.examiner.source.unwritten import unwritten
 
 pytest.importorskip("matplotlib")
 every_lesson = pytest.mark.parametrize("one", lessons(), ids=lambda one: one.name)

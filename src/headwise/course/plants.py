@@ -142,7 +142,7 @@ def _in(
     code: str, name: str, planted: dict[str, tuple[str, str] | tuple[tuple[str, str], ...]]
 ) -> list[Plant]:
     return [
-        Plant(fault, code, name, edits if isinstance(edits[0], tuple) else (edits,))  # type: ignore[arg-type]
+        Plant(fault, code, name, edits if isinstance(edits[0], tuple) else (edits,))
         for fault, edits in planted.items()
     ]
 

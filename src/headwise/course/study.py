@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError
-from .exercises import Unwritten, exercise_of, laid_out, unwritten
+from .exercises import exercise_of, laid_out
 from .lesson import Exercise, lesson, lessons
 from .plants import PLANTS, repair_of
 from .progress import Progress, read_progress
@@ -17,6 +18,7 @@ from .progress import Progress, read_progress
 if TYPE_CHECKING:
     from ..examiner.desk.template import Template
     from ..examiner.report import Report
+    from ..examiner.source.unwritten import Unwritten
 
 __all__ = ["FOLDER", "Outcome", "Study", "Task"]
 
@@ -132,6 +134,8 @@ class Study:
         done = self.progress.of(task.key)
         done.tries += counts
         self.progress.current = task.key
+        from ..examiner.source.unwritten import unwritten
+
         left = unwritten(task.path.read_text("utf-8", errors="replace"))
         report = None
         if not left:
@@ -153,9 +157,8 @@ class Study:
         """Begin an exercise anew; where the learner's file was put, if there was one."""
         kept = None
         if task.path.exists():
-            number = 1
-            while (kept := task.path.with_suffix(f".before-{number}.py")).exists():
-                number += 1
+            places = (task.path.with_suffix(f".before-{number}.py") for number in itertools.count(1))
+            kept = next(place for place in places if not place.exists())
             task.path.rename(kept)
         self.progress.exercises.pop(task.key, None)
         self.start(task)

@@ -15,6 +15,7 @@ from .examine.examination import begun, known, understand_whole
 from .examine.surroundings import CAUGHT, files_of, problem_of, surroundings, undisturbed
 from .judging import judge_whole
 from .report import Report
+from .source.unwritten import unwritten
 from .steps import bound, examine_step, judge_step, owner_of, step_of, told_as, whole_of
 
 if TYPE_CHECKING:
@@ -81,5 +82,23 @@ def understand(
 def judge(evidence: Evidence, diagnosis: Diagnosis | None = None) -> Report:
     """The verdict; `diagnosis`: where it has been made already."""
     if evidence.step is not None:
-        return judge_step(evidence)
-    return told_as(evidence, judge_whole(evidence, diagnosis))
+        report = judge_step(evidence)
+    else:
+        report = told_as(evidence, judge_whole(evidence, diagnosis))
+    if report.verdict == "not judged":
+        _tell_what_is_left(report, evidence)
+    return report
+
+
+def _tell_what_is_left(report: Report, evidence: Evidence) -> None:
+    """Where nothing was judged because a part of it is not written yet, that is all there is to say."""
+    met = [*report.explained, *evidence.tried, *(f"{one.kind}: {one.message}" for one in report.problems)]
+    if not any("NotImplementedError" in words for words in met):
+        return
+    whole = evidence.name.partition(".")[0]
+    left = [one for one in unwritten(evidence.source or "") if one.name.partition(".")[0] == whole]
+    if left:
+        first = left[0]
+        report.summary = f"Line {first.line}: {first.name} is still to be written."
+        report.problems, report.explained, report.tried = [], [report.summary], []
+        report.counsel, report.counsel_for_files = [], []

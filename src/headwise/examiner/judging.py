@@ -292,6 +292,12 @@ def _doubt(report: Report, evidence: Evidence, diagnosis: Diagnosis | None) -> s
             f"without a mask {report.name} is right; what {argument} means I could not find out: with it, "
             "the numbers are others, and no mistake I know gives them"
         )
+    made = None if evidence.weights is None else len(evidence.weights.o)
+    widths = {call.output.shape[-1] for call in evidence.calls if call.output is not None}
+    if made is not None and widths and widths != {made}:
+        return (
+            f"the projections that were found make {made} channels, and {report.name} returns {max(widths)}"
+        )
     more = MORE.search(own_code(evidence.source or "", evidence.first_line))
     if more is not None and POSITIONS.fullmatch(more[0]):
         return f"there is a position encoding inside ({more[0]}) that headwise does not know"

@@ -284,7 +284,7 @@ assert 16 * 512 * 512 * 4 == 16 * 2**20  # the longest line of the picture
 print(f"scores of all heads: {once / 2**30:.0f} GiB; of one head: {one / 2**20:.0f} MiB")
 assert (once, one) == (2 * 2**30, 64 * 2**20)
 
-# %% question: Is there anything that a loop over heads is better at? Think of 32 heads and 4,096 tokens.
+# %% question: With 32 heads and 4,096 tokens, is there anything that a loop over heads is better at?
 # Memory, where scores are stored. All at once makes the scores of all heads: 2 GiB in float32 for one
 # sequence. The loop holds those of one head at a time, 64 MiB, as long as no gradient asks to keep them.
 # Fused kernels, and headwise's map of weights, go further: all heads in one call, worked through tile by

@@ -256,6 +256,12 @@ def join(pieces: Sequence[Piece]) -> Tensor:
     return torch.cat([one.rows for one in pieces])
 
 
+def _join_out(pieces: Sequence[Piece], width: int) -> Tensor:
+    """Of an output projection: side by side where each head has its own, [E, D]."""
+    beside = len(pieces) > 1 and sum(one.rows.shape[1] for one in pieces) == width
+    return torch.cat([one.rows for one in pieces], dim=1) if beside else join(pieces)
+
+
 def role_of(pieces: Sequence[Piece], how: str) -> Role:
     """Where it was found, in words."""
     first = pieces[0]
@@ -300,7 +306,7 @@ def weights_of(guess: Guess, E: int, H: int) -> tuple[Weights, list[str]] | None
     if len(weight["k"]) != len(weight["q"]) or len(weight["v"]) % H:
         return None
     pieces, biases = guess.weights.get("o"), guess.biases.get("o")
-    out = join(pieces) if pieces else torch.eye(len(weight["v"]), dtype=torch.float64)
+    out = _join_out(pieces, len(weight["v"])) if pieces else torch.eye(len(weight["v"]), dtype=torch.float64)
     o_bias = join(biases).flatten() if biases else torch.zeros(len(out), dtype=torch.float64)
     whole = out.shape[1] in (len(weight["v"]), len(weight["v"]) // H)  # the second where heads are averaged
     if not whole or len(o_bias) != len(out):

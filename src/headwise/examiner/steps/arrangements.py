@@ -564,9 +564,17 @@ LETTERS = (
 
 
 def _said(text: str) -> str | None:
-    """The order of four axes that a docstring or comment says, "BHTD"; None without one."""
+    """The order of four axes that its words say of what is returned, "BHTD"; None without one."""
     found = None
-    for inside in re.findall(r"[\[(]([^\[\]()]*)[\])]", words_in(text).lower()):
+    returned = set(re.findall(r"(?m)^\s*return\s+(\w+)\s*(?:#.*)?$", text))
+    lines = text.splitlines()
+    on_the_way = [  # comments on what is made before, which promise nothing
+        line
+        for line in lines
+        if (made := re.match(r"\s*(\w+)\s*=[^=]", line)) and made[1] not in returned and "#" in line
+    ]
+    promised = "\n".join(line for line in lines if line not in on_the_way)
+    for inside in re.findall(r"[\[(]([^\[\]()]*)[\])]", words_in(promised).lower()):
         parts = [part.strip() for part in re.split(r"[,x×]\s+|,", inside)]
         letters = [
             next((name for name, pattern in LETTERS if re.fullmatch(pattern, part)), "?") for part in parts

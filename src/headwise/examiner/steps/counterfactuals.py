@@ -144,7 +144,12 @@ def own_text(evidence: Evidence) -> str:
         nodes = near or [
             one for node in nodes for one in ast.walk(node) if getattr(one, "name", None) == part
         ]
-    return (ast.get_source_segment(evidence.source or "", nodes[-1]) or "") if nodes else ""
+    if not nodes:
+        return ""
+    node = nodes[-1]
+    assert isinstance(node, ast.stmt) and node.end_lineno is not None
+    lines = (evidence.source or "").splitlines()[node.lineno - 1 : node.end_lineno]
+    return "\n".join(lines)  # whole lines: a comment behind the last one is a word of it, too
 
 
 def words_in(text: str) -> str:
