@@ -3,7 +3,7 @@
 idea: the formula is exact, numbers of 16 bits are not, and four habits keep attention right in them
 minutes: 9
 level: data scientist
-repairs: dropout in eval; softmax overflows; fill too small; overflow in half
+repairs: dropout in eval; softmax overflows
 """
 
 # %% [markdown]
