@@ -610,7 +610,7 @@ def judge(evidence: Evidence) -> Report:
         )
         return report
     found, words, doubt = _structure(evidence)
-    report.conventions.words = [*evidence.conventions.words, *words]
+    report.conventions.words = list(dict.fromkeys((*evidence.conventions.words, *words)))
     for key, detail in found:
         (report.remarks if BY_KEY[key].remark else report.faults).append(named(evidence, BY_KEY[key], detail))
     for finding in evidence.findings:

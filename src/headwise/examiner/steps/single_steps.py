@@ -278,7 +278,7 @@ def judge_step(evidence: Evidence) -> Report:
     )
     report.beside = TORCHS[evidence.step or ""]
     verdict = ROOMS[evidence.step or ""].judge(evidence)
-    report.conventions.words = [*evidence.conventions.words, *verdict.words]
+    report.conventions.words = list(dict.fromkeys((*evidence.conventions.words, *verdict.words)))
     report.errors = dict(verdict.errors or {})
     report.explained = [explain(problem, evidence.source) for problem in report.problems]
     _say(report, evidence, verdict)
