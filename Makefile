@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup look test docs test-slow test-models test-versions browser page lint bench fuzz train-mini check-score check-wild clean
+.PHONY: help setup look test docs test-slow test-models test-versions browser page lint bench film fuzz train-mini check-score check-wild clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ lint: $(READY) $(READY_PAGE) ## ruff, formatting, types; the same for the pages'
 
 bench: $(READY) ## the benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+film: $(READY) ## the film of multi-head attention, into docs/ (needs ffmpeg; ARGS="--stills out" draws pictures alone)
+	@$(BIN)/python -m studies.film $(ARGS)
 
 fuzz: $(READY) ## our class against torch's over random calls (ARGS="--minutes 5 --seed 1")
 	@$(BIN)/python tests/fuzz_as_torch.py $(ARGS)

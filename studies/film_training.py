@@ -1,0 +1,315 @@
+"""The film's second part: mini's heads over its training, from `headwise.models.specialisation()`.
+
+A dot is a head: how many tokens it looks at (entropy) and how near (the weight within 8 tokens). What was
+measured at a checkpoint is shown at its step; between two checkpoints dots and lines go straight, over a
+logarithmic scale of steps, and a head keeps the label of the checkpoint before.
+
+Letters: C checkpoints, L layers, H heads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+
+from torch import Tensor
+
+from headwise.models import Specialisation, specialisation
+
+from .film_stage import FAINT, INK, PALE, Stage, eased
+
+__all__ = ["Facts", "along", "appear", "facts", "life", "outcome"]
+
+LEFT, TOP, WIDE, HIGH = 76, 92, 448, 330  # the plane of heads
+MOST_NATS = 5.4
+PANELS_LEFT, PANELS_WIDE = 606, 282
+PANELS = ((92, 88), (218, 88), (344, 88))  # top and height: loss, previous token, induction
+COLOURS = {  # brighter than in tables: dots, not letters
+    "induction": "#0a9a45",
+    "previous-token": "#2348c8",
+    "self": "#8a4be0",
+    "punctuation": "#b07a00",
+    "local": "#0a6b78",
+    "broad": "#9cc9cd",
+    "no label": "#b9bec8",
+}
+NAMED = ("previous-token", "induction", "self", "punctuation")
+TRAIL = 3.0  # checkpoints that a dot's trail goes back
+CURVES = (("previous", "previous-token", "weight on the token before"),
+          ("induction_stripe", "induction", "weight on what followed before"))  # fmt: skip
+
+
+@cache
+def life() -> Specialisation:
+    """What was measured in mini's training."""
+    return specialisation()
+
+
+Facts = dict[str, str]
+Head = tuple[int, int]  # layer, head
+
+
+@cache
+def facts() -> Facts:
+    """Numbers that captions say, by name."""
+    told = life()
+    before, repeats = told.when("previous", 0.5), told.when("induction_stripe", 0.4)
+    assert before is not None and repeats is not None
+    then, end = (
+        [name for layer in told.labels[at] for name in layer]
+        for at in (told.steps.tolist().index(repeats.step), -1)
+    )
+    _, L, H = told.shape
+    return {
+        "layers": str(L),
+        "heads": str(H),
+        "all": str(L * H),
+        "last_loss": f"{float(told.validation[-1]):.2f}",
+        "last_step": f"{int(told.steps[-1]):,}",
+        "before_step": f"{before.step:,}",
+        "before_head": f"{before.layer}.{before.head}",
+        "before_score": f"{before.score:.2f}",
+        "repeat_step": f"{repeats.step:,}",
+        "repeat_head": f"{repeats.layer}.{repeats.head}",
+        "kept": str(sum(one == other for one, other in zip(then, end, strict=True))),
+        "labelled": str(L * H - end.count(None)),
+        "unlabelled": str(end.count(None)),
+    }
+
+
+def _at(values: Tensor, when: float) -> Tensor:
+    """[C, ..] at a time in checkpoints, straight between two."""
+    low = min(int(when), len(values) - 1)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (values[high] - values[low]) * (when - low)
+
+
+@cache
+def _logs() -> Tensor:
+    """[C], where checkpoints stand from 0 to 1; step 0 half as far as the first."""
+    steps = life().steps.double()
+    return _share(steps.clamp(min=float(steps[1]) / 2))
+
+
+def _share(steps: Tensor) -> Tensor:
+    """Where steps stand, 0 to 1."""
+    first, last = float(life().steps[1]) / 2, float(life().steps[-1])
+    return (steps.double() / first).log() / math.log(last / first)
+
+
+# The plane of heads
+
+
+def _spot(entropy: float, local: float) -> tuple[float, float]:
+    return LEFT + WIDE * entropy / MOST_NATS, TOP + HIGH * (1 - local)
+
+
+def _every() -> list[Head]:
+    _, L, H = life().shape
+    return [(layer, head) for layer in range(L) for head in range(H)]
+
+
+def _spots(when: float) -> dict[Head, tuple[float, float]]:
+    """Where every head stands at a time."""
+    found: list[list[list[float]]] = [
+        _at(life().statistics[name], when).tolist() for name in ("entropy", "local")
+    ]
+    return {one: _spot(found[0][one[0]][one[1]], found[1][one[0]][one[1]]) for one in _every()}
+
+
+def _seat(layer: int, head: int) -> tuple[float, float]:
+    """Where a head stands in the model: a row per layer."""
+    return LEFT + 96 + 42 * head, TOP + 48 + 34 * layer
+
+
+@cache
+def _sides() -> dict[Head, tuple[float, float]]:
+    """Where names stand beside their dots: where there is room at the end, and so all the time.
+
+    Of the heads that have a label worth a name at the end; others get and lose theirs too fast to be read.
+    """
+    last = _spots(float(len(life().steps) - 1))
+    named = [one for one in last if _label(-1, *one) in NAMED]
+    taken = list(last.values())
+    found = {}
+    for one in named:
+        x, y = last[one]
+
+        def free(side: tuple[float, float], x: float = x, y: float = y) -> float:
+            return min(
+                math.hypot((x + side[0] - a) / 1.6, y + side[1] - b) for a, b in taken if (a, b) != (x, y)
+            )
+
+        sides = [(23.0, 0.0), (0.0, -17.0), (0.0, 17.0)]
+        sides += [(-23.0, 0.0)] if x > LEFT + 40 else []  # not over the axis
+        best = max(sides, key=lambda side: min(free(side), 16))
+        found[one] = best
+        taken.append((x + best[0], y + best[1]))
+    return found
+
+
+def _label(checkpoint: int, layer: int, head: int) -> str:
+    return life().labels[checkpoint][layer][head] or "no label"
+
+
+def _frame_of_plane(stage: Stage, alpha: float) -> None:
+    corner = TOP + HIGH + 8
+    stage.line([(LEFT, TOP - 4), (LEFT, corner), (LEFT + WIDE, corner)], PALE, 1.5, alpha=alpha)
+    for share in (0.0, 0.5, 1.0):
+        stage.text(LEFT - 8, TOP + HIGH * (1 - share), f"{share:.1f}", 12, FAINT, at="right", alpha=alpha)
+    for nats in range(6):
+        stage.text(LEFT + WIDE * nats / MOST_NATS, TOP + HIGH + 20, str(nats), 12, FAINT, alpha=alpha)
+    words = "entropy, nats:  looks at few tokens  →  at many"
+    stage.text(LEFT + WIDE / 2, TOP + HIGH + 39, words, 13, FAINT, alpha=alpha)
+    stage.text(28, TOP + HIGH / 2, "weight within 8 tokens", 13, FAINT, turned=True, alpha=alpha)
+
+
+def _dots(stage: Stage, when: float, seated: float) -> None:
+    """Every head as a dot; seated: how far they are from the plane to their places in the model."""
+    checkpoint = int(when + 1e-6)
+    past = [when - TRAIL * (1 - part / 12) for part in range(13)]
+    tracks = [_spots(one) for one in past if one >= 0]
+    order = sorted(tracks[-1], key=lambda one: (_label(checkpoint, *one) in NAMED, one))
+    for one in order:
+        label = _label(checkpoint, *one)
+        stage.line([track[one] for track in tracks], COLOURS[label], 2, alpha=0.35 * (1 - min(3 * seated, 1)))
+        (x, y), (to_x, to_y) = tracks[-1][one], _seat(*one)
+        radius = 8 if label in NAMED else 7
+        stage.disc(x + (to_x - x) * seated, y + (to_y - y) * seated, radius + 4 * seated, COLOURS[label])
+    for one in order:
+        label = _label(checkpoint, *one)
+        if label in NAMED and one in _sides():
+            (x, y), (right, down) = tracks[-1][one], _sides()[one]
+            name = f"{one[0]}.{one[1]}"
+            stage.text(x + right, y + down, name, 13, COLOURS[label], bold=True, alpha=1 - min(3 * seated, 1))
+
+
+def _seats(stage: Stage, alpha: float) -> None:
+    """What rows and columns of the model are."""
+    _, L, H = life().shape
+    for layer in range(L):
+        x, y = _seat(layer, 0)
+        stage.text(x - 26, y, f"layer {layer}", 13, FAINT, at="right", alpha=alpha)
+    for head in range(H):
+        x, y = _seat(0, head)
+        stage.text(x, y - 27, str(head), 13, FAINT, alpha=alpha)
+
+
+def _legend(stage: Stage, when: float, alpha: float = 1) -> None:
+    """Labels, each with how many heads have it."""
+    count = Counter(_label(int(when + 1e-6), *one) for one in _every())
+    x, y = LEFT + 22, TOP + HIGH - 138
+    for number, (name, colour) in enumerate(COLOURS.items()):
+        here = alpha * (1.0 if count[name] else 0.35)
+        stage.disc(x, y + 21 * number, 6, colour, here)
+        stage.text(x + 14, y + 21 * number, name, 13, INK, at="left", alpha=here)
+        stage.text(x + 138, y + 21 * number, str(count[name]), 13, INK, at="right", alpha=here)
+
+
+# Curves
+
+
+def _panel(
+    stage: Stage, number: int, words: str, lines: Sequence[tuple[Tensor, Tensor, str, float]], when: float,
+    height: Callable[[float], float], ends: Sequence[str],
+) -> None:  # fmt: skip
+    """Lines up to now: x from 0 to 1 and value of each point, colour, width; `ends`: numbers of the axis."""
+    top, high = PANELS[number]
+    now = float(_at(_logs(), when))
+    stage.text(PANELS_LEFT, top - 14, words, 13, INK, at="left")
+    stage.line(
+        [(PANELS_LEFT, top), (PANELS_LEFT, top + high), (PANELS_LEFT + PANELS_WIDE, top + high)], PALE, 1.2
+    )
+    for place, told in zip((0, 1), ends, strict=True):
+        stage.text(PANELS_LEFT - 7, top + high * (1 - place), told, 11, FAINT, at="right")
+    for xs, values, colour, width in lines:
+        points = [(x, y) for x, y in zip(xs.tolist(), values.tolist(), strict=True) if 0 <= x <= now]
+        after = next(((x, y) for x, y in zip(xs.tolist(), values.tolist(), strict=True) if x > now), None)
+        if points and after is not None:
+            (x, y), (to_x, to_y) = points[-1], after
+            points.append((now, y + (to_y - y) * (now - x) / (to_x - x)))
+        drawn = [(PANELS_LEFT + PANELS_WIDE * x, top + high * (1 - height(y))) for x, y in points]
+        stage.line(drawn, colour, width)
+    x = PANELS_LEFT + PANELS_WIDE * now
+    stage.line([(x, top - 2), (x, top + high)], INK, 1, alpha=0.35)
+
+
+def _value(stage: Stage, number: int, when: float, at: float, words: str, colour: str) -> None:
+    """A number at the end of a line."""
+    top, high = PANELS[number]
+    x = PANELS_LEFT + PANELS_WIDE * float(_at(_logs(), when))
+    stage.disc(x, top + high * (1 - at), 4, colour)
+    stage.text(x + 9, max(top + high * (1 - at), top + 8), words, 13, colour, at="left", bold=True)
+
+
+def _curves(stage: Stage, when: float) -> None:
+    told = life()
+    logs = _logs()
+
+    def of_loss(value: float) -> float:
+        return (value - 2) / 6.2
+
+    training = (_share(told.curve[:, 0]), told.curve[:, 1], PALE, 2.0)
+    judged = (logs, told.validation, INK, 2.2)
+    _panel(stage, 0, "validation loss, nats per token", (training, judged), when, of_loss, ("2.0", "8.2"))
+    loss = float(_at(told.validation, when))
+    _value(stage, 0, when, of_loss(loss), f"{loss:.2f}", INK)
+    for number, (name, label, words) in enumerate(CURVES, 1):
+        scores = told.statistics[name]  # [C, L, H]
+        best = told.best(name)
+        others = scores.flatten(1).T
+        lines = [(logs, each, PALE, 1.0) for each in others] + [(logs, scores[:, *best], COLOURS[label], 2.4)]
+        _panel(stage, number, f"{label.replace('-', ' ')}: {words}", lines, when, float, ("0", "1"))
+        score = float(_at(scores[:, *best], when))
+        if when >= 6:
+            _value(stage, number, when, score, f"{best[0]}.{best[1]}", COLOURS[label])
+    bottom = sum(PANELS[-1])
+    for step in (16, 100, 1000, 8000):
+        x = PANELS_LEFT + PANELS_WIDE * float(_share(told.steps.new_tensor([step]))[0])
+        stage.text(x, bottom + 13, f"{step:,}", 11, FAINT)
+    stage.text(PANELS_LEFT + PANELS_WIDE / 2, bottom + 29, "steps of training", 12, FAINT)
+
+
+# Scenes
+
+
+def _counter(stage: Stage, when: float, alpha: float = 1) -> None:
+    """The step, large; what it had read by then, small."""
+    told = life()
+    low, part = int(when + 1e-6), when - int(when + 1e-6)
+    first, last = (float(told.steps[min(at, len(told.steps) - 1)]) for at in (low, low + 1))
+    step = first + (last - first) * part if first == 0 else first * (last / first) ** part
+    per_step = float(told.tokens[-1]) / float(told.steps[-1])
+    stage.text(LEFT + WIDE, TOP + 10, f"step {round(step):,}", 24, at="right", bold=True, alpha=alpha)
+    read = f"{step * per_step / 1e6:.1f} million tokens read"
+    stage.text(LEFT + WIDE, TOP + 34, read, 13, FAINT, at="right", alpha=alpha)
+
+
+def _all(stage: Stage, when: float, seated: float = 0, legend: float = 1) -> None:
+    _frame_of_plane(stage, 1 - seated)
+    _seats(stage, max(2 * seated - 1, 0))
+    _legend(stage, when, legend)
+    _counter(stage, when, 1 - min(3 * seated, 1))
+    _dots(stage, when, seated)
+    _curves(stage, when)
+
+
+def appear(stage: Stage, t: float) -> None:
+    """All heads in their layers, and then where they look before the first step."""
+    _all(stage, 0.0, 1 - eased(t, 0.5, 0.85), eased(t, 0.75, 0.95))
+
+
+def along(start: int, end: int) -> Callable[[Stage, float], None]:
+    """From one checkpoint to another, and a moment to look."""
+
+    def draw(stage: Stage, t: float) -> None:
+        _all(stage, start + (end - start) * min(max((t - 0.04) / 0.82, 0.0), 1.0))
+
+    return draw
+
+
+def outcome(stage: Stage, t: float) -> None:
+    """What they have become, back in their layers."""
+    _all(stage, len(life().steps) - 1, eased(t, 0.08, 0.4))
