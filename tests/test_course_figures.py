@@ -1,9 +1,9 @@
 """Lessons say what studies measured: every figure that a lesson carries over is what the result says.
 
 `course_figures.json` lists them. Each entry: the lesson, the figure as it stands there, the words around it,
-the file of studies/results and the path of keys in it, how it is rounded and, of several numbers, joined.
-In a path, {"heads": 4} means every item of a list that has this, {"heads": [1, 2]} those with 1 and then
-those with 2. What a result says in words stands in the lesson as it stands there.
+the file of studies/results and the path of keys in it, how it is rounded and, of several numbers, joined. In
+a path, {"heads": 4} means every item of a list that has this, {"heads": [1, 2]} those with 1, then those with
+2. What a result says in words stands in the lesson as it stands there.
 """
 
 from __future__ import annotations

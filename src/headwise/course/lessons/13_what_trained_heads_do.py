@@ -1,6 +1,6 @@
 """What trained heads do.
 
-idea: a few heads can be named by what was measured of them, and a head that looks at the first token rests
+idea: a few heads earn a name by what is measured of them, and one that looks at the first token may rest
 minutes: 10
 level: data scientist
 repairs: causal shows the next; causal flipped; causal only in training
@@ -30,7 +30,7 @@ with torch.no_grad(), hw.watch(model, tokenizer=tokenizer, written=True) as head
     model(ids)
 labels = Counter(head.label.name for head in heads.all())
 print(labels)
-assert labels["mixed"] > 16 and labels["previous-token"] == 2
+assert labels["mixed"] > 16 and labels["self"] == labels["previous-token"] == 2 and labels["punctuation"] == 1
 heads.plot()
 
 # %% [markdown]
@@ -109,9 +109,9 @@ assert without < 0.3 * whole
 
 # %% [markdown]
 # Without the two induction heads copying is all but gone; without two others it is not. And without the
-# *previous-token* heads the induction heads no longer find their place. (On longer probes, `python -m
-# studies.probes` in the source repository, the loss rises from 8.08 to 12.67 without the previous-token
-# heads; with two others of their layers off it is 8.13 on average, and none of 20 draws is as bad.) The two
+# *previous-token* heads the induction heads no longer find their place. The source repository has longer
+# probes (`python -m studies.probes`): there the loss rises from 8.08 to 12.67 without the previous-token
+# heads; with two others of their layers off it is 8.13 on average, and none of 20 draws is as bad. The two
 # kinds work together, over layers:
 #
 # 1. a previous-token head writes into each token which token stood before it;
@@ -145,6 +145,7 @@ axes.set_ylabel("weight where their kind looks")
 axes.set_title("First the heads that look next door, then those that copy", loc="left", fontsize=11)
 axes.spines[["top", "right"]].set_visible(False)
 
+assert len(life.steps) == 20
 at_first, at_last = (Counter(label for layer in life.labels[n] for label in layer) for n in (0, -1))
 assert at_first["broad"] == 32 and at_last[None] > 16  # None: no label was earned
 
@@ -177,19 +178,15 @@ def prose_loss(off=()):
 
 idle, copies = prose_loss([(3, 0)]) - prose_loss(), losses([(3, 0)])[1] - lost["none"][1]
 print(f"3.0 off: the loss rises by {idle:.2f} in the prose, by {copies:.2f} where something is said again")
-assert (
-    prose.label.name == "sink"
-    and resting > 3 * busy
-    and weight > 2 * written
-    and written < 0.5
-    and copies > 20 * idle
-)
+assert prose.label.name == "sink" and resting > 3 * busy
+assert written < 0.5 * weight < 0.5 and copies > 20 * idle
 
 # %% [markdown]
 # A row of weights sums to 1, whether there is something to look for or not: softmax cannot say "nothing". So
 # a head that finds nothing needs a place to look at that does no harm. The first token is such a place,
-# everybody can see it, and here its value is small: much weight, little written, nothing lost without it. **A
-# sink is a head at rest**, and a head that rests in one text may be the one that all hangs on in the next.
+# everybody can see it, and here its value is small: much weight, little written, next to nothing lost without
+# it. **This sink is a head at rest**, and a head that rests in one text may be the one that all hangs on in
+# the next.
 #
 # In larger models it is common. On a text like this one 61 of the 270 heads of SmolLM2-135M are sinks, more
 # than have all other labels together. MiniLM-L6, which reads both ways, has special tokens, [CLS] and [SEP]:

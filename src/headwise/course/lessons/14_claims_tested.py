@@ -123,7 +123,8 @@ axes.spines[["top", "right"]].set_visible(False)
 
 # %% [markdown]
 # Pronouns, relative clauses, related nouns: larger models have heads for them. Subject and verb, the example
-# on every page: not found, in any of the three. mini is too small for grammar; it has other talents.
+# on every page: not found, in any of the three. mini, the smallest, has no head for any of them. It has other
+# talents.
 #
 # ## "At least one head can focus on distant tokens"
 # mini cannot follow a pronoun, but it can copy: 150 random tokens, said twice. How much weight do its heads
@@ -166,6 +167,7 @@ assert counts[8] == 4 and counts[32] == 8 and len(PRESETS) == 36
 # | | 0 of 13 | mini | |
 # | the subject attends to its verb | 0.72; the nearest verb after: 0.81 | MiniLM-L6 | **not found** |
 # | | verb > subject 0.77; the nearest noun before: 0.79 | SmolLM2-135M | **not found** |
+# | | verb > subject 0.36; the nearest noun before: 0.79 | mini | **not found** |
 # | adjective and noun | 0.73; two words on: 0.43 | MiniLM-L6 | **holds in part**: from adjective to noun |
 # | pronoun and whom it means | 0.97; the first noun: 0.50 | MiniLM-L6 | **holds** |
 # | adjacent words | head 2.1 puts 0.92 on the token before; random weights: 0.03 | mini | **holds** |
