@@ -175,3 +175,32 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 def test_a_shape_on_the_way_is_no_promise() -> None:
     report = check(split_heads)
     assert report.ok, report.summary
+
+
+def softmax(x: Tensor, dim: int = -1) -> Tensor:
+    e = x.exp()
+    return e / e.sum(dim)
+
+
+def scaled_scores(q: Tensor, k: Tensor) -> Tensor:
+    q /= q.shape[-1] ** 0.5
+    return q @ k.mT
+
+
+def crossed_scores(q: Tensor, k: Tensor) -> Tensor:
+    return q @ k / q.shape[-1] ** 0.5
+
+
+def test_a_softmax_that_stops_over_a_matrix_is_not_right() -> None:
+    report = check(softmax)
+    assert not report.ok and "with a matrix it stops" in report.summary
+
+
+def test_scores_that_write_to_their_queries_are_told_so() -> None:
+    report = check(scaled_scores)
+    assert [one.key for one in report.faults] == ["input modified"]
+
+
+def test_the_first_stop_is_told_and_not_that_of_another_kind_of_array() -> None:
+    report = check(crossed_scores)
+    assert not report.ok and "gufunc" not in str(report)

@@ -61,7 +61,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.fixture(autouse=True)
 def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of these runs a file: no template is started for one."""
-    monkeypatch.setattr("headwise.cli.check_verb._template", nullcontext)
+    monkeypatch.setattr("headwise.cli.check_verb.template_of_checks", nullcontext)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from headwise.course.plants import PLANTS, repair_of
 from headwise.course.progress import FILE, read_progress
 from headwise.course.running import run_lesson
 from headwise.course.study import Study
+from headwise.course.terms import at_a_glance
 from headwise.errors import ArgumentError
 from headwise.examiner.catalogue import FAULTS
 from headwise.examiner.source.unwritten import unwritten
@@ -176,6 +177,58 @@ def test_no_formula_of_a_lesson_is_left_in_its_own_letters() -> None:
         for cell in one.cells:
             if cell.kind in ("markdown", "question"):
                 assert "\\" not in plain_formulas(cell.text).replace("\\*", ""), (one.name, cell.text)
+
+
+# What an exercise asks
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("def scores(q, k):\n    return q", "asks for scaled_scores, and the file has scores"),
+        ("def scaled_scores(q, k):\n    s = q @ k.mT", "returns nothing"),
+        ("x = 1", "nothing of the kind"),
+        ("def scaled_scores(q, k):\n    return q", None),
+        ("def (", None),
+    ],
+)
+def test_some_things_are_seen_at_a_glance(source: str, words: str | None) -> None:
+    said = at_a_glance(source, exercise_of(lesson(1)))
+    assert said is None if words is None else said is not None and words in said
+
+
+def test_what_is_to_be_written_is_not_left_to_another() -> None:
+    exercise = exercise_of(lesson(2))
+    said = at_a_glance("def softmax(x, dim=-1):\n    return x.softmax(dim)", exercise)
+    assert said == "This one is to be written without softmax."
+    assert at_a_glance(exercise.solution, exercise) is None
+
+
+OTHERWISE = {
+    "no transpose": (4, "def split_heads(x, num_heads):\n    return x.unflatten(-1, (num_heads, -1))", "[B, T, H, D]"),
+    "a softmax too many": (
+        1, "def scaled_scores(q, k):\n    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)", "softmax"
+    ),
+    "one sequence only": (1, "def scaled_scores(q, k):\n    return q @ k.T / q.shape[-1] ** 0.5", "one sequence"),
+    "weights, too": (
+        3, "def attend(q, k, v):\n    w = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)\n    return w @ v, w",
+        "weights are not returned",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_right_in_another_way_is_not_solved(name: str, tmp_path: Path) -> None:
+    number, source, words = OTHERWISE[name]
+    study = Study(tmp_path)
+    task = study.task(str(number))
+    study.start(task)
+    task.path.write_text(f"import torch\n\n{source}\n", "utf-8")
+    outcome = study.check(task)
+    assert not outcome.ok and words in " ".join(outcome.otherwise)
+    task.path.write_text(task.exercise.solution, "utf-8")
+    assert study.check(task).ok and study.progress.solved(task.key)
 
 
 # The learner's folder

@@ -109,6 +109,7 @@ def test_there_is_a_recipe_for_everything_that_is_added_often() -> None:
         "A family of models",
         "A fault of the examiner",
         "A verb of the command line",
+        "A lesson",
         "A case of the benchmark",
     ]
 

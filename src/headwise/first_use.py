@@ -40,7 +40,7 @@ LIGHT = {
     "byte_sizes", "course", *(
         f"course.{each}"
         for each in ("deck", "exercises", "formulas", "lesson", "lesson_notebooks", "plants", "progress",
-                     "running", "study")
+                     "running", "study", "terms")
     ), "errors", "examiner", "examiner.desk", "examiner.desk.template", "examiner.sandbox",
     "examiner.sandbox.confine", *(
         f"examiner.sandbox.confine.{each}"

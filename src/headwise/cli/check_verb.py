@@ -309,6 +309,9 @@ def _show(report: Report, console: Console | None, hint: int | None, on_one_line
         typer.echo(as_json(report, indent=None if on_one_line else 2))
     else:
         print_to(console, report, hint)
+        if hint is not None and report.verdict == "wrong":
+            more = f"--hint {hint + 1} tells more; without" if hint < 3 else "without"
+            console.print(f"\n{more} --hint, the whole answer is told.", markup=False)
 
 
 def _say_that_it_waits(console: Console, source: str) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..course.lesson import Question
+    from ..course.running import Shown
     from ..course.study import Outcome, Study, Task
     from ..examiner.desk.template import Template
 
@@ -51,18 +52,19 @@ def overview(context: typer.Context, folder: Folder = Path(FOLDER)) -> None:
     if context.invoked_subcommand is not None:
         context.default_map = {context.invoked_subcommand: {"folder": folder}}  # as if it stood behind it
         return
+    from rich.table import Table
+
     from ..course.lesson import lessons
     from ..course.plants import PLANTS
     from ..course.study import Study
-    from ..show.tables import table_class
 
     study = Study(folder)
-    table = table_class()("", "", "lesson", "idea", "min", box=None, header_style="dim")
+    console = _console()
+    table = Table("", "", "lesson", "idea", "min", box=None, header_style="dim", pad_edge=False)
     for one in lessons():
         done = study.progress.exercises.get(one.file_name)
         mark = "✓" if done is not None and done.solved else "…" if done is not None else " "
-        table.add_row(mark, str(one.number), one.title, one.idea, str(one.minutes))
-    console = _console()
+        table.add_row(_fitting(console, mark), str(one.number), one.title, one.idea, str(one.minutes))
     console.print(table)
     solved = sum(study.progress.solved(one.file_name) for one in lessons())
     repaired = sum(
@@ -79,43 +81,64 @@ def overview(context: typer.Context, folder: Folder = Path(FOLDER)) -> None:
 def _next(study: Study, task: Task | None) -> str:
     if task is None:
         return "Everything is solved: headwise learn quiz asks what interviews ask."
-    begun = task.path.exists()
-    return (
-        f"Next: headwise learn {'check' if begun else 'start'} {task.which}"
-        f" (read it first: headwise learn read {task.which})"
-    )
+    if not task.which.isdigit():
+        return f"Next: headwise learn repair{_in_folder(study)}"
+    verb = "check" if task.path.exists() else "start"
+    read = f" (first read it: headwise learn read {task.which})" if verb == "start" else ""
+    return f"Next: headwise learn {verb} {task.which}{_in_folder(study)}{read}"
 
 
 @learn.command()
 def read(
     number: Annotated[int, typer.Argument(metavar="N", help="Which lesson.")],
+    run: Annotated[bool, typer.Option(help="Run the code and show what it prints.")] = True,
 ) -> None:
-    """Read a lesson in the terminal: text and code, without pictures.
+    """Read a lesson in the terminal: text, code, and what the code prints; pictures are in its notebook.
 
     Example: headwise learn read 3
     """
-    from rich.markdown import Markdown
-
-    from ..course.formulas import plain_formulas
     from ..course.lesson import lesson
+    from .terminal import sign_of_life
 
     one = lesson(number)
+    shown = {}
+    if run:
+        with sign_of_life(f"Running lesson {number}"):
+            from ..course.running import run_lesson
+
+            shown = run_lesson(one)
     console = _console()
-    console.print(Markdown(f"# {one.number}. {one.title}\n\n*{one.idea}*"))
-    for cell in one.cells:
+    _markdown(console, f"# {one.number}. {one.title}\n\n*{one.idea}*")
+    for place, cell in enumerate(one.cells):
         console.print()
         if cell.kind == "markdown":
-            console.print(Markdown(plain_formulas(cell.text)))
+            _markdown(console, cell.text)
         elif cell.kind == "code":
-            console.print(Markdown(f"```python\n{cell.text}\n```"))
+            _code(console, cell.text, shown.get(place))
         elif cell.kind == "exercise":
             _say(console, f"Exercise: headwise learn start {number}")
         elif cell.kind == "question":
-            console.print(Markdown(f"**Question.** {cell.about}"))
+            _markdown(console, f"**Question.** {cell.about}")
     console.print()
     _say(
         console, f"Answers: headwise learn quiz --lesson {number}. Pictures: headwise learn notebook {number}"
     )
+
+
+def _code(console: Console, code: str, shown: Shown | None) -> None:
+    """Code and what it printed; of what only draws, that it does."""
+    from rich.syntax import Syntax
+
+    draws = shown is not None and shown.pictures and not shown.printed.strip()
+    if draws and code.count("\n") > 6:
+        _say(console, f"[{code.count(chr(10)) + 1} lines that draw a picture: see the notebook]")
+        return
+    console.print(Syntax(code, "python", background_color="default"), soft_wrap=True)
+    if shown is not None and shown.printed.strip():
+        console.print()
+        console.print(shown.printed.rstrip(), markup=False, soft_wrap=True, style="dim")
+    if shown is not None and shown.pictures:
+        _say(console, "[a picture: see the notebook]")
 
 
 @learn.command()
@@ -172,8 +195,9 @@ def repair(
 def _begin(study: Study, task: Task) -> None:
     laid = study.start(task)
     typer.echo(f"Wrote {task.path}" if laid else f"{task.path} is there already and stays as it is")
-    verb = "Write" if task.exercise.kind == "write" else "One thing is wrong in"
-    typer.echo(f"{task.title}. {verb} {task.exercise.name}, then: headwise learn check")
+    name = task.exercise.name
+    what = f"Write {name}" if task.exercise.kind == "write" else f"One thing in {name} is wrong: repair it"
+    typer.echo(f"{task.title}. {what}. Then: headwise learn check {task.which}{_in_folder(study)}")
 
 
 @learn.command()
@@ -206,7 +230,7 @@ def check(
     with template_of_checks() as template:
         if not watch:
             outcome = attempt(template)
-            _tell(console, study, task, outcome, answer)
+            _tell(console, study, task, outcome, None if answer else study.hint(task, at_least=1))
             raise typer.Exit(0 if outcome.ok else 1)
         for _ in saves(task.path):
             console.clear()
@@ -215,31 +239,45 @@ def check(
             except HeadwiseError as mistake:  # a save may mend that, too
                 typer.echo(f"headwise: {mistake}", err=True)
                 continue
-            _tell(console, study, task, outcome, answer)
+            _tell(console, study, task, outcome, None if answer else study.hint(task, at_least=1))
             if outcome.ok:
                 raise typer.Exit(0)
             _say(console, f"Save {task.path} to check it again; Ctrl-C ends.")
 
 
-def _tell(console: Console, study: Study, task: Task, outcome: Outcome, answer: bool) -> None:
+def _tell(console: Console, study: Study, task: Task, outcome: Outcome, hint: int | None) -> None:
+    """What came of a try; `hint`: None for the answer."""
     from ..examiner.showing import print_to
 
+    ask = f"{task.which}{_in_folder(study)}"
     if outcome.left:
-        _say(console, f"{task.title}: well begun. Still to be written:")
+        _say(console, f"{task.title}: still to be written:")
         for one in outcome.left:
             _say(console, f"  line {one.line}, {one.name}" + (f": {one.task}" if one.task else ""))
-        return
-    assert outcome.report is not None
-    if outcome.ok:
-        print_to(console, outcome.report, None)
-        console.print()
-        _say(console, f"{task.title} is solved. See ours: headwise learn solution {task.which}")
+    elif outcome.seen is not None:
+        _say(console, outcome.seen)
+    elif outcome.ok:
+        assert outcome.report is not None
+        _say(console, f"✓ {outcome.report.summary}. Well done!")
+        _say(console, f"{task.title} is solved. See ours: headwise learn solution {ask}")
         _say(console, _next(study, study.after(task)))
-        return
-    hints = max(1, study.progress.of(task.key).hints)
-    print_to(console, outcome.report, None if answer else hints)
-    console.print()
-    _say(console, f"More help: headwise learn hint {task.which}")
+    elif outcome.otherwise:
+        _say(console, f"{task.exercise.name} is right in a way of its own, and not what is asked:")
+        for words in outcome.otherwise:
+            _say(console, f"  {words}")
+    else:
+        assert outcome.report is not None
+        laddered = bool(outcome.report.faults)  # a stop or unknown numbers have nothing to hold back
+        print_to(console, outcome.report, hint if laddered else None)
+        if laddered and hint is not None:
+            console.print()
+            more = "headwise learn hint" if hint < 3 else "the answer: headwise learn check --answer"
+            _say(console, f"More help: {more} {ask}")
+
+
+def _in_folder(study: Study) -> str:
+    """How a command is told of a folder that is not the usual one."""
+    return "" if study.folder == Path(FOLDER) else f" --folder {study.folder}"
 
 
 @learn.command()
@@ -249,7 +287,6 @@ def hint(which: Which = None, folder: Folder = Path(FOLDER), trust: Trust = Fals
     Example: headwise learn hint 3
     """
     from ..course.study import Study
-    from ..examiner.showing import print_to
     from .check_verb import template_of_checks
     from .terminal import sign_of_life
 
@@ -257,13 +294,7 @@ def hint(which: Which = None, folder: Folder = Path(FOLDER), trust: Trust = Fals
     task = study.task(which)
     with template_of_checks() as template, sign_of_life(f"Checking {task.path}"):
         outcome = study.check(task, template, trust, counts=False)
-    console = _console()
-    if outcome.report is None or outcome.ok:
-        _tell(console, study, task, outcome, False)
-        return
-    print_to(console, outcome.report, study.hint(task))
-    if study.progress.of(task.key).hints == 3:
-        _say(console, f"That was the last hint. The answer: headwise learn check {task.which} --answer")
+    _tell(_console(), study, task, outcome, study.hint(task))
 
 
 @learn.command()
@@ -303,7 +334,7 @@ def reset(which: Which = None, folder: Folder = Path(FOLDER)) -> None:
     task = study.task(which)
     kept = study.reset(task)
     if kept is not None:
-        typer.echo(f"Your file is {kept} now")
+        typer.echo(f"Your file is {kept} now; the exercise counts as not solved")
     typer.echo(f"Wrote {task.path}")
 
 
@@ -356,6 +387,8 @@ def _answer(console: Console, question: Question) -> None:
     from ..course.deck import computed
 
     _markdown(console, question.answer)
+    if "cell" in question.answer and not question.check:
+        _say(console, f"(The cell is one of lesson {question.lesson}: headwise learn read {question.lesson})")
     if question.check:
         printed = computed(question).rstrip()
         if printed:
@@ -383,9 +416,13 @@ def _markdown(console: Console, text: str) -> None:
 def _say(console: Console, words: str) -> None:
     from rich.text import Text
 
+    console.print(Text(_fitting(console, words)))
+
+
+def _fitting(console: Console, words: str) -> str:
     from ..examiner.showing.letters import fitting
 
-    console.print(Text(fitting(words, console.encoding)))
+    return fitting(words, console.encoding)
 
 
 def _console() -> Any:

@@ -22,13 +22,15 @@ def exercise_of(lesson: Lesson, fault: str | None = None) -> Exercise:
         raise ArgumentError(
             f"lesson must have an exercise: {lesson.number} has none; headwise learn repair gives one"
         )
-    return Exercise("write", asked.about, f"{asked.text}\n", f"{lesson.text_of('solution')}\n")
+    return Exercise(
+        "write", asked.about, f"{asked.text}\n", f"{lesson.text_of('solution')}\n", "", lesson.without
+    )
 
 
 def laid_out(exercise: Exercise, title: str, command: str) -> str:
     """The file as it is laid into the learner's folder: what to do on top."""
     if exercise.kind == "write":
-        task = f"Write {exercise.name}: what is to be written says `raise NotImplementedError`."
+        task = f"Write {exercise.name}: put your lines where it says `raise NotImplementedError`."
     else:
         task = f"One thing in {exercise.name} is wrong. Find and repair it."
     return f"# {title}\n# {task}\n# Then: {command}\n\n{exercise.start}"

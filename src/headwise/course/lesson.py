@@ -6,6 +6,7 @@
     minutes: 8
     level: junior
     repairs: keys and values swapped
+    without: softmax
     \"\"\"
     # %% [markdown]
     # Text in Markdown, as comments.
@@ -58,6 +59,7 @@ class Exercise:
     start: str
     solution: str
     fault: str = ""  # of a repair: the key of the fault that is in it
+    without: tuple[str, ...] = ()  # functions that it must not call
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Lesson:
     level: str
     repairs: tuple[str, ...]
     cells: tuple[Cell, ...]
+    without: tuple[str, ...] = ()  # functions that its exercise must not call
 
     @property
     def file_name(self) -> str:
@@ -120,9 +123,14 @@ def read_lesson(file_name: str, text: str) -> Lesson:
         fields["idea"],
         int(fields["minutes"]),
         fields["level"],
-        tuple(one.strip() for one in fields.get("repairs", "").split(";") if one.strip()),
+        _listed(fields.get("repairs", "")),
         cells,
+        _listed(fields.get("without", "")),
     )
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(one.strip() for one in text.split(";") if one.strip())
 
 
 def read_cells(file_name: str, text: str) -> tuple[str, tuple[Cell, ...]]:

@@ -22,6 +22,7 @@ class Done:
     tries: int = 0
     hints: int = 0  # the last one shown
     solved: bool = False
+    mistake: str = ""  # of the last try: hints are counted for each
 
 
 @dataclass

@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError
@@ -14,6 +15,7 @@ from .exercises import exercise_of, laid_out
 from .lesson import Exercise, lesson, lessons
 from .plants import PLANTS, repair_of
 from .progress import Progress, read_progress
+from .terms import at_a_glance, otherwise
 
 if TYPE_CHECKING:
     from ..examiner.desk.template import Template
@@ -30,7 +32,7 @@ class Task:
     """An exercise, its place in the learner's folder, and how it is called on the command line."""
 
     title: str
-    which: str  # "3", "repair 7"
+    which: str  # "3", "repair_07"
     path: Path
     exercise: Exercise
 
@@ -42,14 +44,23 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one try: what is still to be written, or the verdict."""
+    """Of one try: what is still to be written, what was seen at a glance, or the verdict."""
 
     left: list[Unwritten]
     report: Report | None
+    seen: str | None = None
+    otherwise: tuple[str, ...] = ()  # right, and not what was asked
 
     @property
     def ok(self) -> bool:
-        return self.report is not None and self.report.ok
+        return self.report is not None and self.report.ok and not self.otherwise
+
+    @property
+    def mistake(self) -> str:
+        """What tells it from others, for hints are counted by it."""
+        if self.report is None or self.ok:
+            return ""
+        return " + ".join(one.key for one in self.report.faults) or self.report.summary
 
 
 class Study:
@@ -81,7 +92,7 @@ class Study:
                 )
             exercise = repair_of(keys[number - 1])
             return Task(
-                f"Repair {number}", f"repair {number}", self.folder / f"repair_{number:02}.py", exercise
+                f"Repair {number}", f"repair_{number:02}", self.folder / f"repair_{number:02}.py", exercise
             )
         one = lesson(number)
         title = f"Lesson {number}: {one.title}"
@@ -136,20 +147,35 @@ class Study:
         self.progress.current = task.key
         from ..examiner.source.unwritten import unwritten
 
-        left = unwritten(task.path.read_text("utf-8", errors="replace"))
-        report = None
-        if not left:
-            from ..examiner import check_file
-
-            report = check_file(task.path, task.exercise.name, template=template, trust=trust)
-            done.solved = done.solved or report.ok
+        source = task.path.read_text("utf-8", errors="replace")
+        left, seen = unwritten(source), at_a_glance(source, task.exercise)
+        if left or seen is not None:
+            outcome = Outcome(left, None, None if left else seen)
+        else:
+            outcome = self._examined(task, template, trust)
+        done.solved = done.solved or outcome.ok
+        if outcome.mistake != done.mistake:
+            done.mistake, done.hints = outcome.mistake, 0
         self.progress.save()
-        return Outcome(left, report)
+        return outcome
 
-    def hint(self, task: Task) -> int:
-        """The number of the next hint: 1, 2, 3, and 3 again."""
+    def _examined(self, task: Task, template: Template | None, trust: bool) -> Outcome:
+        from ..examiner import check_file
+
+        name = task.exercise.name
+        report = check_file(task.path, name, template=template, trust=trust)
+        if not report.ok:
+            return Outcome([], report)
+        with TemporaryDirectory() as folder:  # beside our solution, in the same words
+            solution = Path(folder) / task.path.name
+            solution.write_text(task.exercise.solution, "utf-8")
+            ours = check_file(solution, name, template=template, trust=trust)
+        return Outcome([], report, None, tuple(otherwise(report, ours)))
+
+    def hint(self, task: Task, at_least: int | None = None) -> int:
+        """The number of the next hint: 1, 2, 3, and 3 again; with `at_least`, of the last one, or that."""
         done = self.progress.of(task.key)
-        done.hints = min(3, done.hints + 1)
+        done.hints = min(3, done.hints + 1) if at_least is None else max(done.hints, at_least)
         self.progress.save()
         return done.hints
 
@@ -165,8 +191,10 @@ class Study:
         return kept
 
     def after(self, task: Task) -> Task | None:
-        """The first lesson behind this one that was not solved, else the first of all; None when all are."""
-        return (self._unsolved(int(task.which)) if task.which.isdigit() else None) or self.after_all()
+        """Behind a lesson the next that is not solved, None when all are; behind a repair another one."""
+        if not task.which.isdigit():
+            return self.next_repair()
+        return self._unsolved(int(task.which)) or self.after_all()
 
     def after_all(self) -> Task | None:
         """The first lesson that was not solved."""

@@ -58,7 +58,9 @@ figure.tight_layout()
 # Length counts too: a key twice as long fits twice as well (or as badly). That is no accident to be repaired.
 # A model can make a key loud by making it long.
 #
-# Many queries and many keys take one matrix product: cell $(t, s)$ of $QK^\top$ is query $t$ with key $s$.
+# Many queries and many keys take one matrix product: cell $(t, s)$ of $QK^\top$ is query $t$ with key $s$. With
+# more axes in front (samples of a batch, say; we write `[.., T, D]`), `Q @ K.transpose(-2, -1)` does it for each
+# of them: it turns the last two axes and leaves the others alone.
 
 # %%
 torch.manual_seed(0)

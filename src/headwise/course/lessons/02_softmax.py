@@ -3,6 +3,7 @@
 idea: softmax turns scores into shares of one whole, and the axis says whose whole it is
 minutes: 8
 level: junior
+without: softmax; log_softmax
 repairs: own softmax over the wrong axis; own softmax overflows
 """
 
@@ -134,6 +135,9 @@ assert torch.allclose(by_keys @ ones, torch.ones(4, 1)) and kept == 0 and moved 
 #
 # Later there will be a batch, and several heads side by side. Scores are then $[B, H, T, S]$, and the keys
 # are still the last axis. `dim=-1` says so for any number of axes; `dim=1` says something else for each.
+#
+# To write it yourself: `x.amax(dim=dim, keepdim=True)` is the largest number along an axis, and `keepdim=True` leaves
+# that axis there with length 1, so that it fits `x` again when you subtract it; `sum` takes the same arguments.
 
 # %% exercise: softmax
 """Shares along one axis, for numbers of any size."""

@@ -16,7 +16,9 @@ repairs: softmax over queries; keys and values swapped
 #
 # $$\text{head}(Q, K, V) = \text{softmax}\left(\frac{QK^\top}{\sqrt{d}}\right) V$$
 #
-# At the party of the introduction you are the query: everybody wears a topic (key) and has a story (value).
+# Think of a party. You are the query: you came to hear about something. Every guest wears a badge with a topic
+# (the key) and has a story to tell (the value). You listen to everybody a little, and most to those whose topic
+# is yours.
 
 # %%
 import torch
@@ -42,6 +44,9 @@ print("rows sum to", weights.sum(-1).tolist())
 # %% [markdown]
 # Nobody is left out: even the chess player gets a share of the music lover's ear. That is what makes attention
 # trainable: every share changes a little when a key changes a little, so a gradient can say which way to go.
+#
+# Nothing changes when there are more axes in front, for samples of a batch or for heads: `@` multiplies the last two
+# axes, and `k.transpose(-2, -1)` turns them, whatever stands before. We write `[.., T, D]` for that.
 #
 # The same through headwise, for one head, with its picture:
 

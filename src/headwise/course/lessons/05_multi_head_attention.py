@@ -146,7 +146,9 @@ with torch.no_grad():
     assert not torch.allclose(masked, judge(query, key, value, attn_mask=may)[0])  # no error, other numbers
 
 # %% [markdown]
-# Now as a module. `headwise check` compares yours with torch's, its weights copied, and names the mistake if
+# Now as a module: a class that derives from `nn.Module`, makes its layers in `__init__` and computes in `forward`. A
+# projection with weights and bias is `nn.Linear(d_model, d_model)`; kept as an attribute (`self.W_q = ..`) it is
+# found by optimisers, and called as a function: `self.W_q(query)`. `headwise check` compares yours with torch's, its weights copied, and names the mistake if
 # there is one.
 
 # %% exercise: MultiHeadAttention

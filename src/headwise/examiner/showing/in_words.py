@@ -160,7 +160,7 @@ def _hinted(report: Report, hint: int) -> list[Part]:
             "No mistake with a name fits these numbers, so there is no hint: this is all that was seen."
         )
         return [*_wrong(report), seen]
-    verdict = f"is not yet the same as {report.beside}"
+    verdict = "is not right yet" if "(" in report.beside else f"is not yet the same as {report.beside}"
     if report.problems and not report.errors:
         verdict = "stops before it can be compared"
     elif stopped and not report.faults:
@@ -183,5 +183,4 @@ def _hinted(report: Report, hint: int) -> list[Part]:
         parts.append(listed(RIGHT_ALREADY, "right", report.where_right))
     if hint >= 3 and report.first_wrong is not None:
         parts.append(Rows((Row(PARTS_AT, one_line(report.first_wrong)),)))
-    more = f"Next: hint {hint + 1}, or the whole answer without a hint."
-    return [*parts, Note(more if hint < 3 else "Next: the whole answer, without a hint.")]
+    return parts

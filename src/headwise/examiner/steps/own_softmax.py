@@ -286,6 +286,11 @@ def judge(evidence: Evidence) -> Verdict:
             return Verdict(unjudged="it could not be called with a tensor alone")
         matrix = vector
     has_axis = "axis" in evidence.roles
+    stopped = [one for one in evidence.asked if one.problem is not None]
+    if has_axis and stopped:  # who takes an axis is asked for more than one
+        problem = stopped[0].problem
+        assert problem is not None
+        return Verdict(unjudged=f"with a {stopped[0].probe} it stops: {problem.kind}: {problem.message}")
     plain = [asked[name] for name in PLAIN if name in asked and asked[name].output is not None]
     finite = [one for one in plain if one.probe != "hidden"]
     verdict = explanation(

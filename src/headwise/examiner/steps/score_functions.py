@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..evidence import Asked, Evidence
+from ..evidence import Asked, Evidence, Finding, Problem
 from ..faults import FAULTS
 from ..report import Named, Report
 from .counterfactuals import numbers, words_of
@@ -58,11 +58,14 @@ def examine(callee: Callee, evidence: Evidence, embed_dim: int | None, num_heads
     masks = [one.name for one in needed if input_word(one.name) == "mask"]
     callee.fixed |= dict.fromkeys(masks)
     asked: Asked | None = None
+    problem: Problem | None = None
+    touched: str | None = None
     for shape in ((2, 3), (2,), ()):
         for kind in ((False, torch.float64), (False, torch.float32), (True, torch.float64)):
             callee.numpy, callee.dtype = kind
             question = {"query": numbers(*shape, 5, 7, seed=3), "key": numbers(*shape, 5, 7, seed=4)}
-            asked, _ = callee.answer("plain", question)
+            asked, touched = callee.answer("plain", question)
+            problem = problem or asked.problem  # of the likeliest way to call it
             if asked.output is not None:
                 break
         if asked is not None and asked.output is not None:
@@ -74,8 +77,8 @@ def examine(callee: Callee, evidence: Evidence, embed_dim: int | None, num_heads
     assert isinstance(query, Tensor)
     if found is None or found.shape != (*query.shape[:-1], query.shape[-2]):
         if found is None:
-            assert asked.problem is not None
-            evidence.problems.append(asked.problem)
+            assert problem is not None
+            evidence.problems.append(problem)
         else:
             told = list(found.shape)
             evidence.tried.append(
@@ -91,6 +94,11 @@ def examine(callee: Callee, evidence: Evidence, embed_dim: int | None, num_heads
         name: getattr(evidence, name) for name in ("name", "first_line", "step", "asked", "kind", "built")
     }
     vars(evidence).update(vars(seen) | kept | {"again": again})
+    if touched is not None:
+        name = "input left unmodified"
+        others = [one for one in evidence.findings if one.name != name]
+        detail = f"{callee.roles[touched]} is another after the call than before it"
+        evidence.findings = [*others, Finding(name, "wrong", detail, "input modified")]
 
 
 def judge(evidence: Evidence) -> Report:
