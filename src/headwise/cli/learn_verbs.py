@@ -230,7 +230,7 @@ def check(
     with template_of_checks() as template:
         if not watch:
             outcome = attempt(template)
-            _tell(console, study, task, outcome, None if answer else study.hint(task, at_least=1))
+            _tell(console, study, task, outcome, _last_hint(study, task, outcome, answer))
             raise typer.Exit(0 if outcome.ok else 1)
         for _ in saves(task.path):
             console.clear()
@@ -239,10 +239,14 @@ def check(
             except HeadwiseError as mistake:  # a save may mend that, too
                 typer.echo(f"headwise: {mistake}", err=True)
                 continue
-            _tell(console, study, task, outcome, None if answer else study.hint(task, at_least=1))
+            _tell(console, study, task, outcome, _last_hint(study, task, outcome, answer))
             if outcome.ok:
                 raise typer.Exit(0)
             _say(console, f"Save {task.path} to check it again; Ctrl-C ends.")
+
+
+def _last_hint(study: Study, task: Task, outcome: Outcome, answer: bool) -> int | None:
+    return None if answer or outcome.report is None or outcome.ok else study.hint(task, at_least=1)
 
 
 def _tell(console: Console, study: Study, task: Task, outcome: Outcome, hint: int | None) -> None:
