@@ -225,7 +225,7 @@ def test_a_hint_gives_no_more_than_it_should(show: Rendering, hint: int) -> None
     assert "41" not in said and "d_model **" not in said
     assert ("position 0 alone" in said) == (hint >= 2)
     assert ("the scaled scores" in said) == (hint >= 3)
-    assert (f"hint {hint + 1}" in said) == (hint < 3)
+    assert f"hint {hint + 1}" not in said.lower()
 
 
 def unjudged(message: str, kind: str = "guess", source: str = "", **facts: Any) -> Report:
