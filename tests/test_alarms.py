@@ -393,6 +393,7 @@ def test_a_training_that_begins_again_rings_again() -> None:
     assert len(look(monitor)) == 1
 
 
+@pytest.mark.slow
 def test_alarms_may_be_of_many_steps_and_become_a_table() -> None:
     pandas = pytest.importorskip("pandas")
     model = made()

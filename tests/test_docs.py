@@ -73,8 +73,12 @@ def collected(kind: Any) -> list[Any]:
     for page in PAGES:
         for number, each in enumerate(kind(page.read_text("utf-8"))):
             name = f"{page.relative_to(ROOT)}-{number}"
-            # a process of its own, fenced in; a training
+            # a process of its own, fenced in; a training; many pictures; transformers
             takes_long = kind is commands or any(slow in str(each) for slow in ("hw.check", "models.fit("))
+            takes_long = takes_long or page.name in (
+                "gallery.md",
+                "from_others.md",
+            )  # many pictures; transformers
             cases.append(pytest.param(each, id=name, marks=[pytest.mark.slow] if takes_long else []))
     return cases
 

@@ -102,6 +102,7 @@ def test_captions_of_training_say_what_was_measured() -> None:
 # Frames
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("scene", film.scenes(), ids=lambda scene: scene.name)
 def test_a_frame_of_every_scene_is_drawn(scene: film.Scene) -> None:
     dots = film.frame(scene, 0.6, 0.5)

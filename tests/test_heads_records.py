@@ -145,6 +145,7 @@ def test_a_head_without_a_choice_has_no_spread() -> None:
     assert spread(a_map()).isfinite().all()
 
 
+@pytest.mark.slow
 def test_values_of_padding_are_not_compared() -> None:
     """The mean cosine of values was over all keys: much padding, all alike, made any heads look the same."""
     weights, values = a_map(mask=Mask.padding(REAL, REAL)), normal(2, B, HK, T, D)

@@ -80,6 +80,7 @@ def agree(found: Importance, truth: Importance | dict[str, Tensor]) -> None:
 # Gradients
 
 
+@pytest.mark.slow
 def test_importance_is_the_gradient_of_a_gate_a_sequence_at_a_time() -> None:
     model = gpt2()
     ids = tokens(5)
