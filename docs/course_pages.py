@@ -21,11 +21,10 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
+from headwise.course.formulas import FORMULA  # noqa: E402
 from headwise.course.lesson import Lesson, lessons  # noqa: E402
 from headwise.course.plants import PLANTS  # noqa: E402
 from headwise.course.running import Shown  # noqa: E402
-
-FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?=\S)([^$\n]+?)(?<=\S)\$", re.DOTALL)
 
 
 def on_config(config: Any, **_: Any) -> Any:

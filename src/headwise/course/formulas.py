@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["plain_formulas"]
+__all__ = ["FORMULA", "plain_formulas"]
 
 _SIGNS = {
     r"\top": "ᵀ", r"\times": "×", r"\cdot": "·", r"\sum": "Σ", r"\infty": "∞", r"\leq": "≤", r"\le": "≤",
@@ -14,14 +14,14 @@ _SIGNS = {
     r"\log": "log", r"\exp": "exp", r"\max": "max", r"\min": "min", r"\ne": "≠", r"\neq": "≠", r"\odot": "⊙",
     r"\mathbb{R}": "ℝ", r"\{": "{", r"\}": "}", r"\%": "%",
 }  # fmt: skip
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?=\S)([^$\n]+?)(?<=\S)\$", re.DOTALL)
+FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?=\S)([^$\n]+?)(?<=\S)\$", re.DOTALL)
 
 
 def plain_formulas(text: str) -> str:
     """Markdown with its formulas as one reads them aloud; code stays as it is."""
     parts = re.split(r"(```.*?```|`[^`\n]*`)", text, flags=re.DOTALL)
     return "".join(
-        part if place % 2 else _FORMULA.sub(lambda found: _plain(found[1] or found[2]), part)
+        part if place % 2 else FORMULA.sub(lambda found: _plain(found[1] or found[2]), part)
         for place, part in enumerate(parts)
     )
 
