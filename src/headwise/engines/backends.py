@@ -10,6 +10,7 @@ from .backend import Backend, Call
 from .decode import Decode
 from .fused import Fused
 from .kernels import CPU_FLASH, CUDA_EFFICIENT, CUDA_FLASH, CUDNN
+from .own_kernels import OwnKernels
 from .plain import PLAIN
 from .tiles import TILES
 
@@ -17,6 +18,7 @@ __all__ = ["BACKENDS", "backend_named", "choose", "note", "verdicts"]
 
 BACKENDS: tuple[Backend, ...] = (
     Decode(),
+    OwnKernels(),
     Fused("cudnn", CUDNN),
     Fused("flash", CPU_FLASH, CUDA_FLASH),
     Fused("efficient", CUDA_EFFICIENT),

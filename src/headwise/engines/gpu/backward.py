@@ -69,7 +69,7 @@ def slope(s, x, lse, size, delta, dp, rules, setup: tl.constexpr):
     """d loss / d product of a tile, from its products s and log2 weights x."""
     ds = tl.exp2(x) * size * (dp - delta) * rules.scale
     if rules.softcap is not None:
-        bent = tanh(s * (rules.scale / rules.softcap))
+        bent = tanh(s * (rules.scale / rules.softcap), setup.rough_tanh)
         ds = ds * (1.0 - bent * bent)
     return ds
 

@@ -4,6 +4,10 @@ Lists are for rules kept as tensors: padding with holes, documents, dense masks.
 a block of rows then walks only those that show it anything. Where sequences or heads share their rules they
 share their lists.
 
+The first pass wants its lists `arranged`: the tiles that have to ask the rules from the front, those that see
+everything from the back. Padding and documents are known by the extremes of each block; a mask, and a bias
+that is one for all heads, which may be a mask, are looked at tile by tile.
+
 Kernels that load lse in every tile want it with room behind each row: padded to whole tiles, so that loading
 it needs no mask; BIG for queries that see nothing, are not there or, if asked for, do not count.
 """
@@ -18,12 +22,12 @@ import triton.language as tl
 from torch import Tensor
 
 from .launches import NOT_SPECIAL, interpreted, kind_of, launch
-from .tile import BIG, Setup, key_stop, listed_rules, load_lse, long, place
+from .tile import BIG, HIDDEN, LOWEST_HALF, Setup, ends, key_stop, listed_rules, load_lse, long, place
 
 if TYPE_CHECKING:
     from .request import Request
 
-__all__ = ["in_order", "lists", "powers_of", "seen_tiles"]
+__all__ = ["arranged", "in_order", "lists", "powers_of", "seen_tiles"]
 
 ROOM = 256  # no tile is larger
 SIZE = 1024
@@ -97,6 +101,220 @@ def in_order(seen: Tensor) -> tuple[Tensor, Tensor]:
     where = torch.where(seen, place_in_list - 1, seen.shape[-1]).long()
     numbers = torch.arange(seen.shape[-1], dtype=torch.int32, device=seen.device)
     tiles.scatter_(-1, where, numbers.expand_as(where))
+    return tiles, counts
+
+
+# Lists for the first pass
+
+
+ANY, ALL = tl.constexpr(1), tl.constexpr(2)  # what a tile shows: something, everything
+CHUNK = 512
+
+
+@triton.jit(do_not_specialize=["heads", "T", "S", "row_tiles", "column_tiles"])
+def glance(
+    SHOWN, rules, heads, T, S, row_tiles, column_tiles, KEYS_FIRST: tl.constexpr, setup: tl.constexpr
+):  # fmt: skip
+    """What a mask, and a bias that may be one, show of a tile."""
+    pid = tl.program_id(0)
+    j = pid % column_tiles
+    i = pid // column_tiles % row_tiles
+    bh = pid // column_tiles // row_tiles
+    b = bh // heads
+    h = bh % heads
+    if KEYS_FIRST:
+        cols = (i * setup.M + tl.arange(0, setup.M))[:, None]
+        rows = (j * setup.N + tl.arange(0, setup.N))[None, :]
+    else:
+        rows = (i * setup.M + tl.arange(0, setup.M))[:, None]
+        cols = (j * setup.N + tl.arange(0, setup.N))[None, :]
+    inside = (rows < T) & (cols < S)
+    some = inside
+    whole = (rows >= 0) & (cols >= 0)
+    if rules.allowed is not None:
+        base = rules.allowed + long(b) * rules.allowed_b + long(h) * rules.allowed_h
+        there = long(rows) * rules.allowed_t + long(cols) * rules.allowed_s
+        allowed = tl.load(base + there, mask=inside, other=1) != 0
+        some = some & allowed
+        whole = whole & allowed
+    if setup.masking:
+        base = rules.bias + long(b) * rules.bias_b
+        there = long(rows) * rules.bias_t + long(cols) * rules.bias_s
+        bias = tl.load(base + there, mask=inside, other=0.0)
+        if rules.bias.dtype.element_ty == tl.float16:
+            some = some & ~(bias <= LOWEST_HALF)
+        else:
+            some = some & ~(bias <= HIDDEN)
+        whole = whole & (bias == 0)
+    shows = tl.max(tl.max(some.to(tl.int32), 1), 0) * ANY + tl.min(tl.min(whole.to(tl.int32), 1), 0) * ALL
+    tl.store(SHOWN + pid, shows.to(tl.uint8))
+
+
+@triton.jit(do_not_specialize=["T", "S", "shift", "query_tiles", "key_tiles"])
+def extremes_kernel(
+    OUT, rules, T, S, shift, query_tiles, key_tiles, FIELDS: tl.constexpr, SIZE_Q: tl.constexpr,
+    SIZE_K: tl.constexpr, SIZE: tl.constexpr, setup: tl.constexpr,
+):  # fmt: skip
+    """The smallest and the largest label of a block, for each kind; of keys also whether any, all are real."""
+    block = tl.program_id(0)
+    b = tl.program_id(1)
+    OUT += (long(b) * (query_tiles + key_tiles) + block) * FIELDS
+    of_keys = block >= query_tiles
+    start = tl.where(of_keys, (block - query_tiles) * SIZE_K, block * SIZE_Q)
+    stop = tl.where(of_keys, tl.minimum(S, start + SIZE_K), tl.minimum(T, start + SIZE_Q))
+    spots = start + tl.arange(0, SIZE)
+    inside = spots < stop
+    a_key = inside & (block + spots * 0 >= query_tiles)
+    a_query = inside & (block + spots * 0 < query_tiles)
+    if rules.keys is not None:
+        real = tl.load(rules.keys + long(b) * S + spots, mask=a_key, other=1) != 0
+        tl.store(OUT, tl.max((real & inside).to(tl.int64), 0))
+        tl.store(OUT + 1, tl.min((real | ~inside).to(tl.int64), 0))
+    if rules.key_ids is not None:
+        labels: tl.constexpr = setup.labels
+        for n in tl.static_range(labels):
+            mine = long(b * rules.ids_batch * labels + n)
+            key = tl.load(rules.key_ids + mine * S + spots, mask=a_key, other=0)
+            query = tl.load(rules.query_ids + mine * T + spots, mask=a_query, other=0)
+            label = tl.where(of_keys, key, query)
+            tl.store(OUT + 2 + 2 * n, tl.min(tl.where(inside, label, 9223372036854775807), 0))
+            tl.store(OUT + 3 + 2 * n, tl.max(tl.where(inside, label, -9223372036854775808), 0))
+
+
+@triton.jit(do_not_specialize=[*NOT_SPECIAL, "heads", "row_tiles", "column_tiles"])
+def arrange(
+    TILES, COUNTS, SHOWN, EXTREMES, shown_b, shown_h, extremes_b, rules, heads, T, S, shift, left, right,
+    row_tiles, column_tiles, FIELDS: tl.constexpr, KEYS_FIRST: tl.constexpr, CHUNK: tl.constexpr,
+    setup: tl.constexpr,
+):  # fmt: skip
+    """One block's list: tiles that ask the rules from the front, tiles that see all from the back."""
+    i = tl.program_id(0)
+    h = tl.program_id(1)
+    b = tl.program_id(2)
+    M: tl.constexpr = setup.M
+    N: tl.constexpr = setup.N
+    there = (long(b) * heads + h) * row_tiles + i
+    TILES += there * column_tiles
+    stop = key_stop(rules, b, S)
+    if SHOWN is not None:
+        SHOWN += long(b) * shown_b + long(h) * shown_h + long(i) * column_tiles
+    mine = EXTREMES
+    theirs = EXTREMES
+    if FIELDS > 0:
+        EXTREMES += long(b) * extremes_b
+        if KEYS_FIRST:  # queries come first in the table
+            mine = EXTREMES + (column_tiles + i) * FIELDS
+            theirs = EXTREMES
+        else:
+            mine = EXTREMES + i * FIELDS
+            theirs = EXTREMES + row_tiles * FIELDS
+    if KEYS_FIRST:
+        own = i * M
+    else:
+        spots = i * M + tl.arange(0, M)
+        own, own_last = ends(place(rules, spots, T, shift, setup), spots, i * M, T, shift, M, setup)
+    asking = 0
+    seeing = 0
+    for begin in range(0, column_tiles, CHUNK):
+        j = begin + tl.arange(0, CHUNK)
+        some = j < column_tiles
+        start = j * N
+        if KEYS_FIRST:
+            first_key = start * 0 + own
+            last_key = tl.minimum(first_key + M, S) - 1
+            whole = some & (own + M <= stop)
+            first = start + shift
+            last = tl.minimum(start + N, T) - 1 + shift
+            if setup.placed:  # in any order
+                first = start * 0 - 1073741824
+                last = start * 0 + 1073741824
+        else:
+            first_key = start
+            last_key = tl.minimum(start + N, S) - 1
+            whole = some & (start + N <= stop)
+            first = start * 0 + own
+            last = start * 0 + own_last
+        some = some & (first_key < stop)
+        if setup.left:
+            some = some & (last_key >= first - left)
+            whole = whole & (first_key >= last - left)
+        if setup.right:
+            some = some & (first_key <= last + right)
+            whole = whole & (last_key <= first + right)
+        if KEYS_FIRST and setup.placed:
+            if setup.left or setup.right:
+                whole = j < 0
+        if FIELDS > 0:
+            other = theirs + j * FIELDS
+        if rules.keys is not None:
+            if KEYS_FIRST:
+                some = some & (tl.load(mine) != 0)
+                whole = whole & (tl.load(mine + 1) != 0)
+            else:
+                some = some & (tl.load(other, mask=j < column_tiles, other=0) != 0)
+                whole = whole & (tl.load(other + 1, mask=j < column_tiles, other=0) != 0)
+        if rules.key_ids is not None:
+            labels: tl.constexpr = setup.labels
+            for n in tl.static_range(labels):
+                low = tl.load(mine + 2 + 2 * n)
+                high = tl.load(mine + 3 + 2 * n)
+                other_low = tl.load(other + 2 + 2 * n, mask=j < column_tiles, other=0)
+                other_high = tl.load(other + 3 + 2 * n, mask=j < column_tiles, other=0)
+                some = some & (low <= other_high) & (other_low <= high)
+                whole = whole & (low == high) & (other_low == low) & (other_high == low)
+        if SHOWN is not None:
+            shows = tl.load(SHOWN + j, mask=j < column_tiles, other=0).to(tl.int32)
+            some = some & ((shows & ANY) != 0)
+            whole = whole & ((shows & ALL) != 0)
+        whole = whole & some
+        asks = (some & ~whole).to(tl.int32)
+        sees = whole.to(tl.int32)
+        tl.store(TILES + asking + tl.cumsum(asks, 0) - 1, j, mask=asks != 0)
+        tl.store(TILES + column_tiles - seeing - tl.cumsum(sees, 0), j, mask=sees != 0)
+        asking += tl.sum(asks, 0)
+        seeing += tl.sum(sees, 0)
+    tl.store(COUNTS + there * 2, asking)
+    tl.store(COUNTS + there * 2 + 1, seeing)
+
+
+def arranged(request: Request) -> tuple[Tensor, Tensor]:
+    """(int32 [B or 1, H or 1, row tiles, column tiles], int32 [B or 1, H or 1, row tiles, 2])."""
+    setup, prepared = request.setup, request.prepared
+    mask, rules, device = prepared.scores.mask, prepared.rules, prepared.device
+    length = request.T if request.keys_first else request.S
+    rows, columns = request.blocks, triton.cdiv(length, setup.N)
+    _, T, S, shift, left, right = prepared.numbers
+    by_batch, by_head = mask.differs("b"), mask.differs("h")
+    if setup.masking:
+        assert rules.bias is not None
+        by_batch |= rules.bias.shape[0] > 1
+    batch, heads = request.B if by_batch else 1, request.H if by_head else 1
+    shown, shown_strides = None, (0, 0)
+    if rules.allowed is not None or setup.masking:
+        looked = [x.shape[:2] for x in (rules.allowed, rules.bias if setup.masking else None) if x is not None]
+        B, H = (max(sizes) for sizes in zip(*looked, strict=True))
+        shown = torch.empty(B, H, rows, columns, dtype=torch.uint8, device=device)
+        shown_strides = (0 if B == 1 else shown.stride(0), 0 if H == 1 else shown.stride(1))
+        args = (shown, rules, H, T, S, rows, columns)
+        kinds = (prepared.kind, kind_of(shown))
+        launch(glance, (shown.numel(), 1, 1), args, (request.keys_first, setup), kinds, device)
+    extremes, fields = None, 0
+    if rules.keys is not None or rules.key_ids is not None:
+        fields = 2 + 2 * setup.labels
+        sizes = (setup.N, setup.M) if request.keys_first else (setup.M, setup.N)
+        blocks = (columns, rows) if request.keys_first else (rows, columns)
+        extremes = torch.empty(batch, sum(blocks), fields, dtype=torch.int64, device=device)
+        args = (extremes, rules, T, S, shift, *blocks)
+        kinds = (prepared.kind, kind_of(extremes))
+        constants = (fields, *sizes, max(sizes), setup)
+        launch(extremes_kernel, (sum(blocks), batch, 1), args, constants, kinds, device)
+    tiles = torch.empty(batch, heads, rows, columns, dtype=torch.int32, device=device)
+    counts = torch.empty(batch, heads, rows, 2, dtype=torch.int32, device=device)
+    steps = (*shown_strides, 0 if extremes is None or batch == 1 else extremes.stride(0))
+    args = (tiles, counts, shown, extremes, *steps, rules, heads, T, S, shift, left, right, rows, columns)
+    chunk = max(16, min(16 if interpreted() else CHUNK, triton.next_power_of_2(columns)))
+    kinds = (prepared.kind, kind_of((tiles, counts, shown, extremes, steps)))
+    launch(arrange, (rows, heads, batch), args, (fields, request.keys_first, chunk, setup), kinds, device)
     return tiles, counts
 
 

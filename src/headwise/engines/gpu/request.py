@@ -16,14 +16,25 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ...scoring import hidden_is_endless
 from ..scores import Scores
-from .launches import Arguments, Blocks, Kernel, blocks_for, kind_of, launch, number_of, takes_descriptors
-from .lists import lists
-from .tile import LOG2E, Rules, Setup
+from .launches import (
+    Arguments,
+    Blocks,
+    Kernel,
+    blocks_for,
+    interpreted,
+    kind_of,
+    launch,
+    number_of,
+    takes_descriptors,
+)
+from .lists import arranged, lists
+from .tile import LOG2E, Channels, Rules, Setup
 
-__all__ = ["Launch", "Prepared", "Request", "as_lists"]
+__all__ = ["Launch", "Prepared", "Request", "as_lists", "channels_of", "described", "strides_of"]
 
 DEEPEST = 65535  # what a grid may be in its third direction
 FAR = 2**30  # farther than any two positions
+WORTH_A_LOOK = 2**16  # scores a bias is added to, from which on it is looked at: it may be a mask
 DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
@@ -85,9 +96,17 @@ class Prepared:
         return takes_descriptors(self.device.index) and _describable(self.q) and _describable(self.k)
 
     @cached_property
+    def may_mask(self) -> bool:
+        """Whether there is a bias, one for all heads, that may be a mask: worth a look at each tile of it."""
+        bias, (_, H, T, S) = self.scores.scoring.bias, self.shape
+        if bias is None or bias.shape[1] > 1 or tuple(bias.shape[2:]) != (T, S):
+            return False
+        return interpreted() or (H > 1 and T * S >= WORTH_A_LOOK)
+
+    @cached_property
     def kind(self) -> int:
         """What of it decides which compiled kernel is used."""
-        parts = self.q, self.k, _strides(self.q), _strides(self.k), tuple(self.rules), self.numbers
+        parts = self.q, self.k, strides_of(self.q), strides_of(self.k), tuple(self.rules), self.numbers
         return number_of(kind_of(parts))
 
     @cached_property
@@ -138,6 +157,7 @@ class Request:
         keys_first: tiles turned over, a program keeps a block of keys and walks the queries.
         blocks: instead of the table's.
         keys: what stands for k: chosen keys, copied.
+        arranged: lists begin with the tiles that ask the rules and end with those that see all.
     """
 
     def __init__(
@@ -147,8 +167,9 @@ class Request:
         keys_first: bool = False,
         blocks: Blocks | None = None,
         keys: Tensor | None = None,
+        arranged: bool = False,
     ) -> None:
-        self.prepared, self.keys_first = prepared, keys_first
+        self.prepared, self.keys_first, self.arranged = prepared, keys_first, arranged
         self.k = prepared.k if keys is None else keys
         q = prepared.q
         self.tuned = blocks or blocks_for(kind, q.shape[-1], q.dtype, q.device)
@@ -158,6 +179,7 @@ class Request:
             whole and (keys is None or _describable(keys)),
             mask.left is not None, mask.right is not None, mask.right is not None and mask.right <= 0,
             mask.is_listed, prepared.scores.positions is not None, mask.num_labels,
+            arranged and prepared.may_mask,
         )  # fmt: skip
         self.B, self.H, self.T, self.S = prepared.shape
         self.blocks = -(-(self.S if keys_first else self.T) // self.tuned.M)  # of rows, a head
@@ -168,7 +190,7 @@ class Request:
         """(tiles, counts, strides): which tiles each block of rows sees; three times None without a list."""
         if not self.setup.listed:
             return None, None, None
-        return as_lists(*lists(self))
+        return as_lists(*(arranged if self.arranged else lists)(self))
 
     def launch(
         self,
@@ -196,7 +218,7 @@ class Request:
     ) -> Launch:
         """The launch without its tensors: of use for all others of their kind."""
         prepared, k = self.prepared, self.k
-        mine = (tensors, sizes) if k is prepared.k else (tensors, sizes, k, _strides(k))
+        mine = (tensors, sizes) if k is prepared.k else (tensors, sizes, k, strides_of(k))
         return Launch(
             kernel, grid, self.B, self.setup, self.keys_first, prepared.numbers, sizes, options,
             (prepared.kind, kind_of(mine)), prepared.device, self.tuned.warps, self.tuned.registers,
@@ -224,7 +246,7 @@ class Launch(NamedTuple):
         setup = self.setup
         M, N = (setup.N, setup.M) if self.keys_first else (setup.M, setup.N)
         before = (
-            *_described(q, M, setup), *_described(k, N, setup), _strides(q)[:3], _strides(k)[:3], *tensors,
+            *described(q, M, setup), *described(k, N, setup), strides_of(q)[:3], strides_of(k)[:3], *tensors,
             rules, *self.numbers,
         )  # fmt: skip
         for b0 in range(0, self.B, DEEPEST):
@@ -237,33 +259,43 @@ class Launch(NamedTuple):
 @functools.cache
 def _setup(
     tuned: Blocks, D: int, dtype: torch.dtype, group: int, descriptors: bool, left: bool, right: bool,
-    behind: bool, listed: bool, placed: bool, labels: int,
+    behind: bool, listed: bool, placed: bool, labels: int, masking: bool,
 ) -> Setup:  # fmt: skip
-    D0 = max(16, 2 ** (D.bit_length() - 1))
-    D1 = 0 if D <= D0 else max(16, triton.next_power_of_2(D - D0))
+    rough = dtype == torch.bfloat16 and not interpreted()
     return Setup(
-        tuned.M, tuned.N, D, D0, D1, group, tuned.stages, descriptors, dtype == torch.float32, DTYPES[dtype],
-        left, right, behind, listed, placed, labels,
+        tuned.M, tuned.N, *_in_two(D), group, tuned.stages, descriptors, dtype == torch.float32,
+        DTYPES[dtype], left, right, behind, listed or masking, placed, labels, rough, masking,
     )  # fmt: skip
+
+
+def _in_two(D: int) -> tuple[int, int, int]:
+    """Channels, a power of two, and what is left rounded up to one (or 0)."""
+    D0 = max(16, 2 ** (D.bit_length() - 1))
+    return D, D0, 0 if D <= D0 else max(16, triton.next_power_of_2(D - D0))
+
+
+def channels_of(x: Tensor) -> Channels:
+    """How the channels of values, or of outputs and their gradients, are loaded."""
+    return Channels(*_in_two(x.shape[-1]), takes_descriptors(x.device.index) and _describable(x))
 
 
 def as_lists(tiles: Tensor, counts: Tensor) -> Arguments:
     """Lists as the kernels take them."""
-    return tiles, counts, (*_strides(tiles)[:2], tiles.stride(2), *_strides(counts)[:2])
+    return tiles, counts, (*strides_of(tiles)[:2], tiles.stride(2), *strides_of(counts)[:2])
 
 
 def _unit_stride(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def _strides(x: Tensor) -> tuple[int, ...]:
+def strides_of(x: Tensor) -> tuple[int, ...]:
     """Strides with 0 where a dimension is one for all."""
     return tuple(0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True))
 
 
 def _named_strides(name: str, x: Tensor) -> dict[str, int]:
     """Strides one by one: Triton 3.6 loses a 1 in a tuple that is in a tuple."""
-    return {f"{name}_{letter}": step for letter, step in zip("bhts", _strides(x), strict=True)}
+    return {f"{name}_{letter}": step for letter, step in zip("bhts", strides_of(x), strict=True)}
 
 
 def _describable(x: Tensor) -> bool:
@@ -275,7 +307,7 @@ def _describable(x: Tensor) -> bool:
     return all(size == 1 or (stride > 0 and stride * width % 16 == 0) for size, stride in outer)
 
 
-def _described(x: Tensor, size: int, setup: Setup) -> Arguments:
+def described(x: Tensor, size: int, setup: Setup | Channels) -> Arguments:
     """x as the kernels load it: twice, for the two parts of its channels."""
     if not setup.descriptors:
         return x, None

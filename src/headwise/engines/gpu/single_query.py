@@ -34,7 +34,7 @@ def one_query_kernel(
     H, S, left, splits, part, reach, scale, cap,
     G: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, WIDE: tl.constexpr,
     WIDE_V: tl.constexpr, N: tl.constexpr, CAPPED: tl.constexpr, BANDED: tl.constexpr, WHOLE: tl.constexpr,
-    STAGES: tl.constexpr,
+    ROUGH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     b = long(tl.program_id(0) // splits)
     split = tl.program_id(0) % splits
@@ -82,7 +82,7 @@ def one_query_kernel(
             else:
                 x = tl.dot(q, k.T)
             if CAPPED:
-                x = tanh(x * (scale / cap)) * cap
+                x = tanh(x * (scale / cap), ROUGH) * cap
             else:
                 x = x * scale
             if SLOPES is not None or RELATIVE is not None:
@@ -213,7 +213,8 @@ def attend(scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
     wide, wide_v = max(16, triton.next_power_of_2(D)), max(16, triton.next_power_of_2(Dv))
     constants = (
         G, max(16, triton.next_power_of_2(G)), D, Dv, wide, wide_v, block, scoring.softcap is not None,
-        mask.left is not None, whole, 1 if seen is not None or interpreted() else 3,
+        mask.left is not None, whole, q.dtype == torch.bfloat16 and not interpreted(),
+        1 if seen is not None or interpreted() else 3,
     )  # fmt: skip
     numbers = (H, S, left, splits, part, reach, float(scoring.scale), float(cap))
     kinds = kind_of((*tensors, *strides))

@@ -13,9 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 __all__ = [
-    "BIG", "HIDDEN", "LN2", "LOG2E", "Rules", "Setup", "added", "between", "ends", "fours", "in_band",
-    "key_stop", "keys_seen", "largest", "length_of", "list_of", "listed_rules", "load", "load_lse",
-    "log_weights", "long", "my_queries", "place", "product", "queries_seeing", "tanh", "tile_of",
+    "BIG", "HIDDEN", "LN2", "LOG2E", "LOWEST_HALF", "Channels", "Rules", "Setup", "added", "between", "ends",
+    "factor", "fours", "in_band", "key_stop", "keys_seen", "largest", "length_of", "list_of", "listed_rules",
+    "load", "load_lse", "log_weights", "long", "my_queries", "open_scores", "place", "product",
+    "queries_seeing", "tanh", "tile_of", "tile_ranges",
 ]  # fmt: skip
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -44,6 +45,17 @@ class Setup(NamedTuple):
     listed: bool  # whether tiles come from a list: rules kept as tensors
     placed: bool  # whether positions are given, else they are aligned with the last key
     labels: int  # document labels per key
+    rough_tanh: bool  # bfloat16: the GPU's own tanh, right to 2^-11, is finer than what it is made of
+    masking: bool = False  # the bias is 0 where no rule is asked: a mask that came as one
+
+
+class Channels(NamedTuple):
+    """What stands in for `Setup` where values are loaded: their channels, in two parts."""
+
+    D: int
+    D0: int
+    D1: int
+    descriptors: bool
 
 
 class Rules(NamedTuple):
@@ -130,15 +142,69 @@ def product(a0, a1, b0, b1, setup: tl.constexpr):
 
 
 @triton.jit
-def tanh(y):
-    """As exact as float32 is: a power series near 0, where 1 - 2 / (1 + e^2y) cancels."""
-    z = y * y
-    near = y + y * z * (
-        -3.33332819422e-1
-        + z * (1.33314422036e-1 + z * (-5.37397155531e-2 + z * (2.06390887954e-2 - z * 5.70498872745e-3)))
-    )
-    far = 1.0 - 2.0 / (1.0 + tl.exp2(tl.minimum(y, 40.0) * (2.0 * LOG2E)))
-    return tl.where(tl.abs(y) < 0.625, near, far)
+def tanh(y, ROUGH: tl.constexpr):
+    """As exact as float32 is: a power series near 0, where 1 - 2 / (1 + e^2y) cancels. ROUGH: one instruction."""
+    if ROUGH:
+        bent = tl.inline_asm_elementwise(
+            "tanh.approx.f32 $0, $1;", "=f,f", [y], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        z = y * y
+        near = y + y * z * (
+            -3.33332819422e-1
+            + z * (1.33314422036e-1 + z * (-5.37397155531e-2 + z * (2.06390887954e-2 - z * 5.70498872745e-3)))
+        )
+        far = 1.0 - 2.0 / (1.0 + tl.exp2(tl.minimum(y, 40.0) * (2.0 * LOG2E)))
+        bent = tl.where(tl.abs(y) < 0.625, near, far)
+    return bent
+
+
+@triton.jit
+def factor(rules):
+    """What `scores` are multiplied by to become powers of two."""
+    if rules.bias is not None or rules.slopes is not None or rules.relative is not None:
+        return LOG2E
+    elif rules.softcap is not None:
+        return rules.softcap * LOG2E
+    else:
+        return rules.scale_log2
+
+
+@triton.jit
+def scores(s, at, rows, cols, b, h, rules, T, S, EDGE, setup: tl.constexpr):
+    """(a tile's scores up to `factor`, what its products were bent to by a soft cap) from its products s.
+
+    What is kept per query (at, rows) is a column vector and cols a row vector, or the other way round. What a
+    bias hides is HIDDEN or less; what a mask hides is not looked at.
+    """
+    bent = s
+    if rules.softcap is not None:
+        bent = tanh(s * (rules.scale / rules.softcap), setup.rough_tanh)
+        s = bent
+    if rules.bias is not None or rules.slopes is not None or rules.relative is not None:
+        if rules.softcap is not None:
+            s = s * rules.softcap
+        else:
+            s = s * rules.scale
+        if rules.slopes is not None or rules.relative is not None or EDGE or not setup.masking:
+            added = tl.zeros_like(s)
+            if rules.bias is not None and (EDGE or not setup.masking):
+                base = rules.bias + long(b) * rules.bias_b + long(h) * rules.bias_h
+                there = long(rows) * rules.bias_t + long(cols) * rules.bias_s
+                given = tl.load(base + there, mask=(rows < T) & (cols < S), other=0.0)
+                added += given.to(tl.float32)
+                if rules.bias.dtype.element_ty == tl.float16:
+                    added = tl.where(given <= LOWEST_HALF, HIDDEN, added)
+            if rules.slopes is not None:
+                # whole numbers up to 2^24: see `cannot`
+                added -= tl.load(rules.slopes + h) * tl.abs(at.to(tl.float32) - cols.to(tl.float32))
+            if rules.relative is not None:
+                offset = tl.minimum(tl.maximum(cols - at, -rules.reach), rules.reach)
+                added += tl.load(rules.relative + long(h) * (2 * rules.reach + 1) + offset + rules.reach)
+            if not setup.exact:
+                added = added.to(setup.dtype).to(tl.float32)  # as torch's fused kernels see it
+            s += added
+    return s, bent
 
 
 @triton.jit
@@ -148,37 +214,35 @@ def log_weights(s, lse, at, rows, cols, b, h, stop, rules, T, S, left, right, ED
     What is kept per query (lse, at, rows) is a column vector and cols a row vector, or the other way round.
     Keys from `stop` on are hidden. EDGE: the rules may hide something here.
     """
-    if rules.softcap is not None:
-        s = tanh(s * (rules.scale / rules.softcap)) * rules.softcap
-    if rules.bias is not None or rules.slopes is not None or rules.relative is not None:
-        if rules.softcap is None:
-            s = s * rules.scale
-        added = tl.zeros_like(s)
-        if rules.bias is not None:
-            base = rules.bias + long(b) * rules.bias_b + long(h) * rules.bias_h
-            there = long(rows) * rules.bias_t + long(cols) * rules.bias_s
-            given = tl.load(base + there, mask=(rows < T) & (cols < S), other=0.0)
-            added += given.to(tl.float32)
-            if rules.bias.dtype.element_ty == tl.float16:
-                added = tl.where(given <= LOWEST_HALF, HIDDEN, added)
-        if rules.slopes is not None:
-            added -= tl.load(rules.slopes + h) * tl.abs(at - cols).to(tl.float32)
-        if rules.relative is not None:
-            offset = tl.minimum(tl.maximum(cols - at, -rules.reach), rules.reach)
-            added += tl.load(rules.relative + long(h) * (2 * rules.reach + 1) + offset + rules.reach)
-        if not setup.exact:
-            added = added.to(setup.dtype).to(tl.float32)  # as the fused kernels of the first pass see it
-        x = tl.maximum(s + added, HIDDEN) * LOG2E - lse
-    elif rules.softcap is not None:
-        x = s * LOG2E - lse
-    else:
-        x = s * rules.scale_log2 - lse
+    s, _ = scores(s, at, rows, cols, b, h, rules, T, S, EDGE, setup)
+    if rules.bias is not None or rules.relative is not None:
+        s = tl.maximum(s, HIDDEN)
+    x = s * factor(rules) - lse
     if EDGE:
-        seen = in_band(at, cols, stop, left, right, setup)
-        if setup.listed:
-            seen = seen & listed_rules(at, rows, cols, b, h, rules, T, S, setup)
-        x = tl.where(seen, x, HIDDEN)
+        x = tl.where(seen_by(at, rows, cols, b, h, stop, rules, T, S, left, right, setup), x, HIDDEN)
     return x
+
+
+@triton.jit
+def open_scores(s, at, rows, cols, b, h, stop, rules, T, S, left, right, EDGE, setup: tl.constexpr):
+    """`scores` with -inf for whatever is hidden."""
+    s, bent = scores(s, at, rows, cols, b, h, rules, T, S, EDGE, setup)
+    if rules.bias is not None or rules.relative is not None:
+        s = tl.where(s <= HIDDEN, -float("inf"), s)
+    if EDGE:
+        s = tl.where(
+            seen_by(at, rows, cols, b, h, stop, rules, T, S, left, right, setup), s, -float("inf")
+        )
+    return s, bent
+
+
+@triton.jit
+def seen_by(at, rows, cols, b, h, stop, rules, T, S, left, right, setup: tl.constexpr):
+    """What all rules allow of a tile."""
+    seen = in_band(at, cols, stop, left, right, setup)
+    if setup.listed:
+        seen = seen & listed_rules(at, rows, cols, b, h, rules, T, S, setup)
+    return seen
 
 
 @triton.jit
@@ -261,6 +325,24 @@ def list_of(TILES, list_strides, b, h, block):
 def length_of(COUNTS, list_strides, b, h, block):
     """How many tiles are on it."""
     return tl.load(COUNTS + long(b) * list_strides[3] + long(h) * list_strides[4] + block)
+
+
+@triton.jit
+def tile_ranges(COUNTS, list_strides, b, h, block, column_tiles, i0, i1, i2, i3, setup: tl.constexpr):
+    """Where a walk's tiles are: those that ask the rules, those that see all, and again those that ask.
+
+    i0 .. i3: the same by position alone. A list that is `arranged` begins with the tiles that ask; those that
+    see all end it.
+    """
+    if setup.listed:
+        counts = COUNTS + long(b) * list_strides[3] + long(h) * list_strides[4] + block * 2
+        i0 = 0
+        i1 = tl.load(counts)
+        i2 = column_tiles - tl.load(counts + 1)
+        i3 = column_tiles
+        return i0, i1, i2, i3, i3, i3
+    else:
+        return i0, i1, i1, i2, i2, i3
 
 
 @triton.jit

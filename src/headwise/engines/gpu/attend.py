@@ -1,0 +1,298 @@
+"""The first pass in one kernel: outputs, lse and, on the way, what can be said of each query's weights.
+
+One program: M queries of one head over the tiles they see, an online softmax. What it keeps beside the row's
+largest score and its sum are two more sums, of p x and of p times a distance, moved along whenever the largest
+score moves. A few queries over many keys are cut into parts by keys, put together by `merge_kernel`.
+
+Scores are those of the second pass (`tile.scores`), so lse and weights agree.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launches import NOT_SPECIAL, interpreted, kind_of, launch
+from .request import Prepared, Request, channels_of, described, strides_of
+from .tile import (
+    LN2,
+    LOG2E,
+    ends,
+    factor,
+    key_stop,
+    keys_seen,
+    list_of,
+    load,
+    long,
+    open_scores,
+    place,
+    product,
+    tile_of,
+    tile_ranges,
+)
+
+__all__ = ["NAMES", "attend", "mixed", "room_like"]
+
+NAMES = ("entropy", "effective_keys", "confidence", "distance", "max_logit")
+LOWEST = tl.constexpr(-1.5e30)  # below every score that is not hidden
+FEW = 64  # queries over which keys may be cut into parts
+SHORTEST_PART = 512  # keys
+
+
+class Wants(NamedTuple):
+    """Where each value of a query goes, -1: nowhere; which sums that takes."""
+
+    entropy: int = -1
+    effective_keys: int = -1
+    confidence: int = -1
+    distance: int = -1
+    max_logit: int = -1
+    surprise: bool = False
+    away: bool = False
+    parts: bool = False  # whether keys are cut into parts
+
+
+@triton.jit
+def mixed(p, v, acc, setup: tl.constexpr):
+    """acc + p v, in the inputs' own precision."""
+    if setup.exact:
+        return tl.dot(p, v, acc=acc, input_precision="tf32x3")
+    else:
+        return tl.dot(p.to(setup.dtype), v, acc=acc)
+
+
+@triton.jit
+def share_of(lo, hi, split, splits):
+    """The split-th part of [lo, hi)."""
+    return lo + (hi - lo) * split // splits, lo + (hi - lo) * (split + 1) // splits
+
+
+@triton.jit(do_not_specialize=[*NOT_SPECIAL, "total_rows", "column_tiles", "splits"])
+def attend_kernel(
+    Q0, Q1, K0, K1, q_strides, k_strides, V0, V1, v_strides, OUT, out_strides, LSE, ROWS, TILES, COUNTS,
+    list_strides, rules, H, T, S, shift, left, right, b0, blocks, total_rows, column_tiles, splits,
+    values: tl.constexpr, wants: tl.constexpr, setup: tl.constexpr,
+):  # fmt: skip
+    M: tl.constexpr = setup.M
+    N: tl.constexpr = setup.N
+    split = 0
+    block = tl.program_id(0)
+    if wants.parts:
+        split = block % splits
+        block = block // splits
+    block = blocks - 1 - block  # longest rows first
+    h = tl.program_id(1)
+    b = b0 + tl.program_id(2)
+    rows = block * M + tl.arange(0, M)
+    at = place(rules, rows, T, shift, setup)
+    first, last = ends(at, rows, block * M, T, shift, M, setup)
+    q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
+    stop = key_stop(rules, b, S)
+    D0: tl.constexpr = values.D0
+    D1: tl.constexpr = values.D1 if values.D1 > 0 else 16
+    top = tl.full([M], LOWEST, tl.float32)
+    total = tl.zeros([M], tl.float32)
+    surprise = tl.zeros([M], tl.float32)  # sums of p (x - top)
+    away = tl.zeros([M], tl.float32)  # sums of p times a distance
+    out0 = tl.zeros([M, D0], tl.float32)
+    out1 = tl.zeros([M, D1], tl.float32)
+    steep = factor(rules)
+    i0, i1, i2, i3 = keys_seen(first, last, stop, left, right, setup)
+    ask0, ask1, see0, see1, end0, end1 = tile_ranges(
+        COUNTS, list_strides, b, h, block, column_tiles, i0, i1, i2, i3, setup
+    )
+    if setup.listed:
+        TILES = list_of(TILES, list_strides, b, h, block)
+    if wants.parts:
+        ask0, ask1 = share_of(ask0, ask1, split, splits)
+        see0, see1 = share_of(see0, see1, split, splits)
+        end0, end1 = share_of(end0, end1, split, splits)
+    for phase in tl.static_range(3):
+        lo = ask0 if phase == 0 else (see0 if phase == 1 else end0)
+        hi = ask1 if phase == 0 else (see1 if phase == 1 else end1)
+        needed = setup.listed or setup.left if phase == 0 else phase == 1 or not setup.listed
+        if needed:
+            for i in tl.range(lo, hi, num_stages=setup.stages if phase == 1 or setup.listed else 1):
+                start = tile_of(TILES, i, setup) * N
+                k0, k1 = load(K0, K1, k_strides, b, h // setup.G, start, S, N, setup)
+                cols = start + tl.arange(0, N)
+                s, _ = open_scores(
+                    product(q0, q1, k0, k1, setup), at[:, None], rows[:, None], cols[None, :], b, h, stop,
+                    rules, T, S, left, right, phase != 1, setup,
+                )  # fmt: skip
+                higher = tl.maximum(top, tl.max(s, 1) * steep)
+                x = s * steep - higher[:, None]
+                p = tl.exp2(x)
+                shrunk = tl.exp2(top - higher)
+                part = tl.sum(p, 1)
+                if wants.surprise:
+                    if phase != 1 or rules.bias is not None or rules.relative is not None:
+                        x = tl.maximum(x, -1e4)  # 0 times -inf is not 0
+                    surprise = shrunk * (surprise + total * (top - higher)) + tl.sum(p * x, 1)
+                if wants.away:
+                    if setup.behind:  # sum of p (first - j)
+                        near = tl.arange(0, N).to(tl.float32)
+                        apart = part * (first - start) - tl.sum(p * near[None, :], 1)
+                    else:
+                        apart = tl.sum(p * tl.abs((at[:, None] - cols[None, :]).to(tl.float32)), 1)
+                    away = away * shrunk + apart
+                total = total * shrunk + part
+                v0, v1 = load(V0, V1, v_strides, b, h // setup.G, start, S, N, values)
+                out0 = mixed(p, v0, out0 * shrunk[:, None], setup)
+                if values.D1 > 0:
+                    out1 = mixed(p, v1, out1 * shrunk[:, None], setup)
+                top = higher
+
+    empty = total == 0
+    peak = top
+    if wants.away and setup.behind:
+        away += (at - first).to(tl.float32) * total
+    if rules.sinks is not None and not wants.parts:
+        sink = tl.load(rules.sinks + h) * LOG2E
+        higher = tl.maximum(top, sink)
+        shrunk = tl.exp2(top - higher)
+        sunk = tl.exp2(sink - higher)
+        surprise = shrunk * (surprise + total * (top - higher)) + sunk * (sink - higher)
+        total = total * shrunk + sunk
+        away = away * shrunk
+        out0 = out0 * shrunk[:, None]
+        out1 = out1 * shrunk[:, None]
+        top = higher
+    total = tl.where(empty, 1.0, total)
+    here = rows < T
+    base = long(b * H + h) * T + rows
+    if wants.parts:
+        base += long(split) * total_rows
+        OUT += long(split) * out_strides[3]
+    tl.store(LSE + base, tl.where(empty, -float("inf"), (top + tl.log2(total)) * LN2), mask=here)
+    share = tl.where(empty, 0.0, 1.0 / total)
+    OUT += long(b) * out_strides[0] + long(h) * out_strides[1] + (long(rows) * out_strides[2])[:, None]
+    c = tl.arange(0, D0)[None, :]
+    done = here[:, None] & (c < values.D)
+    tl.store(OUT + c, (out0 * share[:, None]).to(OUT.dtype.element_ty), mask=done)
+    if values.D1 > 0:
+        c = D0 + tl.arange(0, D1)[None, :]
+        done = here[:, None] & (c < values.D)
+        tl.store(OUT + c, (out1 * share[:, None]).to(OUT.dtype.element_ty), mask=done)
+    if wants.surprise:
+        entropy = tl.where(empty, 0.0, (tl.log2(total) - surprise / total) * LN2)
+        if wants.entropy >= 0:
+            tl.store(ROWS + wants.entropy * long(total_rows) + base, entropy, mask=here)
+        if wants.effective_keys >= 0:
+            keys = tl.where(empty, 0.0, tl.exp(entropy))
+            tl.store(ROWS + wants.effective_keys * long(total_rows) + base, keys, mask=here)
+    if wants.away:
+        tl.store(ROWS + wants.distance * long(total_rows) + base, away / total, mask=here)
+    if wants.confidence >= 0:
+        weight = tl.where(empty, 0.0, tl.exp2(peak - top) / total)
+        tl.store(ROWS + wants.confidence * long(total_rows) + base, weight, mask=here)
+    if wants.max_logit >= 0:
+        logit = tl.where(empty, -float("inf"), peak * LN2)
+        tl.store(ROWS + wants.max_logit * long(total_rows) + base, logit, mask=here)
+
+
+@triton.jit(do_not_specialize=["H", "T", "splits", "total_rows"])
+def merge_kernel(
+    PARTS, PARTS_LSE, OUT, out_strides, LSE, SINKS, H, T, splits, total_rows,
+    D: tl.constexpr, WIDE: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """One query: its parts, which lie [splits, B, H, T, D], by their lse."""
+    row = tl.program_id(0)
+    t = row % T
+    h = row // T % H
+    b = row // T // H
+    parts = tl.arange(0, MOST)
+    channels = tl.arange(0, WIDE)
+    there = long(parts) * total_rows + row
+    lse = tl.load(PARTS_LSE + there, mask=parts < splits, other=-float("inf"))
+    top = tl.max(lse, 0)
+    empty = top == -float("inf")
+    if SINKS is not None:
+        sink = tl.load(SINKS + h).to(tl.float32)
+        top = tl.maximum(top, sink)
+    top = tl.where(empty, 0.0, top)
+    weights = tl.exp2((lse - top) * LOG2E)
+    total = tl.sum(weights, 0)
+    if SINKS is not None:
+        total += tl.exp2((sink - top) * LOG2E)
+    out = tl.load(
+        PARTS + there[:, None] * D + channels[None, :],
+        mask=(parts[:, None] < splits) & (channels[None, :] < D), other=0.0,
+    )  # fmt: skip
+    out = tl.sum(out * weights[:, None], 0) / tl.where(empty, 1.0, total)
+    tl.store(LSE + row, tl.where(empty, -float("inf"), top + tl.log2(total) * LN2))
+    OUT += long(b) * out_strides[0] + long(h) * out_strides[1] + long(t) * out_strides[2]
+    tl.store(OUT + channels, tl.where(empty, 0.0, out).to(OUT.dtype.element_ty), mask=channels < D)
+
+
+def attend(
+    prepared: Prepared, v: Tensor, names: tuple[str, ...] = ()
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(output [B, H, T, Dv], lse [B, H, T], [len(names), B, H, T] values per query)."""
+    B, H, T, S = prepared.shape
+    v = v if v.stride(-1) == 1 or v.shape[-1] == 1 else v.contiguous()
+    splits = 1 if names else _splits(prepared)
+    request = Request(prepared, "few" if splits > 1 else _kind(prepared), arranged=True)
+    values = channels_of(v)
+    columns = triton.cdiv(S, request.setup.N)
+    splits = min(splits, columns)
+    out, lse = room_like(prepared.q, v), prepared.empty(B, H, T)
+    rows = prepared.empty(len(names), B, H, T)
+    wants = Wants(
+        **{name: names.index(name) if name in names else -1 for name in NAMES},
+        surprise="entropy" in names or "effective_keys" in names,
+        away="distance" in names,
+        parts=splits > 1,
+    )
+    whole, whole_lse = out, lse
+    if splits > 1:
+        out, lse = prepared.empty(splits, B, H, T, v.shape[-1]), prepared.empty(splits, B, H, T)
+    steps = (*strides_of(out)[-4:-1], out.stride(0) if splits > 1 else 0)
+    request.launch(
+        attend_kernel, (request.blocks * splits, H), *described(v, request.setup.N, values), strides_of(v)[:3],
+        out, steps, lse, rows, *request.tile_lists,
+        sizes=(request.blocks, B * H * T, columns, splits), options=(values, wants),
+    )  # fmt: skip
+    if splits > 1:
+        given = (out, lse, whole, strides_of(whole)[:3], whole_lse, prepared.rules.sinks)
+        constants = (
+            v.shape[-1], max(16, triton.next_power_of_2(v.shape[-1])), max(2, triton.next_power_of_2(splits))
+        )  # fmt: skip
+        numbers = (H, T, splits, B * H * T)
+        launch(merge_kernel, (B * H * T, 1, 1), (*given, *numbers), constants, kind_of(given), v.device)
+    return whole, whole_lse, rows
+
+
+def room_like(q: Tensor, v: Tensor) -> Tensor:
+    """Room for an output [B, H, T, Dv], laid out as q is: by head, or by position."""
+    B, H, T, Dv = *q.shape[:3], v.shape[-1]
+    if q.stride(1) < q.stride(2) and H > 1 and T > 1:
+        return torch.empty(B, T, H, Dv, dtype=v.dtype, device=v.device).transpose(1, 2)
+    return torch.empty(B, H, T, Dv, dtype=v.dtype, device=v.device)
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """How many programs run side by side, at least."""
+    return 4 if interpreted() else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _kind(prepared: Prepared) -> str:
+    """Which blocks: smaller ones where there are not two for every multiprocessor."""
+    B, H, T, _ = prepared.shape
+    return "attend" if B * H * -(-T // 128) >= 2 * multiprocessors(prepared.device) else "attend_short"
+
+
+def _splits(prepared: Prepared) -> int:
+    """Into how many parts the keys of a few queries are cut: every multiprocessor gets one."""
+    B, H, T, S = prepared.shape
+    if T > FEW:
+        return 1
+    programs = B * H * -(-T // 16)
+    shortest = 16 if interpreted() else SHORTEST_PART
+    return max(1, min(2 * multiprocessors(prepared.device) // programs, S // shortest, 64))

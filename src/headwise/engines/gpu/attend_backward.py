@@ -1,0 +1,324 @@
+"""The way back from the first pass: gradients of q, k, v and of what is added to the scores.
+
+With P the weights, O the output and dO its gradient,
+
+    delta_i = sum_c dO_ic O_ic     dP = dO Vᵀ     dS_ij = P_ij (dP_ij - delta_i)     dV = Pᵀ dO
+
+dS is made tile by tile, once for dq (a program keeps queries, and works out their delta), once for dk and dv
+(a program keeps keys and walks all heads that share them, in order) and, where a bias learns, once for it (a
+program keeps a tile and walks all sequences and heads that share it). No atomics: the same bits every time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .attend import mixed
+from .backward import spread
+from .launches import NOT_SPECIAL
+from .lists import ROOM
+from .request import Prepared, Request, channels_of, described, strides_of
+from .tile import (
+    factor,
+    key_stop,
+    keys_seen,
+    list_of,
+    load,
+    load_lse,
+    long,
+    my_queries,
+    open_scores,
+    place,
+    product,
+    queries_seeing,
+    tile_of,
+    tile_ranges,
+)
+
+__all__ = ["Found", "backward"]
+
+
+@triton.jit
+def weighed(a0, a1, b0, b1, values: tl.constexpr, setup: tl.constexpr):
+    """a b^T over the channels of values, float32."""
+    if setup.exact:
+        dp = tl.dot(a0, b0.T, input_precision="tf32x3")
+        if values.D1 > 0:
+            dp = tl.dot(a1, b1.T, acc=dp, input_precision="tf32x3")
+    else:
+        dp = tl.dot(a0, b0.T)
+        if values.D1 > 0:
+            dp = tl.dot(a1, b1.T, acc=dp)
+    return dp
+
+
+@triton.jit
+def slope(p, dp, delta, bent, rules):
+    """(d loss / d score, d loss / d product without the scale) of a tile."""
+    of_score = p * (dp - delta)
+    of_product = of_score
+    if rules.softcap is not None:
+        of_product = of_score * (1.0 - bent * bent)
+    return of_score, of_product
+
+
+@triton.jit(do_not_specialize=[*NOT_SPECIAL, "padded", "column_tiles"])
+def attend_dq_kernel(
+    Q0, Q1, K0, K1, q_strides, k_strides, V0, V1, v_strides, OUT0, OUT1, out_strides, GRAD0, GRAD1,
+    grad_strides, LSE, POWERS, DELTA, DQ, dq_strides, DSLOPES, TILES, COUNTS, list_strides, rules,
+    H, T, S, shift, left, right, b0, blocks, padded, column_tiles,
+    values: tl.constexpr, outs: tl.constexpr, grads: tl.constexpr, setup: tl.constexpr,
+):  # fmt: skip
+    M: tl.constexpr = setup.M
+    N: tl.constexpr = setup.N
+    block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, b0, blocks, setup)
+    here = rows < T
+    lse = load_lse(LSE + long(bh) * T + rows, here)
+    q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
+    o0, o1 = load(OUT0, OUT1, out_strides, b, h, block * M, T, M, outs)
+    g0, g1 = load(GRAD0, GRAD1, grad_strides, b, h, block * M, T, M, grads)
+    delta = tl.sum(o0.to(tl.float32) * g0.to(tl.float32), 1)
+    if values.D1 > 0:
+        delta += tl.sum(o1.to(tl.float32) * g1.to(tl.float32), 1)
+    tl.store(POWERS + long(bh) * padded + rows, lse)
+    tl.store(DELTA + long(bh) * padded + rows, delta)
+    stop = key_stop(rules, b, S)
+    D0: tl.constexpr = setup.D0
+    D1: tl.constexpr = setup.D1 if setup.D1 > 0 else 16
+    dq0 = tl.zeros([M, D0], tl.float32)
+    dq1 = tl.zeros([M, D1], tl.float32)
+    dslope = tl.zeros([M], tl.float32)
+    steep = factor(rules)
+    i0, i1, i2, i3 = keys_seen(first, last, stop, left, right, setup)
+    ask0, ask1, see0, see1, end0, end1 = tile_ranges(
+        COUNTS, list_strides, b, h, block, column_tiles, i0, i1, i2, i3, setup
+    )
+    if setup.listed:
+        TILES = list_of(TILES, list_strides, b, h, block)
+    for phase in tl.static_range(3):
+        lo = ask0 if phase == 0 else (see0 if phase == 1 else end0)
+        hi = ask1 if phase == 0 else (see1 if phase == 1 else end1)
+        needed = setup.listed or setup.left if phase == 0 else phase == 1 or not setup.listed
+        if needed:
+            for i in tl.range(lo, hi, num_stages=setup.stages if phase == 1 or setup.listed else 1):
+                start = tile_of(TILES, i, setup) * N
+                k0, k1 = load(K0, K1, k_strides, b, h // setup.G, start, S, N, setup)
+                v0, v1 = load(V0, V1, v_strides, b, h // setup.G, start, S, N, values)
+                cols = start + tl.arange(0, N)
+                s, bent = open_scores(
+                    product(q0, q1, k0, k1, setup), at[:, None], rows[:, None], cols[None, :], b, h, stop,
+                    rules, T, S, left, right, phase != 1, setup,
+                )  # fmt: skip
+                p = tl.exp2(s * steep - lse[:, None])
+                dp = weighed(g0, g1, v0, v1, values, setup)
+                of_score, ds = slope(p, dp, delta[:, None], bent, rules)
+                if DSLOPES is not None:
+                    apart = tl.abs(at[:, None].to(tl.float32) - cols[None, :].to(tl.float32))
+                    dslope -= tl.sum(of_score * apart, 1)
+                dq0 = spread(ds, k0, dq0, setup)
+                if setup.D1 > 0:
+                    dq1 = spread(ds, k1, dq1, setup)
+    if DSLOPES is not None:
+        tl.store(DSLOPES + long(bh) * T + rows, dslope, mask=here)
+    DQ += long(b) * dq_strides[0] + long(h) * dq_strides[1] + (long(rows) * dq_strides[2])[:, None]
+    c = tl.arange(0, D0)[None, :]
+    tl.store(DQ + c, (dq0 * rules.scale).to(DQ.dtype.element_ty), mask=here[:, None] & (c < setup.D))
+    if setup.D1 > 0:
+        c = D0 + tl.arange(0, D1)[None, :]
+        tl.store(DQ + c, (dq1 * rules.scale).to(DQ.dtype.element_ty), mask=here[:, None] & (c < setup.D))
+
+
+@triton.jit(do_not_specialize=[*NOT_SPECIAL, "padded", "column_tiles"])
+def attend_dkv_kernel(
+    Q0, Q1, K0, K1, q_strides, k_strides, V0, V1, v_strides, GRAD0, GRAD1, grad_strides, POWERS, DELTA,
+    DK, dk_strides, DV, dv_strides, TILES, COUNTS, list_strides, rules,
+    H, T, S, shift, left, right, b0, blocks, padded, column_tiles,
+    values: tl.constexpr, grads: tl.constexpr, setup: tl.constexpr,
+):  # fmt: skip
+    M: tl.constexpr = setup.M
+    N: tl.constexpr = setup.N
+    block = tl.program_id(0)
+    hk = tl.program_id(1)
+    b = b0 + tl.program_id(2)
+    keys = block * M + tl.arange(0, M)
+    stop = key_stop(rules, b, S)
+    k0, k1 = load(K0, K1, k_strides, b, hk, block * M, S, M, setup)
+    v0, v1 = load(V0, V1, v_strides, b, hk, block * M, S, M, values)
+    D0: tl.constexpr = setup.D0
+    D1: tl.constexpr = setup.D1 if setup.D1 > 0 else 16
+    E0: tl.constexpr = values.D0
+    E1: tl.constexpr = values.D1 if values.D1 > 0 else 16
+    dk0 = tl.zeros([M, D0], tl.float32)
+    dk1 = tl.zeros([M, D1], tl.float32)
+    dv0 = tl.zeros([M, E0], tl.float32)
+    dv1 = tl.zeros([M, E1], tl.float32)
+    steep = factor(rules)
+    query_stop = tl.where(block * M < stop, tl.cdiv(T, N) * N, 0)  # beyond T weights are 0 anyway
+    last_key = tl.minimum((block + 1) * M, S) - 1
+    i0, i1, i2, i3 = queries_seeing(block * M, last_key, 0, query_stop, shift, left, right, setup)
+    if rules.lengths is not None:
+        i1 = tl.where(last_key < stop, i1, i3)  # padding in this block: each tile asks
+        i2 = tl.maximum(i1, i2)
+    for g in range(setup.G):
+        h = hk * setup.G + g
+        base = long(b * H + h) * padded
+        ask0, ask1, see0, see1, end0, end1 = tile_ranges(
+            COUNTS, list_strides, b, h, block, column_tiles, i0, i1, i2, i3, setup
+        )
+        tiles = TILES
+        if setup.listed:
+            tiles = list_of(TILES, list_strides, b, h, block)
+        for phase in tl.static_range(3):
+            lo = ask0 if phase == 0 else (see0 if phase == 1 else end0)
+            hi = ask1 if phase == 0 else (see1 if phase == 1 else end1)
+            needed = phase < 2 or (setup.left and not setup.listed)
+            if needed:
+                for i in tl.range(lo, hi, num_stages=setup.stages if phase == 1 or setup.listed else 1):
+                    start = tile_of(tiles, i, setup) * N
+                    q0, q1 = load(Q0, Q1, q_strides, b, h, start, T, N, setup)
+                    g0, g1 = load(GRAD0, GRAD1, grad_strides, b, h, start, T, N, grads)
+                    rows = start + tl.arange(0, N)
+                    at = place(rules, rows, T, shift, setup)
+                    lse = tl.load(POWERS + base + rows)
+                    delta = tl.load(DELTA + base + rows)
+                    s, bent = open_scores(
+                        product(k0, k1, q0, q1, setup), at[None, :], rows[None, :], keys[:, None], b, h,
+                        stop, rules, T, S, left, right, phase != 1, setup,
+                    )  # fmt: skip
+                    p = tl.exp2(s * steep - lse[None, :])
+                    dv0 = mixed(p, g0, dv0, setup)
+                    if values.D1 > 0:
+                        dv1 = mixed(p, g1, dv1, setup)
+                    dp = weighed(v0, v1, g0, g1, values, setup)
+                    _, ds = slope(p, dp, delta[None, :], bent, rules)
+                    dk0 = spread(ds, q0, dk0, setup)
+                    if setup.D1 > 0:
+                        dk1 = spread(ds, q1, dk1, setup)
+    inside = keys[:, None] < S
+    DK += long(b) * dk_strides[0] + long(hk) * dk_strides[1] + (long(keys) * dk_strides[2])[:, None]
+    DV += long(b) * dv_strides[0] + long(hk) * dv_strides[1] + (long(keys) * dv_strides[2])[:, None]
+    c = tl.arange(0, D0)[None, :]
+    tl.store(DK + c, (dk0 * rules.scale).to(DK.dtype.element_ty), mask=inside & (c < setup.D))
+    if setup.D1 > 0:
+        c = D0 + tl.arange(0, D1)[None, :]
+        tl.store(DK + c, (dk1 * rules.scale).to(DK.dtype.element_ty), mask=inside & (c < setup.D))
+    c = tl.arange(0, E0)[None, :]
+    tl.store(DV + c, dv0.to(DV.dtype.element_ty), mask=inside & (c < values.D))
+    if values.D1 > 0:
+        c = E0 + tl.arange(0, E1)[None, :]
+        tl.store(DV + c, dv1.to(DV.dtype.element_ty), mask=inside & (c < values.D))
+
+
+@triton.jit(do_not_specialize=[*NOT_SPECIAL, "padded", "column_tiles", "sequences", "heads"])
+def attend_dbias_kernel(
+    Q0, Q1, K0, K1, q_strides, k_strides, V0, V1, v_strides, GRAD0, GRAD1, grad_strides, POWERS, DELTA,
+    DBIAS, dbias_strides, rules, H, T, S, shift, left, right, b0, padded, column_tiles, sequences, heads,
+    values: tl.constexpr, grads: tl.constexpr, setup: tl.constexpr,
+):  # fmt: skip
+    M: tl.constexpr = setup.M
+    N: tl.constexpr = setup.N
+    block = tl.program_id(0) // column_tiles
+    tile = tl.program_id(0) % column_tiles
+    own_h = tl.program_id(1)
+    own_b = b0 + tl.program_id(2)
+    rows = block * M + tl.arange(0, M)
+    cols = tile * N + tl.arange(0, N)
+    at = place(rules, rows, T, shift, setup)
+    total = tl.zeros([M, N], tl.float32)
+    steep = factor(rules)
+    for n in range(sequences * heads):  # all that share the bias
+        b = own_b + n // heads
+        h = own_h + n % heads
+        stop = key_stop(rules, b, S)
+        q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
+        g0, g1 = load(GRAD0, GRAD1, grad_strides, b, h, block * M, T, M, grads)
+        k0, k1 = load(K0, K1, k_strides, b, h // setup.G, tile * N, S, N, setup)
+        v0, v1 = load(V0, V1, v_strides, b, h // setup.G, tile * N, S, N, values)
+        base = long(b * H + h) * padded + rows
+        lse = tl.load(POWERS + base)
+        delta = tl.load(DELTA + base)
+        s, bent = open_scores(
+            product(q0, q1, k0, k1, setup), at[:, None], rows[:, None], cols[None, :], b, h, stop, rules, T,
+            S, left, right, True, setup,
+        )  # fmt: skip
+        p = tl.exp2(s * steep - lse[:, None])
+        dp = weighed(g0, g1, v0, v1, values, setup)
+        of_score, _ = slope(p, dp, delta[:, None], bent, rules)
+        total += of_score
+    DBIAS += long(own_b) * dbias_strides[0] + long(own_h) * dbias_strides[1]
+    there = long(rows)[:, None] * dbias_strides[2] + cols[None, :]
+    inside = (rows[:, None] < T) & (cols[None, :] < S)
+    tl.store(DBIAS + there, total.to(DBIAS.dtype.element_ty), mask=inside)
+
+
+class Found(NamedTuple):
+    """Gradients, in the dtypes of what they belong to but for slopes; None: not asked for."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    slopes: Tensor | None
+
+
+def backward(
+    prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: bool = False
+) -> Found:
+    """From output and lse of whole rows and the output's gradient; of_bias: of bias and slopes, too."""
+    (B, H, T, S), q, k, rules = prepared.shape, prepared.q, prepared.k, prepared.rules
+    v, out, grad = (x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in (v, out, grad))
+    by_query = Request(prepared, "attend_dq", arranged=True)
+    by_key = Request(prepared, "attend_dkv", keys_first=True, arranged=True)
+    M, N = by_query.setup.M, by_query.setup.N
+    assert by_key.setup.N <= M and M <= ROOM, "what is kept per query is read as far as it was written"
+    padded = -(-T // ROOM) * ROOM
+    powers, delta = prepared.empty(B, H, padded), prepared.empty(B, H, padded)
+    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+    learned = of_bias and rules.slopes is not None
+    dslopes = prepared.empty(B, H, T) if learned else None
+    values, outs, grads = channels_of(v), channels_of(out), channels_of(grad)
+    columns = triton.cdiv(S, N)
+    by_query.launch(
+        attend_dq_kernel, by_query.grid, *described(v, N, values), strides_of(v)[:3],
+        *described(out, M, outs), strides_of(out)[:3], *described(grad, M, grads), strides_of(grad)[:3],
+        prepared.lse, powers, delta, dq, strides_of(dq)[:3], dslopes, *by_query.tile_lists,
+        sizes=(by_query.blocks, padded, columns), options=(values, outs, grads),
+    )  # fmt: skip
+    M, N = by_key.setup.M, by_key.setup.N
+    by_key.launch(
+        attend_dkv_kernel, (by_key.blocks, k.shape[1]), *described(v, M, values), strides_of(v)[:3],
+        *described(grad, N, grads), strides_of(grad)[:3], powers, delta, dk, strides_of(dk)[:3],
+        dv, strides_of(dv)[:3], *by_key.tile_lists,
+        sizes=(by_key.blocks, padded, triton.cdiv(T, N)), options=(values, grads),
+    )  # fmt: skip
+    dbias = None
+    if of_bias and rules.bias is not None:
+        dbias = _of_bias(prepared, v, grad, powers, delta)
+    return Found(dq, dk, dv, dbias, None if dslopes is None else dslopes.sum((0, 2)))
+
+
+def _of_bias(prepared: Prepared, v: Tensor, grad: Tensor, powers: Tensor, delta: Tensor) -> Tensor:
+    """d loss / d bias, [B or 1, H or 1, T, S]."""
+    B, H, T, S = prepared.shape
+    given = prepared.scores.scoring.bias
+    assert given is not None
+    dbias = torch.empty(given.shape, dtype=given.dtype, device=given.device)
+    request = Request(prepared, "attend_dbias")
+    setup, values, grads = request.setup, channels_of(v), channels_of(grad)
+    columns = triton.cdiv(S, setup.N)
+    sequences, heads = (whole if own == 1 else 1 for own, whole in zip(given.shape, (B, H), strict=False))
+    tensors = (
+        *described(v, setup.N, values), strides_of(v)[:3], *described(grad, setup.M, grads),
+        strides_of(grad)[:3], powers, delta, dbias, strides_of(dbias)[:3],
+    )  # fmt: skip
+    planned = request.planned(
+        attend_dbias_kernel, (request.blocks * columns, given.shape[1]), *tensors,
+        sizes=(powers.shape[-1], columns, sequences, heads), options=(values, grads),
+    )  # fmt: skip
+    planned._replace(B=given.shape[0])(prepared.q, prepared.k, prepared.rules, *tensors)
+    return dbias

@@ -1,0 +1,78 @@
+"""The first pass in kernels of our own, on a GPU: every rule at the speed of a fused kernel."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .backend import Backend, Call, Gradients
+from .fused import CAUSAL, FULL, adds, band_of
+from .gpu.cannot import LARGEST_HEAD, cannot
+from .gpu.launches import interpreted
+from .gradients import ScoreGradients
+from .kernels import HALF
+from .tiles import sinks_gradient
+
+__all__ = ["OwnKernels"]
+
+
+class OwnKernels(Backend):
+    """Any mask, bias, soft cap and sinks; hidden tiles are never loaded, and nothing T x S is made."""
+
+    name = "triton"
+    devices = ("cuda",)
+    gives_bias_gradient = True
+
+    def why_not(self, call: Call) -> str | None:
+        """As for the others; in tests the kernels run on a CPU, too."""
+        return self.cannot(call) if interpreted() else super().why_not(call)
+
+    def cannot(self, call: Call) -> str | None:
+        """What the kernels cannot take."""
+        scores, scoring, v = call.scores, call.scores.scoring, call.v
+        if call.dropout or call.plain_because:
+            return call.matrix_because
+        if not scoring.scale > 0:  # the largest product would not be the largest score
+            return f"it takes a scale above 0, not {scoring.scale:g}"
+        if v.shape[-1] > LARGEST_HEAD:
+            return f"it takes value_dim up to {LARGEST_HEAD}, not {v.shape[-1]}"
+        if call.bias_gradient:
+            if scoring.relative is not None:
+                return "it gives no gradient to relative"
+            if scoring.bias is not None and scoring.bias.shape[2:] != scores.shape[2:]:
+                return f"it gives no gradient to a bias {list(scoring.bias.shape)} that queries or keys share"
+        return cannot(scores)
+
+    def reluctance(self, call: Call) -> str | None:
+        """What torch's own kernels do best: full, or causal on a square, and nothing else."""
+        scores, scoring = call.scores, call.scores.scoring
+        if scores.q.dtype not in HALF or interpreted():
+            return None
+        _, _, T, S = scores.shape
+        band = band_of(scores)
+        plain = band == FULL or (band == CAUSAL and T == S)
+        if not plain or adds(scores) or scoring.softcap is not None or scoring.sinks is not None:
+            return None
+        if max(scores.q.shape[-1], call.v.shape[-1]) > 128:
+            return None
+        return "torch's kernels are faster where no rule is more than causal"
+
+    def how(self, call: Call) -> str:
+        """In a phrase."""
+        return "tile by tile in one kernel"
+
+    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+        """(output [B, H, T, Dv], lse [B, H, T])."""
+        from .gpu.attend import attend
+        from .gpu.request import Prepared
+
+        out, lse, _ = attend(Prepared(call.scores), call.v)
+        return out, lse
+
+    def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
+        """No atomics: the same bits every time."""
+        from .gpu.attend_backward import backward
+        from .gpu.request import Prepared
+
+        found = backward(Prepared(call.scores, lse), call.v, out, grad, call.bias_gradient)
+        back = ScoreGradients(found.q, found.k, found.bias, found.slopes)
+        return back, found.v, sinks_gradient(call.scores, out, lse, grad)
