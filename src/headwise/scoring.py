@@ -172,6 +172,11 @@ class Scoring:
         return Scoring, tuple(getattr(self, f.name) for f in fields(self))
 
     @property
+    def adds(self) -> bool:
+        """Whether anything is added to the product, by position or by distance."""
+        return self.bias is not None or self.slopes is not None or self.relative is not None
+
+    @property
     def has_tensors(self) -> bool:
         """Whether it is more than numbers."""
         return not (

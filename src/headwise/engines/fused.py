@@ -25,7 +25,7 @@ from ..mask_rules import can_read
 from ..scoring import HIDDEN
 from .backend import NO_BIAS_GRADIENT, Backend, Call, Gradients
 from .gradients import ScoreGradients
-from .kernels import CAUSAL, FULL, Answer, Band, Kernel, Three
+from .kernels import CAUSAL, FULL, HALF, Answer, Band, Kernel, Three
 from .scores import Scores, blocks, tile_dtype
 from .tiles import TILES, sinks_gradient, with_sinks
 from .walk import REACH, is_rough
@@ -80,10 +80,7 @@ class Part:
 
 def adds(scores: Scores) -> bool:
     """Whether a mask or bias must be added to the product, beyond a band."""
-    scoring = scores.scoring
-    return not (
-        scores.mask.is_band and scoring.bias is None and scoring.slopes is None and scoring.relative is None
-    )
+    return scores.scoring.adds or not scores.mask.is_band
 
 
 def band_of(scores: Scores) -> Band:
@@ -207,6 +204,8 @@ class Fused(Backend):
             adds(scores) or min(scores.mask.left or 0, scores.mask.right or 0) < 0
         ):
             return "it takes no mask beyond a band, and no bias"
+        if kernel.added_dtype(q.dtype) in HALF and (scoring.slopes is not None or scoring.relative is not None):
+            return f"it would round what goes by distance to {str(q.dtype).removeprefix('torch.')}"
         if not kernel.takes_parts and not in_one_call(scores):
             return "it cannot take this call whole, and would plan each part anew"
         # torch.compile cannot trace switches and counts

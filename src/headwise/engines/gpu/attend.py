@@ -283,9 +283,12 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def _kind(prepared: Prepared) -> str:
-    """Which blocks: smaller ones where there are not two for every multiprocessor."""
-    B, H, T, _ = prepared.shape
-    return "attend" if B * H * -(-T // 128) >= 2 * multiprocessors(prepared.device) else "attend_short"
+    """Which blocks: smaller ones where there is more to do than a product, or little of it."""
+    (B, H, T, _), scoring = prepared.shape, prepared.scores.scoring
+    if prepared.is_listed:
+        return "attend_listed"
+    few = B * H * -(-T // 128) < 2 * multiprocessors(prepared.device)
+    return "attend_rules" if few or scoring.softcap is not None or scoring.adds else "attend"
 
 
 def _splits(prepared: Prepared) -> int:

@@ -272,8 +272,9 @@ def backward(
     """From output and lse of whole rows and the output's gradient; of_bias: of bias and slopes, too."""
     (B, H, T, S), q, k, rules = prepared.shape, prepared.q, prepared.k, prepared.rules
     v, out, grad = (x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in (v, out, grad))
-    by_query = Request(prepared, "attend_dq", arranged=True)
-    by_key = Request(prepared, "attend_dkv", keys_first=True, arranged=True)
+    listed = "_listed" if prepared.is_listed else ""
+    by_query = Request(prepared, f"attend_dq{listed}", arranged=True)
+    by_key = Request(prepared, f"attend_dkv{listed}", keys_first=True, arranged=True)
     M, N = by_query.setup.M, by_query.setup.N
     assert by_key.setup.N <= M and M <= ROOM, "what is kept per query is read as far as it was written"
     padded = -(-T // ROOM) * ROOM

@@ -21,6 +21,7 @@ __all__ = ["cannot", "no_compiler", "prepared"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_HEAD = 256
+FARTHEST = 2**24  # whole numbers that float32 holds
 
 
 def cannot(scores: Tiled) -> str | None:
@@ -36,6 +37,8 @@ def cannot(scores: Tiled) -> str | None:
         return "there is nothing in this batch"
     if q.shape[-1] > LARGEST_HEAD:
         return f"it takes head_dim up to {LARGEST_HEAD}, not {q.shape[-1]}"
+    if scores.scoring.slopes is not None and scores.shape[3] > FARTHEST:
+        return f"it counts distances up to {FARTHEST} exactly, and there are {scores.shape[3]} keys"
     if torch._C._are_functorch_transforms_active():
         return "a function transform (torch.func) is active, which only plain operations pass"
     return _missing(q.device.index) if q.device.type == "cuda" else None

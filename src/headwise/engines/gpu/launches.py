@@ -70,11 +70,15 @@ HOPPER: dict[str, tuple[Blocks, Blocks, Blocks]] = {
     "lse": (Blocks(128, 128, 8, 2), Blocks(128, 128, 4, 2), Blocks(128, 64, 4, 3)),
     "back_q": (Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 2), Blocks(64, 64, 8, 1)),
     "back_k": (Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 2), Blocks(64, 64, 8, 1)),
-    "attend": (Blocks(128, 64, 8, 3), Blocks(128, 128, 8, 3), Blocks(128, 64, 8, 2)),
-    "attend_short": (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2)),
+    # the first pass: where nothing is asked of a tile, where something is, where tiles come from lists
+    "attend": (Blocks(64, 128, 4, 3), Blocks(128, 128, 8, 3), Blocks(128, 64, 8, 2)),
+    "attend_rules": (Blocks(64, 128, 4, 3), Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2)),
+    "attend_listed": (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
     "few": (Blocks(16, 128, 4, 3), Blocks(16, 128, 4, 3), Blocks(16, 64, 4, 3)),
-    "attend_dq": (Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 2), Blocks(64, 64, 8, 1)),
-    "attend_dkv": (Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 2), Blocks(64, 64, 8, 1)),
+    "attend_dq": (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 3), Blocks(64, 64, 8, 1)),
+    "attend_dq_listed": (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 8, 1)),
+    "attend_dkv": (Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3), Blocks(64, 32, 8, 1)),
+    "attend_dkv_listed": (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 32, 8, 1)),
     "attend_dbias": (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 8, 1)),
 }
 CAREFUL = Blocks(64, 64, 4, 2)  # float32, whose tiles take twice the room; and older GPUs

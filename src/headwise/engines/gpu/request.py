@@ -103,6 +103,11 @@ class Prepared:
             return False
         return interpreted() or (H > 1 and T * S >= WORTH_A_LOOK)
 
+    @property
+    def is_listed(self) -> bool:
+        """Whether the first pass walks lists of tiles."""
+        return self.scores.mask.is_listed or self.may_mask
+
     @cached_property
     def kind(self) -> int:
         """What of it decides which compiled kernel is used."""

@@ -93,8 +93,6 @@ def one_query_kernel(
                     spot = tl.maximum(cols - (S - 1), -reach) + reach  # the query stands beside the last key
                     number = heads[:, None] * (2 * reach + 1) + spot[None, :]
                     added += tl.load(RELATIVE + number, mask=mine[:, None] & ok[None, :], other=0.0)
-                if not WHOLE:
-                    added = added.to(k.dtype).to(tl.float32)  # as the map and the fused kernels see it
                 x += added
             x = tl.where(ok[None, :], tl.maximum(x, HIDDEN) * LOG2E, BIG * -1.0)
             higher = tl.maximum(top, tl.max(x, 1))

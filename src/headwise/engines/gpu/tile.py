@@ -186,24 +186,20 @@ def scores(s, at, rows, cols, b, h, rules, T, S, EDGE, setup: tl.constexpr):
             s = s * rules.softcap
         else:
             s = s * rules.scale
-        if rules.slopes is not None or rules.relative is not None or EDGE or not setup.masking:
-            added = tl.zeros_like(s)
-            if rules.bias is not None and (EDGE or not setup.masking):
-                base = rules.bias + long(b) * rules.bias_b + long(h) * rules.bias_h
-                there = long(rows) * rules.bias_t + long(cols) * rules.bias_s
-                given = tl.load(base + there, mask=(rows < T) & (cols < S), other=0.0)
-                added += given.to(tl.float32)
-                if rules.bias.dtype.element_ty == tl.float16:
-                    added = tl.where(given <= LOWEST_HALF, HIDDEN, added)
-            if rules.slopes is not None:
-                # whole numbers up to 2^24: see `cannot`
-                added -= tl.load(rules.slopes + h) * tl.abs(at.to(tl.float32) - cols.to(tl.float32))
-            if rules.relative is not None:
-                offset = tl.minimum(tl.maximum(cols - at, -rules.reach), rules.reach)
-                added += tl.load(rules.relative + long(h) * (2 * rules.reach + 1) + offset + rules.reach)
-            if not setup.exact:
-                added = added.to(setup.dtype).to(tl.float32)  # as torch's fused kernels see it
-            s += added
+        if rules.bias is not None and (EDGE or not setup.masking):
+            base = rules.bias + long(b) * rules.bias_b + long(h) * rules.bias_h
+            there = long(rows) * rules.bias_t + long(cols) * rules.bias_s
+            given = tl.load(base + there, mask=(rows < T) & (cols < S), other=0.0)
+            seen = given.to(setup.dtype).to(tl.float32)  # as torch's fused kernels see it
+            if rules.bias.dtype.element_ty == tl.float16:
+                seen = tl.where(given <= LOWEST_HALF, HIDDEN, seen)
+            s += seen
+        if rules.slopes is not None:
+            # whole numbers up to 2^24: see `cannot`
+            s -= tl.load(rules.slopes + h) * tl.abs(at.to(tl.float32) - cols.to(tl.float32))
+        if rules.relative is not None:
+            offset = tl.minimum(tl.maximum(cols - at, -rules.reach), rules.reach)
+            s += tl.load(rules.relative + long(h) * (2 * rules.reach + 1) + offset + rules.reach)
     return s, bent
 
 
