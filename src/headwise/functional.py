@@ -5,14 +5,18 @@ Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_d
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from .arguments import OF_ATTENTION, REQUIRED, check_dropout, refuse, scores_from, under_autocast
-from .engines import backends, first_pass, statistics
+from .engines import backends, first_pass
 from .engines.express import plainest
 from .engines.gpu.cannot import cannot
+from .engines.gpu.launches import interpreted
+from .engines.statistics import ROW_STATISTICS, check_names, without_kernel
+from .engines.wanted import wanted_now
 from .map import AttentionMap, make
 from .masks import Mask
 from .scoring import Bias
@@ -33,6 +37,7 @@ def attention(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
     backend: str = "auto",
+    statistics: bool | str | Iterable[str] | None = None,
     **wrong: object,
 ) -> tuple[Tensor, AttentionMap]:
     """softmax(Q K^T / sqrt(D)) V for every head, and a map of the weights that is computed only on demand.
@@ -60,8 +65,11 @@ def attention(
         sinks: [H], learned: one more column of the softmax with this score and no value.
         dropout: the share of weights dropped, at random, here and now; the map shows weights before it. Takes
             the whole matrix, so memory grows with T * S, inside `headwise.budget`.
-        backend: "auto", or one of decode, cudnn, flash, efficient, tiles, plain. One that is named runs or
-            raises.
+        backend: "auto", or one of decode, triton, cudnn, flash, efficient, tiles, plain. One that is named
+            runs or raises.
+        statistics: row statistics that the map will be asked for; True: all. On a GPU they are collected
+            on the way, for a tenth of the time another pass would take; elsewhere they are measured when
+            asked for, as without it.
 
     Returns:
         output [B, H, T, Dv], and an `AttentionMap` [B, H, T, S]. A query that sees nothing has output 0.
@@ -86,9 +94,10 @@ def attention(
     """
     if wrong:
         refuse("attention", wrong, OF_ATTENTION, attention)
+    collect = _collected(q, statistics)
     if (
         mask is None and window is None and softcap is None and bias is None and sinks is None
-        and not dropout and backend == "auto"
+        and not dropout and backend == "auto" and not collect
     ):  # fmt: skip
         answer = plainest(q, k, v, causal, scale)
         if answer is not None:
@@ -98,8 +107,27 @@ def attention(
     scores = scores_from(q, k, v, mask, causal, window, scale, softcap, bias, sinks)
     if dropout:
         check_dropout(dropout)
-    output, lse = first_pass.attend(scores, v, dropout, backend)
-    return output, make(scores, lse)
+    output, lse, known = first_pass.attend_and_collect(scores, v, dropout, backend, collect)
+    return output, make(scores, lse, None, known)
+
+
+def _collected(q: Tensor, statistics: bool | str | Iterable[str] | None) -> tuple[str, ...]:
+    """The row statistics to collect on the way; none where no backend can."""
+    names = wanted_now() if statistics is None else _names(statistics)
+    return () if names and getattr(q, "is_cpu", True) and not interpreted() else names
+
+
+def _names(statistics: bool | str | Iterable[str]) -> tuple[str, ...]:
+    """The row statistics meant.
+
+    Raises:
+        ArgumentError: an unknown name.
+    """
+    if isinstance(statistics, bool):
+        return tuple(ROW_STATISTICS) if statistics else ()
+    names = (statistics,) if isinstance(statistics, str) else tuple(statistics)
+    check_names(names)
+    return names
 
 
 @dataclass(frozen=True)
@@ -128,7 +156,7 @@ class Why:
     @property
     def without_kernel(self) -> tuple[str, ...]:
         """The statistics that run on tiles though the others have kernels."""
-        return () if self.no_kernels is not None else statistics.without_kernel()
+        return () if self.no_kernels is not None else without_kernel()
 
 
 def why(
@@ -144,6 +172,7 @@ def why(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
     backend: str = "auto",
+    statistics: bool | str | Iterable[str] | None = None,
     **wrong: object,
 ) -> Why:
     """Which backend would run this call of `attention`, and why not the others; nothing is run.
@@ -154,6 +183,7 @@ def why(
         >>> print(hw.why(q, k, v, softcap=50.0))
         tiles runs this call, tile by tile in plain torch.
           decode: it runs on cuda, the tensors are on cpu
+          triton: it runs on cuda, the tensors are on cpu
           cudnn: it runs on cuda, the tensors are on cpu
           flash: it has no soft cap (softcap=50)
           efficient: it runs on cuda, the tensors are on cpu
@@ -166,6 +196,6 @@ def why(
     q, k, v = under_autocast(q, k, v)
     scores = scores_from(q, k, v, mask, causal, window, scale, softcap, bias, sinks)
     check_dropout(dropout)
-    call = first_pass.call_of(scores, v, dropout)
+    call = first_pass.call_of(scores, v, dropout, () if statistics is None else _names(statistics))
     chosen = backends.choose(call, backend)
     return Why(chosen.name, chosen.how(call), backends.verdicts(call), backend, cannot(scores))

@@ -23,6 +23,7 @@ from .engines.given_weights import GivenWeights
 from .engines.scores import Scores, tile_dtype
 from .engines.second_pass import Top
 from .engines.statistics import Statistics
+from .engines.wanted import Collected
 from .errors import ArgumentError, ShapeError
 from .indexing import Choice, Index, as_index, compose, in_order, resolve
 from .masks import Mask, as_mask
@@ -65,6 +66,7 @@ class AttentionMap(StandIn):
     _scores: Scores | GivenWeights
     _lse: Tensor | None
     _columns: Index | None  # None: all keys
+    _known: Collected | None = None  # row statistics that came with the output
     _versions: tuple[int, ...] | None  # of q, k, mask and scoring, when the map was made
     _build: Callable[[], tuple[Scores, Tensor | None]]  # of one whose parts are made when it is looked at
 
@@ -304,15 +306,20 @@ class AttentionMap(StandIn):
             if not (_is_whole(chosen) and torch.compiler.is_compiling()):
                 columns = compose(columns, chosen, self._scores.shape[3])
         if all(_is_whole(index) for index in rows):
-            return make(self._scores, self._lse, columns)
-        lse = self._lse
-        if lse is not None:
-            for dim, index in enumerate(rows):
+            return make(self._scores, self._lse, columns, self._known)
+
+        def chosen_rows(values: Tensor) -> Tensor:
+            """Of [.., B, H, T]."""
+            for dim, index in enumerate(rows, values.ndim - 3):
                 if isinstance(index, slice):
-                    lse = lse[(WHOLE,) * dim + (index,)]
+                    values = values[(WHOLE,) * dim + (index,)]
                 else:
-                    lse = lse.index_select(dim, index.to(lse.device))
-        return make(self._scores.select(*rows), lse, columns)
+                    values = values.index_select(dim, index.to(values.device))
+            return values
+
+        lse = None if self._lse is None else chosen_rows(self._lse)
+        known = None if self._known is None else self._known.map(chosen_rows)
+        return make(self._scores.select(*rows), lse, columns, known)
 
     def by_document(self) -> AttentionMap:
         """A map of packed documents as a batch of them, [documents, H, longest, longest], padded at the end.
@@ -445,7 +452,8 @@ class AttentionMap(StandIn):
             raise ArgumentError(f'per must be "head" or "query": got {per!r}; received is always per key')
         self.check_whole_rows("statistics")
         cells = None if pooled is None else self._cells(pooled)
-        return statistics.statistics(self._scores, self.lse, names, per == "query", reach, cells)
+        known = self._known if self._columns is None else None
+        return statistics.statistics(self._scores, self.lse, names, per == "query", reach, cells, known)
 
     def mass(self, on: Mask | Tensor, *, per: str = "head") -> Tensor:
         """The weight each query puts on the keys that `on` allows; no gradient.
@@ -547,7 +555,7 @@ class AttentionMap(StandIn):
     def detach(self) -> AttentionMap:
         """The same map, cut from the graph."""
         self.check_unchanged()
-        return make(self._scores.detach(), self._lse, self._columns)
+        return make(self._scores.detach(), self._lse, self._columns, self._known)
 
     def to(self, device: torch.device | str) -> AttentionMap:
         """The same map on another device.
@@ -562,7 +570,8 @@ class AttentionMap(StandIn):
         self.check_unchanged()
         where = torch.device(device)
         lse = None if self._lse is None else self._lse.to(where)
-        return make(self._scores.to(where), lse, self._columns)
+        known = None if self._known is None else self._known.map(lambda rows: rows.to(where))
+        return make(self._scores.to(where), lse, self._columns, known)
 
     def cpu(self) -> AttentionMap:
         """The same map in main memory."""
@@ -579,9 +588,13 @@ class AttentionMap(StandIn):
         return make, (scores, lse, columns)
 
 
-def make(scores: Scores | GivenWeights, lse: Tensor | None, columns: Any = None) -> AttentionMap:
-    """A map from parts already checked."""
+def make(
+    scores: Scores | GivenWeights, lse: Tensor | None, columns: Any = None, known: Collected | None = None
+) -> AttentionMap:
+    """A map from parts already checked; known: row statistics that came with the output."""
     new = AttentionMap.__new__(AttentionMap)
+    if known is not None:
+        new._known = known
     new._scores, new._lse = scores, lse
     new._columns = slice(*columns) if isinstance(columns, tuple) else columns
     new._versions = _versions(scores)

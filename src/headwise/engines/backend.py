@@ -35,6 +35,7 @@ class Call:
     dropout: float = 0.0
     plain_because: str | None = None  # why only torch's own differentiable operations will do
     bias_gradient: bool = False  # a gradient of bias, slopes or relative is wanted
+    collect: tuple[str, ...] = ()  # row statistics that will be asked for
 
     @property
     def matrix_because(self) -> str | None:
@@ -63,6 +64,7 @@ class Backend(ABC):
     counts_on: the kinds of device on which it is told of every call, whoever runs it (`note`).
     goes_straight: a plain call without gradients may be handed to its `forward` as it is.
     undisputed: by kind of device, the kernel that takes every plain call as it is: nobody need be asked.
+    collects: row statistics its `forward_and_collect` can give on the way.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Backend(ABC):
     counts_on: tuple[str, ...] = ()
     goes_straight: bool = False
     undisputed: Mapping[str, Kernel] = {}
+    collects: tuple[str, ...] = ()
 
     def why_not(self, call: Call) -> str | None:
         """None if it can run the call, else the reason in words."""
@@ -95,6 +98,14 @@ class Backend(ABC):
     @abstractmethod
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
         """(output [B, H, T, Dv], lse [B, H, T]); a row that sees nothing has output 0 and lse -inf."""
+
+    def can_collect(self, call: Call) -> bool:
+        """Whether it gives statistics of this call, which it runs."""
+        return bool(self.collects)
+
+    def forward_and_collect(self, call: Call, names: tuple[str, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        """The same, and [len(names), B, H, T] values per query of names it `collects`."""
+        raise NotImplementedError(self.name)
 
     @abstractmethod
     def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:

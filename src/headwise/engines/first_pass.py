@@ -21,20 +21,30 @@ from .gpu.cannot import cannot
 from .gradients import Context, save, saved, where_needed
 from .kernels import CAUSAL, FULL, Band
 from .scores import ADDED, DIFFERENTIABLE, FLAT_SCHEMA, Scores, own_precision, tile_dtype
+from .wanted import Collected
 
-__all__ = ["ANYWHERE", "attend", "call_of", "lse_of"]
+__all__ = ["ANYWHERE", "attend", "attend_and_collect", "call_of", "lse_of"]
 
 LEAVES = ("v", *DIFFERENTIABLE)
 
 
-def call_of(scores: Scores, v: Tensor, dropout: float = 0.0) -> Call:
+def call_of(scores: Scores, v: Tensor, dropout: float = 0.0, collect: tuple[str, ...] = ()) -> Call:
     """A call as the table sees it, with what is going on around it."""
     because = None if torch.compiler.is_compiling() else _plain_because(scores, v)
-    return Call(scores, v, dropout, because, _bias_gradient(scores))
+    return Call(scores, v, dropout, because, _bias_gradient(scores), collect)
 
 
 def attend(scores: Scores, v: Tensor, dropout: float = 0.0, backend: str = "auto") -> tuple[Tensor, Tensor]:
-    """(output [B, H, T, Dv], lse [B, H, T], detached).
+    """(output [B, H, T, Dv], lse [B, H, T], detached); see `attend_and_collect`."""
+    return attend_and_collect(scores, v, dropout, backend)[:2]
+
+
+def attend_and_collect(
+    scores: Scores, v: Tensor, dropout: float = 0.0, backend: str = "auto", collect: tuple[str, ...] = ()
+) -> tuple[Tensor, Tensor, Collected | None]:
+    """(output [B, H, T, Dv], lse [B, H, T], what was collected of row statistics), both last detached.
+
+    collect: those that will be asked for; a backend may give some of them on the way, or none.
 
     Raises:
         ArgumentError: no backend of that name.
@@ -42,19 +52,27 @@ def attend(scores: Scores, v: Tensor, dropout: float = 0.0, backend: str = "auto
         BudgetExceeded: the plain path's matrix is over the memory budget.
     """
     if not scores.q.shape[0]:
-        return _of_nobody(scores, v, backend)
+        return *_of_nobody(scores, v, backend), None
     if torch.compiler.is_compiling():
         out, lse = _traced(scores, v, dropout, backend)
-        return out, lse.detach()
-    call = Call(scores, v, dropout, _plain_because(scores, v), _bias_gradient(scores))
+        return out, lse.detach(), None
+    call = Call(scores, v, dropout, _plain_because(scores, v), _bias_gradient(scores), collect)
     chosen = backends.choose(call, backend)
+    names = tuple([name for name in collect if name in chosen.collects]) if chosen.can_collect(call) else ()
+    collected: Collected | None = None
     if chosen.is_differentiable:
         out, lse = chosen.forward(call)
     elif torch.is_grad_enabled() and _needs_grad(scores, v):
-        out, lse = _Attend.apply(*_flat(scores, v), call.bias_gradient, chosen.name)
+        out, lse, rows = _Attend.apply(*_flat(scores, v), call.bias_gradient, chosen.name, names)
+        collected = Collected(names, rows) if names else None
+    elif names:
+        backends.note(call)
+        with own_precision(v.device):
+            out, lse, rows = chosen.forward_and_collect(call, names)
+        return out, lse, Collected(names, rows)
     else:
-        return _run(chosen, call)
-    return out, lse.detach()
+        return *_run(chosen, call), None
+    return out, lse.detach(), collected
 
 
 def _of_nobody(scores: Scores, v: Tensor, backend: str) -> tuple[Tensor, Tensor]:
@@ -217,19 +235,27 @@ class _Attend(torch.autograd.Function):
     """The operator without the operator: what eager mode uses, a fraction of the cost a call."""
 
     @staticmethod
-    def forward(ctx: Context, *args: object) -> tuple[Tensor, Tensor]:
-        call, backend = _call(args)
-        output = _run(backends.backend_named(backend), call)
-        _save(ctx, args, output)
-        ctx.mark_non_differentiable(output[1])
-        return output
+    def forward(ctx: Context, *args: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        *flat, names = args
+        call, backend = _call(flat)
+        chosen, rows = backends.backend_named(backend), None
+        if names:
+            backends.note(call)
+            with own_precision(call.v.device):
+                out, lse, rows = chosen.forward_and_collect(call, names)
+            ctx.mark_non_differentiable(lse, rows)
+        else:
+            out, lse = _run(chosen, call)
+            ctx.mark_non_differentiable(lse)
+        _save(ctx, tuple(flat), (out, lse))
+        return out, lse, rows
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         args, (out, lse) = saved(ctx)
         grad = grads[0]
         if grad is None:
-            return (None,) * len(args)
+            return (None,) * (len(args) + 1)
         if plain.is_needed_for(grad):
             return where_needed(ctx, _differentiate_twice(args, ctx.needs_input_grad, grad))
         return where_needed(ctx, _gradients(grad, out, lse, args))

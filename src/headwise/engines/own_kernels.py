@@ -7,10 +7,11 @@ from torch import Tensor
 from .backend import Backend, Call, Gradients
 from .fused import CAUSAL, FULL, adds, band_of
 from .gpu.cannot import LARGEST_HEAD, cannot
-from .gpu.launches import interpreted
+from .gpu.launches import FEW_QUERIES, interpreted
 from .gradients import ScoreGradients
 from .kernels import HALF
 from .tiles import sinks_gradient
+from .wanted import ON_THE_WAY
 
 __all__ = ["OwnKernels"]
 
@@ -21,6 +22,7 @@ class OwnKernels(Backend):
     name = "triton"
     devices = ("cuda",)
     gives_bias_gradient = True
+    collects = ON_THE_WAY
 
     def why_not(self, call: Call) -> str | None:
         """As for the others; in tests the kernels run on a CPU, too."""
@@ -45,7 +47,7 @@ class OwnKernels(Backend):
     def reluctance(self, call: Call) -> str | None:
         """What torch's own kernels do best: full, or causal on a square, and nothing else."""
         scores, scoring = call.scores, call.scores.scoring
-        if scores.q.dtype not in HALF or interpreted():
+        if scores.q.dtype not in HALF or interpreted() or (call.collect and self.can_collect(call)):
             return None
         _, _, T, S = scores.shape
         band = band_of(scores)
@@ -67,6 +69,17 @@ class OwnKernels(Backend):
 
         out, lse, _ = attend(Prepared(call.scores), call.v)
         return out, lse
+
+    def can_collect(self, call: Call) -> bool:
+        """A few queries over keys in parts are quickly walked again."""
+        return call.scores.shape[2] > FEW_QUERIES
+
+    def forward_and_collect(self, call: Call, names: tuple[str, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        """The same, and [len(names), B, H, T] values per query."""
+        from .gpu.attend import attend
+        from .gpu.request import Prepared
+
+        return attend(Prepared(call.scores), call.v, names)
 
     def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
         """No atomics: the same bits every time."""

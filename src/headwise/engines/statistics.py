@@ -24,6 +24,7 @@ from .gpu.cannot import cannot, prepared
 from .scores import Scores, Tiled, own_precision
 from .second_pass import pooled
 from .walk import FAR, ROUGH, Block, check_mass, check_some, walk
+from .wanted import Collected
 
 __all__ = [
     "PICTURE",
@@ -231,11 +232,12 @@ def statistics(
     per_query: bool = False,
     reach: int = 8,
     cells: Cells = None,
+    known: Collected | None = None,
 ) -> Statistics:
     """Measure what is asked for in one walk over the weights; no names: everything.
 
     Gradients flow through `entropy` and `effective_keys` alone. cells: rows and columns of a picture to be
-    made in the same walk, called "pooled".
+    made in the same walk, called "pooled". known: what need not be measured.
 
     Raises:
         ArgumentError: an unknown name; reach below 0; `max_logit` of weights without scores.
@@ -251,8 +253,8 @@ def statistics(
         raise ArgumentError(f"reach must not be negative: got {reach}; 0 is the query's own position")
     names = tuple(dict.fromkeys(names))
     if not isinstance(scores, Scores) or not scores.wants_gradient or _without_gradient(names):
-        return Statistics(_measure(scores, lse, names, per_query, reach, cells))
-    return Statistics(_with_gradient(scores, lse, names, per_query, reach, cells))
+        return Statistics(_measure(scores, lse, names, per_query, reach, cells, known))
+    return Statistics(_with_gradient(scores, lse, names, per_query, reach, cells, known))
 
 
 def _without_gradient(names: Iterable[str]) -> bool:
@@ -266,6 +268,7 @@ def _with_gradient(
     per_query: bool,
     reach: int,
     cells: Cells,
+    known: Collected | None,
 ) -> dict[str, Tensor]:
     """The same, a query at a time first: the mean over queries is left to autograd."""
     from .second_pass import with_gradient
@@ -273,7 +276,7 @@ def _with_gradient(
     wanted = names if "entropy" in names else ("entropy", *names)
     if torch.compiler.is_compiling():  # entropy is an operator of its own there: it need not be known before
         wanted = tuple(name for name in names if name not in WITH_GRADIENT)
-    values = _measure(scores, lse, wanted, True, reach, cells)
+    values = _measure(scores, lse, wanted, True, reach, cells, known)
     value = with_gradient(scores, lse, values.get("entropy"))
     values["entropy"] = value
     if "effective_keys" in names:
@@ -292,6 +295,7 @@ def _measure(
     per_query: bool,
     reach: int,
     cells: Cells,
+    known: Collected | None = None,
 ) -> dict[str, Tensor]:
     if torch.compiler.is_compiling() and isinstance(scores, Scores):
         kept = None if cells is None else list(cells)
@@ -299,7 +303,7 @@ def _measure(
             *scores.detach().flatten(), lse, list(names), per_query, reach, kept
         )
         return dict(zip((*names, PICTURE), values, strict=False))
-    return measured(scores, lse, names, per_query, reach, cells)
+    return measured(scores, lse, names, per_query, reach, cells, known)
 
 
 @torch.no_grad()
@@ -310,17 +314,42 @@ def measured(
     per_query: bool,
     reach: int,
     cells: Cells = None,
+    known: Collected | None = None,
 ) -> dict[str, Tensor]:
-    """The values by name, in the order of the names, the picture last: on a GPU by kernels, else in tiles."""
+    """The values by name, in the order of the names, the picture last: on a GPU by kernels, else in tiles.
+
+    known: values per query that were collected on the way; the others are measured.
+    """
+    given = () if known is None else tuple(name for name in names if name in known.names)
+    fresh = tuple(name for name in names if name not in given)
+    values: dict[str, Tensor] = {}
     with own_precision(scores.device):
         if cannot(scores) is None:
             assert isinstance(scores, Scores)
-            values = _by_kernels(scores, lse, names, per_query, reach, cells)
+            if fresh or cells is not None:
+                values = _by_kernels(scores, lse, fresh, per_query, reach, cells)
         else:
-            values = _in_tiles(scores, lse, names, per_query, reach)
+            values = _in_tiles(scores, lse, fresh, per_query, reach)
             if cells is not None:
                 values[PICTURE] = pooled(scores, lse, *cells)
+        if known is not None and given:
+            values |= _from_rows(scores, lse, known, given, per_query)
     return {name: values[name] for name in (*names, PICTURE) if name in values}
+
+
+def _from_rows(
+    scores: Tiled, lse: Tensor, known: Collected, names: tuple[str, ...], per_query: bool
+) -> dict[str, Tensor]:
+    """What was collected, per query or per head."""
+    if per_query:
+        return {name: known.row(name).clone() for name in names}
+    if cannot(scores) is not None:
+        return {name: of_head(name, known.row(name), scores, lse) for name in names}
+    from .gpu.neighbours import of_heads
+
+    kinds = [(ROW_STATISTICS[name].offset, ROW_STATISTICS[name].largest) for name in known.names]
+    heads = of_heads(prepared(scores, lse), known.rows.contiguous(), kinds)  # [n, B, H]
+    return {name: heads[known.names.index(name)] for name in names}
 
 
 def _by_kernels(

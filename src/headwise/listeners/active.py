@@ -32,6 +32,7 @@ __all__ = [
     "Run",
     "active",
     "announce",
+    "asked_of_all",
     "beside",
     "in_backward",
     "innermost",
@@ -87,7 +88,11 @@ class Call:
 
 
 class Listener(Protocol):
-    """Someone who is told of every call while attached to a model."""
+    """Someone who is told of every call while attached to a model.
+
+    One that will ask each map for row statistics, and for nothing that takes a walk over the weights, may name
+    them in `asks`: they are collected on the way where that can be.
+    """
 
     def hear(self, call: Call) -> Tensor | None:
         """Take note; a tensor takes the place of the heads' output, [B, H, T, Dv]."""
@@ -267,6 +272,15 @@ def announce(
         for attachment in tuple(active):
             output = attachment.tell(module, kind, weights, value, output)
     return output
+
+
+def asked_of_all() -> tuple[str, ...]:
+    """Row statistics that someone will ask of every call, and no picture with them, which takes a walk anyway."""
+    names: dict[str, None] = {}
+    for attachment in tuple(active):
+        for listener, _ in attachment.heard_by():
+            names |= dict.fromkeys(getattr(listener, "asks", ()))
+    return tuple(names)
 
 
 class quietly(AbstractContextManager[None]):  # noqa: N801, reads as a verb

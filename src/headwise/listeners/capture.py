@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import answering
-from ..engines.statistics import ROW_STATISTICS, STATISTICS
+from ..engines.statistics import RECEIVED, ROW_STATISTICS, STATISTICS
 from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
 from ..heads.layer_names import Layer
@@ -220,6 +220,8 @@ class _Ear:
         self.writer = writer  # the model, where what its heads write is measured
         self.keep, self.names, self.pooled, self.patterns = keep, names, pooled, patterns
         self.reach, self.between, self.tokens = reach, between, tokens
+        alone = pooled is None and RECEIVED not in names and not between
+        self.asks = tuple(name for name in names if name in ROW_STATISTICS) if alone else ()
         self._without_scores = tuple(name for name in names if name != "max_logit")
         self.heads = Heads()
         self.name_of: Callable[[str], Layer] = str

@@ -66,6 +66,7 @@ class Measuring:
 
     def __init__(self, names: Sequence[str], outputs: bool, shares: bool = False) -> None:
         self.names, self.outputs, self.shares = tuple(names), outputs, shares
+        self.asks = self.names
         self.layers: dict[str, dict[str, Tensor]] = {}
 
     @torch.no_grad()

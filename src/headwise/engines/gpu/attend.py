@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launches import NOT_SPECIAL, interpreted, kind_of, launch
+from ..wanted import ON_THE_WAY
+from .launches import FEW_QUERIES, NOT_SPECIAL, interpreted, kind_of, launch
 from .request import Prepared, Request, channels_of, described, strides_of
 from .tile import (
     LN2,
@@ -36,11 +37,9 @@ from .tile import (
     tile_ranges,
 )
 
-__all__ = ["NAMES", "attend", "mixed", "room_like"]
+__all__ = ["attend", "mixed", "room_like"]
 
-NAMES = ("entropy", "effective_keys", "confidence", "distance", "max_logit")
 LOWEST = tl.constexpr(-1.5e30)  # below every score that is not hidden
-FEW = 64  # queries over which keys may be cut into parts
 SHORTEST_PART = 512  # keys
 
 
@@ -230,9 +229,7 @@ def merge_kernel(
     tl.store(OUT + channels, tl.where(empty, 0.0, out).to(OUT.dtype.element_ty), mask=channels < D)
 
 
-def attend(
-    prepared: Prepared, v: Tensor, names: tuple[str, ...] = ()
-) -> tuple[Tensor, Tensor, Tensor]:
+def attend(prepared: Prepared, v: Tensor, names: tuple[str, ...] = ()) -> tuple[Tensor, Tensor, Tensor]:
     """(output [B, H, T, Dv], lse [B, H, T], [len(names), B, H, T] values per query)."""
     B, H, T, S = prepared.shape
     v = v if v.stride(-1) == 1 or v.shape[-1] == 1 else v.contiguous()
@@ -244,7 +241,7 @@ def attend(
     out, lse = room_like(prepared.q, v), prepared.empty(B, H, T)
     rows = prepared.empty(len(names), B, H, T)
     wants = Wants(
-        **{name: names.index(name) if name in names else -1 for name in NAMES},
+        **{name: names.index(name) if name in names else -1 for name in ON_THE_WAY},
         surprise="entropy" in names or "effective_keys" in names,
         away="distance" in names,
         parts=splits > 1,
@@ -294,7 +291,7 @@ def _kind(prepared: Prepared) -> str:
 def _splits(prepared: Prepared) -> int:
     """Into how many parts the keys of a few queries are cut: every multiprocessor gets one."""
     B, H, T, S = prepared.shape
-    if T > FEW:
+    if T > FEW_QUERIES:
         return 1
     programs = B * H * -(-T // 16)
     shortest = 16 if interpreted() else SHORTEST_PART

@@ -266,9 +266,7 @@ class Found(NamedTuple):
     slopes: Tensor | None
 
 
-def backward(
-    prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: bool = False
-) -> Found:
+def backward(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: bool = False) -> Found:
     """From output and lse of whole rows and the output's gradient; of_bias: of bias and slopes, too."""
     (B, H, T, S), q, k, rules = prepared.shape, prepared.q, prepared.k, prepared.rules
     v, out, grad = (x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in (v, out, grad))

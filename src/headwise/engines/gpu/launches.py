@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "FEW_QUERIES",
     "FEW_ROWS",
     "NOT_SPECIAL",
     "SHORT",
@@ -83,6 +84,7 @@ HOPPER: dict[str, tuple[Blocks, Blocks, Blocks]] = {
 }
 CAREFUL = Blocks(64, 64, 4, 2)  # float32, whose tiles take twice the room; and older GPUs
 VERY_CAREFUL = Blocks(32, 32, 4, 1)  # the same with long heads
+FEW_QUERIES = 64  # over which the keys of a first pass may be cut into parts
 FEW_ROWS = Blocks(16, 128, 4, 2)  # a handful of queries: the keys are what there is to load
 SHORT, SHORT_ROWS = 1024, Blocks(128, 64, 4, 3)  # up to so many keys of short heads: dense weights
 INTERPRETED = Blocks(16, 16, 1, 1)

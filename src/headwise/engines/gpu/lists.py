@@ -291,7 +291,9 @@ def arranged(request: Request) -> tuple[Tensor, Tensor]:
     batch, heads = request.B if by_batch else 1, request.H if by_head else 1
     shown, shown_strides = None, (0, 0)
     if rules.allowed is not None or setup.masking:
-        looked = [x.shape[:2] for x in (rules.allowed, rules.bias if setup.masking else None) if x is not None]
+        looked = [
+            x.shape[:2] for x in (rules.allowed, rules.bias if setup.masking else None) if x is not None
+        ]
         B, H = (max(sizes) for sizes in zip(*looked, strict=True))
         shown = torch.empty(B, H, rows, columns, dtype=torch.uint8, device=device)
         shown_strides = (0 if B == 1 else shown.stride(0), 0 if H == 1 else shown.stride(1))

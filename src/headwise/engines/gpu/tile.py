@@ -226,9 +226,7 @@ def open_scores(s, at, rows, cols, b, h, stop, rules, T, S, left, right, EDGE, s
     if rules.bias is not None or rules.relative is not None:
         s = tl.where(s <= HIDDEN, -float("inf"), s)
     if EDGE:
-        s = tl.where(
-            seen_by(at, rows, cols, b, h, stop, rules, T, S, left, right, setup), s, -float("inf")
-        )
+        s = tl.where(seen_by(at, rows, cols, b, h, stop, rules, T, S, left, right, setup), s, -float("inf"))
     return s, bent
 
 

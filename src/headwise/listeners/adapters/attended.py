@@ -10,12 +10,13 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ... import budget
 from ...arguments import scores_from, under_autocast
+from ...engines.wanted import wanted
 from ...facts import fact
 from ...functional import attention
 from ...map import AttentionMap, make
 from ...mask_rules import can_read
 from ...masks import Mask
-from ..active import announce, quietly
+from ..active import announce, asked_of_all, quietly
 
 __all__ = ["attended", "for_each", "with_padding"]
 
@@ -37,7 +38,7 @@ def attended(
     """(the heads' output [B, H, T, Dv] as the listeners leave it, the map) of one call."""
     mask = mask.to(q.device)
     rules = {"mask": mask, "scale": scale, "softcap": softcap, "bias": bias, "sinks": sinks}
-    with quietly():
+    with quietly(), wanted(asked_of_all()):
         if dropout and softcap is None and sinks is None:
             # torch drops weights without keeping them; ours would keep the matrix for its gradient
             output = _dropped(q, k, v, mask, bias, scale, dropout)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ...arguments import REQUIRED
+from ...engines.wanted import wanted
 from ...facts import fact
 from ...foreign_masks import from_torch
 from ...map import AttentionMap
@@ -32,7 +33,7 @@ from ...nn.as_torch.torch_masks import content_of
 from ...nn.as_torch.torch_projections import TorchCall
 from ...nn.options import Positions
 from ...scoring import Bias
-from ..active import announce, beside, nothing_to_hear
+from ..active import announce, asked_of_all, beside, nothing_to_hear
 from ..attachment import Attachment
 from ..shared_patches import Undo, undo_all
 from .attended import attended
@@ -77,7 +78,8 @@ def headwise_forward(
         ragged.check_alone(key, value, cache, lengths, documents)
         query, mask, real = ragged.as_mask(module, query, mask, lengths, documents)
         lengths = None
-    heads, weights, v = module._attend(query, key, value, mask, bias, positions, cache, lengths)
+    with wanted(asked_of_all()):
+        heads, weights, v = module._attend(query, key, value, mask, bias, positions, cache, lengths)
     if not heads.shape[0]:
         nothing_to_hear()
         return module._finish(heads, query, lengths), weights if need_weights else None
