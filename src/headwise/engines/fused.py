@@ -204,9 +204,8 @@ class Fused(Backend):
             adds(scores) or min(scores.mask.left or 0, scores.mask.right or 0) < 0
         ):
             return "it takes no mask beyond a band, and no bias"
-        if kernel.added_dtype(q.dtype) in HALF and (
-            scoring.slopes is not None or scoring.relative is not None
-        ):
+        by_distance = scoring.slopes is not None or scoring.relative is not None
+        if by_distance and kernel.added_dtype(q.dtype) in HALF:
             return f"it would round what goes by distance to {str(q.dtype).removeprefix('torch.')}"
         if not kernel.takes_parts and not in_one_call(scores):
             return "it cannot take this call whole, and would plan each part anew"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from .backend import Backend, Call, Gradients
-from .fused import CAUSAL, FULL, adds, band_of
+from .fused import adds, band_of
 from .gpu.cannot import LARGEST_HEAD, cannot
 from .gpu.launches import FEW_QUERIES, interpreted
 from .gradients import ScoreGradients
-from .kernels import HALF
+from .kernels import CAUSAL, FULL, HALF
 from .tiles import sinks_gradient
 from .wanted import ON_THE_WAY
 

@@ -1,7 +1,7 @@
 """Row statistics that will be asked for, said before a call: a first pass that can collects them on the way.
 
-Whoever will ask says so for a while (`wanted`), or in the call itself (`attention(..., statistics=...)`). What
-was collected travels with the map, a value per query; what was not is measured when it is asked for, as ever.
+Whoever will ask says so for a while (`wanted`), or in the call itself (`attention(..., statistics=...)`).
+What was collected travels with the map, a value per query; what was not is measured when it is asked for.
 """
 
 from __future__ import annotations

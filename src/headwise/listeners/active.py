@@ -90,8 +90,8 @@ class Call:
 class Listener(Protocol):
     """Someone who is told of every call while attached to a model.
 
-    One that will ask each map for row statistics, and for nothing that takes a walk over the weights, may name
-    them in `asks`: they are collected on the way where that can be.
+    One that will ask each map for row statistics, and for nothing that takes a walk over the weights, may
+    name them in `asks`: they are collected on the way where that can be.
     """
 
     def hear(self, call: Call) -> Tensor | None:
@@ -275,7 +275,7 @@ def announce(
 
 
 def asked_of_all() -> tuple[str, ...]:
-    """Row statistics that someone will ask of every call, and no picture with them, which takes a walk anyway."""
+    """Row statistics that someone will ask of every call, and no picture, which takes a walk anyway."""
     names: dict[str, None] = {}
     for attachment in tuple(active):
         for listener, _ in attachment.heard_by():

@@ -1,8 +1,8 @@
 """The first pass in one kernel: outputs, lse and, on the way, what can be said of each query's weights.
 
-One program: M queries of one head over the tiles they see, an online softmax. What it keeps beside the row's
-largest score and its sum are two more sums, of p x and of p times a distance, moved along whenever the largest
-score moves. A few queries over many keys are cut into parts by keys, put together by `merge_kernel`.
+One program: M queries of one head over the tiles they see, an online softmax. What it may keep beside the
+row's largest score and its sum are two more sums, of p x and of p times a distance, moved along whenever the
+largest score moves. The keys of a few queries are cut into parts, put together by `merge_kernel`.
 
 Scores are those of the second pass (`tile.scores`), so lse and weights agree.
 """
@@ -251,8 +251,8 @@ def attend(prepared: Prepared, v: Tensor, names: tuple[str, ...] = ()) -> tuple[
         out, lse = prepared.empty(splits, B, H, T, v.shape[-1]), prepared.empty(splits, B, H, T)
     steps = (*strides_of(out)[-4:-1], out.stride(0) if splits > 1 else 0)
     request.launch(
-        attend_kernel, (request.blocks * splits, H), *described(v, request.setup.N, values), strides_of(v)[:3],
-        out, steps, lse, rows, *request.tile_lists,
+        attend_kernel, (request.blocks * splits, H), *described(v, request.setup.N, values),
+        strides_of(v)[:3], out, steps, lse, rows, *request.tile_lists,
         sizes=(request.blocks, B * H * T, columns, splits), options=(values, wants),
     )  # fmt: skip
     if splits > 1:

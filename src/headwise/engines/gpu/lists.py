@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launches import NOT_SPECIAL, interpreted, kind_of, launch
+from .launches import NOT_SPECIAL, Arguments, interpreted, kind_of, launch
 from .tile import BIG, HIDDEN, LOWEST_HALF, Setup, ends, key_stop, listed_rules, load_lse, long, place
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def extremes_kernel(
     OUT, rules, T, S, shift, query_tiles, key_tiles, FIELDS: tl.constexpr, SIZE_Q: tl.constexpr,
     SIZE_K: tl.constexpr, SIZE: tl.constexpr, setup: tl.constexpr,
 ):  # fmt: skip
-    """The smallest and the largest label of a block, for each kind; of keys also whether any, all are real."""
+    """The smallest and the largest label of a block, of each kind; of keys whether any, all are real."""
     block = tl.program_id(0)
     b = tl.program_id(1)
     OUT += (long(b) * (query_tiles + key_tiles) + block) * FIELDS
@@ -241,9 +241,8 @@ def arrange(
         if setup.right:
             some = some & (first_key <= last + right)
             whole = whole & (last_key <= first + right)
-        if KEYS_FIRST and setup.placed:
-            if setup.left or setup.right:
-                whole = j < 0
+        if KEYS_FIRST and setup.placed and (setup.left or setup.right):
+            whole = j < 0
         if FIELDS > 0:
             other = theirs + j * FIELDS
         if rules.keys is not None:
@@ -297,26 +296,26 @@ def arranged(request: Request) -> tuple[Tensor, Tensor]:
         B, H = (max(sizes) for sizes in zip(*looked, strict=True))
         shown = torch.empty(B, H, rows, columns, dtype=torch.uint8, device=device)
         shown_strides = (0 if B == 1 else shown.stride(0), 0 if H == 1 else shown.stride(1))
-        args = (shown, rules, H, T, S, rows, columns)
         kinds = (prepared.kind, kind_of(shown))
-        launch(glance, (shown.numel(), 1, 1), args, (request.keys_first, setup), kinds, device)
+        given: Arguments = (shown, rules, H, T, S, rows, columns)
+        launch(glance, (shown.numel(), 1, 1), given, (request.keys_first, setup), kinds, device)
     extremes, fields = None, 0
     if rules.keys is not None or rules.key_ids is not None:
         fields = 2 + 2 * setup.labels
         sizes = (setup.N, setup.M) if request.keys_first else (setup.M, setup.N)
         blocks = (columns, rows) if request.keys_first else (rows, columns)
         extremes = torch.empty(batch, sum(blocks), fields, dtype=torch.int64, device=device)
-        args = (extremes, rules, T, S, shift, *blocks)
+        given = (extremes, rules, T, S, shift, *blocks)
         kinds = (prepared.kind, kind_of(extremes))
         constants = (fields, *sizes, max(sizes), setup)
-        launch(extremes_kernel, (sum(blocks), batch, 1), args, constants, kinds, device)
+        launch(extremes_kernel, (sum(blocks), batch, 1), given, constants, kinds, device)
     tiles = torch.empty(batch, heads, rows, columns, dtype=torch.int32, device=device)
     counts = torch.empty(batch, heads, rows, 2, dtype=torch.int32, device=device)
     steps = (*shown_strides, 0 if extremes is None or batch == 1 else extremes.stride(0))
-    args = (tiles, counts, shown, extremes, *steps, rules, heads, T, S, shift, left, right, rows, columns)
+    given = (tiles, counts, shown, extremes, *steps, rules, heads, T, S, shift, left, right, rows, columns)
     chunk = max(16, min(16 if interpreted() else CHUNK, triton.next_power_of_2(columns)))
     kinds = (prepared.kind, kind_of((tiles, counts, shown, extremes, steps)))
-    launch(arrange, (rows, heads, batch), args, (fields, request.keys_first, chunk, setup), kinds, device)
+    launch(arrange, (rows, heads, batch), given, (fields, request.keys_first, chunk, setup), kinds, device)
     return tiles, counts
 
 
