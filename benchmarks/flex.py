@@ -107,11 +107,11 @@ def tanh_of_the_gpu() -> Callable[[Tensor], Tensor]:
     tanh.register_fake(torch.empty_like)
     tanh.register_vmap(lambda info, dims, x: (tanh(x), dims[0]))
     tanh.register_autograd(
-        lambda context, grad: grad * (1 - context.saved_tensors[0].square()),
-        setup_context=lambda context, inputs, output: context.save_for_backward(output),
+        lambda ctx, grad: grad * (1 - ctx.saved_tensors[0].square()),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
     )
-    lowered = make_pointwise(partial(ops.inline_asm_elementwise, asm="tanh.approx.f32 $0, $1;"))
-    register_lowering(torch.ops.headwise_benchmarks.rough_tanh)(lowered)
+    one = partial(ops.inline_asm_elementwise, asm="tanh.approx.f32 $0, $1;", constraints="=f,f")
+    register_lowering(torch.ops.headwise_benchmarks.rough_tanh)(make_pointwise(one))
     return torch.ops.headwise_benchmarks.rough_tanh
 
 

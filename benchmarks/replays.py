@@ -40,7 +40,7 @@ class Replays:
             self.calls = _enough(IN_A_GRAPH, seconds)
             self.replays = _enough(IN_A_TURN, seconds * self.calls)
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, stream=aside):
+            with torch.cuda.graph(self.graph, stream=aside, capture_error_mode="thread_local"):
                 for _ in range(self.calls):
                     arm()
         torch.cuda.synchronize()

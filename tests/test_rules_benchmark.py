@@ -116,6 +116,27 @@ def test_the_rule_that_flexattention_is_told_is_ours(rule: str, monkeypatch: pyt
     _eagerly(rule, monkeypatch)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("rule", ["documents", "padding", "dense"])
+def test_a_mask_that_changes_with_the_batch_is_charged(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda call, **options: call)
+    monkeypatch.setattr(
+        flex,
+        "peers",
+        lambda said, q, k: [{flex.FLEX: lambda: flex.Peer(flex.FLEX, flex.Flex(said, None, q, k))}],
+    )
+    record = rule_cell.measure(Cell("forward", rule, SMALL), "cpu", turns=1)
+    assert record["status"] == "ok", record["reason"]
+    assert set(record["charged_us"]) == {OURS, flex.FLEX} and record["charged_ratio"] > 0
+    assert set(record["block_mask_seconds"]) == {"first", "second"}
+
+
+def test_the_operator_for_the_gpus_tanh_has_a_gradient() -> None:
+    tanh = flex.tanh_of_the_gpu()
+    x = torch.randn(7, dtype=torch.float64, requires_grad=True)
+    assert torch.equal(tanh(x), x.tanh()) and torch.autograd.gradcheck(tanh, x)
+
+
 # What is stored
 
 
