@@ -8,6 +8,7 @@
     python -m benchmarks --readme                 README's line and docs/benchmarks.md, from what is stored
     python -m benchmarks.everyday                 torch's class at everyday sizes, every mask
     python -m benchmarks.pages                    the page of heads beside BertViz's: bytes, seconds
+    python -m benchmarks.rules --device cuda      every rule beside FlexAttention and SDPA
     python -m benchmarks.sweep --device cuda      from a thousand tokens to a million
     python -m benchmarks.sweep --plot             their table and picture again, from the stored results
 
@@ -25,6 +26,9 @@ The rooms:
     report.py     results as JSON, one file per device and month
     readme.py     docs/benchmarks.md from those files; grid.py: torch's class, and README's line of speed
     everyday.py   torch's class from 16 to 2,048 tokens on one kind of CPU, summed up
+    rules.py      every rule on a GPU; rule_cell.py: one cell, checked and timed; rule_table.py: its table
+    flex.py       the rules as headwise and as FlexAttention take them, and the peers
+    replays.py    GPU time by CUDA graphs, arms in turn; the time a caller feels
     sweep.py      everything a map tells, at every length; lengths.py: its table and its picture
     pages.py      the page of heads: bytes, seconds to write, to the first picture, of the longest frame
     progress.py   what is going on, with rich or without

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from . import __doc__ as about
-from . import everyday, grid, machine, pages, progress, readme, report
+from . import everyday, grid, machine, pages, progress, readme, report, rule_table
 from .cases import choose
 from .registry import Case
 from .runner import run_case
@@ -99,6 +99,7 @@ def _write_readme(results: Path) -> int:
         readme.put(page, grid.table(stored), *grid.MARKERS)
         readme.put(page, everyday.table(everyday.load_all(results)), *everyday.MARKERS)
         readme.put(page, pages.table(pages.load_all(results)), *pages.MARKERS)
+        rule_table.put(results, page)
         readme.update(page, stored)
         readme.update(page, stored, everything=True)
     except (OSError, ValueError) as problem:

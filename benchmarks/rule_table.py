@@ -1,0 +1,200 @@
+"""What `benchmarks.rules` stores: merging, geometric means, and the table in docs/benchmarks.md.
+
+    {"schema": 1, "device": "cuda", "runs": {..}, "cases": {name: record}, "means": {group: {..}}}
+
+A run of some cells replaces those and leaves the others. The means are made anew whenever a cell is stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import readme, report
+from .registry import OURS
+
+__all__ = ["MARKERS", "add", "file_in", "line", "means", "put", "summary", "table"]
+
+MARKERS = ("<!-- rules -->", "<!-- end rules -->")
+NOTHING = "Nothing is measured yet: `python -m benchmarks.rules --device cuda`.\n"
+HEADINGS = {
+    "forward": "Forward",
+    "backward": "Forward and backward",
+    "decode": "One query, 32 heads over 8 key heads, by number of keys",
+    "statistics": "Forward with all row statistics, beside the forward alone",
+}
+WORDS = {
+    "softcap": "soft cap, causal",
+    "alibi": "ALiBi, causal",
+    "documents": "8 documents, causal",
+    "window": "window of 1,024, causal",
+    "sinks": "sinks, causal",
+    "padding": "padding, causal",
+    "dense": "dense mask, 30%",
+    "bias": "bias",
+    "unhinted": "causal as a tensor",
+    "holes": "padding with holes, causal",
+    "band": "window of 512 on both sides",
+    "bias_gradient": "bias with gradient",
+}
+EXPLANATION = (
+    "headwise / the fastest beside it, and in parentheses headwise's own time: medians of turns in changing "
+    "order, by replays of CUDA graphs where calls can be captured, else by events. Felt: from the call to "
+    "its result, by the clock. New mask: felt, with a mask that no batch had before, block masks made anew. "
+    "Means are geometric. Each cell was checked against float64 first."
+)
+
+Record = dict[str, Any]
+Report = dict[str, Any]
+
+
+def file_in(folder: Path, device: str) -> Path:
+    """Where these results lie."""
+    return folder / f"rules_{device}.json"
+
+
+def add(path: Path, run: dict[str, Any], record: Record) -> Report:
+    """Put one cell into the file, and the means of all that are there."""
+    merged = report.merge(report.load(path), run, record)
+    merged["means"] = means(merged["cases"].values())
+    report.write(path, merged)
+    return merged
+
+
+def means(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
+    """Geometric means by group: against the fastest peer, against each, felt, and with a new mask."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        if record["status"] == "ok" and "ratio" in record:
+            groups.setdefault(record["group"], []).append(record)
+    return {group: _means(mine) for group, mine in groups.items()}
+
+
+def _means(records: Sequence[Record]) -> dict[str, Any]:
+    names = dict.fromkeys(name for record in records for name in record["ratios"])
+    return {
+        "cells": len(records),
+        "ratio": _geometric(record["ratio"] for record in records),
+        "felt": _geometric(record["felt_ratio"] for record in records),
+        "charged": _geometric(record["charged_ratio"] for record in records),
+        "beside": {name: _geometric(record["ratios"].get(name) for record in records) for name in names},
+    }
+
+
+def _geometric(ratios: Iterable[float | None]) -> float | None:
+    there = [math.log(ratio) for ratio in ratios if ratio]
+    return round(math.exp(sum(there) / len(there)), 4) if there else None
+
+
+# In a terminal
+
+
+def line(record: Record) -> str:
+    """One cell in one line."""
+    first = f"{record['name']:36} "
+    if record["status"] != "ok":
+        return f"{first}FAILED  {record['reason']}"
+    if "ratio" not in record:
+        return f"{first}first call {record['forward_seconds']:.2f} s, back {record['backward_seconds']:.2f} s"
+    ours, peer = record["median_us"][OURS], record["median_us"][record["peer"]]
+    charged = record["charged_ratio"]
+    return (
+        f"{first}{ours:10.1f} {peer:10.1f} {record['ratio']:6.2f} {record['felt_ratio']:6.2f}  "
+        f"{record['backend']} / {record['peer']}" + (f", new mask {charged:.2f}" if charged else "")
+    )
+
+
+def summary(records: Sequence[Record]) -> str:
+    """All cells of a run, and the means of their groups."""
+    head = f"{'cell':36} {'ours us':>10} {'peer us':>10} {'ratio':>6} {'felt':>6}"
+    lines = [head, *(line(record) for record in records), ""]
+    for group, mean in means(records).items():
+        beside = ", ".join(f"{name} {_said(ratio)}" for name, ratio in mean["beside"].items())
+        lines.append(
+            f"{group:36} {mean['cells']:3} cells, ratio {_said(mean['ratio'])}, felt {_said(mean['felt'])}, "
+            f"new mask {_said(mean['charged'])}; {beside}"
+        )
+    return "\n".join(lines)
+
+
+def _said(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.2f}"
+
+
+# In the documentation
+
+
+def put(results: Path, page: Path) -> None:
+    """Write the table into a page, from what is stored of the GPU."""
+    readme.put(page, table(report.load(file_in(results, "cuda"))), *MARKERS)
+
+
+def table(stored: Report | None) -> str:
+    """Every cell as Markdown: a table for each way, a row for each rule and head size."""
+    if stored is None:
+        return NOTHING
+    records = [
+        {**record, "run": stored["runs"][record["run"]]}
+        for record in stored["cases"].values()
+        if not stored["runs"][record["run"]]["quick"]
+    ]
+    if not records:
+        return NOTHING
+    parts = ["\n".join(readme.legends(stored["device"], records)) + " bfloat16."]
+    for way, heading in HEADINGS.items():
+        mine = [record for record in records if record["way"] == way]
+        if mine:
+            parts.append(f"### {heading}\n\n" + "\n".join(_grid(mine)))
+    parts += [_first(records), EXPLANATION]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _grid(records: Sequence[Record]) -> list[str]:
+    lengths = sorted({_length(record) for record in records})
+    rows: dict[str, list[Record]] = {}
+    for record in records:
+        rows.setdefault(_row(record), []).append(record)
+    lines = [
+        "| | beside it | " + " | ".join(f"{n:,}" for n in lengths) + " | mean | felt | new mask |",
+        "|---" * 2 + "|---:" * (len(lengths) + 3) + "|",
+    ]
+    for label, mine in rows.items():
+        by_length = {_length(record): _cell(record) for record in mine}
+        mean = means([{**record, "group": ""} for record in mine]).get("", {})
+        beside = " / ".join(f"{name} {_said(ratio)}" for name, ratio in mean.get("beside", {}).items())
+        cells = [beside, *(by_length.get(n, "") for n in lengths)]
+        cells += [_said(mean.get(kind)) for kind in ("ratio", "felt", "charged")]
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _row(record: Record) -> str:
+    sizes, words = record["sizes"], WORDS.get(record["rule"], record["rule"])
+    letters = "".join(
+        f" {x}{sizes[x]}" for x in ("B", "H", "D") if (x, sizes[x]) not in (("B", 1), ("H", 16))
+    )
+    return f"{words},{letters}"
+
+
+def _length(record: Record) -> int:
+    return int(record["sizes"].get("L", record["sizes"].get("S", 0)))
+
+
+def _cell(record: Record) -> str:
+    if record["status"] != "ok":
+        return "failed"
+    return f"**{record['ratio']:.2f}** ({readme.readable_time(record['median_us'][OURS] / 1000)})"
+
+
+def _first(records: Sequence[Record]) -> str:
+    """The sentence about first calls."""
+    done = [record for record in records if record["way"] == "first" and record["status"] == "ok"]
+    if not done:
+        return ""
+    said = (
+        f"{WORDS[record['rule']]} {record['forward_seconds']:.1f} s, back {record['backward_seconds']:.1f} s"
+        for record in done
+    )
+    return "First calls, nothing compiled before: " + "; ".join(said) + "."

@@ -1,0 +1,190 @@
+"""Every rule of attention on a GPU beside FlexAttention and SDPA: time, time felt, first calls.
+
+    python -m benchmarks.rules --device cuda                       everything; results/rules_cuda.json
+    python -m benchmarks.rules --device cuda --only 'forward*'     some cells, put into the same file
+    python -m benchmarks.rules --device cuda --warm 8              eight processes compile first, side by side
+    python -m benchmarks.rules --list                              names of the cells, most important first
+    python -m benchmarks.rules --table                             the table in docs/benchmarks.md from it
+
+A cell is checked before it is timed: a smaller twin against float64, whose error may be twice that of plain
+torch in the same dtype (for gradients three times), and at full size every peer must agree with ours. Ours is
+`hw.attention` as everyone calls it. A ratio is ours over the fastest peer. The file is written anew after
+each cell; what `--seconds` leaves undone is said at the end, and what is stored of it stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import flex, machine, report, rule_table
+from .rule_cell import FIRST_SIZES, TURNS, Cell, again, first_calls, measure
+
+__all__ = ["cells", "choose", "main", "run", "warm"]
+
+LENGTHS, PLAIN_LENGTHS = (1024, 4096, 8192, 32768), (4096, 8192, 16384, 32768)
+LONGEST_BACK = 8192  # forward and backward
+LONGEST_DENSE = 8192  # whatever holds a number for every query and key
+FIRST = ("softcap", "alibi", "documents", "dense", "bias", "sinks", "padding")
+QUICK_TURNS = 2
+WARMING = 240.0  # seconds, at most
+
+Record = dict[str, Any]
+
+
+def cells() -> list[Cell]:
+    """All of them, the most important first."""
+    found: list[Cell] = []
+    for rule, D, L in product(flex.RULES, (128, 64), sorted({*LENGTHS, *PLAIN_LENGTHS})):
+        if L not in (PLAIN_LENGTHS if rule in ("causal", "full") else LENGTHS):
+            continue
+        sizes = {"H": 16, "D": D, "L": L}
+        if rule != "bias_gradient" and (L <= LONGEST_DENSE or rule not in ("dense", "unhinted", "bias")):
+            found.append(Cell("forward", rule, sizes))
+        if L <= LONGEST_BACK:
+            found.append(Cell("backward", rule, sizes))
+    for rule, S in product(("full", "softcap"), (4096, 131072)):
+        found.append(Cell("decode", rule, {"H": 32, "Hk": 8, "D": 128, "T": 1, "S": S}))
+    for H, L, D in ((8, 131072, 128), (32, 16384, 64), (32, 16384, 128), (32, 2048, 128)):
+        found.append(Cell("statistics", "causal", {"H": H, "D": D, "L": L}))
+    found += [Cell("first", rule, FIRST_SIZES) for rule in FIRST]
+    return sorted(found, key=lambda cell: cell.tier)
+
+
+def tiny(chosen: Sequence[Cell]) -> list[Cell]:
+    """The same ways and rules, once each, at sizes that are instant."""
+    small = {"H": 4, "Hk": 2, "D": 16, "L": 128, "T": 1, "S": 128}
+    once = {(cell.way, cell.rule): cell for cell in chosen}
+    return [Cell(*key, {x: small[x] for x in cell.sizes}) for key, cell in once.items()]
+
+
+# Many cells
+
+
+def run(
+    chosen: Sequence[Cell],
+    device: str,
+    out: Path | None = None,
+    turns: int = TURNS,
+    until: float = float("inf"),
+    commit: str | None = None,
+) -> list[Record]:
+    """Measure some cells, each stored as soon as it is done; none begins after `until`, a monotonic time."""
+    about: Record = {**machine.describe(device, commit), "quick": turns < TURNS, "skipped": []}
+    path = None if out is None else rule_table.file_in(out, device)
+    records: list[Record] = []
+    for number, cell in enumerate(chosen, 1):
+        if time.monotonic() > until:
+            about["skipped"] = [left.name for left in chosen[number - 1 :]]
+            print(f"out of time, skipped: {', '.join(about['skipped'])}", file=sys.stderr)
+            break
+        print(f"[{number}/{len(chosen)}] {cell.name}", file=sys.stderr, flush=True)
+        records.append(measure(cell, device, turns))
+        print(rule_table.line(records[-1]), flush=True)
+        if path is not None:
+            rule_table.add(path, about, records[-1])
+    if path is not None and records and about["skipped"]:
+        rule_table.add(path, about, records[-1])
+    return records
+
+
+def warm(chosen: Sequence[Cell], device: str, processes: int, given: Sequence[str], most: float) -> None:
+    """Compile what cells need in several processes at once, for the caches this one reads."""
+    env = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    children = [
+        subprocess.Popen(
+            [*again(device), *given, "--share", str(number), str(processes)],
+            env=env, cwd=machine.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )
+        for number in range(min(processes, len(chosen)))
+    ]  # fmt: skip
+    end = time.monotonic() + most
+    for child in children:
+        try:
+            child.wait(max(0.1, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+
+
+def choose(pattern: str | None, quick: bool) -> list[Cell]:
+    """Cells whose names fit."""
+    fitting = [cell for cell in cells() if fnmatch.fnmatch(cell.name, pattern or "*")]
+    return tiny(fitting) if quick else fitting
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rules",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--only", metavar="PATTERN", help="cells whose names fit, e.g. 'forward_softcap*'")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="where results lie (benchmarks/results)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, few turns; stored only with --out")
+    parser.add_argument("--seconds", metavar="N", type=float, default=float("inf"), help="no cell after that")
+    parser.add_argument("--warm", metavar="N", type=int, default=0, help="processes that compile first")
+    parser.add_argument("--commit", metavar="HASH", help="the commit, where git cannot tell")
+    parser.add_argument("--list", action="store_true", help="names of the cells")
+    parser.add_argument("--table", action="store_true", help="write the table from stored results")
+    parser.add_argument("--first", choices=FIRST, help=argparse.SUPPRESS)  # what a child does
+    parser.add_argument("--share", type=int, nargs=2, help=argparse.SUPPRESS)  # likewise: number, of
+    return parser
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Exit status: 0 all well, 1 a cell failed, 2 wrong use, 130 stopped by Ctrl-C."""
+    begun = time.monotonic()
+    parser = arguments()
+    options = parser.parse_args(given)
+    device, results = options.device, options.out or report.RESULTS
+    chosen = choose(options.only, options.quick)
+    if options.table:
+        rule_table.put(results, machine.ROOT / "docs" / "benchmarks.md")
+        return 0
+    if options.list:
+        print("\n".join(cell.name for cell in chosen))
+        return 0
+    if not chosen:
+        parser.error(f"no cell fits {options.only!r}; --list names them all")
+    if device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no GPU here; use --device cpu")
+    if options.first:
+        print(json.dumps(first_calls(options.first, device)))
+        return 0
+    if options.share:
+        number, of = options.share
+        for cell in chosen[number::of]:
+            measure(cell, device, timed=False)
+        return 0
+    try:
+        if options.warm:
+            asked = ["--only", options.only or "*", *(["--quick"] if options.quick else [])]
+            warm(chosen, device, options.warm, asked, min(WARMING, options.seconds / 2))
+        out = options.out or (None if options.quick else report.RESULTS)
+        turns = QUICK_TURNS if options.quick else TURNS
+        records = run(chosen, device, out, turns, begun + options.seconds, options.commit)
+    except KeyboardInterrupt:
+        print("stopped; cells that were done are stored", file=sys.stderr)
+        return 130
+    print(rule_table.summary(records))
+    failed = [record["name"] for record in records if record["status"] != "ok"]
+    if failed:
+        print(f"{len(failed)} of {len(records)} failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
