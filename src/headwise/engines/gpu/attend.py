@@ -10,6 +10,7 @@ Scores are those of the second pass (`tile.scores`), so lse and weights agree.
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
@@ -18,11 +19,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ..wanted import ON_THE_WAY
-from .launches import FEW_QUERIES, NOT_SPECIAL, interpreted, kind_of, launch
-from .request import Prepared, Request, channels_of, described, strides_of
+from .launches import FEW_QUERIES, NOT_SPECIAL, Arguments, interpreted, kind_of, launch
+from .request import Launch, Prepared, Request, channels_of, described, keep, signature_of, strides_of
 from .tile import (
     LN2,
     LOG2E,
+    Channels,
     ends,
     factor,
     key_stop,
@@ -156,7 +158,7 @@ def attend_kernel(
         higher = tl.maximum(top, sink)
         shrunk = tl.exp2(top - higher)
         sunk = tl.exp2(sink - higher)
-        surprise = shrunk * (surprise + total * (top - higher)) + sunk * (sink - higher)
+        surprise = shrunk * (surprise + total * (top - higher)) + sunk * tl.maximum(sink - higher, -1e4)
         total = total * shrunk + sunk
         away = away * shrunk
         out0 = out0 * shrunk[:, None]
@@ -229,40 +231,80 @@ def merge_kernel(
     tl.store(OUT + channels, tl.where(empty, 0.0, out).to(OUT.dtype.element_ty), mask=channels < D)
 
 
-def attend(prepared: Prepared, v: Tensor, names: tuple[str, ...] = ()) -> tuple[Tensor, Tensor, Tensor]:
-    """(output [B, H, T, Dv], lse [B, H, T], [len(names), B, H, T] values per query)."""
-    B, H, T, S = prepared.shape
+class Plan(NamedTuple):
+    """What follows from a signature."""
+
+    request: Request
+    values: Channels
+    launch: Launch
+    splits: int
+    steps: tuple[int, ...]  # the output's, and from one part to the next
+
+
+_plans: dict[Hashable, Plan] = {}
+
+
+def attend(
+    prepared: Prepared, v: Tensor, names: tuple[str, ...] = ()
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(output [B, H, T, Dv], lse [B, H, T], [len(names), B, H, T] values per query; None: no names)."""
     v = v if v.stride(-1) == 1 or v.shape[-1] == 1 else v.contiguous()
-    splits = 1 if names else _splits(prepared)
-    request = Request(prepared, "few" if splits > 1 else _kind(prepared), arranged=True)
-    values = channels_of(v)
-    columns = triton.cdiv(S, request.setup.N)
-    splits = min(splits, columns)
+    signature = (prepared.signature, signature_of(v), names)
+    plan = _plans.get(signature)
+    request = (
+        Request(prepared, _kind(prepared, names), arranged=True)
+        if plan is None
+        else plan.request.like(prepared)
+    )
+    B, H, T, S = prepared.shape
     out, lse = room_like(prepared.q, v), prepared.empty(B, H, T)
-    rows = prepared.empty(len(names), B, H, T)
-    wants = Wants(
+    rows = prepared.empty(len(names), B, H, T) if names else None
+    whole, whole_lse, splits = out, lse, _splits(prepared, names) if plan is None else plan.splits
+    if splits > 1:
+        out, lse = prepared.empty(splits, B, H, T, v.shape[-1]), prepared.empty(splits, B, H, T)
+    lists = request.tile_lists
+    if plan is None:
+        values = channels_of(v)
+        steps = (*strides_of(out)[-4:-1], out.stride(0) if splits > 1 else 0)
+        given = _given(request, v, values, out, steps, lse, rows, lists)
+        launch_it = request.planned(
+            attend_kernel, (request.blocks * splits, H), *given,
+            sizes=(request.blocks, B * H * T, triton.cdiv(S, request.setup.N), splits),
+            options=(values, _wants(names, splits)),
+        )  # fmt: skip
+        keep(_plans, signature, Plan(request.like(prepared), values, launch_it, splits, steps))
+    else:
+        launch_it = plan.launch
+        given = _given(request, v, plan.values, out, plan.steps, lse, rows, lists)
+    launch_it(prepared.q, prepared.k, prepared.rules, *given)
+    if splits > 1:
+        _merge(prepared, out, lse, whole, whole_lse)
+    return whole, whole_lse, rows
+
+
+def _given(
+    request: Request, v: Tensor, values: Channels, out: Tensor, steps: tuple[int, ...], lse: Tensor,
+    rows: Tensor | None, lists: Arguments,
+) -> Arguments:  # fmt: skip
+    return *described(v, request.setup.N, values), strides_of(v)[:3], out, steps, lse, rows, *lists
+
+
+def _wants(names: tuple[str, ...], splits: int) -> Wants:
+    return Wants(
         **{name: names.index(name) if name in names else -1 for name in ON_THE_WAY},
         surprise="entropy" in names or "effective_keys" in names,
         away="distance" in names,
         parts=splits > 1,
     )
-    whole, whole_lse = out, lse
-    if splits > 1:
-        out, lse = prepared.empty(splits, B, H, T, v.shape[-1]), prepared.empty(splits, B, H, T)
-    steps = (*strides_of(out)[-4:-1], out.stride(0) if splits > 1 else 0)
-    request.launch(
-        attend_kernel, (request.blocks * splits, H), *described(v, request.setup.N, values),
-        strides_of(v)[:3], out, steps, lse, rows, *request.tile_lists,
-        sizes=(request.blocks, B * H * T, columns, splits), options=(values, wants),
-    )  # fmt: skip
-    if splits > 1:
-        given = (out, lse, whole, strides_of(whole)[:3], whole_lse, prepared.rules.sinks)
-        constants = (
-            v.shape[-1], max(16, triton.next_power_of_2(v.shape[-1])), max(2, triton.next_power_of_2(splits))
-        )  # fmt: skip
-        numbers = (H, T, splits, B * H * T)
-        launch(merge_kernel, (B * H * T, 1, 1), (*given, *numbers), constants, kind_of(given), v.device)
-    return whole, whole_lse, rows
+
+
+def _merge(prepared: Prepared, parts: Tensor, parts_lse: Tensor, out: Tensor, lse: Tensor) -> None:
+    """Outputs and lse of whole rows from those of their parts."""
+    (B, H, T, _), splits, Dv = prepared.shape, parts.shape[0], out.shape[-1]
+    given = (parts, parts_lse, out, strides_of(out)[:3], lse, prepared.rules.sinks)
+    constants = (Dv, max(16, triton.next_power_of_2(Dv)), max(2, triton.next_power_of_2(splits)))
+    numbers = (H, T, splits, B * H * T)
+    launch(merge_kernel, (B * H * T, 1, 1), (*given, *numbers), constants, kind_of(given), out.device)
 
 
 def room_like(q: Tensor, v: Tensor) -> Tensor:
@@ -279,19 +321,21 @@ def multiprocessors(device: torch.device) -> int:
     return 4 if interpreted() else torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _kind(prepared: Prepared) -> str:
+def _kind(prepared: Prepared, names: tuple[str, ...]) -> str:
     """Which blocks: smaller ones where there is more to do than a product, or little of it."""
     (B, H, T, _), scoring = prepared.shape, prepared.scores.scoring
+    if _splits(prepared, names) > 1:
+        return "few"
     if prepared.is_listed:
         return "attend_listed"
-    few = B * H * -(-T // 128) < 2 * multiprocessors(prepared.device)
+    few = B * H * -(-T // 128) < 4 * multiprocessors(prepared.device)
     return "attend_rules" if few or scoring.softcap is not None or scoring.adds else "attend"
 
 
-def _splits(prepared: Prepared) -> int:
+def _splits(prepared: Prepared, names: tuple[str, ...]) -> int:
     """Into how many parts the keys of a few queries are cut: every multiprocessor gets one."""
     B, H, T, S = prepared.shape
-    if T > FEW_QUERIES:
+    if T > FEW_QUERIES or names:
         return 1
     programs = B * H * -(-T // 16)
     shortest = 16 if interpreted() else SHORTEST_PART

@@ -48,8 +48,9 @@ def cannot(scores: Tiled) -> str | None:
 def _missing(device: int | None) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "it needs triton, which is not installed"
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return "it needs a GPU of compute capability 8.0 or newer"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 0):
+        return f"it needs a GPU of compute capability 8.0 or newer, not {capability[0]}.{capability[1]}"
     return no_compiler()
 
 

@@ -30,7 +30,10 @@ from .launches import (
 from .lists import arranged, lists
 from .tile import LOG2E, Channels, Rules, Setup
 
-__all__ = ["Launch", "Prepared", "Request", "as_lists", "channels_of", "described", "strides_of"]
+__all__ = [
+    "Launch", "Prepared", "Request", "as_lists", "channels_of", "described", "keep", "signature_of",
+    "strides_of",
+]  # fmt: skip
 
 DEEPEST = 65535  # what a grid may be in its third direction
 FAR = 2**30  # farther than any two positions
@@ -111,8 +114,27 @@ class Prepared:
     @cached_property
     def kind(self) -> int:
         """What of it decides which compiled kernel is used."""
-        parts = self.q, self.k, strides_of(self.q), strides_of(self.k), tuple(self.rules), self.numbers
-        return number_of(kind_of(parts))
+        signature = self.signature
+        number = _kinds.get(signature)
+        if number is None:
+            parts = self.q, self.k, strides_of(self.q), strides_of(self.k), tuple(self.rules), self.numbers
+            number = number_of(kind_of(parts))
+            keep(_kinds, signature, number)
+        return number
+
+    @cached_property
+    def signature(self) -> Hashable:
+        """All of it but what its tensors hold: quicker to make than what follows from it."""
+        scores = self.scores
+        mask, scoring, positions = scores.mask, scores.scoring, scores.positions
+        rules: Hashable = None
+        if scoring.has_tensors or not mask.is_positional:
+            held = (*scoring.tensors.items(), *mask.tensors.items())
+            rules = tuple([(name, signature_of(x)) for name, x in held])
+        return (
+            signature_of(self.q), signature_of(self.k), mask.left, mask.right, scoring.scale, scoring.softcap,
+            rules, positions is not None, self.device.index, interpreted(),
+        )  # fmt: skip
 
     @cached_property
     def rules(self) -> Rules:
@@ -154,6 +176,22 @@ class Prepared:
         return torch.zeros(shape, dtype=torch.float32, device=self.device)
 
 
+MOST_KEPT = 4096
+_kinds: dict[Hashable, int] = {}
+
+
+def keep(known: dict[Hashable, Any], signature: Hashable, found: object) -> None:
+    """Remember what follows from a signature; all is forgotten when it becomes too much."""
+    if len(known) >= MOST_KEPT:
+        known.clear()
+    known[signature] = found
+
+
+def signature_of(x: Tensor) -> Hashable:
+    """What kernels may be compiled, or planned, for."""
+    return x.shape, x.stride(), x.dtype, x.data_ptr() & 15
+
+
 class Request:
     """What was prepared, cut into the tiles of one kind of kernel.
 
@@ -189,6 +227,14 @@ class Request:
         self.B, self.H, self.T, self.S = prepared.shape
         self.blocks = -(-(self.S if keys_first else self.T) // self.tuned.M)  # of rows, a head
         self.grid = (self.blocks, self.H)
+
+    def like(self, prepared: Prepared) -> Request:
+        """The same of another that has the same signature."""
+        other = object.__new__(Request)
+        other.__dict__.update(self.__dict__)
+        other.__dict__.pop("tile_lists", None)
+        other.prepared, other.k = prepared, prepared.k
+        return other
 
     @cached_property
     def tile_lists(self) -> Arguments:
@@ -226,7 +272,8 @@ class Request:
         mine = (tensors, sizes) if k is prepared.k else (tensors, sizes, k, strides_of(k))
         return Launch(
             kernel, grid, self.B, self.setup, self.keys_first, prepared.numbers, sizes, options,
-            (prepared.kind, kind_of(mine)), prepared.device, self.tuned.warps, self.tuned.registers,
+            number_of((prepared.kind, kind_of(mine))), prepared.device, self.tuned.warps,
+            self.tuned.registers,
         )  # fmt: skip
 
 
@@ -295,7 +342,12 @@ def _unit_stride(x: Tensor) -> Tensor:
 
 def strides_of(x: Tensor) -> tuple[int, ...]:
     """Strides with 0 where a dimension is one for all."""
-    return tuple(0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return _steps(x.shape, x.stride())
+
+
+@functools.lru_cache(maxsize=MOST_KEPT)
+def _steps(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True))
 
 
 def _named_strides(name: str, x: Tensor) -> dict[str, int]:
@@ -316,11 +368,18 @@ def described(x: Tensor, size: int, setup: Setup | Channels) -> Arguments:
     """x as the kernels load it: twice, for the two parts of its channels."""
     if not setup.descriptors:
         return x, None
-    shape, strides = x.shape, x.stride()
+    shape, steps, first, second = _frame(x.shape, x.stride(), size, setup.D, setup.D0, setup.D1)
+    return _descriptor(x, shape, steps, first), _descriptor(x, shape, steps, second) if setup.D1 else None
+
+
+@functools.lru_cache(maxsize=MOST_KEPT)
+def _frame(
+    shape: tuple[int, ...], strides: tuple[int, ...], size: int, D: int, D0: int, D1: int
+) -> tuple[list[int], list[int], list[int], list[int]]:
+    """What a descriptor holds beside its tensor: shape, strides, a block of either part of the channels."""
     # a dimension of one is never stepped over: any aligned stride will do
-    steps = [(setup.D + 7) // 8 * 8 if shape[i] == 1 else strides[i] for i in range(3)] + [1]
-    first = _descriptor(x, list(shape), steps, [1, 1, size, setup.D0])
-    return first, _descriptor(x, list(shape), steps, [1, 1, size, setup.D1]) if setup.D1 else None
+    steps = [(D + 7) // 8 * 8 if shape[i] == 1 else strides[i] for i in range(3)] + [1]
+    return list(shape), steps, [1, 1, size, D0], [1, 1, size, D1]
 
 
 def _descriptor(x: Tensor, shape: list[int], strides: list[int], block: list[int]) -> TensorDescriptor:

@@ -240,7 +240,7 @@ def rows_kernel(
     if wants.surprise:
         nats = -tl.sum(surprise, 1)
         if rules.sinks is not None:
-            nats -= tl.where(empty, 0.0, tl.exp2(sunk) * sunk)
+            nats -= tl.where(empty, 0.0, tl.exp2(sunk) * tl.maximum(sunk, -1e4))  # 0 times -inf is not 0
         entropy = tl.where(empty, 0.0, nats * LN2 / sums + tl.log(sums))
         if wants.entropy >= 0:
             tl.store(OUT + wants.entropy * long(total_rows), entropy, mask=here)

@@ -143,7 +143,7 @@ def product(a0, a1, b0, b1, setup: tl.constexpr):
 
 @triton.jit
 def tanh(y, ROUGH: tl.constexpr):
-    """As exact as float32: a power series near 0, where 1 - 2 / (1 + e^2y) cancels. ROUGH: one instruction."""
+    """As exact as float32: a power series near 0, where 1 - 2 / (1 + e^2y) cancels; ROUGH: the GPU's own."""
     if ROUGH:
         bent = tl.inline_asm_elementwise(
             "tanh.approx.f32 $0, $1;", "=f,f", [y], dtype=tl.float32, is_pure=True, pack=1
