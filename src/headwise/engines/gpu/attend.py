@@ -234,7 +234,7 @@ def merge_kernel(
 class Plan(NamedTuple):
     """What follows from a signature."""
 
-    request: Request
+    same: dict[str, object]  # of the request
     values: Channels
     launch: Launch
     splits: int
@@ -251,11 +251,10 @@ def attend(
     v = v if v.stride(-1) == 1 or v.shape[-1] == 1 else v.contiguous()
     signature = (prepared.signature, signature_of(v), names)
     plan = _plans.get(signature)
-    request = (
-        Request(prepared, _kind(prepared, names), arranged=True)
-        if plan is None
-        else plan.request.like(prepared)
-    )
+    if plan is None:
+        request = Request(prepared, _kind(prepared, names), arranged=True)
+    else:
+        request = Request.again(plan.same, prepared)
     B, H, T, S = prepared.shape
     out, lse = room_like(prepared.q, v), prepared.empty(B, H, T)
     rows = prepared.empty(len(names), B, H, T) if names else None
@@ -272,7 +271,7 @@ def attend(
             sizes=(request.blocks, B * H * T, triton.cdiv(S, request.setup.N), splits),
             options=(values, _wants(names, splits)),
         )  # fmt: skip
-        keep(_plans, signature, Plan(request.like(prepared), values, launch_it, splits, steps))
+        keep(_plans, signature, Plan(request.without_tensors(), values, launch_it, splits, steps))
     else:
         launch_it = plan.launch
         given = _given(request, v, plan.values, out, plan.steps, lse, rows, lists)

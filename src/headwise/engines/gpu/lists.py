@@ -14,7 +14,8 @@ it needs no mask; BIG for queries that see nothing, are not there or, if asked f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -27,7 +28,7 @@ from .tile import BIG, HIDDEN, LOWEST_HALF, Setup, ends, key_stop, listed_rules,
 if TYPE_CHECKING:
     from .request import Request
 
-__all__ = ["arranged", "in_order", "lists", "powers_of", "seen_tiles"]
+__all__ = ["ListPlan", "arranged", "in_order", "list_plan", "lists", "powers_of", "seen_tiles"]
 
 ROOM = 256  # no tile is larger
 SIZE = 1024
@@ -181,7 +182,11 @@ def extremes_kernel(
             tl.store(OUT + 3 + 2 * n, tl.max(tl.where(inside, label, -9223372036854775808), 0))
 
 
-@triton.jit(do_not_specialize=[*NOT_SPECIAL, "heads", "row_tiles", "column_tiles"])
+@triton.jit(
+    do_not_specialize=[
+        *NOT_SPECIAL, "T", "S", "heads", "row_tiles", "column_tiles", "shown_b", "shown_h", "extremes_b"
+    ]
+)  # fmt: skip
 def arrange(
     TILES, COUNTS, SHOWN, EXTREMES, shown_b, shown_h, extremes_b, rules, heads, T, S, shift, left, right,
     row_tiles, column_tiles, FIELDS: tl.constexpr, KEYS_FIRST: tl.constexpr, CHUNK: tl.constexpr,
@@ -276,46 +281,67 @@ def arrange(
     tl.store(COUNTS + there * 2 + 1, seeing)
 
 
+class ListPlan(NamedTuple):
+    """What is the same for all lists of requests with one signature."""
+
+    batch: int
+    heads: int
+    rows: int  # tiles
+    columns: int
+    shown: tuple[int, int] | None  # sequences and heads whose masks are looked at
+    blocks: tuple[int, int]  # of queries, of keys
+    sizes: tuple[int, int]
+    fields: int  # of a block's extremes
+    chunk: int
+
+
+def list_plan(request: Request) -> ListPlan:
+    """How the lists of a request are made."""
+    setup, mask, rules = request.setup, request.prepared.scores.mask, request.prepared.rules
+    rows, columns = request.blocks, -(-(request.T if request.keys_first else request.S) // setup.N)
+    by_batch, by_head, shown = mask.differs("b"), mask.differs("h"), None
+    looked = [x for x in (rules.allowed, rules.bias if setup.masking else None) if x is not None]
+    if looked:
+        shown = (max(x.shape[0] for x in looked), max(x.shape[1] for x in looked))
+        by_batch |= shown[0] > 1
+    sizes, blocks = (setup.M, setup.N), (rows, columns)
+    if request.keys_first:
+        sizes, blocks = (setup.N, setup.M), (columns, rows)
+    kept = rules.keys is not None or rules.key_ids is not None
+    return ListPlan(
+        request.B if by_batch else 1, request.H if by_head else 1, rows, columns, shown, blocks, sizes,
+        2 + 2 * setup.labels if kept else 0,
+        max(16, min(16 if interpreted() else CHUNK, triton.next_power_of_2(columns))),
+    )  # fmt: skip
+
+
 def arranged(request: Request) -> tuple[Tensor, Tensor]:
     """(int32 [B or 1, H or 1, row tiles, column tiles], int32 [B or 1, H or 1, row tiles, 2])."""
-    setup, prepared = request.setup, request.prepared
-    mask, rules, device = prepared.scores.mask, prepared.rules, prepared.device
-    length = request.T if request.keys_first else request.S
-    rows, columns = request.blocks, triton.cdiv(length, setup.N)
+    setup, prepared, plan = request.setup, request.prepared, request.list_plan
+    rules, device, kinds = prepared.rules, prepared.device, prepared.kind  # room of our own is aligned
+    rows, columns, keys_first = plan.rows, plan.columns, request.keys_first
     _, T, S, shift, left, right = prepared.numbers
-    by_batch, by_head = mask.differs("b"), mask.differs("h")
-    if setup.masking:
-        assert rules.bias is not None
-        by_batch |= rules.bias.shape[0] > 1
-    batch, heads = request.B if by_batch else 1, request.H if by_head else 1
-    shown, shown_strides = None, (0, 0)
-    if rules.allowed is not None or setup.masking:
-        looked = [
-            x.shape[:2] for x in (rules.allowed, rules.bias if setup.masking else None) if x is not None
-        ]
-        B, H = (max(sizes) for sizes in zip(*looked, strict=True))
+    shown, extremes, steps = None, None, (0, 0, 0)
+    if plan.shown is not None:
+        B, H = plan.shown
         shown = torch.empty(B, H, rows, columns, dtype=torch.uint8, device=device)
-        shown_strides = (0 if B == 1 else shown.stride(0), 0 if H == 1 else shown.stride(1))
-        kinds = (prepared.kind, kind_of(shown))
+        steps = (0 if B == 1 else H * rows * columns, 0 if H == 1 else rows * columns, 0)
         given: Arguments = (shown, rules, H, T, S, rows, columns)
-        launch(glance, (shown.numel(), 1, 1), given, (request.keys_first, setup), kinds, device)
-    extremes, fields = None, 0
-    if rules.keys is not None or rules.key_ids is not None:
-        fields = 2 + 2 * setup.labels
-        sizes = (setup.N, setup.M) if request.keys_first else (setup.M, setup.N)
-        blocks = (columns, rows) if request.keys_first else (rows, columns)
-        extremes = torch.empty(batch, sum(blocks), fields, dtype=torch.int64, device=device)
-        given = (extremes, rules, T, S, shift, *blocks)
-        kinds = (prepared.kind, kind_of(extremes))
-        constants = (fields, *sizes, max(sizes), setup)
-        launch(extremes_kernel, (sum(blocks), batch, 1), given, constants, kinds, device)
-    tiles = torch.empty(batch, heads, rows, columns, dtype=torch.int32, device=device)
-    counts = torch.empty(batch, heads, rows, 2, dtype=torch.int32, device=device)
-    steps = (*shown_strides, 0 if extremes is None or batch == 1 else extremes.stride(0))
-    given = (tiles, counts, shown, extremes, *steps, rules, heads, T, S, shift, left, right, rows, columns)
-    chunk = max(16, min(16 if interpreted() else CHUNK, triton.next_power_of_2(columns)))
-    kinds = (prepared.kind, kind_of((tiles, counts, shown, extremes, steps)))
-    launch(arrange, (rows, heads, batch), given, (fields, request.keys_first, chunk, setup), kinds, device)
+        launch(glance, (B * H * rows * columns, 1, 1), given, (keys_first, setup), kinds, device)
+    if plan.fields:
+        count = sum(plan.blocks)
+        extremes = torch.empty(plan.batch, count, plan.fields, dtype=torch.int64, device=device)
+        steps = (*steps[:2], 0 if plan.batch == 1 else count * plan.fields)
+        given = (extremes, rules, T, S, shift, *plan.blocks)
+        options: tuple[Hashable, ...] = (plan.fields, *plan.sizes, max(plan.sizes), setup)
+        launch(extremes_kernel, (count, plan.batch, 1), given, options, kinds, device)
+    tiles = torch.empty(plan.batch, plan.heads, rows, columns, dtype=torch.int32, device=device)
+    counts = torch.empty(plan.batch, plan.heads, rows, 2, dtype=torch.int32, device=device)
+    given = (
+        tiles, counts, shown, extremes, *steps, rules, plan.heads, T, S, shift, left, right, rows, columns
+    )  # fmt: skip
+    options = (plan.fields, keys_first, plan.chunk, setup)
+    launch(arrange, (rows, plan.heads, plan.batch), given, options, kinds, device)
     return tiles, counts
 
 

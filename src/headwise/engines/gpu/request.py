@@ -27,7 +27,7 @@ from .launches import (
     number_of,
     takes_descriptors,
 )
-from .lists import arranged, lists
+from .lists import ListPlan, arranged, list_plan, lists
 from .tile import LOG2E, Channels, Rules, Setup
 
 __all__ = [
@@ -228,13 +228,23 @@ class Request:
         self.blocks = -(-(self.S if keys_first else self.T) // self.tuned.M)  # of rows, a head
         self.grid = (self.blocks, self.H)
 
-    def like(self, prepared: Prepared) -> Request:
-        """The same of another that has the same signature."""
-        other = object.__new__(Request)
-        other.__dict__.update(self.__dict__)
-        other.__dict__.pop("tile_lists", None)
-        other.prepared, other.k = prepared, prepared.k
-        return other
+    def without_tensors(self) -> dict[str, object]:
+        """What of it is the same for all that have its signature; see `again`."""
+        tensors = ("prepared", "k", "tile_lists")
+        return {name: value for name, value in self.__dict__.items() if name not in tensors}
+
+    @staticmethod
+    def again(same: dict[str, object], prepared: Prepared) -> Request:
+        """One that has the signature of another."""
+        request = object.__new__(Request)
+        request.__dict__.update(same)
+        request.prepared, request.k = prepared, prepared.k
+        return request
+
+    @cached_property
+    def list_plan(self) -> ListPlan:
+        """How its lists are made."""
+        return list_plan(self)
 
     @cached_property
     def tile_lists(self) -> Arguments:
