@@ -281,20 +281,27 @@ def backward(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: 
     learned = of_bias and rules.slopes is not None
     dslopes = prepared.empty(B, H, T) if learned else None
     values, outs, grads = channels_of(v), channels_of(out), channels_of(grad)
-    columns = triton.cdiv(S, N)
-    by_query.launch(
-        attend_dq_kernel, by_query.grid, *described(v, N, values), strides_of(v)[:3],
-        *described(out, M, outs), strides_of(out)[:3], *described(grad, M, grads), strides_of(grad)[:3],
-        prepared.lse, powers, delta, dq, strides_of(dq)[:3], dslopes, *by_query.tile_lists,
-        sizes=(by_query.blocks, padded, columns), options=(values, outs, grads),
+    to_q = (
+        *described(v, N, values), strides_of(v)[:3], *described(out, M, outs), strides_of(out)[:3],
+        *described(grad, M, grads), strides_of(grad)[:3], prepared.lse, powers, delta, dq,
+        strides_of(dq)[:3], dslopes, *by_query.tile_lists,
+    )  # fmt: skip
+    launch_q = by_query.planned(
+        attend_dq_kernel, by_query.grid, *to_q, sizes=(by_query.blocks, padded, -(-S // N)),
+        options=(values, outs, grads),
     )  # fmt: skip
     M, N = by_key.setup.M, by_key.setup.N
-    by_key.launch(
-        attend_dkv_kernel, (by_key.blocks, k.shape[1]), *described(v, M, values), strides_of(v)[:3],
-        *described(grad, N, grads), strides_of(grad)[:3], powers, delta, dk, strides_of(dk)[:3],
-        dv, strides_of(dv)[:3], *by_key.tile_lists,
-        sizes=(by_key.blocks, padded, triton.cdiv(T, N)), options=(values, grads),
+    to_k = (
+        *described(v, M, values), strides_of(v)[:3], *described(grad, N, grads), strides_of(grad)[:3],
+        powers, delta, dk, strides_of(dk)[:3], dv, strides_of(dv)[:3], *by_key.tile_lists,
     )  # fmt: skip
+    launch_k = by_key.planned(
+        attend_dkv_kernel, (by_key.blocks, k.shape[1]), *to_k, sizes=(by_key.blocks, padded, -(-T // N)),
+        options=(values, grads),
+    )  # fmt: skip
+    with launch_k.compiling(q, k, rules, *to_k):
+        launch_q(q, k, rules, *to_q)
+    launch_k(q, k, rules, *to_k)
     dbias = None
     if of_bias and rules.bias is not None:
         dbias = _of_bias(prepared, v, grad, powers, delta)

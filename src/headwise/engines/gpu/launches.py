@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Hashable
+import threading
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ __all__ = [
     "Blocks",
     "Kernel",
     "blocks_for",
+    "compiled_beside",
     "interpreted",
     "kind_of",
     "launch",
@@ -138,6 +140,39 @@ def launch(
             COMPILED[key] = kernel[grid](*args, *constants, num_warps=warps, enable_fp_fusion=True, **limit)
         else:
             compiled[grid](*args, *constants)
+
+
+@contextlib.contextmanager
+def compiled_beside(
+    kernel: Kernel,
+    grid: tuple[int, int, int],
+    args: Arguments,
+    constants: tuple[Hashable, ...],
+    kinds: Hashable,
+    device: torch.device,
+    warps: int = 4,
+    registers: int = 0,
+) -> Iterator[None]:
+    """While it lasts, a kernel that will be launched next is compiled in a thread of its own.
+
+    Two kernels that follow each other are ready in the time of one: compilers let go of Python's lock. What
+    goes wrong here goes wrong again at the launch, and is told there.
+    """
+    if interpreted() or (kernel.__name__, device.index, warps, registers, constants, kinds) in COMPILED:
+        yield
+        return
+
+    def compile_it() -> None:
+        limit = {"maxnreg": registers} if registers else {}
+        with contextlib.suppress(Exception), on_device(device):
+            kernel.warmup(*args, *constants, grid=grid, num_warps=warps, enable_fp_fusion=True, **limit)
+
+    beside = threading.Thread(target=compile_it)
+    beside.start()
+    try:
+        yield
+    finally:
+        beside.join()
 
 
 def kind_of(x: object) -> Hashable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from .launches import (
     Blocks,
     Kernel,
     blocks_for,
+    compiled_beside,
     interpreted,
     kind_of,
     launch,
@@ -303,14 +305,27 @@ class Launch(NamedTuple):
     warps: int
     registers: int
 
-    def __call__(self, q: Tensor, k: Tensor, rules: Rules, *tensors: object) -> None:
-        """Run it on these."""
+    def compiling(
+        self, q: Tensor, k: Tensor, rules: Rules, *tensors: object
+    ) -> AbstractContextManager[object]:
+        """While it lasts, what this launch needs is compiled beside; nothing where it was before."""
+        arguments = (*self._before(q, k, rules, *tensors), 0, *self.sizes)
+        return compiled_beside(
+            self.kernel, (*self.grid, 1), arguments, (*self.options, self.setup), self.kinds, self.device,
+            self.warps, self.registers,
+        )  # fmt: skip
+
+    def _before(self, q: Tensor, k: Tensor, rules: Rules, *tensors: object) -> Arguments:
         setup = self.setup
         M, N = (setup.N, setup.M) if self.keys_first else (setup.M, setup.N)
-        before = (
+        return (
             *described(q, M, setup), *described(k, N, setup), strides_of(q)[:3], strides_of(k)[:3], *tensors,
             rules, *self.numbers,
         )  # fmt: skip
+
+    def __call__(self, q: Tensor, k: Tensor, rules: Rules, *tensors: object) -> None:
+        """Run it on these."""
+        before, setup = self._before(q, k, rules, *tensors), self.setup
         for b0 in range(0, self.B, DEEPEST):
             launch(
                 self.kernel, (*self.grid, min(DEEPEST, self.B - b0)), (*before, b0, *self.sizes),
