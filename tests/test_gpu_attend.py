@@ -29,6 +29,7 @@ from headwise.engines.scores import Scores
 from headwise.engines.wanted import ON_THE_WAY
 from headwise.errors import BackendUnavailable
 from headwise.scoring import Alibi, Relative
+from headwise.sequence_rules import Documents
 from judge import Case, assert_judged, error, largest, sizes, strategies
 from second_pass_cases import expected, normal, relaid, scores_of, strided
 
@@ -465,10 +466,22 @@ def seen_of(prepared: Prepared) -> Tensor:
     return whole
 
 
+def seen_by_each(prepared: Prepared) -> list[Tensor]:
+    """What each rule shows by itself, of those that keep every tile they hide off a list."""
+    scores, (B, H, T, S) = prepared.scores, prepared.shape
+    at, rows, columns = scores.at(slice(0, T)), slice(0, T), slice(0, S)
+    found = []
+    for rule in scores.mask.hiding:
+        by_extremes = isinstance(rule, Documents) or (rule.is_band and scores.positions is not None)
+        if not by_extremes:
+            found.append(rule.tile(scores.mask, at, rows, columns, torch.arange(S)).expand(B, H, T, S))
+    return found
+
+
 def check_lists(prepared: Prepared, keys_first: bool, exact: bool) -> int:
     """Each tile that shows anything once, none twice; "see all" is true. How many do not have to ask.
 
-    exact: nothing wholly hidden is on a list.
+    exact: nothing is on a list that all rules together hide, too; not only what one of them does.
     """
     B, H, T, S = prepared.shape
     request = Request(prepared, "attend_listed", keys_first=keys_first, arranged=True)
@@ -478,9 +491,9 @@ def check_lists(prepared: Prepared, keys_first: bool, exact: bool) -> int:
     assert {*tiles.shape[:1], B} <= {1, B} and {*tiles.shape[1:2], H} <= {1, H}
     assert counts.shape == (*tiles.shape[:3], 2)
     tiles, counts = tiles.expand(B, H, rows, columns), counts.expand(B, H, rows, 2)
-    seen = seen_of(prepared)
+    seen, alone = seen_of(prepared), seen_by_each(prepared)
     if keys_first:
-        seen = seen.transpose(2, 3)
+        seen, alone = seen.transpose(2, 3), [x.transpose(2, 3) for x in alone]
     bias = prepared.scores.scoring.bias if prepared.may_mask else None
     silent = 0
     for b in range(B):
@@ -497,7 +510,7 @@ def check_lists(prepared: Prepared, keys_first: bool, exact: bool) -> int:
                     tile = seen[b, h, own, other]
                     if bool(tile.any()):
                         assert j in listed, (b, h, i, j)
-                    elif exact:
+                    elif exact or any(not bool(x[b, h, own, other].any()) for x in alone):
                         assert j not in listed, (b, h, i, j)
                     if j in sees:
                         where = (other, own) if keys_first else (own, other)
