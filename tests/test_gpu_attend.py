@@ -275,7 +275,7 @@ def test_every_option_is_as_exact_as_plain_torch(option: str) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_meets_many_options(rule: str) -> None:
     place = list(RULES).index(rule)
-    for turn in range(3):
+    for turn in range(2):
         judge(made(in_turn(rule, place + turn), rule, EVERY_OPTION[(7 * turn + place) % len(OPTIONS)]))
 
 
@@ -286,7 +286,7 @@ FEW_CASES = (
 )  # fmt: skip
 
 
-@pytest.mark.thinned(99, keep=["full-sinks", "dense of each-all", "lengths-alibi"])
+@pytest.mark.thinned(99, keep=["full-sinks", "lengths-alibi"])
 @pytest.mark.parametrize(("rule", "option"), FEW_CASES)
 def test_the_keys_of_a_few_queries_are_cut_into_parts(rule: str, option: str) -> None:
     z = in_turn(rule, FEW_CASES.index((rule, option)), FEW)
@@ -304,7 +304,7 @@ def test_parts_are_put_together_to_what_one_walk_gives(monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(case=strategies()(most=29))
 def test_any_case_is_as_exact_as_plain_torch(case: Case) -> None:
     judge(case)
@@ -528,7 +528,7 @@ EXACT = (
 )  # fmt: skip
 
 
-@pytest.mark.thinned(4, keep=["documents-queries", "interleaved-keys", "blocks-keys", "everything-queries"])
+@pytest.mark.thinned(99, keep=["documents-queries", "interleaved-keys", "blocks-keys", "everything-queries"])
 @pytest.mark.parametrize("keys_first", [False, True], ids=["queries", "keys"])
 @pytest.mark.parametrize("rule", LISTED)
 def test_a_list_holds_every_tile_that_shows_anything_once(rule: str, keys_first: bool) -> None:
@@ -729,7 +729,7 @@ def check_statistics(case: Case, names: tuple[str, ...] = ON_THE_WAY) -> None:
         assert error(measured[name], found) <= 1e-5 * max(size, extents.get(name, 1.0)), name
 
 
-@pytest.mark.thinned(99, keep=["documents", "band", "ahead", "nothing at all"])
+@pytest.mark.thinned(99, keep=["documents", "ahead", "nothing at all"])
 @pytest.mark.parametrize("rule", RULES)
 def test_statistics_of_every_rule_are_collected_on_the_way(rule: str) -> None:
     place = list(RULES).index(rule)
@@ -908,7 +908,7 @@ def test_every_kind_of_block_is_used(monkeypatch: pytest.MonkeyPatch, launched: 
 
 
 COMPILED: dict[str, dict[str, Any]] = {
-    "full": {},
+    "softcap": {"softcap": 3.0},
     "causal": {"causal": True},
     "window lengths": {"window": 5, "mask": Mask.padding([7, 23])},
     "documents": {"mask": Mask.documents(torch.arange(23) // 6), "softcap": 3.0},
@@ -943,7 +943,7 @@ def test_compiled_calls_use_the_same_kernels(name: str, launched: list[str], fre
     [("full", "sinks"), ("holes", "bias a head"), ("dense a head", "plain"), ("window lengths", "alibi")],
 )
 def test_the_operator_keeps_torchs_rules(rule: str, option: str) -> None:
-    case = single(Size(2, 2, 1, 5, 17, 4, 4), rule, option).with_gradients()
+    case = single(Size(2, 2, 1, 3, 5, 4, 4), rule, option).with_gradients()
     flat = first_pass._flat(scores_from(case.q, case.k, case.v, case.mask, **case.options), case.v)
     torch.library.opcheck(torch.ops.headwise.attend.default, (*flat, "bias" in case.options, "triton"))
 
