@@ -273,10 +273,9 @@ def test_every_option_is_as_exact_as_plain_torch(option: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
-def test_every_rule_meets_many_options(rule: str) -> None:
+def test_every_rule_meets_another_option(rule: str) -> None:
     place = list(RULES).index(rule)
-    for turn in range(2):
-        judge(made(in_turn(rule, place + turn), rule, EVERY_OPTION[(7 * turn + place) % len(OPTIONS)]))
+    judge(made(in_turn(rule, place + 1), rule, EVERY_OPTION[(7 + place) % len(OPTIONS)]))
 
 
 FEW_CASES = (
