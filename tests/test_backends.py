@@ -136,14 +136,15 @@ def test_why_names_who_runs_a_call_and_how(name: str) -> None:
 def test_why_gives_every_backends_reason_in_the_tables_order() -> None:
     answer = hw.why(*qkv(), softcap=30.0)
     no_cap = "it has no soft cap (softcap=30)"
-    assert list(answer.reasons) == ["decode", "cudnn", "flash", "efficient", "tiles", "plain"]
+    assert list(answer.reasons) == ["decode", "triton", "cudnn", "flash", "efficient", "tiles", "plain"]
     assert answer.reasons == {
-        "decode": ON_CUDA, "cudnn": ON_CUDA, "flash": no_cap, "efficient": ON_CUDA, "tiles": None,
-        "plain": None,
+        "decode": ON_CUDA, "triton": ON_CUDA, "cudnn": ON_CUDA, "flash": no_cap, "efficient": ON_CUDA,
+        "tiles": None, "plain": None,
     }  # fmt: skip
     assert str(answer).splitlines() == [
         "tiles runs this call, tile by tile in plain torch.",
         f"  decode: {ON_CUDA}",
+        f"  triton: {ON_CUDA}",
         f"  cudnn: {ON_CUDA}",
         f"  flash: {no_cap}",
         f"  efficient: {ON_CUDA}",

@@ -1,0 +1,958 @@
+"""The Triton kernels of the first pass, run by Triton's interpreter on a CPU in tiles of 16 x 16.
+
+Every rule of a mask and every option against float64, forward and backward; the lists of tiles that are
+walked; what is collected on the way; who is refused, and why.
+
+Letters: B batch, H num_heads, Hk num_kv_heads, T query_len, S key_len, D head_dim, Dv value_dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+import headwise as hw
+from headwise import Mask
+from headwise.arguments import scores_from
+from headwise.engines import first_pass, own_kernels, statistics
+from headwise.engines.backends import backend_named
+from headwise.engines.gpu import launches
+from headwise.engines.own_kernels import OwnKernels
+from headwise.engines.scores import Scores
+from headwise.engines.wanted import ON_THE_WAY
+from headwise.errors import BackendUnavailable
+from headwise.scoring import Alibi, Relative
+from headwise.sequence_rules import Documents
+from judge import Case, assert_judged, error, largest, sizes, strategies
+from second_pass_cases import expected, normal, relaid, scores_of, strided
+
+pytest.importorskip("triton", reason="by design: triton is made for Linux alone")
+if torch.cuda.is_available():
+    pytest.skip("by design: with a GPU, the tests named for cuda", allow_module_level=True)
+
+import interpreted_kernels
+from headwise.engines.gpu import attend as attend_room
+from headwise.engines.gpu import request as request_room
+from headwise.engines.gpu.lists import arranged
+from headwise.engines.gpu.request import Prepared, Request
+
+interpreted, mended = interpreted_kernels.interpreted, interpreted_kernels.mended
+poisoned, launched = interpreted_kernels.poisoned, interpreted_kernels.launched
+
+TILE = 16
+LOWEST = torch.finfo(torch.float32).min
+
+
+class Size(NamedTuple):
+    B: int
+    H: int
+    Hk: int
+    T: int
+    S: int
+    D: int
+    Dv: int
+
+
+# Rules and options; each is a function of the sizes
+
+
+def coins(seed: int, *shape: int, chance: float = 0.5) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < chance
+
+
+def labels(seed: int, *shape: int, kinds: int = 3) -> Tensor:
+    return torch.randint(kinds, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def runs(B: int, length: int, document: int = 7) -> Tensor:
+    """Contiguous documents, cut elsewhere in each sequence."""
+    return (torch.arange(length) + 3 * torch.arange(B)[:, None]) // document
+
+
+def ends_of(length: int, B: int) -> Tensor:
+    return torch.tensor([length, length // 3, 1, 0])[torch.arange(B) % 4]
+
+
+def an_empty_row(seen: Tensor) -> Tensor:
+    seen[..., seen.shape[-2] // 2, :] = False
+    return seen
+
+
+Maker = Callable[[Size], Mask]
+RULES: dict[str, Maker] = {
+    "full": lambda z: Mask(),
+    "causal": lambda z: Mask.causal(),
+    "window": lambda z: Mask.window(7),
+    "window of one": lambda z: Mask.window(1),
+    "wide window": lambda z: Mask.window(23),
+    "band": lambda z: Mask.window(left_right=(5, 3)),
+    "wide band": lambda z: Mask.window(left_right=(19, 2)),
+    "ahead": lambda z: ~Mask.causal(),
+    "lengths": lambda z: Mask.padding(ends_of(z.S, z.B)),
+    "lengths of both": lambda z: Mask.padding(ends_of(z.S, z.B), ends_of(z.T, z.B)),
+    "causal lengths": lambda z: Mask.causal() & Mask.padding(ends_of(z.S, z.B)),
+    "window lengths": lambda z: Mask.window(11) & Mask.padding(ends_of(z.S, z.B)),
+    "left padding": lambda z: (
+        Mask.causal() & Mask.padding(torch.arange(z.S) >= (5 + 13 * torch.arange(z.B)[:, None]) % z.S)
+    ),
+    "holes": lambda z: Mask.padding(coins(3, z.B, z.S, chance=0.7)),
+    "band with holes": lambda z: (
+        Mask.window(left_right=(9, 4)) & Mask.padding(coins(3, z.B, z.S, chance=0.7))
+    ),
+    "documents": lambda z: Mask.documents(runs(z.B, z.S), runs(z.B, z.T)),
+    "shared documents": lambda z: Mask.documents(runs(1, z.S)[0], runs(1, z.T)[0]),
+    "causal documents": lambda z: Mask.causal() & Mask.documents(runs(z.B, z.S, 19), runs(z.B, z.T, 19)),
+    "interleaved": lambda z: Mask.documents(labels(4, z.B, z.S), labels(5, z.B, z.T)),
+    "two labels": lambda z: (
+        Mask.documents(runs(z.B, z.S), runs(z.B, z.T)) & Mask.documents(labels(4, z.S), labels(5, z.T))
+    ),
+    "three labels": lambda z: (
+        Mask.documents(labels(4, z.B, z.S, kinds=2), labels(5, z.B, z.T, kinds=2))
+        & Mask.documents(labels(6, z.S, kinds=2), labels(7, z.T, kinds=2))
+        & Mask.documents(runs(z.B, z.S, 23), runs(z.B, z.T, 23))
+    ),
+    "dense": lambda z: Mask.dense(an_empty_row(coins(8, 1, 1, z.T, z.S))),
+    "dense a sequence": lambda z: Mask.dense(an_empty_row(coins(8, z.B, 1, z.T, z.S))),
+    "dense a head": lambda z: Mask.causal() & Mask.dense(coins(8, 1, z.H, z.T, z.S)),
+    "dense of each": lambda z: Mask.dense(coins(8, z.B, z.H, z.T, z.S, chance=0.1)),
+    "dense by key": lambda z: Mask.dense(coins(8, z.B, z.H, 1, z.S)),
+    "dense by query": lambda z: Mask.dense(coins(8, z.B, 1, z.T, 1)),
+    "blocks": lambda z: Mask.dense(coins(9, 1, z.H, 9, 9)[..., :, None, :, None].expand(
+        1, z.H, 9, TILE, 9, TILE).reshape(1, z.H, 9 * TILE, 9 * TILE)[..., : z.T, : z.S]),
+    "nothing at all": lambda z: Mask.dense(torch.zeros(1, 1, z.T, z.S, dtype=torch.bool)),
+    "everything": lambda z: (
+        Mask.window(29) & Mask.padding(coins(3, z.B, z.S, chance=0.9)) & Mask.documents(
+            runs(z.B, z.S, 31), runs(z.B, z.T, 31)) & Mask.dense(coins(8, z.B, z.H, z.T, z.S, chance=0.8))
+    ),
+}  # fmt: skip
+
+
+def hiding(z: Size) -> Tensor:
+    """A bias that hides some, all of one row, and adds to the rest."""
+    bias = normal(15, 1, z.H, z.T, z.S).masked_fill(coins(16, 1, 1, z.T, z.S, chance=0.2), LOWEST)
+    bias[:, :, z.T // 3] = LOWEST
+    return bias
+
+
+def a_mask(z: Size, B: int = 1) -> Tensor:
+    """A mask that came as a bias: 0 and -inf, whole tiles of either."""
+    j, i = torch.arange(z.S), torch.arange(z.T)[:, None] + z.S - z.T
+    seen = ((j <= i) & (j > i - 37)).expand(B, 1, z.T, z.S).clone()
+    seen[-1:, :, :, z.S // 2] = False
+    return torch.zeros(B, 1, z.T, z.S, dtype=torch.float64).masked_fill(~seen, -math.inf)
+
+
+Option = Callable[[Size], dict[str, Any]]
+OPTIONS: dict[str, Option] = {
+    "plain": lambda z: {},
+    "scale": lambda z: {"scale": 0.3},
+    "sharp": lambda z: {"scale": 4.0},
+    "softcap": lambda z: {"softcap": 3.0},
+    "steep softcap": lambda z: {"softcap": 0.7, "scale": 1.0},
+    "alibi": lambda z: {"bias": Alibi(normal(6, z.H).abs() / 7)},
+    "relative": lambda z: {"bias": Relative(normal(8, z.H, 13))},
+    "bias": lambda z: {"bias": normal(5, z.B, z.H, z.T, z.S)},
+    "bias a head": lambda z: {"bias": normal(5, z.H, z.T, z.S)},
+    "bias a sequence": lambda z: {"bias": normal(5, z.B, 1, z.T, z.S)},
+    "bias for all": lambda z: {"bias": normal(5, z.T, z.S)},
+    "bias by key": lambda z: {"bias": normal(5, z.B, 1, 1, z.S)},
+    "bias by query": lambda z: {"bias": normal(5, z.H, z.T, 1)},
+    "bias by head": lambda z: {"bias": normal(5, z.H, 1, 1)},
+    "hiding bias": lambda z: {"bias": hiding(z)},
+    "mask as bias": lambda z: {"bias": a_mask(z)},
+    "masks as bias": lambda z: {"bias": a_mask(z, z.B)},
+    "sinks": lambda z: {"sinks": normal(7, z.H)},
+    "high sinks": lambda z: {"sinks": normal(7, z.H) + 9},
+    "alibi sinks": lambda z: {"bias": Alibi(normal(6, z.H).abs()), "sinks": normal(7, z.H)},
+    "all": lambda z: {"bias": normal(5, z.H, z.T, z.S), "sinks": normal(7, z.H), "softcap": 9.0},
+}
+
+SIZES = (
+    Size(2, 1, 1, 37, 23, 16, 16),
+    Size(1, 2, 1, 19, 41, 24, 8),
+    Size(2, 2, 1, 17, 19, 5, 17),
+    Size(1, 2, 2, 43, 19, 72, 72),
+    Size(2, 1, 1, 23, 37, 80, 24),
+    Size(1, 2, 1, 37, 37, 8, 5),
+)
+FEW = (  # few queries over many keys: the keys are cut into parts
+    Size(1, 2, 1, 1, 67, 16, 16),
+    Size(1, 1, 1, 13, 101, 5, 24),
+    Size(2, 2, 1, 1, 53, 24, 5),
+    Size(2, 1, 1, 11, 59, 72, 8),
+)
+LARGEST = Size(2, 2, 1, 19, 23, 8, 8)
+
+
+def made(z: Size, rule: str = "full", option: str = "plain") -> Case:
+    q, k, v = normal(0, z.B, z.H, z.T, z.D), normal(1, z.B, z.Hk, z.S, z.D), normal(2, z.B, z.Hk, z.S, z.Dv)
+    return Case(q, k, v, RULES[rule](z), OPTIONS[option](z))
+
+
+def single(z: Size, rule: str = "full", option: str = "plain") -> Case:
+    return made(z, rule, option).to(torch.float32)
+
+
+def in_turn(rule: str, place: int, among: tuple[Size, ...] = SIZES) -> Size:
+    """The next of the sizes with two sequences, or two heads, where the rule is not one for all of them."""
+    mask = RULES[rule](LARGEST)
+    needed = 2 if mask.differs("b") else 1, 2 if mask.differs("h") else 1
+    turn = [*among[place % len(among) :], *among, LARGEST]
+    return next(z for z in turn if z.B >= needed[0] and z.H >= needed[1])
+
+
+def run(case: Case) -> tuple[Tensor, hw.AttentionMap]:
+    return hw.attention(case.q, case.k, case.v, case.mask, **case.options, backend="triton")
+
+
+def learned(case: Case) -> list[str]:
+    """What the kernels give a gradient to."""
+    names = [name for name in case.leaves() if name != "bias"]
+    bias = case.options.get("bias")
+    whole = isinstance(bias, Tensor) and bias.shape[-2:] == (case.q.shape[2], case.k.shape[2])
+    return [*names, "bias"] if whole or isinstance(bias, Alibi) else names
+
+
+def judge(case: Case, dtype: torch.dtype = torch.float32) -> None:
+    """Output, lse and every gradient within the house's budget."""
+    low = case.to(dtype)
+    ours, plain, truth = (arm.with_gradients() for arm in (low, low, low.to(torch.float64)))
+    names = learned(low)
+    for arm in (ours, plain, truth):
+        for name, leaf in arm.leaves().items():
+            leaf.requires_grad_(name in names)
+    out, w = run(ours)
+    (plain_out, _, plain_lse), (true_out, _, lse) = plain.reference(), truth.reference()
+    pull = normal(9, *out.shape).to(dtype)
+    size = sizes(low, pull)
+    if largest(lse) > 16:  # sharp scores: the interpreter rounds them before lse is taken off, GPUs do not
+        size["output"] *= largest(lse)
+        size["v"] *= largest(lse)
+    assert out.dtype == dtype and w.lse.dtype == torch.float32
+    assert_judged(out, plain_out, true_out, dtype=dtype, size=size["output"], what="output")
+    assert_judged(w.lse, plain_lse, lse, dtype=dtype, size=size["lse"], what="lse")
+    out.backward(pull)
+    plain_out.backward(pull)
+    true_out.backward(pull.double())
+    for name in names:
+        mine, theirs, true = (arm.leaves()[name].grad for arm in (ours, plain, truth))
+        assert mine is not None and theirs is not None and true is not None, name
+        assert_judged(mine, theirs, true, dtype=dtype, size=size[name], times=3, what=f"d {name}")
+
+
+def prepared_of(case: Case) -> Prepared:
+    return Prepared(scores_from(case.q, case.k, case.v, case.mask, **case.options))
+
+
+# Everything against float64
+
+EVERY_OPTION = list(OPTIONS)
+
+
+@pytest.mark.thinned(99, keep=["documents", "left padding", "window lengths", "blocks", "two labels"])
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_is_as_exact_as_plain_torch(rule: str) -> None:
+    place = list(RULES).index(rule)
+    judge(made(in_turn(rule, place), rule, EVERY_OPTION[5 * place % len(OPTIONS)]))
+
+
+@pytest.mark.thinned(99, keep=["alibi", "masks as bias", "all", "bias for all", "sinks"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_is_as_exact_as_plain_torch(option: str) -> None:
+    place = EVERY_OPTION.index(option)
+    rule = ("causal", "holes", "full", "dense a sequence", "window lengths", "documents", "band")[place % 7]
+    judge(made(in_turn(rule, place + 2), rule, option))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_meets_another_option(rule: str) -> None:
+    place = list(RULES).index(rule)
+    judge(made(in_turn(rule, place + 1), rule, EVERY_OPTION[(7 + place) % len(OPTIONS)]))
+
+
+FEW_CASES = (
+    ("full", "sinks"), ("causal", "softcap"), ("window", "plain"), ("lengths", "alibi"), ("holes", "sinks"),
+    ("documents", "bias"), ("dense of each", "all"), ("nothing at all", "sinks"), ("full", "masks as bias"),
+    ("left padding", "relative"), ("full", "hiding bias"), ("dense by query", "high sinks"),
+)  # fmt: skip
+
+
+@pytest.mark.thinned(99, keep=["full-sinks", "lengths-alibi"])
+@pytest.mark.parametrize(("rule", "option"), FEW_CASES)
+def test_the_keys_of_a_few_queries_are_cut_into_parts(rule: str, option: str) -> None:
+    z = in_turn(rule, FEW_CASES.index((rule, option)), FEW)
+    case = made(z, rule, option)
+    assert attend_room._splits(prepared_of(case.to(torch.float32))) > 1
+    judge(case)
+
+
+def test_parts_are_put_together_to_what_one_walk_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = single(FEW[1], "window lengths", "sinks")
+    cut = run(case)
+    monkeypatch.setattr(attend_room, "FEW_QUERIES", 0)
+    whole = run(case)
+    assert error(cut[0], whole[0]) < 1e-6 and error(cut[1].lse, whole[1].lse) < 1e-6
+
+
+@pytest.mark.slow
+@settings(max_examples=15)
+@given(case=strategies()(most=29))
+def test_any_case_is_as_exact_as_plain_torch(case: Case) -> None:
+    judge(case)
+
+
+@pytest.mark.thinned(99, keep=["bfloat16-documents-all"])
+@pytest.mark.parametrize(
+    ("dtype", "rule", "option"),
+    [
+        (torch.bfloat16, "documents", "all"),
+        (torch.float16, "causal", "alibi"),
+        (torch.bfloat16, "dense", "sinks"),
+        (torch.float16, "lengths", "bias"),
+        (torch.float16, "full", "masks as bias"),
+    ],
+    ids=lambda x: str(x).removeprefix("torch."),
+)
+def test_lower_precision_stays_within_its_budget(dtype: torch.dtype, rule: str, option: str) -> None:
+    judge(made(in_turn(rule, 1), rule, option), dtype)
+
+
+@pytest.mark.parametrize("z", [Size(1, 1, 1, 1, 1, 1, 1), Size(1, 1, 1, 17, 1, 3, 2)], ids=["one", "one key"])
+def test_the_smallest_calls_are_right(z: Size) -> None:
+    judge(made(z))
+    judge(made(z, "causal", "sinks"))
+
+
+def test_several_biases_are_their_sum() -> None:
+    z = LARGEST
+    case = single(z, "causal")
+    dense, slopes = normal(5, z.T, z.S).float(), normal(6, z.H).abs().float()
+    values = normal(8, z.H, 5).float()
+    offsets = torch.arange(z.S) - (torch.arange(z.T) + z.S - z.T)[:, None]
+    total = dense - slopes[:, None, None] * offsets.abs() + values[:, offsets.clamp(-2, 2) + 2]
+    found = []
+    for bias in ((dense, Alibi(slopes), Relative(values)), total):
+        q = case.q.clone().requires_grad_()
+        out, w = run(replace(case, q=q, options={"bias": bias}))
+        found.append((out, w.lse, *torch.autograd.grad(out.square().sum(), q)))
+    for apart, together in zip(*found, strict=True):
+        assert error(apart, together) < 1e-5
+
+
+# Rows that see nothing, and what is not a number
+
+
+@pytest.mark.thinned(keep=["sinks"])
+@pytest.mark.parametrize("option", ["plain", "sinks", "all"])
+def test_a_row_that_sees_nothing_is_0_and_has_no_gradient(option: str) -> None:
+    z = Size(2, 2, 1, 17, 19, 5, 8)
+    seen = coins(11, z.B, z.H, z.T, z.S)
+    seen[0, 1, 7:], seen[1, :, 16] = False, False
+    case = replace(made(z, "full", option), mask=Mask.dense(seen)).to(torch.float32).with_gradients()
+    out, w = run(case)
+    empty = ~seen.any(-1)
+    assert torch.equal(torch.isneginf(w.lse), empty) and not bool(out[empty].any())
+    pull = torch.zeros_like(out)
+    pull[empty] = 1e6  # what comes back to them goes nowhere
+    for grad in torch.autograd.grad(out, list(case.leaves().values()), pull):
+        assert not bool(grad.any())
+    judge(replace(made(z, "full", option), mask=Mask.dense(seen)))
+
+
+def test_a_value_that_is_not_a_number_is_seen_by_those_who_see_it() -> None:
+    """Nobody else: not other channels, heads, sequences, nor queries whose tiles do not hold the key."""
+    z, key = Size(2, 4, 2, 67, 67, 8, 5), 20  # the second of five tiles
+    case = single(z, "window")
+    case.v[0, 1, key, 3] = math.nan
+    bad = torch.isnan(run(case)[0])
+    sees = (torch.arange(z.T) >= key) & (torch.arange(z.T) < key + 7)
+    assert bool(bad[0, 2:, sees, 3].all())
+    may = torch.zeros_like(bad)
+    may[0, 2:, TILE : 3 * TILE, 3] = True  # the blocks of queries that see anything of its tile
+    assert not bool((bad & ~may).any())
+
+
+@pytest.mark.thinned(99, keep=["shared--inf", "a-head-lowest"])
+@pytest.mark.parametrize("content", [-math.inf, LOWEST, -1e30], ids=["-inf", "lowest", "-1e30"])
+@pytest.mark.parametrize("heads", [1, 2], ids=["shared", "a-head"])
+def test_a_bias_hides_as_a_mask_does(content: float, heads: int) -> None:
+    z = Size(1, 2, 1, 17, 37, 8, 8)
+    seen = coins(12, 1, heads, z.T, z.S)
+    seen[..., :, 16:32], seen[..., 5, :] = False, False  # a tile, and a row
+    bias = torch.zeros(1, heads, z.T, z.S).masked_fill(~seen, content)
+    found = []
+    for options in ({"bias": bias.requires_grad_()}, {"mask": Mask.dense(seen)}):
+        case = single(z).with_gradients()
+        out, w = hw.attention(case.q, case.k, case.v, **options, backend="triton")
+        found.append((out, w.lse, *torch.autograd.grad(out.square().sum(), (case.q, case.k, case.v))))
+    for by_bias, by_mask in zip(*found, strict=True):
+        assert torch.equal(torch.isneginf(by_bias), torch.isneginf(by_mask))
+        assert error(by_bias, by_mask) < 1e-5
+    assert not bool(found[0][0][:, :, 5].any()) and bool(torch.isneginf(found[0][1][:, :, 5]).all())
+
+
+def test_a_bias_in_half_precision_hides_with_its_lowest_number() -> None:
+    z = Size(1, 2, 2, 19, 23, 8, 8)
+    case, hidden = single(z), coins(13, 1, 2, z.T, z.S)
+    hidden[:, :, 4] = True
+    bias = normal(5, 1, 2, z.T, z.S).half()
+    lowest = bias.masked_fill(hidden, torch.finfo(torch.float16).min)
+    out, w = run(replace(case, options={"bias": lowest}))
+    same, map_ = run(replace(case, mask=Mask.dense(~hidden), options={"bias": bias}))
+    assert error(w.lse, map_.lse) < 1e-6 and error(out, same) < 1e-6
+
+
+@pytest.mark.thinned(99, keep=["alibi-1e-06", "plain-37.0"])
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 37.0])
+@pytest.mark.parametrize("option", ["plain", "alibi", "softcap"])
+def test_any_scale_above_0_is_as_exact_as_plain_torch(option: str, scale: float) -> None:
+    case = made(Size(1, 2, 1, 17, 19, 5, 8), "causal", option)
+    judge(replace(case, options=case.options | {"scale": scale}))
+
+
+EMPTY: dict[str, tuple[Mask, slice]] = {  # of 16 queries and 48 keys: a mask, and keys hidden by whole tiles
+    "lengths": (Mask.padding([16]), slice(16, 48)),
+    "window": (Mask.window(3), slice(0, 16)),
+    "holes": (Mask.padding((torch.arange(48) // 16 != 1)[None]), slice(16, 32)),
+    "documents": (Mask.documents(torch.arange(48) // 16, torch.full((16,), 2)), slice(0, 32)),
+    "dense": (Mask.dense((torch.arange(48) // 16 != 1).expand(1, 1, 16, 48)), slice(16, 32)),
+}
+
+
+@pytest.mark.thinned(99, keep=["lengths", "dense", "bias"])
+@pytest.mark.parametrize("kind", [*EMPTY, "bias"])
+def test_a_tile_that_shows_nothing_is_not_loaded(kind: str) -> None:
+    mask, hidden = EMPTY.get(kind, (Mask(), slice(16, 32)))
+    bias = None
+    if kind == "bias":
+        bias = torch.zeros(16, 48)
+        bias[:, hidden] = -math.inf
+    found = []
+    for content in (0.0, math.nan):
+        q, k, v = (normal(i, 1, 1, n, 8).float() for i, n in enumerate((16, 48, 48)))
+        k[:, :, hidden] = v[:, :, hidden] = content
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        out, w = hw.attention(*leaves, mask, bias=bias, softcap=3.0, backend="triton")
+        grads = torch.autograd.grad(out.square().sum(), leaves)
+        assert not bool(grads[1][:, :, hidden].any()) and not bool(grads[2][:, :, hidden].any())
+        found.append((out, w.lse, *grads))
+    for clean, poisoned_ in zip(*found, strict=True):
+        assert torch.equal(poisoned_, clean)
+
+
+# Lists of tiles
+
+
+def seen_of(prepared: Prepared) -> Tensor:
+    """Everything that is seen, bool [B, H, T, S], a bias that may be a mask included."""
+    scores, (B, H, T, S) = prepared.scores, prepared.shape
+    at, rows = scores.at(slice(0, T)), slice(0, T)
+    seen = scores.mask.tile(at, rows, slice(0, S), S)
+    whole = torch.ones(B, H, T, S, dtype=torch.bool)
+    if seen is not None:
+        whole = whole & seen
+    if prepared.may_mask:
+        assert scores.scoring.bias is not None
+        whole = whole & ~(scores.scoring.bias <= -1e30)
+    return whole
+
+
+def seen_by_each(prepared: Prepared) -> list[Tensor]:
+    """What each rule shows by itself, of those that keep every tile they hide off a list."""
+    scores, (B, H, T, S) = prepared.scores, prepared.shape
+    at, rows, columns = scores.at(slice(0, T)), slice(0, T), slice(0, S)
+    found = []
+    for rule in scores.mask.hiding:
+        by_extremes = isinstance(rule, Documents) or (rule.is_band and scores.positions is not None)
+        if not by_extremes:
+            found.append(rule.tile(scores.mask, at, rows, columns, torch.arange(S)).expand(B, H, T, S))
+    return found
+
+
+def check_lists(prepared: Prepared, keys_first: bool, exact: bool) -> int:
+    """Each tile that shows anything once, none twice; "see all" is true. How many do not have to ask.
+
+    exact: nothing is on a list that all rules together hide, too; not only what one of them does.
+    """
+    B, H, T, S = prepared.shape
+    request = Request(prepared, "attend_listed", keys_first=keys_first, arranged=True)
+    assert request.setup.listed
+    tiles, counts = arranged(request)
+    rows, columns = tiles.shape[2:]
+    assert {*tiles.shape[:1], B} <= {1, B} and {*tiles.shape[1:2], H} <= {1, H}
+    assert counts.shape == (*tiles.shape[:3], 2)
+    tiles, counts = tiles.expand(B, H, rows, columns), counts.expand(B, H, rows, 2)
+    seen, alone = seen_of(prepared), seen_by_each(prepared)
+    if keys_first:
+        seen, alone = seen.transpose(2, 3), [x.transpose(2, 3) for x in alone]
+    bias = prepared.scores.scoring.bias if prepared.may_mask else None
+    silent = 0
+    for b in range(B):
+        for h in range(H):
+            for i in range(rows):
+                asking, seeing = counts[b, h, i].tolist()
+                assert 0 <= asking and 0 <= seeing and asking + seeing <= columns
+                asks = tiles[b, h, i, :asking].tolist()
+                sees = tiles[b, h, i, columns - seeing :].tolist()
+                listed = [*asks, *sees]
+                assert len(set(listed)) == len(listed) and all(0 <= j < columns for j in listed)
+                for j in range(columns):
+                    own, other = slice(i * TILE, (i + 1) * TILE), slice(j * TILE, (j + 1) * TILE)
+                    tile = seen[b, h, own, other]
+                    if bool(tile.any()):
+                        assert j in listed, (b, h, i, j)
+                    elif exact or any(not bool(x[b, h, own, other].any()) for x in alone):
+                        assert j not in listed, (b, h, i, j)
+                    if j in sees:
+                        where = (other, own) if keys_first else (own, other)
+                        assert bool(tile.all()), (b, h, i, j)
+                        assert bias is None or not bool(bias.expand(B, H, T, S)[b, h][where].any())
+                silent += seeing
+    return silent
+
+
+LISTED = [rule for rule in RULES if RULES[rule](LARGEST).bind(2, 2, 19, 23).is_listed]
+# known tile by tile, or by extremes that leave no gap: nothing hidden is on a list
+EXACT = (
+    "dense", "dense a sequence", "dense of each", "dense by key", "dense by query", "blocks",
+    "nothing at all", "holes", "shared documents", "documents",
+)  # fmt: skip
+
+
+@pytest.mark.thinned(99, keep=["documents-queries", "interleaved-keys", "blocks-keys", "everything-queries"])
+@pytest.mark.parametrize("keys_first", [False, True], ids=["queries", "keys"])
+@pytest.mark.parametrize("rule", LISTED)
+def test_a_list_holds_every_tile_that_shows_anything_once(rule: str, keys_first: bool) -> None:
+    for z in (Size(2, 2, 1, 53, 37, 1, 1), Size(2, 2, 2, 19, 67, 1, 1)):
+        check_lists(prepared_of(single(z, rule)), keys_first, rule in EXACT)
+
+
+@pytest.mark.thinned(99, keep=["lengths-queries", "dense a head-keys"])
+@pytest.mark.parametrize("keys_first", [False, True], ids=["queries", "keys"])
+@pytest.mark.parametrize("rule", ["full", "window", "lengths", "documents", "dense a head", "holes"])
+def test_a_bias_that_may_be_a_mask_is_on_the_lists(rule: str, keys_first: bool) -> None:
+    for option in ("mask as bias", "masks as bias", "bias for all"):
+        prepared = prepared_of(single(Size(2, 2, 1, 53, 53, 1, 1), rule, option))
+        assert prepared.may_mask
+        check_lists(prepared, keys_first, False)
+
+
+@pytest.mark.parametrize("keys_first", [False, True], ids=["queries", "keys"])
+def test_tiles_that_see_all_need_not_ask(keys_first: bool) -> None:
+    """Documents of whole tiles, holes that are whole tiles, and a mask that shows all."""
+    L = 4 * TILE
+    whole = torch.arange(L) // TILE
+    masks = {
+        4: Mask.documents(whole),
+        8: Mask.documents(whole // 2),
+        12: Mask.padding((whole != 1)[None]),
+        16: Mask.dense(torch.ones(1, 1, L, L, dtype=torch.bool)),
+        6: Mask.causal() & Mask.dense(torch.ones(1, 1, L, L, dtype=torch.bool)),
+        7: Mask.window(33) & Mask.causal() & Mask.documents(whole * 0),
+    }
+    for count, mask in masks.items():
+        case = replace(single(Size(1, 1, 1, L, L, 1, 1)), mask=mask)
+        found = check_lists(prepared_of(case), keys_first, True)
+        assert found == (3 if count == 7 else count)  # a window of 33: one full tile behind the diagonal
+
+
+def test_more_tiles_than_are_looked_at_at_once() -> None:
+    """Lists are made 16 tiles at a time in the interpreter: here there are 21."""
+    z = Size(1, 1, 1, 17, 331, 1, 1)
+    for rule in ("holes", "interleaved", "dense"):
+        for keys_first in (False, True):
+            check_lists(prepared_of(single(z, rule)), keys_first, False)
+
+
+def test_chosen_queries_have_lists_of_where_they_stand() -> None:
+    z = Size(1, 2, 1, 37, 53, 4, 4)
+    chosen = [36, 3, 3, 17, 0, 9, 12, 30, 1, 14, 7, 35, 11, 16, 2, 13, 4, 6, 22]
+    for rule in ("causal documents", "band with holes"):
+        case = single(z, rule)
+        part = hw.AttentionMap(case.q, case.k, mask=case.mask).select(queries=chosen)._scores
+        assert isinstance(part, Scores)
+        for keys_first in (False, True):
+            check_lists(Prepared(part), keys_first, False)
+        out, lse, _ = attend_room.attend(Prepared(part), case.v)
+        truth, _, true_lse = case.to(torch.float64).reference()
+        assert error(out, truth[:, :, chosen]) < 1e-5 and error(lse, true_lse[:, :, chosen]) < 1e-5
+
+
+@pytest.mark.slow
+@settings(max_examples=40)
+@given(case=strategies()(most=29))
+def test_lists_of_any_rules(case: Case) -> None:
+    prepared = prepared_of(case.to(torch.float32))
+    if prepared.is_listed:
+        for keys_first in (False, True):
+            check_lists(prepared, keys_first, False)
+
+
+# Bits, inputs and layouts
+
+
+BITS = (("documents", "all"), ("window lengths", "alibi sinks"), ("dense a sequence", "bias for all"))
+
+
+@pytest.mark.thinned(99, keep=["documents-all"])
+@pytest.mark.parametrize(("rule", "option"), BITS)
+def test_the_same_bits_every_time_and_nothing_is_written_to(rule: str, option: str) -> None:
+    case = single(Size(2, 1, 1, 17, 19, 4, 4), rule, option).with_gradients()
+    leaves = list(case.leaves().values())
+    before = [x.detach().clone() for x in leaves]
+    rules = {name: x.clone() for name, x in case.mask.tensors.items()}
+    found = []
+    for _ in range(2):
+        out, w = run(case)
+        pull = normal(9, *out.shape).float()
+        kept = pull.clone(), out.detach().clone()
+        grads = torch.autograd.grad(out, leaves, pull)
+        assert torch.equal(kept[0], pull) and torch.equal(kept[1], out)
+        found.append((out, w.lse, *grads))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, leaves, strict=True))
+    assert all(torch.equal(x, case.mask.tensors[name]) for name, x in rules.items())
+
+
+def turned(x: Tensor) -> Tensor:
+    """The same numbers, channels farthest apart: the last stride is not 1."""
+    return x.transpose(2, 3).contiguous().transpose(2, 3)
+
+
+def misaligned(x: Tensor) -> Tensor:
+    """The same numbers, beginning where no descriptor can."""
+    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+
+
+def by_position(x: Tensor) -> Tensor:
+    """[B, T, H, D] in memory."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "by position": by_position,
+    "fused": strided,
+    "turned": turned,
+    "misaligned": misaligned,
+}
+
+
+@pytest.mark.thinned(99, keep=["by position", "turned"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strides_change_no_bit(layout: str) -> None:
+    lay = LAYOUTS[layout]
+    found = []
+    for arrange in (lambda x: x, lay):
+        case = single(Size(2, 2, 2, 17, 19, 8, 24), "causal lengths", "softcap")
+        case = replace(relaid(case, arrange), v=arrange(case.v))
+        leaves = [x.requires_grad_() for x in (case.q, case.k, case.v)]
+        out, w = run(case)
+        pull = arrange(normal(9, *out.shape).float())
+        found.append((out, w.lse, *torch.autograd.grad(out, leaves, pull)))
+    for plain, mine in zip(*found, strict=True):
+        assert torch.equal(plain, mine)
+    if layout in ("by position", "fused"):
+        assert found[1][0].transpose(1, 2).is_contiguous()  # laid out as q is
+
+
+def test_heads_that_are_one_head_seen_often_give_the_same_bits() -> None:
+    z = Size(1, 3, 3, 17, 19, 8, 8)
+    found = []
+    for copied in (True, False):
+        case = single(z, "holes")
+        q, k, v = (x[:, :1].expand(x.shape) for x in (case.q, case.k, case.v))
+        leaves = [(x.contiguous() if copied else x).detach().requires_grad_() for x in (q, k, v)]
+        out, w = hw.attention(*leaves, case.mask, backend="triton")
+        pull = normal(9, z.B, 1, z.T, z.Dv).float().expand(out.shape)  # strides of 0, too
+        found.append((out, w.lse, *torch.autograd.grad(out, leaves, pull)))
+    for plain, mine in zip(*found, strict=True):
+        assert torch.equal(plain, mine)
+
+
+def test_a_bias_and_a_mask_of_any_strides() -> None:
+    z = Size(2, 2, 1, 5, 17, 8, 8)
+    bias = normal(5, z.B, z.H, z.S, z.T).float().transpose(2, 3)
+    seen = coins(8, z.H, z.T, z.S, z.B).permute(3, 0, 1, 2)
+    found = []
+    for arrange in (lambda x: x.contiguous(), lambda x: x):
+        case = replace(single(z), mask=Mask.dense(arrange(seen)))
+        given_bias = arrange(bias).detach().requires_grad_()
+        out, w = run(replace(case, options={"bias": given_bias}))
+        found.append((out, w.lse, *torch.autograd.grad(out.square().sum(), given_bias)))
+    for plain, mine in zip(*found, strict=True):
+        assert torch.equal(plain, mine)
+
+
+def test_more_sequences_than_a_grid_is_deep_take_more_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = single(Size(3, 1, 1, 5, 7, 4, 4), "lengths", "bias a sequence").with_gradients()
+    found = []
+    for deepest in (65535, 2):
+        monkeypatch.setattr(request_room, "DEEPEST", deepest)
+        out, w = run(case)
+        found.append((out, w.lse, *torch.autograd.grad(out.square().sum(), list(case.leaves().values()))))
+    for plain, mine in zip(*found, strict=True):
+        assert torch.equal(plain, mine)
+
+
+# Statistics on the way
+
+
+def check_statistics(case: Case, names: tuple[str, ...] = ON_THE_WAY) -> None:
+    """What the forward collects is what the second pass measures, and what float64 says."""
+    low = case.to(torch.float32)
+    prepared = prepared_of(low)
+    out, lse, rows = attend_room.attend(prepared, low.v, names)
+    bare, bare_lse, none = attend_room.attend(prepared, low.v)
+    assert none.shape[0] == 0 and rows.shape == (len(names), *lse.shape)
+    assert error(out, bare) < 1e-5 and error(lse, bare_lse) <= 1e-6 * max(1.0, largest(lse))
+    truth_case = low.to(torch.float64)
+    arms = []
+    for arm in (low, truth_case):
+        _, p, arm_lse = arm.reference()
+        arms.append(expected(arm, p, arm_lse, scores_of(p, arm_lse), ()))
+    measured = statistics.measured(prepared.scores, lse, names, True, 8)
+    S, size = low.k.shape[2], sizes(low)["lse"]
+    extents = {"distance": float(S), "max_logit": size, "effective_keys": float(S)}
+    for name, found in zip(names, rows, strict=True):
+        plain, truth = (arm[name] for arm in arms)
+        assert not bool(torch.isnan(found).any()), name
+        assert_judged(found, plain, truth, dtype=torch.float32, size=extents.get(name, 4.0), what=name)
+        assert error(measured[name], found) <= 1e-5 * max(size, extents.get(name, 1.0)), name
+
+
+@pytest.mark.thinned(99, keep=["documents", "ahead", "nothing at all"])
+@pytest.mark.parametrize("rule", RULES)
+def test_statistics_of_every_rule_are_collected_on_the_way(rule: str) -> None:
+    place = list(RULES).index(rule)
+    check_statistics(made(in_turn(rule, place), rule, EVERY_OPTION[(3 * place + 1) % len(OPTIONS)]))
+
+
+@pytest.mark.thinned(99, keep=["sinks", "hiding bias", "masks as bias"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_statistics_of_every_option_are_collected_on_the_way(option: str) -> None:
+    place = EVERY_OPTION.index(option)
+    rule = ("lengths", "causal", "dense a sequence", "window")[place % 4]
+    check_statistics(made(in_turn(rule, place), rule, option))
+
+
+def test_statistics_are_collected_in_any_order_and_alone() -> None:
+    case = made(Size(1, 2, 1, 19, 23, 8, 8), "causal", "sinks")
+    for names in (("max_logit",), ("distance", "entropy"), ("effective_keys", "confidence"), ("confidence",)):
+        check_statistics(case, names)
+
+
+@pytest.mark.xfail(reason="0 times -inf in the sum of p x: entropy is not a number", strict=True)
+@pytest.mark.parametrize("sink", [-math.inf, LOWEST], ids=["-inf", "lowest"])
+def test_a_sink_that_takes_nothing_is_none(sink: float) -> None:
+    case = single(Size(1, 2, 1, 19, 23, 8, 8), "causal")
+    without = attend_room.attend(prepared_of(case), case.v, ON_THE_WAY)
+    case.options["sinks"] = torch.full((2,), sink)
+    found = attend_room.attend(prepared_of(case), case.v, ON_THE_WAY)
+    for mine, plain in zip(found, without, strict=True):
+        assert error(mine, plain) < 1e-6
+
+
+# Who is refused, and why
+
+
+def call(**given: Any) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    size = {"B": 1, "H": 2, "T": 5, "S": 7, "D": 8, "Dv": 8, "dtype": torch.float32}
+    size |= {name: given.pop(name) for name in size if name in given}
+    q, k, v = (
+        torch.zeros(size["B"], size["H"], n, d, dtype=size["dtype"])
+        for n, d in ((size["T"], size["D"]), (size["S"], size["D"]), (size["S"], size["Dv"]))
+    )
+    return (q, k, v), given
+
+
+REASONS: dict[str, tuple[dict[str, Any], str]] = {
+    "dropout": ({"dropout": 0.25}, "dropout 0.25 falls on the weights, which it never has"),
+    "scale below 0": ({"scale": -0.3}, "it takes a scale above 0, not -0.3"),
+    "scale 0": ({"scale": 0.0}, "it takes a scale above 0, not 0"),
+    "value_dim": ({"Dv": 257}, "it takes value_dim up to 256, not 257"),
+    "head_dim": ({"D": 257}, "it takes head_dim up to 256, not 257"),
+    "dtype": ({"dtype": torch.float64}, "it takes bfloat16, float16 and float32, not float64"),
+    "relative": (
+        {"bias": Relative(torch.zeros(2, 5).requires_grad_())},
+        "it gives no gradient to relative",
+    ),
+    "row bias": (
+        {"bias": torch.zeros(1, 1, 1, 7).requires_grad_()},
+        "it gives no gradient to a bias [1, 1, 1, 7] that queries or keys share",
+    ),
+    "column bias": (
+        {"bias": torch.zeros(2, 5, 1).requires_grad_()},
+        "it gives no gradient to a bias [1, 2, 5, 1] that queries or keys share",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given_", "says"), REASONS.values(), ids=REASONS)
+def test_what_the_kernels_cannot_take_is_said_in_words(given_: dict[str, Any], says: str) -> None:
+    tensors, options = call(**given_)
+    answer = hw.why(*tensors, **options)
+    assert answer.reasons["triton"] == says and f"  triton: {says}" in str(answer).splitlines()
+    with pytest.raises(BackendUnavailable) as caught:
+        hw.attention(*tensors, **options, backend="triton")
+    assert f'backend="triton" cannot run this call: {says}. ' in str(caught.value)
+    out, _ = hw.attention(*tensors, **options)  # somebody else runs it
+    assert out.shape == (1, 2, 5, tensors[2].shape[-1])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, of its own files
+def test_what_is_refused_by_what_goes_on_around_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+
+    def inside_a_transform(q: Tensor) -> Tensor:
+        said.append(hw.why(q, k, v).reasons["triton"])
+        return hw.attention(q, k, v)[0].sum()
+
+    (q, k, v), _ = call()
+    torch.func.grad(inside_a_transform)(q)
+    assert said == ["a function transform (torch.func) is active, which only plain operations pass"]
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, torch.ones_like(q))
+        reason = hw.why(dual, k, v).reasons["triton"]
+    assert reason == "a forward-mode derivative is wanted, which only plain operations give"
+    nobody, _ = call(B=0)
+    assert hw.why(*nobody).reasons["triton"] == "there is nothing in this batch"
+    monkeypatch.setattr("headwise.engines.gpu.cannot.FARTHEST", 6)
+    slopes = Alibi(torch.ones(2))
+    reason = hw.why(q, k, v, bias=slopes).reasons["triton"]
+    assert reason == "it counts distances up to 6 exactly, and there are 7 keys"
+    assert hw.why(q, k, v).reasons["triton"] is None
+    monkeypatch.setattr(launches, "INTERPRET", False)
+    assert hw.why(q, k, v).reasons["triton"] == "it runs on cuda, the tensors are on cpu"
+
+
+def test_what_learns_is_given_its_gradient_or_refused() -> None:
+    """A bias for each query and key, and slopes, are; with nothing to learn, every bias is taken."""
+    (q, k, v), _ = call()
+    taken = (
+        torch.zeros(5, 7).requires_grad_(), torch.zeros(1, 2, 5, 7).requires_grad_(),
+        Alibi(torch.ones(2).requires_grad_()), torch.zeros(7), Relative(torch.zeros(2, 5)),
+    )  # fmt: skip
+    for bias in taken:
+        assert hw.why(q, k, v, bias=bias).backend == "triton"
+    with torch.no_grad():
+        assert hw.why(q, k, v, bias=torch.zeros(7).requires_grad_()).backend == "triton"
+
+
+def test_torchs_kernels_keep_what_they_do_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_kernels, "interpreted", lambda: False)
+    monkeypatch.setattr(OwnKernels, "devices", ("cpu", "cuda"))
+    says = "torch's kernels are faster where no rule is more than causal"
+    half = {"dtype": torch.bfloat16}
+    square = half | {"T": 7}
+    asked = {"statistics": "entropy"}
+    reluctant: list[dict[str, Any]] = [half, square, square | {"causal": True}, half | asked]
+    willing: list[dict[str, Any]] = [
+        {}, half | {"causal": True}, square | {"window": 3}, half | {"mask": Mask.padding([3])},
+        half | {"softcap": 3.0}, half | {"sinks": torch.zeros(2)}, half | {"bias": torch.zeros(5, 7)},
+        half | {"bias": Alibi(torch.ones(2))}, half | {"D": 129}, half | {"Dv": 256},
+        half | {"mask": Mask.documents([0] * 7)}, half | {"mask": torch.ones(5, 7, dtype=torch.bool)},
+        half | {"T": 67, "S": 67} | asked,
+    ]  # fmt: skip
+    for given_ in reluctant:
+        tensors, options = call(**given_)
+        answer = hw.why(*tensors, **options)
+        assert answer.reasons["triton"] == says and answer.backend != "triton"
+        assert hw.why(*tensors, **options, backend="triton").backend == "triton"
+    for given_ in willing:
+        tensors, options = call(**given_)
+        assert hw.why(*tensors, **options).reasons["triton"] is None, given_
+
+
+def test_why_says_that_and_how_the_kernels_run_a_call() -> None:
+    (q, k, v), _ = call()
+    answer = hw.why(q, k, v, softcap=3.0)
+    assert answer.backend == "triton"
+    assert str(answer).splitlines()[0] == "triton runs this call, tile by tile in one kernel."
+    assert backend_named("triton").gives_bias_gradient
+
+
+def test_every_kind_of_block_is_used(monkeypatch: pytest.MonkeyPatch, launched: list[str]) -> None:
+    kinds: set[str] = set()
+    blocks_for = launches.blocks_for
+
+    def noted(kind: str, *rest: Any) -> launches.Blocks:
+        kinds.add(kind)
+        return blocks_for(kind, *rest)
+
+    monkeypatch.setattr(request_room, "blocks_for", noted)
+    monkeypatch.setattr(attend_room, "multiprocessors", lambda device: 2)
+    for z, rule, option in (
+        (Size(2, 2, 2, 5, 7, 4, 4), "full", "plain"),
+        (Size(1, 1, 1, 5, 7, 4, 4), "causal", "bias a head"),
+        (Size(1, 2, 1, 5, 7, 4, 4), "causal", "softcap"),
+        (Size(1, 1, 1, 5, 7, 4, 4), "dense", "plain"),
+        (Size(1, 1, 1, 5, 37, 4, 4), "full", "plain"),
+    ):
+        case = single(z, rule, option).with_gradients()
+        run(case)[0].sum().backward()
+    assert kinds == {kind for kind in launches.HOPPER if kind.startswith(("attend", "few"))}
+    kernels = {"attend_kernel", "attend_dq_kernel", "attend_dkv_kernel", "attend_dbias_kernel"}
+    assert set(launched) == kernels
+
+
+# torch.compile
+
+
+COMPILED: dict[str, dict[str, Any]] = {
+    "softcap": {"softcap": 3.0},
+    "causal": {"causal": True},
+    "window lengths": {"window": 5, "mask": Mask.padding([7, 23])},
+    "documents": {"mask": Mask.documents(torch.arange(23) // 6), "softcap": 3.0},
+    "dense": {"mask": coins(8, 2, 1, 19, 23), "sinks": normal(7, 2).float()},
+}
+
+
+@pytest.mark.thinned(99, keep=["documents"])
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_calls_use_the_same_kernels(name: str, launched: list[str], fresh_compiler: None) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return hw.attention(q, k, v, **COMPILED[name])[0]
+
+    case = single(Size(2, 2, 1, 19, 23, 8, 8))
+    found, kernels = [], []
+    for function in (attend, torch.compile(attend, fullgraph=True, backend="aot_eager")):
+        launched.clear()
+        fresh = case.with_gradients()
+        leaves = [fresh.q, fresh.k, fresh.v]
+        out = function(*leaves)
+        found.append((out, *torch.autograd.grad(out, leaves, normal(9, *out.shape).float())))
+        kernels.append(launched[:])
+    assert kernels[0] == kernels[1] == ["attend_kernel", "attend_dq_kernel", "attend_dkv_kernel"]
+    assert all(torch.equal(mine, plain) for mine, plain in zip(*found, strict=True))
+
+
+@pytest.mark.thinned(99, keep=["holes-bias a head"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize(
+    ("rule", "option"),
+    [("full", "sinks"), ("holes", "bias a head"), ("dense a head", "plain"), ("window lengths", "alibi")],
+)
+def test_the_operator_keeps_torchs_rules(rule: str, option: str) -> None:
+    case = single(Size(2, 2, 1, 3, 5, 4, 4), rule, option).with_gradients()
+    flat = first_pass._flat(scores_from(case.q, case.k, case.v, case.mask, **case.options), case.v)
+    torch.library.opcheck(torch.ops.headwise.attend.default, (*flat, "bias" in case.options, "triton"))
+
+
+def test_derivatives_of_derivatives_are_taken_through_the_plain_path() -> None:
+    found = []
+    for backend in ("triton", "plain"):
+        case = single(Size(1, 2, 1, 5, 7, 4, 4)).with_gradients()
+        out, _ = hw.attention(case.q, case.k, case.v, window=3, backend=backend)
+        (first,) = torch.autograd.grad(out.square().sum(), case.q, create_graph=True)
+        found.append((out, first, *torch.autograd.grad(first.square().sum(), (case.q, case.k, case.v))))
+    for mine, plain in zip(*found, strict=True):
+        assert error(mine, plain) <= 1e-4 * max(1.0, largest(plain))
