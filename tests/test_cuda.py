@@ -35,7 +35,7 @@ try:
 except ImportError:  # a bare GPU machine
     pass
 
-BACKENDS = ("cudnn", "flash", "efficient", "tiles")
+BACKENDS = ("triton", "cudnn", "flash", "efficient", "tiles")
 
 
 def normal(seed: int, *shape: int) -> Tensor:
