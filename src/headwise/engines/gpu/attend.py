@@ -268,7 +268,7 @@ def attend(
         given = _given(request, v, values, out, steps, lse, rows, lists)
         launch_it = request.planned(
             attend_kernel, (request.blocks * splits, H), *given,
-            sizes=(request.blocks, B * H * T, triton.cdiv(S, request.setup.N), splits),
+            sizes=(request.blocks, B * H * T, -(-S // request.setup.N), splits),
             options=(values, _wants(names, splits)),
         )  # fmt: skip
         keep(_plans, signature, Plan(request.without_tensors(), values, launch_it, splits, steps))

@@ -11,6 +11,7 @@ program keeps a tile and walks all sequences and heads that share it). No atomic
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
@@ -22,8 +23,9 @@ from .attend import mixed
 from .backward import spread
 from .launches import NOT_SPECIAL
 from .lists import ROOM
-from .request import Prepared, Request, channels_of, described, strides_of
+from .request import Launch, Prepared, Request, channels_of, described, keep, signature_of, strides_of
 from .tile import (
+    Channels,
     factor,
     key_stop,
     keys_seen,
@@ -266,40 +268,67 @@ class Found(NamedTuple):
     slopes: Tensor | None
 
 
+class Plan(NamedTuple):
+    """What follows from a signature."""
+
+    by_query: dict[str, object]  # of each request, what is the same
+    by_key: dict[str, object]
+    values: Channels
+    outs: Channels
+    grads: Channels
+    launch_q: Launch
+    launch_k: Launch
+
+
+_plans: dict[Hashable, Plan] = {}
+
+
 def backward(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: bool = False) -> Found:
     """From output and lse of whole rows and the output's gradient; of_bias: of bias and slopes, too."""
     (B, H, T, S), q, k, rules = prepared.shape, prepared.q, prepared.k, prepared.rules
     v, out, grad = (x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in (v, out, grad))
-    listed = "_listed" if prepared.is_listed else ""
-    by_query = Request(prepared, f"attend_dq{listed}", arranged=True)
-    by_key = Request(prepared, f"attend_dkv{listed}", keys_first=True, arranged=True)
-    M, N = by_query.setup.M, by_query.setup.N
-    assert by_key.setup.N <= M and M <= ROOM, "what is kept per query is read as far as it was written"
+    signature = (prepared.signature, signature_of(v), signature_of(out), signature_of(grad), of_bias)
+    plan = _plans.get(signature)
+    if plan is None:
+        listed = "_listed" if prepared.is_listed else ""
+        by_query = Request(prepared, f"attend_dq{listed}", arranged=True)
+        by_key = Request(prepared, f"attend_dkv{listed}", keys_first=True, arranged=True)
+        kept = by_key.setup.N <= by_query.setup.M <= ROOM
+        assert kept, "what is kept per query is read as far as it was written"
+        values, outs, grads = channels_of(v), channels_of(out), channels_of(grad)
+    else:
+        by_query, by_key = Request.again(plan.by_query, prepared), Request.again(plan.by_key, prepared)
+        values, outs, grads = plan.values, plan.outs, plan.grads
     padded = -(-T // ROOM) * ROOM
     powers, delta = prepared.empty(B, H, padded), prepared.empty(B, H, padded)
-    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-    learned = of_bias and rules.slopes is not None
-    dslopes = prepared.empty(B, H, T) if learned else None
-    values, outs, grads = channels_of(v), channels_of(out), channels_of(grad)
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dslopes = prepared.empty(B, H, T) if of_bias and rules.slopes is not None else None
+    M, N = by_query.setup.M, by_query.setup.N
     to_q = (
         *described(v, N, values), strides_of(v)[:3], *described(out, M, outs), strides_of(out)[:3],
         *described(grad, M, grads), strides_of(grad)[:3], prepared.lse, powers, delta, dq,
         strides_of(dq)[:3], dslopes, *by_query.tile_lists,
-    )  # fmt: skip
-    launch_q = by_query.planned(
-        attend_dq_kernel, by_query.grid, *to_q, sizes=(by_query.blocks, padded, -(-S // N)),
-        options=(values, outs, grads),
     )  # fmt: skip
     M, N = by_key.setup.M, by_key.setup.N
     to_k = (
         *described(v, M, values), strides_of(v)[:3], *described(grad, N, grads), strides_of(grad)[:3],
         powers, delta, dk, strides_of(dk)[:3], dv, strides_of(dv)[:3], *by_key.tile_lists,
     )  # fmt: skip
-    launch_k = by_key.planned(
-        attend_dkv_kernel, (by_key.blocks, k.shape[1]), *to_k, sizes=(by_key.blocks, padded, -(-T // N)),
-        options=(values, grads),
-    )  # fmt: skip
-    with launch_k.compiling(q, k, rules, *to_k):
+    if plan is None:
+        launch_q = by_query.planned(
+            attend_dq_kernel, by_query.grid, *to_q,
+            sizes=(by_query.blocks, padded, -(-S // by_query.setup.N)), options=(values, outs, grads),
+        )  # fmt: skip
+        launch_k = by_key.planned(
+            attend_dkv_kernel, (by_key.blocks, k.shape[1]), *to_k,
+            sizes=(by_key.blocks, padded, -(-T // N)), options=(values, grads),
+        )  # fmt: skip
+        same = by_query.without_tensors(), by_key.without_tensors()
+        keep(_plans, signature, Plan(*same, values, outs, grads, launch_q, launch_k))
+        with launch_k.compiling(q, k, rules, *to_k):
+            launch_q(q, k, rules, *to_q)
+    else:
+        launch_q, launch_k = plan.launch_q, plan.launch_k
         launch_q(q, k, rules, *to_q)
     launch_k(q, k, rules, *to_k)
     dbias = None
@@ -316,7 +345,7 @@ def _of_bias(prepared: Prepared, v: Tensor, grad: Tensor, powers: Tensor, delta:
     dbias = torch.empty(given.shape, dtype=given.dtype, device=given.device)
     request = Request(prepared, "attend_dbias")
     setup, values, grads = request.setup, channels_of(v), channels_of(grad)
-    columns = triton.cdiv(S, setup.N)
+    columns = -(-S // setup.N)
     sequences, heads = (whole if own == 1 else 1 for own, whole in zip(given.shape, (B, H), strict=False))
     tensors = (
         *described(v, setup.N, values), strides_of(v)[:3], *described(grad, setup.M, grads),
