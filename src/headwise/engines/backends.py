@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from ..errors import ArgumentError, BackendUnavailable, nearest
 from .backend import Backend, Call
 from .decode import Decode
 from .fused import Fused
-from .kernels import CPU_FLASH, CUDA_EFFICIENT, CUDA_FLASH, CUDNN
+from .kernels import CPU_FLASH, CUDA_EFFICIENT, CUDA_FLASH, CUDNN, Kernel
 from .own_kernels import OwnKernels
 from .plain import PLAIN
 from .tiles import TILES
 
-__all__ = ["BACKENDS", "backend_named", "choose", "note", "verdicts"]
+__all__ = ["BACKENDS", "backend_named", "bare_kernel", "choose", "note", "verdicts"]
 
 BACKENDS: tuple[Backend, ...] = (
     Decode(),
@@ -86,6 +88,19 @@ def choose(call: Call, name: str = "auto") -> Backend:
             'use backend="auto" to let headwise choose'
         )
     return backend
+
+
+def bare_kernel(call: Call, q: Tensor, v: Tensor) -> Kernel | None:
+    """The first kernel that would run the call with heads as they are; None: none does.
+
+    Where a step around it takes longer than attention, a kernel without help is worth more than a faster one.
+    """
+    for backend in BACKENDS:
+        if _why_not_of_itself(backend, call) is None:
+            kernel = backend.bare(q, v)
+            if kernel is not None:
+                return kernel
+    return None
 
 
 def note(call: Call) -> None:

@@ -139,7 +139,7 @@ def chosen(
         return None
     q, k = _looks(x, num_heads, first), _looks(keys, num_heads, first)
     call = Call(Scores(q, k, _mask(causal, padding), Scoring(1.0)), k)
-    bare = backends.choose(call).bare(q, k)
+    bare = backends.bare_kernel(call, q, k)
     if bare is None:
         return None
     backends.note(call)
