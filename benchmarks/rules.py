@@ -118,8 +118,9 @@ def warm(chosen: Sequence[Cell], device: str, processes: int, given: Sequence[st
 
 
 def choose(pattern: str | None, quick: bool) -> list[Cell]:
-    """Cells whose names fit."""
-    fitting = [cell for cell in cells() if fnmatch.fnmatch(cell.name, pattern or "*")]
+    """Cells whose names fit; several patterns are parted by commas."""
+    patterns = (pattern or "*").split(",")
+    fitting = [cell for cell in cells() if any(fnmatch.fnmatch(cell.name, one) for one in patterns)]
     return tiny(fitting) if quick else fitting
 
 
@@ -131,7 +132,9 @@ def arguments() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--only", metavar="PATTERN", help="cells whose names fit, e.g. 'forward_softcap*'")
+    parser.add_argument(
+        "--only", metavar="PATTERN", help="cells whose names fit, e.g. 'forward_softcap*,first*'"
+    )
     parser.add_argument("--out", metavar="DIR", type=Path, help="where results lie (benchmarks/results)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, few turns; stored only with --out")
     parser.add_argument("--seconds", metavar="N", type=float, default=float("inf"), help="no cell after that")

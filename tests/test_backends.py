@@ -595,7 +595,7 @@ def test_the_guard_counts_what_it_says(shapes: list[int]) -> None:
 
 def test_a_small_plain_call_of_one_query_is_left_to_flash(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, few = decode.Decode(), half_call(T=1, S=11)
-    assert backend.reluctance(few) == "5632 bytes of keys and values are few, from 33554432 on it pays"
+    assert backend.reluctance(few) == "5632 bytes of keys and values are few, from 16777216 on it pays"
     assert (
         backend.reluctance(half_call(T=1, S=11, mask=Mask.padding([3]))) is None
     )  # which flash does not take

@@ -12,7 +12,7 @@ from .tiles import TILES
 
 __all__ = ["Decode"]
 
-WORTH_IT = 2**25  # bytes of keys and values
+WORTH_IT = 2**24  # bytes of keys and values
 MOST_ROWS = 64  # query heads that share a key head
 
 

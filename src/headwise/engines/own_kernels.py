@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .backend import Backend, Call, Gradients
-from .fused import adds, band_of
+from .fused import adds, in_one_call
 from .gpu.cannot import LARGEST_HEAD, cannot
 from .gpu.launches import FEW_QUERIES, interpreted
 from .gradients import ScoreGradients
-from .kernels import CAUSAL, FULL, HALF
+from .kernels import HALF
 from .tiles import sinks_gradient
 from .wanted import ON_THE_WAY
 
 __all__ = ["OwnKernels"]
+
+LARGEST_WHOLE = 128  # channels of float32: beyond, registers do not suffice
 
 
 class OwnKernels(Backend):
@@ -37,24 +40,27 @@ class OwnKernels(Backend):
             return f"it takes a scale above 0, not {scoring.scale:g}"
         if v.shape[-1] > LARGEST_HEAD:
             return f"it takes value_dim up to {LARGEST_HEAD}, not {v.shape[-1]}"
+        widest = max(scores.q.shape[-1], v.shape[-1])
+        if scores.q.dtype == torch.float32 and widest > LARGEST_WHOLE:
+            return f"it takes float32 with head_dim up to {LARGEST_WHOLE}, not {widest}"
         if call.bias_gradient:
             if scoring.relative is not None:
                 return "it gives no gradient to relative"
             if scoring.bias is not None and scoring.bias.shape[2:] != scores.shape[2:]:
                 return f"it gives no gradient to a bias {list(scoring.bias.shape)} that queries or keys share"
-        return cannot(scores)
+        # in a graph nothing is known of the device: it is asked when the graph runs
+        return None if torch.compiler.is_compiling() else cannot(scores)
 
     def reluctance(self, call: Call) -> str | None:
-        """What torch's own kernels do best: full, or causal on a square, and nothing else."""
+        """What torch's own kernels do best: full, or causal on a square, and nothing else; float32."""
         scores, scoring = call.scores, call.scores.scoring
-        if scores.q.dtype not in HALF or interpreted() or (call.collect and self.can_collect(call)):
+        if interpreted() or (call.collect and self.can_collect(call)) or scoring.softcap is not None:
             return None
-        _, _, T, S = scores.shape
-        band = band_of(scores)
-        plain = band == FULL or (band == CAUSAL and T == S)
-        if not plain or adds(scores) or scoring.softcap is not None or scoring.sinks is not None:
-            return None
-        if max(scores.q.shape[-1], call.v.shape[-1]) > 128:
+        if scores.q.dtype not in HALF:
+            if call.bias_gradient or not in_one_call(scores):
+                return None
+            return "torch's efficient kernel takes float32 as it is, and ours has to be compiled for long"
+        if not in_one_call(scores) or adds(scores) or scoring.sinks is not None:
             return None
         return "torch's kernels are faster where no rule is more than causal"
 

@@ -86,6 +86,8 @@ HOPPER: dict[str, tuple[Blocks, Blocks, Blocks]] = {
 }
 CAREFUL = Blocks(64, 64, 4, 2)  # float32, whose tiles take twice the room; and older GPUs
 VERY_CAREFUL = Blocks(32, 32, 4, 1)  # the same with long heads
+FIRST_PASS = frozenset(kind for kind in HOPPER if kind.startswith("attend") or kind == "few")
+WHOLE = Blocks(64, 32, 8, 1)  # the first pass in float32, whose products take three times the registers
 FEW_QUERIES = 64  # over which the keys of a first pass may be cut into parts
 FEW_ROWS = Blocks(16, 128, 4, 2)  # a handful of queries: the keys are what there is to load
 SHORT, SHORT_ROWS = 1024, Blocks(128, 64, 4, 3)  # up to so many keys of short heads: dense weights
@@ -97,6 +99,8 @@ def blocks_for(kind: str, head_dim: int, dtype: torch.dtype, device: torch.devic
     if interpreted():
         return INTERPRETED
     size = 0 if head_dim <= 64 else 1 if head_dim <= 128 else 2
+    if dtype == torch.float32 and kind in FIRST_PASS:
+        return WHOLE
     if dtype == torch.float32 or not takes_descriptors(device.index):
         return VERY_CAREFUL if size == 2 else CAREFUL
     return HOPPER[kind][size]
