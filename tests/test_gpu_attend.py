@@ -290,7 +290,7 @@ FEW_CASES = (
 def test_the_keys_of_a_few_queries_are_cut_into_parts(rule: str, option: str) -> None:
     z = in_turn(rule, FEW_CASES.index((rule, option)), FEW)
     case = made(z, rule, option)
-    assert attend_room._splits(prepared_of(case.to(torch.float32))) > 1
+    assert attend_room._splits(prepared_of(case.to(torch.float32)), ()) > 1
     judge(case)
 
 
@@ -711,7 +711,7 @@ def check_statistics(case: Case, names: tuple[str, ...] = ON_THE_WAY) -> None:
     prepared = prepared_of(low)
     out, lse, rows = attend_room.attend(prepared, low.v, names)
     bare, bare_lse, none = attend_room.attend(prepared, low.v)
-    assert none.shape[0] == 0 and rows.shape == (len(names), *lse.shape)
+    assert none is None and rows is not None and rows.shape == (len(names), *lse.shape)
     assert error(out, bare) < 1e-5 and error(lse, bare_lse) <= 1e-6 * max(1.0, largest(lse))
     truth_case = low.to(torch.float64)
     arms = []
@@ -777,7 +777,9 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
     "scale below 0": ({"scale": -0.3}, "it takes a scale above 0, not -0.3"),
     "scale 0": ({"scale": 0.0}, "it takes a scale above 0, not 0"),
     "value_dim": ({"Dv": 257}, "it takes value_dim up to 256, not 257"),
-    "head_dim": ({"D": 257}, "it takes head_dim up to 256, not 257"),
+    "head_dim": ({"D": 257, "dtype": torch.bfloat16}, "it takes head_dim up to 256, not 257"),
+    "head_dim in float32": ({"D": 129}, "it takes float32 with head_dim up to 128, not 129"),
+    "value_dim in float32": ({"Dv": 130}, "it takes float32 with head_dim up to 128, not 130"),
     "dtype": ({"dtype": torch.float64}, "it takes bfloat16, float16 and float32, not float64"),
     "relative": (
         {"bias": Relative(torch.zeros(2, 5).requires_grad_())},
@@ -854,16 +856,19 @@ def test_torchs_kernels_keep_what_they_do_best(monkeypatch: pytest.MonkeyPatch) 
     asked = {"statistics": "entropy"}
     reluctant: list[dict[str, Any]] = [half, square, square | {"causal": True}, half | asked]
     willing: list[dict[str, Any]] = [
-        {}, half | {"causal": True}, square | {"window": 3}, half | {"mask": Mask.padding([3])},
+        {"softcap": 3.0}, {"window": 3}, half | {"causal": True}, square | {"window": 3},
         half | {"softcap": 3.0}, half | {"sinks": torch.zeros(2)}, half | {"bias": torch.zeros(5, 7)},
-        half | {"bias": Alibi(torch.ones(2))}, half | {"D": 129}, half | {"Dv": 256},
+        half | {"bias": Alibi(torch.ones(2))}, half | {"mask": Mask.padding([3])},
         half | {"mask": Mask.documents([0] * 7)}, half | {"mask": torch.ones(5, 7, dtype=torch.bool)},
         half | {"T": 67, "S": 67} | asked,
     ]  # fmt: skip
+    whole = "torch's efficient kernel takes float32 as it is, and ours has to be compiled for long"
+    reluctant += [half | {"D": 129}, half | {"Dv": 256}, {}, {"mask": Mask.padding([3])}]
     for given_ in reluctant:
         tensors, options = call(**given_)
         answer = hw.why(*tensors, **options)
-        assert answer.reasons["triton"] == says and answer.backend != "triton"
+        assert answer.reasons["triton"] == (says if "dtype" in given_ else whole)
+        assert answer.backend != "triton"
         assert hw.why(*tensors, **options, backend="triton").backend == "triton"
     for given_ in willing:
         tensors, options = call(**given_)
@@ -887,7 +892,7 @@ def test_every_kind_of_block_is_used(monkeypatch: pytest.MonkeyPatch, launched: 
         return blocks_for(kind, *rest)
 
     monkeypatch.setattr(request_room, "blocks_for", noted)
-    monkeypatch.setattr(attend_room, "multiprocessors", lambda device: 2)
+    monkeypatch.setattr(attend_room, "multiprocessors", lambda device: 1)
     for z, rule, option in (
         (Size(2, 2, 2, 5, 7, 4, 4), "full", "plain"),
         (Size(1, 1, 1, 5, 7, 4, 4), "causal", "bias a head"),
