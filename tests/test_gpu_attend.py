@@ -256,14 +256,14 @@ def prepared_of(case: Case) -> Prepared:
 EVERY_OPTION = list(OPTIONS)
 
 
-@pytest.mark.thinned(99, keep=["documents", "left padding", "window lengths", "blocks", "two labels"])
+@pytest.mark.thinned(99, keep=["documents", "left padding", "two labels"])
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_is_as_exact_as_plain_torch(rule: str) -> None:
     place = list(RULES).index(rule)
     judge(made(in_turn(rule, place), rule, EVERY_OPTION[5 * place % len(OPTIONS)]))
 
 
-@pytest.mark.thinned(99, keep=["alibi", "masks as bias", "all", "bias for all", "sinks"])
+@pytest.mark.thinned(99, keep=["alibi", "masks as bias", "all"])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_is_as_exact_as_plain_torch(option: str) -> None:
     place = EVERY_OPTION.index(option)
@@ -271,21 +271,13 @@ def test_every_option_is_as_exact_as_plain_torch(option: str) -> None:
     judge(made(in_turn(rule, place + 2), rule, option))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES)
-def test_every_rule_meets_another_option(rule: str) -> None:
-    place = list(RULES).index(rule)
-    judge(made(in_turn(rule, place + 1), rule, EVERY_OPTION[(7 + place) % len(OPTIONS)]))
-
-
 FEW_CASES = (
-    ("full", "sinks"), ("causal", "softcap"), ("window", "plain"), ("lengths", "alibi"), ("holes", "sinks"),
-    ("documents", "bias"), ("dense of each", "all"), ("nothing at all", "sinks"), ("full", "masks as bias"),
-    ("left padding", "relative"), ("full", "hiding bias"), ("dense by query", "high sinks"),
+    ("causal", "softcap"), ("lengths", "alibi"), ("documents", "bias"), ("dense of each", "all"),
+    ("nothing at all", "sinks"), ("left padding", "relative"),
 )  # fmt: skip
 
 
-@pytest.mark.thinned(99, keep=["full-sinks", "lengths-alibi"])
+@pytest.mark.thinned(99, keep=["lengths-alibi"])
 @pytest.mark.parametrize(("rule", "option"), FEW_CASES)
 def test_the_keys_of_a_few_queries_are_cut_into_parts(rule: str, option: str) -> None:
     z = in_turn(rule, FEW_CASES.index((rule, option)), FEW)
@@ -303,13 +295,13 @@ def test_parts_are_put_together_to_what_one_walk_gives(monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(case=strategies()(most=29))
 def test_any_case_is_as_exact_as_plain_torch(case: Case) -> None:
     judge(case)
 
 
-@pytest.mark.thinned(99, keep=["bfloat16-documents-all"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "rule", "option"),
     [
@@ -380,10 +372,28 @@ def test_a_value_that_is_not_a_number_is_seen_by_those_who_see_it() -> None:
     assert not bool((bad & ~may).any())
 
 
-@pytest.mark.thinned(99, keep=["shared--inf", "a-head-lowest"])
-@pytest.mark.parametrize("content", [-math.inf, LOWEST, -1e30], ids=["-inf", "lowest", "-1e30"])
-@pytest.mark.parametrize("heads", [1, 2], ids=["shared", "a-head"])
-def test_a_bias_hides_as_a_mask_does(content: float, heads: int) -> None:
+@pytest.mark.parametrize(("low", "rule"), [(-1e9, "causal"), (-1e20, "documents")], ids=["1e9", "1e20"])
+def test_a_query_whose_keys_are_all_far_below_has_gradients_of_its_size(low: float, rule: str) -> None:
+    """Its lse holds no more than the bias: weights made of that alone would be 1 each."""
+    z = Size(1, 2, 1, 19, 23, 8, 8)
+    found = []
+    for backend in ("triton", "tiles"):
+        case = single(z, rule).with_gradients()
+        bias = torch.zeros(1, 2, z.T, z.S)
+        bias[:, :, 3:7] = low
+        out, _ = hw.attention(case.q, case.k, case.v, case.mask, bias=bias.requires_grad_(), backend=backend)
+        found.append((out, *torch.autograd.grad(out.square().sum(), (case.q, case.k, case.v, bias))))
+    for mine, theirs in zip(*found, strict=True):
+        assert error(mine, theirs) < 1e-5
+
+
+@pytest.mark.thinned(99, keep=["shared--inf"])
+@pytest.mark.parametrize(
+    ("heads", "content"),
+    [(1, -math.inf), (2, LOWEST), (1, -1e30)],
+    ids=["shared--inf", "a-head-lowest", "-1e30"],
+)
+def test_a_bias_hides_as_a_mask_does(heads: int, content: float) -> None:
     z = Size(1, 2, 1, 17, 37, 8, 8)
     seen = coins(12, 1, heads, z.T, z.S)
     seen[..., :, 16:32], seen[..., 5, :] = False, False  # a tile, and a row
@@ -410,7 +420,7 @@ def test_a_bias_in_half_precision_hides_with_its_lowest_number() -> None:
     assert error(w.lse, map_.lse) < 1e-6 and error(out, same) < 1e-6
 
 
-@pytest.mark.thinned(99, keep=["alibi-1e-06", "plain-37.0"])
+@pytest.mark.thinned(99, keep=["alibi-1e-06"])
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 37.0])
 @pytest.mark.parametrize("option", ["plain", "alibi", "softcap"])
 def test_any_scale_above_0_is_as_exact_as_plain_torch(option: str, scale: float) -> None:
@@ -427,7 +437,7 @@ EMPTY: dict[str, tuple[Mask, slice]] = {  # of 16 queries and 48 keys: a mask, a
 }
 
 
-@pytest.mark.thinned(99, keep=["lengths", "dense", "bias"])
+@pytest.mark.thinned(99, keep=["dense"])
 @pytest.mark.parametrize("kind", [*EMPTY, "bias"])
 def test_a_tile_that_shows_nothing_is_not_loaded(kind: str) -> None:
     mask, hidden = EMPTY.get(kind, (Mask(), slice(16, 32)))
@@ -527,7 +537,7 @@ EXACT = (
 )  # fmt: skip
 
 
-@pytest.mark.thinned(99, keep=["documents-queries", "interleaved-keys", "blocks-keys", "everything-queries"])
+@pytest.mark.thinned(99, keep=["documents-queries", "interleaved-keys"])
 @pytest.mark.parametrize("keys_first", [False, True], ids=["queries", "keys"])
 @pytest.mark.parametrize("rule", LISTED)
 def test_a_list_holds_every_tile_that_shows_anything_once(rule: str, keys_first: bool) -> None:
@@ -587,7 +597,7 @@ def test_chosen_queries_have_lists_of_where_they_stand() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(case=strategies()(most=29))
 def test_lists_of_any_rules(case: Case) -> None:
     prepared = prepared_of(case.to(torch.float32))
@@ -597,6 +607,27 @@ def test_lists_of_any_rules(case: Case) -> None:
 
 
 # Bits, inputs and layouts
+
+
+def test_a_view_that_overlaps_itself_has_gradients_of_its_own() -> None:
+    """Room laid out like such a view would lie across its channels."""
+    x = normal(31, 1, 2, 40).float()
+    k, v = normal(32, 1, 2, 23, 19).float(), normal(33, 1, 2, 23, 19).float()
+    found = []
+    for q in (x.unfold(-1, 19, 1)[:, :, :8].detach(), x.unfold(-1, 19, 1)[:, :, :8].clone()):
+        q.requires_grad_()
+        out, _ = hw.attention(q, k, v, backend="triton")
+        found.append(torch.autograd.grad(out.square().sum(), q)[0])
+    assert found[0].stride(-1) == 1 and torch.equal(*found)
+
+
+def test_a_whole_number_is_the_number_it_is() -> None:
+    case = single(Size(1, 2, 1, 19, 23, 8, 8), "causal")
+    case.options["softcap"] = 3
+    prepared = prepared_of(case)
+    case.options["softcap"] = 3.0
+    assert prepared.signature == prepared_of(case).signature
+    assert type(prepared.rules.softcap) is type(prepared_of(case).rules.softcap) is float
 
 
 BITS = (("documents", "all"), ("window lengths", "alibi sinks"), ("dense a sequence", "bias for all"))
@@ -728,16 +759,16 @@ def check_statistics(case: Case, names: tuple[str, ...] = ON_THE_WAY) -> None:
         assert error(measured[name], found) <= 1e-5 * max(size, extents.get(name, 1.0)), name
 
 
-@pytest.mark.thinned(99, keep=["documents", "ahead", "nothing at all"])
-@pytest.mark.parametrize("rule", RULES)
-def test_statistics_of_every_rule_are_collected_on_the_way(rule: str) -> None:
+@pytest.mark.thinned(99, keep=["documents"])
+@pytest.mark.parametrize("rule", sorted({*list(RULES)[::3], "documents"}))
+def test_statistics_of_rules_are_collected_on_the_way(rule: str) -> None:
     place = list(RULES).index(rule)
     check_statistics(made(in_turn(rule, place), rule, EVERY_OPTION[(3 * place + 1) % len(OPTIONS)]))
 
 
-@pytest.mark.thinned(99, keep=["sinks", "hiding bias", "masks as bias"])
-@pytest.mark.parametrize("option", OPTIONS)
-def test_statistics_of_every_option_are_collected_on_the_way(option: str) -> None:
+@pytest.mark.thinned(99, keep=["sinks"])
+@pytest.mark.parametrize("option", sorted({*EVERY_OPTION[::3], "sinks"}))
+def test_statistics_of_options_are_collected_on_the_way(option: str) -> None:
     place = EVERY_OPTION.index(option)
     rule = ("lengths", "causal", "dense a sequence", "window")[place % 4]
     check_statistics(made(in_turn(rule, place), rule, option))
@@ -911,15 +942,13 @@ def test_every_kind_of_block_is_used(monkeypatch: pytest.MonkeyPatch, launched: 
 
 
 COMPILED: dict[str, dict[str, Any]] = {
-    "softcap": {"softcap": 3.0},
-    "causal": {"causal": True},
     "window lengths": {"window": 5, "mask": Mask.padding([7, 23])},
     "documents": {"mask": Mask.documents(torch.arange(23) // 6), "softcap": 3.0},
     "dense": {"mask": coins(8, 2, 1, 19, 23), "sinks": normal(7, 2).float()},
 }
 
 
-@pytest.mark.thinned(99, keep=["documents"])
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_calls_use_the_same_kernels(name: str, launched: list[str], fresh_compiler: None) -> None:
@@ -939,7 +968,7 @@ def test_compiled_calls_use_the_same_kernels(name: str, launched: list[str], fre
     assert all(torch.equal(mine, plain) for mine, plain in zip(*found, strict=True))
 
 
-@pytest.mark.thinned(99, keep=["holes-bias a head"])
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize(
     ("rule", "option"),
@@ -960,3 +989,18 @@ def test_derivatives_of_derivatives_are_taken_through_the_plain_path() -> None:
         found.append((out, first, *torch.autograd.grad(first.square().sum(), (case.q, case.k, case.v))))
     for mine, plain in zip(*found, strict=True):
         assert error(mine, plain) <= 1e-4 * max(1.0, largest(plain))
+
+
+# What is beyond float16
+
+
+def test_a_bias_beyond_float16_is_no_mask_and_no_infinity() -> None:
+    case = single(Size(1, 2, 1, 19, 23, 8, 8))
+    low = [x.half() for x in (case.q, case.k, case.v)]
+    bias = normal(41, 1, 2, 19, 23).float()
+    bias[:, :, 5, :3], bias[:, :, 6] = 7e4, -1e9
+    bias[:, :, 7, 4:] = -1e31
+    out, w = hw.attention(*low, bias=bias, backend="triton")
+    truth = hw.attention(*(x.double() for x in low), bias=bias.double(), backend="plain")[0]
+    assert not bool(out.isnan().any()) and bool(torch.isfinite(w.lse).all())
+    assert error(out[:, :, 5:8], truth[:, :, 5:8]) < 2e-3

@@ -17,6 +17,7 @@ from .engines.gpu.cannot import cannot
 from .engines.gpu.launches import interpreted
 from .engines.statistics import ROW_STATISTICS, check_names, without_kernel
 from .engines.wanted import wanted_now
+from .errors import ArgumentError
 from .map import AttentionMap, make
 from .masks import Mask
 from .scoring import Bias
@@ -121,11 +122,18 @@ def _names(statistics: bool | str | Iterable[str]) -> tuple[str, ...]:
     """The row statistics meant.
 
     Raises:
-        ArgumentError: an unknown name.
+        ArgumentError: an unknown name, or what is none.
     """
     if isinstance(statistics, bool):
         return tuple(ROW_STATISTICS) if statistics else ()
-    names = (statistics,) if isinstance(statistics, str) else tuple(statistics)
+    if isinstance(statistics, str):
+        names: tuple[str, ...] = (statistics,)
+    elif isinstance(statistics, Iterable) and not isinstance(statistics, (Tensor, bytes)):
+        names = tuple(statistics)
+    else:
+        raise ArgumentError(
+            f"statistics must be True, a name or names: got {statistics!r}; e.g. ('entropy', 'distance')"
+        )
     check_names(names)
     return names
 

@@ -222,7 +222,8 @@ class Statistics(Mapping[str, Tensor]):
 def check_names(names: Iterable[str]) -> None:
     for name in names:
         if name not in STATISTICS:
-            raise ArgumentError(f"statistics must be known names: got {name!r}; {nearest(name, STATISTICS)}")
+            hint = nearest(str(name), STATISTICS)
+            raise ArgumentError(f"statistics must be known names: got {name!r}; {hint}")
 
 
 def statistics(

@@ -25,6 +25,7 @@ from .launches import NOT_SPECIAL
 from .lists import ROOM
 from .request import Launch, Prepared, Request, channels_of, described, keep, signature_of, strides_of
 from .tile import (
+    BIG,
     Channels,
     factor,
     key_stop,
@@ -43,6 +44,10 @@ from .tile import (
 )
 
 __all__ = ["Found", "backward"]
+
+# From here on lse, as a power of two, is too rough to make weights of: a query whose keys were all given a
+# bias of -1e9 has one of -1e9, be they one or a thousand. Its weights are divided by what they sum to.
+ROUGH = tl.constexpr(4096.0)
 
 
 @triton.jit
@@ -72,7 +77,7 @@ def slope(p, dp, delta, bent, rules):
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "padded", "column_tiles"])
 def attend_dq_kernel(
     Q0, Q1, K0, K1, q_strides, k_strides, V0, V1, v_strides, OUT0, OUT1, out_strides, GRAD0, GRAD1,
-    grad_strides, LSE, POWERS, DELTA, DQ, dq_strides, DSLOPES, TILES, COUNTS, list_strides, rules,
+    grad_strides, LSE, POWERS, DELTA, SIZE, DQ, dq_strides, DSLOPES, TILES, COUNTS, list_strides, rules,
     H, T, S, shift, left, right, b0, blocks, padded, column_tiles,
     values: tl.constexpr, outs: tl.constexpr, grads: tl.constexpr, setup: tl.constexpr,
 ):  # fmt: skip
@@ -102,6 +107,24 @@ def attend_dq_kernel(
     )
     if setup.listed:
         TILES = list_of(TILES, list_strides, b, h, block)
+    size = tl.full([M], 1.0, tl.float32)
+    if SIZE is not None:
+        if tl.max(tl.where(lse < 0.5 * BIG, tl.abs(lse), 0.0), 0) > ROUGH:
+            mass = tl.zeros([M], tl.float32)
+            for some in tl.static_range(2):  # by position all tiles follow each other
+                lo = ask0 if some == 0 else (see0 if setup.listed else end1)
+                hi = (ask1 if setup.listed else end1) if some == 0 else end1
+                for i in tl.range(lo, hi, num_stages=1):
+                    start = tile_of(TILES, i, setup) * N
+                    k0, k1 = load(K0, K1, k_strides, b, h // setup.G, start, S, N, setup)
+                    cols = start + tl.arange(0, N)
+                    s, _ = open_scores(
+                        product(q0, q1, k0, k1, setup), at[:, None], rows[:, None], cols[None, :], b, h,
+                        stop, rules, T, S, left, right, True, setup,
+                    )  # fmt: skip
+                    mass += tl.sum(tl.exp2(s * steep - lse[:, None]), 1)
+            size = tl.where(mass > 0, 1.0 / mass, 1.0)
+        tl.store(SIZE + long(bh) * padded + rows, size)
     for phase in tl.static_range(3):
         lo = ask0 if phase == 0 else (see0 if phase == 1 else end0)
         hi = ask1 if phase == 0 else (see1 if phase == 1 else end1)
@@ -117,6 +140,8 @@ def attend_dq_kernel(
                     rules, T, S, left, right, phase != 1, setup,
                 )  # fmt: skip
                 p = tl.exp2(s * steep - lse[:, None])
+                if SIZE is not None:
+                    p = p * size[:, None]
                 dp = weighed(g0, g1, v0, v1, values, setup)
                 of_score, ds = slope(p, dp, delta[:, None], bent, rules)
                 if DSLOPES is not None:
@@ -137,7 +162,7 @@ def attend_dq_kernel(
 
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "padded", "column_tiles"])
 def attend_dkv_kernel(
-    Q0, Q1, K0, K1, q_strides, k_strides, V0, V1, v_strides, GRAD0, GRAD1, grad_strides, POWERS, DELTA,
+    Q0, Q1, K0, K1, q_strides, k_strides, V0, V1, v_strides, GRAD0, GRAD1, grad_strides, POWERS, DELTA, SIZE,
     DK, dk_strides, DV, dv_strides, TILES, COUNTS, list_strides, rules,
     H, T, S, shift, left, right, b0, blocks, padded, column_tiles,
     values: tl.constexpr, grads: tl.constexpr, setup: tl.constexpr,
@@ -193,6 +218,8 @@ def attend_dkv_kernel(
                         stop, rules, T, S, left, right, phase != 1, setup,
                     )  # fmt: skip
                     p = tl.exp2(s * steep - lse[None, :])
+                    if SIZE is not None:
+                        p = p * tl.load(SIZE + base + rows)[None, :]
                     dv0 = mixed(p, g0, dv0, setup)
                     if values.D1 > 0:
                         dv1 = mixed(p, g1, dv1, setup)
@@ -218,7 +245,7 @@ def attend_dkv_kernel(
 
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "padded", "column_tiles", "sequences", "heads"])
 def attend_dbias_kernel(
-    Q0, Q1, K0, K1, q_strides, k_strides, V0, V1, v_strides, GRAD0, GRAD1, grad_strides, POWERS, DELTA,
+    Q0, Q1, K0, K1, q_strides, k_strides, V0, V1, v_strides, GRAD0, GRAD1, grad_strides, POWERS, DELTA, SIZE,
     DBIAS, dbias_strides, rules, H, T, S, shift, left, right, b0, padded, column_tiles, sequences, heads,
     values: tl.constexpr, grads: tl.constexpr, setup: tl.constexpr,
 ):  # fmt: skip
@@ -248,7 +275,7 @@ def attend_dbias_kernel(
             product(q0, q1, k0, k1, setup), at[:, None], rows[:, None], cols[None, :], b, h, stop, rules, T,
             S, left, right, True, setup,
         )  # fmt: skip
-        p = tl.exp2(s * steep - lse[:, None])
+        p = tl.exp2(s * steep - lse[:, None]) * tl.load(SIZE + base)[:, None]
         dp = weighed(g0, g1, v0, v1, values, setup)
         of_score, _ = slope(p, dp, delta[:, None], bent, rules)
         total += of_score
@@ -301,18 +328,19 @@ def backward(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: 
         values, outs, grads = plan.values, plan.outs, plan.grads
     padded = -(-T // ROOM) * ROOM
     powers, delta = prepared.empty(B, H, padded), prepared.empty(B, H, padded)
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dq, dk, dv = _room(q), _room(k), _room(v)
+    size = None if rules.bias is None else prepared.empty(B, H, padded)
     dslopes = prepared.empty(B, H, T) if of_bias and rules.slopes is not None else None
     M, N = by_query.setup.M, by_query.setup.N
     to_q = (
         *described(v, N, values), strides_of(v)[:3], *described(out, M, outs), strides_of(out)[:3],
-        *described(grad, M, grads), strides_of(grad)[:3], prepared.lse, powers, delta, dq,
+        *described(grad, M, grads), strides_of(grad)[:3], prepared.lse, powers, delta, size, dq,
         strides_of(dq)[:3], dslopes, *by_query.tile_lists,
     )  # fmt: skip
     M, N = by_key.setup.M, by_key.setup.N
     to_k = (
         *described(v, M, values), strides_of(v)[:3], *described(grad, N, grads), strides_of(grad)[:3],
-        powers, delta, dk, strides_of(dk)[:3], dv, strides_of(dv)[:3], *by_key.tile_lists,
+        powers, delta, size, dk, strides_of(dk)[:3], dv, strides_of(dv)[:3], *by_key.tile_lists,
     )  # fmt: skip
     if plan is None:
         launch_q = by_query.planned(
@@ -332,12 +360,22 @@ def backward(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: 
         launch_q(q, k, rules, *to_q)
     launch_k(q, k, rules, *to_k)
     dbias = None
-    if of_bias and rules.bias is not None:
-        dbias = _of_bias(prepared, v, grad, powers, delta)
+    if of_bias and size is not None:
+        dbias = _of_bias(prepared, v, grad, powers, delta, size)
     return Found(dq, dk, dv, dbias, None if dslopes is None else dslopes.sum((0, 2)))
 
 
-def _of_bias(prepared: Prepared, v: Tensor, grad: Tensor, powers: Tensor, delta: Tensor) -> Tensor:
+def _room(x: Tensor) -> Tensor:
+    """Room for a gradient, laid out as x is but for views that overlap: channels lie side by side."""
+    room = torch.empty_like(x)
+    if room.stride(-1) == 1 or x.shape[-1] == 1:
+        return room
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _of_bias(
+    prepared: Prepared, v: Tensor, grad: Tensor, powers: Tensor, delta: Tensor, size: Tensor
+) -> Tensor:
     """d loss / d bias, [B or 1, H or 1, T, S]."""
     B, H, T, S = prepared.shape
     given = prepared.scores.scoring.bias
@@ -349,7 +387,7 @@ def _of_bias(prepared: Prepared, v: Tensor, grad: Tensor, powers: Tensor, delta:
     sequences, heads = (whole if own == 1 else 1 for own, whole in zip(given.shape, (B, H), strict=False))
     tensors = (
         *described(v, setup.N, values), strides_of(v)[:3], *described(grad, setup.M, grads),
-        strides_of(grad)[:3], powers, delta, dbias, strides_of(dbias)[:3],
+        strides_of(grad)[:3], powers, delta, size, dbias, strides_of(dbias)[:3],
     )  # fmt: skip
     planned = request.planned(
         attend_dbias_kernel, (request.blocks * columns, given.shape[1]), *tensors,

@@ -150,7 +150,7 @@ class Prepared:
         return Rules(
             scale=scoring.scale,
             scale_log2=scoring.scale * LOG2E.value,
-            softcap=scoring.softcap,
+            softcap=None if scoring.softcap is None else float(scoring.softcap),  # a number of one kind
             slopes=None if scoring.slopes is None else scoring.slopes.float().contiguous(),
             relative=None if relative is None else hidden_is_endless(relative).float().contiguous(),
             reach=0 if relative is None else relative.shape[1] // 2,

@@ -190,9 +190,14 @@ def scores(s, at, rows, cols, b, h, rules, T, S, EDGE, setup: tl.constexpr):
             base = rules.bias + long(b) * rules.bias_b + long(h) * rules.bias_h
             there = long(rows) * rules.bias_t + long(cols) * rules.bias_s
             given = tl.load(base + there, mask=(rows < T) & (cols < S), other=0.0)
-            seen = given.to(setup.dtype).to(tl.float32)  # as torch's fused kernels see it
+            seen = given.to(tl.float32)
             if rules.bias.dtype.element_ty == tl.float16:
                 seen = tl.where(given <= LOWEST_HALF, HIDDEN, seen)
+            elif setup.dtype == tl.float16:  # as torch's fused kernels see it, which know no larger number
+                near = tl.minimum(tl.maximum(seen, -65504.0), 65504.0).to(tl.float16).to(tl.float32)
+                seen = tl.where(seen <= HIDDEN, HIDDEN, near)
+            elif rules.bias.dtype.element_ty != setup.dtype:
+                seen = seen.to(setup.dtype).to(tl.float32)  # likewise
             s += seen
         if rules.slopes is not None:
             # whole numbers up to 2^24: see `cannot`
