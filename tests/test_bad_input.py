@@ -351,7 +351,7 @@ RUNNING: dict[str, Refusal] = {
         {"backend": "flsh"},
         ArgumentError,
         "backend must be auto or a known name: got 'flsh'; did you mean 'flash'? "
-        "choose from auto, decode, cudnn, flash, efficient, tiles, plain",
+        "choose from auto, decode, triton, cudnn, flash, efficient, tiles, plain",
         False,
     ),
     "a capital backend": Refusal(

@@ -8,6 +8,9 @@
     backend.py             what a backend is: the call it is given, what it is asked, what it answers
     fused.py               on fused kernels: calls cut into parts they can take, merged by lse
     kernels.py             those kernels, torch's own, an entry each
+    decode.py              one query over many keys, on a GPU
+    own_kernels.py         every rule in kernels of our own, on a GPU
+    wanted.py              row statistics that will be asked for, and what was collected of them
     tiles.py               in plain torch, tile by tile: takes everything, linear memory
     plain.py               as one matrix: any derivative, dropout; quadratic memory
     walk.py                every tile of the weights, block of queries by block
@@ -18,7 +21,7 @@
     mass.py                the weight on chosen keys, and how many keys there are to see
     operators.py           the second pass as operators, for torch.compile and torch.export
     gradients.py           the way back from a tile to q, k and what is added; what autograd keeps for it
-    gpu/                   the second pass in Triton kernels
+    gpu/                   both passes in Triton kernels
 
 The first pass gives (output, lse); the second pass needs only q, k and lse.
 """

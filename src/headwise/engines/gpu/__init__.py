@@ -1,4 +1,4 @@
-"""Our kernels on a GPU, in Triton: the second pass over q, k and lse, nothing quadratic stored; one query.
+"""Our kernels on a GPU, in Triton: the first pass with every rule, the second over q, k and lse; nothing quadratic.
 
     cannot.py      whether these kernels can take a request, and why not in words
     launches.py    block sizes, a small measured table; compiled kernels, looked up by us
@@ -10,6 +10,8 @@
     pictures.py    pictures of narrow cells; statistics and pictures in as few walks as they need
     dense.py       the weights themselves, and their mean over heads
     heaviest.py    the heaviest keys; the light pass: log-sum-exp alone
+    attend.py      the first pass: outputs, lse, row statistics on the way
+    attend_backward.py  the way back from it
     single_query.py  the first pass of one query over many keys: a step of generation
     backward.py    the way back to q and k from weights, their mean, or entropy
 
