@@ -809,20 +809,20 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
     "scale 0": ({"scale": 0.0}, "it takes a scale above 0, not 0"),
     "value_dim": ({"Dv": 257}, "it takes value_dim up to 256, not 257"),
     "head_dim": ({"D": 257, "dtype": torch.bfloat16}, "it takes head_dim up to 256, not 257"),
-    "head_dim in float32": ({"D": 129}, "it takes float32 with head_dim up to 128, not 129"),
-    "value_dim in float32": ({"Dv": 130}, "it takes float32 with head_dim up to 128, not 130"),
+    "head_dim in float32": ({"D": 129}, "it takes float32 with head_dim and value_dim up to 128, not 129"),
+    "value_dim in float32": ({"Dv": 130}, "it takes float32 with head_dim and value_dim up to 128, not 130"),
     "dtype": ({"dtype": torch.float64}, "it takes bfloat16, float16 and float32, not float64"),
     "relative": (
         {"bias": Relative(torch.zeros(2, 5).requires_grad_())},
-        "it gives no gradient to relative",
+        "with gradients of what is added it takes no relative bias",
     ),
     "row bias": (
         {"bias": torch.zeros(1, 1, 1, 7).requires_grad_()},
-        "it gives no gradient to a bias [1, 1, 1, 7] that queries or keys share",
+        "with gradients of what is added it takes no bias [1, 1, 1, 7] that queries or keys share",
     ),
     "column bias": (
         {"bias": torch.zeros(2, 5, 1).requires_grad_()},
-        "it gives no gradient to a bias [1, 2, 5, 1] that queries or keys share",
+        "with gradients of what is added it takes no bias [1, 2, 5, 1] that queries or keys share",
     ),
 }
 
@@ -1004,3 +1004,36 @@ def test_a_bias_beyond_float16_is_no_mask_and_no_infinity() -> None:
     truth = hw.attention(*(x.double() for x in low), bias=bias.double(), backend="plain")[0]
     assert not bool(out.isnan().any()) and bool(torch.isfinite(w.lse).all())
     assert error(out[:, :, 5:8], truth[:, :, 5:8]) < 2e-3
+
+
+# Chosen queries, shared biases of lower precision
+
+
+@pytest.mark.parametrize("rule", ["full", "causal"])
+def test_queries_in_any_order_have_the_gradients_of_their_places(rule: str) -> None:
+    case = single(Size(1, 2, 1, 19, 23, 8, 8), rule).with_gradients()
+    scores = prepared_of(case).scores.select(slice(None), slice(None), torch.tensor([5, 1, 17, 3, 18]))
+    found = []
+    for backend in ("triton", "tiles"):
+        out, _ = first_pass.attend(scores, case.v, backend=backend)
+        found.append(torch.autograd.grad(out.square().sum(), (case.q, case.k, case.v), retain_graph=True))
+    for mine, theirs in zip(*found, strict=True):
+        assert error(mine, theirs) < 1e-5
+
+
+def test_a_bfloat16_bias_for_all_heads_is_looked_at_as_numbers() -> None:
+    case = single(Size(1, 2, 1, 19, 37, 8, 8))
+    bias = torch.zeros(1, 1, 19, 37).masked_fill(coins(12, 1, 1, 19, 37), -math.inf)
+    found = [
+        hw.attention(*(x.to(dtype) for x in (case.q, case.k, case.v)), bias=bias.to(dtype), backend="triton")[
+            0
+        ]
+        for dtype in (torch.bfloat16, torch.float32)
+    ]
+    assert error(*found) < 0.05
+
+
+def test_a_sink_near_the_largest_number_takes_all() -> None:
+    case = single(Size(1, 2, 1, 19, 23, 8, 8))
+    out, w = hw.attention(case.q, case.k, case.v, sinks=torch.full((2,), 3e38), backend="triton")
+    assert not bool(out.any()) and bool(torch.isfinite(w.lse).all())

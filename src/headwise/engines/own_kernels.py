@@ -42,12 +42,13 @@ class OwnKernels(Backend):
             return f"it takes value_dim up to {LARGEST_HEAD}, not {v.shape[-1]}"
         widest = max(scores.q.shape[-1], v.shape[-1])
         if scores.q.dtype == torch.float32 and widest > LARGEST_WHOLE:
-            return f"it takes float32 with head_dim up to {LARGEST_WHOLE}, not {widest}"
+            return f"it takes float32 with head_dim and value_dim up to {LARGEST_WHOLE}, not {widest}"
         if call.bias_gradient:
             if scoring.relative is not None:
-                return "it gives no gradient to relative"
+                return "with gradients of what is added it takes no relative bias"
             if scoring.bias is not None and scoring.bias.shape[2:] != scores.shape[2:]:
-                return f"it gives no gradient to a bias {list(scoring.bias.shape)} that queries or keys share"
+                shape = list(scoring.bias.shape)
+                return f"with gradients of what is added it takes no bias {shape} that queries or keys share"
         # in a graph nothing is known of the device: it is asked when the graph runs
         return None if torch.compiler.is_compiling() else cannot(scores)
 
@@ -77,8 +78,8 @@ class OwnKernels(Backend):
         return out, lse
 
     def can_collect(self, call: Call) -> bool:
-        """A few queries over keys in parts are quickly walked again."""
-        return call.scores.shape[2] > FEW_QUERIES
+        """Something of what is asked for; a few queries over keys in parts are quickly walked again."""
+        return call.scores.shape[2] > FEW_QUERIES and any(name in self.collects for name in call.collect)
 
     def forward_and_collect(self, call: Call, names: tuple[str, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """The same, and [len(names), B, H, T] values per query."""

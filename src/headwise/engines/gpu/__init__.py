@@ -1,4 +1,4 @@
-"""Our kernels on a GPU, in Triton: the first pass with every rule, the second over q, k and lse; nothing quadratic.
+"""Our kernels on a GPU, in Triton: the first pass with every rule, the second over q, k and lse.
 
     cannot.py      whether these kernels can take a request, and why not in words
     launches.py    block sizes, a small measured table; compiled kernels, looked up by us

@@ -154,7 +154,7 @@ def attend_kernel(
     if wants.away and setup.behind:
         away += (at - first).to(tl.float32) * total
     if rules.sinks is not None and not wants.parts:
-        sink = tl.load(rules.sinks + h) * LOG2E
+        sink = tl.minimum(tl.load(rules.sinks + h), 2e38) * LOG2E  # beyond, it would be endless
         higher = tl.maximum(top, sink)
         shrunk = tl.exp2(top - higher)
         sunk = tl.exp2(sink - higher)

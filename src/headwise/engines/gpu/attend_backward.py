@@ -203,7 +203,8 @@ def attend_dkv_kernel(
         for phase in tl.static_range(3):
             lo = ask0 if phase == 0 else (see0 if phase == 1 else end0)
             hi = ask1 if phase == 0 else (see1 if phase == 1 else end1)
-            needed = phase < 2 or (setup.left and not setup.listed)
+            # queries in any order: each tile asks, and they are the last
+            needed = phase < 2 or ((setup.left or setup.placed) and not setup.listed)
             if needed:
                 for i in tl.range(lo, hi, num_stages=setup.stages if phase == 1 or setup.listed else 1):
                     start = tile_of(tiles, i, setup) * N
@@ -314,7 +315,8 @@ def backward(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: 
     """From output and lse of whole rows and the output's gradient; of_bias: of bias and slopes, too."""
     (B, H, T, S), q, k, rules = prepared.shape, prepared.q, prepared.k, prepared.rules
     v, out, grad = (x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in (v, out, grad))
-    signature = (prepared.signature, signature_of(v), signature_of(out), signature_of(grad), of_bias)
+    given = tuple([signature_of(x) for x in (v, out, grad, prepared.lse)])
+    signature = (prepared.signature, given, of_bias)
     plan = _plans.get(signature)
     if plan is None:
         listed = "_listed" if prepared.is_listed else ""

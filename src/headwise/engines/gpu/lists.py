@@ -141,7 +141,7 @@ def glance(
     if setup.masking:
         base = rules.bias + long(b) * rules.bias_b
         there = long(rows) * rules.bias_t + long(cols) * rules.bias_s
-        bias = tl.load(base + there, mask=inside, other=0.0)
+        bias = tl.load(base + there, mask=inside, other=0.0).to(tl.float32)
         if rules.bias.dtype.element_ty == tl.float16:
             some = some & ~(bias <= LOWEST_HALF)
         else:
@@ -157,8 +157,8 @@ def extremes_kernel(
     SIZE_K: tl.constexpr, SIZE: tl.constexpr, setup: tl.constexpr,
 ):  # fmt: skip
     """The smallest and the largest label of a block, of each kind; of keys whether any, all are real."""
-    block = tl.program_id(0)
-    b = tl.program_id(1)
+    block = tl.program_id(0) % (query_tiles + key_tiles)
+    b = tl.program_id(0) // (query_tiles + key_tiles)
     OUT += (long(b) * (query_tiles + key_tiles) + block) * FIELDS
     of_keys = block >= query_tiles
     start = tl.where(of_keys, (block - query_tiles) * SIZE_K, block * SIZE_Q)
@@ -193,9 +193,9 @@ def arrange(
     setup: tl.constexpr,
 ):  # fmt: skip
     """One block's list: tiles that ask the rules from the front, tiles that see all from the back."""
-    i = tl.program_id(0)
+    i = tl.program_id(0) % row_tiles
     h = tl.program_id(1)
-    b = tl.program_id(2)
+    b = tl.program_id(0) // row_tiles  # there may be more sequences than a grid is deep
     M: tl.constexpr = setup.M
     N: tl.constexpr = setup.N
     there = (long(b) * heads + h) * row_tiles + i
@@ -334,14 +334,14 @@ def arranged(request: Request) -> tuple[Tensor, Tensor]:
         steps = (*steps[:2], 0 if plan.batch == 1 else count * plan.fields)
         given = (extremes, rules, T, S, shift, *plan.blocks)
         options: tuple[Hashable, ...] = (plan.fields, *plan.sizes, max(plan.sizes), setup)
-        launch(extremes_kernel, (count, plan.batch, 1), given, options, kinds, device)
+        launch(extremes_kernel, (count * plan.batch, 1, 1), given, options, kinds, device)
     tiles = torch.empty(plan.batch, plan.heads, rows, columns, dtype=torch.int32, device=device)
     counts = torch.empty(plan.batch, plan.heads, rows, 2, dtype=torch.int32, device=device)
     given = (
         tiles, counts, shown, extremes, *steps, rules, plan.heads, T, S, shift, left, right, rows, columns
     )  # fmt: skip
     options = (plan.fields, keys_first, plan.chunk, setup)
-    launch(arrange, (rows, plan.heads, plan.batch), given, options, kinds, device)
+    launch(arrange, (rows * plan.batch, plan.heads, 1), given, options, kinds, device)
     return tiles, counts
 
 
