@@ -325,7 +325,7 @@ def _kind(prepared: Prepared, names: tuple[str, ...]) -> str:
     (B, H, T, _), scoring = prepared.shape, prepared.scores.scoring
     if _splits(prepared, names) > 1:
         return "few"
-    if prepared.is_listed:
+    if prepared.is_listed or scoring.bias is not None:  # beside a bias, two larger blocks would not fit
         return "attend_listed"
     few = B * H * -(-T // 128) < 4 * multiprocessors(prepared.device)
     return "attend_rules" if few or scoring.softcap is not None or scoring.adds else "attend"

@@ -110,6 +110,7 @@ def in_order(seen: Tensor) -> tuple[Tensor, Tensor]:
 
 ANY, ALL = tl.constexpr(1), tl.constexpr(2)  # what a tile shows: something, everything
 CHUNK = 512
+FEW_TILES = 32  # in a row: their extremes are found where they are needed
 
 
 @triton.jit(do_not_specialize=["heads", "T", "S", "row_tiles", "column_tiles"])
@@ -149,6 +150,23 @@ def glance(
         whole = whole & (bias == 0)
     shows = tl.max(tl.max(some.to(tl.int32), 1), 0) * ANY + tl.min(tl.min(whole.to(tl.int32), 1), 0) * ALL
     tl.store(SHOWN + pid, shows.to(tl.uint8))
+
+
+@triton.jit
+def any_and_all(KEYS, spots, inside, AXIS: tl.constexpr):
+    """Whether any of some keys is real, and whether all of them are."""
+    some = tl.max(tl.load(KEYS + spots, mask=inside, other=0).to(tl.int32), AXIS) != 0
+    whole = tl.min(tl.load(KEYS + spots, mask=inside, other=1).to(tl.int32), AXIS) != 0
+    return some, whole
+
+
+@triton.jit
+def lowest_and_highest(IDS, spots, inside, AXIS: tl.constexpr):
+    """Of some labels."""
+    label = tl.load(IDS + spots, mask=inside, other=0)
+    low = tl.min(tl.where(inside, label, 9223372036854775807), AXIS)
+    high = tl.max(tl.where(inside, label, -9223372036854775808), AXIS)
+    return low, high
 
 
 @triton.jit(do_not_specialize=["T", "S", "shift", "query_tiles", "key_tiles"])
@@ -205,7 +223,7 @@ def arrange(
         SHOWN += long(b) * shown_b + long(h) * shown_h + long(i) * column_tiles
     mine = EXTREMES
     theirs = EXTREMES
-    if FIELDS > 0:
+    if EXTREMES is not None:
         EXTREMES += long(b) * extremes_b
         if KEYS_FIRST:  # queries come first in the table
             mine = EXTREMES + (column_tiles + i) * FIELDS
@@ -248,9 +266,21 @@ def arrange(
             whole = whole & (last_key <= first + right)
         if KEYS_FIRST and setup.placed and (setup.left or setup.right):
             whole = j < 0
-        if FIELDS > 0:
+        if EXTREMES is not None:
             other = theirs + j * FIELDS
-        if rules.keys is not None:
+        # without a table of extremes, which costs a launch, they are found here
+        my_spots = i * M + tl.arange(0, M)
+        my_inside = my_spots < (S if KEYS_FIRST else T)
+        their_spots = start[:, None] + tl.arange(0, N)[None, :]
+        their_inside = their_spots < (T if KEYS_FIRST else S)
+        if rules.keys is not None and EXTREMES is None:
+            if KEYS_FIRST:
+                any_real, all_real = any_and_all(rules.keys + long(b) * S, my_spots, my_inside, 0)
+            else:
+                any_real, all_real = any_and_all(rules.keys + long(b) * S, their_spots, their_inside, 1)
+            some = some & any_real
+            whole = whole & all_real
+        elif rules.keys is not None:
             if KEYS_FIRST:
                 some = some & (tl.load(mine) != 0)
                 whole = whole & (tl.load(mine + 1) != 0)
@@ -260,10 +290,21 @@ def arrange(
         if rules.key_ids is not None:
             labels: tl.constexpr = setup.labels
             for n in tl.static_range(labels):
-                low = tl.load(mine + 2 + 2 * n)
-                high = tl.load(mine + 3 + 2 * n)
-                other_low = tl.load(other + 2 + 2 * n, mask=j < column_tiles, other=0)
-                other_high = tl.load(other + 3 + 2 * n, mask=j < column_tiles, other=0)
+                if EXTREMES is None:
+                    row = long(b * rules.ids_batch * labels + n)
+                    keys = rules.key_ids + row * S
+                    queries = rules.query_ids + row * T
+                    if KEYS_FIRST:
+                        low, high = lowest_and_highest(keys, my_spots, my_inside, 0)
+                        other_low, other_high = lowest_and_highest(queries, their_spots, their_inside, 1)
+                    else:
+                        low, high = lowest_and_highest(queries, my_spots, my_inside, 0)
+                        other_low, other_high = lowest_and_highest(keys, their_spots, their_inside, 1)
+                else:
+                    low = tl.load(mine + 2 + 2 * n)
+                    high = tl.load(mine + 3 + 2 * n)
+                    other_low = tl.load(other + 2 + 2 * n, mask=j < column_tiles, other=0)
+                    other_high = tl.load(other + 3 + 2 * n, mask=j < column_tiles, other=0)
                 some = some & (low <= other_high) & (other_low <= high)
                 whole = whole & (low == high) & (other_low == low) & (other_high == low)
         if SHOWN is not None:
@@ -292,6 +333,7 @@ class ListPlan(NamedTuple):
     blocks: tuple[int, int]  # of queries, of keys
     sizes: tuple[int, int]
     fields: int  # of a block's extremes
+    tabled: bool  # whether they are worked out before: where there are many blocks
     chunk: int
 
 
@@ -310,7 +352,7 @@ def list_plan(request: Request) -> ListPlan:
     kept = rules.keys is not None or rules.key_ids is not None
     return ListPlan(
         request.B if by_batch else 1, request.H if by_head else 1, rows, columns, shown, blocks, sizes,
-        2 + 2 * setup.labels if kept else 0,
+        2 + 2 * setup.labels if kept else 0, kept and columns > (2 if interpreted() else FEW_TILES),
         max(16, min(16 if interpreted() else CHUNK, triton.next_power_of_2(columns))),
     )  # fmt: skip
 
@@ -328,7 +370,7 @@ def arranged(request: Request) -> tuple[Tensor, Tensor]:
         steps = (0 if B == 1 else H * rows * columns, 0 if H == 1 else rows * columns, 0)
         given: Arguments = (shown, rules, H, T, S, rows, columns)
         launch(glance, (B * H * rows * columns, 1, 1), given, (keys_first, setup), kinds, device)
-    if plan.fields:
+    if plan.tabled:
         count = sum(plan.blocks)
         extremes = torch.empty(plan.batch, count, plan.fields, dtype=torch.int64, device=device)
         steps = (*steps[:2], 0 if plan.batch == 1 else count * plan.fields)
