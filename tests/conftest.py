@@ -26,7 +26,7 @@ if not torch.cuda.is_available():
 # `HEADWISE_EXAMPLES=2000 make test` draws more; the same draws every time, so that a red gate is red again.
 settings.register_profile(
     "headwise",
-    max_examples=int(os.environ.get("HEADWISE_EXAMPLES", "40")),
+    max_examples=int(os.environ.get("HEADWISE_EXAMPLES", "25")),
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),

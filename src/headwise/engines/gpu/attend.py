@@ -9,7 +9,6 @@ Scores are those of the second pass (`tile.scores`), so lse and weights agree.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Hashable
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..wanted import ON_THE_WAY
-from .launches import FEW_QUERIES, NOT_SPECIAL, Arguments, interpreted, kind_of, launch
+from .launches import FEW_QUERIES, NOT_SPECIAL, Arguments, interpreted, kind_of, launch, multiprocessors
 from .request import Launch, Prepared, Request, channels_of, described, keep, signature_of, strides_of
 from .tile import (
     LN2,
@@ -312,12 +311,6 @@ def room_like(q: Tensor, v: Tensor) -> Tensor:
     if q.stride(1) < q.stride(2) and H > 1 and T > 1:
         return torch.empty(B, T, H, Dv, dtype=v.dtype, device=v.device).transpose(1, 2)
     return torch.empty(B, H, T, Dv, dtype=v.dtype, device=v.device)
-
-
-@functools.cache
-def multiprocessors(device: torch.device) -> int:
-    """How many programs run side by side, at least."""
-    return 4 if interpreted() else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _kind(prepared: Prepared, names: tuple[str, ...]) -> str:

@@ -33,6 +33,7 @@ __all__ = [
     "interpreted",
     "kind_of",
     "launch",
+    "multiprocessors",
     "number_of",
     "on_device",
     "takes_descriptors",
@@ -110,6 +111,12 @@ def blocks_for(kind: str, head_dim: int, dtype: torch.dtype, device: torch.devic
 def takes_descriptors(device: int | None) -> bool:
     """Whether the GPU has the copy engine that tensor descriptors drive."""
     return interpreted() or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """How many programs run side by side, at least."""
+    return 4 if interpreted() else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 NUMBERS = itertools.count()

@@ -10,8 +10,6 @@ Dao 2023, "Flash-Decoding".
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
@@ -19,7 +17,7 @@ from torch import Tensor
 
 from ...scoring import hidden_is_endless
 from ..scores import Scores
-from .launches import interpreted, kind_of, launch
+from .launches import interpreted, kind_of, launch, multiprocessors
 from .tile import BIG, HIDDEN, LN2, LOG2E, long, tanh
 
 __all__ = ["attend"]
@@ -165,14 +163,9 @@ def merge_kernel(
     tl.store(OUT + (b * H + h) * DV + channels, mixed, mask=channels < DV)
 
 
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    return 4 if interpreted() else torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def _parts(batch: int, key_heads: int, keys: int, block: int, device: torch.device) -> tuple[int, int]:
     """(how many parts, keys in each): no more than there are multiprocessors, and none too small to pay."""
-    wanted = _multiprocessors(device) // (batch * key_heads)
+    wanted = multiprocessors(device) // (batch * key_heads)
     blocks = -(-keys // block)
     splits = max(1, min(wanted, blocks // 4 if blocks < 16 else blocks // 2, 64))
     part = -(-blocks // splits) * block
