@@ -823,10 +823,11 @@ def test_ctrl_c_leaves_no_half_written_file(seconds: float) -> None:
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=100)
-    assert process.returncode in (130, 0) and b"Traceback" not in err
+    # -SIGINT: Python itself had not started yet, and the signal's own action ended it.
+    assert process.returncode in (130, 0, -signal.SIGINT) and b"Traceback" not in err
     for file in os.listdir():
         assert file in ("x.pdf", "x.html")
-    assert process.returncode == 130 or sorted(os.listdir()) == ["x.html", "x.pdf"]
+    assert process.returncode != 0 or sorted(os.listdir()) == ["x.html", "x.pdf"]
 
 
 @pytest.mark.slow
