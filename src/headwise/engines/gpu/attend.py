@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..wanted import ON_THE_WAY
 from .launches import FEW_QUERIES, NOT_SPECIAL, Arguments, interpreted, kind_of, launch, multiprocessors
+from .lists import own_list
 from .request import Launch, Prepared, Request, channels_of, described, keep, signature_of, strides_of
 from .tile import (
     LN2,
@@ -107,7 +108,13 @@ def attend_kernel(
         COUNTS, list_strides, b, h, block, column_tiles, i0, i1, i2, i3, setup
     )
     if setup.listed:
-        TILES = list_of(TILES, list_strides, b, h, block)
+        if setup.chunk:
+            TILES, ask1, see0 = own_list(
+                TILES, list_strides, rules, b, h, block, stop, T, S, shift, left, right, column_tiles, False,
+                setup,
+            )  # fmt: skip
+        else:
+            TILES = list_of(TILES, list_strides, b, h, block)
     if wants.parts:
         ask0, ask1 = share_of(ask0, ask1, split, splits)
         see0, see1 = share_of(see0, see1, split, splits)

@@ -22,7 +22,7 @@ from torch import Tensor
 from .attend import mixed
 from .backward import spread
 from .launches import NOT_SPECIAL
-from .lists import ROOM
+from .lists import ROOM, own_list
 from .request import Launch, Prepared, Request, channels_of, described, keep, signature_of, strides_of
 from .tile import (
     BIG,
@@ -106,7 +106,13 @@ def attend_dq_kernel(
         COUNTS, list_strides, b, h, block, column_tiles, i0, i1, i2, i3, setup
     )
     if setup.listed:
-        TILES = list_of(TILES, list_strides, b, h, block)
+        if setup.chunk:
+            TILES, ask1, see0 = own_list(
+                TILES, list_strides, rules, b, h, block, stop, T, S, shift, left, right, column_tiles, False,
+                setup,
+            )  # fmt: skip
+        else:
+            TILES = list_of(TILES, list_strides, b, h, block)
     size = tl.full([M], 1.0, tl.float32)
     if SIZE is not None:
         if tl.max(tl.where(lse < 0.5 * BIG, tl.abs(lse), 0.0), 0) > ROUGH:
@@ -191,6 +197,26 @@ def attend_dkv_kernel(
     if rules.lengths is not None:
         i1 = tl.where(last_key < stop, i1, i3)  # padding in this block: each tile asks
         i2 = tl.maximum(i1, i2)
+    own_ask = 0
+    own_see = 0
+    if setup.chunk:  # heads have their rules in common
+        TILES, own_ask, own_see = own_list(
+            TILES,
+            list_strides,
+            rules,
+            b,
+            hk,
+            block,
+            stop,
+            T,
+            S,
+            shift,
+            left,
+            right,
+            column_tiles,
+            True,
+            setup,
+        )
     for g in range(setup.G):
         h = hk * setup.G + g
         base = long(b * H + h) * padded
@@ -198,7 +224,10 @@ def attend_dkv_kernel(
             COUNTS, list_strides, b, h, block, column_tiles, i0, i1, i2, i3, setup
         )
         tiles = TILES
-        if setup.listed:
+        if setup.chunk:
+            ask1 = own_ask
+            see0 = own_see
+        elif setup.listed:
             tiles = list_of(TILES, list_strides, b, h, block)
         for phase in tl.static_range(3):
             lo = ask0 if phase == 0 else (see0 if phase == 1 else end0)

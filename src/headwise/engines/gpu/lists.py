@@ -28,7 +28,10 @@ from .tile import BIG, HIDDEN, LOWEST_HALF, Setup, ends, key_stop, listed_rules,
 if TYPE_CHECKING:
     from .request import Request
 
-__all__ = ["ListPlan", "arranged", "in_order", "list_plan", "lists", "powers_of", "seen_tiles"]
+__all__ = [
+    "ListPlan", "arranged", "chunk_of", "in_order", "list_plan", "lists", "own_list", "powers_of",
+    "seen_tiles",
+]  # fmt: skip
 
 ROOM = 256  # no tile is larger
 SIZE = 1024
@@ -110,7 +113,8 @@ def in_order(seen: Tensor) -> tuple[Tensor, Tensor]:
 
 ANY, ALL = tl.constexpr(1), tl.constexpr(2)  # what a tile shows: something, everything
 CHUNK = 512
-FEW_TILES = 32  # in a row: their extremes are found where they are needed
+FEW_TILES = 64  # in a row: a program makes its list itself, which saves a launch or two
+OWN_CHUNK = 32
 
 
 @triton.jit(do_not_specialize=["heads", "T", "S", "row_tiles", "column_tiles"])
@@ -200,31 +204,21 @@ def extremes_kernel(
             tl.store(OUT + 3 + 2 * n, tl.max(tl.where(inside, label, -9223372036854775808), 0))
 
 
-@triton.jit(
-    do_not_specialize=[
-        *NOT_SPECIAL, "T", "S", "heads", "row_tiles", "column_tiles", "shown_b", "shown_h", "extremes_b"
-    ]
-)  # fmt: skip
-def arrange(
-    TILES, COUNTS, SHOWN, EXTREMES, shown_b, shown_h, extremes_b, rules, heads, T, S, shift, left, right,
-    row_tiles, column_tiles, FIELDS: tl.constexpr, KEYS_FIRST: tl.constexpr, CHUNK: tl.constexpr,
-    setup: tl.constexpr,
+@triton.jit
+def make_list(
+    TILES, SHOWN, EXTREMES, rules, b, i, stop, T, S, shift, left, right, row_tiles, column_tiles,
+    FIELDS: tl.constexpr, KEYS_FIRST: tl.constexpr, CHUNK: tl.constexpr, setup: tl.constexpr,
 ):  # fmt: skip
-    """One block's list: tiles that ask the rules from the front, tiles that see all from the back."""
-    i = tl.program_id(0) % row_tiles
-    h = tl.program_id(1)
-    b = tl.program_id(0) // row_tiles  # there may be more sequences than a grid is deep
+    """Block i's list: tiles that ask the rules from the front, tiles that see all from the back; how many.
+
+    SHOWN, EXTREMES: what `glance` saw of its tiles and `extremes_kernel` of its sequence; without extremes
+    they are found here.
+    """
     M: tl.constexpr = setup.M
     N: tl.constexpr = setup.N
-    there = (long(b) * heads + h) * row_tiles + i
-    TILES += there * column_tiles
-    stop = key_stop(rules, b, S)
-    if SHOWN is not None:
-        SHOWN += long(b) * shown_b + long(h) * shown_h + long(i) * column_tiles
     mine = EXTREMES
     theirs = EXTREMES
     if EXTREMES is not None:
-        EXTREMES += long(b) * extremes_b
         if KEYS_FIRST:  # queries come first in the table
             mine = EXTREMES + (column_tiles + i) * FIELDS
             theirs = EXTREMES
@@ -268,11 +262,10 @@ def arrange(
             whole = j < 0
         if EXTREMES is not None:
             other = theirs + j * FIELDS
-        # without a table of extremes, which costs a launch, they are found here
         my_spots = i * M + tl.arange(0, M)
         my_inside = my_spots < (S if KEYS_FIRST else T)
         their_spots = start[:, None] + tl.arange(0, N)[None, :]
-        their_inside = their_spots < (T if KEYS_FIRST else S)
+        their_inside = some[:, None] & (their_spots < (T if KEYS_FIRST else S))
         if rules.keys is not None and EXTREMES is None:
             if KEYS_FIRST:
                 any_real, all_real = any_and_all(rules.keys + long(b) * S, my_spots, my_inside, 0)
@@ -318,6 +311,48 @@ def arrange(
         tl.store(TILES + column_tiles - seeing - tl.cumsum(sees, 0), j, mask=sees != 0)
         asking += tl.sum(asks, 0)
         seeing += tl.sum(sees, 0)
+    return asking, seeing
+
+
+@triton.jit
+def own_list(
+    TILES, list_strides, rules, b, h, block, stop, T, S, shift, left, right, column_tiles,
+    KEYS_FIRST: tl.constexpr, setup: tl.constexpr,
+):  # fmt: skip
+    """A program's list, made by itself: where it is, and the ends of its two parts."""
+    TILES += long(b) * list_strides[0] + long(h) * list_strides[1] + long(block) * list_strides[2]
+    asking, seeing = make_list(
+        TILES, None, None, rules, b, block, stop, T, S, shift, left, right, 0, column_tiles, 0, KEYS_FIRST,
+        setup.chunk, setup,
+    )  # fmt: skip
+    tl.debug_barrier()  # what some threads have written others will read
+    return TILES, asking, column_tiles - seeing
+
+
+@triton.jit(
+    do_not_specialize=[
+        *NOT_SPECIAL, "T", "S", "heads", "row_tiles", "column_tiles", "shown_b", "shown_h", "extremes_b"
+    ]
+)  # fmt: skip
+def arrange(
+    TILES, COUNTS, SHOWN, EXTREMES, shown_b, shown_h, extremes_b, rules, heads, T, S, shift, left, right,
+    row_tiles, column_tiles, FIELDS: tl.constexpr, KEYS_FIRST: tl.constexpr, CHUNK: tl.constexpr,
+    setup: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) % row_tiles
+    h = tl.program_id(1)
+    b = tl.program_id(0) // row_tiles  # there may be more sequences than a grid is deep
+    there = (long(b) * heads + h) * row_tiles + i
+    TILES += there * column_tiles
+    stop = key_stop(rules, b, S)
+    if SHOWN is not None:
+        SHOWN += long(b) * shown_b + long(h) * shown_h + long(i) * column_tiles
+    if EXTREMES is not None:
+        EXTREMES += long(b) * extremes_b
+    asking, seeing = make_list(
+        TILES, SHOWN, EXTREMES, rules, b, i, stop, T, S, shift, left, right, row_tiles, column_tiles, FIELDS,
+        KEYS_FIRST, CHUNK, setup,
+    )  # fmt: skip
     tl.store(COUNTS + there * 2, asking)
     tl.store(COUNTS + there * 2 + 1, seeing)
 
@@ -333,8 +368,13 @@ class ListPlan(NamedTuple):
     blocks: tuple[int, int]  # of queries, of keys
     sizes: tuple[int, int]
     fields: int  # of a block's extremes
-    tabled: bool  # whether they are worked out before: where there are many blocks
     chunk: int
+
+
+def chunk_of(columns: int) -> int:
+    """How many tiles a program that makes its list itself looks at in one go; 0: they are too many."""
+    few, chunk = (4, 16) if interpreted() else (FEW_TILES, OWN_CHUNK)
+    return 0 if columns > few else max(16, min(chunk, triton.next_power_of_2(columns)))
 
 
 def list_plan(request: Request) -> ListPlan:
@@ -352,7 +392,7 @@ def list_plan(request: Request) -> ListPlan:
     kept = rules.keys is not None or rules.key_ids is not None
     return ListPlan(
         request.B if by_batch else 1, request.H if by_head else 1, rows, columns, shown, blocks, sizes,
-        2 + 2 * setup.labels if kept else 0, kept and columns > (2 if interpreted() else FEW_TILES),
+        2 + 2 * setup.labels if kept else 0,
         max(16, min(16 if interpreted() else CHUNK, triton.next_power_of_2(columns))),
     )  # fmt: skip
 
@@ -370,7 +410,7 @@ def arranged(request: Request) -> tuple[Tensor, Tensor]:
         steps = (0 if B == 1 else H * rows * columns, 0 if H == 1 else rows * columns, 0)
         given: Arguments = (shown, rules, H, T, S, rows, columns)
         launch(glance, (B * H * rows * columns, 1, 1), given, (keys_first, setup), kinds, device)
-    if plan.tabled:
+    if plan.fields:
         count = sum(plan.blocks)
         extremes = torch.empty(plan.batch, count, plan.fields, dtype=torch.int64, device=device)
         steps = (*steps[:2], 0 if plan.batch == 1 else count * plan.fields)

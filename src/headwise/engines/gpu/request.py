@@ -29,7 +29,7 @@ from .launches import (
     number_of,
     takes_descriptors,
 )
-from .lists import ListPlan, arranged, list_plan, lists
+from .lists import ListPlan, arranged, chunk_of, list_plan, lists
 from .tile import LOG2E, Channels, Rules, Setup
 
 __all__ = [
@@ -224,11 +224,18 @@ class Request:
             whole and (keys is None or _describable(keys)),
             mask.left is not None, mask.right is not None, mask.right is not None and mask.right <= 0,
             mask.is_listed, prepared.scores.positions is not None, mask.num_labels,
-            arranged and prepared.may_mask,
+            arranged and prepared.may_mask, self._chunk() if arranged and mask.is_listed else 0,
         )  # fmt: skip
         self.B, self.H, self.T, self.S = prepared.shape
         self.blocks = -(-(self.S if keys_first else self.T) // self.tuned.M)  # of rows, a head
         self.grid = (self.blocks, self.H)
+
+    def _chunk(self) -> int:
+        """See `Setup`: only what is known of positions and padding is known without a look at every tile."""
+        prepared, (_, _, T, S) = self.prepared, self.prepared.shape
+        if prepared.may_mask or prepared.rules.allowed is not None:
+            return 0
+        return chunk_of(-(-(T if self.keys_first else S) // self.tuned.N))
 
     def without_tensors(self) -> dict[str, object]:
         """What of it is the same for all that have its signature; see `again`."""
@@ -253,6 +260,11 @@ class Request:
         """(tiles, counts, strides): which tiles each block of rows sees; three times None without a list."""
         if not self.setup.listed:
             return None, None, None
+        if self.setup.chunk:  # room for what each program writes
+            rows, columns = self.blocks, -(-(self.T if self.keys_first else self.S) // self.setup.N)
+            heads = self.k.shape[1] if self.keys_first else self.H
+            tiles = torch.empty(self.B, heads, rows, columns, dtype=torch.int32, device=self.prepared.device)
+            return tiles, None, (heads * rows * columns, rows * columns, columns)
         return as_lists(*(arranged if self.arranged else lists)(self))
 
     def launch(
@@ -336,12 +348,12 @@ class Launch(NamedTuple):
 @functools.cache
 def _setup(
     tuned: Blocks, D: int, dtype: torch.dtype, group: int, descriptors: bool, left: bool, right: bool,
-    behind: bool, listed: bool, placed: bool, labels: int, masking: bool,
+    behind: bool, listed: bool, placed: bool, labels: int, masking: bool, chunk: int,
 ) -> Setup:  # fmt: skip
     rough = dtype == torch.bfloat16 and not interpreted()
     return Setup(
         tuned.M, tuned.N, *_in_two(D), group, tuned.stages, descriptors, dtype == torch.float32,
-        DTYPES[dtype], left, right, behind, listed or masking, placed, labels, rough, masking,
+        DTYPES[dtype], left, right, behind, listed or masking, placed, labels, rough, masking, chunk,
     )  # fmt: skip
 
 

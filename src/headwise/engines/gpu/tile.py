@@ -47,6 +47,7 @@ class Setup(NamedTuple):
     labels: int  # document labels per key
     rough_tanh: bool  # bfloat16: the GPU's own tanh, right to 2^-11, is finer than what it is made of
     masking: bool = False  # the bias is 0 where no rule is asked: a mask that came as one
+    chunk: int = 0  # tiles looked at in one go by a program that makes its list itself; 0: it is given one
 
 
 class Channels(NamedTuple):
@@ -333,7 +334,9 @@ def tile_ranges(COUNTS, list_strides, b, h, block, column_tiles, i0, i1, i2, i3,
     i0 .. i3: the same by position alone. A list that is `arranged` begins with the tiles that ask; those that
     see all end it.
     """
-    if setup.listed:
+    if setup.chunk:  # the program will tell where its own list is parted
+        return 0, 0, column_tiles, column_tiles, column_tiles, column_tiles
+    elif setup.listed:
         counts = COUNTS + long(b) * list_strides[3] + long(h) * list_strides[4] + block * 2
         i0 = 0
         i1 = tl.load(counts)
