@@ -113,7 +113,7 @@ def attend_kernel(
                 TILES, list_strides, rules, b, h, block, stop, T, S, shift, left, right, column_tiles, False,
                 setup,
             )  # fmt: skip
-        else:
+        elif not setup.each:
             TILES = list_of(TILES, list_strides, b, h, block)
     if wants.parts:
         ask0, ask1 = share_of(ask0, ask1, split, splits)
@@ -122,8 +122,8 @@ def attend_kernel(
     for phase in tl.static_range(3):
         lo = ask0 if phase == 0 else (see0 if phase == 1 else end0)
         hi = ask1 if phase == 0 else (see1 if phase == 1 else end1)
-        needed = setup.listed or setup.left if phase == 0 else phase == 1 or not setup.listed
-        if needed:
+        needed = not setup.listed if phase == 2 else (phase == 1 or setup.left or setup.listed)
+        if needed and (phase != 1 or not setup.each):
             for i in tl.range(lo, hi, num_stages=setup.stages if phase == 1 or setup.listed else 1):
                 start = tile_of(TILES, i, setup) * N
                 k0, k1 = load(K0, K1, k_strides, b, h // setup.G, start, S, N, setup)
@@ -325,7 +325,9 @@ def _kind(prepared: Prepared, names: tuple[str, ...]) -> str:
     (B, H, T, _), scoring = prepared.shape, prepared.scores.scoring
     if _splits(prepared, names) > 1:
         return "few"
-    if prepared.is_listed or scoring.bias is not None:  # beside a bias, two larger blocks would not fit
+    if scoring.bias is not None:  # beside it two larger blocks would not fit
+        return "attend_bias"
+    if prepared.is_listed:
         return "attend_listed"
     few = B * H * -(-T // 128) < 4 * multiprocessors(prepared.device)
     return "attend_rules" if few or scoring.softcap is not None or scoring.adds else "attend"

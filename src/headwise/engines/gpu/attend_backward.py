@@ -111,7 +111,7 @@ def attend_dq_kernel(
                 TILES, list_strides, rules, b, h, block, stop, T, S, shift, left, right, column_tiles, False,
                 setup,
             )  # fmt: skip
-        else:
+        elif not setup.each:
             TILES = list_of(TILES, list_strides, b, h, block)
     size = tl.full([M], 1.0, tl.float32)
     if SIZE is not None:
@@ -134,8 +134,8 @@ def attend_dq_kernel(
     for phase in tl.static_range(3):
         lo = ask0 if phase == 0 else (see0 if phase == 1 else end0)
         hi = ask1 if phase == 0 else (see1 if phase == 1 else end1)
-        needed = setup.listed or setup.left if phase == 0 else phase == 1 or not setup.listed
-        if needed:
+        needed = not setup.listed if phase == 2 else (phase == 1 or setup.left or setup.listed)
+        if needed and (phase != 1 or not setup.each):
             for i in tl.range(lo, hi, num_stages=setup.stages if phase == 1 or setup.listed else 1):
                 start = tile_of(TILES, i, setup) * N
                 k0, k1 = load(K0, K1, k_strides, b, h // setup.G, start, S, N, setup)
@@ -227,14 +227,14 @@ def attend_dkv_kernel(
         if setup.chunk:
             ask1 = own_ask
             see0 = own_see
-        elif setup.listed:
+        elif setup.listed and not setup.each:
             tiles = list_of(TILES, list_strides, b, h, block)
         for phase in tl.static_range(3):
             lo = ask0 if phase == 0 else (see0 if phase == 1 else end0)
             hi = ask1 if phase == 0 else (see1 if phase == 1 else end1)
             # queries in any order: each tile asks, and they are the last
             needed = phase < 2 or ((setup.left or setup.placed) and not setup.listed)
-            if needed:
+            if needed and (phase != 1 or not setup.each):
                 for i in tl.range(lo, hi, num_stages=setup.stages if phase == 1 or setup.listed else 1):
                     start = tile_of(tiles, i, setup) * N
                     q0, q1 = load(Q0, Q1, q_strides, b, h, start, T, N, setup)

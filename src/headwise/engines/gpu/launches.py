@@ -77,7 +77,8 @@ HOPPER: dict[str, tuple[Blocks, Blocks, Blocks]] = {
     # the first pass: where nothing is asked of a tile, where something is, where tiles come from lists
     "attend": (Blocks(64, 128, 4, 3), Blocks(128, 128, 8, 3), Blocks(128, 64, 8, 2)),
     "attend_rules": (Blocks(64, 128, 4, 3), Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2)),
-    "attend_listed": (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
+    "attend_listed": (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
+    "attend_bias": (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
     "few": (Blocks(16, 128, 4, 3), Blocks(16, 128, 4, 3), Blocks(16, 64, 4, 3)),
     "attend_dq": (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 3), Blocks(64, 64, 8, 1)),
     "attend_dq_listed": (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 8, 1)),

@@ -113,7 +113,7 @@ def in_order(seen: Tensor) -> tuple[Tensor, Tensor]:
 
 ANY, ALL = tl.constexpr(1), tl.constexpr(2)  # what a tile shows: something, everything
 CHUNK = 512
-FEW_TILES = 64  # in a row: a program makes its list itself, which saves a launch or two
+FEW_TILES = 32  # in a row: a program makes its list itself, which saves a launch or two
 OWN_CHUNK = 32
 
 

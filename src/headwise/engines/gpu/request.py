@@ -39,7 +39,7 @@ __all__ = [
 
 DEEPEST = 65535  # what a grid may be in its third direction
 FAR = 2**30  # farther than any two positions
-WORTH_A_LOOK = 2**16  # scores a bias is added to, from which on it is looked at: it may be a mask
+WORTH_A_LOOK = 2**20  # scores of a head beyond which a mask, or a bias that may be one, is looked at first
 DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
@@ -106,7 +106,7 @@ class Prepared:
         bias, (_, H, T, S) = self.scores.scoring.bias, self.shape
         if bias is None or bias.shape[1] > 1 or tuple(bias.shape[2:]) != (T, S):
             return False
-        return interpreted() or (H > 1 and T * S >= WORTH_A_LOOK)
+        return interpreted() or (H > 1 and T * S > WORTH_A_LOOK)
 
     @property
     def is_listed(self) -> bool:
@@ -224,18 +224,19 @@ class Request:
             whole and (keys is None or _describable(keys)),
             mask.left is not None, mask.right is not None, mask.right is not None and mask.right <= 0,
             mask.is_listed, prepared.scores.positions is not None, mask.num_labels,
-            arranged and prepared.may_mask, self._chunk() if arranged and mask.is_listed else 0,
+            arranged and prepared.may_mask,
+            *(self._unlisted() if arranged and mask.is_listed else (0, False)),
         )  # fmt: skip
         self.B, self.H, self.T, self.S = prepared.shape
         self.blocks = -(-(self.S if keys_first else self.T) // self.tuned.M)  # of rows, a head
         self.grid = (self.blocks, self.H)
 
-    def _chunk(self) -> int:
-        """See `Setup`: only what is known of positions and padding is known without a look at every tile."""
+    def _unlisted(self) -> tuple[int, bool]:
+        """`Setup.chunk` and `Setup.each`: which lists need not be made before."""
         prepared, (_, _, T, S) = self.prepared, self.prepared.shape
-        if prepared.may_mask or prepared.rules.allowed is not None:
-            return 0
-        return chunk_of(-(-(T if self.keys_first else S) // self.tuned.N))
+        if prepared.rules.allowed is not None:  # nothing is known of a tile without a look at it
+            return 0, T * S <= (1024 if interpreted() else WORTH_A_LOOK) and not prepared.may_mask
+        return 0 if prepared.may_mask else chunk_of(-(-(T if self.keys_first else S) // self.tuned.N)), False
 
     def without_tensors(self) -> dict[str, object]:
         """What of it is the same for all that have its signature; see `again`."""
@@ -258,7 +259,7 @@ class Request:
     @cached_property
     def tile_lists(self) -> Arguments:
         """(tiles, counts, strides): which tiles each block of rows sees; three times None without a list."""
-        if not self.setup.listed:
+        if not self.setup.listed or self.setup.each:
             return None, None, None
         if self.setup.chunk:  # room for what each program writes
             rows, columns = self.blocks, -(-(self.T if self.keys_first else self.S) // self.setup.N)
@@ -349,11 +350,12 @@ class Launch(NamedTuple):
 def _setup(
     tuned: Blocks, D: int, dtype: torch.dtype, group: int, descriptors: bool, left: bool, right: bool,
     behind: bool, listed: bool, placed: bool, labels: int, masking: bool, chunk: int,
+    each: bool,
 ) -> Setup:  # fmt: skip
     rough = dtype == torch.bfloat16 and not interpreted()
     return Setup(
         tuned.M, tuned.N, *_in_two(D), group, tuned.stages, descriptors, dtype == torch.float32,
-        DTYPES[dtype], left, right, behind, listed or masking, placed, labels, rough, masking, chunk,
+        DTYPES[dtype], left, right, behind, listed or masking, placed, labels, rough, masking, chunk, each,
     )  # fmt: skip
 
 

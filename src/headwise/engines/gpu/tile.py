@@ -48,6 +48,7 @@ class Setup(NamedTuple):
     rough_tanh: bool  # bfloat16: the GPU's own tanh, right to 2^-11, is finer than what it is made of
     masking: bool = False  # the bias is 0 where no rule is asked: a mask that came as one
     chunk: int = 0  # tiles looked at in one go by a program that makes its list itself; 0: it is given one
+    each: bool = False  # no list at all: each tile asks the rules
 
 
 class Channels(NamedTuple):
@@ -334,7 +335,9 @@ def tile_ranges(COUNTS, list_strides, b, h, block, column_tiles, i0, i1, i2, i3,
     i0 .. i3: the same by position alone. A list that is `arranged` begins with the tiles that ask; those that
     see all end it.
     """
-    if setup.chunk:  # the program will tell where its own list is parted
+    if setup.each:
+        return i0, i3, i3, i3, i3, i3
+    elif setup.chunk:  # the program will tell where its own list is parted
         return 0, 0, column_tiles, column_tiles, column_tiles, column_tiles
     elif setup.listed:
         counts = COUNTS + long(b) * list_strides[3] + long(h) * list_strides[4] + block * 2
@@ -407,7 +410,7 @@ def queries_seeing(first_key, last_key, start, stop, shift, left, right, setup: 
 @triton.jit
 def tile_of(TILES, i, setup: tl.constexpr):
     """The i-th tile of a walk."""
-    if setup.listed:
+    if setup.listed and not setup.each:
         return tl.load(TILES + i)
     return i
 
