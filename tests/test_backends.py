@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import headwise as hw
 from headwise import Mask, functional, reference
 from headwise.arguments import scores_from
-from headwise.engines import backends, decode, first_pass, fused, kernels
+from headwise.engines import backends, decode, first_pass, fused, kernels, planned
 from headwise.engines import scores as scores_room
 from headwise.engines.backend import Backend, Call, Gradients
 from headwise.engines.fused import Fused
@@ -199,6 +199,7 @@ def test_attention_runs_what_why_says(
 
     monkeypatch.setattr(first_pass, "_run", noted)
     monkeypatch.setattr(functional, "plainest", lambda *_: None)  # it asks nobody
+    monkeypatch.setattr(planned, "known", lambda kind: None)
     q, k, v = qkv()
     hw.attention(q.requires_grad_(grad), k, v, **options)
     assert ran == [hw.why(q, k, v, **options).backend]
@@ -607,7 +608,7 @@ def test_no_plan_is_made_for_one_query_before_its_shape_has_come_often_in_a_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     churn = ShapeChurn(most=2, patience=3)
-    entered(monkeypatch, churn=churn, takes_all=False)
+    entered(monkeypatch, churn=churn)
     q, k = torch.randn(1, 6, 1, 8), torch.randn(1, 2, 13, 8)
     whole = torch.randn(1, 2, 13, 8)
     for past in (13, 12, 11):  # a model that generates: no plan, and no shape counted against others
@@ -636,7 +637,7 @@ def test_heads_that_share_keys_are_rows_of_one_query_or_repeated(
         seen.append((*call[0].shape[1:3], call[1].shape[1]))
         return kernels.CPU_FLASH.forward(call)
 
-    entered(monkeypatch, takes_groups=groups, forward=forward, takes_all=False)
+    entered(monkeypatch, takes_groups=groups, forward=forward)
     q, k, v = (torch.randn(2, n, s, 5, dtype=torch.float64) for n, s in ((6, 1), (2, 7), (2, 7)))
     out, weights = hw.attention(q, k, v, **options, backend="fa3")
     expected, _, lse = case_of(q, k, v, options).reference()
@@ -1011,6 +1012,7 @@ def test_the_express_lane_leads_where_the_ordinary_way_does(
     assert functional.plainest(q, k, v, causal, scale) is not None
     express = hw.attention(q, k, v, causal=causal, scale=scale)
     monkeypatch.setattr(functional, "plainest", lambda *_: None)
+    monkeypatch.setattr(planned, "known", lambda kind: None)
     ordinary = hw.attention(q, k, v, causal=causal, scale=scale)
     assert torch.equal(express[0], ordinary[0]) and torch.equal(express[1].lse, ordinary[1].lse)
     assert torch.equal(express[1].dense(), ordinary[1].dense()) and repr(express[1]) == repr(ordinary[1])
@@ -1032,6 +1034,7 @@ def test_the_express_lane_comes_back_as_the_ordinary_way_does(
     pulls = [normal(7, *shapes[0], dtype=dtype), torch.ones((), dtype=dtype).expand(shapes[0])]
     express = [both(pull) for pull in pulls]
     monkeypatch.setattr(functional, "plainest", lambda *_: None)
+    monkeypatch.setattr(planned, "known", lambda kind: None)
     for found, pull in zip(express, pulls, strict=True):
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, both(pull), strict=True))
 

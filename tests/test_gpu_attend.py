@@ -21,7 +21,7 @@ from torch import Tensor
 import headwise as hw
 from headwise import Mask
 from headwise.arguments import scores_from
-from headwise.engines import first_pass, own_kernels, statistics
+from headwise.engines import first_pass, own_kernels, planned, statistics
 from headwise.engines.backends import backend_named
 from headwise.engines.gpu import launches
 from headwise.engines.own_kernels import OwnKernels
@@ -1044,3 +1044,58 @@ def test_a_sink_near_the_largest_number_takes_all() -> None:
     case = single(Size(1, 2, 1, 19, 23, 8, 8))
     out, w = hw.attention(case.q, case.k, case.v, sinks=torch.full((2,), 3e38), backend="triton")
     assert not bool(out.any()) and bool(torch.isfinite(w.lse).all())
+
+
+# Calls of a kind that came before
+
+
+AGAIN: dict[str, Callable[[int], dict[str, Any]]] = {
+    "softcap": lambda seed: {"causal": True, "softcap": 3.0},
+    "two parts of channels": lambda seed: {"window": 9},
+    "alibi": lambda seed: {"causal": True, "bias": Alibi(normal(seed, 2).float().abs().requires_grad_())},
+    "sinks": lambda seed: {"causal": True, "sinks": normal(seed, 2).float().requires_grad_()},
+    "bias": lambda seed: {"bias": normal(seed, 1, 2, 19, 19).float().requires_grad_()},
+    "lengths": lambda seed: {"causal": True, "mask": Mask.padding(torch.tensor([19, 2 + seed % 5]))},
+    "own lists": lambda seed: {"causal": True, "mask": Mask.documents(torch.arange(19) // (4 + seed % 3))},
+    "each tile asks": lambda seed: {"mask": Mask.dense(normal(seed, 1, 1, 19, 19) > 0)},
+    "holes": lambda seed: {"mask": Mask.padding(normal(seed, 2, 19) > -0.5), "softcap": 5.0},
+}
+
+
+@pytest.mark.thinned(99, keep=["softcap", "own lists", "each tile asks", "sinks"])
+@pytest.mark.parametrize("name", AGAIN)
+def test_a_planned_call_is_the_same_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned.forget()
+    D = 24 if name == "two parts of channels" else 16
+
+    def answered(seed: int) -> list[Tensor]:
+        leaves = [normal(seed + i, 2, h, 19, D).float().requires_grad_() for i, h in enumerate((2, 1, 1))]
+        options = AGAIN[name](seed)
+        learned = [
+            getattr(x, "slopes", x) for x in (options.get("bias"), options.get("sinks")) if x is not None
+        ]
+        output, weights = hw.attention(*leaves, **options)
+        pull = normal(seed + 7, *output.shape).float()
+        return [output.detach(), weights.lse, *torch.autograd.grad(output, [*leaves, *learned], pull)]
+
+    for seed in (0, 20, 41):
+        again = answered(seed)
+        with monkeypatch.context() as patch:
+            patch.setattr(planned, "known", lambda kind: None)
+            patch.setattr(planned, "met", lambda *_: None)
+            ordinary = answered(seed)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(again, ordinary, strict=True))
+    assert any(plan is not None for plan in planned._plans.values())
+    planned.forget()
+
+
+def test_statistics_on_the_way_come_by_plan_too() -> None:
+    planned.forget()
+    for seed in (0, 20, 40):
+        q, k, v = (normal(seed + i, 1, 2, 67, 8).float() for i in range(3))
+        _, weights = hw.attention(q, k, v, causal=True, statistics=True)
+        assert weights._known is not None and set(weights._known.names) == set(ON_THE_WAY)
+        truth = hw.attention(q, k, v, causal=True)[1].statistics(*ON_THE_WAY)
+        for name, value in weights.statistics(*ON_THE_WAY).items():
+            assert error(value, getattr(truth, name)) <= 1e-5, name
+    planned.forget()

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeGuard
 
+import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from .arguments import OF_ATTENTION, REQUIRED, check_dropout, refuse, scores_from, under_autocast
-from .engines import backends, first_pass
+from .engines import backends, first_pass, plain, planned
 from .engines.express import plainest
 from .engines.gpu.cannot import cannot
 from .engines.gpu.launches import interpreted
@@ -19,8 +22,9 @@ from .engines.statistics import ROW_STATISTICS, check_names, without_kernel
 from .engines.wanted import wanted_now
 from .errors import ArgumentError
 from .map import AttentionMap, make
+from .mask_rules import smaller
 from .masks import Mask
-from .scoring import Bias
+from .scoring import Alibi, Bias
 
 __all__ = ["Why", "attention", "why"]
 
@@ -96,6 +100,17 @@ def attention(
     if wrong:
         refuse("attention", wrong, OF_ATTENTION, attention)
     collect = _collected(q, statistics)
+    ordinary = not (
+        dropout or backend != "auto" or torch.compiler.is_compiling() or plain.transforms_are_active()
+    )
+    kind = None
+    if ordinary:
+        kind = _kind(q, k, v, mask, causal, window, scale, softcap, bias, sinks, collect)
+        plan = None if kind is None else planned.known(kind)
+        if plan is not None:
+            scores = plan.scores(q, k, *_added(bias), sinks)
+            output, lse, known = planned.run(plan.ways, scores, v)
+            return output, make(scores, lse, None, known)
     if (
         mask is None and window is None and softcap is None and bias is None and sinks is None
         and not dropout and backend == "auto" and not collect
@@ -108,8 +123,84 @@ def attention(
     scores = scores_from(q, k, v, mask, causal, window, scale, softcap, bias, sinks)
     if dropout:
         check_dropout(dropout)
+    if ordinary and kind is None:
+        kind = planned.kind_of_scores(scores, v, collect)
+        plan = None if kind is None else planned.known(kind)
+        if plan is not None:
+            output, lse, known = planned.run(plan.ways, scores, v)
+            return output, make(scores, lse, None, known)
     output, lse, known = first_pass.attend_and_collect(scores, v, dropout, backend, collect)
+    if kind is not None:
+        planned.met(kind, scores, v, collect)
     return output, make(scores, lse, None, known)
+
+
+def _kind(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | Tensor | None,
+    causal: bool,
+    window: int | tuple[int, int] | None,
+    scale: float | None,
+    softcap: float | None,
+    bias: Bias | None,
+    sinks: Tensor | None,
+    collect: tuple[str, ...],
+) -> planned.Kind | None:
+    """The kind of a call whose mask is known by numbers; None: it is not, or something about it is unusual.
+
+    Two calls of one kind are alike in all that `scores_from` looks at.
+    """
+    left = right = None
+    if mask is not None:
+        if type(mask) is not Mask or not mask.is_positional:
+            return None
+        left, right = mask.left, mask.right
+    if causal is True:
+        right = smaller(right, 0)
+    elif causal is not False:
+        return None
+    if window is not None:
+        if type(window) is not int or window < 1:
+            return None
+        left, right = smaller(left, window - 1), smaller(right, 0)
+    if (scale is not None and type(scale) is not float) or (
+        softcap is not None and type(softcap) is not float
+    ):
+        return None
+    if (
+        type(q) is not Tensor
+        or type(k) is not Tensor
+        or q.ndim != 4
+        or k.ndim != 4
+        or q.shape[2] > k.shape[2]
+    ):
+        return None
+    rules, learning = None, False
+    if bias is not None or sinks is not None:
+        added, slopes = _added(bias)
+        if (bias is not None and added is None and slopes is None) or (
+            sinks is not None and not _usual(sinks)
+        ):
+            return None
+        rules = tuple([planned.added_kind(x) for x in (added, slopes, sinks)])
+        learning = any(x is not None and x.requires_grad for x in (added, slopes, sinks))
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    return planned.kind_of(q, k, v, left, right, scale, softcap, rules, collect, learning)
+
+
+def _added(bias: Bias | None) -> tuple[Tensor | None, Tensor | None]:
+    """(bias, slopes) where one of them is all that is added; else twice None."""
+    if bias is None:
+        return None, None
+    if type(bias) is Alibi:
+        return None, bias.slopes if _usual(bias.slopes) else None
+    return bias if _usual(bias) and bias.ndim == 4 else None, None
+
+
+def _usual(x: object) -> TypeGuard[Tensor]:
+    return type(x) is Tensor or type(x) is Parameter
 
 
 def _collected(q: Tensor, statistics: bool | str | Iterable[str] | None) -> tuple[str, ...]:

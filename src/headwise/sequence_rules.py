@@ -61,7 +61,10 @@ class Padding(Rule["Mask"]):
     def for_kernels(self, mask: Mask) -> dict[str, Value | None]:
         keys = mask.keys
         assert keys is not None
-        return {"lengths": keys.to(torch.int32)} if keys.ndim == 1 else {"keys": keys.contiguous()}
+        if keys.ndim == 2:
+            return {"keys": keys.contiguous()}
+        known = keys.dtype in (torch.int64, torch.int32)
+        return {"lengths": keys.contiguous() if known else keys.to(torch.int32)}
 
     def is_listed(self, mask: Mask) -> bool:
         return mask.keys is not None and mask.keys.ndim == 2  # lengths are where a walk ends

@@ -10,8 +10,9 @@ its rows, no matter who worked them out. One without a way back of its own may h
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -19,9 +20,12 @@ from .gradients import ScoreGradients
 from .kernels import Kernel
 from .scores import Scores
 
-__all__ = ["NO_BIAS_GRADIENT", "Backend", "Call", "Gradients"]
+__all__ = ["NO_BIAS_GRADIENT", "Backend", "Call", "Gradients", "Lasting", "Ways"]
 
 Gradients = tuple[ScoreGradients, Tensor, Tensor | None]  # of q, k and what is added; of v; of sinks
+
+# Whether an answer to a call is the answer to every call of its kind; or what tells each time
+Lasting = bool | Callable[[], bool]
 
 NO_BIAS_GRADIENT = "it gives no gradient to bias, slopes or relative"
 
@@ -53,6 +57,18 @@ class Call:
         return q.shape, k.shape, v.shape, q.dtype, self.scores.mask.right
 
 
+class Ways(NamedTuple):
+    """How a backend answers calls of one kind in one stroke, with everything found out beforehand.
+
+    forward: (output, lse, row statistics by `names`) of scores and v.
+    backward: from scores, v, output, lse and the output's gradient.
+    """
+
+    forward: Callable[[Scores, Tensor], tuple[Tensor, Tensor, Tensor | None]]
+    backward: Callable[[Scores, Tensor, Tensor, Tensor, Tensor], Gradients]
+    names: tuple[str, ...] = ()
+
+
 class Backend(ABC):
     """A way to run the first pass.
 
@@ -62,8 +78,6 @@ class Backend(ABC):
         whatever the mode, and dropout can fall on the weights. No other is given dropout.
     gives_bias_gradient: its backward gives gradients of what is added where the call wants them.
     counts_on: the kinds of device on which it is told of every call, whoever runs it (`note`).
-    goes_straight: a plain call without gradients may be handed to its `forward` as it is.
-    undisputed: by kind of device, the kernel that takes every plain call as it is: nobody need be asked.
     collects: row statistics its `forward_and_collect` can give on the way.
     """
 
@@ -72,8 +86,6 @@ class Backend(ABC):
     is_differentiable: bool = False
     gives_bias_gradient: bool = False
     counts_on: tuple[str, ...] = ()
-    goes_straight: bool = False
-    undisputed: Mapping[str, Kernel] = {}
     collects: tuple[str, ...] = ()
 
     def why_not(self, call: Call) -> str | None:
@@ -103,6 +115,12 @@ class Backend(ABC):
         """Whether it gives statistics of this call, which it runs."""
         return bool(self.collects)
 
+    def collected(self, call: Call) -> tuple[str, ...]:
+        """Those that are asked for and that it gives on the way."""
+        if not call.collect or not self.can_collect(call):
+            return ()
+        return tuple([name for name in call.collect if name in self.collects])
+
     def forward_and_collect(self, call: Call, names: tuple[str, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """The same, and [len(names), B, H, T] values per query of names it `collects`."""
         raise NotImplementedError(self.name)
@@ -110,6 +128,14 @@ class Backend(ABC):
     @abstractmethod
     def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
         """The gradients, from the output, the lse and the output's gradient, all of them whole rows'."""
+
+    def lasts(self, call: Call) -> Lasting:
+        """Whether what it says of a call it says of all calls of that kind; see `planned.kind_of`."""
+        return False
+
+    def ways(self, call: Call) -> Ways | None:
+        """For calls of the kind of one that it has just run; None: each has to come to `forward`."""
+        return None
 
     def how(self, call: Call) -> str:
         """One phrase on how it runs the call."""

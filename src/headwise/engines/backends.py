@@ -16,7 +16,7 @@ from .own_kernels import OwnKernels
 from .plain import PLAIN
 from .tiles import TILES
 
-__all__ = ["BACKENDS", "backend_named", "bare_kernel", "choose", "note", "verdicts"]
+__all__ = ["BACKENDS", "backend_named", "bare_kernel", "choose", "note", "takes", "verdicts"]
 
 BACKENDS: tuple[Backend, ...] = (
     Decode(),
@@ -66,6 +66,11 @@ def _why_not_of_itself(backend: Backend, call: Call) -> str | None:
     """Why it does not run a call without being asked by name; None: it does."""
     reason = backend.why_not(call)
     return backend.reluctance(call) if reason is None else reason
+
+
+def takes(backend: Backend, call: Call) -> bool:
+    """Whether it runs a call without being asked by name."""
+    return _why_not_of_itself(backend, call) is None
 
 
 def choose(call: Call, name: str = "auto") -> Backend:

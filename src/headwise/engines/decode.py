@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .backend import Backend, Call, Gradients
+from .backend import Backend, Call, Gradients, Ways
 from .gpu.cannot import LARGEST_HEAD, cannot
 from .gpu.launches import interpreted
 from .kernels import HALF
+from .scores import Scores
 from .tiles import TILES
 
 __all__ = ["Decode"]
@@ -21,7 +22,6 @@ class Decode(Backend):
 
     name = "decode"
     devices = ("cuda",)
-    goes_straight = True
 
     def why_not(self, call: Call) -> str | None:
         """As for the others; in tests the kernels run on a CPU, too."""
@@ -56,6 +56,19 @@ class Decode(Backend):
         if size >= WORTH_IT:
             return None
         return f"{size} bytes of keys and values are few, from {WORTH_IT} on it pays"
+
+    def lasts(self, call: Call) -> bool:
+        """It goes by sizes and rules."""
+        return True
+
+    def ways(self, call: Call) -> Ways:
+        """Its kernels have plans of their own."""
+        from .gpu.single_query import attend
+
+        def backward(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
+            return TILES.backward(Call(scores, v), out, lse, grad)
+
+        return Ways(lambda scores, v: (*attend(scores, v), None), backward)
 
     def how(self, call: Call) -> str:
         """In a phrase."""

@@ -14,15 +14,12 @@ import torch
 from torch import Tensor
 
 from .. import budget, masks
-from ..masks import NOTHING_HIDDEN, Mask
+from ..masks import NOTHING_HIDDEN
 from ..scoring import Scoring
-from . import backends, kernels, plain
+from . import backends, plain, planned
 from .backend import Call
-from .gradients import Context
-from .kernels import Band, Kernel, Three
 from .scores import Scores
-from .tiles import TILES
-from .walk import REACH, check_rows
+from .walk import check_rows
 from .weights import softmax
 
 __all__ = ["few_weights_on_cpu", "plainest", "straight"]
@@ -68,75 +65,25 @@ def straight(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Scores] | None:
     """(output, lse, scores) of tensors that have been found plain; None where a kernel would need help."""
-    B, H, T, D = q.shape
-    _, Hk, S, _ = k.shape
+    T, S = q.shape[2], k.shape[2]
     if (causal and S != T and T != 1) or not scale > 0:  # one query stands beside the last key
         return None
+    kind = planned.kind_of(q, k, v, None, 0 if causal else None, scale, None)
+    plan = None if kind is None else planned.known(kind)
+    if plan is not None:
+        scores = Scores(q, k, plan.mask, plan.scoring)
+        out, lse, _ = planned.run(plan.ways, scores, v)
+        return out, lse, scores
     scores = Scores(q, k, masks.CAUSAL if causal else NOTHING_HIDDEN, Scoring(scale))
-    kernel, device = None, "cpu" if q.is_cpu else q.device.type
-    for backend in backends.BACKENDS:
-        if not backend.devices or device in backend.devices:  # the first to be asked
-            kernel = backend.undisputed.get(device)
-            break
-    if kernel is None:
-        call = Call(scores, v)
-        chosen = backends.choose(call)
-        if chosen.goes_straight and not torch.is_grad_enabled():
-            return *chosen.forward(call), scores
-        kernel = chosen.bare(q, v)
-        if kernel is None:
-            return None
-        backends.note(call)
-    band = kernels.CAUSAL if causal and T != 1 else kernels.FULL
-    one = T == 1 and H != Hk and kernel.folds
-    if one:  # query: the heads of a group become the rows of one product, and keys are read once
-        q = q.reshape(B, Hk, H // Hk, D)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        out, lse = _Straight.apply(q, k, v, kernel, band, scale)
-    else:
-        out, lse = kernel.forward((q, k, v, None, band, scale))
-    return (out.reshape(B, H, 1, D), lse.reshape(B, H, 1), scores) if one else (out, lse, scores)
-
-
-class _Straight(torch.autograd.Function):
-    """One kernel, forward and backward, with nothing around it."""
-
-    @staticmethod
-    def forward(
-        ctx: Context, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, band: Band, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        out, lse = kernel.forward((q, k, v, None, band, scale))
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.call = kernel, band, scale
-        ctx.mark_non_differentiable(lse)
-        ctx.set_materialize_grads(False)
-        return out, lse
-
-    @staticmethod
-    def backward(ctx: Context, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        grad, _ = grads
-        if grad is None:
-            return (None,) * 6
-        q, k, v, out, lse = ctx.saved_tensors
-        kernel, band, scale = ctx.call
-        if plain.is_needed_for(grad):
-
-            def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                return plain.forward(Scores(q, k, Mask(*band), Scoring(scale)), v)[0]
-
-            return *plain.gradients(forward, (q, k, v), ctx.needs_input_grad[:3], grad), None, None, None
-        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-        if lse.is_cpu and float(lse.abs().max()) > REACH:
-            grads = _in_tiles(Scores(q, k, Mask(*band), Scoring(scale)), v, out, lse, grad)
-        else:
-            grads = kernel.backward((q, k, v, None, band, scale), out, lse, grad)
-        return *grads, None, None, None
-
-
-def _in_tiles(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Three:
-    """The same gradients where the kernel's would be too rough."""
-    back, dv, _ = TILES.backward(Call(scores, v), out, lse, grad)
-    return back.q.to(v.dtype), back.k.to(v.dtype), dv.to(v.dtype)
+    call = Call(scores, v)
+    ways = backends.choose(call).ways(call)
+    if ways is None:
+        return None
+    backends.note(call)
+    out, lse, _ = planned.run(ways, scores, v)
+    if kind is not None:
+        planned.met(kind, scores, v)
+    return out, lse, scores
 
 
 def few_weights_on_cpu(scores: Scores, lse: Tensor | None) -> Tensor | None:

@@ -58,7 +58,7 @@ def attend_and_collect(
         return out, lse.detach(), None
     call = Call(scores, v, dropout, _plain_because(scores, v), _bias_gradient(scores), collect)
     chosen = backends.choose(call, backend)
-    names = tuple([name for name in collect if name in chosen.collects]) if chosen.can_collect(call) else ()
+    names = chosen.collected(call)
     collected: Collected | None = None
     if chosen.is_differentiable:
         out, lse = chosen.forward(call)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..mask_rules import can_read
 from ..scoring import HIDDEN
-from .backend import NO_BIAS_GRADIENT, Backend, Call, Gradients
+from .backend import NO_BIAS_GRADIENT, Backend, Call, Gradients, Lasting, Ways
 from .gradients import ScoreGradients
 from .kernels import CAUSAL, FULL, HALF, Answer, Band, Kernel, Three
 from .scores import Scores, blocks, tile_dtype
@@ -180,7 +180,6 @@ class Fused(Backend):
         self.kernels = {kernel.device: kernel for kernel in kernels}
         self.devices = tuple(self.kernels)
         self.counts_on = tuple(kernel.device for kernel in kernels if kernel.churn is not None)
-        self.undisputed = {kernel.device: kernel for kernel in kernels if kernel.takes_all}
 
     def cannot(self, call: Call) -> str | None:
         """What its kernel cannot take, whole or in parts; what the user, the device, earlier calls say."""
@@ -247,6 +246,63 @@ class Fused(Backend):
         kernel = self.kernels[v.device.type]
         takes = v.shape[-1] % kernel.channels == 0 and (kernel.takes_groups or q.shape[1] == v.shape[1])
         return kernel if takes else None
+
+    def lasts(self, call: Call) -> Lasting:
+        """Where shapes are counted, whoever counts is told, and asked, each time."""
+        kernel = self.kernels.get(call.v.device.type)
+        if kernel is None or kernel.churn is None:
+            return True
+        churn, shape = kernel.churn, call.shape_key
+        if call.scores.q.shape[2] != 1:
+            return lambda: churn.again(shape)
+        early = churn.too_early(shape) is not None
+
+        def as_before() -> bool:
+            now = churn.too_early(shape) is not None
+            churn.note_one_query(shape)
+            return now == early
+
+        return as_before
+
+    def ways(self, call: Call) -> Ways | None:
+        """The kernel itself, where it takes heads as they are and no rule is more than a causal square."""
+        scores, v, (_, H, T, S) = call.scores, call.v, call.scores.shape
+        mask, scoring, Hk = scores.mask, scores.scoring, scores.k.shape[1]
+        if scoring.softcap is not None or scoring.has_tensors or not mask.is_positional:
+            return None
+        square = mask.right is None or (
+            mask.right == 0 and T in (S, 1)
+        )  # one query stands beside the last key
+        straight = scores.q.stride(3) == scores.k.stride(3) == v.stride(3) == 1
+        if mask.left is not None or not square or not straight or scores.q.shape[3] != v.shape[3]:
+            return None
+        kernel = self.bare(scores.q, v)
+        if kernel is None or scores.positions is not None:
+            return None
+        band = CAUSAL if mask.right is not None and T != 1 else FULL
+        scale, folds = scoring.scale, T == 1 and H != Hk and kernel.folds
+
+        def forward(scores: Scores, v: Tensor) -> tuple[Tensor, Tensor, None]:
+            q = scores.q
+            if not folds:
+                return *kernel.forward((q, scores.k, v, None, band, scale)), None
+            # one query: the heads of a group become the rows of one product, and keys are read once
+            rows = q.reshape(q.shape[0], Hk, H // Hk, q.shape[3])
+            out, lse = kernel.forward((rows, scores.k, v, None, band, scale))
+            return out.reshape(q.shape), lse.reshape(q.shape[:3]), None
+
+        def backward(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
+            if lse.is_cpu and float(lse.abs().max()) > REACH:
+                return TILES.backward(Call(scores, v), out, lse, grad)
+            q = scores.q
+            if folds:
+                q, out, grad = (x.reshape(x.shape[0], Hk, H // Hk, x.shape[3]) for x in (q, out, grad))
+                lse = lse.reshape(q.shape[:3])
+            grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+            dq, dk, dv = kernel.backward((q, scores.k, v, None, band, scale), out, lse, grad)
+            return ScoreGradients(dq.reshape(scores.q.shape), dk), dv, None
+
+        return Ways(forward, backward)
 
     def note(self, call: Call) -> None:
         """Count the shapes a kernel that plans would have to plan for."""

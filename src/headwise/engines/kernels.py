@@ -85,6 +85,13 @@ class ShapeChurn:
         while len(self._seen) > self.remembered:
             self._seen.popitem(last=False)
 
+    def again(self, shape: Hashable) -> bool:
+        """A call with this shape is being run once more; False: it is not known any longer."""
+        if shape not in self._seen:
+            return False
+        self.note(shape)
+        return True
+
     def reason(self, shape: Hashable) -> str | None:
         """Why a call with this shape had better go elsewhere; None if it is welcome."""
         fresh = sum(self._fresh)
@@ -132,7 +139,6 @@ class Kernel:
     folds: bool = False  # of one query, heads that share keys are best handed over as rows
     takes_one_key: bool = True
     repeats: bool = True  # the same bits every time
-    takes_all: bool = False  # every plain call, just as it is
     insists: bool = False  # on the backward above, where torch would use its own
     capability: tuple[int, int] | None = None  # of a CUDA device, at least
     switch: Callable[[], bool] | None = None  # torch's own, by which users turn it off
@@ -296,7 +302,6 @@ CPU_FLASH = Kernel(
     forward=_cpu_forward,
     backward=_cpu_backward,
     folds=True,
-    takes_all=True,
 )
 CUDA_FLASH = Kernel(
     "flash",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .backend import Backend, Call, Gradients
+from .backend import Backend, Call, Gradients, Ways
 from .fused import adds, in_one_call
 from .gpu.cannot import LARGEST_HEAD, cannot
 from .gpu.launches import FEW_QUERIES, interpreted
 from .gradients import ScoreGradients
 from .kernels import HALF
+from .scores import Scores
 from .tiles import sinks_gradient
 from .wanted import ON_THE_WAY
 
@@ -64,6 +65,23 @@ class OwnKernels(Backend):
         if not in_one_call(scores) or adds(scores) or scoring.sinks is not None:
             return None
         return "torch's kernels are faster where no rule is more than causal"
+
+    def lasts(self, call: Call) -> bool:
+        """It goes by sizes and rules."""
+        return True
+
+    def ways(self, call: Call) -> Ways:
+        """The launches of such calls, with all they take but tensors."""
+        from .gpu import attend, attend_backward
+
+        names, back_by = self.collected(call), attend_backward.planned(call.bias_gradient)
+
+        def backward(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
+            found = back_by(scores, v, out, lse, grad)
+            back = ScoreGradients(found.q, found.k, found.bias, found.slopes)
+            return back, found.v, sinks_gradient(scores, out, lse, grad)
+
+        return Ways(attend.planned(call.scores, call.v, names), backward, names)
 
     def how(self, call: Call) -> str:
         """In a phrase."""

@@ -9,7 +9,7 @@ Scores are those of the second pass (`tile.scores`), so lse and weights agree.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import torch
@@ -17,14 +17,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..scores import Scores
 from ..wanted import ON_THE_WAY
 from .launches import FEW_QUERIES, NOT_SPECIAL, Arguments, interpreted, kind_of, launch, multiprocessors
 from .lists import own_list
-from .request import Launch, Prepared, Request, channels_of, described, keep, signature_of, strides_of
+from .request import (
+    Launch,
+    Prepared,
+    Request,
+    channels_of,
+    described,
+    describer,
+    keep,
+    signature_of,
+    strides_of,
+)
 from .tile import (
     LN2,
     LOG2E,
     Channels,
+    Setup,
     ends,
     factor,
     key_stop,
@@ -39,7 +51,7 @@ from .tile import (
     tile_ranges,
 )
 
-__all__ = ["attend", "mixed", "room_like"]
+__all__ = ["attend", "lists_first", "mixed", "planned", "room_like"]
 
 LOWEST = tl.constexpr(-1.5e30)  # below every score that is not hidden
 SHORTEST_PART = 512  # keys
@@ -285,6 +297,47 @@ def attend(
     if splits > 1:
         _merge(prepared, out, lse, whole, whole_lse)
     return whole, whole_lse, rows
+
+
+Answer = tuple[Tensor, Tensor, Tensor | None]
+
+
+def planned(scores: Scores, v: Tensor, names: tuple[str, ...]) -> Callable[[Scores, Tensor], Answer]:
+    """`attend` for all that have the signatures of these, which were attended to: a launch at once."""
+    prepared = Prepared(scores)
+    plan = _plans.get((prepared.signature, signature_of(v), names))
+    go = None
+    if plan is not None and plan.splits == 1 and prepared.q is scores.q and prepared.k is scores.k:
+        go = plan.launch.ready() if v.stride(-1) == 1 else None
+    if plan is None or go is None or lists_first(plan.launch.setup):
+        return lambda scores, v: attend(Prepared(scores), v, names)
+    setup, values, numbers = plan.launch.setup, plan.values, (*plan.launch.numbers, 0, *plan.launch.sizes)
+    q_of, k_of = describer(scores.q, setup.M, setup), describer(scores.k, setup.N, setup)
+    v_of = describer(v, setup.N, values)
+    steps = strides_of(scores.q)[:3], strides_of(scores.k)[:3]
+    v_steps, out_steps = strides_of(v)[:3], plan.steps
+    fixed = None if scores.scoring.has_tensors or not scores.mask.is_positional else prepared.rules
+    room, room_steps = Request.again(plan.same, prepared).list_room if setup.chunk else (None, None)
+    shape, empty, device = scores.q.shape[:3], torch.empty, v.device
+
+    def again(scores: Scores, v: Tensor) -> Answer:
+        q = scores.q
+        out, lse = room_like(q, v), empty(shape, dtype=torch.float32, device=device)
+        rows = empty((len(names), *shape), dtype=torch.float32, device=device) if names else None
+        tiles = None if room is None else empty(room, dtype=torch.int32, device=device)
+        rules = Prepared(scores).rules if fixed is None else fixed
+        go(
+            *q_of(q), *k_of(scores.k), *steps, *v_of(v), v_steps, out, out_steps, lse, rows, tiles, None,
+            room_steps, rules, *numbers,
+        )  # fmt: skip
+        return out, lse, rows
+
+    return again
+
+
+def lists_first(setup: Setup) -> bool:
+    """Whether lists are made in launches of their own."""
+    return setup.listed and not (setup.chunk or setup.each)
 
 
 def _given(

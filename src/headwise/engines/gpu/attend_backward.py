@@ -11,7 +11,7 @@ program keeps a tile and walks all sequences and heads that share it). No atomic
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import torch
@@ -19,11 +19,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attend import mixed
+from ..scores import Scores
+from .attend import lists_first, mixed
 from .backward import spread
 from .launches import NOT_SPECIAL
 from .lists import ROOM, own_list
-from .request import Launch, Prepared, Request, channels_of, described, keep, signature_of, strides_of
+from .request import (
+    Launch,
+    Prepared,
+    Request,
+    channels_of,
+    described,
+    describer,
+    keep,
+    signature_of,
+    strides_of,
+)
 from .tile import (
     BIG,
     Channels,
@@ -43,7 +54,7 @@ from .tile import (
     tile_ranges,
 )
 
-__all__ = ["Found", "backward"]
+__all__ = ["Found", "backward", "planned"]
 
 # From here on lse, as a power of two, is too rough to make weights of: a query whose keys were all given a
 # bias of -1e9 has one of -1e9, be they one or a thousand. Its weights are divided by what they sum to.
@@ -394,6 +405,86 @@ def backward(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: 
     if of_bias and size is not None:
         dbias = _of_bias(prepared, v, grad, powers, delta, size)
     return Found(dq, dk, dv, dbias, None if dslopes is None else dslopes.sum((0, 2)))
+
+
+Way = Callable[[Scores, Tensor, Tensor, Tensor, Tensor], Found]
+
+
+def planned(of_bias: bool) -> Way:
+    """`backward` for calls of one kind: what its launches take but tensors is kept, by the layout of grad."""
+    ready: dict[Hashable, Way | None] = {}
+
+    def again(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Found:
+        layout = (out.stride(), lse.stride(), signature_of(grad), out.data_ptr() & 15)
+        way = ready.get(layout)
+        if way is not None:
+            return way(scores, v, out, lse, grad)
+        prepared = Prepared(scores, lse)
+        found = backward(prepared, v, out, grad, of_bias)
+        if layout not in ready:
+            keep(ready, layout, _at_once(prepared, v, out, grad, of_bias))
+        return found
+
+    return again
+
+
+def _at_once(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: bool) -> Way | None:
+    """The two launches with all they take but tensors; None: there is more to do."""
+    scores, (B, H, T, _) = prepared.scores, prepared.shape
+    given = tuple([signature_of(x) for x in (v, out, grad, prepared.lse)])
+    plan = _plans.get((prepared.signature, given, of_bias))
+    as_they_are = prepared.q is scores.q and prepared.k is scores.k and prepared.lse is prepared.given_lse
+    if plan is None or not as_they_are or scores.scoring.bias is not None:
+        return None
+    if any(x.stride(-1) != 1 for x in (v, out, grad)):
+        return None
+    by_q, by_k = plan.launch_q, plan.launch_k
+    run_q, run_k = by_q.ready(), by_k.ready()
+    if run_q is None or run_k is None or lists_first(by_q.setup) or lists_first(by_k.setup):
+        return None
+    q, k, padded = scores.q, scores.k, -(-T // ROOM) * ROOM
+    (M, N), (keys, queries) = by_q.setup[:2], by_k.setup[:2]
+    q_of, k_of = describer(q, M, by_q.setup), describer(k, N, by_q.setup)
+    v_of, out_of, grad_of = (
+        describer(x, size, channels)
+        for x, size, channels in ((v, N, plan.values), (out, M, plan.outs), (grad, M, plan.grads))
+    )
+    q_of_k, k_of_k = describer(q, queries, by_k.setup), describer(k, keys, by_k.setup)
+    v_of_k, grad_of_k = describer(v, keys, plan.values), describer(grad, queries, plan.grads)
+    q_steps, k_steps, v_steps, out_steps, grad_steps = (strides_of(x)[:3] for x in (q, k, v, out, grad))
+    numbers_q, numbers_k = (*by_q.numbers, 0, *by_q.sizes), (*by_k.numbers, 0, *by_k.sizes)
+    fixed = None if scores.scoring.has_tensors or not scores.mask.is_positional else prepared.rules
+    rooms = [
+        Request.again(same, prepared).list_room if setup.chunk else (None, None)
+        for same, setup in ((plan.by_query, by_q.setup), (plan.by_key, by_k.setup))
+    ]
+    (room_q, steps_q), (room_k, steps_k) = rooms
+    slopes = of_bias and scores.scoring.slopes is not None
+    whole, empty, device = (B, H, padded), torch.empty, v.device
+
+    def way(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Found:
+        q, k = scores.q, scores.k
+        powers, delta = empty(whole, device=device), empty(whole, device=device)
+        dq, dk, dv = _room(q), _room(k), _room(v)
+        dslopes = empty((B, H, T), device=device) if slopes else None
+        lists_q, lists_k = (
+            None if room is None else empty(room, dtype=torch.int32, device=device)
+            for room in (room_q, room_k)
+        )
+        rules = Prepared(scores).rules if fixed is None else fixed
+        run_q(
+            *q_of(q), *k_of(k), q_steps, k_steps, *v_of(v), v_steps, *out_of(out), out_steps, *grad_of(grad),
+            grad_steps, lse, powers, delta, None, dq, strides_of(dq)[:3], dslopes, lists_q, None, steps_q,
+            rules, *numbers_q,
+        )  # fmt: skip
+        run_k(
+            *q_of_k(q), *k_of_k(k), q_steps, k_steps, *v_of_k(v), v_steps, *grad_of_k(grad), grad_steps,
+            powers, delta, None, dk, strides_of(dk)[:3], dv, strides_of(dv)[:3], lists_k, None, steps_k,
+            rules, *numbers_k,
+        )  # fmt: skip
+        return Found(dq, dk, dv, None, None if dslopes is None else dslopes.sum((0, 2)))
+
+    return way
 
 
 def _room(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import itertools
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +36,7 @@ __all__ = [
     "multiprocessors",
     "number_of",
     "on_device",
+    "ready",
     "takes_descriptors",
 ]
 
@@ -152,6 +153,33 @@ def launch(
             COMPILED[key] = kernel[grid](*args, *constants, num_warps=warps, enable_fp_fusion=True, **limit)
         else:
             compiled[grid](*args, *constants)
+
+
+def ready(
+    kernel: Kernel,
+    grid: tuple[int, int, int],
+    constants: tuple[Hashable, ...],
+    kinds: Hashable,
+    device: torch.device,
+    warps: int = 4,
+    registers: int = 0,
+) -> Callable[..., None] | None:
+    """`launch` of a kernel that has been compiled, taking its arguments; None: it has not been."""
+    if interpreted():
+        return lambda *args: kernel[grid](*args, *constants, num_warps=warps)
+    compiled = COMPILED.get((kernel.__name__, device.index, warps, registers, constants, kinds))
+    if compiled is None:
+        return None
+    run, index, current_device = compiled[grid], device.index, torch.cuda.current_device
+
+    def go(*args: object) -> None:
+        if current_device() == index:
+            run(*args, *constants)
+        else:
+            with torch.cuda.device(device):
+                run(*args, *constants)
+
+    return go
 
 
 @contextlib.contextmanager

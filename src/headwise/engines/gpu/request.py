@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,14 +27,15 @@ from .launches import (
     kind_of,
     launch,
     number_of,
+    ready,
     takes_descriptors,
 )
 from .lists import ListPlan, arranged, chunk_of, list_plan, lists
 from .tile import LOG2E, Channels, Rules, Setup
 
 __all__ = [
-    "Launch", "Prepared", "Request", "as_lists", "channels_of", "described", "keep", "signature_of",
-    "strides_of",
+    "Launch", "Prepared", "Request", "as_lists", "channels_of", "described", "describer", "keep",
+    "signature_of", "strides_of",
 ]  # fmt: skip
 
 DEEPEST = 65535  # what a grid may be in its third direction
@@ -235,7 +236,7 @@ class Request:
         """`Setup.chunk` and `Setup.each`: which lists need not be made before."""
         prepared, (_, _, T, S) = self.prepared, self.prepared.shape
         if prepared.rules.allowed is not None:  # nothing is known of a tile without a look at it
-            return 0, T * S <= (1024 if interpreted() else WORTH_A_LOOK) and not prepared.may_mask
+            return 0, T * S <= (512 if interpreted() else WORTH_A_LOOK) and not prepared.may_mask
         return 0 if prepared.may_mask else chunk_of(-(-(T if self.keys_first else S) // self.tuned.N)), False
 
     def without_tensors(self) -> dict[str, object]:
@@ -256,16 +257,21 @@ class Request:
         """How its lists are made."""
         return list_plan(self)
 
+    @property
+    def list_room(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape and strides of the room where programs make their lists."""
+        rows, columns = self.blocks, -(-(self.T if self.keys_first else self.S) // self.setup.N)
+        heads = self.k.shape[1] if self.keys_first else self.H
+        return (self.B, heads, rows, columns), (heads * rows * columns, rows * columns, columns)
+
     @cached_property
     def tile_lists(self) -> Arguments:
         """(tiles, counts, strides): which tiles each block of rows sees; three times None without a list."""
         if not self.setup.listed or self.setup.each:
             return None, None, None
         if self.setup.chunk:  # room for what each program writes
-            rows, columns = self.blocks, -(-(self.T if self.keys_first else self.S) // self.setup.N)
-            heads = self.k.shape[1] if self.keys_first else self.H
-            tiles = torch.empty(self.B, heads, rows, columns, dtype=torch.int32, device=self.prepared.device)
-            return tiles, None, (heads * rows * columns, rows * columns, columns)
+            shape, steps = self.list_room
+            return torch.empty(shape, dtype=torch.int32, device=self.prepared.device), None, steps
         return as_lists(*(arranged if self.arranged else lists)(self))
 
     def launch(
@@ -335,6 +341,13 @@ class Launch(NamedTuple):
             *described(q, M, setup), *described(k, N, setup), strides_of(q)[:3], strides_of(k)[:3], *tensors,
             rules, *self.numbers,
         )  # fmt: skip
+
+    def ready(self) -> Callable[..., None] | None:
+        """The same for a kernel that has run, taking all its arguments; None: it is more than one launch."""
+        if self.B > DEEPEST:
+            return None
+        grid, constants = (*self.grid, self.B), (*self.options, self.setup)
+        return ready(self.kernel, grid, constants, self.kinds, self.device, self.warps, self.registers)
 
     def __call__(self, q: Tensor, k: Tensor, rules: Rules, *tensors: object) -> None:
         """Run it on these."""
@@ -409,6 +422,16 @@ def described(x: Tensor, size: int, setup: Setup | Channels) -> Arguments:
         return x, None
     shape, steps, first, second = _frame(x.shape, x.stride(), size, setup.D, setup.D0, setup.D1)
     return _descriptor(x, shape, steps, first), _descriptor(x, shape, steps, second) if setup.D1 else None
+
+
+def describer(x: Tensor, size: int, setup: Setup | Channels) -> Callable[[Tensor], Arguments]:
+    """`described` for all tensors with the shape and strides of x."""
+    if not setup.descriptors:
+        return lambda x: (x, None)
+    shape, steps, first, second = _frame(x.shape, x.stride(), size, setup.D, setup.D0, setup.D1)
+    if not setup.D1:
+        return lambda x: (_descriptor(x, shape, steps, first), None)
+    return lambda x: (_descriptor(x, shape, steps, first), _descriptor(x, shape, steps, second))
 
 
 @functools.lru_cache(maxsize=MOST_KEPT)

@@ -80,7 +80,7 @@ class Rules(NamedTuple):
     bias_h: int | None = None
     bias_t: int | None = None
     bias_s: int | None = None
-    lengths: Tensor | None = None  # int32 [B]
+    lengths: Tensor | None = None  # int32 or int64 [B]
     keys: Tensor | None = None  # uint8 [B, S]
     key_ids: Tensor | None = None  # int64 [B or 1, N, S]
     query_ids: Tensor | None = None  # int64 [B or 1, N, T]
@@ -355,7 +355,7 @@ def key_stop(rules, b, S):
     """Keys from here on are padding."""
     stop = S
     if rules.lengths is not None:
-        stop = tl.minimum(S, tl.load(rules.lengths + b))
+        stop = tl.minimum(long(S), tl.load(rules.lengths + b)).to(tl.int32)
     return stop
 
 

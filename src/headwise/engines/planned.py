@@ -1,0 +1,237 @@
+"""Calls of a kind that came before: what was found out about the first is not found out again.
+
+A kind is all that decides how a call is run: shapes, strides, dtypes, devices, alignment, the numbers among
+its options, which tensors there are beside q, k and v, whether gradients are wanted, torch's switches.
+Nothing of what tensors hold is part of it. A backend says how it answers such calls in one stroke
+(`Backend.ways`); they go there without checks, `Call` or table. Where the table's answer may change from one
+call to the next, whoever may change it is asked each time (`Backend.lasts`), or there is no plan; nor for
+what a kind does not cover: a compiler, autocast, a function transform, tensors of other classes.
+
+A kind is planned when it is met the second time: one that never returns is not worth it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ..scoring import Scoring
+from . import backends, plain
+from .backend import Call, Ways
+from .gpu import launches
+from .gradients import Context
+from .scores import Scores, own_precision
+from .wanted import Collected
+
+__all__ = ["Kind", "Planned", "added_kind", "forget", "kind_of", "kind_of_scores", "known", "met", "run"]
+
+Kind = tuple[Hashable, ...]
+Answer = tuple[Tensor, Tensor, Collected | None]
+
+MOST = 4096
+TENSORS = (Tensor, Parameter)
+
+
+class Planned:
+    """A kind of call: what stands for its options, and who answers it."""
+
+    __slots__ = ("asks", "mask", "scoring", "table", "ways")
+
+    def __init__(self, scores: Scores, ways: Ways, asks: tuple[Callable[[], bool], ...]) -> None:
+        self.mask, self.scoring, self.ways, self.asks = scores.mask, scores.scoring, ways, asks
+        self.table = backends.BACKENDS
+
+    def scores(
+        self, q: Tensor, k: Tensor, bias: Tensor | None, slopes: Tensor | None, sinks: Tensor | None
+    ) -> Scores:
+        """Those of another call of this kind, where q and k are all that may be new, and these."""
+        if bias is None and slopes is None and sinks is None:
+            return Scores(q, k, self.mask, self.scoring)
+        scoring = Scoring(self.scoring.scale, self.scoring.softcap, bias, slopes, sinks)
+        return Scores(q, k, self.mask, scoring)
+
+
+_plans: dict[Kind, Planned | None] = {}  # None: met once
+
+
+def forget() -> None:
+    """No call was ever made."""
+    _plans.clear()
+
+
+def kind_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    left: int | None,
+    right: int | None,
+    scale: float,
+    softcap: float | None,
+    rules: Hashable = None,
+    collect: tuple[str, ...] = (),
+    learning: bool = False,
+) -> Kind | None:
+    """The kind of a call; None: none that is ever planned.
+
+    Args:
+        rules: all that is to be known of tensors beside q, k and v; see `added_kind`.
+        learning: one of them wants a gradient.
+    """
+    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
+        return None
+    if plain.transforms_are_active() or q.is_nested:
+        return None
+    device = q.device
+    if torch.is_autocast_enabled(device.type):
+        return None
+    learning = torch.is_grad_enabled() and (learning or q.requires_grad or k.requires_grad or v.requires_grad)
+    switches: Hashable = None
+    if device.type == "cuda":
+        by_user = torch.backends.cuda
+        switches = (
+            by_user.cudnn_sdp_enabled(), by_user.flash_sdp_enabled(), by_user.mem_efficient_sdp_enabled(),
+            torch.are_deterministic_algorithms_enabled(),
+        )  # fmt: skip
+    try:
+        return (
+            q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, device,
+            k.device, v.device, q.data_ptr() & 15, k.data_ptr() & 15, v.data_ptr() & 15, left, right, scale,
+            softcap, rules, collect, learning, switches, launches.INTERPRET,
+        )  # fmt: skip
+    except RuntimeError:  # no strides, or nothing they lead to: nested, sparse
+        return None
+
+
+def kind_of_scores(scores: Scores, v: Tensor, collect: tuple[str, ...] = ()) -> Kind | None:
+    """The same from scores, whatever their mask; None likewise."""
+    mask, scoring = scores.mask, scores.scoring
+    if scoring.relative is not None or scores.positions is not None:
+        return None
+    learned = scoring.bias, scoring.slopes, scoring.sinks
+    held = mask.tensors
+    if not all(x is None or type(x) in TENSORS for x in (*learned, *held.values())):
+        return None
+    rules = tuple(held), tuple([added_kind(x) for x in (*learned, *held.values())])
+    learning = any(x is not None and x.requires_grad for x in learned)
+    return kind_of(
+        scores.q, scores.k, v, mask.left, mask.right, scoring.scale, scoring.softcap, rules, collect, learning
+    )
+
+
+def added_kind(x: Tensor | None) -> Hashable:
+    """What of a tensor beside q, k and v is part of a kind."""
+    if x is None:
+        return None
+    return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15, x.requires_grad
+
+
+def known(kind: Kind) -> Planned | None:
+    """The plan of a kind, where there is one and it may be used now."""
+    plan = _plans.get(kind)
+    if plan is None or plan.table is not backends.BACKENDS:
+        return None
+    for ask in plan.asks:
+        if not ask():
+            return None
+    return plan
+
+
+def met(kind: Kind, scores: Scores, v: Tensor, collect: tuple[str, ...] = ()) -> None:
+    """A call of this kind was answered the ordinary way; the second time it is planned."""
+    if kind not in _plans:
+        if len(_plans) >= MOST:
+            _plans.clear()
+        _plans[kind] = None
+        return
+    learned = scores.scoring.slopes, scores.scoring.bias
+    of_bias = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in learned)
+    call, asks = Call(scores, v, bias_gradient=of_bias, collect=collect), []
+    for backend in backends.BACKENDS:
+        lasts = backend.lasts(call)
+        if lasts is False:
+            return
+        if lasts is not True:
+            asks.append(lasts)
+        if backends.takes(backend, call):
+            ways = backend.ways(call)
+            if ways is not None:
+                _plans[kind] = Planned(scores, ways, tuple(asks))
+            return
+
+
+def run(ways: Ways, scores: Scores, v: Tensor) -> Answer:
+    """(output, lse, what was collected of row statistics) of a call whose ways are known."""
+    scoring = scores.scoring
+    learned = scoring.bias, scoring.slopes, scoring.sinks
+    if torch.is_grad_enabled() and (
+        scores.q.requires_grad or scores.k.requires_grad or v.requires_grad
+        or (scoring.has_tensors and any(x is not None and x.requires_grad for x in learned))
+    ):  # fmt: skip
+        out, lse, rows = _ThereAndBack.apply(ways, scores, scores.q, scores.k, v, *learned)
+        lse = lse.detach()
+    else:
+        out, lse, rows = ways.forward(scores, v)
+    return out, lse, None if rows is None else Collected(ways.names, rows)
+
+
+class _ThereAndBack(torch.autograd.Function):
+    """A planned call, and its gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Context, ways: Ways, scores: Scores, *leaves: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        v = leaves[2]
+        assert v is not None
+        out, lse, rows = ways.forward(scores, v)
+        mask = scores.mask
+        held = (
+            () if mask.is_positional else tuple(mask.tensors.values())
+        )  # seen to be unchanged on the way back
+        ctx.save_for_backward(*leaves, out, lse, *held)
+        ctx.ways, ctx.mask = ways, mask
+        ctx.numbers = scores.scoring.scale, scores.scoring.softcap
+        if rows is None:
+            ctx.mark_non_differentiable(lse)
+        else:
+            ctx.mark_non_differentiable(lse, rows)
+        ctx.set_materialize_grads(False)
+        return out, lse, rows
+
+    @staticmethod
+    def backward(ctx: Context, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad = grads[0]
+        if grad is None:
+            return (None,) * 8
+        q, k, v, bias, slopes, sinks, out, lse = ctx.saved_tensors[:8]
+        needed, numbers, mask = ctx.needs_input_grad[2:], ctx.numbers, ctx.mask
+
+        def scores_of(q: Tensor, k: Tensor, *learned: Tensor | None) -> Scores:
+            return Scores(q, k, mask, Scoring(*numbers, *learned))
+
+        found: tuple[Tensor | None, ...]
+        if plain.is_needed_for(grad):
+
+            def forward(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor | None) -> Tensor:
+                return plain.forward(scores_of(q, k, *learned), v)[0]
+
+            found = plain.gradients(forward, (q, k, v, bias, slopes, sinks), needed, grad)
+            return None, None, *found
+        scores = scores_of(q, k, bias, slopes, sinks)
+        with own_precision(v.device):
+            back, dv, of_sinks = ctx.ways.backward(scores, v, out, lse, grad)
+        found = (back.q, back.k, dv, back.bias, back.slopes, of_sinks)
+        given = (q, k, v, bias, slopes, sinks)
+        return (
+            None,
+            None,
+            *[_as(x, g) if wanted else None for x, g, wanted in zip(given, found, needed, strict=True)],
+        )
+
+
+def _as(x: Tensor | None, grad: Tensor | None) -> Tensor | None:
+    """A gradient in the dtype of what it belongs to."""
+    return grad if grad is None or x is None or grad.dtype is x.dtype else grad.to(x.dtype)

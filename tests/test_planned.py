@@ -1,0 +1,258 @@
+"""Calls of a kind that came before: the same bits as the first time, and no plan for what may change.
+
+Letters: B batch, H num_heads, Hk num_kv_heads, T query_len, S key_len, D head_dim.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import headwise as hw
+from headwise import Mask
+from headwise.engines import backends, planned
+from headwise.engines.backend import Backend, Call
+from headwise.engines.gpu import launches
+from headwise.errors import ArgumentError, MaskError, ShapeError
+from second_pass_cases import normal
+
+B, H, Hk, T, D = 2, 6, 3, 19, 8
+
+Options = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def nothing_planned() -> Iterator[None]:
+    planned.forget()
+    yield
+    planned.forget()
+
+
+def made(seed: int, dtype: torch.dtype = torch.float32, length: int = T) -> list[Tensor]:
+    shapes = ((B, H, length, D), (B, Hk, length, D), (B, Hk, length, D))
+    return [normal(seed + i, *shape).to(dtype) for i, shape in enumerate(shapes)]
+
+
+def answered(options: Callable[[int], Options], seed: int, learned: bool) -> list[Tensor]:
+    """Output, lse and gradients of one call, its tensors made from a seed."""
+    leaves = [x.requires_grad_(learned) for x in made(seed)]
+    given = options(seed)
+    more = [x for x in (given.get("bias"), given.get("sinks")) if isinstance(x, Tensor) and x.requires_grad]
+    output, weights = hw.attention(*leaves, **given)
+    found = [output.detach(), weights.lse, weights.dense().detach()]
+    if learned:
+        pull = normal(seed + 9, *output.shape).float()
+        found += torch.autograd.grad(output, [*leaves, *more], pull)
+    return found
+
+
+def sinks(seed: int, learned: bool = False) -> Tensor:
+    return normal(seed + 5, H).float().requires_grad_(learned)
+
+
+CASES: dict[str, Callable[[int], Options]] = {
+    "full": lambda seed: {},
+    "causal": lambda seed: {"causal": True},
+    "scale": lambda seed: {"scale": 0.3},
+    "mask": lambda seed: {"mask": Mask.causal()},
+    "window": lambda seed: {"window": 5},
+    "mask and window": lambda seed: {"mask": Mask.window(left_right=(4, 2)), "causal": True},
+    "softcap": lambda seed: {"causal": True, "softcap": 3.0},
+    "alibi": lambda seed: {"causal": True, "bias": hw.scoring.Alibi(normal(seed, H).float().abs())},
+    "bias": lambda seed: {"bias": normal(seed + 3, 1, H, T, T).float()},
+    "sinks": lambda seed: {"causal": True, "sinks": sinks(seed)},
+    "learned sinks": lambda seed: {"causal": True, "sinks": sinks(seed, True)},
+    "lengths": lambda seed: {"mask": Mask.padding(torch.tensor([T, 3 + seed % 7])), "causal": True},
+    "holes": lambda seed: {"mask": Mask.padding(normal(seed, B, T) > -0.5)},
+    "documents": lambda seed: {"mask": Mask.documents(torch.arange(T) // (4 + seed % 3)), "causal": True},
+    "dense": lambda seed: {"mask": Mask.dense(normal(seed, 1, 1, T, T) > 0)},
+}
+
+
+@pytest.mark.parametrize("learned", [False, True], ids=["", "learning"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_planned_call_is_answered_as_the_first_one_was(
+    name: str, learned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in (0, 20, 40):  # unplanned, planned, by plan: other contents each time
+        again = answered(CASES[name], seed, learned)
+        with monkeypatch.context() as patch:
+            patch.setattr(planned, "known", lambda kind: None)
+            patch.setattr(planned, "met", lambda *_: None)
+            ordinary = answered(CASES[name], seed, learned)
+        assert len(again) == len(ordinary)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(again, ordinary, strict=True))
+
+
+def plans() -> int:
+    return sum(plan is not None for plan in planned._plans.values())
+
+
+def test_a_kind_is_planned_when_it_comes_back() -> None:
+    for seed, count in ((0, 0), (1, 1), (2, 1)):
+        hw.attention(*made(seed), causal=True)
+        assert plans() == count
+    hw.attention(*made(0, length=T + 1), causal=True)
+    assert plans() == 1
+
+
+def test_a_plan_is_for_one_kind_alone() -> None:
+    """Whatever is different about a call takes it off the plan."""
+    q, k, v = made(0)
+    for _ in range(3):
+        hw.attention(q, k, v, causal=True)
+    used: list[object] = []
+    known = planned.known
+
+    def noted(kind: Any) -> Any:
+        used.append(known(kind))
+        return used[-1]
+
+    others: dict[str, Callable[[], object]] = {
+        "dtype": lambda: hw.attention(q.double(), k.double(), v.double(), causal=True),
+        "stride": lambda: hw.attention(q.mT.contiguous().mT, k, v, causal=True),
+        "not causal": lambda: hw.attention(q, k, v),
+        "scale": lambda: hw.attention(q, k, v, causal=True, scale=0.2),
+        "gradient": lambda: hw.attention(q.clone().requires_grad_(), k, v, causal=True),
+        "more keys": lambda: hw.attention(q[:, :, 1:], k, v, causal=True),
+        "a class of its own": lambda: hw.attention(
+            torch.nn.Parameter(q, requires_grad=False), k, v, causal=True
+        ),
+        "dropout": lambda: hw.attention(q, k, v, causal=True, dropout=0.1),
+        "a backend by name": lambda: hw.attention(q, k, v, causal=True, backend="tiles"),
+        "autocast": lambda: autocast(q, k, v),
+        "vmap": lambda: torch.vmap(lambda x: hw.attention(x, k, v, causal=True)[0])(q[None]),
+        "alignment": lambda: hw.attention(shifted(q), k, v, causal=True),
+    }
+    planned.known = noted
+    try:
+        hw.attention(q, k, v, causal=True)
+        assert used == [known(planned.kind_of(q, k, v, None, 0, D**-0.5, None))] and used[0] is not None
+        for name, call in others.items():
+            used.clear()
+            call()
+            assert not any(used), name
+    finally:
+        planned.known = known
+
+
+def autocast(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = hw.attention(q, k, v, causal=True)[0]
+    assert output.dtype == torch.bfloat16
+    return output
+
+
+def shifted(x: Tensor) -> Tensor:
+    """The same numbers one place further in memory."""
+    room = torch.empty(x.numel() + 1)
+    return room[1:].view(x.shape).copy_(x)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"causal": 2, "window": 0}, MaskError),
+        ({"window": 0}, MaskError),
+        ({"softcap": -1.0}, ArgumentError),
+        ({"sinks": torch.zeros(H + 1)}, ShapeError),
+        ({"mask": Mask.padding([T + 1, 2])}, MaskError),
+    ],
+)
+def test_what_is_wrong_is_refused_every_time(options: Options, kind: type[Exception]) -> None:
+    for seed in range(3):
+        with pytest.raises(kind):
+            hw.attention(*made(seed), **options)
+    assert not plans()
+
+
+def test_a_backend_that_was_added_stands_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loud(Backend):
+        name = "loud"
+        asked = 0
+
+        def cannot(self, call: Call) -> str | None:
+            Loud.asked += 1
+            return "never"
+
+        def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+            raise AssertionError
+
+        def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Any:
+            raise AssertionError
+
+    for _ in range(3):
+        hw.attention(*made(0), causal=True)
+    assert plans() == 1
+    monkeypatch.setattr(backends, "BACKENDS", (Loud(), *backends.BACKENDS))
+    for number in range(1, 4):
+        hw.attention(*made(0), causal=True)
+        assert Loud.asked >= number
+
+
+def test_a_map_of_a_planned_call_refuses_tensors_that_were_overwritten() -> None:
+    for seed in range(3):
+        q, k, v = made(seed)
+        _, weights = hw.attention(q, k, v, causal=True)
+    q.mul_(2)
+    with pytest.raises(ArgumentError, match="written to in place"):
+        weights.dense()
+
+
+def test_second_derivatives_of_a_planned_call() -> None:
+    leaves = [normal(i, 1, h, 3, 4).requires_grad_() for i, h in enumerate((4, 2, 2))]
+
+    def call(*leaves: Tensor) -> Tensor:
+        return hw.attention(*leaves, causal=True)[0]
+
+    for _ in range(3):
+        call(*leaves)
+    assert plans() == 1
+    assert torch.autograd.gradcheck(call, leaves) and torch.autograd.gradgradcheck(call, leaves)
+
+
+def test_a_dense_mask_overwritten_before_the_way_back_is_told() -> None:
+    allowed = normal(1, 1, 1, T, T) > 0
+    for seed in range(3):
+        leaves = [x.requires_grad_() for x in made(seed)]
+        output, _ = hw.attention(*leaves, mask=Mask.dense(allowed))
+    allowed.logical_not_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+def test_plans_are_forgotten_when_they_become_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned, "MOST", 3)
+    for length in range(2, 12):
+        for seed in range(2):
+            hw.attention(*made(seed, length=length), causal=True)
+    assert len(planned._plans) <= 3
+
+
+def test_a_planned_call_takes_few_frames() -> None:
+    """What a call costs on the host: functions of ours that are entered."""
+    q, k, v = made(0)
+    calls = {"causal": {"causal": True}, "mask": {"mask": Mask.causal()}, "full": {}}
+    for name, options in calls.items():
+        for _ in range(3):
+            hw.attention(q, k, v, **options)
+        entered: list[str] = []
+
+        def note(frame: Any, event: str, _: object, entered: list[str] = entered) -> None:
+            if event == "call" and "headwise" in frame.f_code.co_filename:
+                entered.append(frame.f_code.co_name)
+
+        sys.setprofile(note)
+        try:
+            hw.attention(q, k, v, **options)
+        finally:
+            sys.setprofile(None)
+        assert len(entered) <= 26, (name, entered)
+
+
+assert not launches.INTERPRET, "kernels in Python have tests of their own"
