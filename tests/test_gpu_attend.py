@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 import headwise as hw
-from headwise import Mask
+from headwise import Mask, functional
 from headwise.arguments import scores_from
 from headwise.engines import first_pass, own_kernels, planned, statistics
 from headwise.engines.backends import backend_named
@@ -1098,4 +1098,24 @@ def test_statistics_on_the_way_come_by_plan_too() -> None:
         truth = hw.attention(q, k, v, causal=True)[1].statistics(*ON_THE_WAY)
         for name, value in weights.statistics(*ON_THE_WAY).items():
             assert error(value, getattr(truth, name)) <= 1e-5, name
+    planned.forget()
+
+
+@pytest.mark.parametrize("kind", ["lengths", "documents"])
+def test_a_mask_that_nobody_reads_is_bound_by_plan(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where the values of a mask are not looked at."""
+    planned.forget()
+    monkeypatch.setattr(functional, "can_read", lambda x: False)
+    for seed in (0, 20, 41):
+        q, k, v = (normal(seed + i, 2, 2, 19, 8).float() for i in range(3))
+        given = torch.tensor([19, 2 + seed % 5]) if kind == "lengths" else torch.arange(19) // (4 + seed % 3)
+        mask = Mask.padding(given) if kind == "lengths" else Mask.documents(given)
+        output, weights = hw.attention(q, k, v, mask=mask, window=7)
+        given.zero_()  # the call has its own
+        truth = hw.attention(q, k, v, mask=weights.mask, backend="tiles")
+        assert error(output, truth[0]) <= 1e-5 and error(weights.dense(), truth[1].dense()) <= 1e-5
+        assert weights.mask.left == 6 and weights.mask.right == 0
+        if kind == "lengths":
+            assert weights.mask.keys is not None and weights.mask.keys.tolist() == [19, 2 + seed % 5]
+    assert sum(plan is not None for plan in planned._plans.values()) >= 1
     planned.forget()

@@ -5,7 +5,7 @@ Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -22,7 +22,7 @@ from .engines.statistics import ROW_STATISTICS, check_names, without_kernel
 from .engines.wanted import wanted_now
 from .errors import ArgumentError
 from .map import AttentionMap, make
-from .mask_rules import smaller
+from .mask_rules import can_read, smaller
 from .masks import Mask
 from .scoring import Alibi, Bias
 
@@ -108,7 +108,7 @@ def attention(
         kind = _kind(q, k, v, mask, causal, window, scale, softcap, bias, sinks, collect)
         plan = None if kind is None else planned.known(kind)
         if plan is not None:
-            scores = plan.scores(q, k, *_added(bias), sinks)
+            scores = plan.scores(q, k, mask, *_added(bias), sinks)
             output, lse, known = planned.run(plan.ways, scores, v)
             return output, make(scores, lse, None, known)
     if (
@@ -148,14 +148,19 @@ def _kind(
     sinks: Tensor | None,
     collect: tuple[str, ...],
 ) -> planned.Kind | None:
-    """The kind of a call whose mask is known by numbers; None: it is not, or something about it is unusual.
+    """The kind of a call, from its arguments; None: something about it is unusual, or read in every call.
 
     Two calls of one kind are alike in all that `scores_from` looks at.
     """
     left = right = None
+    held: dict[str, Tensor] = {}
     if mask is not None:
-        if type(mask) is not Mask or not mask.is_positional:
+        if type(mask) is not Mask:
             return None
+        if not mask.is_positional:
+            held = mask.tensors
+            if any(can_read(x) for x in held.values()):
+                return None  # it is read in every call
         left, right = mask.left, mask.right
     if causal is True:
         right = smaller(right, 0)
@@ -177,7 +182,8 @@ def _kind(
         or q.shape[2] > k.shape[2]
     ):
         return None
-    rules, learning = None, False
+    rules: tuple[Hashable, ...] | None = None
+    learning = False
     if bias is not None or sinks is not None:
         added, slopes = _added(bias)
         if (bias is not None and added is None and slopes is None) or (
@@ -186,6 +192,8 @@ def _kind(
             return None
         rules = tuple([planned.added_kind(x) for x in (added, slopes, sinks)])
         learning = any(x is not None and x.requires_grad for x in (added, slopes, sinks))
+    if held:
+        rules = (rules, *held, *[planned.added_kind(x) for x in held.values()])
     scale = q.shape[3] ** -0.5 if scale is None else scale
     return planned.kind_of(q, k, v, left, right, scale, softcap, rules, collect, learning)
 

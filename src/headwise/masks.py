@@ -312,6 +312,17 @@ class Mask(RuleSet):
             rule.spell_out(held, query_len, key_len)
         return BoundMask(**held)
 
+    def bound_alike(self, left: int | None, right: int | None, query_len: int, key_len: int) -> Mask:
+        """`bind` with another band, of a mask that is in every size like one that was bound before.
+
+        Nothing is checked: it is for tensors that no check would read.
+        """
+        held = self.copies()
+        for rule in self.rules:
+            rule.spell_out(held, query_len, key_len)
+        held["left"], held["right"] = left, right
+        return BoundMask(**held)
+
     def unbound(self) -> Mask:
         """The same rules with small tensors of their own, to do with as one likes."""
         return Mask(**self.copies())

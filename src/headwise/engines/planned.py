@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from ..masks import Mask
 from ..scoring import Scoring
 from . import backends, plain
 from .backend import Call, Ways
@@ -38,20 +39,29 @@ TENSORS = (Tensor, Parameter)
 class Planned:
     """A kind of call: what stands for its options, and who answers it."""
 
-    __slots__ = ("asks", "mask", "scoring", "table", "ways")
+    __slots__ = ("asks", "lengths", "mask", "scoring", "table", "ways")
 
     def __init__(self, scores: Scores, ways: Ways, asks: tuple[Callable[[], bool], ...]) -> None:
         self.mask, self.scoring, self.ways, self.asks = scores.mask, scores.scoring, ways, asks
-        self.table = backends.BACKENDS
+        self.table, self.lengths = backends.BACKENDS, scores.shape[2:]
 
     def scores(
-        self, q: Tensor, k: Tensor, bias: Tensor | None, slopes: Tensor | None, sinks: Tensor | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        mask: Mask | Tensor | None,
+        bias: Tensor | None,
+        slopes: Tensor | None,
+        sinks: Tensor | None,
     ) -> Scores:
-        """Those of another call of this kind, where q and k are all that may be new, and these."""
-        if bias is None and slopes is None and sinks is None:
-            return Scores(q, k, self.mask, self.scoring)
-        scoring = Scoring(self.scoring.scale, self.scoring.softcap, bias, slopes, sinks)
-        return Scores(q, k, self.mask, scoring)
+        """Those of another call of this kind, from what may be new in it."""
+        scoring, rules = self.scoring, self.mask
+        if bias is not None or slopes is not None or sinks is not None:
+            scoring = Scoring(scoring.scale, scoring.softcap, bias, slopes, sinks)
+        if not rules.is_positional:
+            assert isinstance(mask, Mask), "its kind says so"
+            rules = mask.bound_alike(rules.left, rules.right, *self.lengths)
+        return Scores(q, k, rules, scoring)
 
 
 _plans: dict[Kind, Planned | None] = {}  # None: met once

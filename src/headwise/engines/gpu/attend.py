@@ -29,6 +29,7 @@ from .request import (
     described,
     describer,
     keep,
+    rules_by,
     signature_of,
     strides_of,
 )
@@ -316,7 +317,7 @@ def planned(scores: Scores, v: Tensor, names: tuple[str, ...]) -> Callable[[Scor
     v_of = describer(v, setup.N, values)
     steps = strides_of(scores.q)[:3], strides_of(scores.k)[:3]
     v_steps, out_steps = strides_of(v)[:3], plan.steps
-    fixed = None if scores.scoring.has_tensors or not scores.mask.is_positional else prepared.rules
+    rules_of = rules_by(prepared)
     room, room_steps = Request.again(plan.same, prepared).list_room if setup.chunk else (None, None)
     shape, empty, device = scores.q.shape[:3], torch.empty, v.device
 
@@ -325,10 +326,9 @@ def planned(scores: Scores, v: Tensor, names: tuple[str, ...]) -> Callable[[Scor
         out, lse = room_like(q, v), empty(shape, dtype=torch.float32, device=device)
         rows = empty((len(names), *shape), dtype=torch.float32, device=device) if names else None
         tiles = None if room is None else empty(room, dtype=torch.int32, device=device)
-        rules = Prepared(scores).rules if fixed is None else fixed
         go(
             *q_of(q), *k_of(scores.k), *steps, *v_of(v), v_steps, out, out_steps, lse, rows, tiles, None,
-            room_steps, rules, *numbers,
+            room_steps, rules_of(scores), *numbers,
         )  # fmt: skip
         return out, lse, rows
 

@@ -32,6 +32,7 @@ from .request import (
     described,
     describer,
     keep,
+    rules_by,
     signature_of,
     strides_of,
 )
@@ -453,7 +454,7 @@ def _at_once(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: 
     v_of_k, grad_of_k = describer(v, keys, plan.values), describer(grad, queries, plan.grads)
     q_steps, k_steps, v_steps, out_steps, grad_steps = (strides_of(x)[:3] for x in (q, k, v, out, grad))
     numbers_q, numbers_k = (*by_q.numbers, 0, *by_q.sizes), (*by_k.numbers, 0, *by_k.sizes)
-    fixed = None if scores.scoring.has_tensors or not scores.mask.is_positional else prepared.rules
+    rules_of = rules_by(prepared)
     rooms = [
         Request.again(same, prepared).list_room if setup.chunk else (None, None)
         for same, setup in ((plan.by_query, by_q.setup), (plan.by_key, by_k.setup))
@@ -471,7 +472,7 @@ def _at_once(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: 
             None if room is None else empty(room, dtype=torch.int32, device=device)
             for room in (room_q, room_k)
         )
-        rules = Prepared(scores).rules if fixed is None else fixed
+        rules = rules_of(scores)
         run_q(
             *q_of(q), *k_of(k), q_steps, k_steps, *v_of(v), v_steps, *out_of(out), out_steps, *grad_of(grad),
             grad_steps, lse, powers, delta, None, dq, strides_of(dq)[:3], dslopes, lists_q, None, steps_q,

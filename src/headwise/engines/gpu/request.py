@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +36,7 @@ from .tile import LOG2E, Channels, Rules, Setup
 
 __all__ = [
     "Launch", "Prepared", "Request", "as_lists", "channels_of", "described", "describer", "keep",
-    "signature_of", "strides_of",
+    "rules_by", "signature_of", "strides_of",
 ]  # fmt: skip
 
 DEEPEST = 65535  # what a grid may be in its third direction
@@ -180,6 +181,11 @@ class Prepared:
 
 
 MOST_KEPT = 4096
+TAKEN = (  # fields of `Rules`, and where they come from
+    ("bias", "scoring", "bias"), ("slopes", "scoring", "slopes"), ("sinks", "scoring", "sinks"),
+    ("lengths", "mask", "keys"), ("keys", "mask", "keys"), ("key_ids", "mask", "key_ids"),
+    ("query_ids", "mask", "query_ids"), ("allowed", "mask", "allowed"),
+)  # fmt: skip
 _kinds: dict[Hashable, int] = {}
 
 
@@ -193,6 +199,35 @@ def keep(known: dict[Hashable, Any], signature: Hashable, found: object) -> None
 def signature_of(x: Tensor) -> Hashable:
     """What kernels may be compiled, or planned, for."""
     return x.shape, x.stride(), x.dtype, x.data_ptr() & 15
+
+
+def rules_by(prepared: Prepared) -> Callable[[Scores], Rules]:
+    """`Prepared.rules` of all scores with the signature of these."""
+    rules, scores = prepared.rules, prepared.scores
+    mask, scoring = scores.mask, scores.scoring
+    if mask.is_positional and not scoring.has_tensors:
+        return lambda scores: rules
+    # where a tensor is taken as it is, only its memory is new
+    as_they_are: list[tuple[str, Callable[[Scores], Tensor | None]]] = []
+    for name, whose, attribute in TAKEN:
+        mine = getattr(rules, name)
+        given = getattr(scoring if whose == "scoring" else mask, attribute)
+        if mine is None:
+            continue
+        if given is None or given.data_ptr() != mine.data_ptr():
+            return lambda scores: Prepared(scores).rules
+        as_they_are.append((name, attrgetter(f"{whose}.{attribute}")))
+    if rules.relative is not None or rules.counted is not None or rules.at is not None:
+        return lambda scores: Prepared(scores).rules
+
+    def again(scores: Scores) -> Rules:
+        fields: dict[str, Any] = {name: taken(scores) for name, taken in as_they_are}
+        for name, value in fields.items():
+            if value is not None and value.dtype == torch.bool:
+                fields[name] = value.view(torch.uint8)
+        return rules._replace(**fields)
+
+    return again
 
 
 class Request:
