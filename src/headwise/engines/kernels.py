@@ -269,7 +269,20 @@ def _zeros(size: int, device: torch.device) -> Tensor:
 def _laid_out_like(q: Tensor, x: Tensor) -> Tensor:
     """x with its dimensions in memory in the order of q's, without gaps."""
     order, place = _order(q.stride())
+    if _lies_so(x.shape, x.stride(), order):
+        return x
     return x.permute(order).contiguous().permute(place)
+
+
+@functools.lru_cache(maxsize=1024)
+def _lies_so(shape: tuple[int, ...], strides: tuple[int, ...], order: tuple[int, ...]) -> bool:
+    """Whether dimensions in that order lie one inside the other without gaps."""
+    step = 1
+    for dim in reversed(order):
+        if strides[dim] != step:  # also of one alone: a plan that is kept knows every stride
+            return False
+        step *= shape[dim]
+    return True
 
 
 @functools.lru_cache(maxsize=1024)
