@@ -29,6 +29,7 @@ from .request import (
     described,
     describer,
     keep,
+    lists_first,
     rules_by,
     signature_of,
     strides_of,
@@ -37,7 +38,6 @@ from .tile import (
     LN2,
     LOG2E,
     Channels,
-    Setup,
     ends,
     factor,
     key_stop,
@@ -52,7 +52,7 @@ from .tile import (
     tile_ranges,
 )
 
-__all__ = ["attend", "lists_first", "mixed", "planned", "room_like"]
+__all__ = ["attend", "mixed", "planned", "room_like"]
 
 LOWEST = tl.constexpr(-1.5e30)  # below every score that is not hidden
 SHORTEST_PART = 512  # keys
@@ -280,20 +280,22 @@ def attend(
     whole, whole_lse, splits = out, lse, _splits(prepared, names) if plan is None else plan.splits
     if splits > 1:
         out, lse = prepared.empty(splits, B, H, T, v.shape[-1]), prepared.empty(splits, B, H, T)
-    lists = request.tile_lists
     if plan is None:
         values = channels_of(v)
         steps = (*strides_of(out)[-4:-1], out.stride(0) if splits > 1 else 0)
-        given = _given(request, v, values, out, steps, lse, rows, lists)
+        given = _given(request, v, values, out, steps, lse, rows, request.lists_alike)
         launch_it = request.planned(
             attend_kernel, (request.blocks * splits, H), *given,
             sizes=(request.blocks, B * H * T, -(-S // request.setup.N), splits),
             options=(values, _wants(names, splits)),
         )  # fmt: skip
-        keep(_plans, signature, Plan(request.without_tensors(), values, launch_it, splits, steps))
-    else:
-        launch_it = plan.launch
-        given = _given(request, v, plan.values, out, plan.steps, lse, rows, lists)
+        plan = Plan(request.without_tensors(), values, launch_it, splits, steps)
+        keep(_plans, signature, plan)
+        if lists_first(request.setup):
+            with launch_it.compiling(prepared.q, prepared.k, prepared.rules, *given):
+                _ = request.tile_lists
+    launch_it, lists = plan.launch, request.tile_lists
+    given = _given(request, v, plan.values, out, plan.steps, lse, rows, lists)
     launch_it(prepared.q, prepared.k, prepared.rules, *given)
     if splits > 1:
         _merge(prepared, out, lse, whole, whole_lse)
@@ -333,11 +335,6 @@ def planned(scores: Scores, v: Tensor, names: tuple[str, ...]) -> Callable[[Scor
         return out, lse, rows
 
     return again
-
-
-def lists_first(setup: Setup) -> bool:
-    """Whether lists are made in launches of their own."""
-    return setup.listed and not (setup.chunk or setup.each)
 
 
 def _given(

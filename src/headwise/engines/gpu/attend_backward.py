@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..scores import Scores
-from .attend import lists_first, mixed
+from .attend import mixed
 from .backward import spread
 from .launches import NOT_SPECIAL
 from .lists import ROOM, own_list
@@ -32,6 +32,7 @@ from .request import (
     described,
     describer,
     keep,
+    lists_first,
     rules_by,
     signature_of,
     strides_of,
@@ -374,16 +375,17 @@ def backward(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: 
     dq, dk, dv = _room(q), _room(k), _room(v)
     size = None if rules.bias is None else prepared.empty(B, H, padded)
     dslopes = prepared.empty(B, H, T) if of_bias and rules.slopes is not None else None
+    lists_q, lists_k = (by.lists_alike if plan is None else by.tile_lists for by in (by_query, by_key))
     M, N = by_query.setup.M, by_query.setup.N
-    to_q = (
+    to_q: tuple[object, ...] = (
         *described(v, N, values), strides_of(v)[:3], *described(out, M, outs), strides_of(out)[:3],
         *described(grad, M, grads), strides_of(grad)[:3], prepared.lse, powers, delta, size, dq,
-        strides_of(dq)[:3], dslopes, *by_query.tile_lists,
+        strides_of(dq)[:3], dslopes, *lists_q,
     )  # fmt: skip
     M, N = by_key.setup.M, by_key.setup.N
-    to_k = (
+    to_k: tuple[object, ...] = (
         *described(v, M, values), strides_of(v)[:3], *described(grad, N, grads), strides_of(grad)[:3],
-        powers, delta, size, dk, strides_of(dk)[:3], dv, strides_of(dv)[:3], *by_key.tile_lists,
+        powers, delta, size, dk, strides_of(dk)[:3], dv, strides_of(dv)[:3], *lists_k,
     )  # fmt: skip
     if plan is None:
         launch_q = by_query.planned(
@@ -397,6 +399,10 @@ def backward(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: 
         same = by_query.without_tensors(), by_key.without_tensors()
         keep(_plans, signature, Plan(*same, values, outs, grads, launch_q, launch_k))
         with launch_k.compiling(q, k, rules, *to_k):
+            if lists_first(by_query.setup) or lists_first(by_key.setup):
+                with launch_q.compiling(q, k, rules, *to_q):
+                    lists_q, lists_k = by_query.tile_lists, by_key.tile_lists
+                to_q, to_k = (*to_q[: -len(lists_q)], *lists_q), (*to_k[: -len(lists_k)], *lists_k)
             launch_q(q, k, rules, *to_q)
     else:
         launch_q, launch_k = plan.launch_q, plan.launch_k

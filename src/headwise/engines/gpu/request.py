@@ -36,7 +36,7 @@ from .tile import LOG2E, Channels, Rules, Setup
 
 __all__ = [
     "Launch", "Prepared", "Request", "as_lists", "channels_of", "described", "describer", "keep",
-    "rules_by", "signature_of", "strides_of",
+    "lists_first", "rules_by", "signature_of", "strides_of",
 ]  # fmt: skip
 
 DEEPEST = 65535  # what a grid may be in its third direction
@@ -299,6 +299,18 @@ class Request:
         heads = self.k.shape[1] if self.keys_first else self.H
         return (self.B, heads, rows, columns), (heads * rows * columns, rows * columns, columns)
 
+    @property
+    def lists_alike(self) -> Arguments:
+        """What `tile_lists` will be but for its contents: nothing is launched for it."""
+        if not lists_first(self.setup):
+            return self.tile_lists
+        plan, device = self.list_plan, self.prepared.device
+        rows = (plan.batch, plan.heads, plan.rows)
+        tiles, counts = (
+            torch.empty(*rows, size, dtype=torch.int32, device=device) for size in (plan.columns, 2)
+        )
+        return as_lists(tiles, counts)
+
     @cached_property
     def tile_lists(self) -> Arguments:
         """(tiles, counts, strides): which tiles each block of rows sees; three times None without a list."""
@@ -416,6 +428,11 @@ def _in_two(D: int) -> tuple[int, int, int]:
 def channels_of(x: Tensor) -> Channels:
     """How the channels of values, or of outputs and their gradients, are loaded."""
     return Channels(*_in_two(x.shape[-1]), takes_descriptors(x.device.index) and _describable(x))
+
+
+def lists_first(setup: Setup) -> bool:
+    """Whether lists are made in launches of their own."""
+    return setup.listed and not (setup.chunk or setup.each)
 
 
 def as_lists(tiles: Tensor, counts: Tensor) -> Arguments:
