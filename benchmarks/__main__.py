@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from . import __doc__ as about
-from . import everyday, grid, machine, pages, progress, readme, report, rule_table
+from . import everyday, everyday_table, grid, machine, pages, progress, readme, report, rule_table
 from .cases import choose
 from .registry import Case
 from .runner import run_case
@@ -97,7 +97,7 @@ def _write_readme(results: Path) -> int:
         page = machine.ROOT / "docs" / "benchmarks.md"
         readme.put(machine.ROOT / "README.md", grid.speed(stored), *grid.SPEED)
         readme.put(page, grid.table(stored), *grid.MARKERS)
-        readme.put(page, everyday.table(everyday.load_all(results)), *everyday.MARKERS)
+        readme.put(page, everyday_table.table(everyday.load_all(results)), *everyday_table.MARKERS)
         readme.put(page, pages.table(pages.load_all(results)), *pages.MARKERS)
         rule_table.put(results, page)
         readme.update(page, stored)

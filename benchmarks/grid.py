@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from .cases.drop_in import ASKED, MODELS
-from .readme import latest, legends, place, readable_bytes, readable_time
+from .readme import latest, parted, place, readable_bytes, readable_time
+from .report import ratio
 
 __all__ = ["MARKERS", "SPEED", "speed", "table"]
 
@@ -24,7 +25,8 @@ def table(results: Iterable[Report]) -> str:
     """How many times as fast as torch's class, by model and question, for every device; as Markdown."""
     parts = []
     for device, records in _drop_in(results).items():
-        parts.append("\n".join([*legends(device, records.values()), "", *_grid(records)]))
+        for legend, mine in parted(device, records.values()):
+            parts.append("\n".join([legend, "", *_grid({record["name"]: record for record in mine})]))
     return "\n\n".join([*parts, EXPLANATION]) + "\n" if parts else NOTHING
 
 
@@ -93,12 +95,12 @@ def _cell(records: dict[str, Any], start: str) -> str:
 
 
 def _times(record: Any) -> str:
-    return "-" if record is None or record["status"] != "ok" else f"{1 / record['ratio']['of_medians']:.2f}"
+    return "-" if record is None or record["status"] != "ok" else f"{1 / ratio(record['ratio']):.2f}"
 
 
 def _mean(records: dict[str, Any], mode: str) -> str:
     logs = [
-        -math.log(record["ratio"]["of_medians"])
+        -math.log(ratio(record["ratio"]))
         for name, record in records.items()
         if name.endswith(mode) and record["status"] == "ok"
     ]

@@ -19,7 +19,18 @@ from typing import Any
 import pytest
 import torch
 from benchmarks import __main__ as command
-from benchmarks import everyday, grid, machine, memory, progress, readme, registry, report, truths
+from benchmarks import (
+    everyday,
+    everyday_table,
+    grid,
+    machine,
+    memory,
+    progress,
+    readme,
+    registry,
+    report,
+    truths,
+)
 from benchmarks import problem as problems
 from benchmarks.cases import choose, every, second_pass
 from benchmarks.registry import Apart, Case, Pinned, Prepared
@@ -283,13 +294,13 @@ def test_each_turn_takes_one_sample_of_every_arm() -> None:
     assert turns == [(i, 5) for i in range(1, 6)]
 
 
-def test_a_ratio_is_that_of_medians_with_its_spread() -> None:
+def test_a_ratio_is_the_median_within_a_turn_with_its_spread() -> None:
     below = [1.0, 1.0, 2.0, 1.0, 1.0]
     ratio = compare([2.0, 2.0, 4.0, 2.0, 9.0], below)
-    assert ratio.of_medians == 2.0
+    assert ratio.median == 2.0
     assert ratio.middle_90 == pytest.approx((2.0, 7.6))
     same = compare(below, below)
-    assert (same.of_medians, same.middle_90, same.median_95) == (1.0, (1.0, 1.0), (1.0, 1.0))
+    assert (same.median, same.middle_90, same.median_95) == (1.0, (1.0, 1.0), (1.0, 1.0))
 
 
 def test_quantiles_are_interpolated() -> None:
@@ -353,7 +364,7 @@ def test_a_peer_that_computes_something_else_has_a_truth_of_its_own() -> None:
     record = run_case(beside_something_else(7.0, 7.0), "cpu", 3, timer=told([]))
     assert record["status"] == "ok", record.get("reason")
     assert {one["arm"] for one in record["check"]} == {"ours", "peer"}
-    assert record["ratio"]["of_medians"] == 1.0
+    assert record["ratio"]["median"] == 1.0
 
 
 def test_a_peer_that_computes_something_else_must_be_right_about_it() -> None:
@@ -379,7 +390,7 @@ def test_an_arm_beside_the_two_may_be_missing_with_a_reason() -> None:
     assert record["status"] == "ok"
     assert record["unavailable"] == {"third": "RuntimeError: not on this machine"}
     assert set(record["ratio_to_others"]) == {"fourth"}
-    assert record["ratio"]["of_medians"] == record["peer_against_itself"]["of_medians"] == 1.0
+    assert record["ratio"]["median"] == record["peer_against_itself"]["median"] == 1.0
     assert "third: left out" in report.line(record)
 
 
@@ -604,16 +615,28 @@ def test_the_table_is_written_between_the_markers(tmp_path: Path) -> None:
         readme.update(path, results)
 
 
-def test_runs_on_one_machine_share_a_line() -> None:
+def test_a_ratio_never_lies_outside_its_own_interval() -> None:
+    """Median over median stood beside the interval of the median of ratios: 1.10 in [1.04, 1.08]."""
+    above, below = [4.0, 1.0, 9.0, 3.0, 8.0, 2.0, 7.0, 6.0], [1.0, 5.0, 2.0, 9.0, 3.0, 7.0, 8.0, 4.0]
+    for turn in range(8):
+        found = compare(above[turn:] + above[:turn], below)
+        low, high = found.median_95
+        assert low <= found.median <= high
+    old = {"of_medians": 1.1, "median_95": [1.04, 1.08]}
+    assert (report.said(old), report.said({**old, "median": 1.06})) == ("1.10", "1.06 [1.04, 1.08]")
+
+
+def test_what_commits_have_measured_is_never_under_one_heading() -> None:
     runs = [
         run_of("2026-02-01T00:00:00Z", commit="b" * 40, dirty=True),
         run_of(),
         run_of("2026-01-31T13:00:00Z", machine={"cpu": "Another", "threads": 3}),
     ]
-    assert readme.legends("cpu", [{"run": run} for run in [*runs, runs[0]]]) == [
-        "**A processor, 2 threads**, torch 2.13, commit 0123456789, bbbbbbbbbb with changes, "
-        "2026-01-31 to 2026-02-01:",
-        "**Another, 3 threads**, torch 2.13, commit 0123456789, 2026-01-31:",
+    parts = readme.parted("cpu", [{"run": run} for run in [*runs, runs[0]]])
+    assert [(heading, len(records)) for heading, records in parts] == [
+        ("**A processor, 2 threads**, torch 2.13, commit bbbbbbbbbb with changes, 2026-02-01:", 2),
+        ("**Another, 3 threads**, torch 2.13, commit 0123456789, 2026-01-31:", 1),
+        ("**A processor, 2 threads**, torch 2.13, commit 0123456789, 2026-01-31:", 1),
     ]
 
 
@@ -637,8 +660,8 @@ def test_what_is_shown_is_what_the_stored_results_say(page: str, markers: tuple[
 
 
 def test_the_page_shows_the_stored_grids_of_everyday_sizes() -> None:
-    shown = readme.table_in((ROOT / PAGE).read_text("utf-8"), *everyday.MARKERS)
-    assert shown == everyday.table(everyday.load_all())
+    shown = readme.table_in((ROOT / PAGE).read_text("utf-8"), *everyday_table.MARKERS)
+    assert shown == everyday_table.table(everyday.load_all())
 
 
 def test_the_line_of_speed_tells_what_was_measured_and_nothing_else() -> None:
@@ -647,7 +670,7 @@ def test_the_line_of_speed_tells_what_was_measured_and_nothing_else() -> None:
         return {"device": device, "runs": {"one": run}, "cases": cases}
 
     def case(**more: Any) -> dict[str, Any]:
-        return {"run": "one", "status": "ok", "ratio": {"of_medians": 0.25}, **more}
+        return {"run": "one", "status": "ok", "ratio": {"median": 0.25}, **more}
 
     look = case(
         ours="headwise",
@@ -671,7 +694,7 @@ def test_the_line_of_speed_tells_what_was_measured_and_nothing_else() -> None:
 def test_a_grid_tells_speeds_failures_and_gaps() -> None:
     def record(ratio: float, status: str = "ok") -> dict[str, Any]:
         sizes = {"B": 4, "H": 12, "L": 512, "E": 768}
-        return {"run": "one", "status": status, "sizes": sizes, "ratio": {"of_medians": ratio}}
+        return {"run": "one", "status": status, "sizes": sizes, "ratio": {"median": ratio}}
 
     machines = {"machine": {"cpu": "a CPU", "threads": 2}, "versions": {"torch": "2.13"}, "quick": False}
     run = machines | {"commit": "abc", "dirty": False, "started": "2026-01-01"}

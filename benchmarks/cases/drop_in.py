@@ -14,14 +14,19 @@ import torch
 import headwise as hw
 
 from ..registry import OURS, Case, Prepared, Sizes, register
-from .modules import TORCH
+from .modules import BY_HAND, TORCH, ByHand, by_hand_on
 from .self_attention import SelfAttention
 
 __all__ = ["ASKED", "MODELS"]
 
 
-def drop_in(sizes: Sizes, device: torch.device, dtype: torch.dtype, **options: Any) -> Prepared:
-    """`SelfAttention` with these options, of torch's class and of ours with the same weights."""
+def drop_in(
+    sizes: Sizes, device: torch.device, dtype: torch.dtype, by_hand: bool = False, **options: Any
+) -> Prepared:
+    """`SelfAttention` with these options, of torch's class and of ours with the same weights.
+
+    by_hand: the module by hand beside them, where no weights are asked for.
+    """
     asked = SelfAttention(sizes, device, dtype, **options)
     ours = hw.nn.MultiheadAttention(asked.theirs.embed_dim, asked.H, batch_first=True, device="meta")
     ours.load_state_dict(asked.theirs.state_dict(), assign=True)
@@ -31,6 +36,9 @@ def drop_in(sizes: Sizes, device: torch.device, dtype: torch.dtype, **options: A
         OURS: asked.arm(asked.asked_as_torch(ours, hinted=True), mine),
         TORCH: asked.arm(asked.asked_as_torch(asked.theirs, hinted=True), asked.packed),
     }
+    if by_hand:
+        hand = ByHand(asked.theirs, asked.causal)
+        arms[BY_HAND] = asked.arm(by_hand_on(asked, hand), asked.packed)
     return Prepared(arms, asked.truth, asked.part, asked.gradients_without_weights)
 
 
