@@ -130,9 +130,8 @@ def source(run: dict[str, Any]) -> str:
 def same_source(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Whether two runs measured the same: hashes may be cut, and changes are told apart by their digest."""
     commits, changed = [run["commit"] or "" for run in (a, b)], [bool(run["dirty"]) for run in (a, b)]
-    if any(changed) or not all(commits):
-        if a.get("sources") != b.get("sources"):
-            return False
+    if (any(changed) or not all(commits)) and a.get("sources") != b.get("sources"):
+        return False
     least = min(map(len, commits))
     return commits[0][:least] == commits[1][:least] and changed[0] == changed[1]
 
