@@ -3,6 +3,8 @@
     python -m benchmarks                          every case for the CPU
     python -m benchmarks --device cuda            every case for the GPU
     python -m benchmarks --only 'window*'         some cases
+    python -m benchmarks --part 2/3               the second of three parts, into the same file
+    python -m benchmarks --seconds 540 --missing  those that this commit has not stored yet; none after 540 s
     python -m benchmarks --list                   their names
     python -m benchmarks --quick                  tiny sizes, few turns: is everything in order?
     python -m benchmarks --readme                 README's line and docs/benchmarks.md, from what is stored

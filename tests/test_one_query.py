@@ -111,6 +111,22 @@ def test_a_row_is_found_wherever_the_tensors_lie(layout: str) -> None:
         torch.testing.assert_close(w[b, :, i], whole[b, :, i])
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["lse", "no-lse"])
+def test_a_row_reads_its_own_query_and_the_keys_it_sees_alone(known: bool) -> None:
+    q, k, v = normal(0, 3, 2, 3, 19, 5).float().unbind(0)
+    w = (
+        hw.attention(q, k, v, causal=True, window=4)[1]
+        if known
+        else hw.AttentionMap(q, k, mask=Mask.window(4))
+    )
+    expected = w[1, 2, 11]
+    for x in (q.data, k.data):
+        kept = x[1, 2, 8:12].clone()
+        x.fill_(torch.nan)
+        x[1, 2, 8:12] = kept
+    assert torch.equal(w[1, 2, 11], expected) and int((expected > 0).sum()) == 4
+
+
 def qkv(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = normal(1, 3, *shape).float().unbind(0)
     return q, k, v

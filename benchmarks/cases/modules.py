@@ -88,7 +88,6 @@ for model, (words, sizes, causal, target) in MODELS.items():
     told = f"module, {words}"
     gpt2, bert = model == "gpt2", model == "bert_base"
     register(case(f"module_{model}", told, setup, peer=BY_HAND, target=target, headline=gpt2))
-    register(beside_torch(f"class_{model}", told, setup, headline=gpt2))
     register(
         beside_torch(f"class_{model}_heads", f"{told}, weights of every head", every_head, headline=gpt2)
     )

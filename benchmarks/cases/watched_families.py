@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +21,10 @@ from torch import Tensor, nn
 
 import headwise as hw
 
-from ..registry import OURS, Arm, Pinned, Prepared, Sizes, Values
+from ..registry import OURS, Arm, Case, Pinned, Prepared, Sizes, Values, register
 from ..verdicts import check
 from .generated_tokens import judged_tokens
-from .watched_models import CHECKED, UNWATCHED, llama_config
+from .watched_models import CELLS, CHECKED, LARGE, SMALL, TINY, UNWATCHED, llama_config
 
 __all__ = ["EAGER", "FAMILIES", "Family", "generating", "watched"]
 
@@ -231,3 +232,26 @@ def _entropies_are_right(
     wrong = [one for one in check(truth, told, OURS, EAGER, dtype) if not one.ok]
     if wrong:
         raise ValueError("; ".join(str(one) for one in wrong))
+
+
+for tokens, target, most in ((2048, 1.4, None), (131072, 1.7, 6)):
+    register(
+        Case(
+            f"watch_llama_{tokens}",
+            f"a forward of a Llama-shaped model watched: all row statistics, {CELLS} x {CELLS} pictures",
+            partial(watched, family="llama", cells=CELLS),
+            {**SMALL, "L": tokens} if tokens > SMALL["L"] else SMALL,
+            tiny=TINY,
+            on_cuda={**LARGE, "L": tokens},
+            devices=("cuda",) if tokens > 4096 else ("cpu", "cuda"),
+            peer=UNWATCHED,
+            target=target,
+            memory=True,
+            most_repeats=most,
+            headline=True,
+            notes=(
+                f"the eager route would hold {tokens**2 * 2 * LARGE['H'] / 2**30:,.2f} GiB of weights a "
+                "layer, in bfloat16 on a GPU",
+            ),
+        )
+    )

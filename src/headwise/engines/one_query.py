@@ -154,7 +154,7 @@ def _by_rules(
 def _product(q: Tensor, k: Tensor) -> Tensor:
     """q k^T in float32 at least: [n] of [D] and [n, D], or [H, n] of [H, D] and [Hk, n, D]."""
     if q.dtype in HALF:
-        if q.is_cuda and _multiplies_into_float32(q.dtype):
+        if q.is_cuda and q.shape[-1] % 8 == 0 and _multiplies_into_float32(q.dtype):
             if q.ndim == 1:
                 return torch.mm(k, q[:, None], out_dtype=torch.float32)[:, 0]
             folded = q.reshape(k.shape[0], -1, q.shape[-1])
