@@ -5,9 +5,10 @@ around them, and on a GPU its launches, take several times as long. So such a ro
 few checks below. A band is cut out of the keys, never compared; whatever is not known here, right or wrong,
 takes the general way and is answered, or refused, there.
 
-A row is exp(s - lse). On a CPU it is divided by its own sum, which must be 1 but for rounding: else q, k or
-the mask are no longer those that lse was made of, and the general way says so. On a GPU, as by the kernels
-there: in 16 bits it stays as it is, in more it is divided, by NaN where the sum is too far from 1.
+A row is exp(s - lse). On a CPU it is divided by its own sum, as softmax does it, which must be 1 but for
+rounding: else q, k or the mask are no longer those that lse was made of, and the general way says so. On a
+GPU, as by the kernels there: in 16 bits it stays as it is, in more it is divided, by NaN where the sum is too
+far from 1.
 
 Letters: B batch, H num_heads, Hk num_kv_heads, S key_len, D head_dim, n keys in the band, N labels.
 """
@@ -44,7 +45,10 @@ def row(scores: Scores, lse: Tensor | None, b: int, h: int | None, i: int) -> Te
     on_cpu = q.is_cpu
     if not (on_cpu or q.is_cuda) or scoring.relative is not None or not _knows(mask.hiding):
         return None
-    if (scoring.sinks is not None and lse is None) or scores.wants_gradient:
+    more = scoring.has_tensors
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or (more and scores.wants_gradient)):
+        return None
+    if more and scoring.sinks is not None and lse is None:
         return None
     (B, H, T, D), S = q.shape, k.shape[2]
     if not -B <= b < B or not -T <= i < T or (h is not None and not -H <= h < H) or not S or not D:
@@ -63,24 +67,27 @@ def row(scores: Scores, lse: Tensor | None, b: int, h: int | None, i: int) -> Te
         hides = scoring.bias is not None or not mask.is_padded_band
     if start >= stop:  # it sees nothing
         return q.new_zeros(S if h is not None else (H, S))
-    if hides or h is None or not on_cpu or lse is None or lse.dtype is not q.dtype:
-        return _by_rules(scores, lse, b, h, i, at, slice(start, stop), hides)
-    if scoring.softcap is not None or scoring.has_tensors:
-        return _by_rules(scores, lse, b, h, i, at, slice(start, stop), hides)
-    settle_exponentials()
+    plain = not hides and h is not None and lse is not None and (lse.dtype is q.dtype or not on_cpu)
+    if not plain or more or scoring.softcap is not None:
+        return _by_rules(scores, lse, b, h, i, at, slice(start, stop), hides, on_cpu)
     mine, theirs, kept = _views(q, k, lse, b, h, i, start, stop)
     assert kept is not None
-    if stop - start == S:
-        whole = p = torch.addmv(kept, theirs, mine, beta=-1, alpha=scoring.scale)  # scale q k - lse
-    else:
-        whole = q.new_zeros(S)
-        p = whole.as_strided((stop - start,), (1,), start)
-        torch.addmv(kept, theirs, mine, beta=-1, alpha=scoring.scale, out=p)
-    mass = float(p.exp_().sum())
-    if not (mass > 0 and abs(math.log(mass)) <= SLACK):  # or NaN
-        return None
-    p.div_(mass)
-    return whole
+    n = stop - start
+    whole = q.new_empty(S) if n == S else q.new_zeros(S)
+    p = whole if n == S else whole.as_strided((n,), (1,), start)
+    if q.dtype in HALF:
+        torch.exp(_scaled_less(kept, theirs, mine, scoring.scale), out=p)
+        return whole
+    x = torch.addmv(kept, theirs, mine, beta=-1, alpha=scoring.scale)  # scale q k - lse
+    if not on_cpu:
+        x = x.exp_()
+        torch.div(x, _or_nan(x.sum(-1, keepdim=True), kept), out=p)
+        return whole
+    settle_exponentials()
+    torch.softmax(x, -1, out=p)
+    top, heaviest = float(x.max()), float(p.max())
+    # the heaviest weight is exp(largest score - its own lse): what x lacks of that is by how much lse is off
+    return whole if heaviest > 0 and abs(top - math.log(heaviest)) <= SLACK else None  # NaN is neither
 
 
 @functools.cache
@@ -116,11 +123,19 @@ def _views(
 
 
 def _by_rules(
-    scores: Scores, lse: Tensor | None, b: int, h: int | None, i: int, at: int, keys: slice, hides: bool
+    scores: Scores,
+    lse: Tensor | None,
+    b: int,
+    h: int | None,
+    i: int,
+    at: int,
+    keys: slice,
+    hides: bool,
+    on_cpu: bool,
 ) -> Tensor | None:
-    """`row` with anything beside the product, on any device; None: it is not the row of its lse."""
+    """`row` with anything beside the product, of any heads; None: it is not the row of its lse."""
     q, scoring, (_, H, _, S) = scores.q, scores.scoring, scores.shape
-    if q.is_cpu:
+    if on_cpu:
         settle_exponentials()
     mine, theirs, kept = _views(q, scores.k, lse, b, h, i, keys.start, keys.stop)
     x = _product(mine, theirs).mul_(scoring.scale)
@@ -131,17 +146,18 @@ def _by_rules(
     hidden = None
     if hides:
         hidden = x <= HIDDEN
-        for seen in _seen(scores, b, h, i, keys):
+        for seen in _seen(scores, b, h, i, keys, on_cpu):
             hidden = hidden | ~seen
         x = x.masked_fill_(hidden, HIDDEN)
     p = torch.softmax(x, -1) if kept is None else x.sub_(kept).exp_()
-    if kept is not None and not (q.is_cuda and q.dtype in HALF):
-        mass = _mass(
-            p, kept, None if scoring.sinks is None else scoring.sinks[slice(None) if h is None else h]
-        )
-        if q.is_cpu and not float(mass.log().abs_().max()) <= SLACK:  # or NaN
+    if kept is not None and (on_cpu or q.dtype not in HALF):
+        mass = p.sum(-1, keepdim=True)
+        if scoring.sinks is not None:
+            sinks = scoring.sinks.to(mass.dtype)
+            mass = mass + ((sinks[:, None] if h is None else sinks[h]) - kept).exp_()
+        if on_cpu and not float(mass.log().abs_().max()) <= SLACK:  # or NaN
             return None
-        p = p.div_(mass)
+        p = p.div_(mass if on_cpu else _or_nan(mass, kept))
     if hidden is not None:  # a row that sees nothing has neither lse nor mass
         p = p.masked_fill_(hidden, 0.0)
     if keys.stop - keys.start == S:
@@ -165,13 +181,23 @@ def _product(q: Tensor, k: Tensor) -> Tensor:
     return torch.bmm(q.reshape(k.shape[0], -1, q.shape[-1]), k.mT).view(q.shape[0], -1)
 
 
+def _scaled_less(lse: Tensor, k: Tensor, q: Tensor, scale: float) -> Tensor:
+    """scale q k^T - lse in float32, [n], of 16-bit q [D] and k [n, D]."""
+    if q.is_cuda and q.shape[0] % 8 == 0 and _multiplies_into_float32(q.dtype):
+        x = torch.addmm(lse, k, q[:, None], beta=-1, alpha=scale, out_dtype=torch.float32)
+        return x[:, 0]
+    return _product(q, k).mul_(scale).sub_(lse)
+
+
 @functools.cache
 def _multiplies_into_float32(dtype: torch.dtype) -> bool:
     """Whether torch's products of 16-bit numbers on a GPU come as float32: keys need no copy then."""
     ones = torch.ones(8, 8, dtype=dtype, device="cuda")
+    added = torch.ones(1, dtype=torch.float32, device="cuda")
     try:
         torch.mm(ones, ones[:, :1], out_dtype=torch.float32)
         torch.bmm(ones[None], ones[None], out_dtype=torch.float32)
+        torch.addmm(added, ones, ones[:, :1], beta=-1, alpha=0.5, out_dtype=torch.float32)
     except (TypeError, RuntimeError):  # before torch 2.8
         return False
     return True
@@ -196,12 +222,12 @@ def _added(scores: Scores, b: int, h: int | None, i: int, at: int, keys: slice) 
     return added
 
 
-def _seen(scores: Scores, b: int, h: int | None, i: int, keys: slice) -> list[Tensor]:
+def _seen(scores: Scores, b: int, h: int | None, i: int, keys: slice, on_cpu: bool) -> list[Tensor]:
     """What rules other than a band show of a run of keys: bool, [n] or [H, n] each."""
     mask, found = scores.mask, []
     if mask.keys is not None and mask.keys.ndim == 2:
         found.append(mask.keys[b, keys])
-    elif mask.keys is not None and not scores.q.is_cpu:  # on a CPU the run ends there
+    elif mask.keys is not None and not on_cpu:  # on a CPU the run ends there
         found.append(torch.arange(keys.start, keys.stop, device=scores.device) < mask.keys[b])
     if mask.key_ids is not None and mask.query_ids is not None:
         theirs = mask.key_ids[b if mask.key_ids.shape[0] > 1 else 0, keys]  # [n, N]
@@ -219,14 +245,10 @@ def _of_query(tensor: Tensor, b: int, h: int | None, i: int, keys: slice) -> Ten
     return tensor[b if B > 1 else 0, head, i if T > 1 else 0, keys if S > 1 else slice(None)]
 
 
-def _mass(p: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
-    """What rows sum to, [1] or [H, 1], a sink's share included.
+def _or_nan(mass: Tensor, lse: Tensor) -> Tensor:
+    """What rows sum to on a GPU, [1] or [H, 1]; NaN where that is no rounding.
 
-    On a GPU, NaN where that is no rounding, as kernels say it (gpu/rows.py): nothing there can raise.
+    As kernels say it (gpu/rows.py): nothing there can raise.
     """
-    mass = p.sum(-1, keepdim=True)
-    if sinks is not None:
-        mass = mass + (sinks.to(mass.dtype)[..., None] - lse).exp()
-    if mass.is_cpu:
-        return mass
-    return mass.masked_fill_(mass.log().abs_() > (lse.abs() * (OFF / 64)).add_(OFF), torch.nan)
+    far = torch.sub(mass.log().abs_(), lse.abs(), alpha=OFF / 64) > OFF
+    return mass.masked_fill_(far, torch.nan)
