@@ -3,10 +3,12 @@
     python -m benchmarks                          every case for the CPU
     python -m benchmarks --device cuda            every case for the GPU
     python -m benchmarks --only 'window*'         some cases
+    python -m benchmarks --part 2/3               the second of three parts, into the same file
+    python -m benchmarks --seconds 540 --missing  those that this commit has not stored yet; none after 540 s
     python -m benchmarks --list                   their names
     python -m benchmarks --quick                  tiny sizes, few turns: is everything in order?
     python -m benchmarks --readme                 README's line and docs/benchmarks.md, from what is stored
-    python -m benchmarks.everyday                 torch's class at everyday sizes, every mask
+    python -m benchmarks.everyday                 what people do every day, as felt; --device cuda on a GPU
     python -m benchmarks.pages                    the page of heads beside BertViz's: bytes, seconds
     python -m benchmarks.rules --device cuda      every rule beside FlexAttention and SDPA
     python -m benchmarks.sweep --device cuda      from a thousand tokens to a million
@@ -25,7 +27,7 @@ The rooms:
     machine.py    what it ran on
     report.py     results as JSON, one file per device and month
     readme.py     docs/benchmarks.md from those files; grid.py: torch's class, and README's line of speed
-    everyday.py   torch's class from 16 to 2,048 tokens on one kind of CPU, summed up
+    everyday.py   what people do every day, as felt; everyday_cases.py: which; everyday_table.py: its tables
     rules.py      every rule on a GPU; rule_cell.py: one cell, checked and timed; rule_table.py: its table
     flex.py       the rules as headwise and as FlexAttention take them, and the peers
     replays.py    GPU time by CUDA graphs, arms in turn; the time a caller feels

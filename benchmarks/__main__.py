@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from . import __doc__ as about
-from . import everyday, grid, machine, pages, progress, readme, report, rule_table
+from . import everyday, everyday_table, grid, machine, pages, progress, readme, report, rule_table
 from .cases import choose
 from .registry import Case
 from .runner import run_case
@@ -28,6 +29,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--only", metavar="PATTERN", help="cases whose names fit, e.g. 'window*'")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", metavar="DIR", type=Path, help="where results go (benchmarks/results)")
+    parser.add_argument("--part", metavar="N/M", help="the N-th of M parts, e.g. 2/3")
+    parser.add_argument("--seconds", metavar="N", type=float, default=float("inf"), help="none after that")
+    parser.add_argument("--missing", action="store_true", help="not those stored at this commit")
     parser.add_argument("--repeats", metavar="N", type=int, default=LEAST_PUBLISHED, help="turns (30)")
     parser.add_argument("--threads", metavar="N", type=int, help="CPU threads (torch's own choice)")
     parser.add_argument("--commit", metavar="HASH", help="the commit, where git cannot tell")
@@ -37,17 +41,44 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
+def part_of(cases: Sequence[Case], part: str) -> list[Case]:
+    """The cases of one part, "2/3" the second of three: every third, so that like ones are spread.
+
+    Raises:
+        ValueError: not two numbers, or no such part.
+    """
+    number, _, of = part.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise ValueError(f"--part must be N/M with N from 1 to M: got {part}; 2/3 is the second of three")
+    return list(cases[int(number) - 1 :: int(of)])
+
+
 def run(
-    cases: Sequence[Case], device: str, repeats: int, quick: bool, out: Path | None, commit: str | None = None
+    cases: Sequence[Case],
+    device: str,
+    repeats: int,
+    quick: bool,
+    out: Path | None,
+    commit: str | None = None,
+    until: float = float("inf"),
 ) -> list[dict[str, Any]]:
-    """Run cases one after another, storing each as soon as it is done; their records."""
+    """Run cases one after another, storing each as soon as it is done; their records.
+
+    until: a monotonic time after which none begins; those left are named.
+    """
     started = {**machine.describe(device, commit), "repeats": repeats, "quick": quick}
     path = None if out is None else report.file_for(out, device, started["started"])
     records = []
     with progress.best() as shown:
         for number, case in enumerate(cases, 1):
+            if time.monotonic() > until:
+                left = ", ".join(case.name for case in cases[number - 1 :])
+                print(f"out of time, skipped: {left}", file=sys.stderr)
+                break
             shown.case(case.name, number, len(cases))
+            begun = time.monotonic()
             record = run_case(case, device, repeats, quick, shown.turn)
+            record["seconds"] = round(time.monotonic() - begun, 1)
             shown.say(report.line(record))
             records.append(record)
             if path is not None:
@@ -57,6 +88,7 @@ def run(
 
 def main(given: Sequence[str] | None = None) -> int:
     """Exit status: 0 all well, 1 a case failed, 2 wrong use, 130 stopped by Ctrl-C."""
+    begun = time.monotonic()
     parser = arguments()
     options = parser.parse_args(given)
     if options.readme:
@@ -72,6 +104,11 @@ def main(given: Sequence[str] | None = None) -> int:
         parser.error(f"--repeats must be at least 1: got {options.repeats}")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch sees no GPU here; use --device cpu")
+    if options.part is not None:
+        try:
+            cases = part_of(cases, options.part)
+        except ValueError as problem:
+            parser.error(str(problem))
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     repeats = min(options.repeats, QUICK_REPEATS) if options.quick else options.repeats
@@ -80,8 +117,11 @@ def main(given: Sequence[str] | None = None) -> int:
         print(
             f"{repeats} turns are fewer than the {LEAST_PUBLISHED} a published result needs", file=sys.stderr
         )
+    if options.missing:
+        cases = _missing(cases, options.device, options.out or report.RESULTS, options.commit)
+    until = begun + options.seconds
     try:
-        records = run(cases, options.device, repeats, options.quick, out, options.commit)
+        records = run(cases, options.device, repeats, options.quick, out, options.commit, until)
     except KeyboardInterrupt:
         print("stopped" + ("" if out is None else "; cases that were done are stored"), file=sys.stderr)
         return 130
@@ -91,13 +131,20 @@ def main(given: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
+def _missing(cases: Sequence[Case], device: str, folder: Path, commit: str | None) -> list[Case]:
+    """Those that are not stored yet, right, of what is there to be measured now."""
+    about = machine.describe(device, commit)
+    known = report.stored_of(report.load(report.file_for(folder, device, about["started"])), about)
+    return [case for case in cases if case.name not in known]
+
+
 def _write_readme(results: Path) -> int:
     try:
         stored = report.load_all(results)
         page = machine.ROOT / "docs" / "benchmarks.md"
         readme.put(machine.ROOT / "README.md", grid.speed(stored), *grid.SPEED)
         readme.put(page, grid.table(stored), *grid.MARKERS)
-        readme.put(page, everyday.table(everyday.load_all(results)), *everyday.MARKERS)
+        readme.put(page, everyday_table.table(everyday.load_all(results)), *everyday_table.MARKERS)
         readme.put(page, pages.table(pages.load_all(results)), *pages.MARKERS)
         rule_table.put(results, page)
         readme.update(page, stored)

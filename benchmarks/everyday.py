@@ -1,148 +1,102 @@
-"""torch's class and ours at everyday sizes, one sequence at a time: every mask, every way to ask for weights.
+"""What people do every day, timed as felt: tiny calls, rows of maps, modules, torch's class, models watched.
 
-    python -m benchmarks.everyday                the grid for this CPU; results/everyday_<kind of CPU>.json
-    python -m benchmarks.everyday --show         what is stored, in words
+    python -m benchmarks.everyday                                 all for this CPU
+    python -m benchmarks.everyday --device cuda --seconds 540     on a GPU; none begins after nine minutes
+    python -m benchmarks.everyday --device cuda --missing         those that this commit has not stored yet
+    python -m benchmarks.everyday --only 'watch*,row*'            some, put into the same file
+    python -m benchmarks.everyday --list                          their names, most important first
+    python -m benchmarks.everyday --show                          what is stored, in words
 
-docs/benchmarks.md shows what is stored of every kind of CPU: `python -m benchmarks --readme`.
+docs/benchmarks.md shows what is stored: `python -m benchmarks --readme`. The cases: everyday_cases.py.
 
-Each cell is a case like the others: checked against float64, timed in turn beside torch's class, which is
-timed against itself, too. Said at the end: the geometric mean of how many times faster ours is, the worst
-cells, and how far torch is from itself. The file is written anew after each cell.
+Each is checked against float64 first, then timed in turn beside its peer, which is timed against itself, too:
+one call, then the GPU is waited for (of tiny calls: until they return). The file is written anew after each
+case; what `--seconds` leaves undone is said at the end, and what is stored of it stays.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import fnmatch
+import gc
 import sys
+import time
 from collections.abc import Sequence
-from functools import partial
-from itertools import product
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from . import machine, progress, readme, report, runner
-from .cases.drop_in import drop_in
-from .cases.modules import TORCH
-from .registry import Case, Sizes
+import torch
 
-__all__ = ["LENGTHS", "MASKS", "WEIGHTS", "cells", "load_all", "main", "run", "summary", "table"]
+from . import everyday_table, machine, progress, report, runner
+from .everyday_cases import LENGTHS, every, group_of
+from .registry import Case
 
-LENGTHS = (16, 64, 128, 256, 512, 1024, 2048)
-SIZES = {"B": 1, "H": 6, "E": 384}
-MASKS: dict[str, dict[str, bool]] = {
-    "none": {},
-    "causal": {"causal": True},
-    "padded": {"padded": True},
-    "both": {"causal": True, "padded": True},
-    "scattered": {"scattered": True},
-}
-WEIGHTS = {"plain": None, "mean": "mean", "heads": "heads"}
-TURNS = 12
-WORST = 5  # cells that are named
-MARKERS = ("<!-- everyday -->", "<!-- end everyday -->")
+__all__ = ["choose", "file_in", "load_all", "main", "run"]
+
+TURNS, QUICK_TURNS = 12, 2
 
 Report = dict[str, Any]
 
 
-def cells(lengths: Sequence[int] = LENGTHS, sizes: Sizes = SIZES) -> list[Case]:
-    """The cells, on no list: these results have a table of their own."""
+def choose(pattern: str | None, device: str, longest: int = LENGTHS[-1]) -> list[Case]:
+    """Cases for a device whose names fit; several patterns are parted by commas. `longest`: of the grid."""
+    patterns = (pattern or "*").split(",")
     return [
-        Case(
-            f"everyday_L{length}_{mask}_{asked}",
-            f"torch's class, {length} tokens, mask: {mask}, weights: {asked}",
-            partial(drop_in, weights=WEIGHTS[asked], **MASKS[mask]),
-            {**sizes, "L": length},
-            tiny={},
-            peer=TORCH,
-            devices=("cpu",),
-        )
-        for length, mask, asked in product(lengths, MASKS, WEIGHTS)
+        case
+        for case in every()
+        if device in case.devices
+        and any(fnmatch.fnmatchcase(case.name, one) for one in patterns)
+        and (group_of(case.name) != "grid" or case.sizes["L"] <= longest)
     ]
 
 
 def run(
-    chosen: Sequence[Case], turns: int = TURNS, out: Path | None = None, commit: str | None = None
-) -> Report:
-    """Measure some cells; what came of it, stored after each of them if `out` is given."""
-    stored: Report = {
-        "schema": report.SCHEMA,
-        "device": "cpu",
-        "run": {**machine.describe("cpu", commit), "turns": turns},
-        "records": [],
-    }
+    chosen: Sequence[Case],
+    device: str = "cpu",
+    turns: int = TURNS,
+    out: Path | None = None,
+    commit: str | None = None,
+    until: float = float("inf"),
+    tiny: bool = False,
+) -> list[Report]:
+    """Measure some cases, each stored as soon as it is done; none begins after `until`, a monotonic time."""
+    about = {**machine.describe(device, commit), "turns": turns, "quick": tiny, "skipped": []}
+    records: list[Report] = []
     with progress.best() as shown:
         for number, case in enumerate(chosen, 1):
+            if time.monotonic() > until:
+                about["skipped"] = [left.name for left in chosen[number - 1 :]]
+                print(f"out of time, skipped: {', '.join(about['skipped'])}", file=sys.stderr)
+                break
             shown.case(case.name, number, len(chosen))
-            record = runner.run_case(case, "cpu", turns, turned=shown.turn)
-            shown.say(report.line(record))
-            stored["records"].append(record)
+            begun = time.monotonic()
+            records.append(_measured(case, device, turns, tiny, shown.turn))
+            records[-1]["seconds"] = round(time.monotonic() - begun, 1)
+            shown.say(report.line(records[-1]))
             if out is not None:
-                report.write(file_in(out), stored)
-    return stored
+                report.add(file_in(out, device), about, records[-1])
+    if out is not None and records and about["skipped"]:
+        report.add(file_in(out, device), about, records[-1])
+    return records
 
 
-def file_in(folder: Path) -> Path:
-    """Where the results of this kind of CPU lie."""
-    return report.of_this_cpu("everyday", folder)
+def _measured(case: Case, device: str, turns: int, tiny: bool, turned: runner.Turned) -> Report:
+    timer = runner.HostTimer(device) if group_of(case.name) == "calls" else runner.FeltTimer(device)
+    # memory on a CPU is measured in a process of its own, which knows the cases of the list alone
+    record = runner.run_case(replace(case, memory=False), device, turns, tiny, turned, timer)
+    gc.collect()  # a model is a ring of references: without this two of them would be on the GPU
+    return record
+
+
+def file_in(folder: Path, device: str = "cpu") -> Path:
+    """Where the results of this device, or this kind of CPU, lie."""
+    return report.of_this_cpu("everyday", folder) if device == "cpu" else folder / f"everyday_{device}.json"
 
 
 def load_all(folder: Path = report.RESULTS) -> list[Report]:
-    """What is stored, of every kind of CPU."""
+    """What is stored, of GPUs and of every kind of CPU."""
     return report.of_every_cpu("everyday", folder)
-
-
-def table(results: Sequence[Report]) -> str:
-    """The grids as Markdown: lengths and masks, without weights / their mean / those of every head."""
-    parts = []
-    for stored in results:
-        times = _times_faster(stored)
-        rows = [
-            f"| {length:,} | "
-            + " | ".join(
-                " / ".join(_said(times.get(f"L{length}_{mask}_{asked}")) for asked in WEIGHTS)
-                for mask in MASKS
-            )
-            + " |"
-            for length in LENGTHS
-        ]
-        head = ["| tokens | " + " | ".join(MASKS) + " |", "|---" * (len(MASKS) + 1) + "|"]
-        said = summary(stored).splitlines()[-3:]
-        parts.append("\n".join([*readme.legends("cpu", [stored]), *said, "", *head, *rows]))
-    return "\n\n".join(parts or ["No results are stored yet."]) + "\n"
-
-
-def _said(times: float | None) -> str:
-    return "–" if times is None else f"{times:.2f}"
-
-
-def _times_faster(stored: Report) -> dict[str, float]:
-    """Cell -> how many times as fast as torch's class."""
-    return {
-        record["name"].removeprefix("everyday_"): 1 / record["ratio"]["of_medians"]
-        for record in stored["records"]
-        if record["status"] == "ok"
-    }
-
-
-def summary(stored: Report) -> str:
-    """The grid in words: times faster than torch's class."""
-    faster = _times_faster(stored)
-    if not faster:
-        return "Nothing is measured yet: python -m benchmarks.everyday"
-    done = [record for record in stored["records"] if record["status"] == "ok"]
-    itself = [record["peer_against_itself"]["of_medians"] for record in done]
-    mean = math.exp(sum(map(math.log, faster.values())) / len(faster))
-    worst = sorted(faster, key=lambda name: faster[name])[:WORST]
-    lines = [f"{name:24} {value:5.2f} x" for name, value in faster.items()]
-    return "\n".join(
-        [
-            *lines,
-            f"{len(faster)} cells, {stored['run']['machine']['cpu']}: geometric mean {mean:.2f} x as fast",
-            "worst: " + ", ".join(f"{name} {faster[name]:.2f}" for name in worst),
-            f"torch against itself: {min(itself):.2f} to {max(itself):.2f}",
-        ]
-    )
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -152,40 +106,59 @@ def arguments() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", metavar="DIR", type=Path, default=report.RESULTS, help="where results lie")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--only", metavar="PATTERN", help="cases whose names fit, e.g. 'watch*,row*'")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="where results lie (benchmarks/results)")
     parser.add_argument(
-        "--longest", metavar="TOKENS", type=int, default=LENGTHS[-1], help="stop there (2048)"
+        "--longest", metavar="TOKENS", type=int, default=LENGTHS[-1], help="of the grid (2048)"
     )
-    parser.add_argument("--turns", metavar="N", type=int, default=TURNS, help=f"turns of each cell ({TURNS})")
+    parser.add_argument("--turns", metavar="N", type=int, default=TURNS, help=f"turns of each ({TURNS})")
+    parser.add_argument("--seconds", metavar="N", type=float, default=float("inf"), help="none after that")
+    parser.add_argument("--missing", action="store_true", help="not those stored at this commit")
     parser.add_argument("--commit", metavar="HASH", help="the commit, where git cannot tell")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, few turns; stored only with --out")
+    parser.add_argument("--list", action="store_true", help="names of the cases")
     parser.add_argument("--show", action="store_true", help="say what is stored")
     return parser
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Exit status: 0 all well, 1 a cell failed, 2 wrong use, 130 stopped by Ctrl-C."""
+    """Exit status: 0 all well, 1 a case failed, 2 wrong use, 130 stopped by Ctrl-C."""
+    begun = time.monotonic()
     parser = arguments()
     options = parser.parse_args(given)
+    device, folder = options.device, options.out or report.RESULTS
     if options.show:
-        stored = report.load(file_in(options.out))
+        stored = report.load(file_in(folder, device))
         if stored is None:
-            parser.error(
-                f"no results of this kind of CPU lie in {options.out}; measure first: without --show"
-            )
-        print(summary(stored))
+            parser.error(f"no results of this kind of machine lie in {folder}; measure first: without --show")
+        print(everyday_table.summary(stored["cases"].values()))
         return 0
-    lengths = [length for length in LENGTHS if length <= options.longest]
-    if not lengths:
+    chosen = choose(options.only, device, options.longest)
+    if options.list:
+        print("\n".join(f"{case.name:44} {case.description}" for case in chosen))
+        return 0
+    if options.longest < LENGTHS[0]:
         parser.error(f"--longest must be at least {LENGTHS[0]}: got {options.longest}")
+    if not chosen:
+        parser.error(f"no case for {device} fits {options.only!r}; --list names them all")
     if options.turns < 1:
         parser.error(f"--turns must be at least 1: got {options.turns}")
+    if device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no GPU here; use --device cpu")
+    if options.missing:
+        about = machine.describe(device, options.commit)
+        known = report.stored_of(report.load(file_in(folder, device)), about)
+        chosen = [case for case in chosen if case.name not in known]
+    turns = min(options.turns, QUICK_TURNS) if options.quick else options.turns
+    out = options.out or (None if options.quick else report.RESULTS)
     try:
-        stored = run(cells(lengths), options.turns, options.out, options.commit)
+        records = run(chosen, device, turns, out, options.commit, begun + options.seconds, options.quick)
     except KeyboardInterrupt:
-        print("stopped; cells that were done are stored", file=sys.stderr)
+        print("stopped; cases that were done are stored", file=sys.stderr)
         return 130
-    print(summary(stored))
-    return 1 if any(record["status"] != "ok" for record in stored["records"]) else 0
+    print(everyday_table.summary(records))
+    return 1 if any(record["status"] != "ok" for record in records) else 0
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from .cases.maps import BY_HEAD, DENSE
 from .cases.second_pass import CUDNN
 from .readme import legend, readable_bytes, readable_time
 from .registry import OURS
+from .report import ratio
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +52,7 @@ def _row(record: Report) -> str:
     if record["status"] != "ok":
         return tokens + "| failed its check | | | | |"
     ours, cudnn, dense, by_head = (_cell(record, arm) for arm in (OURS, CUDNN, DENSE, BY_HEAD))
-    return f"{tokens}| {ours} | {cudnn} | {record['ratio']['of_medians']:.2f} | {dense} | {by_head} |"
+    return f"{tokens}| {ours} | {cudnn} | {ratio(record['ratio']):.2f} | {dense} | {by_head} |"
 
 
 def _cell(record: Report, arm: str) -> str:

@@ -315,7 +315,7 @@ HEAD = (
 def table(results: Sequence[Report]) -> str:
     """The pages as Markdown."""
     parts = [
-        "\n".join([*readme.legends("cpu", [stored]), "", *HEAD, *map(_row, stored["records"])])
+        "\n".join([readme.legend("cpu", stored["run"]), "", *HEAD, *map(_row, stored["records"])])
         for stored in results
     ]
     return "\n\n".join(parts or ["No results are stored yet."]) + "\n"

@@ -12,17 +12,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from . import report
+
 __all__ = [
     "BEGIN",
     "END",
+    "HEAD",
     "HEADLINES",
     "latest",
     "legend",
-    "legends",
+    "parted",
     "place",
     "put",
     "readable_bytes",
     "readable_time",
+    "row",
     "table",
     "table_in",
     "update",
@@ -30,7 +34,7 @@ __all__ = [
 
 BEGIN, END = "<!-- benchmark table -->", "<!-- end of table -->"
 HEADLINES = ("<!-- headlines -->", "<!-- end headlines -->")
-LETTERS = ("B", "H", "Hk", "T", "S", "L", "D", "E", "W")
+LETTERS = ("B", "H", "Hk", "T", "S", "L", "D", "E", "N", "W")
 HEAD = (
     "| | sizes | headwise | beside it | headwise / beside it | beside it / itself | extra memory |",
     "|---|---|---|---|---|---|---|",
@@ -49,9 +53,8 @@ def table(results: Iterable[Report], everything: bool = False) -> str:
     parts = []
     for device, records in latest(results).items():
         shown = [record for record in records.values() if everything or record["headline"]]
-        if shown:
-            rows = [_row(record) for record in shown]
-            parts.append("\n".join([*legends(device, shown), "", *HEAD, *rows]))
+        for legend_of, mine in parted(device, shown):
+            parts.append("\n".join([legend_of, "", *HEAD, *(row(record) for record in mine)]))
     if not parts:
         return "No results are stored yet.\n"
     return "\n\n".join([*parts, EXPLANATION]) + "\n"
@@ -64,10 +67,10 @@ def latest(results: Iterable[Report]) -> dict[str, dict[str, dict[str, Any]]]:
         results: stored reports, older ones first. Runs at tiny sizes are left out.
     """
     newest: dict[str, dict[str, dict[str, Any]]] = {}
-    for report in results:
-        known = newest.setdefault(report["device"], {})
-        for name, record in report["cases"].items():
-            run = report["runs"][record["run"]]
+    for stored in results:
+        known = newest.setdefault(stored["device"], {})
+        for name, record in stored["cases"].items():
+            run = stored["runs"][record["run"]]
             if not run["quick"]:
                 known[name] = {**record, "run": run}
     return newest
@@ -81,25 +84,30 @@ EXPLANATION = (
 )
 
 
+def parted(device: str, records: Iterable[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Records by machine, torch and commit, the newest first, each part with its heading."""
+    parts: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for record in records:
+        run = record["run"]
+        where = f"**{place(device, run)}**, torch {run['versions']['torch']}"
+        known = (key for key in parts if key[0] == where and report.same_source(parts[key][0]["run"], run))
+        parts.setdefault(next(known, (where, report.source(run))), []).append(record)
+    newest = sorted(parts.items(), key=lambda part: max(_started(part[1])), reverse=True)
+    return [(_heading(where, source, _started(mine)), mine) for (where, source), mine in newest]
+
+
+def _started(records: Iterable[dict[str, Any]]) -> list[str]:
+    return [record["run"]["started"] for record in records]
+
+
+def _heading(where: str, source: str, started: list[str]) -> str:
+    days = " to ".join(dict.fromkeys(one[:10] for one in (min(started), max(started))))
+    return f"{where}, {source}, {days}:"
+
+
 def legend(device: str, run: dict[str, Any]) -> str:
     """What a run ran on, in one line."""
-    return legends(device, [{"run": run}])[0]
-
-
-def legends(device: str, records: Iterable[dict[str, Any]]) -> list[str]:
-    """What the runs of some records ran on: a line for each machine and torch."""
-    runs = sorted((record["run"] for record in records), key=lambda run: run["started"])
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        where = f"**{place(device, run)}**, torch {run['versions']['torch']}"
-        groups.setdefault(where, []).append(run)
-    lines = []
-    for where, mine in groups.items():
-        first, *others = dict.fromkeys(_commit(run) for run in mine)
-        commits = ", ".join([first, *(each.removeprefix("commit ") for each in others)])
-        days = " to ".join(dict.fromkeys(run["started"][:10] for run in (mine[0], mine[-1])))
-        lines.append(f"{where}, {commits}, {days}:")
-    return lines
+    return parted(device, [{"run": run}])[0][0]
 
 
 def place(device: str, run: dict[str, Any]) -> str:
@@ -108,12 +116,8 @@ def place(device: str, run: dict[str, Any]) -> str:
     return machine["gpu"] if device == "cuda" else f"{machine['cpu']}, {machine['threads']} threads"
 
 
-def _commit(run: dict[str, Any]) -> str:
-    commit = f"commit {run['commit'][:10]}" if run["commit"] else f"sources {run['sources']}"
-    return commit + (" with changes" if run["dirty"] else "")
-
-
-def _row(record: dict[str, Any]) -> str:
+def row(record: dict[str, Any]) -> str:
+    """A case in one row, every peer named."""
     sizes = " ".join(f"{letter}{record['sizes'][letter]}" for letter in LETTERS if letter in record["sizes"])
     first = f"| {record['description']} | {sizes} {_short(record['dtype'])} "
     if record["status"] != "ok":
@@ -122,8 +126,11 @@ def _row(record: dict[str, Any]) -> str:
     beside = ratio = ""
     if peer is not None:
         beside = f"{peer}: {readable_time(times[peer])}"
-        low, high = record["ratio"]["median_95"]
-        ratio = f"**{record['ratio']['of_medians']:.2f}** [{low:.2f}, {high:.2f}]"
+        number, *interval = report.said(record["ratio"]).split(" ", 1)
+        ratio = " ".join([f"**{number}**", *interval])
+        for name, other in record["ratio_to_others"].items():
+            beside += f"<br>{name}: {readable_time(times[name])}"
+            ratio += f"<br>{report.said(other)}"
     elif record["notes"]:
         beside = record["notes"][0]
     low, high = record["peer_against_itself"]["middle_90"]

@@ -26,6 +26,11 @@ __all__ = [
     "merge",
     "of_every_cpu",
     "of_this_cpu",
+    "ratio",
+    "said",
+    "same_source",
+    "source",
+    "stored_of",
     "write",
 ]
 
@@ -102,6 +107,44 @@ def add(path: Path, run: dict[str, Any], record: dict[str, Any]) -> Report:
     return report
 
 
+def ratio(found: dict[str, Any]) -> float:
+    """A stored ratio: the median of those within a turn; in results of before, a median over another."""
+    return float(found["median"] if "median" in found else found["of_medians"])
+
+
+def said(found: dict[str, Any], digits: int = 2) -> str:
+    """A ratio and where it lies, which is told where both are of one kind."""
+    text = f"{ratio(found):.{digits}f}"
+    if "median" not in found:
+        return text
+    low, high = found["median_95"]
+    return f"{text} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def source(run: dict[str, Any]) -> str:
+    """What a run measured: the commit, or the sources' digest where git could not tell."""
+    commit = f"commit {run['commit'][:10]}" if run["commit"] else f"sources {run['sources']}"
+    return commit + (" with changes" if run["dirty"] else "")
+
+
+def same_source(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Whether two runs measured the same: hashes may be cut, and changes are told apart by their digest."""
+    commits, changed = [run["commit"] or "" for run in (a, b)], [bool(run["dirty"]) for run in (a, b)]
+    if (any(changed) or not all(commits)) and a.get("sources") != b.get("sources"):
+        return False
+    least = min(map(len, commits))
+    return commits[0][:least] == commits[1][:least] and changed[0] == changed[1]
+
+
+def stored_of(report: Report | None, run: dict[str, Any]) -> set[str]:
+    """Names of the cases that are stored of what this run measures, and passed their check."""
+    return {
+        name
+        for name, case in (report or {"cases": {}})["cases"].items()
+        if report is not None and case["status"] == "ok" and same_source(report["runs"][case["run"]], run)
+    }
+
+
 def line(record: dict[str, Any]) -> str:
     """One case in one line, for a terminal."""
     if record["status"] != "ok":
@@ -110,15 +153,13 @@ def line(record: dict[str, Any]) -> str:
     times = record["median_ms"]
     text = f"{record['name']:34} {ours} {times[ours]:.3g} ms"
     if peer is not None:
-        low, high = record["ratio"]["median_95"]
-        text += f"   {peer} {times[peer]:.3g} ms"
-        text += f"   ratio {record['ratio']['of_medians']:.3f} [{low:.3f}, {high:.3f}]"
+        text += f"   {peer} {times[peer]:.3g} ms   ratio {said(record['ratio'], 3)}"
         if record["target"] is not None:
             text += f" (target {record['target']:g})"
     low, high = record["peer_against_itself"]["middle_90"]
     text += f"   itself [{low:.3f}, {high:.3f}]"
-    for name, ratio in record["ratio_to_others"].items():
-        text += f"\n{'':34}   {name} {times[name]:.3g} ms   ratio {ratio['of_medians']:.3f}"
+    for name, other in record["ratio_to_others"].items():
+        text += f"\n{'':34}   {name} {times[name]:.3g} ms   ratio {said(other, 3)}"
     for name, measured in record.get("memory", {}).items():
         size = measured["extra_bytes"]
         text += f"\n{'':34}   memory: {name} {measured['how'] if size is None else f'{size / 2**20:.1f} MiB'}"

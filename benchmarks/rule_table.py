@@ -142,12 +142,15 @@ def table(stored: Report | None) -> str:
     ]
     if not records:
         return NOTHING
-    parts = ["\n".join(readme.legends(stored["device"], records)) + " bfloat16."]
-    for way, heading in HEADINGS.items():
-        mine = [record for record in records if record["way"] == way]
-        if mine:
-            parts.append(f"### {heading}\n\n" + "\n".join(_grid(mine)))
-    parts += [_first(records), EXPLANATION]
+    parts = []
+    for legend, of_commit in readme.parted(stored["device"], records):
+        parts.append(f"{legend} bfloat16.")
+        for way, heading in HEADINGS.items():
+            mine = [record for record in of_commit if record["way"] == way]
+            if mine:
+                parts.append(f"### {heading}\n\n" + "\n".join(_grid(mine)))
+        parts.append(_first(of_commit))
+    parts.append(EXPLANATION)
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -3,6 +3,7 @@
     python -m benchmarks.rules --device cuda                       everything; results/rules_cuda.json
     python -m benchmarks.rules --device cuda --only 'forward*'     some cells, put into the same file
     python -m benchmarks.rules --device cuda --warm 8              eight processes compile first, side by side
+    python -m benchmarks.rules --device cuda --missing             those that this commit has not stored yet
     python -m benchmarks.rules --list                              names of the cells, most important first
     python -m benchmarks.rules --table                             the table in docs/benchmarks.md from it
 
@@ -138,6 +139,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--out", metavar="DIR", type=Path, help="where results lie (benchmarks/results)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, few turns; stored only with --out")
     parser.add_argument("--seconds", metavar="N", type=float, default=float("inf"), help="no cell after that")
+    parser.add_argument("--missing", action="store_true", help="not those stored at this commit")
     parser.add_argument("--warm", metavar="N", type=int, default=0, help="processes that compile first")
     parser.add_argument("--commit", metavar="HASH", help="the commit, where git cannot tell")
     parser.add_argument("--list", action="store_true", help="names of the cells")
@@ -172,9 +174,18 @@ def main(given: Sequence[str] | None = None) -> int:
         for cell in chosen[number::of]:
             measure(cell, device, timed=False)
         return 0
+    if options.missing:
+        known = report.stored_of(
+            report.load(rule_table.file_in(results, device)), machine.describe(device, options.commit)
+        )
+        chosen = [cell for cell in chosen if cell.name not in known]
     try:
         if options.warm:
-            asked = ["--only", options.only or "*", *(["--quick"] if options.quick else [])]
+            asked = [
+                "--only",
+                ",".join(cell.name for cell in chosen) or "*",
+                *(["--quick"] if options.quick else []),
+            ]
             warm(chosen, device, options.warm, asked, min(WARMING, options.seconds / 2))
         out = options.out or (None if options.quick else report.RESULTS)
         turns = QUICK_TURNS if options.quick else TURNS

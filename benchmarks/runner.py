@@ -13,7 +13,8 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,7 +24,18 @@ from . import memory
 from .registry import Arm, Case, Prepared, Values, around
 from .verdicts import Checked, check
 
-__all__ = ["CpuTimer", "CudaTimer", "Ratio", "Timer", "alternate", "compare", "order", "run_case"]
+__all__ = [
+    "CpuTimer",
+    "CudaTimer",
+    "FeltTimer",
+    "HostTimer",
+    "Ratio",
+    "Timer",
+    "alternate",
+    "compare",
+    "order",
+    "run_case",
+]
 
 AGAIN = "(again)"
 LEAST_SAMPLE = 0.005  # seconds
@@ -40,17 +52,11 @@ class CpuTimer:
     """Wall-clock seconds a call."""
 
     def __call__(self, arm: Arm, loops: int) -> float:
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            with around(arm):
-                start = time.perf_counter()
-                for _ in range(loops):
-                    arm()
-                return (time.perf_counter() - start) / loops
-        finally:
-            if collects:
-                gc.enable()
+        with _without_collection(), around(arm):
+            start = time.perf_counter()
+            for _ in range(loops):
+                arm()
+            return (time.perf_counter() - start) / loops
 
 
 class CudaTimer:
@@ -74,16 +80,62 @@ class CudaTimer:
         return float(start.elapsed_time(stop)) / 1000 / loops
 
 
+class FeltTimer:
+    """Seconds from a call to its result being there, by the clock: one call, then the GPU is waited for."""
+
+    def __init__(self, device: str) -> None:
+        self._wait = torch.cuda.synchronize if device == "cuda" else _nothing
+
+    def __call__(self, arm: Arm, loops: int) -> float:
+        with _without_collection(), around(arm):
+            self._wait()
+            start = time.perf_counter()
+            for _ in range(loops):
+                arm()
+                self._wait()
+            return (time.perf_counter() - start) / loops
+
+
+class HostTimer(FeltTimer):
+    """Seconds until a call returns, whatever the GPU still does: for calls that leave it next to nothing."""
+
+    def __call__(self, arm: Arm, loops: int) -> float:
+        with _without_collection(), around(arm):
+            self._wait()
+            start = time.perf_counter()
+            for _ in range(loops):
+                arm()
+            seconds = time.perf_counter() - start
+            self._wait()
+            return seconds / loops
+
+
+def _nothing() -> None:
+    pass
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Garbage is collected between samples, not within."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 @dataclass(frozen=True)
 class Ratio:
-    """One arm's time divided by another's.
+    """One arm's time divided by another's, turn by turn.
 
-    of_medians: median over median.
-    middle_90: between these lie nine in ten of the ratios within one turn.
-    median_95: between these lies the median of those ratios, with 95% confidence (order statistics).
+    median: of the ratios within one turn.
+    middle_90: between these lie nine in ten of them.
+    median_95: between these lies their median, with 95% confidence (order statistics).
     """
 
-    of_medians: float
+    median: float
     middle_90: tuple[float, float]
     median_95: tuple[float, float]
 
@@ -118,7 +170,7 @@ def compare(above: Sequence[float], below: Sequence[float]) -> Ratio:
     """The ratio of two arms whose samples were taken turn by turn."""
     ratios = [a / b for a, b in zip(above, below, strict=True)]
     return Ratio(
-        statistics.median(above) / statistics.median(below),
+        statistics.median(ratios),
         (quantile(ratios, 0.05), quantile(ratios, 0.95)),
         median_interval(ratios),
     )

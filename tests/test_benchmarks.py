@@ -19,9 +19,22 @@ from typing import Any
 import pytest
 import torch
 from benchmarks import __main__ as command
-from benchmarks import everyday, grid, machine, memory, progress, readme, registry, report, truths
+from benchmarks import (
+    everyday,
+    everyday_table,
+    grid,
+    machine,
+    memory,
+    progress,
+    readme,
+    registry,
+    report,
+    truths,
+)
 from benchmarks import problem as problems
-from benchmarks.cases import choose, every, second_pass
+from benchmarks.cases import choose, drop_in, every, second_pass
+from benchmarks.cases.modules import BY_HAND
+from benchmarks.cases.watched_families import EAGER
 from benchmarks.registry import Apart, Case, Pinned, Prepared
 from benchmarks.runner import (
     alternate,
@@ -283,13 +296,13 @@ def test_each_turn_takes_one_sample_of_every_arm() -> None:
     assert turns == [(i, 5) for i in range(1, 6)]
 
 
-def test_a_ratio_is_that_of_medians_with_its_spread() -> None:
+def test_a_ratio_is_the_median_within_a_turn_with_its_spread() -> None:
     below = [1.0, 1.0, 2.0, 1.0, 1.0]
     ratio = compare([2.0, 2.0, 4.0, 2.0, 9.0], below)
-    assert ratio.of_medians == 2.0
+    assert ratio.median == 2.0
     assert ratio.middle_90 == pytest.approx((2.0, 7.6))
     same = compare(below, below)
-    assert (same.of_medians, same.middle_90, same.median_95) == (1.0, (1.0, 1.0), (1.0, 1.0))
+    assert (same.median, same.middle_90, same.median_95) == (1.0, (1.0, 1.0), (1.0, 1.0))
 
 
 def test_quantiles_are_interpolated() -> None:
@@ -353,7 +366,7 @@ def test_a_peer_that_computes_something_else_has_a_truth_of_its_own() -> None:
     record = run_case(beside_something_else(7.0, 7.0), "cpu", 3, timer=told([]))
     assert record["status"] == "ok", record.get("reason")
     assert {one["arm"] for one in record["check"]} == {"ours", "peer"}
-    assert record["ratio"]["of_medians"] == 1.0
+    assert record["ratio"]["median"] == 1.0
 
 
 def test_a_peer_that_computes_something_else_must_be_right_about_it() -> None:
@@ -379,7 +392,7 @@ def test_an_arm_beside_the_two_may_be_missing_with_a_reason() -> None:
     assert record["status"] == "ok"
     assert record["unavailable"] == {"third": "RuntimeError: not on this machine"}
     assert set(record["ratio_to_others"]) == {"fourth"}
-    assert record["ratio"]["of_medians"] == record["peer_against_itself"]["of_medians"] == 1.0
+    assert record["ratio"]["median"] == record["peer_against_itself"]["median"] == 1.0
     assert "third: left out" in report.line(record)
 
 
@@ -547,6 +560,53 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert list(report.load_all(tmp_path)[0]["cases"]) == ["attention_full_L256"]
 
 
+def test_parts_are_all_of_it_and_no_case_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    parts = [command.part_of(CASES, f"{number}/3") for number in (1, 2, 3)]
+    names = [case.name for part in parts for case in part]
+    assert sorted(names) == sorted(case.name for case in CASES)
+    for part in ("0/3", "4/3", "2", "a/b", "1/"):
+        with pytest.raises(SystemExit, match="2"):
+            command.main(["--part", part, "--quick"])
+        assert f"got {part}; 2/3 is the second of three" in capsys.readouterr().err
+
+
+def test_what_is_stored_of_this_commit_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done: list[str] = []
+
+    def made(case: Case, *rest: Any) -> dict[str, Any]:
+        done.append(case.name)
+        failed = case.name.endswith("L512") and len(done) == 2
+        return record_of(case.name, **({"status": "failed", "reason": "wrong"} if failed else {}))
+
+    monkeypatch.setattr(command, "run_case", made)
+    asked = ["--quick", "--only", "attention_full_L*", "--out", str(tmp_path), "--missing"]
+    names = [case.name for case in choose("attention_full_L*", "cpu")]
+    assert command.main([*asked, "--commit", "abcdefabcdef"]) == 1 and done == names
+    assert command.main([*asked, "--commit", "abcdefa"]) == 0 and done[len(names) :] == [
+        "attention_full_L512"
+    ]
+    assert command.main([*asked, "--commit", "1234567", "--seconds", "0"]) == 0
+    assert len(done) == len(names) + 1
+    assert f"out of time, skipped: {', '.join(names)}" in capsys.readouterr().err
+
+
+def test_no_row_stands_twice_and_every_case_has_the_peers_people_ask_about() -> None:
+    for device in ("cpu", "cuda"):
+        rows = Counter(
+            (case.description, tuple(sorted(case.sizes_on(device).items()))) for case in choose(device=device)
+        )
+        assert [row for row, count in rows.items() if count > 1] == []
+
+    def arms(pattern: str) -> list[set[str]]:
+        return [set(case.prepare("cpu", tiny=True).arms) for case in choose(pattern)]
+
+    assert all(BY_HAND in found for found in arms("module_*") + arms("ragged*"))
+    assert all(BY_HAND in found for found in arms("drop_in_*_float_*") + arms("drop_in_*_plain_*"))
+    assert all(EAGER in found for found in arms("watch_*"))
+
+
 def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command.main(["--only", "no_such_case"])
@@ -604,16 +664,28 @@ def test_the_table_is_written_between_the_markers(tmp_path: Path) -> None:
         readme.update(path, results)
 
 
-def test_runs_on_one_machine_share_a_line() -> None:
+def test_a_ratio_never_lies_outside_its_own_interval() -> None:
+    """Median over median stood beside the interval of the median of ratios: 1.10 in [1.04, 1.08]."""
+    above, below = [4.0, 1.0, 9.0, 3.0, 8.0, 2.0, 7.0, 6.0], [1.0, 5.0, 2.0, 9.0, 3.0, 7.0, 8.0, 4.0]
+    for turn in range(8):
+        found = compare(above[turn:] + above[:turn], below)
+        low, high = found.median_95
+        assert low <= found.median <= high
+    old = {"of_medians": 1.1, "median_95": [1.04, 1.08]}
+    assert (report.said(old), report.said({**old, "median": 1.06})) == ("1.10", "1.06 [1.04, 1.08]")
+
+
+def test_what_commits_have_measured_is_never_under_one_heading() -> None:
     runs = [
         run_of("2026-02-01T00:00:00Z", commit="b" * 40, dirty=True),
         run_of(),
         run_of("2026-01-31T13:00:00Z", machine={"cpu": "Another", "threads": 3}),
     ]
-    assert readme.legends("cpu", [{"run": run} for run in [*runs, runs[0]]]) == [
-        "**A processor, 2 threads**, torch 2.13, commit 0123456789, bbbbbbbbbb with changes, "
-        "2026-01-31 to 2026-02-01:",
-        "**Another, 3 threads**, torch 2.13, commit 0123456789, 2026-01-31:",
+    parts = readme.parted("cpu", [{"run": run} for run in [*runs, runs[0]]])
+    assert [(heading, len(records)) for heading, records in parts] == [
+        ("**A processor, 2 threads**, torch 2.13, commit bbbbbbbbbb with changes, 2026-02-01:", 2),
+        ("**Another, 3 threads**, torch 2.13, commit 0123456789, 2026-01-31:", 1),
+        ("**A processor, 2 threads**, torch 2.13, commit 0123456789, 2026-01-31:", 1),
     ]
 
 
@@ -637,26 +709,36 @@ def test_what_is_shown_is_what_the_stored_results_say(page: str, markers: tuple[
 
 
 def test_the_page_shows_the_stored_grids_of_everyday_sizes() -> None:
-    shown = readme.table_in((ROOT / PAGE).read_text("utf-8"), *everyday.MARKERS)
-    assert shown == everyday.table(everyday.load_all())
+    shown = readme.table_in((ROOT / PAGE).read_text("utf-8"), *everyday_table.MARKERS)
+    assert shown == everyday_table.table(everyday.load_all())
 
 
 def test_the_line_of_speed_tells_what_was_measured_and_nothing_else() -> None:
+    """It said 4.16 times as fast, of bool masks: with the mask that torch makes, ours was a little slower."""
+
     def stored(device: str, **cases: Any) -> dict[str, Any]:
         run = run_of(machine={"cpu": "A processor", "threads": 2, "gpu": "A card"})
-        return {"device": device, "runs": {"one": run}, "cases": cases}
+        return {"device": device, "runs": {"one": run, "two": {**run, "commit": "f" * 40}}, "cases": cases}
 
-    def case(**more: Any) -> dict[str, Any]:
-        return {"run": "one", "status": "ok", "ratio": {"of_medians": 0.25}, **more}
+    def case(name: str, ratio: float = 0.25, **more: Any) -> dict[str, Any]:
+        return {"name": name, "run": "one", "status": "ok", "ratio": {"median": ratio}, **more}
 
     look = case(
+        grid.STATISTICS,
         ours="headwise",
         peer="eager",
         sizes={"H": 3, "L": 5000},
         median_ms={"headwise": 2.0, "eager": 7.0},
         memory={"headwise": {"extra_bytes": 5 * 2**20}, "eager": {"extra_bytes": None}},
     )
-    cpu = stored("cpu", drop_in_a_plain_inference=case(), drop_in_a_plain_training=case(status="failed"))
+    usual = {
+        name: case(name, status="failed" if name.endswith("training") else "ok")
+        for model, (*_, causal) in drop_in.MODELS.items()
+        for mode in grid.MODES
+        for name in [f"drop_in_{model}_{'float' if causal else 'plain'}_{mode}"]
+    }
+    flattering = "drop_in_gpt3_plain_inference"
+    cpu = stored("cpu", **usual, **{flattering: case(flattering, 0.001)})
     cuda = stored("cuda", **{grid.STATISTICS: look})
     gained = "(geometric means): 4.00 / - times as fast on A processor, 2 threads."
     looked = (
@@ -666,23 +748,27 @@ def test_the_line_of_speed_tells_what_was_measured_and_nothing_else() -> None:
     assert grid.speed([cuda]) == f"{looked}\n"
     assert grid.speed([cpu, cuda]).endswith(f"{gained} {looked}\n")
     assert grid.speed([stored("cuda", **{grid.STATISTICS: look | {"status": "failed"}})]) == grid.NOTHING
+    one, *others = usual
+    assert grid.speed([stored("cpu", **{name: usual[name] for name in others})]) == grid.NOTHING
+    assert grid.speed([stored("cpu", **usual | {one: case(one, run="two")})]) == grid.NOTHING
 
 
 def test_a_grid_tells_speeds_failures_and_gaps() -> None:
-    def record(ratio: float, status: str = "ok") -> dict[str, Any]:
+    def record(name: str, ratio: float, status: str = "ok") -> dict[str, Any]:
         sizes = {"B": 4, "H": 12, "L": 512, "E": 768}
-        return {"run": "one", "status": status, "sizes": sizes, "ratio": {"of_medians": ratio}}
+        return {"name": name, "run": "one", "status": status, "sizes": sizes, "ratio": {"median": ratio}}
 
     machines = {"machine": {"cpu": "a CPU", "threads": 2}, "versions": {"torch": "2.13"}, "quick": False}
     run = machines | {"commit": "abc", "dirty": False, "started": "2026-01-01"}
-    cases = {
-        "drop_in_bert_base_plain_inference": record(0.5),
-        "drop_in_bert_base_plain_training": record(0.8, "failed"),
-        "drop_in_bert_base_mean_inference": record(0.125),
-        "something_else": record(3.0),
-    }
+    made = [
+        record("drop_in_bert_base_plain_inference", 0.5),
+        record("drop_in_bert_base_plain_training", 0.8, "failed"),
+        record("drop_in_bert_base_mean_inference", 0.125),
+        record("something_else", 3.0),
+    ]
+    cases = {one["name"]: one for one in made}
     table = grid.table([{"device": "cpu", "runs": {"one": run}, "cases": cases}])
-    assert "| BERT-base | B4 H12 L512 E768 | 2.00 / - | - / - | 8.00 / - | - / - |" in table
+    assert "| BERT-base | B4 H12 L512 E768 | - / - | - / - | 2.00 / - | - / - | 8.00 / - | - / - |" in table
     assert "Geometric mean 4.00 / -." in table
     assert grid.table([]) == grid.NOTHING
 

@@ -163,6 +163,29 @@ def test_the_second_pass_agrees_with_float64() -> None:
         assert error(w.top(1).values.cpu(), cpu.top(1).values) < 1e-5
 
 
+def test_one_query_is_as_exact_as_plain_torch_and_as_wary_as_the_kernels() -> None:
+    for (name, case), dtype in itertools.product(cases(), (torch.bfloat16, torch.float16, torch.float32)):
+        low = case.to(dtype)
+        gpu = on_gpu(low)
+        truth, plain = low.to(torch.float64).reference()[1], gpu.reference()[1].cpu()
+        made = hw.attention(gpu.q, gpu.k, gpu.v, gpu.mask, **gpu.options)[1]
+        for w in (made, hw.AttentionMap(gpu.q, gpu.k, mask=gpu.mask, **gpu.options)):
+            for b, h, i in itertools.product((0, 1), (w.shape[1] - 1, slice(None)), (0, w.shape[2] - 1)):
+                found = w[b, h, i].cpu()
+                what = f"{dtype} {name} {b} {h} {i}"
+                assert_judged(found, plain[b, h, i], truth[b, h, i], dtype=dtype, size=1.0, what=what)
+    q, k, v = (normal(n, 1, 2, 67, 64).cuda().float() for n in range(3))
+    _, w = hw.attention(q, k, v, causal=True)
+    k.data.mul_(9.0)
+    assert bool(w[0, 1, 50].isnan().any())
+    k.mul_(2.0)
+    try:
+        w[0, 1, 50]
+    except hw.errors.ArgumentError:
+        return
+    raise AssertionError("a map of keys that were written to must refuse")
+
+
 def test_cudnn_steps_aside_while_shapes_keep_changing() -> None:
     churn = kernels.CUDNN.churn
     kept = dict(vars(churn))
@@ -277,6 +300,7 @@ def test_the_module_moves_casts_and_compiles() -> None:
 TESTS: tuple[Callable[[], None], ...] = (
     test_every_kernel_is_as_exact_as_plain_torch,
     test_the_second_pass_agrees_with_float64,
+    test_one_query_is_as_exact_as_plain_torch_and_as_wary_as_the_kernels,
     test_cudnn_steps_aside_while_shapes_keep_changing,
     test_compiled_calls_and_gradients_equal_eager_ones,
     test_the_module_is_as_exact_as_torchs_on_every_device_and_dtype,

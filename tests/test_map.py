@@ -326,13 +326,14 @@ def test_one_row_of_one_head_is_one_row_of_one_head_of_work(
     make: Callable[..., hw.AttentionMap], touched: Touched
 ) -> None:
     w = make()
-    row = w[0, 3, 4]
-    assert touched.shapes == [(1, 1, 1, S)] and row.shape == (S,)
+    row = w[0, 3, 4:5]
+    assert touched.shapes == [(1, 1, 1, S)] and row.shape == (1, S)
+    assert w[0, 3, 4].shape == (S,) and len(touched.shapes) == 1  # without a tile: see test_one_query.py
 
 
 def test_a_causal_row_reads_only_the_keys_before_it(touched: Touched) -> None:
     w = a_map(causal=True)
-    assert w[1, 2, 0].shape == (S,) and touched.shapes == [(1, 1, 1, S - T + 1)]
+    assert w[1, 2, 0:1].shape == (1, S) and touched.shapes == [(1, 1, 1, S - T + 1)]
 
 
 def test_one_weight_of_a_known_row_is_its_row_of_work(touched: Touched) -> None:

@@ -165,6 +165,24 @@ def test_what_time_does_not_allow_is_said_and_what_is_stored_of_it_stays(
     assert about["skipped"] == [both[1].name] and both[1].name in capsys.readouterr().err
 
 
+def test_cells_that_are_stored_of_this_commit_are_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = [Cell("forward", rule, SMALL) for rule in ("alibi", "causal")]
+    done: list[str] = []
+
+    def made(cell: Cell, device: str, turns: int) -> dict[str, Any]:
+        done.append(cell.name)
+        return made_up(cell)
+
+    monkeypatch.setattr(rules, "choose", lambda only, quick: both)
+    monkeypatch.setattr(rules, "measure", made)
+    rules.run(both[:1], "cpu", tmp_path, 1, commit="abcdefabcdef")
+    asked = ["--device", "cpu", "--quick", "--out", str(tmp_path), "--missing"]
+    assert rules.main([*asked, "--commit", "abcdefa"]) == 0
+    assert done == [cell.name for cell in both]
+
+
 def test_a_cell_that_breaks_is_recorded_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

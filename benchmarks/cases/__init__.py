@@ -17,7 +17,9 @@ from . import (
     monitors,
     ragged_batches,
     second_pass,
+    tiny_calls,
     training,
+    watched_families,
     watched_models,
 )
 
@@ -34,7 +36,9 @@ __all__ = [
     "monitors",
     "ragged_batches",
     "second_pass",
+    "tiny_calls",
     "training",
+    "watched_families",
     "watched_models",
 ]
 

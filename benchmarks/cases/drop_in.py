@@ -1,7 +1,8 @@
 """hw.nn.MultiheadAttention beside torch's own class: the same calls, word for word.
 
-Five models x four ways to ask x inference and training. Padding comes as key_padding_mask, causality as a
-bool attn_mask with the hint.
+Five models x the ways to ask x inference and training. Padding comes as key_padding_mask; causality as the
+float mask that torch makes with the hint, as is usual, and without it, and as a bool mask with the hint.
+Where no weights are asked for, the module by hand stands beside.
 """
 
 from __future__ import annotations
@@ -14,14 +15,19 @@ import torch
 import headwise as hw
 
 from ..registry import OURS, Case, Prepared, Sizes, register
-from .modules import TORCH
+from .modules import BY_HAND, TORCH, ByHand, by_hand_on
 from .self_attention import SelfAttention
 
 __all__ = ["ASKED", "MODELS"]
 
 
-def drop_in(sizes: Sizes, device: torch.device, dtype: torch.dtype, **options: Any) -> Prepared:
-    """`SelfAttention` with these options, of torch's class and of ours with the same weights."""
+def drop_in(
+    sizes: Sizes, device: torch.device, dtype: torch.dtype, by_hand: bool = False, **options: Any
+) -> Prepared:
+    """`SelfAttention` with these options, of torch's class and of ours with the same weights.
+
+    by_hand: the module by hand beside them, where no weights are asked for.
+    """
     asked = SelfAttention(sizes, device, dtype, **options)
     ours = hw.nn.MultiheadAttention(asked.theirs.embed_dim, asked.H, batch_first=True, device="meta")
     ours.load_state_dict(asked.theirs.state_dict(), assign=True)
@@ -31,6 +37,9 @@ def drop_in(sizes: Sizes, device: torch.device, dtype: torch.dtype, **options: A
         OURS: asked.arm(asked.asked_as_torch(ours, hinted=True), mine),
         TORCH: asked.arm(asked.asked_as_torch(asked.theirs, hinted=True), asked.packed),
     }
+    if by_hand:
+        hand = ByHand(asked.theirs, asked.causal)
+        arms[BY_HAND] = asked.arm(by_hand_on(asked, hand), asked.packed)
     return Prepared(arms, asked.truth, asked.part, asked.gradients_without_weights)
 
 
@@ -45,6 +54,8 @@ MODELS: dict[str, tuple[str, Sizes, Sizes, bool]] = {
     "long": ("long, causal", {"B": 1, "H": 8, "L": 2048, "E": 512}, {"H": 32, "L": 16384, "E": 4096}, True),
 }  # fmt: skip
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "float": ("float mask, hint", {"square": True}),
+    "unhinted": ("float mask, no hint", {"square": True, "hint": False}),
     "plain": ("no weights", {}),
     "padded": ("padded", {"padded": True}),
     "mean": ("mean weights", {"weights": "mean"}),
@@ -53,12 +64,14 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 TINY = {"B": 2, "H": 2, "L": 21, "E": 32}
 for model, (words, sizes, on_cuda, causal) in MODELS.items():
     for way, (told, options) in ASKED.items():
-        for training in (False, True):
+        for training in (False, True) if causal or not options.get("square") else ():
             register(
                 Case(
                     f"drop_in_{model}_{way}_{'training' if training else 'inference'}",
                     f"torch's class, {words}, {told}{', forward and backward' if training else ''}",
-                    partial(drop_in, causal=causal, training=training, **options),
+                    partial(
+                        drop_in, causal=causal, training=training, by_hand="weights" not in options, **options
+                    ),
                     sizes,
                     tiny=TINY,
                     on_cuda=on_cuda,

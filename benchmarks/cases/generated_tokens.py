@@ -51,6 +51,19 @@ def generated(
         said: Tensor = theirs.generate(prompt, max_new_tokens=T, do_sample=False, **options)
         return said[:, L:]
 
+    truth, part = judged_tokens(judge, prompt, T)
+    compile = compile and device.type == "cuda"  # a small case on a CPU is only looked at
+    arms = {OURS: lambda: ours.generate(prompt, T, compile=compile), TRANSFORMERS: by_transformers}
+    return Prepared(arms, truth, part)
+
+
+def judged_tokens(
+    judge: Any, prompt: Tensor, T: int
+) -> tuple[Callable[[], Values], Callable[[Tensor], Values]]:
+    """(truth, part) of T tokens after a prompt: how much less likely than the likeliest each is."""
+    L = prompt.shape[1]
+    largest = judge(prompt, use_cache=False).logits.abs().max()
+
     def part(said: Tensor) -> Values:
         logits = judge(torch.cat([prompt, said], 1), use_cache=False).logits[:, L - 1 : -1]  # [B, T, V]
         short = (
@@ -58,11 +71,7 @@ def generated(
         )  # of the likeliest; 0 where it is
         return {"logit": largest - short}
 
-    largest = judge(prompt, use_cache=False).logits.abs().max()
-    every = largest.expand(sizes["B"], T)
-    compile = compile and device.type == "cuda"  # a small case on a CPU is only looked at
-    arms = {OURS: lambda: ours.generate(prompt, T, compile=compile), TRANSFORMERS: by_transformers}
-    return Prepared(arms, lambda: {"logit": every}, part)
+    return lambda: {"logit": largest.expand(prompt.shape[0], T)}, part
 
 
 SMOLLM2 = {"H": 9, "Hk": 3, "D": 64, "N": 30, "I": 1536, "V": 49152}

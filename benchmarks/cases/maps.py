@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from ..registry import OURS, Arm, Case, Prepared, Sizes, Values, register
 DENSE = "eager, dense"
 BY_HEAD = "eager, head by head"
 LSE_READY = "headwise, after attention"
+THAT_ROW = "eager, that row"
 
 
 def statistics(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
@@ -65,13 +67,47 @@ def one_row(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
     scale = problem.scale
     arms: dict[str, Arm] = {
         OURS: lambda: hw.AttentionMap(q, k)[0, head, row],
-        "eager, that row": lambda: torch.softmax(k[0, head] @ (q[0, head, row] * scale), dim=0),
+        THAT_ROW: lambda: torch.softmax(k[0, head] @ (q[0, head, row] * scale), dim=0),
     }
 
     def truth() -> Values:
         _, p = problem.weights(torch.tensor([row], device=device), head=head)
         return {"weights": p[0, 0, 0]}
 
+    return Prepared(arms, truth, lambda found: {"weights": found})
+
+
+ROWS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"causal": True, "window": 257},
+}
+
+
+def kept_row(sizes: Sizes, device: torch.device, dtype: torch.dtype, rule: str) -> Prepared:
+    """One row of one head of the map that came with a call, as one looks at a model's heads.
+
+    Beside it the same row in eager torch: a product, the scale, the mask's row, a softmax.
+    """
+    head, row, options = sizes["head"], sizes["row"], ROWS[rule]
+    W = options.get("window")
+    seen = None if not options else problems.causal if W is None else problems.window(W)
+    problem = problems.make(sizes, device, dtype, seen)
+    (q, k, v), scale = problem.qkv, problem.scale
+    kept, group = hw.attention(q, k, v, **options)[1], q.shape[1] // k.shape[1]
+    hidden = None if seen is None else ~problem.mask(torch.tensor([row], device=device))[0, 0, 0]
+
+    def eager() -> Tensor:
+        s = q[0, head, row] @ k[0, head // group].T * scale
+        if hidden is not None:
+            s = s.masked_fill(hidden, -torch.inf)
+        return torch.softmax(s, dim=-1)
+
+    def truth() -> Values:
+        _, p = problem.weights(torch.tensor([row], device=device), head=head)
+        return {"weights": p[0, 0, 0]}
+
+    arms: dict[str, Arm] = {OURS: lambda: kept[0, head, row], THAT_ROW: eager}
     return Prepared(arms, truth, lambda found: {"weights": found})
 
 
@@ -166,7 +202,7 @@ register(
         one_row,
         {"B": 1, "H": 32, "L": 131072, "D": 64, "head": 3, "row": 100000},
         tiny={**SMALL, "L": 1009, "head": 1, "row": 700},
-        peer="eager, that row",
+        peer=THAT_ROW,
         headline=True,
         notes=(by_arithmetic(32, 131072),),
     )

@@ -5,9 +5,7 @@ The peers' dense masks are inputs: neither the time to make them nor their memor
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import headwise as hw
 
-from .. import peers
+from .. import flex, peers
 from .. import problem as problems
 from ..problem import Problem, Seen
 from ..registry import OURS, Arm, Case, Prepared, Sizes, register
@@ -32,24 +30,19 @@ def _dense(problem: Problem) -> Arm:
     return lambda: sdpa(q, k, v, attn_mask=mask)
 
 
-def _flex(problem: Problem, seen: Callable[[Any, Any, Any, Any], Any]) -> dict[str, Arm]:
+def _flex(problem: Problem, said: flex.Said) -> dict[str, Arm]:
     """FlexAttention, compiled at its first call; a peer on a GPU, where the compiler can be expected."""
     q, k, v = problem.qkv
     if q.device.type != "cuda":
         return {}
 
     @cache
-    def built() -> tuple[Callable[..., Tensor], Any]:
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    def built() -> flex.Flex:
+        torch._dynamo.reset()  # after eight recompilations it would give up
+        (scores,) = said.scores[:1]
+        return flex.Flex(said, scores[flex.FLEX], q, k)
 
-        blocks = create_block_mask(seen, None, None, q.shape[2], k.shape[2], device=q.device)
-        return torch.compile(flex_attention), blocks
-
-    def call() -> Tensor:
-        compiled, blocks = built()
-        return compiled(q, k, v, block_mask=blocks)
-
-    return {FLEX: call}
+    return {FLEX: lambda: built()(q, k, v)}
 
 
 def window(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
@@ -58,8 +51,8 @@ def window(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
     problem = problems.make(sizes, device, dtype, problems.window(W))
     q, k, v = problem.qkv
     ours: Arm = lambda: hw.attention(q, k, v, causal=True, window=W)[0]  # noqa: E731
-    flex = _flex(problem, lambda b, h, i, j: (j <= i) & (j > i - W))
-    return on_rows(problem, {OURS: ours, DENSE: _dense(problem), **flex})
+    said = flex.Said({}, lambda b, h, i, j: (j <= i) & (j > i - W))
+    return on_rows(problem, {OURS: ours, DENSE: _dense(problem), **_flex(problem, said)})
 
 
 def causal_padding(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
@@ -71,7 +64,8 @@ def causal_padding(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Pr
     q, k, v = problem.qkv
     mask = hw.Mask.padding(lengths)
     ours: Arm = lambda: hw.attention(q, k, v, mask=mask, causal=True)[0]  # noqa: E731
-    return on_rows(problem, {OURS: ours, DENSE: _dense(problem)})
+    said = flex.Said({}, lambda b, h, i, j: (j <= i) & (j < lengths[b]), by_sequence=True)
+    return on_rows(problem, {OURS: ours, DENSE: _dense(problem), **_flex(problem, said)})
 
 
 def documents(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
@@ -92,7 +86,7 @@ def documents(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepare
         OURS: lambda: hw.attention(q, k, v, mask=mask, causal=True)[0],
         DENSE: _dense(problem),
         "SDPA, one call a document": loop,
-        **_flex(problem, lambda b, h, i, j: (j <= i) & (ids[i] == ids[j])),
+        **_flex(problem, flex.Said({}, lambda b, h, i, j: (j <= i) & (ids[i] == ids[j]))),
     }
     return on_rows(problem, arms)
 
@@ -115,7 +109,13 @@ def lower_right(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepa
     """A few queries after a long past: the last query is aligned with the last key."""
     problem = problems.make(sizes, device, dtype, problems.causal)
     q, k, v = problem.qkv
-    return on_rows(problem, {OURS: lambda: hw.attention(q, k, v, causal=True)[0], DENSE: _dense(problem)})
+    past = k.shape[2] - q.shape[2]
+    arms: dict[str, Arm] = {
+        OURS: lambda: hw.attention(q, k, v, causal=True)[0],
+        DENSE: _dense(problem),
+        **_flex(problem, flex.Said({}, lambda b, h, i, j: j <= i + past)),
+    }
+    return on_rows(problem, arms)
 
 
 def sinks(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
@@ -127,6 +127,7 @@ def sinks(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
     arms: dict[str, Arm] = {
         OURS: lambda: hw.attention(q, k, v, causal=True, sinks=column)[0],
         EAGER: lambda: peers.with_sinks(q, k, v, hidden, column),
+        **_flex(plain, flex.Said({"sinks": column}, flex.causal)),
     }
     return on_rows(Problem(q, k, v, problems.causal, sinks=column), arms)
 
@@ -136,9 +137,14 @@ def softcap(sizes: Sizes, device: torch.device, dtype: torch.dtype, cap: float =
     problem = problems.make(sizes, device, dtype, problems.causal, cap)
     q, k, v = problem.qkv
     hidden = ~problem.mask()
+
+    def bent(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return torch.tanh(s / cap) * cap
+
     arms: dict[str, Arm] = {
         OURS: lambda: hw.attention(q, k, v, causal=True, softcap=cap)[0],
         EAGER: lambda: peers.with_softcap(q, k, v, hidden, cap),
+        **_flex(problem, flex.Said({}, flex.causal, ({flex.FLEX: bent},))),
     }
     return on_rows(problem, arms)
 

@@ -7,6 +7,7 @@ models do.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,14 @@ class ByHand(nn.Module):
         return merge(heads, self.out_weight, self.out_bias)
 
 
+def by_hand_on(asked: SelfAttention, by_hand: ByHand) -> Callable[[], tuple[Tensor, None]]:
+    """The module by hand, asked the same; its dense mask is made beforehand."""
+    dense = asked.real[:, None, None] if asked.padded else None  # [B, 1, 1, L]
+    if asked.hidden is not None and not (asked.causal and dense is None):
+        dense = ~asked.hidden if dense is None else dense & ~asked.hidden
+    return lambda: (by_hand(asked.x, dense), None)
+
+
 def module(sizes: Sizes, device: torch.device, dtype: torch.dtype, **options: Any) -> Prepared:
     """`SelfAttention` with these options, of ours, torch's class and the module by hand."""
     asked = SelfAttention(sizes, device, dtype, **options)
@@ -46,17 +55,12 @@ def module(sizes: Sizes, device: torch.device, dtype: torch.dtype, **options: An
     by_hand = ByHand(asked.theirs, asked.causal)
     asked.prepare(asked.theirs, ours, by_hand)
     mask = hw.Mask.padding(asked.real) if asked.padded else None
-    dense = asked.real[:, None, None] if asked.padded else None  # [B, 1, 1, L]
-    if dense is not None and asked.hidden is not None:
-        dense = dense & ~asked.hidden
+    run_by_hand = by_hand_on(asked, by_hand)
 
     def run_ours() -> tuple[Tensor, Tensor | None]:
         output, map = ours(asked.x, mask=mask)
         looked = {None: lambda: None, "mean": map.mean_heads, "heads": map.dense}
         return output, looked[asked.weights]()
-
-    def run_by_hand() -> tuple[Tensor, None]:
-        return by_hand(asked.x, dense), None
 
     apart = [getattr(ours, f"{one}_proj").get_parameter(end) for end in ("weight", "bias") for one in "qkv"]
     arms: dict[str, Arm] = {
@@ -84,7 +88,6 @@ for model, (words, sizes, causal, target) in MODELS.items():
     told = f"module, {words}"
     gpt2, bert = model == "gpt2", model == "bert_base"
     register(case(f"module_{model}", told, setup, peer=BY_HAND, target=target, headline=gpt2))
-    register(beside_torch(f"class_{model}", told, setup, headline=gpt2))
     register(
         beside_torch(f"class_{model}_heads", f"{told}, weights of every head", every_head, headline=gpt2)
     )

@@ -1,4 +1,4 @@
-"""hw.MultiHeadAttention told the lengths of its sequences, beside itself with a mask, and torch's class.
+"""hw.MultiHeadAttention told the lengths of its sequences, beside itself with a mask, by hand, and torch's.
 
 Lengths from an eighth of the longest to all of it: 56% of the places hold a token. They are given as plain
 numbers, as a data loader has them; masks lie ready on the device. Weights are there to be looked at, and
@@ -16,7 +16,7 @@ from torch import Tensor
 import headwise as hw
 
 from ..registry import OURS, Arm, Case, Prepared, Sizes, register
-from .modules import TINY, TORCH
+from .modules import BY_HAND, TINY, TORCH, ByHand, by_hand_on
 from .self_attention import SelfAttention
 
 PADDED = "headwise, padded"
@@ -27,7 +27,8 @@ def ragged(sizes: Sizes, device: torch.device, dtype: torch.dtype, **options: An
     asked = SelfAttention(sizes, device, dtype, padded=True, shortest=sizes["L"] // 8, **options)
     ours = hw.MultiHeadAttention.from_torch(asked.theirs)
     ours.causal = asked.causal
-    asked.prepare(asked.theirs, ours)
+    by_hand = ByHand(asked.theirs, asked.causal)
+    asked.prepare(asked.theirs, ours, by_hand)
     lengths, mask = asked.lengths.tolist(), hw.Mask.padding(asked.lengths)
 
     def packed() -> tuple[Tensor, None]:
@@ -41,6 +42,7 @@ def ragged(sizes: Sizes, device: torch.device, dtype: torch.dtype, **options: An
     arms: dict[str, Arm] = {
         OURS: asked.arm(packed, parameters),
         PADDED: asked.arm(padded, parameters),
+        BY_HAND: asked.arm(by_hand_on(asked, by_hand), asked.packed),
         TORCH: asked.arm(asked.asked_as_torch(asked.theirs), asked.packed),
     }
     return Prepared(arms, asked.truth, asked.part)
@@ -60,5 +62,4 @@ for name, (words, options) in KINDS.items():
         on_cuda={"B": 32},
         factor=3.0 if "training" in options else 2.0,
     )
-    register(case(name, f"{words}, told or masked", peer=PADDED, target=1 / 1.6))
-    register(case(f"{name}_class", words, peer=TORCH, target=1 / 3, devices=("cuda",)))
+    register(case(name, words, peer=PADDED, target=1 / 1.6))

@@ -42,6 +42,9 @@ class SelfAttention:
         padded: sequences of different lengths, half of the places on average; of one alone, an eighth.
         shortest: of the lengths, where they do not begin with 1.
         scattered: a mask without any order, three keys in ten hidden, never the first.
+        square: the causal mask is torch's own of floats (`nn.Transformer.generate_square_subsequent_mask`),
+            the usual one, and padding is of floats, too; else both are bool.
+        hint: whether the class is told is_causal, too.
         weights: "mean" over heads or those of all "heads", looked at after the call; None: not at all.
     """
 
@@ -56,10 +59,13 @@ class SelfAttention:
         training: bool = False,
         scattered: bool = False,
         shortest: int | None = None,
+        square: bool = False,
+        hint: bool = True,
     ) -> None:
         self.B, self.L, E, self.H = (sizes[letter] for letter in "BLEH")
         B, L = self.B, self.L
         self.causal, self.padded, self.weights, self.training = causal, padded, weights, training
+        self.hint = hint
         self.theirs = nn.MultiheadAttention(E, self.H, batch_first=True, device=device, dtype=dtype)
         nn.init.normal_(self.theirs.in_proj_bias)
         self.x = torch.randn(B, L, E).to(device, dtype).requires_grad_(training)
@@ -73,6 +79,12 @@ class SelfAttention:
         elif scattered:
             self.hidden = (torch.rand(L, L) < 0.3).to(device)
             self.hidden[:, 0] = False
+        self.told, self.told_padding = self.hidden, ~self.real if padded else None  # as the class takes them
+        if square:
+            self.told = nn.Transformer.generate_square_subsequent_mask(L, device=device, dtype=dtype)
+            if padded:
+                self.told_padding = torch.zeros(B, L, device=device, dtype=dtype)
+                self.told_padding.masked_fill_(~self.real, -torch.inf)
         if padded:
             self.grad = self.grad * self.real[..., None]  # what padded queries say goes nowhere
         self.rows = torch.arange(L, device=device)
@@ -99,9 +111,10 @@ class SelfAttention:
 
         def run() -> Any:
             return module(
-                self.x, self.x, self.x, key_padding_mask=~self.real if self.padded else None,
-                need_weights=self.weights is not None, attn_mask=self.hidden,
-                is_causal=self.causal and (hinted or not self.padded), average_attn_weights=mean,
+                self.x, self.x, self.x, key_padding_mask=self.told_padding,
+                need_weights=self.weights is not None, attn_mask=self.told,
+                is_causal=self.hint and self.causal and (hinted or not self.padded),
+                average_attn_weights=mean,
             )  # fmt: skip
 
         return run

@@ -1,4 +1,4 @@
-"""A Llama-shaped model with random weights: watched beside unwatched, pruned to half its heads beside whole.
+"""A Llama-shaped model with random weights: pruned to half its heads, beside whole.
 
 Letters: B batch, H num_heads, Hk num_kv_heads, D head_dim, L tokens, N layers, I width between, V vocabulary.
 """
@@ -61,25 +61,6 @@ def _exact(model: nn.Module, tokens: Tensor) -> Tensor:
     return _run(copy.deepcopy(model).double(), tokens[:, :CHECKED])
 
 
-def watched(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """A forward inside `hw.watch`: all row statistics of every head, and a picture of each."""
-    model = llama(sizes, device, dtype)
-    tokens = torch.randint(sizes["V"], (sizes["B"], sizes["L"])).to(device)
-
-    def ours() -> Tensor:
-        with hw.watch(model, pooled=CELLS) as heads:
-            hidden = _run(model, tokens)
-        assert len(heads) == sizes["N"]
-        return hidden
-
-    def part(hidden: Tensor) -> Values:
-        return {"first tokens": hidden[:, :CHECKED]}
-
-    arms = {OURS: ours, UNWATCHED: lambda: _run(model, tokens)}
-    pinned = {name: Pinned(arm, torch.inference_mode) for name, arm in arms.items()}
-    return Prepared(pinned, lambda: part(_exact(model, tokens)), part)
-
-
 def pruned(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Prepared:
     """Every other group of heads taken out, beside the model with those heads' share of o_proj at zero."""
     whole = llama(sizes, device, dtype)
@@ -105,27 +86,6 @@ TINY = {"B": 1, "H": 4, "Hk": 2, "D": 16, "L": 83, "N": 2, "I": 64, "V": 97}
 LARGE = {"H": 32, "Hk": 8, "D": 128, "N": 4, "I": 14336, "V": 32000}
 SMALL = {"B": 1, "H": 8, "Hk": 4, "D": 64, "L": 512, "N": 4, "I": 1536, "V": 1000}
 
-for tokens, target, most in ((2048, 1.4, None), (131072, 1.7, 6)):
-    register(
-        Case(
-            f"watch_llama_{tokens}",
-            f"a forward of a Llama-shaped model watched: all row statistics, {CELLS} x {CELLS} pictures",
-            watched,
-            {**SMALL, "L": tokens} if tokens > SMALL["L"] else SMALL,
-            tiny=TINY,
-            on_cuda={**LARGE, "L": tokens},
-            devices=("cuda",) if tokens > 4096 else ("cpu", "cuda"),
-            peer=UNWATCHED,
-            target=target,
-            memory=True,
-            most_repeats=most,
-            headline=True,
-            notes=(
-                f"the eager route would hold {tokens**2 * 2 * LARGE['H'] / 2**30:,.2f} GiB of weights a "
-                "layer, in bfloat16 on a GPU",
-            ),
-        )
-    )
 register(
     Case(
         "prune_half_the_heads",

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import budget
 from .arguments import OF_ATTENTION, answering, scores_from
-from .engines import first_pass, mass, packed_sequences, second_pass, statistics, weights
+from .engines import first_pass, mass, one_query, packed_sequences, second_pass, statistics, weights
 from .engines.express import few_weights_on_cpu
 from .engines.given_weights import GivenWeights
 from .engines.scores import Scores, tile_dtype
@@ -343,12 +343,27 @@ class AttentionMap(StandIn):
 
     def __getitem__(self, index: Any) -> Tensor:
         """Weights as a tensor, computing only the rows, heads and keys asked for."""
+        if type(index) is tuple and len(index) == 3:
+            row = self._one_query(*index)
+            if row is not None:
+                return row
         plan = resolve(index, self.shape)
         if plan is None:  # several index tensors, new axes: let torch sort it out
             whole: Tensor = self.dense()[index]
             return whole
         batch, heads, queries, keys = plan.indices
         return self.select(batch=batch, heads=heads, queries=queries, keys=keys).dense()[plan.squeeze]
+
+    def _one_query(self, batch: object, head: object, query: object) -> Tensor | None:
+        """w[b, h, i] or w[b, :, i] on the short way; None: on the general one."""
+        if type(batch) is not int or type(query) is not int or self._columns is not None:
+            return None
+        one = type(head) is int
+        scores = self._scores
+        if not (one or (type(head) is slice and head == WHOLE)) or type(scores) is not Scores:
+            return None
+        self.check_unchanged()
+        return one_query.row(scores, self._lse, batch, head if isinstance(head, int) else None, query)
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[b] for b in range(len(self)))

@@ -1,0 +1,254 @@
+"""The weights of one query, in one head or in all: as few operations as anyone would write by hand.
+
+A look at one row is a product, the scale, the mask's row and an exponential; on the general way the Python
+around them, and on a GPU its launches, take several times as long. So such a row goes straight here after the
+few checks below. A band is cut out of the keys, never compared; whatever is not known here, right or wrong,
+takes the general way and is answered, or refused, there.
+
+A row is exp(s - lse). On a CPU it is divided by its own sum, as softmax does it, which must be 1 but for
+rounding: else q, k or the mask are no longer those that lse was made of, and the general way says so. On a
+GPU, as by the kernels there: in 16 bits it stays as it is, in more it is divided, by NaN where the sum is too
+far from 1.
+
+Letters: B batch, H num_heads, Hk num_kv_heads, S key_len, D head_dim, n keys in the band, N labels.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from .. import budget
+from ..mask_rules import AnyRule
+from ..masks import Band, Dense
+from ..scoring import HIDDEN
+from ..sequence_rules import Documents, Padding
+from .scores import Scores, settle_exponentials
+from .walk import SLACK
+
+__all__ = ["row"]
+
+KNOWN = (Band, Padding, Documents, Dense)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+HALF = (torch.bfloat16, torch.float16)
+OFF = 2.0**-3  # how far from 0 the logarithm of a row's mass may be on a GPU: TF32 may be that far off
+
+
+def row(scores: Scores, lse: Tensor | None, b: int, h: int | None, i: int) -> Tensor | None:
+    """The weights of query i in head h, [S], or in all of them, [H, S]; None: not as plain as that."""
+    q, k, mask, scoring = scores.q, scores.k, scores.mask, scores.scoring
+    if type(q) is not Tensor or type(k) is not Tensor or q.dtype not in DTYPES or k.dtype is not q.dtype:
+        return None
+    on_cpu = q.is_cpu
+    if not (on_cpu or q.is_cuda) or scoring.relative is not None or not _knows(mask.hiding):
+        return None
+    more = scoring.has_tensors
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or (more and scores.wants_gradient)):
+        return None
+    if more and scoring.sinks is not None and lse is None:
+        return None
+    (B, H, T, D), S = q.shape, k.shape[2]
+    if not -B <= b < B or not -T <= i < T or (h is not None and not -H <= h < H) or not S or not D:
+        return None
+    if torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu" if on_cpu else "cuda"):
+        return None
+    if not budget.surely_fits(S * 8 * (H if h is None else 1)):  # never while compiling
+        return None
+    b, h, i = b % B, None if h is None else h % H, i % T
+    at = i + S - T if scores.positions is None else int(scores.positions[i])
+    start = 0 if mask.left is None else max(0, at - mask.left)
+    stop = S if mask.right is None else min(S, at + mask.right + 1)
+    hides = scoring.bias is not None or not mask.is_band
+    if on_cpu and mask.keys is not None and mask.keys.ndim == 1:
+        stop = min(stop, int(mask.keys[b]))
+        hides = scoring.bias is not None or not mask.is_padded_band
+    if start >= stop:  # it sees nothing
+        return q.new_zeros(S if h is not None else (H, S))
+    plain = not hides and h is not None and lse is not None and (lse.dtype is q.dtype or not on_cpu)
+    if not plain or more or scoring.softcap is not None:
+        return _by_rules(scores, lse, b, h, i, at, slice(start, stop), hides, on_cpu)
+    mine, theirs, kept = _views(q, k, lse, b, h, i, start, stop)
+    assert kept is not None
+    n = stop - start
+    whole = q.new_empty(S) if n == S else q.new_zeros(S)
+    p = whole if n == S else whole.as_strided((n,), (1,), start)
+    if q.dtype in HALF:
+        torch.exp(_scaled_less(kept, theirs, mine, scoring.scale), out=p)
+        return whole
+    x = torch.addmv(kept, theirs, mine, beta=-1, alpha=scoring.scale)  # scale q k - lse
+    if not on_cpu:
+        x = x.exp_()
+        torch.div(x, _or_nan(x.sum(-1, keepdim=True), kept), out=p)
+        return whole
+    settle_exponentials()
+    torch.softmax(x, -1, out=p)
+    top, heaviest = float(x.max()), float(p.max())
+    # the heaviest weight is exp(largest score - its own lse): what x lacks of that is by how much lse is off
+    return whole if heaviest > 0 and abs(top - math.log(heaviest)) <= SLACK else None  # NaN is neither
+
+
+@functools.cache
+def _knows(rules: tuple[AnyRule, ...]) -> bool:
+    return all(type(rule) in KNOWN for rule in rules)
+
+
+def _views(
+    q: Tensor, k: Tensor, lse: Tensor | None, b: int, h: int | None, i: int, start: int, stop: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What of q, k and lse is looked at: [D], [n, D], [1]; of all heads [H, D], [Hk, n, D], [H, 1].
+
+    Each in one step: an index of three numbers would be three views.
+    """
+    (_, H, _, D), Hk = q.shape, k.shape[1]
+    (n0, n1, n2, step), at = q.stride(), q.storage_offset()
+    kept = None
+    if h is None:
+        mine = q.as_strided((H, D), (n1, step), at + b * n0 + i * n2)
+        (n0, n1, n2, step), at = k.stride(), k.storage_offset()
+        theirs = k.as_strided((Hk, stop - start, D), (n1, n2, step), at + b * n0 + start * n2)
+        if lse is not None:
+            (n0, n1, n2), at = lse.stride(), lse.storage_offset()
+            kept = lse.as_strided((H, 1), (n1, 1), at + b * n0 + i * n2)
+        return mine, theirs, kept
+    mine = q.as_strided((D,), (step,), at + b * n0 + h * n1 + i * n2)
+    (n0, n1, n2, step), at = k.stride(), k.storage_offset()
+    theirs = k.as_strided((stop - start, D), (n2, step), at + b * n0 + h * Hk // H * n1 + start * n2)
+    if lse is not None:
+        (n0, n1, n2), at = lse.stride(), lse.storage_offset()
+        kept = lse.as_strided((1,), (1,), at + b * n0 + h * n1 + i * n2)
+    return mine, theirs, kept
+
+
+def _by_rules(
+    scores: Scores,
+    lse: Tensor | None,
+    b: int,
+    h: int | None,
+    i: int,
+    at: int,
+    keys: slice,
+    hides: bool,
+    on_cpu: bool,
+) -> Tensor | None:
+    """`row` with anything beside the product, of any heads; None: it is not the row of its lse."""
+    q, scoring, (_, H, _, S) = scores.q, scores.scoring, scores.shape
+    if on_cpu:
+        settle_exponentials()
+    mine, theirs, kept = _views(q, scores.k, lse, b, h, i, keys.start, keys.stop)
+    x = _product(mine, theirs).mul_(scoring.scale)
+    if scoring.softcap is not None:
+        x = x.div_(scoring.softcap).tanh_().mul_(scoring.softcap)
+    if scoring.adds:
+        x = x.add_(_added(scores, b, h, i, at, keys))
+    hidden = None
+    if hides:
+        hidden = x <= HIDDEN
+        for seen in _seen(scores, b, h, i, keys, on_cpu):
+            hidden = hidden | ~seen
+        x = x.masked_fill_(hidden, HIDDEN)
+    p = torch.softmax(x, -1) if kept is None else x.sub_(kept).exp_()
+    if kept is not None and (on_cpu or q.dtype not in HALF):
+        mass = p.sum(-1, keepdim=True)
+        if scoring.sinks is not None:
+            sinks = scoring.sinks.to(mass.dtype)
+            mass = mass + ((sinks[:, None] if h is None else sinks[h]) - kept).exp_()
+        if on_cpu and not float(mass.log().abs_().max()) <= SLACK:  # or NaN
+            return None
+        p = p.div_(mass if on_cpu else _or_nan(mass, kept))
+    if hidden is not None:  # a row that sees nothing has neither lse nor mass
+        p = p.masked_fill_(hidden, 0.0)
+    if keys.stop - keys.start == S:
+        return p.to(q.dtype)
+    whole = q.new_zeros(S if h is not None else (H, S))
+    whole[..., keys] = p
+    return whole
+
+
+def _product(q: Tensor, k: Tensor) -> Tensor:
+    """q k^T in float32 at least: [n] of [D] and [n, D], or [H, n] of [H, D] and [Hk, n, D]."""
+    if q.dtype in HALF:
+        if q.is_cuda and q.shape[-1] % 8 == 0 and _multiplies_into_float32(q.dtype):
+            if q.ndim == 1:
+                return torch.mm(k, q[:, None], out_dtype=torch.float32)[:, 0]
+            folded = q.reshape(k.shape[0], -1, q.shape[-1])
+            return torch.bmm(folded, k.mT, out_dtype=torch.float32).view(q.shape[0], -1)
+        q, k = q.float(), k.float()
+    if q.ndim == 1:
+        return torch.mv(k, q)
+    return torch.bmm(q.reshape(k.shape[0], -1, q.shape[-1]), k.mT).view(q.shape[0], -1)
+
+
+def _scaled_less(lse: Tensor, k: Tensor, q: Tensor, scale: float) -> Tensor:
+    """scale q k^T - lse in float32, [n], of 16-bit q [D] and k [n, D]."""
+    if q.is_cuda and q.shape[0] % 8 == 0 and _multiplies_into_float32(q.dtype):
+        x = torch.addmm(lse, k, q[:, None], beta=-1, alpha=scale, out_dtype=torch.float32)
+        return x[:, 0]
+    return _product(q, k).mul_(scale).sub_(lse)
+
+
+@functools.cache
+def _multiplies_into_float32(dtype: torch.dtype) -> bool:
+    """Whether torch's products of 16-bit numbers on a GPU come as float32: keys need no copy then."""
+    ones = torch.ones(8, 8, dtype=dtype, device="cuda")
+    added = torch.ones(1, dtype=torch.float32, device="cuda")
+    try:
+        torch.mm(ones, ones[:, :1], out_dtype=torch.float32)
+        torch.bmm(ones[None], ones[None], out_dtype=torch.float32)
+        torch.addmm(added, ones, ones[:, :1], beta=-1, alpha=0.5, out_dtype=torch.float32)
+    except (TypeError, RuntimeError):  # before torch 2.8
+        return False
+    return True
+
+
+def _added(scores: Scores, b: int, h: int | None, i: int, at: int, keys: slice) -> Tensor:
+    """What stands beside the product, in the dtype of scores: as `Scores.bias` has it."""
+    scoring, dtype, added = scores.scoring, scores.dtype, None
+    if scoring.bias is not None:
+        given = _of_query(scoring.bias, b, h, i, keys)
+        added = given.to(dtype)
+        if given.dtype == torch.float16:
+            added = added.masked_fill(given <= torch.finfo(torch.float16).min / 2, HIDDEN)
+    if scoring.slopes is not None:
+        away = (torch.arange(keys.start, keys.stop, device=scores.device) - at).abs()
+        slopes = scoring.slopes.to(dtype)
+        falling = away * (-slopes[:, None] if h is None else -slopes[h])
+        added = falling if added is None else added + falling
+    assert added is not None
+    if scores.q.is_cuda and dtype != scores.q.dtype:
+        added = added.to(scores.q.dtype).to(dtype)
+    return added
+
+
+def _seen(scores: Scores, b: int, h: int | None, i: int, keys: slice, on_cpu: bool) -> list[Tensor]:
+    """What rules other than a band show of a run of keys: bool, [n] or [H, n] each."""
+    mask, found = scores.mask, []
+    if mask.keys is not None and mask.keys.ndim == 2:
+        found.append(mask.keys[b, keys])
+    elif mask.keys is not None and not on_cpu:  # on a CPU the run ends there
+        found.append(torch.arange(keys.start, keys.stop, device=scores.device) < mask.keys[b])
+    if mask.key_ids is not None and mask.query_ids is not None:
+        theirs = mask.key_ids[b if mask.key_ids.shape[0] > 1 else 0, keys]  # [n, N]
+        mine = mask.query_ids[b if mask.query_ids.shape[0] > 1 else 0, i]  # [N]
+        found.append((theirs == mine).all(-1))
+    if mask.allowed is not None:
+        found.append(_of_query(mask.allowed, b, h, i, keys))
+    return found
+
+
+def _of_query(tensor: Tensor, b: int, h: int | None, i: int, keys: slice) -> Tensor:
+    """[n or 1], or [H or 1, n or 1], of a tensor that broadcasts to [B, H, T, S]."""
+    B, H, T, S = tensor.shape
+    head = slice(None) if h is None else h if H > 1 else 0
+    return tensor[b if B > 1 else 0, head, i if T > 1 else 0, keys if S > 1 else slice(None)]
+
+
+def _or_nan(mass: Tensor, lse: Tensor) -> Tensor:
+    """What rows sum to on a GPU, [1] or [H, 1]; NaN where that is no rounding.
+
+    As kernels say it (gpu/rows.py): nothing there can raise.
+    """
+    far = torch.sub(mass.log().abs_(), lse.abs(), alpha=OFF / 64) > OFF
+    return mass.masked_fill_(far, torch.nan)
