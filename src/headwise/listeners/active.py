@@ -91,7 +91,8 @@ class Listener(Protocol):
     """Someone who is told of every call while attached to a model.
 
     One that will ask each map for row statistics, and for nothing that takes a walk over the weights, may
-    name them in `asks`: they are collected on the way where that can be.
+    name them in `asks`: they are collected on the way where that can be. `asks_if_long` are those of one that
+    measures short calls together, when their forward is over: `after(forward)` tells it so.
     """
 
     def hear(self, call: Call) -> Tensor | None:
@@ -274,12 +275,14 @@ def announce(
     return output
 
 
-def asked_of_all() -> tuple[str, ...]:
-    """Row statistics that someone will ask of every call, and no picture, which takes a walk anyway."""
+def asked_of_all(short: bool) -> tuple[str, ...]:
+    """Row statistics that someone will ask of a call, and no picture, which takes a walk anyway."""
     names: dict[str, None] = {}
     for attachment in tuple(active):
         for listener, _ in attachment.heard_by():
             names |= dict.fromkeys(getattr(listener, "asks", ()))
+            if not short:
+                names |= dict.fromkeys(getattr(listener, "asks_if_long", ()))
     return tuple(names)
 
 

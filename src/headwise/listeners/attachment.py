@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..errors import AttentionBypassed
 from ..heads.layer_names import Layer, names_of
 from ..map import AttentionMap
-from .active import Call, Entered, Forward, Listener, Run, active, in_backward, innermost
+from .active import Call, Entered, Forward, Listener, Run, active, in_backward, innermost, quietly
 from .model_structure import structure_of
 from .shared_patches import Undo, turns
 
@@ -192,6 +192,15 @@ class Attachment:
             if run.bypassed:  # it raised before anybody was told
                 with self._telling:
                     self.bypassed |= run.bypassed
+            self._over(run.forward)
+
+    def _over(self, forward: Forward) -> None:
+        """Tell listeners that wait for it that a forward has ended, whichever way."""
+        with self._telling, quietly():
+            for listener, _ in self.heard_by():
+                after: Callable[[Forward], None] | None = getattr(listener, "after", None)
+                if after is not None:
+                    after(forward)
 
     def came_back(self, run: Run) -> None:
         """The outermost module did.
@@ -259,6 +268,7 @@ class Attachment:
                 self.elsewhere = True
                 return output
             path = run.entered[-1].path
+        alone = run is None
         run = Run(self._new_forward()) if run is None else run  # of a layer whose forward is called directly
         for entered in run.entered:
             entered.heard = True
@@ -270,6 +280,8 @@ class Attachment:
             for listener, _ in self.heard_by():
                 changed = listener.hear(Call(named, kind, weights, value, output, run.forward, tokens))
                 output = output if changed is None else changed
+        if alone:
+            self._over(run.forward)
         return output
 
     def check(self) -> None:

@@ -19,7 +19,7 @@ from ..engines.statistics import RECEIVED, ROW_STATISTICS, STATISTICS
 from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
 from ..heads.layer_names import Layer
-from ..heads.record import Marks, reduce, settle
+from ..heads.record import Marks, Record, reduce, settle
 from .active import Call, Forward, in_backward
 from .attachment import Attachment
 from .head_outputs import check_any
@@ -221,32 +221,42 @@ class _Ear:
         self.keep, self.names, self.pooled, self.patterns = keep, names, pooled, patterns
         self.reach, self.between, self.tokens = reach, between, tokens
         alone = pooled is None and RECEIVED not in names and not between
-        self.asks = tuple(name for name in names if name in ROW_STATISTICS) if alone else ()
+        self.asks_if_long = tuple(name for name in names if name in ROW_STATISTICS) if alone else ()
         self._without_scores = tuple(name for name in names if name != "max_logit")
         self.heads = Heads()
         self.name_of: Callable[[str], Layer] = str
         self._named: Marks | None = None  # the last whose tokens were put into words
 
     def hear(self, call: Call) -> None:
-        """Measure one call and keep what does not grow with T x S."""
+        """Measure one call, or note it to be measured with others, and keep what does not grow with T x S."""
         if in_backward():
             return
-        _, _, T, S = call.weights.shape
+        B, H, T, S = call.weights.shape
         # Without values only weights are to be had, without the scores behind them.
-        names = self.names if call.value is not None else self._without_scores
+        names, pooled = self.names if call.value is not None else self._without_scores, self.pooled
         # A step of generation: numbers alone, or memory would grow with the square of its length.
         decoding = T == 1 and S > 1
         keep = self.keep is True or (self.keep == "auto" and S <= SHORT and not decoding)
         marks = None if decoding else self.tokens.marks(call)
+        if marks is not None and marks is not self._named:
+            self._named, self.heads.tokens = marks, self.tokens.names(marks.ids)
         norms = None
         if self.writer is not None and (keep or not decoding):
             norms = written_norms(self.writer, call)
+        if decoding and not keep:
+            names, pooled = tuple(name for name in names if name in ROW_STATISTICS), None
+        waiting, layer = self.heads.waiting, self.name_of(call.path)
+        if not self.patterns and norms is None and (decoding or not self.between):
+            record = Record((B, H, T, S), call.kind, call.forward.number, marks=marks, reach=self.reach)
+            if waiting.note(call.forward, record, call.weights, names, pooled, keep):
+                waiting.put(call.path, record, layer)
+                return
         record = reduce(
             call.weights,
             kind=call.kind,
             forward=call.forward.number,
-            names=(name for name in names if name in ROW_STATISTICS) if decoding and not keep else names,
-            pooled=None if decoding and not keep else self.pooled,
+            names=names,
+            pooled=pooled,
             reach=self.reach,
             marks=marks,
             with_patterns=self.patterns,
@@ -256,9 +266,11 @@ class _Ear:
             norms=norms,
             keep=keep,
         )
-        self.heads.add(call.path, record, self.name_of(call.path))
-        if marks is not None and marks is not self._named:
-            self._named, self.heads.tokens = marks, self.tokens.names(marks.ids)
+        waiting.put(call.path, record, layer)
+
+    def after(self, forward: Forward) -> None:
+        """A forward is over, or has raised: measure what it left."""
+        self.heads.waiting.measure(forward)
 
 
 # Which tokens it read

@@ -13,6 +13,7 @@ from ...arguments import scores_from, under_autocast
 from ...engines.wanted import wanted
 from ...facts import fact
 from ...functional import attention
+from ...heads.together import is_short
 from ...map import AttentionMap, make
 from ...mask_rules import can_read
 from ...masks import Mask
@@ -38,7 +39,8 @@ def attended(
     """(the heads' output [B, H, T, Dv] as the listeners leave it, the map) of one call."""
     mask = mask.to(q.device)
     rules = {"mask": mask, "scale": scale, "softcap": softcap, "bias": bias, "sinks": sinks}
-    with quietly(), wanted(asked_of_all()):
+    short = is_short((*q.shape[:3], k.shape[2]), q.is_cpu)
+    with quietly(), wanted(asked_of_all(short)):
         if dropout and softcap is None and sinks is None:
             # torch drops weights without keeping them; ours would keep the matrix for its gradient
             output = _dropped(q, k, v, mask, bias, scale, dropout)
