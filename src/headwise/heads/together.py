@@ -50,21 +50,12 @@ def is_short(shape: tuple[int, ...], on_cpu: bool) -> bool:
 class Note(NamedTuple):
     """A call that is still to be measured, with tensors of its own."""
 
+    kind: Hashable  # what calls of one map have in common, but for their masks
     record: Record
     scores: Scores  # q and k are copies
     lse: Tensor | None
     names: tuple[str, ...]
     pooled: int | None
-
-    @property
-    def kind(self) -> Hashable:
-        """What calls of one map have in common, but for their masks."""
-        q, k, scoring = self.scores.q, self.scores.k, self.scores.scoring
-        own = [] if not scoring.has_tensors else [(n, x.shape, x.dtype) for n, x in scoring.tensors.items()]
-        return (
-            q.shape, k.shape, q.dtype, q.device, scoring.scale, scoring.softcap, *own,
-            self.lse is None, self.names, self.pooled, self.record.reach,
-        )  # fmt: skip
 
 
 class Measured(NamedTuple):
@@ -101,13 +92,15 @@ class Waiting:
         self._lock = threading.RLock()
 
     def put(self, path: str, record: Record, layer: Layer) -> None:
-        """Take in a call; its record may still be without numbers if `note` is called, too."""
+        """Take in a call that was measured."""
         with self._lock:
             self._heard.append((path, record, layer))
 
     def note(
         self,
         forward: object,
+        path: str,
+        layer: Layer,
         record: Record,
         weights: AttentionMap,
         names: tuple[str, ...],
@@ -118,30 +111,43 @@ class Waiting:
 
         Args:
             forward: what the call is part of; `measure` ends it.
+            path, layer: where it is, and what it goes by.
+            record: of the call, without numbers.
             keep: keep the map in the record.
         """
-        scores, lse, columns = weights.parts()
+        scores, lse, columns = weights.as_made
         if not isinstance(scores, Scores) or columns is not None or scores.positions is not None:
             return False
         q, k, scoring = scores.q, scores.k, scores.scoring
+        B, H, T, S = record.shape
         on_cpu = q.is_cpu
-        if type(q) not in PLAIN or type(k) not in PLAIN or not is_short(record.shape, on_cpu):
+        if (
+            type(q) not in PLAIN
+            or type(k) not in PLAIN
+            or B * H * T * S > (SHORT_ON_CPU if on_cpu else SHORT)
+        ):
             return False
         if scores.mask.allowed is not None or scoring.bias is not None:
             return False  # as large as the weights, not to be copied
-        if scoring.has_tensors:
+        loose = not (q.requires_grad or k.requires_grad)
+        kind: tuple[Hashable, ...] = (
+            q.shape, k.shape, q.dtype, q.device, scoring.scale, scoring.softcap,
+            lse is None, names, pooled, record.reach,
+        )  # fmt: skip
+        if scoring.sinks is not None or scoring.slopes is not None or scoring.relative is not None:
             own = {name: value.detach().clone() for name, value in scoring.tensors.items()}
-            scoring = replace(scoring, **own)  # type: ignore[arg-type]
+            kind = (*kind, *((name, value.shape, value.dtype) for name, value in own.items()))
+            scoring, loose = replace(scoring, **own), False  # type: ignore[arg-type]
         copied = Scores(q.detach().clone(), k.detach().clone(), scores.mask, scoring)
         if keep:
-            loose = not (q.requires_grad or k.requires_grad or scoring.has_tensors)
             record.map = weights if loose else weights.detach()
         with self._lock:
             ahead = self._ahead.get(forward)
             if ahead is None:
                 ahead = self._ahead[forward] = _Ahead()
-            ahead.notes.append(Note(record, copied, lse, names, pooled))
+            ahead.notes.append(Note(kind, record, copied, lse, names, pooled))
             ahead.size += q.nbytes + k.nbytes
+            self._heard.append((path, record, layer))
             if ahead.size > (ROOM_ON_CPU if on_cpu else ROOM):
                 self.measure(forward)
         return True
@@ -178,7 +184,8 @@ def _alike(notes: list[Note]) -> list[list[Note]]:
         beside = groups.setdefault(note.kind, [])
         B, H = note.record.shape[:2]
         for group in beside:
-            if B * H * (len(group) + 1) <= MOST_HEADS and _same_rules(group[0].scores, note.scores):
+            a, b = group[0].scores, note.scores
+            if B * H * (len(group) + 1) <= MOST_HEADS and (a.mask is b.mask or _same_rules(a, b)):
                 group.append(note)
                 break
         else:
@@ -191,8 +198,6 @@ def _same_rules(a: Scores, b: Scores) -> bool:
 
     Those of a call hold copies of their own, which nobody writes to.
     """
-    if a.mask is b.mask:
-        return True
     return (a.q.is_cpu or (a.mask.is_positional and b.mask.is_positional)) and a.mask == b.mask
 
 

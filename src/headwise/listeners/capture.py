@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from functools import lru_cache
 from types import TracebackType
@@ -164,7 +164,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
                     self._depth = 0
                     raise
                 self._before = self._attachment.forward.number
-                self._ear.name_of = self._attachment.name_of
+                self._ear.layers = self._attachment.names
         return self.heads
 
     def stop(self) -> Heads:
@@ -224,20 +224,31 @@ class _Ear:
         self.asks_if_long = tuple(name for name in names if name in ROW_STATISTICS) if alone else ()
         self._without_scores = tuple(name for name in names if name != "max_logit")
         self.heads = Heads()
-        self.name_of: Callable[[str], Layer] = str
+        self.layers: Mapping[str, Layer] = {}  # what layers go by: a path not among them by itself
+        self._read: dict[str, Tensor] | None = None  # the tokens around the last call
+        self._read_as: tuple[str, torch.Size] | None = None  # its kind and sizes
+        self._marks: Marks | None = None  # what is known of its tokens
         self._named: Marks | None = None  # the last whose tokens were put into words
 
     def hear(self, call: Call) -> None:
         """Measure one call, or note it to be measured with others, and keep what does not grow with T x S."""
         if in_backward():
             return
-        B, H, T, S = call.weights.shape
+        B, H, T, S = shape = call.weights.shape
         # Without values only weights are to be had, without the scores behind them.
         names, pooled = self.names if call.value is not None else self._without_scores, self.pooled
         # A step of generation: numbers alone, or memory would grow with the square of its length.
         decoding = T == 1 and S > 1
         keep = self.keep is True or (self.keep == "auto" and S <= SHORT and not decoding)
-        marks = None if decoding else self.tokens.marks(call)
+        marks = None
+        if not decoding:
+            if call.tokens is not self._read or (call.kind, shape) != self._read_as:
+                self._read, self._read_as, self._marks = (
+                    call.tokens,
+                    (call.kind, shape),
+                    self.tokens.marks(call),
+                )
+            marks = self._marks
         if marks is not None and marks is not self._named:
             self._named, self.heads.tokens = marks, self.tokens.names(marks.ids)
         norms = None
@@ -245,11 +256,10 @@ class _Ear:
             norms = written_norms(self.writer, call)
         if decoding and not keep:
             names, pooled = tuple(name for name in names if name in ROW_STATISTICS), None
-        waiting, layer = self.heads.waiting, self.name_of(call.path)
+        waiting, layer = self.heads.waiting, self.layers.get(call.path, call.path)
         if not self.patterns and norms is None and (decoding or not self.between):
             record = Record((B, H, T, S), call.kind, call.forward.number, marks=marks, reach=self.reach)
-            if waiting.note(call.forward, record, call.weights, names, pooled, keep):
-                waiting.put(call.path, record, layer)
+            if waiting.note(call.forward, call.path, layer, record, call.weights, names, pooled, keep):
                 return
         record = reduce(
             call.weights,
@@ -270,6 +280,7 @@ class _Ear:
 
     def after(self, forward: Forward) -> None:
         """A forward is over, or has raised: measure what it left."""
+        self._read = self._marks = None
         self.heads.waiting.measure(forward)
 
 

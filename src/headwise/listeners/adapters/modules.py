@@ -23,7 +23,6 @@ from ...arguments import REQUIRED
 from ...engines.wanted import wanted
 from ...facts import fact
 from ...foreign_masks import from_torch
-from ...heads.together import is_short
 from ...map import AttentionMap
 from ...mask_rules import can_read
 from ...masks import Mask
@@ -79,7 +78,7 @@ def headwise_forward(
         ragged.check_alone(key, value, cache, lengths, documents)
         query, mask, real = ragged.as_mask(module, query, mask, lengths, documents)
         lengths = None
-    with wanted(asked_of_all(_is_short(module, query, key))):
+    with wanted(_asked_of(module, query, key)):
         heads, weights, v = module._attend(query, key, value, mask, bias, positions, cache, lengths)
     if not heads.shape[0]:
         nothing_to_hear()
@@ -91,13 +90,13 @@ def headwise_forward(
     return output, weights if need_weights else None
 
 
-def _is_short(module: MultiHeadAttention, query: Tensor, key: Tensor | None) -> bool:
-    """Whether a call, what a cache holds not counted, is measured together with others."""
+def _asked_of(module: MultiHeadAttention, query: Tensor, key: Tensor | None) -> tuple[str, ...]:
+    """Row statistics that someone will ask of a call, as long as it is without what a cache holds."""
     keys = query if key is None else key
     if not isinstance(query, Tensor) or not isinstance(keys, Tensor) or query.ndim < 2 or keys.ndim < 2:
-        return True  # refused where it is looked at
-    B = query.shape[:-2].numel()
-    return is_short((B, module.num_heads, query.shape[-2], keys.shape[-2]), query.is_cpu)
+        return ()  # refused where it is looked at
+    shape = (query.shape[:-2].numel(), module.num_heads, query.shape[-2], keys.shape[-2])
+    return asked_of_all(shape, query.is_cpu)
 
 
 # torch's
