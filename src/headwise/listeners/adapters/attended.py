@@ -49,7 +49,8 @@ def attended(
             output, lse, scores = answer
             weights = make(scores, lse)
         else:
-            mask = mask.to(q.device)
+            if any(x.device != q.device for x in mask.tensors.values()):
+                mask = mask.to(q.device)
             rules = {"mask": mask, "scale": scale, "softcap": softcap, "bias": bias, "sinks": sinks}
             with wanted(asked):
                 output, weights = _attention(q, k, v, dropout, rules)

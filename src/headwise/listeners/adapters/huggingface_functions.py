@@ -218,7 +218,11 @@ def attention_function(
         key, value = key[:, :, :used].clone(), value[:, :, :used].clone()
         position_bias = None if position_bias is None else position_bias[..., :used]
     if cross and rules.queries is None:
-        rules = replace(rules, queries=padding_now(path, query.shape[0], T))
+        real = padding_now(path, query.shape[0], T)
+        if real is not None and isinstance(mask, CompactMask):
+            rules = mask.counting(rules, real)
+        elif real is not None:
+            rules = replace(rules, queries=real)
     if position_bias is not None:
         bias = position_bias if bias is None else bias + position_bias
     sinks = given.get("s_aux") if "s_aux" in own.parameters else None
