@@ -86,10 +86,11 @@ class Attachment:
         self.model = model
         self.structure = structure_of(model)
         self.paths, self.places = self.structure.paths, self.structure.places
-        self.names = names_of(self.places)
+        self.names = self.structure.once("names", lambda: names_of(self.places))
         self.listeners: dict[ref[Listener], str | None] = {}  # and what each wants of layers that bypass
         self.is_asked = False  # whether any of them may ask something of a call before it runs
-        self.two_texts = _has_two_texts(model, self.places)
+        named = self.structure.once("two texts", lambda: _name_two_texts(self.places))
+        self.two_texts = getattr(getattr(model, "config", None), "is_encoder_decoder", False) is True or named
         # transformers' models say so; of others nobody knows that a decoder reads what its encoder was given
         config = getattr(model, "config", None)
         self.is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", self.two_texts))
@@ -337,9 +338,7 @@ def _memory(sizes: tuple[int, ...]) -> str:
     return f"B x H x T x S, {size}, made by the model anyway"
 
 
-def _has_two_texts(model: nn.Module, places: list[str]) -> bool:
-    """Whether decoder and encoder each have a text of their own."""
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) is True:
-        return True
+def _name_two_texts(places: list[str]) -> bool:
+    """Whether decoder and encoder, by their names, each have a text of their own."""
     parts = [set(path.split(".")) for path in places]
     return any("encoder" in names for names in parts) and any("decoder" in names for names in parts)

@@ -47,9 +47,7 @@ __all__ = ["hear_headwise", "hear_timm", "hear_torch"]
 
 def hear_headwise(attachment: Attachment) -> Undo:
     """Let every module of ours tell of its calls."""
-    return override(
-        (module for module in attachment.paths if isinstance(module, MultiHeadAttention)), headwise_forward
-    )
+    return override(attachment.structure.of_kind((MultiHeadAttention,)), headwise_forward)
 
 
 def headwise_forward(
@@ -109,8 +107,8 @@ NESTS = "use_nested_tensor"  # for torch's native path alone
 
 def hear_torch(attachment: Attachment) -> Undo:
     """Let every module of torch's class tell of its calls."""
-    modules = list(attachment.paths)
-    nesting = [module for module in modules if isinstance(module, nn.TransformerEncoder)]
+    nesting = attachment.structure.of_kind((nn.TransformerEncoder,))
+    modules = attachment.structure.of_kind(KNOWN)
     undos = [lend(module, NESTS, False) for module in nesting if NESTS in module.__dict__]
     undos.append(override((module for module in nesting if type(module) in ENCODERS), encode))
     return undo_all(
