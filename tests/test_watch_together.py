@@ -202,9 +202,8 @@ class InPlace(nn.Module):
     def forward(self, x: Tensor, room: Tensor) -> Tensor:
         q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
         room.data[0], room.data[1] = q, k  # which no version counts
-        return (
-            torch.nn.functional.scaled_dot_product_attention(room[0], room[1], v).transpose(1, 2).flatten(2)
-        )
+        heads = torch.nn.functional.scaled_dot_product_attention(room[0], room[1], v)
+        return x + heads.transpose(1, 2).flatten(2)
 
 
 @torch.no_grad()

@@ -120,12 +120,8 @@ class Waiting:
             return False
         q, k, scoring = scores.q, scores.k, scores.scoring
         B, H, T, S = record.shape
-        on_cpu = q.is_cpu
-        if (
-            type(q) not in PLAIN
-            or type(k) not in PLAIN
-            or B * H * T * S > (SHORT_ON_CPU if on_cpu else SHORT)
-        ):
+        short, room = (SHORT_ON_CPU, ROOM_ON_CPU) if q.is_cpu else (SHORT, ROOM)
+        if type(q) not in PLAIN or type(k) not in PLAIN or B * H * T * S > short:
             return False
         if scores.mask.allowed is not None or scoring.bias is not None:
             return False  # as large as the weights, not to be copied
@@ -148,7 +144,7 @@ class Waiting:
             ahead.notes.append(Note(kind, record, copied, lse, names, pooled))
             ahead.size += q.nbytes + k.nbytes
             self._heard.append((path, record, layer))
-            if ahead.size > (ROOM_ON_CPU if on_cpu else ROOM):
+            if ahead.size > room:
                 self.measure(forward)
         return True
 

@@ -221,7 +221,7 @@ class _Ear:
         self.keep, self.names, self.pooled, self.patterns = keep, names, pooled, patterns
         self.reach, self.between, self.tokens = reach, between, tokens
         alone = pooled is None and RECEIVED not in names and not between
-        self.asks_if_long = tuple(name for name in names if name in ROW_STATISTICS) if alone else ()
+        self.asks_if_long = _of_rows(names) if alone else ()
         self._without_scores = tuple(name for name in names if name != "max_logit")
         self.heads = Heads()
         self.layers: Mapping[str, Layer] = {}  # what layers go by: a path not among them by itself
@@ -243,11 +243,8 @@ class _Ear:
         marks = None
         if not decoding:
             if call.tokens is not self._read or (call.kind, shape) != self._read_as:
-                self._read, self._read_as, self._marks = (
-                    call.tokens,
-                    (call.kind, shape),
-                    self.tokens.marks(call),
-                )
+                self._read, self._read_as = call.tokens, (call.kind, shape)
+                self._marks = self.tokens.marks(call)
             marks = self._marks
         if marks is not None and marks is not self._named:
             self._named, self.heads.tokens = marks, self.tokens.names(marks.ids)
@@ -255,7 +252,7 @@ class _Ear:
         if self.writer is not None and (keep or not decoding):
             norms = written_norms(self.writer, call)
         if decoding and not keep:
-            names, pooled = tuple(name for name in names if name in ROW_STATISTICS), None
+            names, pooled = _of_rows(names), None
         waiting, layer = self.heads.waiting, self.layers.get(call.path, call.path)
         if not self.patterns and norms is None and (decoding or not self.between):
             record = Record((B, H, T, S), call.kind, call.forward.number, marks=marks, reach=self.reach)
@@ -282,6 +279,11 @@ class _Ear:
         """A forward is over, or has raised: measure what it left."""
         self._read = self._marks = None
         self.heads.waiting.measure(forward)
+
+
+@lru_cache
+def _of_rows(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if name in ROW_STATISTICS)
 
 
 # Which tokens it read
