@@ -10,7 +10,6 @@ import torch
 import headwise as hw
 from headwise.engines.statistics import ROW_STATISTICS
 from headwise.heads.record import Record, reduce
-from headwise.heads.together import Waiting
 from interpreted_kernels import interpreted, launched, mended, poisoned
 
 __all__ = ["interpreted", "launched", "mended", "poisoned"]
@@ -26,8 +25,8 @@ RULES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", RULES)
 def test_side_by_side_the_kernels_measure_what_they_measure_alone(name: str) -> None:
     random = torch.Generator().manual_seed(0)
-    records: list[Record] = []
-    waiting = Waiting(lambda path, record, layer: records.append(record))
+    heads = hw.Heads()
+    waiting = heads.waiting
     alone = []
     for number in range(CALLS):
         q, k = (torch.randn(B, n, L, D, generator=random) for n, L in ((H, T), (Hk, S)))
@@ -43,7 +42,7 @@ def test_side_by_side_the_kernels_measure_what_they_measure_alone(name: str) -> 
         q.zero_(), k.zero_()
     waiting.measure("forward")
     assert len(waiting._measured) == 1
-    waiting.settle()
-    for record, truth in zip(records, alone, strict=True):
+    for layer, truth in zip(heads.values(), alone, strict=True):
+        (record,) = layer.calls
         for of in ("rows", "counts", "large"):
             torch.testing.assert_close(getattr(record, of), getattr(truth, of))

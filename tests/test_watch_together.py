@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -299,6 +301,22 @@ def test_heads_can_be_copied_and_pickled_inside_the_block() -> None:
         assert [len(layer.calls) for layer in copied.values()] == [1, 1]
         torch.testing.assert_close(copied[1].entropy, heads[1].entropy)
     assert len(layer.calls) == 1 and len(heads[1].calls) == 2
+
+
+@torch.no_grad()
+def test_heads_go_without_waiting_for_the_garbage_collector() -> None:
+    """They hold maps, and those q and k, perhaps on a GPU."""
+    model = small_models.llama()
+    with hw.watch(model) as heads:
+        model(small_models.tokens())
+    gone, q = weakref.ref(heads), weakref.ref(heads[0].map)
+    gc.collect()
+    gc.disable()
+    try:
+        del heads
+        assert gone() is None and q() is None
+    finally:
+        gc.enable()
 
 
 @torch.no_grad()

@@ -77,7 +77,7 @@ class Heads(ByLayer[LayerHeads]):
         super().__init__({})
         self.tokens: list[list[str]] | None = None  # of the last forward, where a tokenizer was given
         self.title: str | None = None
-        self.waiting = Waiting(self.add)
+        self.waiting = Waiting(self)
 
     @property
     def _values(self) -> dict[str, LayerHeads]:
@@ -104,7 +104,7 @@ class Heads(ByLayer[LayerHeads]):
             kept = {name: value for name, value in state.items() if name != "_layers"}
             state = {**kept, "_values": layers, "_names": names}
         super().__setstate__(state)
-        self.waiting = Waiting(self.add)
+        self.waiting = Waiting(self)
 
     # What is in it
 

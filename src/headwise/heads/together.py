@@ -18,9 +18,10 @@ Letters: B batch, T query_len, S key_len, H num_heads, D head_dim.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +68,12 @@ class Measured(NamedTuple):
     counts: Tensor | None  # all counts where they had to be counted, [ways, B, calls * H]
 
 
+class Takes(Protocol):
+    """Who takes calls in."""
+
+    def add(self, path: str, record: Record, layer: Layer | None = None) -> None: ...
+
+
 class _Ahead:
     """What waits of one forward."""
 
@@ -81,11 +88,11 @@ class Waiting:
     """Calls that were heard and are not among the heads yet.
 
     Args:
-        add: what takes them in the end, in the order in which they were heard.
+        heads: what takes them in the end, in the order in which they were heard; not kept alive by this.
     """
 
-    def __init__(self, add: Callable[[str, Record, Layer], None]) -> None:
-        self._add = add
+    def __init__(self, heads: Takes) -> None:
+        self._heads = ref(heads)
         self._heard: list[tuple[str, Record, Layer]] = []
         self._ahead: dict[object, _Ahead] = {}  # by forward
         self._measured: list[Measured] = []
@@ -168,9 +175,10 @@ class Waiting:
             finally:  # what could be measured counts, whatever became of the rest
                 measured, self._measured = self._measured, []
                 _fill(measured)
+                heads = self._heads()
                 for path, record, layer in heard:
-                    if EVERYONE in record.counts:
-                        self._add(path, record, layer)
+                    if heads is not None and EVERYONE in record.counts:
+                        heads.add(path, record, layer)
 
 
 def _alike(notes: list[Note]) -> list[list[Note]]:
