@@ -203,20 +203,25 @@ class _Seen:
 def _modules(model: nn.Module) -> list[nn.Module]:
     """As `model.modules()`, which goes through a generator for every level of depth."""
     found: dict[nn.Module, None] = {}
-    ahead = [model]
+    ahead: list[nn.Module | None] = [model]
     while ahead:
         module = ahead.pop()
-        if module not in found:
+        if module is not None and module not in found:
             found[module] = None
-            ahead += [inner for inner in reversed(module._modules.values()) if inner is not None]
+            ahead.extend(reversed(module._modules.values()))
     return list(found)
 
 
 def _weak(thing: object) -> Callable[[], object]:
+    if thing is None:
+        return _nothing
     try:
         return ref(thing)
-    except TypeError:  # None, a dict: kept, so that nothing else can come to be in its place
+    except TypeError:  # a dict: kept, so that nothing else can come to be in its place
         return lambda: thing
+
+
+_nothing: Callable[[], None] = type(None)  # calling it gives None, and costs nothing
 
 
 _known: WeakKeyDictionary[nn.Module, tuple[_Seen, Structure]] = WeakKeyDictionary()
