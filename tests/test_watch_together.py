@@ -25,7 +25,7 @@ import small_models
 from headwise.heads import together
 from model_families import FAMILIES, Family
 
-FEW = 640  # function calls of ours in a watched forward of eight layers, on a CPU
+FEW = 620  # function calls of ours in a watched forward of eight layers, on a CPU
 SOME = ("llama", "gpt2", "bert", "gemma2", "gemma3 text", "gpt-oss", "mistral", "llama4 text", "bart", "t5",
         "deepseek v3", "albert", "falcon with alibi", "modernbert", "whisper", "vit")  # fmt: skip
 
@@ -151,6 +151,24 @@ def test_a_budget_that_holds_each_picture_is_enough_for_all(sizes: list[int]) ->
     with hw.budget.limit(2 * B * H * 23 * 23 * 8), hw.watch(model) as heads:
         model(ids)
     assert sizes == [5, 1, 1, 1, 1, 1] and heads[4].pooled.shape == (B, H, 23, 23)
+
+
+@torch.no_grad()
+def test_where_memory_is_short_each_is_measured_alone(
+    sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ids = small_models.llama(num_hidden_layers=3), small_models.tokens()
+
+    def no_room(notes: list[together.Note]) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    with one_by_one(), hw.watch(model) as alone:
+        model(ids)
+    monkeypatch.setattr(together, "_side_by_side", no_room)
+    with hw.watch(model) as heads:
+        model(ids)
+    assert sizes == [3, 1, 1, 1]
+    assert_same(heads, alone)
 
 
 @torch.no_grad()

@@ -37,7 +37,7 @@ __all__ = ["Waiting", "is_short"]
 
 # Weights up to which a call is short. Beyond, the device is busy for longer than it takes to ask.
 SHORT_ON_CPU, SHORT = 2**23, 2**29
-ROOM_ON_CPU, ROOM = 2**26, 2**29  # bytes of q and k that wait; more, and those that wait are measured
+ROOM_ON_CPU, ROOM = 2**26, 2**28  # bytes of q and k that wait; more, and those that wait are measured
 PLAIN = (Tensor, nn.Parameter)
 MOST_HEADS = 2**15  # of all sequences of one map
 
@@ -137,11 +137,14 @@ class Waiting:
             q.shape, k.shape, q.dtype, q.device, scoring.scale, scoring.softcap,
             lse is None, names, pooled, record.reach,
         )  # fmt: skip
-        if scoring.sinks is not None or scoring.slopes is not None or scoring.relative is not None:
-            own = {name: value.detach().clone() for name, value in scoring.tensors.items()}
-            kind = (*kind, *((name, value.shape, value.dtype) for name, value in own.items()))
-            scoring, loose = replace(scoring, **own), False  # type: ignore[arg-type]
-        copied = Scores(q.detach().clone(), k.detach().clone(), scores.mask, scoring)
+        try:
+            if scoring.sinks is not None or scoring.slopes is not None or scoring.relative is not None:
+                own = {name: value.detach().clone() for name, value in scoring.tensors.items()}
+                kind = (*kind, *((name, value.shape, value.dtype) for name, value in own.items()))
+                scoring, loose = replace(scoring, **own), False  # type: ignore[arg-type]
+            copied = Scores(q.detach().clone(), k.detach().clone(), scores.mask, scoring)
+        except torch.OutOfMemoryError:
+            return False
         if keep:
             record.map = weights if loose else weights.detach()
         with self._lock:
@@ -208,13 +211,10 @@ def _same_rules(a: Scores, b: Scores) -> bool:
 @torch.no_grad()
 def _measured(notes: list[Note]) -> list[Measured]:
     first = notes[0]
-    if len(notes) == 1:
-        weights = make(first.scores, first.lse)
-    else:
-        weights = _side_by_side(notes)
     try:
+        weights = make(first.scores, first.lse) if len(notes) == 1 else _side_by_side(notes)
         numbers = numbers_of(weights, first.names, first.pooled, first.record.reach, len(notes))
-    except BudgetExceeded:
+    except (BudgetExceeded, torch.OutOfMemoryError):
         if len(notes) == 1:
             raise
         return [measured for note in notes for measured in _measured([note])]
