@@ -22,6 +22,7 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thinned(keep=["sinks"])
 @pytest.mark.parametrize("name", RULES)
 def test_side_by_side_the_kernels_measure_what_they_measure_alone(name: str) -> None:
     random = torch.Generator().manual_seed(0)

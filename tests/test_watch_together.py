@@ -81,6 +81,9 @@ def both(run: Callable[[], object], model: nn.Module, **options: Any) -> tuple[h
 # The same numbers
 
 
+@pytest.mark.thinned(
+    4, keep=["llama-none", "gpt2-left", "bert-right", "gemma2-left", "gpt-oss-none", "bart-right"]
+)
 @pytest.mark.parametrize("side", model_families.SIDES)
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family.name in SOME], ids=repr)
 @torch.no_grad()
