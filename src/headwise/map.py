@@ -191,6 +191,11 @@ class AttentionMap(StandIn):
         return self._scores, self._lse, self._columns
 
     @property
+    def as_made(self) -> tuple[Scores | GivenWeights, Tensor | None, Index | None]:
+        """`parts` of a map that was made this very moment: nothing can have been written to since."""
+        return self._scores, self._lse, self._columns
+
+    @property
     def positions(self) -> Tensor:
         """Where the queries stand among the keys, int [T]; the last one is beside the last key."""
         return self._scores.at(slice(0, self._scores.shape[2]))

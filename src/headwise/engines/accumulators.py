@@ -85,18 +85,25 @@ ACCUMULATORS: dict[str, Accumulator] = {
 
 
 def sums_of(
-    block: Block, needed: set[str], reach: int, everywhere: bool, received: Tensor | None
+    block: Block,
+    needed: set[str],
+    reach: int,
+    everywhere: bool,
+    received: Tensor | None,
+    draw: Callable[[Tile], None] | None = None,
 ) -> dict[str, Tensor]:
     """What a block of queries comes to, by accumulator: [B, H, t] each.
 
     Args:
         everywhere: all keys are walked; otherwise only those near the queries and the first.
         received: where what each key receives is added up, [B, H, S], if anywhere.
+        draw: what else is told of every tile, where all keys are walked.
     """
     sums: dict[str, Tensor] = {}
+    dtype = block.scores.dtype
     for name in needed:
         start = HIDDEN if ACCUMULATORS[name].largest else 0.0
-        sums[name] = torch.full_like(block.lse, start, dtype=block.scores.dtype)
+        sums[name] = torch.full_like(block.lse, start, dtype=dtype)
 
     def gather(tile: Tile, where: str) -> None:
         for name in needed:
@@ -118,6 +125,8 @@ def sums_of(
         counted = block.counted()
         for tile in block.tiles():
             gather(tile, "all")
+            if draw is not None:
+                draw(tile)
             if received is not None:
                 p = tile.p if counted is None else tile.p * counted[..., None]
                 received[..., tile.columns] += p.sum(-2)

@@ -15,6 +15,7 @@ Letters: B batch, H num_heads, T query_len, S key_len.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ from .scores import Scores, Tiled, own_precision
 from .walk import Block, Tile, check_mass, walk
 from .weights import Rest, score_gradients
 
-__all__ = ["Top", "gradients", "pooled", "top", "with_gradient"]
+__all__ = ["Top", "drawing", "gradients", "pooled", "top", "with_gradient"]
 
 
 MOST = 64  # keys a query that the kernel keeps a list of; more are better sorted
@@ -63,21 +64,29 @@ def pooled(scores: Tiled, lse: Tensor, row_cells: int, column_cells: int) -> Ten
 
 
 def _pool(scores: Tiled, lse: Tensor, picture: Tensor) -> None:
-    T, S = scores.shape[2:]
-    row_cells, column_cells = picture.shape[2:]
     for block in walk(scores, lse):
-        by_row = _indicator(block.rows, T, row_cells, picture)  # [t, cells]
-        cells = _cells(block.rows, T, row_cells)
-        counted = block.counted()
-        room = picture[block.piece.batch, block.piece.heads, cells]
+        draw = drawing(block, picture)
         mass = torch.zeros_like(block.lse)
         for tile in block.tiles():
-            p = tile.p if counted is None else tile.p * counted[..., None]
-            by_column = _indicator(tile.columns, S, column_cells, picture)  # [s, cells]
-            here = _cells(tile.columns, S, column_cells)
-            room[..., here] += by_row.transpose(0, 1) @ (p @ by_column)
+            draw(tile)
             mass += tile.p.sum(-1)
         check_mass(block.scores, block.rows, block.lse, block.with_sink(mass))
+
+
+def drawing(block: Block, picture: Tensor) -> Callable[[Tile], None]:
+    """What adds each tile of a block of queries to a picture [B, H, rows, columns] of the whole request."""
+    _, _, T, S = block.scores.shape
+    row_cells, column_cells = picture.shape[2:]
+    by_row = _indicator(block.rows, T, row_cells, picture).transpose(0, 1)  # [cells, t]
+    room = picture[block.piece.batch, block.piece.heads, _cells(block.rows, T, row_cells)]
+    counted = block.counted()
+
+    def draw(tile: Tile) -> None:
+        p = tile.p if counted is None else tile.p * counted[..., None]
+        by_column = _indicator(tile.columns, S, column_cells, picture)  # [s, cells]
+        room[..., _cells(tile.columns, S, column_cells)] += by_row @ (p @ by_column)
+
+    return draw
 
 
 def _cells(index: slice, length: int, cells: int) -> slice:

@@ -11,7 +11,7 @@ it needs a new sum. Without a kernel in engines/gpu/rows.py it runs on tiles eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,7 @@ from .accumulators import ACCUMULATORS, NEAR_ROWS, Accumulator, Sums, sums_of
 from .given_weights import GivenWeights
 from .gpu.cannot import cannot, prepared
 from .scores import Scores, Tiled, own_precision
-from .second_pass import pooled
+from .second_pass import drawing, pooled
 from .walk import FAR, ROUGH, Block, check_mass, check_some, walk
 from .wanted import Collected
 
@@ -84,10 +84,14 @@ def statistic(
 
 def _mass(block: Block, sums: Sums) -> Tensor:
     """What a row's weights sum to, its sink included: 1 but for the rounding of lse, which this takes out."""
+    if block.divisor is not None:
+        return block.divisor
     mass = sums.get("mass")
     if mass is None or isinstance(block.scores, GivenWeights):
-        return torch.ones_like(block.lse)  # not measured; or given, and then they are what they are
-    return torch.where(torch.isneginf(block.lse), 1.0, block.with_sink(mass))
+        block.divisor = torch.ones_like(block.lse)  # not measured; or given, and then they are what they are
+    else:
+        block.divisor = torch.where(torch.isneginf(block.lse), 1.0, block.with_sink(mass))
+    return block.divisor
 
 
 @statistic("surprise", "mass")
@@ -187,6 +191,9 @@ class Statistics(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def items(self) -> ItemsView[str, Tensor]:
+        return self._values.items()
 
     def __getattr__(self, name: str) -> Tensor:
         if not name.startswith("_") and name in self._values:
@@ -322,17 +329,17 @@ def measured(
     known: values per query that were collected on the way; the others are measured.
     """
     given = () if known is None else tuple(name for name in names if name in known.names)
-    fresh = tuple(name for name in names if name not in given)
+    fresh = tuple(name for name in names if name not in given) if given else names
     values: dict[str, Tensor] = {}
     with own_precision(scores.device):
         if cannot(scores) is None:
             assert isinstance(scores, Scores)
             if fresh or cells is not None:
                 values = _by_kernels(scores, lse, fresh, per_query, reach, cells)
+        elif fresh or cells is None:
+            values = _in_tiles(scores, lse, fresh, per_query, reach, cells)
         else:
-            values = _in_tiles(scores, lse, fresh, per_query, reach)
-            if cells is not None:
-                values[PICTURE] = pooled(scores, lse, *cells)
+            values[PICTURE] = pooled(scores, lse, *cells)
         if known is not None and given:
             values |= _from_rows(scores, lse, known, given, per_query)
     return {name: values[name] for name in (*names, PICTURE) if name in values}
@@ -384,42 +391,52 @@ def without_kernel() -> tuple[str, ...]:
 
 
 def _in_tiles(
-    scores: Tiled, lse: Tensor, names: tuple[str, ...], per_query: bool, reach: int
+    scores: Tiled, lse: Tensor, names: tuple[str, ...], per_query: bool, reach: int, cells: Cells = None
 ) -> dict[str, Tensor]:
     B, H, T, S = scores.shape
-    rows = {
-        name: torch.zeros(B, H, T, dtype=scores.dtype, device=scores.device)
-        for name in names
-        if name != RECEIVED
-    }
-    received = None
-    if RECEIVED in names:
-        received = torch.zeros(B, H, S, dtype=scores.dtype, device=scores.device)
+    dtype, device = scores.dtype, scores.device
+    rows = {name: torch.zeros(B, H, T, dtype=dtype, device=device) for name in names if name != RECEIVED}
+    received = torch.zeros(B, H, S, dtype=dtype, device=device) if RECEIVED in names else None
+    picture = None if cells is None else torch.zeros(B, H, *cells, dtype=dtype, device=device)
     needed = {part for name in rows for part in ROW_STATISTICS[name].needs}
-    everywhere = received is not None or any(ACCUMULATORS[part].where == "all" for part in needed)
+    everywhere = received is not None or picture is not None
+    everywhere = everywhere or any(ACCUMULATORS[part].where == "all" for part in needed)
     if everywhere:
         needed.add("mass")  # always measured where whole rows are walked: a row's mass tells whose it is
     elif names:
         check_some(scores, lse)
     # what is divided by a row's mass need not be exact before; sums over queries must be
-    rough = FAR if everywhere and received is None else ROUGH
+    rough = FAR if everywhere and received is None and picture is None else ROUGH
     ragged = "first" in needed and scores.mask.keys is not None and scores.mask.keys.ndim == 2
     if names:
         for block in walk(scores, lse, ragged, None if everywhere else NEAR_ROWS, rough):
             room = None if received is None else received[block.piece.batch, block.piece.heads]
-            sums = sums_of(block, needed, reach, everywhere, room)
+            draw = None if picture is None else drawing(block, picture)
+            sums = sums_of(block, needed, reach, everywhere, room, draw)
             if everywhere:
                 check_mass(block.scores, block.rows, block.lse, block.with_sink(sums["mass"]))
+            where = block.where
             for name, values in rows.items():
-                values[block.where] = ROW_STATISTICS[name].of(block, sums)
+                values[where] = ROW_STATISTICS[name].of(block, sums)
     if not per_query:
-        rows = {name: of_head(name, values, scores, lse) for name, values in rows.items()}
-    return rows if received is None else {**rows, RECEIVED: received}
+        rows = _of_heads(rows, scores, lse)
+    large = {RECEIVED: received, PICTURE: picture}
+    return rows | {name: value for name, value in large.items() if value is not None}
+
+
+def _of_heads(rows: dict[str, Tensor], scores: Tiled, lse: Tensor) -> dict[str, Tensor]:
+    """`of_head` of each; which queries count is asked once for all that look in one place."""
+    counts = {entry.offset: name for name, entry in ROW_STATISTICS.items() if name in rows}
+    by_offset = {offset: counted(name, scores, lse) for offset, name in counts.items()}
+    return {n: _over_queries(n, values, by_offset[ROW_STATISTICS[n].offset]) for n, values in rows.items()}
 
 
 def of_head(name: str, values: Tensor, scores: Tiled, lse: Tensor) -> Tensor:
     """[B, H] from [B, H, T]."""
-    counts = counted(name, scores, lse)
+    return _over_queries(name, values, counted(name, scores, lse))
+
+
+def _over_queries(name: str, values: Tensor, counts: Tensor) -> Tensor:
     if ROW_STATISTICS[name].largest:
         return values.masked_fill(~counts, -torch.inf).amax(-1)
     return values.masked_fill(~counts, 0).sum(-1) / counts.sum(-1)

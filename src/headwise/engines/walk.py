@@ -87,6 +87,7 @@ class Block:
         # 0 for rows that see nothing: their scores are HIDDEN, so their weights are 0
         self._high = torch.where(torch.isneginf(lse), 0.0, lse)
         self._low: Tensor | None = None  # what is left of lse, where it is kept in two parts
+        self.divisor: Tensor | None = None  # what sums over a row are divided by, once somebody knows
         self.at = scores.at(rows)  # the positions of the queries, int [t]
         # Then scores of one product may not be set against an lse of another: a rounding apart is too far.
         self.is_rough = isinstance(scores, Scores) and is_rough(lse)

@@ -17,6 +17,7 @@ from .labels import LABELS
 from .layer import POSITIONS, Head, LayerHeads
 from .layer_names import ByLayer, Layer, names_of, stacks
 from .record import Marks, Record
+from .together import Waiting
 
 if TYPE_CHECKING:
     import numpy
@@ -76,6 +77,25 @@ class Heads(ByLayer[LayerHeads]):
         super().__init__({})
         self.tokens: list[list[str]] | None = None  # of the last forward, where a tokenizer was given
         self.title: str | None = None
+        self.waiting = Waiting(self)
+
+    @property
+    def _values(self) -> dict[str, LayerHeads]:
+        """The layers by path; whoever looks at them sees all that was heard until now."""
+        waiting: Waiting | None = self.__dict__.get("waiting")
+        if waiting is not None:
+            waiting.settle()
+        values: dict[str, LayerHeads] = self.__dict__["_values"]
+        return values
+
+    @_values.setter
+    def _values(self, values: dict[str, LayerHeads]) -> None:
+        self.__dict__["_values"] = values
+
+    def __getstate__(self) -> dict[str, object]:
+        state = {**self.__dict__, "_values": self._values}
+        del state["waiting"]
+        return state
 
     def __setstate__(self, state: dict[str, object]) -> None:
         if "_layers" in state:  # as headwise 0.1 pickled it
@@ -84,6 +104,7 @@ class Heads(ByLayer[LayerHeads]):
             kept = {name: value for name, value in state.items() if name != "_layers"}
             state = {**kept, "_values": layers, "_names": names}
         super().__setstate__(state)
+        self.waiting = Waiting(self)
 
     # What is in it
 
@@ -96,6 +117,7 @@ class Heads(ByLayer[LayerHeads]):
         known = self._values.get(path)
         if known is None:
             known = self._values[path] = LayerHeads(path, layer)
+            known._before_reading = self.waiting.settle
             self._names[path] = known.layer
             base, again, _ = path.partition("#")
             if again and base in self._values:

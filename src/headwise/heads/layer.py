@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -47,14 +47,32 @@ class LayerHeads:
 
     Attributes:
         path: of the module.
-        calls: a `Record` per call, with numbers per sequence, [B, H].
     """
 
     def __init__(self, path: str, layer: Layer | None = None) -> None:
         self.path = path
         self.layer: Layer = path if layer is None else layer
-        self.calls: list[Record] = []
+        self.calls = []
         self.runs_again = False  # in one forward, as layers with shared weights do
+
+    _before_reading: Callable[[], None] | None = None  # lets calls in that wait to be measured
+
+    @property
+    def calls(self) -> list[Record]:
+        """A `Record` per call, with numbers per sequence, [B, H]."""
+        if self._before_reading is not None:
+            self._before_reading()
+        calls: list[Record] = self.__dict__["calls"]
+        return calls
+
+    @calls.setter
+    def calls(self, calls: list[Record]) -> None:
+        self.__dict__["calls"] = calls
+
+    def __getstate__(self) -> dict[str, object]:
+        state = {**self.__dict__, "calls": self.calls}
+        state.pop("_before_reading", None)
+        return state
 
     @property
     def kind(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +23,18 @@ from ..masks import Mask
 from . import head_distances, patterns
 from .measures import first_keys, locality, mean_over, mean_where_seen, spread, weights_in_blocks
 
-__all__ = ["EVERYONE", "PATTERNS", "WRITTEN", "Marks", "Record", "fetched", "reduce", "settle"]
+__all__ = [
+    "EVERYONE",
+    "PATTERNS",
+    "WRITTEN",
+    "Marks",
+    "Numbers",
+    "Record",
+    "fetched",
+    "numbers_of",
+    "reduce",
+    "settle",
+]
 
 
 PATTERNS = ("induction", "duplicate_token", "special", "punctuation", "spread", "locality", "streaming")
@@ -168,7 +180,7 @@ class Record:
 
 def settle(records: Iterable[Record]) -> None:
     """Bring small numbers to main memory in one go."""
-    slots = [slot for record in records for slot in record._slots()]
+    slots = [slot for record in records for slot in record._slots() if not slot[2].is_cpu]
     for (numbers, name, _), value in zip(slots, fetched([value for _, _, value in slots]), strict=True):
         numbers[name] = value
 
@@ -219,21 +231,11 @@ def reduce(
         keep: keep the map, which holds q and k.
     """
     weights = weights.detach()
-    B, H, T, S = weights.shape
-    record = Record((B, H, T, S), kind, forward, marks=marks, reach=reach)
-    names = tuple(names)
-    if names:
-        measured = weights.statistics(*names, reach=reach, pooled=pooled)
-        record.rows = {name: measured[name] for name in names if name in ROW_STATISTICS}
-        record.large = {name: measured[name] for name in (RECEIVED, PICTURE) if name in measured}
-    elif pooled is not None:
-        record.large[PICTURE] = weights.pooled(pooled)
-    padding = weights.mask.counted(T)
-    if PICTURE in record.large and padding is not None:
-        record.large[IN_ROWS] = _queries_in_rows(padding, record.large[PICTURE].shape[2])
-    counts = _counts(weights)
-    record.counts = {name: counts[ROW_STATISTICS[name].offset] for name in record.rows}
-    record.counts.setdefault(EVERYONE, counts[None])
+    record = Record(tuple(weights.shape), kind, forward, marks=marks, reach=reach)  # type: ignore[arg-type]
+    numbers = numbers_of(weights, names, pooled, reach)
+    record.rows, record.large = dict(numbers.rows), numbers.large | numbers.shared
+    record.counts = {name: numbers.counts[ROW_STATISTICS[name].offset] for name in record.rows}
+    record.counts.setdefault(EVERYONE, numbers.counts[None])
     if with_patterns:
         record._has_patterns = True
         record._add(*measure_patterns(weights, kind, marks, record.rows, reach))
@@ -251,11 +253,44 @@ def reduce(
     return record
 
 
-def _counts(weights: AttentionMap) -> dict[int | None, Tensor]:
-    """How many queries count, by where a statistic looks for a key: [B, H] each."""
+class Numbers(NamedTuple):
+    """What was measured of a map, or of several calls side by side as the heads of one."""
+
+    rows: dict[str, Tensor]  # row statistics, [B, H]
+    large: dict[str, Tensor]  # `received`, a picture: [B, H, ..]
+    shared: dict[str, Tensor]  # what is the same for all heads
+    counts: dict[int | None, Tensor]  # how many queries count, by where a statistic looks for a key: [B, H]
+    every: bool  # whether that is all of them, without looking; then [B, H of one call]
+
+
+def numbers_of(
+    weights: AttentionMap, names: Iterable[str], pooled: int | None, reach: int, calls: int = 1
+) -> Numbers:
+    """Measure row statistics, and `received` and a picture where they are asked for.
+
+    Args:
+        calls: how many calls the heads of the map are of.
+    """
+    rows: dict[str, Tensor] = {}
+    large: dict[str, Tensor] = {}
+    names = tuple(names)
+    if names:
+        for name, value in weights.statistics(*names, reach=reach, pooled=pooled).items():
+            (rows if name in ROW_STATISTICS else large)[name] = value
+    elif pooled is not None:
+        large[PICTURE] = weights.pooled(pooled)
+    shared = {}
+    padding = weights.parts()[0].mask.counted(weights.shape[2]) if PICTURE in large else None
+    if padding is not None:
+        shared[IN_ROWS] = _queries_in_rows(padding, large[PICTURE].shape[2])
+    return Numbers(rows, large, shared, _counts(weights, calls), weights.counts_every_query)
+
+
+def _counts(weights: AttentionMap, calls: int = 1) -> dict[int | None, Tensor]:
+    """How many queries count, by where a statistic looks for a key: [B, H] each; see `Numbers`."""
     B, H, T, S = weights.shape
     if weights.counts_every_query:
-        return {offset: torch.full((B, H), _with_a_key(T, S, offset)) for offset in OFFSETS}
+        return {offset: torch.full((B, H // calls), _with_a_key(T, S, offset)) for offset in OFFSETS}
     return {offset: weights.counted_queries(name).sum(-1) for offset, name in OFFSETS.items()}
 
 

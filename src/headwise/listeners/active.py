@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError
 from ..foreign_masks import AS_GOOD_AS_HIDDEN
+from ..heads.together import is_short
 from ..map import AttentionMap
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ class Listener(Protocol):
     """Someone who is told of every call while attached to a model.
 
     One that will ask each map for row statistics, and for nothing that takes a walk over the weights, may
-    name them in `asks`: they are collected on the way where that can be.
+    name them in `asks`: they are collected on the way where that can be. `asks_if_long` are those of one that
+    measures short calls together, when their forward is over: `after(forward)` tells it so.
     """
 
     def hear(self, call: Call) -> Tensor | None:
@@ -110,10 +112,12 @@ def in_backward() -> bool:
 class Entered:
     """A module that is running now."""
 
-    __slots__ = ("heard", "module", "order", "padding", "path", "shapes", "tokens")
+    __slots__ = ("heard", "is_noted", "module", "order", "padding", "path", "read", "shapes", "tokens")
 
     def __init__(self, path: str, module: nn.Module) -> None:
         self.path, self.module, self.heard = path, module, False
+        self.is_noted = False  # else it is as if only the modules around it had been given anything
+        self.read: dict[bool, dict[str, Tensor]] = {}  # the tokens that layers inside it read, once known
         self.order = next(_order)  # among the modules of all models
         self.tokens: dict[str, Tensor] = {}  # that it was given, by argument name: int [B, T]
         self.padding: dict[str, Tensor] = {}  # likewise: bool [B, S], True = real
@@ -147,6 +151,7 @@ class Run:
 
     def note(self, here: Entered, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Tokens and padding among the arguments of a module: of the layers inside it, while it runs."""
+        here.is_noted = True
         kind: type = type(here.module)
         named = dict(zip(_parameters(kind), args, strict=False)) | kwargs
         here.shapes = [
@@ -174,6 +179,15 @@ class Run:
         Args:
             decodes: the layer is of a decoder beside an encoder, each with a text of its own.
         """
+        for entered in reversed(self.entered):
+            if entered.is_noted:
+                read = entered.read.get(decodes)
+                if read is None:  # the same for all layers inside: what is around them does not change
+                    read = entered.read[decodes] = self._tokens(decodes)
+                return read
+        return {}
+
+    def _tokens(self, decodes: bool) -> dict[str, Tensor]:
         for inside, entered in enumerate(reversed(self.entered)):
             given = entered.given(entered.tokens, decodes)
             if given:
@@ -268,18 +282,25 @@ def announce(
             f"model must not run under torch.vmap while it is listened to: {list(output.shape)} is one of "
             "many at once; give it the whole batch"
         )
-    with quietly():
+    depth = getattr(_here, "depth", 0)
+    _here.depth = depth + 1  # quietly: this is on every layer's way
+    try:
         for attachment in tuple(active):
             output = attachment.tell(module, kind, weights, value, output)
+    finally:
+        _here.depth = depth
     return output
 
 
-def asked_of_all() -> tuple[str, ...]:
-    """Row statistics that someone will ask of every call, and no picture, which takes a walk anyway."""
+def asked_of_all(shape: tuple[int, ...], on_cpu: bool) -> tuple[str, ...]:
+    """Row statistics that someone will ask of a call [B, H, T, S]; no picture, which takes a walk anyway."""
     names: dict[str, None] = {}
     for attachment in tuple(active):
-        for listener, _ in attachment.heard_by():
-            names |= dict.fromkeys(getattr(listener, "asks", ()))
+        if attachment.is_asked:
+            for listener, _ in attachment.heard_by():
+                names |= dict.fromkeys(getattr(listener, "asks", ()))
+                if not is_short(shape, on_cpu):
+                    names |= dict.fromkeys(getattr(listener, "asks_if_long", ()))
     return tuple(names)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..errors import AttentionBypassed
 from ..heads.layer_names import Layer, names_of
 from ..map import AttentionMap
-from .active import Call, Entered, Forward, Listener, Run, active, in_backward, innermost
+from .active import Call, Entered, Forward, Listener, Run, active, in_backward, innermost, quietly
 from .model_structure import structure_of
 from .shared_patches import Undo, turns
 
@@ -45,7 +45,7 @@ class Post:
         self.mode: Mode | None = None  # which listens to torch's functions while this module runs
 
     def enter(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        run = self.attachment.run_or_new()
+        run = self.attachment._running.run or self.attachment.run_or_new()
         here = Entered(self.path, module)
         if not self.is_place:
             run.note(here, args, kwargs)
@@ -54,7 +54,7 @@ class Post:
             self.mode.enter(args, kwargs)
 
     def after(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        run = self.attachment.run
+        run = self.attachment._running.run
         assert run is not None, "somebody entered"
         if self.is_place and not run.entered[-1].heard:
             run.bypassed.setdefault(self.path, _sizes(args, kwargs))
@@ -64,7 +64,11 @@ class Post:
     def leave(self) -> None:
         if self.mode is not None:
             self.mode.leave()
-        self.attachment.leave()
+        run = self.attachment._running.run
+        assert run is not None, "somebody entered"
+        run.entered.pop()
+        if not run.entered:
+            self.attachment.left(run)
 
 
 Change = Callable[["Attachment"], Undo]
@@ -82,9 +86,11 @@ class Attachment:
         self.model = model
         self.structure = structure_of(model)
         self.paths, self.places = self.structure.paths, self.structure.places
-        self.names = names_of(self.places)
+        self.names = self.structure.once("names", lambda: names_of(self.places))
         self.listeners: dict[ref[Listener], str | None] = {}  # and what each wants of layers that bypass
-        self.two_texts = _has_two_texts(model, self.places)
+        self.is_asked = False  # whether any of them may ask something of a call before it runs
+        named = self.structure.once("two texts", lambda: _name_two_texts(self.places))
+        self.two_texts = getattr(getattr(model, "config", None), "is_encoder_decoder", False) is True or named
         # transformers' models say so; of others nobody knows that a decoder reads what its encoder was given
         config = getattr(model, "config", None)
         self.is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", self.two_texts))
@@ -121,6 +127,8 @@ class Attachment:
         """Someone who is told for as long as they live, and are not taken away."""
         place = ref(listener, lambda gone: turns.later(partial(self._drop, gone)))
         self.listeners[place] = fallback
+        asks = (getattr(listener, name, ()) for name in ("asks", "asks_if_long"))
+        self.is_asked = self.is_asked or any(asks)
         return place
 
     def remove(self, listener: ref[Listener]) -> None:
@@ -183,15 +191,21 @@ class Attachment:
             self.forward = self._running.forward = Forward(self.forward.number + 1)
             return self.forward
 
-    def leave(self) -> None:
-        run = self._running.run
-        assert run is not None, "somebody entered"
-        run.entered.pop()
-        if not run.entered:
-            self._running.run = None
-            if run.bypassed:  # it raised before anybody was told
-                with self._telling:
-                    self.bypassed |= run.bypassed
+    def left(self, run: Run) -> None:
+        """The outermost module has ended, whichever way."""
+        self._running.run = None
+        if run.bypassed:  # it raised before anybody was told
+            with self._telling:
+                self.bypassed |= run.bypassed
+        self._over(run.forward)
+
+    def _over(self, forward: Forward) -> None:
+        """Tell listeners that wait for it that a forward has ended."""
+        with self._telling, quietly():
+            for listener, _ in self.heard_by():
+                after: Callable[[Forward], None] | None = getattr(listener, "after", None)
+                if after is not None:
+                    after(forward)
 
     def came_back(self, run: Run) -> None:
         """The outermost module did.
@@ -251,7 +265,9 @@ class Attachment:
         self, module: nn.Module, kind: str, weights: AttentionMap, value: Tensor | None, output: Tensor | None
     ) -> Tensor | None:
         """Tell every listener of a call, if it is one of this model's; the heads' output as they leave it."""
-        run, path = self.run, self.path_of(module)
+        run, path = self._running.run, self.paths.get(module)
+        if path is None:
+            path = self.path_of(module)
         if path is None:
             if run is None:
                 return output
@@ -259,6 +275,7 @@ class Attachment:
                 self.elsewhere = True
                 return output
             path = run.entered[-1].path
+        alone = run is None
         run = Run(self._new_forward()) if run is None else run  # of a layer whose forward is called directly
         for entered in run.entered:
             entered.heard = True
@@ -267,9 +284,14 @@ class Attachment:
         named = path if not before else f"{path}#{before}"
         tokens = run.tokens(self.is_encoder_decoder and "decoder" in path.split("."))
         with self._telling:
-            for listener, _ in self.heard_by():
+            for place in list(self.listeners):
+                listener = place()
+                if listener is None:
+                    continue
                 changed = listener.hear(Call(named, kind, weights, value, output, run.forward, tokens))
                 output = output if changed is None else changed
+        if alone:
+            self._over(run.forward)
         return output
 
     def check(self) -> None:
@@ -316,9 +338,7 @@ def _memory(sizes: tuple[int, ...]) -> str:
     return f"B x H x T x S, {size}, made by the model anyway"
 
 
-def _has_two_texts(model: nn.Module, places: list[str]) -> bool:
-    """Whether decoder and encoder each have a text of their own."""
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) is True:
-        return True
+def _name_two_texts(places: list[str]) -> bool:
+    """Whether decoder and encoder, by their names, each have a text of their own."""
     parts = [set(path.split(".")) for path in places]
     return any("encoder" in names for names in parts) and any("decoder" in names for names in parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from functools import lru_cache
 from types import TracebackType
@@ -19,7 +19,7 @@ from ..engines.statistics import RECEIVED, ROW_STATISTICS, STATISTICS
 from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
 from ..heads.layer_names import Layer
-from ..heads.record import Marks, reduce, settle
+from ..heads.record import Marks, Record, reduce, settle
 from .active import Call, Forward, in_backward
 from .attachment import Attachment
 from .head_outputs import check_any
@@ -47,12 +47,13 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
     same up to rounding. A compiled model runs uncompiled inside it, and everything else as it is: a compiled
     function that calls the model lets it run by itself, or raises if it was compiled with fullgraph=True.
     Forwards may run in several threads. What is copied or saved inside the block is the model without all
-    this. Every forward is measured as it happens and reduced at once: what stays are numbers per head, a
-    picture, and for texts of up to 2,048 keys the map itself (q and k). After the block, also after an
-    exception, the model is exactly as it was. Prefill and generation, any number of forwards, may follow each
-    other; means are over all queries of all of them, padding left out. What a checkpointed forward repeats in
-    backward is not counted twice; the backward must then be inside the block, too. A query that sees nothing,
-    as padding may, has output 0 inside the block.
+    this. Every forward is measured as it happens, long calls one by one, the others together at its end, or
+    as soon as somebody looks at them: what stays are numbers per head, a picture, and for texts of up to
+    2,048 keys the map itself (q and k). After the block, also after an exception, the model is exactly as it
+    was. Prefill and generation, any number of forwards, may follow each other; means are over all queries of
+    all of them, padding left out. What a checkpointed forward repeats in backward is not counted twice; the
+    backward must then be inside the block, too. A query that sees nothing, as padding may, has output 0
+    inside the block.
 
     Args:
         model: watched with everything inside it.
@@ -164,7 +165,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
                     self._depth = 0
                     raise
                 self._before = self._attachment.forward.number
-                self._ear.name_of = self._attachment.name_of
+                self._ear.layers = self._attachment.names
         return self.heads
 
     def stop(self) -> Heads:
@@ -221,32 +222,49 @@ class _Ear:
         self.keep, self.names, self.pooled, self.patterns = keep, names, pooled, patterns
         self.reach, self.between, self.tokens = reach, between, tokens
         alone = pooled is None and RECEIVED not in names and not between
-        self.asks = tuple(name for name in names if name in ROW_STATISTICS) if alone else ()
+        self.asks_if_long = _of_rows(names) if alone else ()
         self._without_scores = tuple(name for name in names if name != "max_logit")
         self.heads = Heads()
-        self.name_of: Callable[[str], Layer] = str
+        self.layers: Mapping[str, Layer] = {}  # what layers go by: a path not among them by itself
+        self._read: dict[str, Tensor] | None = None  # the tokens around the last call
+        self._read_as: tuple[str, torch.Size] | None = None  # its kind and sizes
+        self._marks: Marks | None = None  # what is known of its tokens
         self._named: Marks | None = None  # the last whose tokens were put into words
 
     def hear(self, call: Call) -> None:
-        """Measure one call and keep what does not grow with T x S."""
+        """Measure one call, or note it to be measured with others, and keep what does not grow with T x S."""
         if in_backward():
             return
-        _, _, T, S = call.weights.shape
+        B, H, T, S = shape = call.weights.shape
         # Without values only weights are to be had, without the scores behind them.
-        names = self.names if call.value is not None else self._without_scores
+        names, pooled = self.names if call.value is not None else self._without_scores, self.pooled
         # A step of generation: numbers alone, or memory would grow with the square of its length.
         decoding = T == 1 and S > 1
         keep = self.keep is True or (self.keep == "auto" and S <= SHORT and not decoding)
-        marks = None if decoding else self.tokens.marks(call)
+        marks = None
+        if not decoding:
+            if call.tokens is not self._read or (call.kind, shape) != self._read_as:
+                self._read, self._read_as = call.tokens, (call.kind, shape)
+                self._marks = self.tokens.marks(call)
+            marks = self._marks
+        if marks is not None and marks is not self._named:
+            self._named, self.heads.tokens = marks, self.tokens.names(marks.ids)
         norms = None
         if self.writer is not None and (keep or not decoding):
             norms = written_norms(self.writer, call)
+        if decoding and not keep:
+            names, pooled = _of_rows(names), None
+        waiting, layer = self.heads.waiting, self.layers.get(call.path, call.path)
+        if not self.patterns and norms is None and (decoding or not self.between):
+            record = Record((B, H, T, S), call.kind, call.forward.number, marks=marks, reach=self.reach)
+            if waiting.note(call.forward, call.path, layer, record, call.weights, names, pooled, keep):
+                return
         record = reduce(
             call.weights,
             kind=call.kind,
             forward=call.forward.number,
-            names=(name for name in names if name in ROW_STATISTICS) if decoding and not keep else names,
-            pooled=None if decoding and not keep else self.pooled,
+            names=names,
+            pooled=pooled,
             reach=self.reach,
             marks=marks,
             with_patterns=self.patterns,
@@ -256,9 +274,17 @@ class _Ear:
             norms=norms,
             keep=keep,
         )
-        self.heads.add(call.path, record, self.name_of(call.path))
-        if marks is not None and marks is not self._named:
-            self._named, self.heads.tokens = marks, self.tokens.names(marks.ids)
+        waiting.put(call.path, record, layer)
+
+    def after(self, forward: Forward) -> None:
+        """A forward is over, or has raised: measure what it left."""
+        self._read = self._marks = None
+        self.heads.waiting.measure(forward)
+
+
+@lru_cache
+def _of_rows(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if name in ROW_STATISTICS)
 
 
 # Which tokens it read

@@ -135,6 +135,7 @@ def _names_in(kind: type) -> frozenset[str]:
 
 
 Found = TypeVar("Found")
+Kind = TypeVar("Kind", bound=nn.Module)
 
 
 class Structure:
@@ -159,6 +160,11 @@ class Structure:
         )
         self._memo: dict[str, Any] = {}
 
+    def of_kind(self, kinds: tuple[type[Kind], ...]) -> list[Kind]:
+        """The modules of some classes, or of classes made of them; looked for the first time."""
+        kept = self.once(str(kinds), lambda: [ref(m) for m in self.paths if isinstance(m, kinds)])
+        return [module for weak in kept if (module := weak()) is not None]
+
     def once(self, name: str, find: Callable[[], Found]) -> Found:
         """What `find` returns, worked out the first time."""
         if name not in self._memo:
@@ -179,26 +185,43 @@ class _Seen:
     """The modules of a model as they were looked at, without keeping them."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.modules = [(_weak(module), type(module), _weak(_config(module))) for module in model.modules()]
+        self.modules = [(_weak(m), type(m), _weak(m.__dict__.get("config"))) for m in _modules(model)]
 
     def is_still(self, model: nn.Module) -> bool:
         """Whether the model has these very modules: never by id, which a new one may have of a dead one."""
-        modules = list(model.modules())
-        return len(modules) == len(self.modules) and all(
-            seen() is module and kind is type(module) and config() is _config(module)
-            for module, (seen, kind, config) in zip(modules, self.modules, strict=True)
-        )
+        modules = _modules(model)
+        if len(modules) != len(self.modules):
+            return False
+        for module, (seen, kind, config) in zip(modules, self.modules, strict=True):
+            if seen() is not module or kind is not type(module):
+                return False
+            if config() is not module.__dict__.get("config"):
+                return False
+        return True
 
 
-def _config(module: nn.Module) -> object:
-    return module.__dict__.get("config")
+def _modules(model: nn.Module) -> list[nn.Module]:
+    """As `model.modules()`, which goes through a generator for every level of depth."""
+    found: dict[nn.Module, None] = {}
+    ahead: list[nn.Module | None] = [model]
+    while ahead:
+        module = ahead.pop()
+        if module is not None and module not in found:
+            found[module] = None
+            ahead.extend(reversed(module._modules.values()))
+    return list(found)
 
 
 def _weak(thing: object) -> Callable[[], object]:
+    if thing is None:
+        return _nothing
     try:
         return ref(thing)
-    except TypeError:  # None, a dict: kept, so that nothing else can come to be in its place
+    except TypeError:  # a dict: kept, so that nothing else can come to be in its place
         return lambda: thing
+
+
+_nothing: Callable[[], None] = type(None)  # calling it gives None, and costs nothing
 
 
 _known: WeakKeyDictionary[nn.Module, tuple[_Seen, Structure]] = WeakKeyDictionary()

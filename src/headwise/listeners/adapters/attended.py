@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ... import budget
 from ...arguments import scores_from, under_autocast
+from ...engines.express import plainest
 from ...engines.wanted import wanted
 from ...facts import fact
 from ...functional import attention
@@ -36,19 +38,36 @@ def attended(
     dropout: float = 0.0,
 ) -> tuple[Tensor, AttentionMap]:
     """(the heads' output [B, H, T, Dv] as the listeners leave it, the map) of one call."""
-    mask = mask.to(q.device)
-    rules = {"mask": mask, "scale": scale, "softcap": softcap, "bias": bias, "sinks": sinks}
-    with quietly(), wanted(asked_of_all()):
-        if dropout and softcap is None and sinks is None:
-            # torch drops weights without keeping them; ours would keep the matrix for its gradient
-            output = _dropped(q, k, v, mask, bias, scale, dropout)
-            cast_q, cast_k = under_autocast(q, k)
-            weights = make(scores_from(cast_q, cast_k, cast_k, **rules), None)  # type: ignore[arg-type]
+    asked = asked_of_all((*q.shape[:3], k.shape[2]), q.is_cpu)
+    with quietly():
+        answer = None
+        if not (asked or dropout) and bias is None and softcap is None and sinks is None:
+            fits = mask.right is None or (mask.right == 0 and q.shape[2] <= k.shape[2])
+            if fits and mask.left is None and mask.is_positional:
+                answer = plainest(q, k, v, mask.right == 0, scale)
+        if answer is not None:
+            output, lse, scores = answer
+            weights = make(scores, lse)
         else:
-            output, weights = attention(q, k, v, dropout=dropout, **rules)  # type: ignore[arg-type]
+            if any(x.device != q.device for x in mask.tensors.values()):
+                mask = mask.to(q.device)
+            rules = {"mask": mask, "scale": scale, "softcap": softcap, "bias": bias, "sinks": sinks}
+            with wanted(asked):
+                output, weights = _attention(q, k, v, dropout, rules)
     heard = announce(module, kind, weights, v, output)
     assert heard is not None
     return heard, weights
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, dropout: float, rules: dict[str, Any]
+) -> tuple[Tensor, AttentionMap]:
+    if not dropout or rules["softcap"] is not None or rules["sinks"] is not None:
+        return attention(q, k, v, dropout=dropout, **rules)
+    # torch drops weights without keeping them; ours would keep the matrix for its gradient
+    output = _dropped(q, k, v, rules["mask"], rules["bias"], rules["scale"], dropout)
+    cast_q, cast_k = under_autocast(q, k)
+    return output, make(scores_from(cast_q, cast_k, cast_k, **rules), None)
 
 
 def _dropped(

@@ -137,32 +137,32 @@ def _stand_in(attachment: Attachment, config: object) -> Undo:
 def _stand_between() -> Undo:
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    own = AttentionInterface.get_interface
-
-    @functools.wraps(own)
-    def get_interface(self: AttentionInterface, *args: Any, **kwargs: Any) -> Function:
-        return _between(own(self, *args, **kwargs))
-
+    ours = _answering(AttentionInterface.get_interface, _between)
+    items = _answering(AttentionInterface.__getitem__, _between)
+    masks = _answering(AttentionMaskInterface.__getitem__, _between_masks)
     return undo_all(
         [
-            _put(AttentionInterface, "get_interface", get_interface),
-            _put(AttentionInterface, "__getitem__", _answering(AttentionInterface.__getitem__, _between)),
-            _put(
-                AttentionMaskInterface,
-                "__getitem__",
-                _answering(AttentionMaskInterface.__getitem__, _between_masks),
-            ),
+            _put(AttentionInterface, "get_interface", ours),
+            _put(AttentionInterface, "__getitem__", items),
+            _put(AttentionMaskInterface, "__getitem__", masks),
         ]
     )
 
 
 def _answering(look_up: Function, between: Function) -> Function:
-    @functools.wraps(look_up)
-    def __getitem__(self: object, name: object) -> Function:  # noqa: N807
-        function: Function = between(look_up(self, name))
-        return function
+    """A lookup that finds, in place of each function, the one that stands between; made once each."""
+    made: dict[Function, Function] = {}
 
-    return __getitem__
+    @functools.wraps(look_up)
+    def answer(self: object, *args: Any, **kwargs: Any) -> Function:
+        own: Function = look_up(self, *args, **kwargs)
+        try:
+            return made.get(own) or made.setdefault(own, between(own))
+        except TypeError:  # one that is not to be found again
+            function: Function = between(own)
+            return function
+
+    return answer
 
 
 def _put(kind: type, name: str, ours: Function) -> Undo:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ...errors import AttentionBypassed
 from ...map import AttentionMap
-from ...masks import Mask
+from ...masks import CAUSAL, NOTHING_HIDDEN, Mask
 from ..active import active, announce, padding_now, path_of, quietly
 from ..attachment import Attachment
 from ..model_structure import sounds_cross
@@ -62,11 +62,10 @@ _read: WeakKeyDictionary[FunctionType, _Own] = WeakKeyDictionary()
 
 
 def _own(function: Function) -> _Own:
+    """What is read in a function's code, once for as long as it has that code."""
     if not isinstance(function, FunctionType):
         return _read_code(function)
-    read = _read.get(function)
-    if read is None or read.code is not function.__code__:
-        read = _read[function] = _read_code(function)
+    read = _read[function] = _read_code(function)
     return read
 
 
@@ -137,15 +136,18 @@ def answered(
     Raises:
         AttentionBypassed: it does what we do not know, and nobody allowed for that.
     """
-    own = _own(function)
+    own = _read.get(function) if isinstance(function, FunctionType) else None
+    if own is None or own.code is not function.__code__:
+        own = _own(function)
     names = own.parameters[1:] or FIRST
     given = dict(zip(names, args, strict=False)) | kwargs
-    query, key, value, mask = [given.pop(name, None) for name in names[: len(FIRST)]]
-    reason = _why_not(own, given)
+    query, key, value, mask = map(given.pop, names[: len(FIRST)], (None,) * len(FIRST))
+    reason = None if not own.unknown and own.uses.isdisjoint(given) else _why_not(own, given)
     # Torch's function has no soft cap: Transformers' around it says so, or, before 5.18, leaves the cap out.
     refuses = own.is_fused and "softcap" in own.mentions and given.get("softcap") is not None
     if reason is None and not refuses:
-        return attention_function(own, module, query, key, value, mask, given)
+        path = listening[0].paths[module]
+        return attention_function(own, module, path, query, key, value, mask, given)
     if reason is not None and any(attachment.fallback is None for attachment in listening):
         raise AttentionBypassed(
             f"attention of {path_of(module)} must be one that headwise knows: {reason}; read its weights "
@@ -164,12 +166,14 @@ def _look(module: nn.Module, answer: object, query: Tensor, key: Tensor) -> None
     (B, H, T), S, path = query.shape[:3], key.shape[2], path_of(module)
     if isinstance(weights, Tensor) and tuple(weights.shape) == (B, H, T, S):
         given = AttentionMap.from_weights(weights.detach(), Mask(queries=padding_now(path, B, T)))
-        announce(module, "cross" if _is_cross(module, T, S, None, None) else "self", given, None, None)
+        cross = _is_cross(module, path, T, S, None, None)
+        announce(module, "cross" if cross else "self", given, None, None)
 
 
 def attention_function(
     own: _Own,
     module: nn.Module,
+    path: str,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -179,6 +183,7 @@ def attention_function(
     """What a model's own function would give, with the heads' output announced on its way.
 
     Args:
+        path: of the module.
         query: [B, H, T, D]
         key, value: [B, Hk, S, D], not repeated.
         given: what else it was called with.
@@ -187,14 +192,15 @@ def attention_function(
         [B, T, H, D], and the weights, made where they are looked at.
     """
     T, S = query.shape[2], key.shape[2]
-    mask = _meaning(own, attention_mask)
+    mask = None if attention_mask is None else _meaning(own, attention_mask)
     is_causal = given.get("is_causal")
-    cross = _is_cross(module, T, S, mask, is_causal)
+    cross = _is_cross(module, path, T, S, mask, is_causal)
     if mask is None:
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         hides = own.is_fused and causal and T > 1  # elsewhere no mask hides nothing
         used = min(S, T) if hides else S  # torch puts the first query beside the first key
-        rules, bias = Mask(right=T - used) if hides else Mask(), None
+        bias = None
+        rules = NOTHING_HIDDEN if not hides else CAUSAL if used == T else Mask(right=T - used)
     else:
         if isinstance(mask, Tensor) and mask.ndim < 4:
             mask = mask[(None,) * (4 - mask.ndim)]  # as torch spreads it over scores [B, H, T, S]
@@ -204,24 +210,30 @@ def attention_function(
         else:
             rules, bias, used = rules_of(mask, T, S, not cross and not made, query.shape[0])
         if made:
-            rules = _with_padding_given(rules, padding_now(path_of(module), query.shape[0], T))
+            rules = _with_padding_given(rules, padding_now(path, query.shape[0], T))
     position_bias = given.get("position_bias") if "position_bias" in own.parameters else None
-    if used < S or _is_written_to(key):  # what is filled of a cache; a copy, for the cache goes on changing
+    # What is filled of a cache; a copy, for a buffer that is filled in place, as far as one can know, goes on
+    # changing.
+    if used < S or key.is_inference() or key._version > 0:
         key, value = key[:, :, :used].clone(), value[:, :, :used].clone()
         position_bias = None if position_bias is None else position_bias[..., :used]
     if cross and rules.queries is None:
-        rules = replace(rules, queries=padding_now(path_of(module), query.shape[0], T))
+        real = padding_now(path, query.shape[0], T)
+        if real is not None and isinstance(mask, CompactMask):
+            rules = mask.counting(rules, real)
+        elif real is not None:
+            rules = replace(rules, queries=real)
     if position_bias is not None:
         bias = position_bias if bias is None else bias + position_bias
     sinks = given.get("s_aux") if "s_aux" in own.parameters else None
     if "sinks" in own.mentions:
         sinks = module.sinks
-    dropout = given.get("dropout") or 0.0
+    dropout, scale = given.get("dropout") or 0.0, given.get("scaling")
     output, weights = attended(
         module,
         "cross" if cross else "self",
         query, key.to(query.dtype), value.to(query.dtype),
-        mask=rules, bias=bias, scale=_scale(own, module, query, given.get("scaling")),
+        mask=rules, bias=bias, scale=scale if type(scale) is float else _scale(own, module, query, scale),
         softcap=given.get("softcap") if "softcap" in own.parameters else None,
         sinks=None if sinks is None else sinks.to(query.dtype).flatten(),
         dropout=dropout if own.is_fused or module.training else 0.0,
@@ -234,14 +246,13 @@ def attention_function(
 
     if given.get("output_attentions"):
         return joined, dense()
-    shape = torch.Size((*weights.shape[:3], S))
-    return joined, None if own.is_fused else Standing.of(shape, query.dtype, query.device, dense)
+    if own.is_fused:
+        return joined, None
+    return joined, Standing.of(torch.Size((*weights.shape[:3], S)), query.dtype, query.device, dense)
 
 
-def _meaning(own: _Own, mask: Tensor | None) -> CompactMask | Tensor | None:
+def _meaning(own: _Own, mask: Tensor) -> CompactMask | Tensor:
     """What a mask says to a model's own function: torch's hides where it is False, others add what it is."""
-    if mask is None:
-        return None
     if not own.is_fused and not mask.is_floating_point():
         numbers: Tensor = as_tensor(mask)
         return numbers
@@ -271,16 +282,11 @@ def _scale(own: _Own, module: nn.Module, query: Tensor, scaling: Any) -> float |
     return float(scaling) if isinstance(scaling, Tensor) and not scaling.requires_grad else scaling
 
 
-def _is_written_to(key: Tensor) -> bool:
-    """Whether keys lie in a buffer that is filled in place, as far as one can know."""
-    return key.is_inference() or key._version > 0
-
-
-def _is_cross(module: nn.Module, T: int, S: int, mask: object, is_causal: bool | None) -> bool:
+def _is_cross(
+    module: nn.Module, path: str | None, T: int, S: int, mask: object, is_causal: bool | None
+) -> bool:
     """Whether keys come from elsewhere, as far as a layer lets one know."""
-    if getattr(module, "is_cross_attention", False) is True:
-        return True
-    if sounds_cross(path_of(module)):
+    if getattr(module, "is_cross_attention", False) is True or sounds_cross(path):
         return True
     causal = (
         mask.is_causal if isinstance(mask, CompactMask) else is_causal or getattr(module, "is_causal", False)

@@ -8,7 +8,7 @@ Positions there are absolute: query i is q_offset + i, key j is kv_offset + j.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import WRAPPER_ASSIGNMENTS, cached_property, update_wrapper
 from types import CellType, FunctionType
 from typing import Any, NoReturn
@@ -29,7 +29,11 @@ Predicate = Callable[..., Any]
 
 @dataclass(eq=False)
 class CompactMask:
-    """What a mask says, as a model's mask function was asked for it."""
+    """What a mask says, as a model's mask function was asked for it.
+
+    All layers of a forward are handed the same: what is worked out for one of them goes for the others, down
+    to the very object, by which calls are known to have the same rules.
+    """
 
     batch: int
     query_len: int
@@ -41,6 +45,28 @@ class CompactMask:
     make_dense: Callable[[], Tensor]
     dtype: torch.dtype  # of the dense tensor
     device: torch.device
+    _answers: dict[bool, tuple[Mask, None, int]] = field(
+        default_factory=dict
+    )  # by whether it is of its own text
+    _counting: tuple[Mask, Tensor, int, Mask] | None = None  # rules, which queries are real, both as one
+
+    def answer(self, itself: bool) -> tuple[Mask, None, int]:
+        """What `rules_of` says of it, with tensors of its own."""
+        if itself not in self._answers:
+            rules, _, used = _compact_rules(self, itself)
+            self._answers[itself] = rules.bind(self.batch, 1, self.query_len, used), None, used
+        return self._answers[itself]
+
+    def counting(self, rules: Mask, real: Tensor) -> Mask:
+        """Of these rules those in which only some queries count, bool [B, T]."""
+        if real.is_inference():  # nobody knows whether it is still what it was
+            return replace(rules.unbound(), queries=real)
+        kept = self._counting
+        if kept is None or kept[0] is not rules or kept[1] is not real or kept[2] != real._version:
+            joined = replace(rules.unbound(), queries=real)
+            bound = joined.bind(real.shape[0], 1, self.query_len, self.answer(False)[2])
+            kept = self._counting = rules, real, real._version, bound
+        return kept[3]
 
     @cached_property
     def rules(self) -> Mask | None:
@@ -312,7 +338,7 @@ def rules_of(
     """
     if isinstance(mask, CompactMask):
         if (mask.query_len, mask.key_len) == (query_len, key_len) and mask.rules is not None:
-            return _compact_rules(mask, itself)
+            return mask.answer(itself)
         if mask.key_len < key_len:
             raise AttentionBypassed(
                 f"attention_mask must say who sees every key: it has {mask.key_len} of {key_len}, for this "

@@ -40,6 +40,7 @@ except (
 __all__ = ["Post", "lend", "override", "station", "uncompile", "unseen", "without_loan"]
 
 FORWARD, WRAPPED, COMPILED = "forward", "_old_forward", "_compiled_call_impl"
+WRITTEN = "_torchdynamo_orig_callable"  # where a compiled function has the one it was made of
 REDUCE, DEEPCOPY, HOOKS = "__reduce_ex__", "__deepcopy__", "_forward_pre_hooks"
 WHY = "headwise listens to this model, which runs uncompiled meanwhile; compile without fullgraph=True"
 
@@ -142,11 +143,6 @@ class _Loan:
             self._hook.remove()
 
     # While it lasts
-
-    def lends(self, function: object) -> bool:
-        """Whether this is the forward that is lent now."""
-        lent = self.attributes.get(FORWARD)
-        return lent is not None and getattr(lent.value, "__func__", None) is function
 
     def __call__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
         """What pickle and copy are told: the module without what it was lent."""
@@ -347,12 +343,6 @@ class _StandIn:
         """What was in the module's dict."""
         return MethodType(self._own, module) if self._binds and self._own is not _missing else self._own
 
-    def forward_of(
-        self, module: nn.Module, behind: Callable[[Forward], Forward] = lambda own: own
-    ) -> Forward:
-        own = behind(type(module).forward if self._own is _missing else self._own)
-        return MethodType(own, module) if self._binds else own
-
     def _check_copy(self, module: nn.Module) -> None:
         """A copy of a module has this very function, not a copy of what it stands in for.
 
@@ -375,11 +365,18 @@ class _StandIn:
             if replica is not None and replica.__dict__.get(REDUCE) is module.__dict__.get(REDUCE):
                 module = replica
         loan = module.__dict__.get(REDUCE)
-        if not isinstance(loan, _Loan) or not loan.lends(self._seen()):  # kept by somebody beyond its time
-            self._check_copy(module)
-            return self.forward_of(module)(*args, **kwargs)
+        lent = loan.attributes.get(FORWARD) if isinstance(loan, _Loan) else None
+        own: Forward = type(module).forward if self._own is _missing else self._own
+        if lent is None or getattr(lent.value, "__func__", None) is not self._seen():
+            self._check_copy(module)  # kept by somebody beyond its time
+            return own(module, *args, **kwargs) if self._binds else own(*args, **kwargs)
+        assert isinstance(loan, _Loan), "which lends it"
         instead, posts, entered = loan.instead, loan.posts, 0
-        own = functools.partial(instead[0], module) if instead else self.forward_of(module, _written)
+        if instead:
+            own = functools.partial(instead[0], module)
+        else:
+            own = getattr(own, WRITTEN, own)
+            own = MethodType(own, module) if self._binds else own
         try:
             for post in posts:
                 post.enter(module, args, kwargs)
@@ -426,7 +423,7 @@ def _called(module: nn.Module, _: object) -> None:
     It gets its own for the next time; for this one torch has looked it up already.
     """
     method = module.__dict__.get(FORWARD)
-    if not isinstance(method, MethodType) or _stand_in(method) is None or method.__self__ is module:
+    if not isinstance(method, MethodType) or method.__self__ is module or _stand_in(method) is None:
         return
     if method.__self__.__dict__.get(REDUCE) is module.__dict__.get(REDUCE):
         module.__dict__[FORWARD] = MethodType(method.__func__, module)
@@ -451,7 +448,7 @@ def _before(module: nn.Module) -> Forward:
 
 def _written(forward: Forward) -> Forward:
     """The function behind a compiled one."""
-    return getattr(forward, "_torchdynamo_orig_callable", forward)
+    return getattr(forward, WRITTEN, forward)
 
 
 def _is_of_its_class(module: nn.Module) -> bool:

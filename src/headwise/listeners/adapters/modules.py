@@ -47,9 +47,7 @@ __all__ = ["hear_headwise", "hear_timm", "hear_torch"]
 
 def hear_headwise(attachment: Attachment) -> Undo:
     """Let every module of ours tell of its calls."""
-    return override(
-        (module for module in attachment.paths if isinstance(module, MultiHeadAttention)), headwise_forward
-    )
+    return override(attachment.structure.of_kind((MultiHeadAttention,)), headwise_forward)
 
 
 def headwise_forward(
@@ -78,7 +76,7 @@ def headwise_forward(
         ragged.check_alone(key, value, cache, lengths, documents)
         query, mask, real = ragged.as_mask(module, query, mask, lengths, documents)
         lengths = None
-    with wanted(asked_of_all()):
+    with wanted(_asked_of(module, query, key)):
         heads, weights, v = module._attend(query, key, value, mask, bias, positions, cache, lengths)
     if not heads.shape[0]:
         nothing_to_hear()
@@ -88,6 +86,15 @@ def headwise_forward(
     assert heard is not None
     output = ragged.without_padding(module._finish(heard, query, lengths), real)
     return output, weights if need_weights else None
+
+
+def _asked_of(module: MultiHeadAttention, query: Tensor, key: Tensor | None) -> tuple[str, ...]:
+    """Row statistics that someone will ask of a call, as long as it is without what a cache holds."""
+    keys = query if key is None else key
+    if not isinstance(query, Tensor) or not isinstance(keys, Tensor) or query.ndim < 2 or keys.ndim < 2:
+        return ()  # refused where it is looked at
+    shape = (query.shape[:-2].numel(), module.num_heads, query.shape[-2], keys.shape[-2])
+    return asked_of_all(shape, query.is_cpu)
 
 
 # torch's
@@ -100,8 +107,8 @@ NESTS = "use_nested_tensor"  # for torch's native path alone
 
 def hear_torch(attachment: Attachment) -> Undo:
     """Let every module of torch's class tell of its calls."""
-    modules = list(attachment.paths)
-    nesting = [module for module in modules if isinstance(module, nn.TransformerEncoder)]
+    nesting = attachment.structure.of_kind((nn.TransformerEncoder,))
+    modules = attachment.structure.of_kind(KNOWN)
     undos = [lend(module, NESTS, False) for module in nesting if NESTS in module.__dict__]
     undos.append(override((module for module in nesting if type(module) in ENCODERS), encode))
     return undo_all(
