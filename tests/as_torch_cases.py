@@ -261,6 +261,7 @@ LIMITS: tuple[tuple[Any, str, int], ...] = (
     (answers, "AT_ONCE", 64),
     (answers, "MANY", 3),
     (answers, "FEWEST", 2),
+    (torch_projections, "FEW", 0),
 )
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 from ... import budget
 from ...arguments import autocasting
 from ...engines.plain import transforms_are_active
-from ..one_step import Parameters, Step, chosen, joined, run
+from ..one_step import Parameters, chosen, joined, looked_at, run, step_of
 from ..packed_weights import OUT_PROJ, PLAIN, is_untouched, ordinary, parameters_of
 from .contract import check_inputs, check_masks, check_widths
 from .torch_masks import Rules, rules_of
@@ -29,6 +29,7 @@ __all__ = ["TorchCall", "in_one_step", "linear", "thirds"]
 
 
 FUSES_BIAS = torch.backends.mkl.is_available()
+FEW = 2**22  # weights: what stands around a second pass takes longer than their matrix
 Heads = tuple[Tensor, Tensor, Tensor]
 
 
@@ -180,43 +181,60 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
     Args:
         zero: a query that sees nothing gets 0; else, as in torch, NaN where weights are wanted.
     """
-    x, memory = call.query, call.key
-    if not _is_worth_it(x) or not call.batched or call.dropout or not _will_project(call):
+    x, memory, wants = call.query, call.key, call.need_weights
+    if not call.batched or call.dropout or not _is_worth_it(x, wants) or not _will_project(call):
         return None
-    module, first, wants = call.module, call.first, call.need_weights
+    module, first = call.module, call.first
     N, L, S = x.shape[first], x.shape[1 - first], memory.shape[1 - first]
     H, D = module.num_heads, module.head_dim
     call.appended = check_masks(call, (N, H, L, D), (memory.shape[first], H, S, D))
-    if call.appended:
-        return None
-    rules = call.rules(L, S)
-    if rules.hidden is not None or rules.bias is not None or not x.numel() or not memory.numel():
-        return None
-    if not ordinary(x) or _is_limited(wants):
+    if call.appended or not x.numel() or not memory.numel() or not ordinary(x) or _is_limited(wants):
         return None
     out_proj: Any = module.__dict__["_modules"]["out_proj"]
     theirs = parameters_of(out_proj, "weight", "bias") if is_untouched(out_proj, OUT_PROJ) else None
     out_weight, out_bias = theirs or (None, None)
     # in_proj_weight is not always a parameter: it may be pruned, parametrised, a replica's
     parameters = Parameters(module.in_proj_weight, module.in_proj_bias, out_weight, out_bias)
-    for held in parameters:
+    for held in parameters[:4]:
         if held is None:
             continue
         if type(held) not in PLAIN or held.dtype is not x.dtype or held.device != x.device:
             return None
     other = None if memory is x else memory
+    masks = _as_they_are(call, zero) if wants and N * H * L * S <= FEW else None
+    if masks is not None:
+        step = step_of(H, D, first, False, torch.nan, None, call.average)
+        y, _, weights, _ = run(x, other, parameters, masks, step)
+        return out_proj(y) if out_weight is None else y, weights
+    rules = call.rules(L, S)
+    if rules.hidden is not None or rules.bias is not None:
+        return None
     kernel = chosen(x, other, H, first, rules.causal, rules.padding)
     if kernel is None:
         return None
-    step = Step(H, first, rules.causal, torch.nan if wants and not zero else 0.0, kernel)
-    wanted = ("mean" if call.average else "heads") if wants else None
-    y, weights = run(x, other, parameters, rules.padding, step, wanted)
+    step = step_of(H, D, first, rules.causal, torch.nan if wants and not zero else 0.0, kernel)
+    y, projected, lse, added = run(x, other, parameters, rules.padding, step)
+    weights = looked_at(projected, lse, added, step, call.average) if wants else None
     return out_proj(y) if out_weight is None else y, weights
 
 
-def _is_worth_it(x: Tensor) -> bool:
-    """Whether the steps between the kernels matter: a CPU is as fast either way."""
-    return x.is_cuda
+def _is_worth_it(x: Tensor, need_weights: bool) -> bool:
+    """Whether the steps between the kernels matter; a CPU has better ways to weights without gradients."""
+    return x.is_cuda or not need_weights or torch.is_grad_enabled()
+
+
+def _as_they_are(call: TorchCall, zero: bool) -> tuple[Tensor, ...] | None:
+    """torch's masks like [N, H, L, S]; None: one that learns, or rows that must not become NaN."""
+    masks = []
+    if call.attn_mask is not None:
+        flat = call.attn_mask.dim() == 2
+        masks.append(call.attn_mask if flat else call.attn_mask.unflatten(0, (-1, call.module.num_heads)))
+    if call.key_padding_mask is not None:
+        masks.append(call.key_padding_mask[:, None, None])
+    for mask in masks:
+        if zero or mask.requires_grad:
+            return None
+    return tuple(masks)
 
 
 def _will_project(call: TorchCall) -> bool:
