@@ -261,7 +261,9 @@ LIMITS: tuple[tuple[Any, str, int], ...] = (
     (answers, "AT_ONCE", 64),
     (answers, "MANY", 3),
     (answers, "FEWEST", 2),
+    (answers, "MORE", 0),
     (torch_projections, "FEW", 0),
+    (torch_projections, "FEW_IN_TILES", 0),
 )
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 from ... import budget
 from ...arguments import autocasting
 from ...engines.plain import transforms_are_active
-from ..one_step import Parameters, chosen, joined, looked_at, run, step_of
+from ..one_step import Parameters, Step, chosen, joined, looked_at, run, step_of
 from ..packed_weights import OUT_PROJ, PLAIN, is_untouched, ordinary, parameters_of
 from .contract import check_inputs, check_masks, check_widths
 from .torch_masks import Rules, rules_of
@@ -29,7 +29,10 @@ __all__ = ["TorchCall", "in_one_step", "linear", "thirds"]
 
 
 FUSES_BIAS = torch.backends.mkl.is_available()
-FEW = 2**22  # weights: what stands around a second pass takes longer than their matrix
+# Weights. On a GPU fewer take less time than the steps around a second pass, or around a mask that adds
+# numbers; on a CPU without gradients tiles are better from here on, and for outputs alone a mask that was read.
+FEW = 2**22
+FEW_IN_TILES, FEW_TO_READ = 2**20, 2**17
 Heads = tuple[Tensor, Tensor, Tensor]
 
 
@@ -182,11 +185,14 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
         zero: a query that sees nothing gets 0; else, as in torch, NaN where weights are wanted.
     """
     x, memory, wants = call.query, call.key, call.need_weights
-    if not call.batched or call.dropout or not _is_worth_it(x, wants) or not _will_project(call):
+    if not call.batched or call.dropout or not _will_project(call):
         return None
     module, first = call.module, call.first
     N, L, S = x.shape[first], x.shape[1 - first], memory.shape[1 - first]
     H, D = module.num_heads, module.head_dim
+    few = N * H * L * S
+    if not _is_worth_it(call, few):
+        return None
     call.appended = check_masks(call, (N, H, L, D), (memory.shape[first], H, S, D))
     if call.appended or not x.numel() or not memory.numel() or not ordinary(x) or _is_limited(wants):
         return None
@@ -201,11 +207,14 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
         if type(held) not in PLAIN or held.dtype is not x.dtype or held.device != x.device:
             return None
     other = None if memory is x else memory
-    masks = _as_they_are(call, zero) if wants and N * H * L * S <= FEW else None
-    if masks is not None:
-        step = step_of(H, D, first, False, torch.nan, None, call.average)
-        y, _, weights, _ = run(x, other, parameters, masks, step)
-        return out_proj(y) if out_weight is None else y, weights
+    if few <= FEW:
+        masks = _as_they_are(call, zero) if wants or _adds_numbers(call, few) else None
+        if masks is not None:
+            step = step_of(H, D, first, False, torch.nan, None, call.average)
+            if not wants:
+                return _by_torchs_kernel(x, other, parameters, masks, step, out_proj), None
+            y, _, weights, _ = run(x, other, parameters, masks, step)
+            return out_proj(y) if out_weight is None else y, weights
     rules = call.rules(L, S)
     if rules.hidden is not None or rules.bias is not None:
         return None
@@ -218,9 +227,46 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
     return out_proj(y) if out_weight is None else y, weights
 
 
-def _is_worth_it(x: Tensor, need_weights: bool) -> bool:
-    """Whether the steps between the kernels matter; a CPU has better ways to weights without gradients."""
-    return x.is_cuda or not need_weights or torch.is_grad_enabled()
+def _is_worth_it(call: TorchCall, few: int) -> bool:
+    """Whether the steps between the kernels matter; a CPU has better ways to many weights, `answer`."""
+    if call.query.is_cuda or not call.need_weights:
+        return True
+    return few <= (FEW if torch.is_grad_enabled() else FEW_IN_TILES)
+
+
+def _adds_numbers(call: TorchCall, few: int) -> bool:
+    """Whether a mask adds numbers that are not, or are better not, looked at; outputs alone are wanted."""
+    if call.query.is_cpu:
+        if torch.is_grad_enabled() or few > FEW_TO_READ:
+            return False
+    elif call.is_causal and call.key_padding_mask is None:
+        return False  # the hint is trusted
+    for mask in (call.attn_mask, call.key_padding_mask):
+        if mask is not None and mask.dtype != torch.bool:
+            return True
+    return False
+
+
+def _by_torchs_kernel(
+    x: Tensor,
+    memory: Tensor | None,
+    parameters: Parameters,
+    masks: tuple[Tensor, ...],
+    step: Step,
+    out_proj: nn.Module,
+) -> Tensor:
+    """The output as torch's class comes to it, whatever its masks hold."""
+    q, k, v = step.heads(parameters.project(x, memory))
+    added: Tensor | None = None
+    for mask in masks:
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -torch.inf)
+        added = mask if added is None else added + mask
+    assert added is not None
+    added = added.to(q.dtype).expand(*added.shape[:-2], q.shape[2], k.shape[2])
+    heads = joined(functional.scaled_dot_product_attention(q, k, v, added), step.first)
+    output: Tensor = out_proj(heads) if parameters.out_weight is None else parameters.finish(heads)
+    return output
 
 
 def _as_they_are(call: TorchCall, zero: bool) -> tuple[Tensor, ...] | None:
