@@ -19,7 +19,7 @@ Letters: N batch, L query_len, S key_len, E width, H num_heads, Hk num_kv_heads,
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +30,7 @@ from ..engines import backends, kernels, plain, weights
 from ..engines.backend import Call
 from ..engines.gpu.cannot import cannot
 from ..engines.gradients import Context
-from ..engines.kernels import HALF, Kernel, KernelCall, ShapeChurn
+from ..engines.kernels import HALF, Kernel, KernelCall, ShapeChurn, Three
 from ..engines.scores import Scores
 from ..engines.tiles import TILES
 from ..engines.walk import REACH
@@ -60,8 +60,8 @@ def _bias_added(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return functional.linear(x, weight).add_(bias)
 
 
-# On a CPU without MKL a product that begins at the bias is slower than adding it afterwards, and off by two to
-# three times as much.
+# On a CPU without MKL a product that begins at the bias is slower than adding it afterwards, and off by two
+# to three times as much.
 linear = functional.linear if FUSES_BIAS else _bias_added
 
 
@@ -89,7 +89,6 @@ class Parameters(NamedTuple):
     def finish(self, joined: Tensor) -> Tensor:
         """The last one, [.., .., H D] -> [.., .., E]."""
         return joined if self.out_weight is None else linear(joined, self.out_weight, self.out_bias)
-
 
 
 class Step(NamedTuple):
@@ -241,7 +240,7 @@ def run(
         for given in (x, memory, *parameters[:4], *parameters.parts):
             if given is not None and given.requires_grad:
                 y, state, *projected = _OneStep.apply(
-                    x, memory, *parameters[:4], added, step, *parameters.parts
+                    x, memory, *parameters[:4], (added, step), *parameters.parts
                 )
                 return y, tuple(projected), state, added
     made, heads, state = _attended(x, memory, parameters, added, step)
@@ -310,10 +309,10 @@ class _OneStep(torch.autograd.Function):
         in_bias: Tensor | None,
         out_weight: Tensor | None,
         out_bias: Tensor | None,
-        added: Any,
-        step: Step,
+        call: tuple[Any, Step],
         *parts: Tensor,
     ) -> tuple[Tensor, ...]:
+        added, step = call
         parameters = Parameters(in_weight, in_bias, out_weight, out_bias, parts)
         projected, heads, state = _attended(x, memory, parameters, added, step)
         if step.kernel is None:
@@ -327,7 +326,7 @@ class _OneStep(torch.autograd.Function):
         ctx.save_for_backward(*sources, last, heads, state, added, *projected, *watched)
         ctx.step, ctx.needs, ctx.finishes = step, needs, out_weight is not None
         ctx.block = in_weight if parts else None
-        ctx.sizes = [*map(len, parts)]
+        ctx.sizes = [part.shape[0] for part in parts]
         ctx.shapes = (x.shape,) if memory is None else (x.shape, memory.shape)
         ctx.set_materialize_grads(False)
         if step.kernel is None:
@@ -344,47 +343,33 @@ class _OneStep(torch.autograd.Function):
         again = False
         for given in grads:
             again = again or (given is not None and plain.is_needed_for(given))
-        d_x = d_memory = d_weight = d_bias = d_out_weight = d_out_bias = None
-        if grad is not None:
-            if again and needs.heads:
-                heads, _ = _plainly(step, added, projected, state)
-            if ctx.finishes:
-                flat = grad.flatten(0, 1)
-                d_out_weight = torch.mm(flat.t(), heads.flatten(0, 1)) if needs.out_weight else None
-                d_out_bias = flat.sum(0) if needs.out_bias else None
-                grad = torch.mm(flat, out_weight).view(heads.shape) if needs.heads else None
-        if needs.heads and (grad is not None or d_shown is not None):
-            way = _plain_way_back if again else _way_back if step.kernel is not None else _matrix_way_back
-            for i, made in enumerate(way(step, added, projected, heads, state, grad, d_shown)):
-                before = back[i]
-                back[i] = made if before is None else made + before
-        if len(back) == 2 and (back[0] is None) is not (back[1] is None):
-            back = [torch.zeros_like(x) if g is None else g for x, g in zip(projected, back, strict=True)]
-        for i, part in enumerate(back):
-            if part is None or not needs.heads:
-                continue
-            flat, weight = part.flatten(0, 1), None
-            source, wanted = (x, needs.x) if i == 0 else (memory, needs.memory)
-            if wanted:
-                weight = watched[0] if ctx.block is None else torch.cat(watched) if again else ctx.block
-                if len(back) == 2:
-                    E = weight.shape[1]
-                    weight = weight[:E] if i == 0 else weight[E:]
-                found = torch.mm(flat, weight).view(shapes[i])
-                d_x, d_memory = (found, d_memory) if i == 0 else (d_x, found)
-            if needs.weight:
-                found = torch.mm(flat.t(), source.flatten(0, 1))
-                d_weight = found if i == 0 else torch.cat((d_weight, found))
-            if needs.bias:
-                found = flat.sum(0)
-                d_bias = found if i == 0 else torch.cat((d_bias, found))
+        if grad is not None and again and needs.heads:
+            heads, _ = _plainly(step, added, projected, state)
+        d_out_weight = d_out_bias = None
+        if grad is not None and ctx.finishes:
+            flat = grad.reshape(-1, grad.shape[-1])  # gradients that come in batches know no flatten
+            d_out_weight = torch.mm(flat.t(), heads.flatten(0, 1)) if needs.out_weight else None
+            d_out_bias = flat.sum(0) if needs.out_bias else None
+            grad = torch.mm(flat, out_weight).view(heads.shape) if needs.heads else None
+        of_inputs: tuple[Tensor | None, ...] = (None,) * 4
+        if needs.heads:
+            if grad is not None or d_shown is not None:
+                made = _way_back(step, added, projected, heads, state, grad, d_shown, again)
+                back = [
+                    m if b is None else b if m is None else m + b for m, b in zip(made, back, strict=True)
+                ]
+            parts = [torch.zeros_like(p) if b is None else b for p, b in zip(projected, back, strict=True)]
+            weight = ctx.block
+            if watched and (weight is None or again):
+                weight = watched[0] if weight is None else torch.cat(watched)
+            of_inputs = _to_inputs(parts, x, memory, weight, shapes, needs)
         if ctx.block is None:
-            return d_x, d_memory, d_weight, d_bias, d_out_weight, d_out_bias, None, None
-        parts: list[Tensor | None] = []
+            return *of_inputs, d_out_weight, d_out_bias, None
+        cut: list[Tensor | None] = []
         n, sizes = needs.weights, ctx.sizes
-        for block, cuts in ((d_weight, sizes[:n]), (d_bias, sizes[n:])):
-            parts += [None] * len(cuts) if block is None else block.split(cuts)
-        return d_x, d_memory, None, None, d_out_weight, d_out_bias, None, None, *parts
+        for block, cuts in ((of_inputs[2], sizes[:n]), (of_inputs[3], sizes[n:])):
+            cut += [None] * len(cuts) if block is None else block.split_with_sizes(cuts)
+        return *of_inputs[:2], None, None, d_out_weight, d_out_bias, None, *cut
 
 
 class _Needs(NamedTuple):
@@ -403,20 +388,60 @@ class _Needs(NamedTuple):
     def of(cls, needed: tuple[bool, ...], parts: int, biased: bool) -> _Needs:
         x, memory, weight, bias, out_weight, out_bias = needed[:6]
         weights = parts // 2 if biased else parts
-        weight = weight or True in needed[8 : 8 + weights]
-        bias = bias or True in needed[8 + weights :]
+        weight = weight or True in needed[7 : 7 + weights]
+        bias = bias or True in needed[7 + weights :]
         return cls(x, memory, weight, bias, out_weight, out_bias, x or memory or weight or bias, weights)
 
 
+def _to_inputs(
+    parts: Sequence[Tensor],
+    x: Tensor,
+    memory: Tensor,
+    weight: Tensor,
+    shapes: Sequence[torch.Size],
+    needs: _Needs,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, memory, the first projections' weight and their bias, from those of what they made."""
+    sources: list[Tensor | None] = [None, None]
+    weights: list[Tensor] = []
+    biases: list[Tensor] = []
+    start = 0
+    for i, part in enumerate(parts):
+        flat = part.reshape(-1, part.shape[-1])  # [N * L, ..]
+        stop = start + flat.shape[1]
+        if needs.memory if i else needs.x:
+            sources[i] = torch.mm(flat, weight[start:stop]).view(shapes[i])
+        if needs.weight:
+            weights.append(torch.mm(flat.t(), (memory if i else x).flatten(0, 1)))
+        if needs.bias:
+            biases.append(flat.sum(0))
+        start = stop
+    if len(parts) == 1:
+        return *sources, weights[0] if weights else None, biases[0] if biases else None
+    return *sources, torch.cat(weights) if weights else None, torch.cat(biases) if biases else None
+
+
 def _way_back(
-    step: Step, added: Tensor | None, projected: Projected, heads: Tensor, lse: Tensor, grad: Tensor, _: None
-) -> Projected:
-    """From the gradient of heads side by side to that of what was projected."""
+    step: Step,
+    added: Tensor | None,
+    projected: Projected,
+    heads: Tensor,
+    state: Tensor,
+    grad: Tensor | None,
+    d_shown: Tensor | None,
+    again: bool,
+) -> tuple[Tensor | None, ...]:
+    """From the gradients of heads side by side, and of weights, to that of what was projected."""
+    if again:
+        return _plain_way_back(step, added, projected, state, grad, d_shown)
     q, k, v = step.heads(projected)
-    out, d_out = step.by_head(heads), step.by_head(grad)
-    assert step.kernel is not None
-    if lse.is_cpu and lse.dtype != torch.float64 and float(lse.abs().max()) > REACH:
-        # kernels would be too rough, or some query sees nothing
+    d_out = None if grad is None else step.by_head(grad)
+    if step.kernel is None:
+        three = _matrix_way_back(q, k, v, state, d_out, d_shown, step)
+        return step.side_by_side(*three, len(projected))
+    out, lse = step.by_head(heads), state
+    assert d_out is not None
+    if lse.is_cpu and _is_rough(lse):
         lse = lse.masked_fill(lse > SEES_NOTHING / 2, -torch.inf)
         back, dv, _ = TILES.backward(Call(step.scores(q, k, added), v), out, lse, d_out)
         three = back.q.to(v.dtype), back.k.to(v.dtype), dv.to(v.dtype)
@@ -425,43 +450,41 @@ def _way_back(
     return step.side_by_side(*three, len(projected))
 
 
+def _is_rough(lse: Tensor) -> bool:
+    """Whether a kernel's way back would be too rough for some query that sees anything."""
+    if lse.dtype == torch.float64 or float(lse.abs().max()) <= REACH:
+        return False
+    return float(lse.masked_fill(lse > SEES_NOTHING / 2, 0).abs().max()) > REACH
+
+
 def _matrix_way_back(
-    step: Step,
-    _: None,
-    projected: Projected,
-    heads: Tensor,
-    p: Tensor,
-    grad: Tensor | None,
-    d_shown: Tensor | None,
-) -> Projected:
-    """The same from weights [N * H, L, S] and, where they are used, their gradient."""
-    q, k, v = step.heads(projected)
+    q: Tensor, k: Tensor, v: Tensor, p: Tensor, d_out: Tensor | None, d_shown: Tensor | None, step: Step
+) -> Three:
+    """Gradients of heads, from weights [N * H, L, S] and the gradients of heads' outputs and of weights."""
     (N, H, L, D), S = q.shape, k.shape[2]
-    nothing = q.new_empty(1)
-    dp = None
-    if grad is None:
-        dv = torch.zeros_like(v)
+    if d_out is None:
+        dv, dp = torch.zeros_like(v), torch.zeros_like(p)
     else:
-        d_out = step.by_head(grad).reshape(N * H, L, D)
-        dv = torch.bmm(p.transpose(1, 2), d_out).view(N, H, S, D)
-        dp = torch.bmm(d_out, v.reshape(N * H, S, D).transpose(1, 2))
+        flat = d_out.reshape(N * H, L, D)
+        dv = torch.bmm(p.transpose(1, 2), flat).view(N, H, S, D)
+        dp = torch.bmm(flat, v.reshape(N * H, S, D).transpose(1, 2))
     if d_shown is not None:
-        more = (d_shown[:, None] / H).expand(N, H, L, S) if step.average else d_shown
-        dp = more.reshape(p.shape) if dp is None else dp.add_(more.reshape(p.shape))
+        dp.view(N, H, L, S).add_(d_shown[:, None] / H if step.average else d_shown)
     ds = aten._softmax_backward_data.default(dp, p, -1, p.dtype)
+    nothing = q.new_empty(1)
     dq = torch.baddbmm(nothing, ds, k.reshape(N * H, S, D), beta=0, alpha=step.scale)
     dk = torch.baddbmm(nothing, ds.transpose(1, 2), q.reshape(N * H, L, D), beta=0, alpha=step.scale)
-    return step.side_by_side(dq.view(N, H, L, D), dk.view(N, H, S, D), dv, len(projected))
+    return dq.view(N, H, L, D), dk.view(N, H, S, D), dv
 
 
 def _plainly(
     step: Step, added: Tensor | None, projected: Projected, state: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """(heads side by side, weights if they came of the matrix) in operations that can be differentiated again."""
+    """(heads side by side, weights if they came of the matrix), to be differentiated again."""
     q, k, v = step.heads(projected)
     if step.kernel is None:
         scores = (q @ k.transpose(-2, -1)) * step.scale
-        before = state.detach().view(scores.shape).log()  # and so with every mask, and what that hides
+        before = state.detach().view(scores.shape).log()  # with every mask, which need not be kept so
         p = torch.softmax(before + (scores - scores.detach()), -1)
         return joined(p @ v, step.first), p.mean(1) if step.average else p
     out, lse = plain.forward(step.scores(q, k, added), v)
@@ -474,12 +497,11 @@ def _plain_way_back(
     step: Step,
     added: Tensor | None,
     projected: Projected,
-    heads: Tensor,
     state: Tensor,
     grad: Tensor | None,
     d_shown: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    """Either way back in such operations."""
+    """`_way_back` in operations that can be differentiated again."""
     asked = (grad, d_shown)
 
     def forward(*projected: Tensor) -> list[Tensor]:
@@ -490,14 +512,13 @@ def _plain_way_back(
     return plain.gradients(forward, projected, (True,) * len(projected), given)
 
 
-def looked_at(
-    projected: Projected, lse: Tensor, added: Tensor | None, step: Step, average: bool
-) -> Tensor:
+def looked_at(projected: Projected, lse: Tensor, added: Tensor | None, step: Step, average: bool) -> Tensor:
     """The weights of a step, [N, H, L, S] or [N, L, S]."""
     q, k, _ = step.heads(tuple(x.detach() for x in projected))
     if q.dtype not in HALF or cannot(step.scores(q, k, added)) is not None:
         q, k, _ = step.heads(projected)
-        shown = weights.weights(step.scores(q, k, added), lse, mean=average)
+        seen = lse if added is None else lse.masked_fill(lse > SEES_NOTHING / 2, -torch.inf)
+        shown = weights.weights(step.scores(q, k, added), seen, mean=average)
     elif torch.is_grad_enabled() and any(x.requires_grad for x in projected):
         shown = _Weights.apply(lse, added, step, average, *projected)
     else:

@@ -46,7 +46,7 @@ __all__ = ["FEW", "answer", "leaves_some", "native"]
 
 
 FEW = 2**16  # weights: what stands around them takes longer than they do
-SOME = 2**14  # wanted weights with a mask, or any with a float one: more are too many for the operator's softmax
+SOME = 2**14  # weights, wanted and masked or with a float mask: beyond, the operator's softmax is too slow
 MORE = 2**18  # weights of which none is wanted or hidden: here the operator is as fast as a fused kernel
 NEAR = 2**23  # weights, 32 MiB: all of them stay in the last cache, and a mean of them costs no more
 AT_ONCE = 2**21  # weights of a tile, 8 MiB
@@ -119,10 +119,7 @@ def native(
 
 
 def _is_bool(*masks: Tensor | None) -> bool:
-    for mask in masks:
-        if mask is not None and mask.dtype != torch.bool:
-            return False
-    return True
+    return all(mask is None or mask.dtype == torch.bool for mask in masks)
 
 
 def _for_operator(

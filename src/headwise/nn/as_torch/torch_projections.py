@@ -30,7 +30,7 @@ __all__ = ["TorchCall", "in_one_step", "linear", "thirds"]
 
 FUSES_BIAS = torch.backends.mkl.is_available()
 # Weights. On a GPU fewer take less time than the steps around a second pass, or around a mask that adds
-# numbers; on a CPU without gradients tiles are better from here on, and for outputs alone a mask that was read.
+# numbers; on a CPU, without gradients, beyond these tiles are better, and for outputs a mask that was read.
 FEW = 2**22
 FEW_IN_TILES, FEW_TO_READ = 2**20, 2**17
 Heads = tuple[Tensor, Tensor, Tensor]
@@ -207,6 +207,7 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
         if type(held) not in PLAIN or held.dtype is not x.dtype or held.device != x.device:
             return None
     other = None if memory is x else memory
+    weights: Tensor | None
     if few <= FEW:
         masks = _as_they_are(call, zero) if wants or _adds_numbers(call, few) else None
         if masks is not None:
