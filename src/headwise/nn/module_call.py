@@ -33,6 +33,7 @@ from ..arguments import (
     told,
     window_rule,
 )
+from ..engines.kernels import Kernel
 from ..engines.scores import Scores
 from ..errors import ArgumentError, MaskError, ShapeError
 from ..indexing import fits
@@ -40,7 +41,7 @@ from ..map import AttentionMap, later
 from ..mask_rules import kind
 from ..masks import CAUSAL, NOTHING_HIDDEN, BoundMask, Mask, mask_of_call
 from ..scoring import Scoring
-from .one_step import SEES_NOTHING, Parameters, Step, chosen, run
+from .one_step import SEES_NOTHING, Parameters, Runner, Step, chosen, run
 from .packed_weights import PLAIN, is_untouched, ordinary, parameters_of
 
 if TYPE_CHECKING:
@@ -50,12 +51,14 @@ __all__ = [
     "OF_THE_CONSTRUCTOR",
     "ONE_LETTER",
     "as_lengths",
+    "bare_layers",
     "check",
     "check_call",
     "check_lengths",
     "check_memory",
     "check_options",
     "check_query",
+    "in_one_step",
     "is_bare",
     "lone",
     "no_use",
@@ -329,41 +332,38 @@ def is_bare(held: Mapping[str, Any]) -> bool:
     )
 
 
-def plain_self_attention(
-    module: MultiHeadAttention, x: Tensor, mask: Mask | Tensor | None, need_weights: bool
-) -> tuple[Tensor, AttentionMap | None] | None:
-    """(output [B, T, E], the map) of a module attending to x; None: not as plain as that.
-
-    Gradients or none, causal or not, padding or none: `one_step`.
-    """
+def bare_layers(module: MultiHeadAttention, x: Tensor) -> tuple[nn.Module, ...] | None:
+    """q_proj, k_proj and v_proj of a module that attends to x in one step; None: not as plain as that."""
     held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
-    packed, D = held["_packed"], held["head_dim"]
+    packed = held["_packed"]
     if packed is None or type(x) is not Tensor or not is_bare(held):
         return None
-    shape = x.shape
-    if len(shape) != 3:
-        return None
-    B, T, E = shape
     weight, dtype = packed.weight, x.dtype
-    if E != weight.shape[1] or dtype is not weight.dtype or not x.numel() or not dtype.is_floating_point:
+    if len(x.shape) != 3 or x.shape[2] != weight.shape[1] or dtype is not weight.dtype:
+        return None
+    if not x.numel() or not dtype.is_floating_point:
         return None
     if x.is_cpu is not weight.is_cpu or x.get_device() != weight.get_device():
         return None
     modules = held["_modules"]
     layers = (modules["q_proj"], modules["k_proj"], modules["v_proj"])
-    if not ordinary(x) or not packed.holds(layers):
-        return None
-    padding, keys, causal = None, None, held["causal"]
-    if mask is not None:
-        read = _padding_of(mask, x, B, T)
-        if read is None:
-            return None
-        padding, keys, further = read
-        causal = causal or further
-    H, Hk, scale, out_proj = held["num_heads"], held["num_kv_heads"], held["scale"], modules["out_proj"]
+    return layers if ordinary(x) and packed.holds(layers) else None
+
+
+def in_one_step(
+    module: MultiHeadAttention,
+    layers: tuple[nn.Module, ...],
+    x: Tensor,
+    padding: Tensor | None,
+    causal: bool,
+    kernel: Kernel | Runner,
+) -> tuple[Tensor, Tensor, Tensor, Step] | None:
+    """(output [B, T, E], projected, lse, step) of a module with such layers; None: out_proj does not fit."""
+    held: dict[str, Any] = module.__dict__
+    H, Hk, D, scale = held["num_heads"], held["num_kv_heads"], held["head_dim"], held["scale"]
+    packed, out_proj = held["_packed"], held["_modules"]["out_proj"]
     scale = D**-0.5 if scale is None else scale
-    kernel = chosen(x, None, H, 0, causal, padding, Hk, D)
-    if kernel is None or type(scale) is not float or not scale > 0:
+    if type(scale) is not float or not scale > 0:
         return None
     last = parameters_of(out_proj, "weight", "bias") if is_untouched(out_proj) else None
     out_weight, out_bias = last or (None, None)  # else it is called
@@ -371,11 +371,36 @@ def plain_self_attention(
         return None
     parts = packed.parts(layers) if torch.is_grad_enabled() else ()
     step = Step(H, Hk, D, 0, causal, 0.0, kernel, scale)
-    parameters = Parameters(weight, packed.bias, out_weight, out_bias, parts)
+    parameters = Parameters(packed.weight, packed.bias, out_weight, out_bias, parts)
     output, projected, lse, _ = run(x, None, parameters, padding, step)
-    if out_weight is None:
-        output = out_proj(output)
-    return output, _map(projected[0], lse, padding, keys, step) if need_weights else None
+    return output if out_weight is not None else out_proj(output), projected[0], lse, step
+
+
+def plain_self_attention(
+    module: MultiHeadAttention, x: Tensor, mask: Mask | Tensor | None, need_weights: bool
+) -> tuple[Tensor, AttentionMap | None] | None:
+    """(output [B, T, E], the map) of a module attending to x; None: not as plain as that.
+
+    Gradients or none, causal or not, padding or none: `one_step`.
+    """
+    layers = bare_layers(module, x)
+    if layers is None:
+        return None
+    held: dict[str, Any] = module.__dict__
+    B, T, _ = x.shape
+    padding, keys, causal = None, None, held["causal"]
+    if mask is not None:
+        read = _padding_of(mask, x, B, T)
+        if read is None:
+            return None
+        padding, keys, further = read
+        causal = causal or further
+    kernel = chosen(x, None, held["num_heads"], 0, causal, padding, held["num_kv_heads"], held["head_dim"])
+    made = None if kernel is None else in_one_step(module, layers, x, padding, causal, kernel)
+    if made is None:
+        return None
+    output, projected, lse, step = made
+    return output, _map(projected, lse, padding, keys, step) if need_weights else None
 
 
 def _goes_with(weight: Tensor, bias: Tensor | None, x: Tensor, width: int) -> bool:

@@ -19,6 +19,7 @@ Letters: N batch, L query_len, S key_len, E width, H num_heads, Hk num_kv_heads,
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -37,7 +38,18 @@ from ..engines.walk import REACH
 from ..masks import CAUSAL, NOTHING_HIDDEN, Mask
 from ..scoring import HIDDEN, Scoring
 
-__all__ = ["SEES_NOTHING", "Parameters", "Step", "chosen", "joined", "linear", "looked_at", "run", "step_of"]
+__all__ = [
+    "SEES_NOTHING",
+    "Parameters",
+    "Runner",
+    "Step",
+    "chosen",
+    "joined",
+    "linear",
+    "looked_at",
+    "run",
+    "step_of",
+]
 
 Projected = tuple[Tensor, ...]
 Masks = tuple[Tensor, ...]  # as torch has them: bool, True = hidden, or numbers to add; like [N, H, L, S]
@@ -91,6 +103,22 @@ class Parameters(NamedTuple):
         return joined if self.out_weight is None else linear(joined, self.out_weight, self.out_bias)
 
 
+class Runner(ABC):
+    """What attends in a kernel's place, where that takes more than the kernel."""
+
+    @abstractmethod
+    def forward(self, call: KernelCall) -> kernels.Answer:
+        """(output [N, H, L, D], lse [N, H, L])"""
+
+    @abstractmethod
+    def backward(self, call: KernelCall, out: Tensor, lse: Tensor, grad: Tensor) -> Three:
+        """Gradients of q, k and v."""
+
+    @abstractmethod
+    def rules(self, causal: bool, shape: Sequence[int]) -> Mask:
+        """Who sees whom, for q of this shape over as many keys."""
+
+
 class Step(NamedTuple):
     """A call, beside its tensors."""
 
@@ -100,7 +128,7 @@ class Step(NamedTuple):
     first: int  # which dimension of x is the batch, 0 or 1
     causal: bool
     nothing: float  # what a query that sees nothing gets: 0 or NaN
-    kernel: Kernel | None  # None: by the matrix of weights
+    kernel: Kernel | Runner | None  # None: by the matrix of weights
     scale: float
     average: bool = False  # weights that come of the matrix are their mean over heads
 
@@ -135,6 +163,8 @@ class Step(NamedTuple):
 
     def scores(self, q: Tensor, k: Tensor, added: Tensor | None) -> Scores:
         """Of q and k; added: what hides padding, [N, 1, 1, S]."""
+        if isinstance(self.kernel, Runner):
+            return Scores(q, k, self.kernel.rules(self.causal, q.shape), Scoring(self.scale))
         keys = None if added is None else added[:, 0, 0] == 0
         return Scores(q, k, _mask(self.causal, keys), Scoring(self.scale))
 
@@ -212,8 +242,7 @@ def _undisputed() -> Kernel | None:
 
 def _looks(x: Tensor, num_heads: int, head_dim: int, first: int) -> Tensor:
     """Something of the shape that heads of x have: the table asks for no more."""
-    shape = x.shape[first], num_heads, x.shape[1 - first], head_dim
-    return x.detach().as_strided(shape, (0, 0, 0, 1))
+    return x.new_empty(head_dim).expand(x.shape[first], num_heads, x.shape[1 - first], head_dim)
 
 
 def run(
@@ -234,7 +263,7 @@ def run(
     """
     added: Any = hidden
     if isinstance(hidden, Tensor):
-        assert step.kernel is not None
+        assert isinstance(step.kernel, Kernel)
         added = _added(hidden, step.kernel.added_dtype(x.dtype))
     if torch.is_grad_enabled():
         for given in (x, memory, *parameters[:4], *parameters.parts):
