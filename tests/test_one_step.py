@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import headwise as hw
 from as_torch_cases import as_if_large
 from headwise import Mask
-from headwise.nn import MultiheadAttention, module_call, one_step
+from headwise.nn import MultiheadAttention, module_call, one_step, ragged
 from headwise.nn.as_torch import torch_projections
 from judge import error, largest
 
@@ -299,6 +299,45 @@ def test_a_hooked_out_proj_is_called_after_one_step(monkeypatch: pytest.MonkeyPa
 def test_padding_that_does_not_fit_is_refused_as_ever(mask: Any) -> None:
     with pytest.raises(hw.errors.MaskError):
         module()(normal(1, B, T, E), mask=mask)
+
+
+# lengths=
+
+
+@pytest.mark.parametrize("counts", [[13, 7, 0], [0, 11, 0], [5, 13, 2]], ids=str)
+@pytest.mark.parametrize("options", [{}, {"causal": True, "num_kv_heads": HK}], ids=["full", "causal"])
+def test_lengths_in_one_step_are_the_ordinary_way(
+    options: dict[str, Any], counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ragged, "SHORT", 0)  # as if sequences were long
+    mha, x = module(**options), normal(1, B, T, E).requires_grad_()
+    x.data[torch.arange(T) >= torch.tensor(counts)[:, None]] = torch.nan  # what stands at padding is not read
+    leaves = (x, *mha.parameters())
+
+    def found() -> list[Tensor]:
+        output, weights = mha(x, lengths=counts)
+        loss = output.sin().sum() + weights.dense().square().sum()
+        first = torch.autograd.grad(loss, leaves, create_graph=True)
+        second = torch.autograd.grad(first[0].sin().sum(), leaves)
+        return [
+            output,
+            weights.dense(),
+            weights.lse,
+            *first,
+            *second,
+            *torch.autograd.grad(mha(x, lengths=counts)[0].cos().sum(), leaves),
+        ]
+
+    with ordinary_way(mha):
+        wanted = found()
+    seen: list[int] = []
+    run = one_step.run
+    monkeypatch.setattr(module_call, "run", lambda *args: seen.append(1) or run(*args))
+    for here, there in zip(found(), wanted, strict=True):
+        assert torch.equal(here.isneginf(), there.isneginf())
+        assert error(here.nan_to_num(neginf=0), there.nan_to_num(neginf=0)) < 1e-11
+    assert seen == [1, 1]
+    assert nodes(mha(x, lengths=counts)[0]) <= 5  # one, and packing there and back
 
 
 # torch's class, by the matrix of few weights
