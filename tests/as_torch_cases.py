@@ -264,6 +264,7 @@ LIMITS: tuple[tuple[Any, str, int], ...] = (
     (answers, "MORE", 0),
     (torch_projections, "FEW", 0),
     (torch_projections, "FEW_IN_TILES", 0),
+    (torch_projections, "FEW_TO_READ", 0),
 )
 
 

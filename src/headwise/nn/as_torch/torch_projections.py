@@ -23,7 +23,7 @@ from ...engines.plain import transforms_are_active
 from ..one_step import Parameters, Step, chosen, joined, looked_at, run, step_of
 from ..packed_weights import OUT_PROJ, PLAIN, is_untouched, ordinary, parameters_of
 from .contract import check_inputs, check_masks, check_widths
-from .torch_masks import Rules, rules_of
+from .torch_masks import Rules, as_hidden, rules_of
 
 __all__ = ["TorchCall", "in_one_step", "linear", "thirds"]
 
@@ -209,7 +209,7 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
     other = None if memory is x else memory
     weights: Tensor | None
     if few <= FEW:
-        masks = _as_they_are(call, zero) if wants or _adds_numbers(call, few) else None
+        masks = _as_they_are(call, zero) if wants or _suits_torchs_kernel(call, few) else None
         if masks is not None:
             step = step_of(H, D, first, False, torch.nan, None, call.average)
             if not wants:
@@ -235,17 +235,21 @@ def _is_worth_it(call: TorchCall, few: int) -> bool:
     return few <= (FEW if torch.is_grad_enabled() else FEW_IN_TILES)
 
 
-def _adds_numbers(call: TorchCall, few: int) -> bool:
-    """Whether a mask adds numbers that are not, or are better not, looked at; outputs alone are wanted."""
-    if call.query.is_cpu:
-        if torch.is_grad_enabled() or few > FEW_TO_READ:
-            return False
-    elif call.is_causal and call.key_padding_mask is None:
-        return False  # the hint is trusted
-    for mask in (call.attn_mask, call.key_padding_mask):
-        if mask is not None and mask.dtype != torch.bool:
-            return True
-    return False
+def _suits_torchs_kernel(call: TorchCall, few: int) -> bool:
+    """Whether outputs of a few weights are best made as torch makes them, with masks as they come.
+
+    On a GPU those are masks that add numbers, which nobody looks at; on a CPU all but such masks with
+    gradients: of rows with low numbers alone torch's kernel has wrong ones.
+    """
+    masks = [mask for mask in (call.attn_mask, call.key_padding_mask) if mask is not None]
+    if call.query.is_cuda:
+        hinted = call.is_causal and call.key_padding_mask is None
+        return not hinted and any(mask.dtype != torch.bool for mask in masks)
+    if few > FEW_TO_READ:
+        return False
+    if torch.is_grad_enabled():
+        return all(as_hidden(mask) is not None for mask in masks)
+    return any(mask.dtype != torch.bool for mask in masks)
 
 
 def _by_torchs_kernel(
@@ -263,8 +267,8 @@ def _by_torchs_kernel(
         if mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -torch.inf)
         added = mask if added is None else added + mask
-    assert added is not None
-    added = added.to(q.dtype).expand(*added.shape[:-2], q.shape[2], k.shape[2])
+    if added is not None:
+        added = added.to(q.dtype).expand(*added.shape[:-2], q.shape[2], k.shape[2])
     heads = joined(functional.scaled_dot_product_attention(q, k, v, added), step.first)
     output: Tensor = out_proj(heads) if parameters.out_weight is None else parameters.finish(heads)
     return output
