@@ -265,6 +265,7 @@ LIMITS: tuple[tuple[Any, str, int], ...] = (
     (torch_projections, "FEW", 0),
     (torch_projections, "FEW_IN_TILES", 0),
     (torch_projections, "FEW_TO_READ", 0),
+    (torch_projections, "TINY", 0),
 )
 
 

@@ -130,7 +130,7 @@ class Step(NamedTuple):
     nothing: float  # what a query that sees nothing gets: 0 or NaN
     kernel: Kernel | Runner | None  # None: by the matrix of weights
     scale: float
-    average: bool = False  # weights that come of the matrix are their mean over heads
+    average: bool | None = False  # of the matrix: its mean over heads is wanted; None: nothing of it
 
     def heads(self, projected: Projected) -> tuple[Tensor, Tensor, Tensor]:
         """q [N, H, L, D], k and v [N, Hk, S, D]."""
@@ -176,7 +176,7 @@ def step_of(
     causal: bool,
     nothing: float,
     kernel: Kernel | None,
-    average: bool = False,
+    average: bool | None = False,
 ) -> Step:
     """Of heads that each have keys of their own, with the usual scale."""
     return Step(num_heads, num_heads, head_dim, first, causal, nothing, kernel, head_dim**-0.5, average)
@@ -295,7 +295,7 @@ def _attended(
     projected = parameters.project(x, memory)
     q, k, v = step.heads(projected)
     if step.kernel is None:
-        out, p = _by_matrix(q, k, v, added, step.scale)
+        out, p = _by_matrix(q, k, v, added, step)
         return projected, joined(out, step.first), p
     out, lse = step.kernel.forward(step.call(q, k, v, added))
     # where the first key of all is real every query sees one: nothing is looked for
@@ -306,25 +306,30 @@ def _attended(
     return projected, joined(out, step.first), lse
 
 
-def _by_matrix(q: Tensor, k: Tensor, v: Tensor, masks: Masks, scale: float) -> tuple[Tensor, Tensor]:
+def _by_matrix(q: Tensor, k: Tensor, v: Tensor, masks: Masks, step: Step) -> tuple[Tensor, Tensor]:
     """(heads [N, H, L, D], weights [N * H, L, S])."""
     N, H, L, D = q.shape
-    S = k.shape[2]
+    S, dtype = k.shape[2], q.dtype
+    if step.average is None and dtype in HALF:  # as a fused kernel has it inside
+        q, k, v = q.float(), k.float(), v.float()
     flat = q.reshape(N * H, L, D)
-    p = torch.baddbmm(q.new_empty(1), flat, k.reshape(N * H, S, D).transpose(1, 2), beta=0, alpha=scale)
-    if masks:
-        scores = p.view(N, H, L, S)
-        for mask in masks:
-            if mask.dtype == torch.bool:
-                scores.masked_fill_(mask, -torch.inf)
-            else:
-                scores.add_(mask)
-    p = torch.softmax(p, -1)
-    return torch.bmm(p, v.reshape(N * H, S, D)).view(N, H, L, D), p
+    s = torch.baddbmm(q.new_empty(1), flat, k.reshape(N * H, S, D).transpose(1, 2), beta=0, alpha=step.scale)
+    for mask in masks:
+        whole = s.view(N, H, L, S)
+        if mask.dtype == torch.bool:
+            whole.masked_fill_(mask, -torch.inf)
+        else:
+            whole.add_(mask)
+    p = torch.softmax(s, -1)
+    if masks and step.nothing == 0:
+        p = p.masked_fill_(s.amax(-1, keepdim=True) == -torch.inf, 0.0)
+    return torch.bmm(p, v.reshape(N * H, S, D)).view(N, H, L, D).to(dtype), p
 
 
 def _shown(p: Tensor, step: Step) -> Tensor:
     """Weights [N * H, L, S] as they are wanted."""
+    if step.average is None:
+        return p.detach()
     whole = p.view(-1, step.num_heads, *p.shape[1:])
     return whole.mean(1) if step.average else whole
 
@@ -360,7 +365,10 @@ class _OneStep(torch.autograd.Function):
         ctx.shapes = (x.shape,) if memory is None else (x.shape, memory.shape)
         ctx.set_materialize_grads(False)
         if step.kernel is None:
-            return parameters.finish(heads), _shown(state, step), *projected
+            state = _shown(state, step)
+            if step.average is None:
+                ctx.mark_non_differentiable(state)
+            return parameters.finish(heads), state, *projected
         ctx.mark_non_differentiable(state)
         return parameters.finish(heads), state, *projected
 
@@ -491,11 +499,13 @@ def _matrix_way_back(
     q: Tensor, k: Tensor, v: Tensor, p: Tensor, d_out: Tensor | None, d_shown: Tensor | None, step: Step
 ) -> Three:
     """Gradients of heads, from weights [N * H, L, S] and the gradients of heads' outputs and of weights."""
-    (N, H, L, D), S = q.shape, k.shape[2]
+    (N, H, L, D), S, dtype = q.shape, k.shape[2], q.dtype
+    if p.dtype != dtype:
+        q, k, v = q.to(p.dtype), k.to(p.dtype), v.to(p.dtype)
     if d_out is None:
         dv, dp = torch.zeros_like(v), torch.zeros_like(p)
     else:
-        flat = d_out.reshape(N * H, L, D)
+        flat = d_out.to(p.dtype).reshape(N * H, L, D)
         dv = torch.bmm(p.transpose(1, 2), flat).view(N, H, S, D)
         dp = torch.bmm(flat, v.reshape(N * H, S, D).transpose(1, 2))
     if d_shown is not None:
@@ -504,7 +514,7 @@ def _matrix_way_back(
     nothing = q.new_empty(1)
     dq = torch.baddbmm(nothing, ds, k.reshape(N * H, S, D), beta=0, alpha=step.scale)
     dk = torch.baddbmm(nothing, ds.transpose(1, 2), q.reshape(N * H, L, D), beta=0, alpha=step.scale)
-    return dq.view(N, H, L, D), dk.view(N, H, S, D), dv
+    return dq.view(N, H, L, D).to(dtype), dk.view(N, H, S, D).to(dtype), dv.to(dtype)
 
 
 def _plainly(
@@ -513,10 +523,15 @@ def _plainly(
     """(heads side by side, weights if they came of the matrix), to be differentiated again."""
     q, k, v = step.heads(projected)
     if step.kernel is None:
-        scores = (q @ k.transpose(-2, -1)) * step.scale
-        before = state.detach().view(scores.shape).log()  # with every mask, which need not be kept so
-        p = torch.softmax(before + (scores - scores.detach()), -1)
-        return joined(p @ v, step.first), p.mean(1) if step.average else p
+        near_q, near_k, near_v = q.to(state.dtype), k.to(state.dtype), v.to(state.dtype)
+        scores = (near_q @ near_k.transpose(-2, -1)) * step.scale
+        before = state.detach().view(scores.shape)  # with every mask, which need not be kept so
+        empty = (before == 0).all(-1, keepdim=True) & (
+            step.nothing == 0
+        )  # finite, so that no gradient is NaN
+        before = before.masked_fill(empty, 1.0).log()
+        p = torch.softmax(before + (scores - scores.detach()), -1).masked_fill(empty, 0.0)
+        return joined((p @ near_v).to(v.dtype), step.first), p.mean(1) if step.average else p
     out, lse = plain.forward(step.scores(q, k, added), v)
     if step.nothing != 0:
         out = out.masked_fill(torch.isneginf(lse)[..., None], step.nothing)

@@ -23,7 +23,7 @@ from ...engines.plain import transforms_are_active
 from ..one_step import Parameters, Step, chosen, joined, looked_at, run, step_of
 from ..packed_weights import OUT_PROJ, PLAIN, is_untouched, ordinary, parameters_of
 from .contract import check_inputs, check_masks, check_widths
-from .torch_masks import Rules, as_hidden, rules_of
+from .torch_masks import Rules, rules_of
 
 __all__ = ["TorchCall", "in_one_step", "linear", "thirds"]
 
@@ -32,7 +32,7 @@ FUSES_BIAS = torch.backends.mkl.is_available()
 # Weights. On a GPU fewer take less time than the steps around a second pass, or around a mask that adds
 # numbers; on a CPU, without gradients, beyond these tiles are better, and for outputs a mask that was read.
 FEW = 2**22
-FEW_IN_TILES, FEW_TO_READ = 2**20, 2**17
+FEW_IN_TILES, FEW_TO_READ, TINY = 2**20, 2**17, 2**14
 Heads = tuple[Tensor, Tensor, Tensor]
 
 
@@ -208,14 +208,15 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
             return None
     other = None if memory is x else memory
     weights: Tensor | None
-    if few <= FEW:
-        masks = _as_they_are(call, zero) if wants or _suits_torchs_kernel(call, few) else None
+    if few <= FEW and (wants or _adds_numbers(call, few)):
+        masks = _as_they_are(call)
         if masks is not None:
-            step = step_of(H, D, first, False, torch.nan, None, call.average)
-            if not wants:
+            nothing = torch.nan if wants and not zero else 0.0
+            step = step_of(H, D, first, False, nothing, None, call.average if wants else None)
+            if not wants and not torch.is_grad_enabled():
                 return _by_torchs_kernel(x, other, parameters, masks, step, out_proj), None
             y, _, weights, _ = run(x, other, parameters, masks, step)
-            return out_proj(y) if out_weight is None else y, weights
+            return out_proj(y) if out_weight is None else y, weights if wants else None
     rules = call.rules(L, S)
     if rules.hidden is not None or rules.bias is not None:
         return None
@@ -235,21 +236,19 @@ def _is_worth_it(call: TorchCall, few: int) -> bool:
     return few <= (FEW if torch.is_grad_enabled() else FEW_IN_TILES)
 
 
-def _suits_torchs_kernel(call: TorchCall, few: int) -> bool:
-    """Whether outputs of a few weights are best made as torch makes them, with masks as they come.
-
-    On a GPU those are masks that add numbers, which nobody looks at; on a CPU all but such masks with
-    gradients: of rows with low numbers alone torch's kernel has wrong ones.
-    """
-    masks = [mask for mask in (call.attn_mask, call.key_padding_mask) if mask is not None]
-    if call.query.is_cuda:
-        hinted = call.is_causal and call.key_padding_mask is None
-        return not hinted and any(mask.dtype != torch.bool for mask in masks)
-    if few > FEW_TO_READ:
-        return False
-    if torch.is_grad_enabled():
-        return all(as_hidden(mask) is not None for mask in masks)
-    return any(mask.dtype != torch.bool for mask in masks)
+def _adds_numbers(call: TorchCall, few: int) -> bool:
+    """Whether, of outputs alone, masks are best taken as they are: where they add numbers, or are tiny."""
+    if call.query.is_cpu:
+        if torch.is_grad_enabled():
+            return few <= TINY
+        if few > FEW_TO_READ:
+            return False
+    elif call.is_causal and call.key_padding_mask is None:
+        return False  # the hint is trusted
+    for mask in (call.attn_mask, call.key_padding_mask):
+        if mask is not None and mask.dtype != torch.bool:
+            return True
+    return False
 
 
 def _by_torchs_kernel(
@@ -260,7 +259,7 @@ def _by_torchs_kernel(
     step: Step,
     out_proj: nn.Module,
 ) -> Tensor:
-    """The output as torch's class comes to it, whatever its masks hold."""
+    """The output as torch's class comes to it, whatever its masks hold; no gradients."""
     q, k, v = step.heads(parameters.project(x, memory))
     added: Tensor | None = None
     for mask in masks:
@@ -274,8 +273,8 @@ def _by_torchs_kernel(
     return output
 
 
-def _as_they_are(call: TorchCall, zero: bool) -> tuple[Tensor, ...] | None:
-    """torch's masks like [N, H, L, S]; None: one that learns, or rows that must not become NaN."""
+def _as_they_are(call: TorchCall) -> tuple[Tensor, ...] | None:
+    """torch's masks like [N, H, L, S]; None: one of them learns."""
     masks = []
     if call.attn_mask is not None:
         flat = call.attn_mask.dim() == 2
@@ -283,7 +282,7 @@ def _as_they_are(call: TorchCall, zero: bool) -> tuple[Tensor, ...] | None:
     if call.key_padding_mask is not None:
         masks.append(call.key_padding_mask[:, None, None])
     for mask in masks:
-        if zero or mask.requires_grad:
+        if mask.requires_grad:
             return None
     return tuple(masks)
 
