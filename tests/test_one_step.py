@@ -304,13 +304,13 @@ def test_padding_that_does_not_fit_is_refused_as_ever(mask: Any) -> None:
 # lengths=
 
 
-@pytest.mark.parametrize("counts", [[13, 7, 0], [0, 11, 0], [5, 13, 2]], ids=str)
+@pytest.mark.parametrize("counts", [[13, 7, 0], [0, 11, 0], [5, 13, 2], [7]], ids=str)
 @pytest.mark.parametrize("options", [{}, {"causal": True, "num_kv_heads": HK}], ids=["full", "causal"])
 def test_lengths_in_one_step_are_the_ordinary_way(
     options: dict[str, Any], counts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ragged, "SHORT", 0)  # as if sequences were long
-    mha, x = module(**options), normal(1, B, T, E).requires_grad_()
+    mha, x = module(**options), normal(1, len(counts), T, E).requires_grad_()
     x.data[torch.arange(T) >= torch.tensor(counts)[:, None]] = torch.nan  # what stands at padding is not read
     leaves = (x, *mha.parameters())
 

@@ -526,9 +526,8 @@ def _plainly(
         near_q, near_k, near_v = q.to(state.dtype), k.to(state.dtype), v.to(state.dtype)
         scores = (near_q @ near_k.transpose(-2, -1)) * step.scale
         before = state.detach().view(scores.shape)  # with every mask, which need not be kept so
-        empty = (before == 0).all(-1, keepdim=True) & (
-            step.nothing == 0
-        )  # finite, so that no gradient is NaN
+        # made finite where nothing is seen, so that no gradient is NaN
+        empty = (before == 0).all(-1, keepdim=True) & (step.nothing == 0)
         before = before.masked_fill(empty, 1.0).log()
         p = torch.softmax(before + (scores - scores.detach()), -1).masked_fill(empty, 0.0)
         return joined((p @ near_v).to(v.dtype), step.first), p.mean(1) if step.average else p

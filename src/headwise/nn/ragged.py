@@ -38,7 +38,7 @@ from ..sequence_rules import as_ids
 from . import module_call, options
 from .cache import KVCache
 from .memory import Memory
-from .one_step import Runner
+from .one_step import Runner, chosen
 from .options import Positions
 from .packed_weights import unseen
 
@@ -85,6 +85,10 @@ def forward(
         ShapeError, MaskError: sizes or numbers that do not fit the batch.
     """
     check_alone(key, value, cache, lengths, documents)
+    if mask is bias is positions is documents is None:
+        alone = _one_sequence(module, query, lengths, need_weights)
+        if alone is not None:
+            return alone
     batch = _batch(module, query, lengths, documents)
     if batch is None:
         query, mask, real = as_mask(module, query, mask, lengths, documents)
@@ -312,6 +316,39 @@ class _OverRuns(Runner):
         """What belongs to one sequence, of tensors [1, .., N, ..]."""
         apart = [x.split(self.runs.counts, dim=2) for x in packed]
         return (one for one in zip(*apart, strict=True) if one[0].shape[2])
+
+
+def _one_sequence(
+    module: MultiHeadAttention, query: Tensor, lengths: object, need_weights: bool
+) -> tuple[Tensor, AttentionMap | None] | None:
+    """(output [1, T, E], map) of a batch of one, cut and padded again; None: not as plain as that."""
+    if type(lengths) is not list or len(lengths) != 1 or type(lengths[0]) is not int:
+        return None
+    layers = module_call.bare_layers(module, query)
+    (count,) = lengths
+    if layers is None or query.shape[0] != 1 or not 0 < count < query.shape[1]:
+        return None
+    held, x = module.__dict__, query[:, :count]
+    causal, sizes = held["causal"], (held["num_kv_heads"], held["head_dim"])
+    kernel = chosen(x, None, held["num_heads"], 0, causal, None, *sizes)
+    made = None if kernel is None else module_call.in_one_step(module, layers, x, None, causal, kernel)
+    if made is None:
+        return None
+    output, projected, lse, step = made
+    length = query.shape[1]
+    output = torch.nn.functional.pad(output, (0, 0, 0, length - count))
+    if not need_weights:
+        return output, None
+    grad = torch.is_grad_enabled()
+
+    def build() -> tuple[Scores, Tensor | None]:
+        with torch.inference_mode(projected.is_inference()), torch.set_grad_enabled(grad):
+            runs = Runs.of_lengths((count,), length)
+            q, k, _ = step.heads((projected,))
+            whole = _map(module, q, k, lse, None, None, Batch(runs, runs.places(q, keep=False), None))
+            return whole._scores, whole._lse  # type: ignore[return-value]
+
+    return output, later(build)
 
 
 def _plainest(
