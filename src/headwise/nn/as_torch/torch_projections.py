@@ -2,8 +2,8 @@
 
 Whoever answers such a call (the class itself, or a listener beside a model) opens it here, attends in its own
 way, and finishes it here. Batch or length may come first: a product over the last dimension does not mind,
-and heads are views of it. On a GPU projections and attention are one step of autograd, weights and padding
-included (`in_one_step`).
+and heads are views of it. Plain calls are one step of autograd, projections, weights and padding included
+(`in_one_step`).
 
 Letters: N batch, L query_len, S key_len, E embed_dim, H num_heads, D head_dim.
 """
