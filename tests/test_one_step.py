@@ -452,6 +452,19 @@ def test_rows_that_see_nothing_are_zero_where_they_shall_be(training: bool) -> N
     assert not weights.any() and torch.equal(output, ours.out_proj.bias.expand_as(output))
 
 
+def test_a_first_key_hidden_by_a_number_leaves_whole_rows_nan() -> None:
+    """Tiles skipped the causal half of rows that saw nothing: NaN stood in the other half alone."""
+    theirs, ours = classes(torch.float64, batch_first=True)
+    x, padding = normal(1, B, T, E), normal(2, B, T)
+    padding[1, :3] = -torch.inf
+    asked = {"attn_mask": torch.ones(T, T, dtype=torch.bool).triu(1), "key_padding_mask": padding}
+    with torch.no_grad(), as_if_large(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found, wanted = (attend.eval()(x, x, x, **asked)[1] for attend in (ours, theirs))
+    assert torch.equal(found.isnan(), wanted.isnan()) and found.isnan().any()
+    assert error(found.nan_to_num(), wanted.nan_to_num()) < 1e-12
+
+
 # How many steps
 
 

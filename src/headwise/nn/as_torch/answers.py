@@ -221,8 +221,9 @@ def _in_tiles(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool, zero
     (N, H, L, D), S = q.shape, k.shape[2]
     kept = tile_dtype(q.dtype) if average else q.dtype  # of many half-precision heads a sum would lose some
     shape = (N, L, S) if average else (N, H, L, S)
-    # a padded first key leaves queries with nothing, and those have NaN in all of torch's row
+    # a hidden first key leaves queries with nothing, and those have NaN in all of torch's row
     skips = rules.causal and (rules.padding is None or not bool(rules.padding[:, 0].any()))
+    skips = skips and (rules.bias is None or not bool((rules.bias[..., 0] == -torch.inf).any()))
     added = (replace(rules, causal=False) if skips else rules).added(L, S, q.dtype, q.device)
     out, shown = q.new_empty(N, L, H, D), huge_empty(shape, kept, q.device)
     rows, some = _tile(H, L, S, skips)
