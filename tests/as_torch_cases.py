@@ -261,6 +261,11 @@ LIMITS: tuple[tuple[Any, str, int], ...] = (
     (answers, "AT_ONCE", 64),
     (answers, "MANY", 3),
     (answers, "FEWEST", 2),
+    (answers, "MORE", 0),
+    (torch_projections, "FEW", 0),
+    (torch_projections, "FEW_IN_TILES", 0),
+    (torch_projections, "FEW_TO_READ", 0),
+    (torch_projections, "TINY", 0),
 )
 
 
@@ -279,14 +284,15 @@ def as_if_large(really: bool = True) -> Iterator[None]:
 
 @contextmanager
 def always_in_one_step(really: bool = True) -> Iterator[None]:
-    """What a GPU does in one step of autograd, a CPU does so, too."""
-    before = torch_projections._is_worth_it
+    """What a GPU does in one step of autograd, a CPU does so, too, and few weights as if they were many."""
+    before, few = torch_projections._is_worth_it, torch_projections.FEW
     try:
         if really:
             torch_projections._is_worth_it = lambda *_: True  # type: ignore[assignment]
+            torch_projections.FEW = 0
         yield
     finally:
-        torch_projections._is_worth_it = before
+        torch_projections._is_worth_it, torch_projections.FEW = before, few
 
 
 def made(kind: type[nn.MultiheadAttention], case: Case, dtype: torch.dtype) -> nn.MultiheadAttention:

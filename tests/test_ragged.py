@@ -507,6 +507,27 @@ def test_a_module_without_options_goes_straight_to_the_kernel(
         module(x, lengths=counts)
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("counts", [[3, 0, 11, 1], [0, 11, 0, 0]], ids=str)
+def test_a_module_without_options_learns_straight_from_the_kernel(
+    counts: list[int], causal: bool, as_on_a_gpu: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = MultiHeadAttention(E, H, head_dim=D, num_kv_heads=Hk, causal=causal, dtype=torch.float64)
+    real = real_of(counts, 11)
+    monkeypatch.setattr(packed_sequences, "takes_rows", lambda x, head_dim: True)
+    found, truth = [], []
+    for answers, arguments in ((found, {"lengths": counts}), (truth, {"mask": Mask.padding(counts)})):
+        x = drawn(4, 11).requires_grad_()
+        output, weights = module(x, **arguments)
+        answers += [output[real], weights.dense().transpose(1, 2)[real]]
+        loss = output[real].square().sum() + answers[1].square().sum()
+        answers += torch.autograd.grad(loss, (x, *module.parameters()))
+    size = max(map(largest, truth))
+    for ours, theirs in zip(found, truth, strict=True):
+        same(ours, theirs, times=3.0, size=size)
+    assert as_on_a_gpu == ["_flash_attention_forward", "_flash_attention_backward"]
+
+
 @pytest.mark.parametrize("option", ["plain", "causal", "window", "band", "scale", "rope", "qk norm", "gate"])
 def test_the_kernel_for_packed_sequences_is_given_what_it_takes(option: str, as_on_a_gpu: list[str]) -> None:
     module, counts, ids = made(**OPTIONS[option]), [3, 0, 11, 1], torch.tensor([1] * 4 + [0] * 7)

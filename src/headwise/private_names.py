@@ -62,6 +62,7 @@ TORCH = {  # name -> what it is used for
     "torch.ops.aten._scaled_dot_product_flash_attention": "the backend flash on CUDA",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "the backend flash on CPUs",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward": "the backend flash on CPUs",
+    "torch.ops.aten._softmax_backward_data": "the way back through a few weights",
     "torch.utils._pytree.register_pytree_node": "maps through torch.compile and torch.export",
     "torch.utils._pytree.tree_map": "torch's functions of a map",
 }

@@ -3,10 +3,10 @@
 One letter parts `MultiHeadAttention` from `torch.nn.MultiheadAttention`, and their masks mean the opposite:
 arguments that belong to another class are caught at the door and answered with what to write.
 
-The express lane is plain self-attention without gradients, with nothing in its way, as in
-`engines/express.py` and for the same reason: between two matrix products every line of Python starts in a
-cold cache. At 2 x 10 tokens of width 512 the ordinary way took a quarter more than the products themselves.
-Whatever is not let through here, right or wrong, is answered there.
+The express lane is plain self-attention with nothing in its way, as in `engines/express.py` and for the same
+reason: between two matrix products every line of Python starts in a cold cache. Projections, attention and
+out_proj are one step (`one_step.py`), with gradients and without. Whatever is not let through here, right or
+wrong, is answered by the ordinary way.
 
 Letters: B batch, T query_len, S key_len, E d_model.
 """
@@ -33,15 +33,16 @@ from ..arguments import (
     told,
     window_rule,
 )
-from ..engines.express import straight
+from ..engines.kernels import Kernel
+from ..engines.scores import Scores
 from ..errors import ArgumentError, MaskError, ShapeError
-from ..functional import attention
 from ..indexing import fits
-from ..map import AttentionMap, make
+from ..map import AttentionMap, later
 from ..mask_rules import kind
-from ..masks import Mask, mask_of_call
+from ..masks import CAUSAL, NOTHING_HIDDEN, BoundMask, Mask, mask_of_call
 from ..scoring import Scoring
-from .packed_weights import PLAIN, is_untouched, ordinary
+from .one_step import SEES_NOTHING, Parameters, Runner, Step, chosen, run
+from .packed_weights import PLAIN, is_untouched, ordinary, parameters_of
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
@@ -50,12 +51,14 @@ __all__ = [
     "OF_THE_CONSTRUCTOR",
     "ONE_LETTER",
     "as_lengths",
+    "bare_layers",
     "check",
     "check_call",
     "check_lengths",
     "check_memory",
     "check_options",
     "check_query",
+    "in_one_step",
     "is_bare",
     "lone",
     "no_use",
@@ -329,35 +332,128 @@ def is_bare(held: Mapping[str, Any]) -> bool:
     )
 
 
-def plain_self_attention(
-    module: MultiHeadAttention, x: Tensor, need_weights: bool
-) -> tuple[Tensor, AttentionMap | None] | None:
-    """(heads [B, H, T, D], their map) of a module attending to x; None: not as plain as that."""
+def bare_layers(module: MultiHeadAttention, x: Tensor) -> tuple[nn.Module, ...] | None:
+    """q_proj, k_proj and v_proj of a module that attends to x in one step; None: not as plain as that."""
     held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
-    packed, D = held["_packed"], held["head_dim"]
-    if packed is None or torch.is_grad_enabled() or type(x) is not Tensor:
+    packed = held["_packed"]
+    if packed is None or type(x) is not Tensor or not is_bare(held):
         return None
-    if not is_bare(held):
+    weight, dtype = packed.weight, x.dtype
+    if len(x.shape) != 3 or x.shape[2] != weight.shape[1] or dtype is not weight.dtype:
         return None
-    shape = x.shape
-    if len(shape) != 3:
-        return None
-    B, T, E = shape
-    weight = packed.weight
-    if E != weight.shape[1] or x.dtype is not weight.dtype or not x.numel() or not x.is_floating_point():
+    if not x.numel() or not dtype.is_floating_point:
         return None
     if x.is_cpu is not weight.is_cpu or x.get_device() != weight.get_device():
         return None
-    H, Hk, causal, scale = held["num_heads"], held["num_kv_heads"], held["causal"], held["scale"]
     modules = held["_modules"]
     layers = (modules["q_proj"], modules["k_proj"], modules["v_proj"])
-    if not ordinary(x) or not packed.holds(layers):
+    return layers if ordinary(x) and packed.holds(layers) else None
+
+
+def in_one_step(
+    module: MultiHeadAttention,
+    layers: tuple[nn.Module, ...],
+    x: Tensor,
+    padding: Tensor | None,
+    causal: bool,
+    kernel: Kernel | Runner,
+) -> tuple[Tensor, Tensor, Tensor, Step] | None:
+    """(output [B, T, E], projected, lse, step) of a module with such layers; None: out_proj does not fit."""
+    held: dict[str, Any] = module.__dict__
+    H, Hk, D, scale = held["num_heads"], held["num_kv_heads"], held["head_dim"], held["scale"]
+    packed, out_proj = held["_packed"], held["_modules"]["out_proj"]
+    scale = D**-0.5 if scale is None else scale
+    if type(scale) is not float or not scale > 0:
         return None
-    joined = torch.nn.functional.linear(x, packed.weight, packed.bias)
-    heads = joined.view(B, T, H + 2 * Hk, D).transpose(1, 2)  # [B, H + 2 Hk, T, D]
-    q, k, v = heads.split_with_sizes((H, Hk, Hk), 1)
-    answered = straight(q, k, v, causal, D**-0.5 if scale is None else scale)
-    if answered is None:  # a kernel that needs help with these sizes
-        return attention(q, k, v, causal=causal, scale=scale)
-    out, lse, scores = answered
-    return out, make(scores, lse) if need_weights else None
+    last = parameters_of(out_proj, "weight", "bias") if is_untouched(out_proj) else None
+    out_weight, out_bias = last or (None, None)  # else it is called
+    if out_weight is not None and not _goes_with(out_weight, out_bias, x, H * D):
+        return None
+    parts = packed.parts(layers) if torch.is_grad_enabled() else ()
+    step = Step(H, Hk, D, 0, causal, 0.0, kernel, scale)
+    parameters = Parameters(packed.weight, packed.bias, out_weight, out_bias, parts)
+    output, projected, lse, _ = run(x, None, parameters, padding, step)
+    return output if out_weight is not None else out_proj(output), projected[0], lse, step
+
+
+def plain_self_attention(
+    module: MultiHeadAttention, x: Tensor, mask: Mask | Tensor | None, need_weights: bool
+) -> tuple[Tensor, AttentionMap | None] | None:
+    """(output [B, T, E], the map) of a module attending to x; None: not as plain as that.
+
+    Gradients or none, causal or not, padding or none: `one_step`.
+    """
+    layers = bare_layers(module, x)
+    if layers is None:
+        return None
+    held: dict[str, Any] = module.__dict__
+    B, T, _ = x.shape
+    padding, keys, causal = None, None, held["causal"]
+    if mask is not None:
+        read = _padding_of(mask, x, B, T)
+        if read is None:
+            return None
+        padding, keys, further = read
+        causal = causal or further
+    kernel = chosen(x, None, held["num_heads"], 0, causal, padding, held["num_kv_heads"], held["head_dim"])
+    made = None if kernel is None else in_one_step(module, layers, x, padding, causal, kernel)
+    if made is None:
+        return None
+    output, projected, lse, step = made
+    return output, _map(projected, lse, padding, keys, step) if need_weights else None
+
+
+def _goes_with(weight: Tensor, bias: Tensor | None, x: Tensor, width: int) -> bool:
+    """Whether the last projection takes what the heads say, and adds a bias in the same product."""
+    if weight.dtype is not x.dtype or weight.device != x.device or weight.shape[-1] != width:
+        return False
+    return bias is None or (bias.dtype is x.dtype and bias.device == weight.device)
+
+
+def _padding_of(
+    mask: Mask | Tensor, x: Tensor, B: int, T: int
+) -> tuple[Tensor | None, Tensor | None, bool] | None:
+    """(hidden keys, bool [B, T]; lengths if that is how they were told; causal); None: there is more to it.
+
+    Both tensors are the call's own, whatever is written to the mask later.
+    """
+    if type(mask) is Tensor:
+        if mask.dtype is not torch.bool or mask.shape != (B, 1, 1, T) or mask.device != x.device:
+            return None
+        return ~mask[:, 0, 0], None, False
+    if type(mask) is not Mask or not mask.is_padded_band or mask.queries is not None or mask.left is not None:
+        return None
+    if mask.right is not None and mask.right != 0:
+        return None
+    causal, keys = mask.right == 0, mask.keys
+    if keys is None:
+        return None, None, causal
+    if type(keys) is not Tensor or keys.device != x.device:
+        return None
+    if keys.ndim == 2:
+        return (~keys, None, causal) if keys.shape == (B, T) else None
+    if keys.shape != (B,) or (keys.is_cpu and int(keys.max()) > T):
+        return None
+    keys = keys.clone()
+    return torch.arange(T, device=x.device) >= keys[:, None], keys, causal
+
+
+def _map(
+    projected: Tensor, lse: Tensor, padding: Tensor | None, keys: Tensor | None, step: Step
+) -> AttentionMap:
+    """The map of a step, made when it is looked at; nobody else holds what it is made of."""
+    grad = torch.is_grad_enabled()
+
+    def build() -> tuple[Scores, Tensor]:
+        with torch.inference_mode(projected.is_inference()), torch.set_grad_enabled(grad):
+            q, k, _ = step.heads((projected,))
+            scoring = Scoring(step.scale)
+            if padding is None:
+                return Scores(q, k, CAUSAL if step.causal else NOTHING_HIDDEN, scoring), lse
+            real = ~padding
+            right = 0 if step.causal else None
+            rules = BoundMask(right=right, keys=real if keys is None else keys, queries=real)
+            seen = lse.masked_fill(lse > SEES_NOTHING / 2, -torch.inf)
+            return Scores(q, k, rules, scoring), seen
+
+    return later(build)

@@ -272,11 +272,14 @@ class MultiHeadAttention(nn.Module):
         if cache is not None and need_weights and torch.compiler.is_compiling():
             cached_call.check_weights(cache)
         plain = None
-        if key is value is mask is bias is positions is lengths is None:
+        if key is value is bias is positions is lengths is None:
             if cache is None:
-                plain = plain_self_attention(self, query, need_weights)
+                answered = plain_self_attention(self, query, mask, need_weights)
+                if answered is not None:
+                    return answered
             elif (
-                isinstance(cache, KVCache)
+                mask is None
+                and isinstance(cache, KVCache)
                 and (at := cached_call.plain_column(self, query, cache)) is not None
             ):
                 plain = cached_call.plain_step(self, query, cache, at, need_weights)

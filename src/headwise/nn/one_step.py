@@ -3,38 +3,61 @@
 A training step of one layer at the size of GPT-2 small keeps a GPU busy for 0.5 ms, and the twenty nodes
 torch records for it keep the CPU that feeds the GPU busy for 1.3. Here is one node, and none of the copies
 between the nodes: the gradients of q, k and v are laid side by side once, where the products that follow want
-them.
+them. Torch's class and `MultiHeadAttention` both go this way, with gradients and without.
 
-"Projected" is what comes out of the first projections: q, k and v side by side, [.., .., 3 E], where queries
-and memory are the same; else q, [.., .., E], and k and v side by side, [.., .., 2 E]. The batch is the first
-dimension or the second.
+In between is a fused kernel; or, where weights are wanted and few, their matrix itself, since the steps
+around a second pass would take longer than the pass: two products and a softmax, as torch's class does it,
+with its masks as they come.
 
-Letters: N batch, L query_len, S key_len, E width, H num_heads, D head_dim.
+"Projected" is what comes out of the first projections: q, k and v side by side, [.., .., (H + 2 Hk) D], where
+queries and memory are the same; else q, [.., .., H D], and k and v side by side, [.., .., 2 Hk D]. The batch
+is the first dimension or the second. It is an output of the step, so that weights looked at later, and
+derivatives of derivatives, find their way back.
+
+Letters: N batch, L query_len, S key_len, E width, H num_heads, Hk num_kv_heads, D head_dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn import functional
 
 from ..engines import backends, kernels, plain, weights
 from ..engines.backend import Call
 from ..engines.gpu.cannot import cannot
 from ..engines.gradients import Context
-from ..engines.kernels import HALF, Kernel, KernelCall, ShapeChurn
+from ..engines.kernels import HALF, Kernel, KernelCall, ShapeChurn, Three
 from ..engines.scores import Scores
+from ..engines.tiles import TILES
+from ..engines.walk import REACH
 from ..masks import CAUSAL, NOTHING_HIDDEN, Mask
 from ..scoring import HIDDEN, Scoring
 
-__all__ = ["Parameters", "Step", "chosen", "joined", "run"]
+__all__ = [
+    "SEES_NOTHING",
+    "Parameters",
+    "Runner",
+    "Step",
+    "chosen",
+    "joined",
+    "linear",
+    "looked_at",
+    "run",
+    "step_of",
+]
 
 Projected = tuple[Tensor, ...]
+Masks = tuple[Tensor, ...]  # as torch has them: bool, True = hidden, or numbers to add; like [N, H, L, S]
 
+aten = torch.ops.aten
+FUSES_BIAS = torch.backends.mkl.is_available()
 MOST_SHAPES = 1024
+MOST_ADDED = 2**22  # numbers that hide padding, on a CPU; more are handed on
 SEES_NOTHING = -HIDDEN  # the lse of a query that does: all its weights come out as 0
 
 
@@ -43,13 +66,25 @@ def joined(heads: Tensor, first: int) -> Tensor:
     return (heads.transpose(1, 2) if first == 0 else heads.permute(2, 0, 1, 3)).flatten(2)
 
 
+def _bias_added(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if bias is None or not x.is_cpu:
+        return functional.linear(x, weight, bias)
+    return functional.linear(x, weight).add_(bias)
+
+
+# On a CPU without MKL a product that begins at the bias is slower than adding it afterwards, and off by two
+# to three times as much.
+linear = functional.linear if FUSES_BIAS else _bias_added
+
+
 class Parameters(NamedTuple):
     """Of the projections."""
 
-    in_weight: Tensor  # [3 E, E]
+    in_weight: Tensor  # [(H + 2 Hk) D, E]
     in_bias: Tensor | None
-    out_weight: Tensor | None  # [E, E]; None: there is no second projection
+    out_weight: Tensor | None  # [E, H D]; None: there is no second projection
     out_bias: Tensor | None
+    parts: tuple[Tensor, ...] = ()  # weights, then biases, that in_weight and in_bias are the memory of
 
     def project(self, x: Tensor, memory: Tensor | None) -> Projected:
         """The first projections."""
@@ -64,124 +99,184 @@ class Parameters(NamedTuple):
         return (self.in_weight[:E], self.in_weight[E:]), biases
 
     def finish(self, joined: Tensor) -> Tensor:
-        """The last one, [.., .., E] -> [.., .., E]."""
+        """The last one, [.., .., H D] -> [.., .., E]."""
         return joined if self.out_weight is None else linear(joined, self.out_weight, self.out_bias)
+
+
+class Runner(ABC):
+    """What attends in a kernel's place, where that takes more than the kernel."""
+
+    @abstractmethod
+    def forward(self, call: KernelCall) -> kernels.Answer:
+        """(output [N, H, L, D], lse [N, H, L])"""
+
+    @abstractmethod
+    def backward(self, call: KernelCall, out: Tensor, lse: Tensor, grad: Tensor) -> Three:
+        """Gradients of q, k and v."""
+
+    @abstractmethod
+    def rules(self, causal: bool, shape: Sequence[int]) -> Mask:
+        """Who sees whom, for q of this shape over as many keys."""
 
 
 class Step(NamedTuple):
     """A call, beside its tensors."""
 
     num_heads: int
+    num_kv_heads: int
+    head_dim: int
     first: int  # which dimension of x is the batch, 0 or 1
     causal: bool
     nothing: float  # what a query that sees nothing gets: 0 or NaN
-    kernel: Kernel
+    kernel: Kernel | Runner | None  # None: by the matrix of weights
+    scale: float
+    average: bool | None = False  # of the matrix: its mean over heads is wanted; None: nothing of it
 
     def heads(self, projected: Projected) -> tuple[Tensor, Tensor, Tensor]:
-        """q [N, H, L, D], k and v [N, H, S, D]."""
+        """q [N, H, L, D], k and v [N, Hk, S, D]."""
+        H, Hk = self.num_heads, self.num_kv_heads
         if len(projected) == 1:
-            q, k, v = self._split(projected[0], 3)
+            q, k, v = self.by_head(projected[0]).split_with_sizes((H, Hk, Hk), 1)
         else:
-            (q,), (k, v) = self._split(projected[0], 1), self._split(projected[1], 2)
+            q, (k, v) = self.by_head(projected[0]), self.by_head(projected[1]).split_with_sizes((Hk, Hk), 1)
         return q, k, v
 
-    def _split(self, x: Tensor, count: int) -> tuple[Tensor, ...]:
+    def by_head(self, x: Tensor) -> Tensor:
+        """[N, L, .. D] or [L, N, .. D] -> [N, .., L, D]"""
         a, b, width = x.shape
-        x = x.view(a, b, count, self.num_heads, width // (count * self.num_heads))
-        return (x.transpose(1, 3) if self.first == 0 else x.permute(1, 3, 2, 0, 4)).unbind(2)
-
-    def joined(self, heads: Tensor) -> Tensor:
-        """[N, L, E] or [L, N, E] from [N, H, L, D]."""
-        return joined(heads, self.first)
-
-    def apart(self, joined: Tensor) -> Tensor:
-        """And back."""
-        (heads,) = self._split(joined, 1)
-        return heads
+        x = x.view(a, b, width // self.head_dim, self.head_dim)
+        return x.transpose(1, 2) if self.first == 0 else x.permute(1, 2, 0, 3)
 
     def side_by_side(self, q: Tensor, k: Tensor, v: Tensor, count: int) -> Projected:
         """Heads as they were projected, in one tensor or in two."""
-        parts = [self.joined(heads) for heads in (q, k, v)]
-        return (torch.cat(parts, -1),) if count == 1 else (parts[0], torch.cat(parts[1:], -1))
+        if self.first == 0:
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # [N, L, H, D]
+        else:
+            q, k, v = q.permute(2, 0, 1, 3), k.permute(2, 0, 1, 3), v.permute(2, 0, 1, 3)  # [L, N, H, D]
+        if count == 1:
+            return (torch.cat((q, k, v), 2).flatten(2),)
+        return q.flatten(2), torch.cat((k, v), 2).flatten(2)
 
     def call(self, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None) -> KernelCall:
         """What the kernel is given."""
-        band = kernels.CAUSAL if self.causal else kernels.FULL
-        return q, k, v, added, band, q.shape[-1] ** -0.5
+        return q, k, v, added, kernels.CAUSAL if self.causal else kernels.FULL, self.scale
 
-    def scores(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Scores:
-        """Of q and k; padding: bool [N, S], True = hidden."""
-        return Scores(q, k, _mask(self.causal, padding), Scoring(q.shape[-1] ** -0.5))
+    def scores(self, q: Tensor, k: Tensor, added: Tensor | None) -> Scores:
+        """Of q and k; added: what hides padding, [N, 1, 1, S]."""
+        if isinstance(self.kernel, Runner):
+            return Scores(q, k, self.kernel.rules(self.causal, q.shape), Scoring(self.scale))
+        keys = None if added is None else added[:, 0, 0] == 0
+        return Scores(q, k, _mask(self.causal, keys), Scoring(self.scale))
 
 
-def _mask(causal: bool, padding: Tensor | None) -> Mask:
-    if padding is None:
+def step_of(
+    num_heads: int,
+    head_dim: int,
+    first: int,
+    causal: bool,
+    nothing: float,
+    kernel: Kernel | None,
+    average: bool | None = False,
+) -> Step:
+    """Of heads that each have keys of their own, with the usual scale."""
+    return Step(num_heads, num_heads, head_dim, first, causal, nothing, kernel, head_dim**-0.5, average)
+
+
+def _mask(causal: bool, keys: Tensor | None) -> Mask:
+    if keys is None:
         return CAUSAL if causal else NOTHING_HIDDEN
-    return Mask(right=0 if causal else None, keys=~padding)
+    return Mask(right=0 if causal else None, keys=keys)
 
 
-_planned_before: dict[Hashable, tuple[Kernel, ShapeChurn, Hashable]] = {}
+_planned_before: dict[Hashable, tuple[Kernel, ShapeChurn | None, Hashable]] = {}
 
 
 def chosen(
-    x: Tensor, memory: Tensor | None, num_heads: int, first: int, causal: bool, padding: Tensor | None
+    x: Tensor,
+    memory: Tensor | None,
+    num_heads: int,
+    first: int,
+    causal: bool,
+    padding: Tensor | None,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
 ) -> Kernel | None:
     """The kernel for heads of x [.., .., E] over those of memory; None where it would need help."""
+    if x.is_cpu and memory is None and (padding is None or padding.numel() <= MOST_ADDED):
+        undisputed = _undisputed()
+        if undisputed is not None and x.dtype in undisputed.dtypes:
+            return undisputed
     keys = x if memory is None else memory
-    key = (x.shape, keys.shape, x.dtype, x.device, num_heads, first, causal, padding is not None)
+    Hk, D = num_kv_heads or num_heads, head_dim or x.shape[2] // num_heads
+    key = (x.shape, keys.shape, x.dtype, x.device, num_heads, Hk, D, first, causal, padding is not None)
     planned = _planned_before.get(key)
     if planned is not None:
         kernel, churn, shape_key = planned
         if kernel.is_welcome():
-            churn.note(shape_key)
+            if churn is not None:
+                churn.note(shape_key)
             return kernel
     if causal and x.shape != keys.shape:
         return None
-    q, k = _looks(x, num_heads, first), _looks(keys, num_heads, first)
-    call = Call(Scores(q, k, _mask(causal, padding), Scoring(1.0)), k)
+    q, k = _looks(x, num_heads, D, first), _looks(keys, Hk, D, first)
+    call = Call(Scores(q, k, _mask(causal, None if padding is None else ~padding), Scoring(1.0)), k)
     bare = backends.bare_kernel(call, q, k)
     if bare is None:
         return None
     backends.note(call)
-    if bare.churn is not None:  # it stays the best for shapes it has planned for
+    # One that plans stays the best for shapes it has planned for; of float32 no such one is ever asked.
+    if bare.churn is not None or (x.is_cuda and x.dtype not in HALF):
         if len(_planned_before) >= MOST_SHAPES:
             _planned_before.clear()
         _planned_before[key] = bare, bare.churn, call.shape_key
     return bare
 
 
-def _looks(x: Tensor, num_heads: int, first: int) -> Tensor:
+def _undisputed() -> Kernel | None:
+    """The kernel that takes every plain call on a CPU, if the first to be asked there has one."""
+    for backend in backends.BACKENDS:
+        if not backend.devices or "cpu" in backend.devices:
+            kernel = backend.undisputed.get("cpu")
+            return kernel if kernel is None or (kernel.churn is None and kernel.switch is None) else None
+    return None
+
+
+def _looks(x: Tensor, num_heads: int, head_dim: int, first: int) -> Tensor:
     """Something of the shape that heads of x have: the table asks for no more."""
-    shape = x.shape[first], num_heads, x.shape[1 - first], x.shape[2] // num_heads
-    return x.detach().as_strided(shape, (0, 0, 0, 1))
+    return x.new_empty(head_dim).expand(x.shape[first], num_heads, x.shape[1 - first], head_dim)
 
 
 def run(
     x: Tensor,
     memory: Tensor | None,
     parameters: Parameters,
-    padding: Tensor | None,
+    hidden: Tensor | Masks | None,
     step: Step,
-    wanted: str | None,
-) -> tuple[Tensor, Tensor | None]:
-    """(what comes out of the last projection, weights).
+) -> tuple[Tensor, Projected, Tensor, Tensor | None]:
+    """(what comes out of the last projection, what came out of the first, lse, what hides padding).
+
+    By the matrix, weights [N, H, L, S] or [N, L, S] are in the place of lse.
 
     Args:
         x: [N, L, E] or [L, N, E]
         memory: what x attends to, [N, S, E] or [S, N, E]; None: itself.
-        padding: of memory, bool [N, S], True = hidden.
-        wanted: weights of all "heads", their "mean", or None.
+        hidden: padding of memory, bool [N, S], True = hidden; for the matrix, masks.
     """
-    added = None if padding is None else _added(padding, x.dtype)
-    given = (x, memory, *parameters)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
-        y, lse, *projected = _OneStep.apply(*given, padding, added, step, wanted is not None)
-    else:
-        projected, joined, lse = _attended(x, memory, parameters, added, step)
-        y = parameters.finish(joined)
-    if wanted is None:
-        return y, None
-    return y, _looked_at(tuple(projected), lse, padding, added, step, wanted == "mean")
+    added: Any = hidden
+    if isinstance(hidden, Tensor):
+        assert isinstance(step.kernel, Kernel)
+        added = _added(hidden, step.kernel.added_dtype(x.dtype))
+    if torch.is_grad_enabled():
+        for given in (x, memory, *parameters[:4], *parameters.parts):
+            if given is not None and given.requires_grad:
+                y, state, *projected = _OneStep.apply(
+                    x, memory, *parameters[:4], (added, step), *parameters.parts
+                )
+                return y, tuple(projected), state, added
+    made, heads, state = _attended(x, memory, parameters, added, step)
+    if step.kernel is None:
+        state = _shown(state, step)
+    return parameters.finish(heads), made, state, added
 
 
 def _added(padding: Tensor, dtype: torch.dtype) -> Tensor:
@@ -194,17 +289,49 @@ def _hiding(dtype: torch.dtype) -> float:
 
 
 def _attended(
-    x: Tensor, memory: Tensor | None, parameters: Parameters, added: Tensor | None, step: Step
+    x: Tensor, memory: Tensor | None, parameters: Parameters, added: Any, step: Step
 ) -> tuple[Projected, Tensor, Tensor]:
-    """(projected; heads side by side [.., .., E]; lse [N, H, L])."""
+    """(projected; heads side by side [.., .., H D]; lse [N, H, L], or weights [N * H, L, S])."""
     projected = parameters.project(x, memory)
     q, k, v = step.heads(projected)
+    if step.kernel is None:
+        out, p = _by_matrix(q, k, v, added, step)
+        return projected, joined(out, step.first), p
     out, lse = step.kernel.forward(step.call(q, k, v, added))
-    if added is not None:
-        empty = lse < _hiding(x.dtype) / 2  # [N, H, L]
+    # where the first key of all is real every query sees one: nothing is looked for
+    if added is not None and not (added.is_cpu and bool((added[:, :, :, 0] == 0).all())):
+        empty = lse < _hiding(added.dtype) / 2  # [N, H, L]
         out = out.masked_fill_(empty[..., None], step.nothing)
         lse = lse.masked_fill_(empty, SEES_NOTHING)
-    return projected, step.joined(out), lse
+    return projected, joined(out, step.first), lse
+
+
+def _by_matrix(q: Tensor, k: Tensor, v: Tensor, masks: Masks, step: Step) -> tuple[Tensor, Tensor]:
+    """(heads [N, H, L, D], weights [N * H, L, S])."""
+    N, H, L, D = q.shape
+    S, dtype = k.shape[2], q.dtype
+    if step.average is None and dtype in HALF:  # as a fused kernel has it inside
+        q, k, v = q.float(), k.float(), v.float()
+    flat = q.reshape(N * H, L, D)
+    s = torch.baddbmm(q.new_empty(1), flat, k.reshape(N * H, S, D).transpose(1, 2), beta=0, alpha=step.scale)
+    for mask in masks:
+        whole = s.view(N, H, L, S)
+        if mask.dtype == torch.bool:
+            whole.masked_fill_(mask, -torch.inf)
+        else:
+            whole.add_(mask)
+    p = torch.softmax(s, -1)
+    if masks and step.nothing == 0:
+        p = p.masked_fill_(s.amax(-1, keepdim=True) == -torch.inf, 0.0)
+    return torch.bmm(p, v.reshape(N * H, S, D)).view(N, H, L, D).to(dtype), p
+
+
+def _shown(p: Tensor, step: Step) -> Tensor:
+    """Weights [N * H, L, S] as they are wanted."""
+    if step.average is None:
+        return p.detach()
+    whole = p.view(-1, step.num_heads, *p.shape[1:])
+    return whole.mean(1) if step.average else whole
 
 
 class _OneStep(torch.autograd.Function):
@@ -217,113 +344,230 @@ class _OneStep(torch.autograd.Function):
         in_bias: Tensor | None,
         out_weight: Tensor | None,
         out_bias: Tensor | None,
-        padding: Tensor | None,
-        added: Tensor | None,
-        step: Step,
-        looked_at: bool,
+        call: tuple[Any, Step],
+        *parts: Tensor,
     ) -> tuple[Tensor, ...]:
-        parameters = Parameters(in_weight, in_bias, out_weight, out_bias)
-        projected, joined, lse = _attended(x, memory, parameters, added, step)
-        ctx.save_for_backward(x, memory, *parameters, joined, lse, padding, added, *projected)
-        ctx.step = step
+        added, step = call
+        parameters = Parameters(in_weight, in_bias, out_weight, out_bias, parts)
+        projected, heads, state = _attended(x, memory, parameters, added, step)
+        if step.kernel is None:
+            added = None  # the weights are kept, which tell all of the masks
+        needs = _Needs.of(ctx.needs_input_grad, len(parts), in_bias is not None)
+        # What no gradient needs is not kept, and may be written to. Of a block, whose versions nobody counts,
+        # the weights that lie in it are kept.
+        sources = (x, memory) if needs.weight else (None, None)
+        watched = (parts[: needs.weights] or (in_weight,)) if needs.x or needs.memory else ()
+        last = out_weight if needs.heads else None
+        ctx.save_for_backward(*sources, last, heads, state, added, *projected, *watched)
+        ctx.step, ctx.needs, ctx.finishes = step, needs, out_weight is not None
+        ctx.block = in_weight if parts else None
+        ctx.sizes = [part.shape[0] for part in parts]
+        ctx.shapes = (x.shape,) if memory is None else (x.shape, memory.shape)
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*((lse,) if looked_at else (lse, *projected)))
-        return parameters.finish(joined), lse, *projected
+        if step.kernel is None:
+            state = _shown(state, step)
+            if step.average is None:
+                ctx.mark_non_differentiable(state)
+            return parameters.finish(heads), state, *projected
+        ctx.mark_non_differentiable(state)
+        return parameters.finish(heads), state, *projected
 
     @staticmethod
     def backward(ctx: Context, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, memory, *four, joined, lse, padding, added = ctx.saved_tensors[:10]
-        projected = ctx.saved_tensors[10:]
-        step, needed, rest = ctx.step, ctx.needs_input_grad, (None,) * 4
-        asked = (grads[0], *grads[2:])  # of the output, of what was projected
-        given = [grad for grad in asked if grad is not None]
-        if not given:
-            return (None,) * 6 + rest
-        if any(map(plain.is_needed_for, given)):
-
-            def forward(*inputs: Any) -> list[Tensor]:
-                made = _plainly(inputs[0], inputs[1], Parameters(*inputs[2:]), padding, step)
-                return [x for x, grad in zip(made, asked, strict=True) if grad is not None]
-
-            return *plain.gradients(forward, (x, memory, *four), needed[:6], given), *rest
-        grad, back = asked[0], list(asked[1:])
+        step, needs, shapes = ctx.step, ctx.needs, ctx.shapes
+        x, memory, out_weight, heads, state, added, *rest = ctx.saved_tensors
+        projected, watched = tuple(rest[: len(shapes)]), rest[len(shapes) :]
+        grad, d_shown, *back = grads  # of the output, of weights, of what was projected
+        again = False
+        for given in grads:
+            again = again or (given is not None and plain.is_needed_for(given))
+        if grad is not None and again and needs.heads:
+            heads, _ = _plainly(step, added, projected, state)
         d_out_weight = d_out_bias = None
-        in_weight, _, out_weight, _ = four
-        if grad is not None:
-            if out_weight is not None:
-                flat = _flat(grad)
-                d_out_weight = torch.mm(flat.t(), _flat(joined)) if needed[4] else None
-                d_out_bias = flat.sum(0) if needed[5] else None
-                grad = torch.mm(flat, out_weight).view(joined.shape)
-            if any(needed[:4]):
-                q, k, v = step.heads(projected)
-                call, out = step.call(q, k, v, added), step.apart(joined)
-                three = step.kernel.backward(call, out, lse, step.apart(grad))
-                to_projected = step.side_by_side(*three, len(projected))
-                back = [a if b is None else a.add_(b) for a, b in zip(to_projected, back, strict=True)]
-        parts = [part for part in back if part is not None]
-        inputs: tuple[Tensor | None, ...] = (None,) * 4
-        if any(needed[:4]) and len(parts) == len(back):
-            inputs = _to_inputs(parts, x, memory, in_weight, needed)
-        return *inputs, d_out_weight, d_out_bias, *rest
+        if grad is not None and ctx.finishes:
+            flat = grad.reshape(-1, grad.shape[-1])  # gradients that come in batches know no flatten
+            d_out_weight = torch.mm(flat.t(), heads.flatten(0, 1)) if needs.out_weight else None
+            d_out_bias = flat.sum(0) if needs.out_bias else None
+            grad = torch.mm(flat, out_weight).view(heads.shape) if needs.heads else None
+        of_inputs: tuple[Tensor | None, ...] = (None,) * 4
+        if needs.heads:
+            if grad is not None or d_shown is not None:
+                made = _way_back(step, added, projected, heads, state, grad, d_shown, again)
+                back = [
+                    m if b is None else b if m is None else m + b for m, b in zip(made, back, strict=True)
+                ]
+            parts = [torch.zeros_like(p) if b is None else b for p, b in zip(projected, back, strict=True)]
+            weight = ctx.block
+            if watched and (weight is None or again):
+                weight = watched[0] if weight is None else torch.cat(watched)
+            of_inputs = _to_inputs(parts, x, memory, weight, shapes, needs)
+        if ctx.block is None:
+            return *of_inputs, d_out_weight, d_out_bias, None
+        cut: list[Tensor | None] = []
+        n, sizes = needs.weights, ctx.sizes
+        for block, cuts in ((of_inputs[2], sizes[:n]), (of_inputs[3], sizes[n:])):
+            cut += [None] * len(cuts) if block is None else block.split_with_sizes(cuts)
+        return *of_inputs[:2], None, None, d_out_weight, d_out_bias, None, *cut
+
+
+class _Needs(NamedTuple):
+    """Which gradients are wanted."""
+
+    x: bool
+    memory: bool
+    weight: bool  # of the first projections, any of it
+    bias: bool
+    out_weight: bool
+    out_bias: bool
+    heads: bool  # of any of the first four
+    weights: int  # how many parts of a block are weights; the others are biases
+
+    @classmethod
+    def of(cls, needed: tuple[bool, ...], parts: int, biased: bool) -> _Needs:
+        x, memory, weight, bias, out_weight, out_bias = needed[:6]
+        weights = parts // 2 if biased else parts
+        weight = weight or True in needed[7 : 7 + weights]
+        bias = bias or True in needed[7 + weights :]
+        return cls(x, memory, weight, bias, out_weight, out_bias, x or memory or weight or bias, weights)
 
 
 def _to_inputs(
-    parts: list[Tensor], x: Tensor, memory: Tensor | None, weight: Tensor, needed: tuple[bool, ...]
+    parts: Sequence[Tensor],
+    x: Tensor,
+    memory: Tensor,
+    weight: Tensor,
+    shapes: Sequence[torch.Size],
+    needs: _Needs,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of x, memory, the first projections' weight and their bias, from those of what they made."""
-    E, sources = weight.shape[1], (x,) if memory is None else (x, memory)
-    weights = (weight,) if memory is None else (weight[:E], weight[E:])
-    flats = [_flat(part) for part in parts]
-    d_sources: list[Tensor | None] = [
-        torch.mm(flat, weight).view(source.shape) if wanted else None
-        for flat, weight, source, wanted in zip(flats, weights, sources, needed[:2], strict=False)
-    ]
-    d_weight = d_bias = None
-    if needed[2]:
-        blocks = [torch.mm(flat.t(), _flat(source)) for flat, source in zip(flats, sources, strict=True)]
-        d_weight = blocks[0] if memory is None else torch.cat(blocks)
-    if needed[3]:
-        sums = [flat.sum(0) for flat in flats]
-        d_bias = sums[0] if memory is None else torch.cat(sums)
-    return *d_sources, *(None,) * (2 - len(d_sources)), d_weight, d_bias
+    sources: list[Tensor | None] = [None, None]
+    weights: list[Tensor] = []
+    biases: list[Tensor] = []
+    start = 0
+    for i, part in enumerate(parts):
+        flat = part.reshape(-1, part.shape[-1])  # [N * L, ..]
+        stop = start + flat.shape[1]
+        if needs.memory if i else needs.x:
+            sources[i] = torch.mm(flat, weight[start:stop]).view(shapes[i])
+        if needs.weight:
+            weights.append(torch.mm(flat.t(), (memory if i else x).flatten(0, 1)))
+        if needs.bias:
+            biases.append(flat.sum(0))
+        start = stop
+    if len(parts) == 1:
+        return *sources, weights[0] if weights else None, biases[0] if biases else None
+    return *sources, torch.cat(weights) if weights else None, torch.cat(biases) if biases else None
 
 
-def _flat(x: Tensor) -> Tensor:
-    """[N * L, E]"""
-    return x.reshape(-1, x.shape[-1])
+def _way_back(
+    step: Step,
+    added: Tensor | None,
+    projected: Projected,
+    heads: Tensor,
+    state: Tensor,
+    grad: Tensor | None,
+    d_shown: Tensor | None,
+    again: bool,
+) -> tuple[Tensor | None, ...]:
+    """From the gradients of heads side by side, and of weights, to that of what was projected."""
+    if again:
+        return _plain_way_back(step, added, projected, state, grad, d_shown)
+    q, k, v = step.heads(projected)
+    d_out = None if grad is None else step.by_head(grad)
+    if step.kernel is None:
+        three = _matrix_way_back(q, k, v, state, d_out, d_shown, step)
+        return step.side_by_side(*three, len(projected))
+    out, lse = step.by_head(heads), state
+    assert d_out is not None
+    if lse.is_cpu and _is_rough(lse):
+        lse = lse.masked_fill(lse > SEES_NOTHING / 2, -torch.inf)
+        back, dv, _ = TILES.backward(Call(step.scores(q, k, added), v), out, lse, d_out)
+        three = back.q.to(v.dtype), back.k.to(v.dtype), dv.to(v.dtype)
+    else:
+        three = step.kernel.backward(step.call(q, k, v, added), out, lse, d_out)
+    return step.side_by_side(*three, len(projected))
+
+
+def _is_rough(lse: Tensor) -> bool:
+    """Whether a kernel's way back would be too rough for some query that sees anything."""
+    if lse.dtype == torch.float64 or float(lse.abs().max()) <= REACH:
+        return False
+    return float(lse.masked_fill(lse > SEES_NOTHING / 2, 0).abs().max()) > REACH
+
+
+def _matrix_way_back(
+    q: Tensor, k: Tensor, v: Tensor, p: Tensor, d_out: Tensor | None, d_shown: Tensor | None, step: Step
+) -> Three:
+    """Gradients of heads, from weights [N * H, L, S] and the gradients of heads' outputs and of weights."""
+    (N, H, L, D), S, dtype = q.shape, k.shape[2], q.dtype
+    if p.dtype != dtype:
+        q, k, v = q.to(p.dtype), k.to(p.dtype), v.to(p.dtype)
+    if d_out is None:
+        dv, dp = torch.zeros_like(v), torch.zeros_like(p)
+    else:
+        flat = d_out.to(p.dtype).reshape(N * H, L, D)
+        dv = torch.bmm(p.transpose(1, 2), flat).view(N, H, S, D)
+        dp = torch.bmm(flat, v.reshape(N * H, S, D).transpose(1, 2))
+    if d_shown is not None:
+        dp.view(N, H, L, S).add_(d_shown[:, None] / H if step.average else d_shown)
+    ds = aten._softmax_backward_data.default(dp, p, -1, p.dtype)
+    nothing = q.new_empty(1)
+    dq = torch.baddbmm(nothing, ds, k.reshape(N * H, S, D), beta=0, alpha=step.scale)
+    dk = torch.baddbmm(nothing, ds.transpose(1, 2), q.reshape(N * H, L, D), beta=0, alpha=step.scale)
+    return dq.view(N, H, L, D).to(dtype), dk.view(N, H, S, D).to(dtype), dv.to(dtype)
 
 
 def _plainly(
-    x: Tensor, memory: Tensor | None, parameters: Parameters, padding: Tensor | None, step: Step
-) -> tuple[Tensor, ...]:
-    """The same in operations that can be differentiated again: (output, *projected)."""
-    projected = parameters.project(x, memory)
+    step: Step, added: Tensor | None, projected: Projected, state: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """(heads side by side, weights if they came of the matrix), to be differentiated again."""
     q, k, v = step.heads(projected)
-    out, lse = plain.forward(step.scores(q, k, padding), v)
+    if step.kernel is None:
+        near_q, near_k, near_v = q.to(state.dtype), k.to(state.dtype), v.to(state.dtype)
+        scores = (near_q @ near_k.transpose(-2, -1)) * step.scale
+        before = state.detach().view(scores.shape)  # with every mask, which need not be kept so
+        # made finite where nothing is seen, so that no gradient is NaN
+        empty = (before == 0).all(-1, keepdim=True) & (step.nothing == 0)
+        before = before.masked_fill(empty, 1.0).log()
+        p = torch.softmax(before + (scores - scores.detach()), -1).masked_fill(empty, 0.0)
+        return joined((p @ near_v).to(v.dtype), step.first), p.mean(1) if step.average else p
+    out, lse = plain.forward(step.scores(q, k, added), v)
     if step.nothing != 0:
         out = out.masked_fill(torch.isneginf(lse)[..., None], step.nothing)
-    return parameters.finish(step.joined(out)), *projected
+    return joined(out, step.first), None
 
 
-def _looked_at(
-    projected: Projected,
-    lse: Tensor,
-    padding: Tensor | None,
-    added: Tensor | None,
+def _plain_way_back(
     step: Step,
-    average: bool,
-) -> Tensor:
-    """The weights, [N, H, L, S] or [N, L, S]."""
+    added: Tensor | None,
+    projected: Projected,
+    state: Tensor,
+    grad: Tensor | None,
+    d_shown: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """`_way_back` in operations that can be differentiated again."""
+    asked = (grad, d_shown)
+
+    def forward(*projected: Tensor) -> list[Tensor]:
+        made = _plainly(step, added, projected, state)
+        return [x for x, wanted in zip(made, asked, strict=True) if x is not None and wanted is not None]
+
+    given = [x for x in asked if x is not None]
+    return plain.gradients(forward, projected, (True,) * len(projected), given)
+
+
+def looked_at(projected: Projected, lse: Tensor, added: Tensor | None, step: Step, average: bool) -> Tensor:
+    """The weights of a step, [N, H, L, S] or [N, L, S]."""
     q, k, _ = step.heads(tuple(x.detach() for x in projected))
-    if q.dtype not in HALF or cannot(step.scores(q, k, padding)) is not None:
+    if q.dtype not in HALF or cannot(step.scores(q, k, added)) is not None:
         q, k, _ = step.heads(projected)
-        shown = weights.weights(step.scores(q, k, padding), lse, mean=average)
+        seen = lse if added is None else lse.masked_fill(lse > SEES_NOTHING / 2, -torch.inf)
+        shown = weights.weights(step.scores(q, k, added), seen, mean=average)
     elif torch.is_grad_enabled() and any(x.requires_grad for x in projected):
-        shown = _Weights.apply(lse, padding, added, step, average, *projected)
+        shown = _Weights.apply(lse, added, step, average, *projected)
     else:
         shown = _in_kernels(projected, lse, added, step, average)
-    if padding is None or step.nothing == 0:
+    if added is None or step.nothing == 0:
         return shown
     empty = lse > SEES_NOTHING / 2  # [N, H, L]
     return shown.masked_fill((empty[:, 0] if average else empty)[..., None], step.nothing)
@@ -333,7 +577,7 @@ def _in_kernels(projected: Projected, lse: Tensor, added: Tensor | None, step: S
     from ..engines.gpu.dense import plainest
 
     q, k, _ = step.heads(projected)
-    return plainest(q, k, lse.contiguous(), added, step.causal, q.shape[-1] ** -0.5, average)
+    return plainest(q, k, lse.contiguous(), added, step.causal, step.scale, average)
 
 
 class _Weights(torch.autograd.Function):
@@ -341,33 +585,27 @@ class _Weights(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context,
-        lse: Tensor,
-        padding: Tensor | None,
-        added: Tensor | None,
-        step: Step,
-        average: bool,
-        *projected: Tensor,
+        ctx: Context, lse: Tensor, added: Tensor | None, step: Step, average: bool, *projected: Tensor
     ) -> Tensor:
-        ctx.save_for_backward(lse, padding, *projected)
+        ctx.save_for_backward(lse, added, *projected)
         ctx.step, ctx.average = step, average
         return _in_kernels(projected, lse, added, step, average)
 
     @staticmethod
     def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), (lse, padding, *kept) = grads, ctx.saved_tensors
+        (grad,), (lse, added, *kept) = grads, ctx.saved_tensors
         step, average, projected = ctx.step, ctx.average, tuple(kept)
         if plain.is_needed_for(grad):
 
             def forward(*projected: Tensor) -> Tensor:
                 q, k, _ = step.heads(projected)
-                whole, _ = plain.weights_of(step.scores(q, k, padding))
+                whole, _ = plain.weights_of(step.scores(q, k, added))
                 return (whole.mean(1) if average else whole).to(q.dtype)
 
             needed = (True,) * len(projected)
-            return *(None,) * 5, *plain.gradients(forward, projected, needed, grad)
+            return *(None,) * 4, *plain.gradients(forward, projected, needed, grad)
         q, k, v = step.heads(projected)
-        dq, dk, *_ = weights.gradients(step.scores(q, k, padding), lse, None, average, grad, bias=False)
+        dq, dk, *_ = weights.gradients(step.scores(q, k, added), lse, None, average, grad, bias=False)
         assert dq is not None and dk is not None
         parts = dq.to(v.dtype), dk.to(v.dtype), torch.zeros_like(v)
-        return *(None,) * 5, *step.side_by_side(*parts, len(projected))
+        return *(None,) * 4, *step.side_by_side(*parts, len(projected))

@@ -69,8 +69,13 @@ def parameters_of(layer: nn.Module, *names: str) -> list[Tensor | None] | None:
     A parameter that the module does without is None in the list.
     """
     held: dict[str, Tensor | None] = layer.__dict__["_parameters"]
-    parameters = [held.get(name, MISSING) for name in names]
-    return parameters if all(p is None or type(p) in PLAIN for p in parameters) else None
+    parameters: list[Tensor | None] = []
+    for name in names:
+        parameter = held.get(name, MISSING)
+        if parameter is not None and type(parameter) not in PLAIN:
+            return None
+        parameters.append(parameter)
+    return parameters
 
 
 def _no_global_hooks() -> bool:
@@ -106,11 +111,14 @@ class _Place:
         parameters = (weight,) if bias is None else (weight, bias)
         self._memories = [StorageWeakRef(parameter.untyped_storage()) for parameter in parameters]
 
-    def fits(self, layer: nn.Module) -> bool:
-        """Whether this is the layer, with its parameters where they were."""
+    def fits(self, layer: nn.Module, heard: bool = False) -> bool:
+        """Whether this is the layer, with its parameters where they were; `heard`: and nothing on it."""
         if layer is not self.layer() or type(layer) is not nn.Linear:
             return False
-        parameters: dict[str, Tensor | None] = layer.__dict__["_parameters"]
+        held = layer.__dict__
+        if heard and not _nothing_on(held):
+            return False
+        parameters: dict[str, Tensor | None] = held["_parameters"]
         weight, bias = parameters.get("weight"), parameters.get("bias")
         if (
             type(weight) is not nn.Parameter or weight.data_ptr() != self.weight_at
@@ -152,11 +160,22 @@ class Packed:
         if len(places) != len(layers) or nn.Linear.forward is not LINEAR_FORWARD or not _no_global_hooks():
             return False
         for layer, place in zip(layers, places, strict=True):
-            if not place.fits(layer) or not _nothing_on(layer.__dict__):
+            if not place.fits(layer, heard=True):
                 if any(place.is_left() for place in self._places):
                     self.weight, self.bias, self._places = self.weight.new_empty(0, 0), None, []
                 return False
         return True
+
+    def parts(self, layers: Sequence[nn.Module]) -> tuple[Tensor, ...]:
+        """The weights that lie in the block, then the biases, of all its layers."""
+        weights: list[Tensor] = []
+        biases: list[Tensor] = []
+        for layer in layers:
+            held = layer.__dict__["_parameters"]
+            weights.append(held["weight"])
+            if self.bias is not None:
+                biases.append(held["bias"])
+        return (*weights, *biases)
 
     def again(self, layers: Sequence[nn.Module]) -> Packed | None:
         """The same for these layers if their parameters lie where they did, whatever is hooked to them."""

@@ -17,7 +17,7 @@ Letters: B batch, T query_len, N tokens in all, H num_heads, Hk num_kv_heads, D 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 from ..arguments import scores_from, told, under_autocast, window_rule
 from ..engines import packed_sequences
 from ..engines.kernels import CAUSAL as CAUSAL_BAND
-from ..engines.kernels import FULL
+from ..engines.kernels import CPU_FLASH, FULL, KernelCall, Three
 from ..engines.packed_sequences import Places, Runs
 from ..engines.scores import Scores
 from ..errors import ArgumentError
@@ -38,8 +38,9 @@ from ..sequence_rules import as_ids
 from . import module_call, options
 from .cache import KVCache
 from .memory import Memory
+from .one_step import Runner, chosen
 from .options import Positions
-from .packed_weights import ordinary, unseen
+from .packed_weights import unseen
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
@@ -84,15 +85,20 @@ def forward(
         ShapeError, MaskError: sizes or numbers that do not fit the batch.
     """
     check_alone(key, value, cache, lengths, documents)
+    if mask is bias is positions is documents is None:
+        alone = _one_sequence(module, query, lengths, need_weights)
+        if alone is not None:
+            return alone
     batch = _batch(module, query, lengths, documents)
     if batch is None:
         query, mask, real = as_mask(module, query, mask, lengths, documents)
         heads, weights, _ = module._attend(query, None, None, mask, bias, positions)
         return without_padding(module._finish(heads, query), real), weights if need_weights else None
-    plain = None
     if mask is bias is positions is None:
         plain = _plainest(module, query, batch, need_weights)
-    packed, shown = plain or _attend(module, query, mask, bias, positions, batch, need_weights)
+        if plain is not None:
+            return plain
+    packed, shown = _attend(module, query, mask, bias, positions, batch, need_weights)
     output: Tensor = module.out_proj(packed.transpose(1, 2).flatten(2))  # [1, N, E]
     return batch.runs.unpack(output, batch.places), shown
 
@@ -251,45 +257,124 @@ def _attend(
     else:
         answer = _all_at_once(module, q, k, v, mask, bias, batch)
         if answer is None:
-            answer = _way(q, runs)(module, q, k, v, mask, bias, batch)
+            answer = _way(q, runs, q.shape[1] * q.shape[3])(module, q, k, v, mask, bias, batch)
         heads, lse = answer
         weights = _map(module, q, k, lse, mask, bias, batch) if need_weights else None
     return options.gated(module, heads, x), weights if need_weights else None
 
 
+class _OverRuns(Runner):
+    """Packed sequences, each attending to itself: on a GPU in one kernel, on a CPU in a call each."""
+
+    __slots__ = ("in_rows", "is_alone", "offsets", "runs")
+
+    def __init__(self, runs: Runs, offsets: Tensor, in_rows: bool, is_alone: bool) -> None:
+        self.runs, self.offsets, self.in_rows, self.is_alone = runs, offsets, in_rows, is_alone
+
+    def forward(self, call: KernelCall) -> tuple[Tensor, Tensor]:
+        q, k, v, _, band, scale = call
+        if self.in_rows:
+            q, k, v = q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1)  # [N, H, D]
+            out, lse = packed_sequences.attend_rows(q, k, v, self.runs, self.offsets, band, scale)
+            return out.transpose(0, 1)[None], lse[None]
+        if self.is_alone:
+            return CPU_FLASH.forward(call)
+        outs, lses = [], []
+        for one_q, one_k, one_v in self._each(q, k, v):
+            out, lse = CPU_FLASH.forward((one_q, one_k, one_v, None, band, scale))
+            outs.append(out.transpose(1, 2))
+            lses.append(lse)
+        return torch.cat(outs, 1).transpose(1, 2), torch.cat(lses, 2)  # laid out as one call would have it
+
+    def backward(self, call: KernelCall, out: Tensor, lse: Tensor, grad: Tensor) -> Three:
+        q, k, v, _, band, scale = call
+        if self.in_rows:
+            q, k, v, out, grad = (x[0].transpose(0, 1) for x in (q, k, v, out, grad))
+            # of one query each the kernel swaps heads for queries, and counts on one in every sequence
+            longest, state = max(2, *self.runs.counts), self.offsets.new_zeros(2, dtype=torch.int64)
+            dq, dk, dv = packed_sequences.aten._flash_attention_backward.default(
+                grad.contiguous(), q, k, v, out, lse[0], self.offsets, self.offsets, longest, longest, 0.0,
+                band == CAUSAL_BAND, state, state, scale=scale, window_size_left=-1,
+                window_size_right=-1 if band == FULL else 0,
+            )  # fmt: skip
+            return dq.transpose(0, 1)[None], dk.transpose(0, 1)[None], dv.transpose(0, 1)[None]
+        if self.is_alone:
+            return CPU_FLASH.backward(call, out, lse, grad)
+        parts = []
+        for one_q, one_k, one_v, said, its, pull in self._each(q, k, v, out, lse, grad):
+            parts.append(CPU_FLASH.backward((one_q, one_k, one_v, None, band, scale), said, its, pull))
+        dq, dk, dv = (torch.cat(of_one, 2) for of_one in zip(*parts, strict=True))
+        return dq, dk, dv
+
+    def rules(self, causal: bool, shape: Sequence[int]) -> Mask:
+        counts = self.runs.counts
+        numbers = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        rules = Mask.documents(numbers.to(self.offsets.device))
+        return (rules & CAUSAL if causal else rules).bind(shape[0], shape[1], shape[2], shape[2])
+
+    def _each(self, *packed: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """What belongs to one sequence, of tensors [1, .., N, ..]."""
+        apart = [x.split(self.runs.counts, dim=2) for x in packed]
+        return (one for one in zip(*apart, strict=True) if one[0].shape[2])
+
+
+def _one_sequence(
+    module: MultiHeadAttention, query: Tensor, lengths: object, need_weights: bool
+) -> tuple[Tensor, AttentionMap | None] | None:
+    """(output [1, T, E], map) of a batch of one, cut and padded again; None: not as plain as that."""
+    if type(lengths) is not list or len(lengths) != 1 or type(lengths[0]) is not int:
+        return None
+    layers = module_call.bare_layers(module, query)
+    (count,) = lengths
+    if layers is None or query.shape[0] != 1 or not 0 < count < query.shape[1]:
+        return None
+    held, x = module.__dict__, query[:, :count]
+    causal, sizes = held["causal"], (held["num_kv_heads"], held["head_dim"])
+    kernel = chosen(x, None, held["num_heads"], 0, causal, None, *sizes)
+    made = None if kernel is None else module_call.in_one_step(module, layers, x, None, causal, kernel)
+    if made is None:
+        return None
+    output, projected, lse, step = made
+    length = query.shape[1]
+    output = torch.nn.functional.pad(output, (0, 0, 0, length - count))
+    if not need_weights:
+        return output, None
+    grad = torch.is_grad_enabled()
+
+    def build() -> tuple[Scores, Tensor | None]:
+        with torch.inference_mode(projected.is_inference()), torch.set_grad_enabled(grad):
+            runs = Runs.of_lengths((count,), length)
+            q, k, _ = step.heads((projected,))
+            whole = _map(module, q, k, lse, None, None, Batch(runs, runs.places(q, keep=False), None))
+            return whole._scores, whole._lse  # type: ignore[return-value]
+
+    return output, later(build)
+
+
 def _plainest(
     module: MultiHeadAttention, query: Tensor, batch: Batch, need_weights: bool
 ) -> tuple[Tensor, AttentionMap | None] | None:
-    """The same of a module without options on a GPU, no gradients: one product, one kernel; None: not so."""
-    held = module.__dict__
-    packed, D, modules = held["_packed"], held["head_dim"], held["_modules"]
-    if (
-        packed is None
-        or torch.is_grad_enabled()
-        or type(query) is not Tensor
-        or not module_call.is_bare(held)
-    ):
+    """(output [B, T, E], map) of a module without options, in one step; None: not as plain as that."""
+    (runs, places, _), held = batch, module.__dict__
+    D = held["head_dim"]
+    takes = in_rows = packed_sequences.takes_rows(query, D)
+    is_alone = max(runs.counts) == runs.total
+    if not in_rows and query.is_cpu and not packed_sequences.has_kernel(query):
+        one_by_one = is_alone or _way(query, runs, held["num_heads"] * D) is _one_by_one
+        takes = one_by_one and query.dtype in CPU_FLASH.dtypes
+    layers = module_call.bare_layers(module, query) if takes else None
+    if layers is None:
         return None
-    layers = (modules["q_proj"], modules["k_proj"], modules["v_proj"])
-    if not packed_sequences.takes_rows(query, D) or not ordinary(query) or not packed.holds(layers):
+    runner, x = _OverRuns(runs, places.offsets, in_rows, is_alone), runs.pack(query, places)
+    made = module_call.in_one_step(module, layers, x, None, held["causal"], runner)
+    if made is None:
         return None
-    (runs, places, _), H, Hk = batch, held["num_heads"], held["num_kv_heads"]
-    weight, bias = packed.last(3)
-    x = query.reshape(-1, query.shape[-1])
-    x = x if runs.everything else x.index_select(0, places.tokens)  # [N, E]
-    heads = torch.nn.functional.linear(x, weight, bias).view(-1, H + 2 * Hk, D)
-    q, k, v = heads.split_with_sizes((H, Hk, Hk), 1)  # [N, H, D], [N, Hk, D]
-    scale = D**-0.5 if held["scale"] is None else held["scale"]
-    if not scale > 0:
-        return None
-    out, lse = packed_sequences.attend_rows(
-        q, k, v, runs, places.offsets, CAUSAL_BAND if held["causal"] else FULL, scale
-    )
+    output, projected, lse, step = made
     weights = None
     if need_weights:
-        q, k = q.transpose(0, 1)[None], k.transpose(0, 1)[None]  # [1, H, N, D]
-        weights = _map(module, q, k, lse[None], None, None, batch)
-    return out.transpose(0, 1)[None], weights
+        q, k, _ = step.heads((projected,))
+        weights = _map(module, q, k, lse, None, None, batch)
+    return runs.unpack(output, places), weights
 
 
 def _is_of_pairs(bias: object) -> bool:
@@ -302,13 +387,13 @@ Answer = tuple[Tensor, Tensor]  # heads [1, H, N, Dv], lse [1, H, N]
 Way = Callable[..., Answer]
 
 
-def _way(q: Tensor, runs: Runs) -> Way:
-    """How packed heads attend where one kernel cannot take them all."""
+def _way(x: Tensor, runs: Runs, width: int) -> Way:
+    """How packed heads attend where one kernel cannot take them all; width: that of all heads, H * D."""
     counts, longest = runs.counts, max(runs.counts)
-    if q.is_cuda:  # one long document among many short ones: too much would be padding
+    if x.is_cuda:  # one long document among many short ones: too much would be padding
         few = len(counts) * longest <= 2 * runs.batch * runs.length
     else:
-        few = min(counts) == longest or longest * longest * q.shape[1] * q.shape[3] < SHORT
+        few = min(counts) == longest or longest * longest * width < SHORT
     return _side_by_side if few else _one_by_one
 
 

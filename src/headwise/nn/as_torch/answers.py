@@ -37,7 +37,7 @@ from ...functional import attention
 from ...indexing import take
 from ...mask_rules import can_read
 from ..packed_weights import OUT_PROJ, is_untouched, parameters_of, unseen
-from .torch_masks import Rules
+from .torch_masks import Rules, as_hidden
 
 if TYPE_CHECKING:
     from .module import MultiheadAttention
@@ -46,7 +46,8 @@ __all__ = ["FEW", "answer", "leaves_some", "native"]
 
 
 FEW = 2**16  # weights: what stands around them takes longer than they do
-SOME = 2**17  # weights with a mask: here the operator's slow softmax is as dear as our steps
+SOME = 2**14  # weights, wanted and masked or with a float mask: beyond, the operator's softmax is too slow
+MORE = 2**18  # weights of which none is wanted or hidden: here the operator is as fast as a fused kernel
 NEAR = 2**23  # weights, 32 MiB: all of them stay in the last cache, and a mean of them costs no more
 AT_ONCE = 2**21  # weights of a tile, 8 MiB
 MANY, FEWEST = 256, 64  # queries a tile: more make too much that is hidden, fewer too thin a product
@@ -63,6 +64,11 @@ def native(
 ) -> tuple[Tensor, Tensor | None] | None:
     """(output, weights) of self-attention; None: not a call for the operator."""
     held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
+    if x.is_cuda and (need_weights or key_padding_mask is not None or attn_mask is not None):
+        return None
+    in_proj = held["_parameters"].get("in_proj_weight")
+    if torch.is_grad_enabled() and (x.requires_grad or (in_proj is not None and in_proj.requires_grad)):
+        return None
     if not held["batch_first"] or not held["_qkv_same_embed_dim"] or held["add_zero_attn"]:
         return None
     if x.dim() != 3 or held["num_heads"] % 2 or (held["training"] and held["dropout"]):
@@ -74,9 +80,11 @@ def native(
         return None
     masked = key_padding_mask is not None or attn_mask is not None
     if x.is_cpu:
-        most = FEW
+        most = FEW if masked else MORE
         if need_weights:
             most = SOME if masked else NEAR
+        elif masked and not _is_bool(key_padding_mask, attn_mask):
+            most = SOME
         nothing_to_gain = need_weights and not masked and not average
         if N * L * L * held["num_heads"] > most and not nothing_to_gain:
             return None
@@ -110,15 +118,24 @@ def native(
     )  # fmt: skip
 
 
+def _is_bool(*masks: Tensor | None) -> bool:
+    return all(mask is None or mask.dtype == torch.bool for mask in masks)
+
+
 def _for_operator(
     padding: Tensor | None, attn_mask: Tensor | None, N: int, L: int, H: int
 ) -> tuple[Tensor | None, int]:
     """(the mask as the operator takes it, its number for that kind); None: not one for it."""
-    if padding is not None and not leaves_some(padding, N, L):
-        return None, 0
+    if padding is not None:
+        padding = as_hidden(padding)
+        if padding is None or not leaves_some(padding, N, L):
+            return None, 0
     if attn_mask is None:
         return padding, 1
-    if attn_mask.dtype != torch.bool or tuple(attn_mask.shape) != (L, L) or not can_read(attn_mask):
+    if tuple(attn_mask.shape) != (L, L) or not can_read(attn_mask):
+        return None, 0
+    attn_mask = as_hidden(attn_mask)
+    if attn_mask is None:
         return None, 0
     mask = attn_mask if padding is None else attn_mask | padding[:, None, None]  # [L, L] or [N, 1, L, L]
     if bool(mask.all(-1).any()):
@@ -204,8 +221,9 @@ def _in_tiles(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool, zero
     (N, H, L, D), S = q.shape, k.shape[2]
     kept = tile_dtype(q.dtype) if average else q.dtype  # of many half-precision heads a sum would lose some
     shape = (N, L, S) if average else (N, H, L, S)
-    # a padded first key leaves queries with nothing, and those have NaN in all of torch's row
+    # a hidden first key leaves queries with nothing, and those have NaN in all of torch's row
     skips = rules.causal and (rules.padding is None or not bool(rules.padding[:, 0].any()))
+    skips = skips and (rules.bias is None or not bool((rules.bias[..., 0] == -torch.inf).any()))
     added = (replace(rules, causal=False) if skips else rules).added(L, S, q.dtype, q.device)
     out, shown = q.new_empty(N, L, H, D), huge_empty(shape, kept, q.device)
     rows, some = _tile(H, L, S, skips)

@@ -22,7 +22,7 @@ from ...facts import fact
 from ...mask_rules import can_read
 from ...masks import Mask
 
-__all__ = ["LOW", "LOWEST", "Content", "Ragged", "Rules", "content_of", "read", "rules_of"]
+__all__ = ["LOW", "LOWEST", "Content", "Ragged", "Rules", "as_hidden", "content_of", "read", "rules_of"]
 
 
 LOWEST = -1e29  # finite numbers below this hide a key as well as this one, and no kernel takes it for -inf
@@ -165,9 +165,8 @@ def rules_of(
                 bias, wild = spread, content is None or content.low
                 low, low_rows = (False, False) if content is None else (content.low, content.low_rows)
     if key_padding_mask is not None and not _is_empty(key_padding_mask):
-        if key_padding_mask.dtype == torch.bool:
-            padding = key_padding_mask
-        else:
+        padding = as_hidden(key_padding_mask)
+        if padding is None:
             added = key_padding_mask[:, None, None]  # [N, 1, 1, S]
             bias = added if bias is None else bias + added
             low_here = can_read(added) and bool(((added < LOW) & (added > -torch.inf)).any())
@@ -193,6 +192,16 @@ def _content(mask: Tensor) -> tuple[Content | None, bool]:
     if not can_read(mask):
         return None, True
     return read(mask.detach())._replace(causal=False, nothing=False), True
+
+
+def as_hidden(mask: Tensor) -> Tensor | None:
+    """A mask as bool, True = hidden; None: one that adds numbers, or may do so where it must not be read."""
+    if mask.dtype == torch.bool:
+        return mask
+    if mask.requires_grad or not can_read(mask):
+        return None
+    hidden = mask == -torch.inf
+    return None if bool(mask.masked_fill(hidden, 0).any()) else hidden
 
 
 def _is_empty(padding: Tensor) -> bool:

@@ -2,8 +2,8 @@
 
 Whoever answers such a call (the class itself, or a listener beside a model) opens it here, attends in its own
 way, and finishes it here. Batch or length may come first: a product over the last dimension does not mind,
-and heads are views of it. On a GPU projections and attention are one step of autograd, weights and padding
-included (`in_one_step`).
+and heads are views of it. Plain calls are one step of autograd, projections, weights and padding included
+(`in_one_step`).
 
 Letters: N batch, L query_len, S key_len, E embed_dim, H num_heads, D head_dim.
 """
@@ -20,7 +20,7 @@ from torch.nn import functional
 from ... import budget
 from ...arguments import autocasting
 from ...engines.plain import transforms_are_active
-from ..one_step import Parameters, Step, chosen, joined, run
+from ..one_step import Parameters, Step, chosen, joined, looked_at, run, step_of
 from ..packed_weights import OUT_PROJ, PLAIN, is_untouched, ordinary, parameters_of
 from .contract import check_inputs, check_masks, check_widths
 from .torch_masks import Rules, rules_of
@@ -29,6 +29,10 @@ __all__ = ["TorchCall", "in_one_step", "linear", "thirds"]
 
 
 FUSES_BIAS = torch.backends.mkl.is_available()
+# Weights. On a GPU fewer take less time than the steps around a second pass, or around a mask that adds
+# numbers; on a CPU, without gradients, beyond these tiles are better, and for outputs a mask that was read.
+FEW = 2**22
+FEW_IN_TILES, FEW_TO_READ, TINY = 2**20, 2**17, 2**14
 Heads = tuple[Tensor, Tensor, Tensor]
 
 
@@ -180,43 +184,107 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
     Args:
         zero: a query that sees nothing gets 0; else, as in torch, NaN where weights are wanted.
     """
-    x, memory = call.query, call.key
-    if not _is_worth_it(x) or not call.batched or call.dropout or not _will_project(call):
+    x, memory, wants = call.query, call.key, call.need_weights
+    if not call.batched or call.dropout or not _will_project(call):
         return None
-    module, first, wants = call.module, call.first, call.need_weights
+    module, first = call.module, call.first
     N, L, S = x.shape[first], x.shape[1 - first], memory.shape[1 - first]
     H, D = module.num_heads, module.head_dim
+    few = N * H * L * S
+    if not _is_worth_it(call, few):
+        return None
     call.appended = check_masks(call, (N, H, L, D), (memory.shape[first], H, S, D))
-    if call.appended:
-        return None
-    rules = call.rules(L, S)
-    if rules.hidden is not None or rules.bias is not None or not x.numel() or not memory.numel():
-        return None
-    if not ordinary(x) or _is_limited(wants):
+    if call.appended or not x.numel() or not memory.numel() or not ordinary(x) or _is_limited(wants):
         return None
     out_proj: Any = module.__dict__["_modules"]["out_proj"]
     theirs = parameters_of(out_proj, "weight", "bias") if is_untouched(out_proj, OUT_PROJ) else None
     out_weight, out_bias = theirs or (None, None)
     # in_proj_weight is not always a parameter: it may be pruned, parametrised, a replica's
     parameters = Parameters(module.in_proj_weight, module.in_proj_bias, out_weight, out_bias)
-    for held in parameters:
+    for held in parameters[:4]:
         if held is None:
             continue
         if type(held) not in PLAIN or held.dtype is not x.dtype or held.device != x.device:
             return None
     other = None if memory is x else memory
+    weights: Tensor | None
+    if few <= FEW and (wants or _adds_numbers(call, few)):
+        masks = _as_they_are(call)
+        if masks is not None:
+            nothing = torch.nan if wants and not zero else 0.0
+            step = step_of(H, D, first, False, nothing, None, call.average if wants else None)
+            if not wants and not torch.is_grad_enabled():
+                return _by_torchs_kernel(x, other, parameters, masks, step, out_proj), None
+            y, _, weights, _ = run(x, other, parameters, masks, step)
+            return out_proj(y) if out_weight is None else y, weights if wants else None
+    rules = call.rules(L, S)
+    if rules.hidden is not None or rules.bias is not None:
+        return None
     kernel = chosen(x, other, H, first, rules.causal, rules.padding)
     if kernel is None:
         return None
-    step = Step(H, first, rules.causal, torch.nan if wants and not zero else 0.0, kernel)
-    wanted = ("mean" if call.average else "heads") if wants else None
-    y, weights = run(x, other, parameters, rules.padding, step, wanted)
+    step = step_of(H, D, first, rules.causal, torch.nan if wants and not zero else 0.0, kernel)
+    y, projected, lse, added = run(x, other, parameters, rules.padding, step)
+    weights = looked_at(projected, lse, added, step, call.average) if wants else None
     return out_proj(y) if out_weight is None else y, weights
 
 
-def _is_worth_it(x: Tensor) -> bool:
-    """Whether the steps between the kernels matter: a CPU is as fast either way."""
-    return x.is_cuda
+def _is_worth_it(call: TorchCall, few: int) -> bool:
+    """Whether the steps between the kernels matter; a CPU has better ways to many weights, `answer`."""
+    if call.query.is_cuda or not call.need_weights:
+        return True
+    return few <= (FEW if torch.is_grad_enabled() else FEW_IN_TILES)
+
+
+def _adds_numbers(call: TorchCall, few: int) -> bool:
+    """Whether, of outputs alone, masks are best taken as they are: where they add numbers, or are tiny."""
+    if call.query.is_cpu:
+        if torch.is_grad_enabled():
+            return few <= TINY
+        if few > FEW_TO_READ:
+            return False
+    elif call.is_causal and call.key_padding_mask is None:
+        return False  # the hint is trusted
+    for mask in (call.attn_mask, call.key_padding_mask):
+        if mask is not None and mask.dtype != torch.bool:
+            return True
+    return False
+
+
+def _by_torchs_kernel(
+    x: Tensor,
+    memory: Tensor | None,
+    parameters: Parameters,
+    masks: tuple[Tensor, ...],
+    step: Step,
+    out_proj: nn.Module,
+) -> Tensor:
+    """The output as torch's class comes to it, whatever its masks hold; no gradients."""
+    q, k, v = step.heads(parameters.project(x, memory))
+    added: Tensor | None = None
+    for mask in masks:
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -torch.inf)
+        added = mask if added is None else added + mask
+    if added is not None:
+        added = added.to(q.dtype).expand(*added.shape[:-2], q.shape[2], k.shape[2])
+    heads = joined(functional.scaled_dot_product_attention(q, k, v, added), step.first)
+    output: Tensor = out_proj(heads) if parameters.out_weight is None else parameters.finish(heads)
+    return output
+
+
+def _as_they_are(call: TorchCall) -> tuple[Tensor, ...] | None:
+    """torch's masks like [N, H, L, S]; None: one of them learns."""
+    masks = []
+    if call.attn_mask is not None:
+        flat = call.attn_mask.dim() == 2
+        masks.append(call.attn_mask if flat else call.attn_mask.unflatten(0, (-1, call.module.num_heads)))
+    if call.key_padding_mask is not None:
+        masks.append(call.key_padding_mask[:, None, None])
+    for mask in masks:
+        if mask.requires_grad:
+            return None
+    return tuple(masks)
 
 
 def _will_project(call: TorchCall) -> bool:
