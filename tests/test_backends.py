@@ -608,7 +608,7 @@ def test_no_plan_is_made_for_one_query_before_its_shape_has_come_often_in_a_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     churn = ShapeChurn(most=2, patience=3)
-    entered(monkeypatch, churn=churn)
+    entered(monkeypatch, churn=churn, takes_all=False)
     q, k = torch.randn(1, 6, 1, 8), torch.randn(1, 2, 13, 8)
     whole = torch.randn(1, 2, 13, 8)
     for past in (13, 12, 11):  # a model that generates: no plan, and no shape counted against others
@@ -637,7 +637,7 @@ def test_heads_that_share_keys_are_rows_of_one_query_or_repeated(
         seen.append((*call[0].shape[1:3], call[1].shape[1]))
         return kernels.CPU_FLASH.forward(call)
 
-    entered(monkeypatch, takes_groups=groups, forward=forward)
+    entered(monkeypatch, takes_groups=groups, forward=forward, takes_all=False)
     q, k, v = (torch.randn(2, n, s, 5, dtype=torch.float64) for n, s in ((6, 1), (2, 7), (2, 7)))
     out, weights = hw.attention(q, k, v, **options, backend="fa3")
     expected, _, lse = case_of(q, k, v, options).reference()

@@ -10,7 +10,7 @@ its rows, no matter who worked them out. One without a way back of its own may h
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -78,6 +78,7 @@ class Backend(ABC):
         whatever the mode, and dropout can fall on the weights. No other is given dropout.
     gives_bias_gradient: its backward gives gradients of what is added where the call wants them.
     counts_on: the kinds of device on which it is told of every call, whoever runs it (`note`).
+    undisputed: by kind of device, the kernel that takes every plain call as it is: nobody need be asked.
     collects: row statistics its `forward_and_collect` can give on the way.
     """
 
@@ -86,6 +87,7 @@ class Backend(ABC):
     is_differentiable: bool = False
     gives_bias_gradient: bool = False
     counts_on: tuple[str, ...] = ()
+    undisputed: Mapping[str, Kernel] = {}
     collects: tuple[str, ...] = ()
 
     def why_not(self, call: Call) -> str | None:

@@ -139,6 +139,7 @@ class Kernel:
     folds: bool = False  # of one query, heads that share keys are best handed over as rows
     takes_one_key: bool = True
     repeats: bool = True  # the same bits every time
+    takes_all: bool = False  # every plain call, just as it is
     insists: bool = False  # on the backward above, where torch would use its own
     capability: tuple[int, int] | None = None  # of a CUDA device, at least
     switch: Callable[[], bool] | None = None  # torch's own, by which users turn it off
@@ -315,6 +316,7 @@ CPU_FLASH = Kernel(
     forward=_cpu_forward,
     backward=_cpu_backward,
     folds=True,
+    takes_all=True,
 )
 CUDA_FLASH = Kernel(
     "flash",
