@@ -8,7 +8,9 @@ Letters: B batch, H num_heads, Hk num_kv_heads, T query_len, S key_len, D head_d
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -37,11 +39,15 @@ pytest.importorskip("triton", reason="by design: triton is made for Linux alone"
 if torch.cuda.is_available():
     pytest.skip("by design: with a GPU, the tests named for cuda", allow_module_level=True)
 
+import triton
+import triton.language as tl
+
 import interpreted_kernels
 from headwise.engines.gpu import attend as attend_room
 from headwise.engines.gpu import request as request_room
-from headwise.engines.gpu.lists import arranged
+from headwise.engines.gpu.lists import own_list
 from headwise.engines.gpu.request import Prepared, Request
+from headwise.engines.gpu.tile import key_stop
 
 interpreted, mended = interpreted_kernels.interpreted, interpreted_kernels.mended
 poisoned, launched = interpreted_kernels.poisoned, interpreted_kernels.launched
@@ -489,6 +495,38 @@ def seen_by_each(prepared: Prepared) -> list[Tensor]:
     return found
 
 
+@triton.jit
+def list_kernel(
+    TILES, TABLES, list_strides, COUNTS, rules, H, T, S, shift, left, right, blocks, column_tiles,
+    KEYS_FIRST: tl.constexpr, setup: tl.constexpr,
+):  # fmt: skip
+    """Every list there is, and how many of its tiles ask and see all."""
+    block = tl.program_id(0)
+    h = tl.program_id(1)
+    b = tl.program_id(2)
+    stop = key_stop(rules, b, S)
+    _, asking, seeing = own_list(
+        TILES, TABLES, list_strides, rules, b, h, block, stop, T, S, shift, left, right, blocks, column_tiles,
+        0, column_tiles, KEYS_FIRST, setup,
+    )  # fmt: skip
+    there = COUNTS + ((b * H + h) * blocks + block) * 2
+    tl.store(there, asking)
+    tl.store(there + 1, column_tiles - seeing)
+
+
+def all_lists(request: Request) -> tuple[Tensor, Tensor]:
+    """(tiles [B or 1, H or 1, rows, columns], counts [B, H, rows, 2])"""
+    prepared, setup = request.prepared, request.setup
+    tiles, tables, strides = request.tile_lists
+    assert isinstance(tiles, Tensor)
+    counts = torch.full((request.B, request.H, request.blocks, 2), -1, dtype=torch.int32)
+    list_kernel[(request.blocks, request.H, request.B)](
+        tiles, tables, strides, counts, prepared.rules, *prepared.numbers, request.blocks, tiles.shape[3],
+        request.keys_first, setup,
+    )  # fmt: skip
+    return tiles, counts
+
+
 def check_lists(prepared: Prepared, keys_first: bool, exact: bool) -> int:
     """Each tile that shows anything once, none twice; "see all" is true. How many do not have to ask.
 
@@ -497,11 +535,12 @@ def check_lists(prepared: Prepared, keys_first: bool, exact: bool) -> int:
     B, H, T, S = prepared.shape
     request = Request(prepared, "attend_listed", keys_first=keys_first, arranged=True)
     assert request.setup.listed
-    tiles, counts = arranged(request)
+    if request.setup.each:  # there are none
+        return 0
+    tiles, counts = all_lists(request)
     rows, columns = tiles.shape[2:]
     assert {*tiles.shape[:1], B} <= {1, B} and {*tiles.shape[1:2], H} <= {1, H}
-    assert counts.shape == (*tiles.shape[:3], 2)
-    tiles, counts = tiles.expand(B, H, rows, columns), counts.expand(B, H, rows, 2)
+    tiles = tiles.expand(B, H, rows, columns)
     seen, alone = seen_of(prepared), seen_by_each(prepared)
     if keys_first:
         seen, alone = seen.transpose(2, 3), [x.transpose(2, 3) for x in alone]
@@ -1118,4 +1157,70 @@ def test_a_mask_that_nobody_reads_is_bound_by_plan(kind: str, monkeypatch: pytes
         if kind == "lengths":
             assert weights.mask.keys is not None and weights.mask.keys.tolist() == [19, 2 + seed % 5]
     assert sum(plan is not None for plan in planned._plans.values()) >= 1
+    planned.forget()
+
+
+def test_saved_tensors_may_come_back_laid_out_otherwise() -> None:
+    planned.forget()
+
+    def gradients(seed: int, copied: bool) -> list[Tensor]:
+        q = normal(seed, 1, 2, 20, 16).float().requires_grad_()
+        pair = normal(seed + 1, 1, 20, 2, 2, 16).float().requires_grad_()
+        k, v = (x.transpose(1, 2) for x in pair.unbind(2))
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            (lambda x: x.contiguous().clone()) if copied else (lambda x: x), lambda x: x
+        )
+        with hooks:
+            output, _ = hw.attention(q, k, v, causal=True, softcap=5.0)
+        return list(torch.autograd.grad(output, [q, pair], output.detach()))
+
+    for seed in range(3):
+        gradients(seed, False)
+    for copied in (True, False, True):
+        found = gradients(9, copied)
+        planned.forget()
+        for mine, theirs in zip(found, gradients(9, False), strict=True):
+            assert torch.equal(mine, theirs)
+        for seed in range(3):
+            gradients(seed, copied)
+    planned.forget()
+
+
+def test_the_default_dtype_decides_nothing() -> None:
+    planned.forget()
+
+    def gradients(seed: int) -> list[Tensor]:
+        leaves = [normal(seed + i, 1, 2, 19, 16).float().requires_grad_() for i in range(3)]
+        slopes = normal(seed, 2).float().abs().requires_grad_()
+        output, _ = hw.attention(*leaves, causal=True, bias=Alibi(slopes))
+        return list(torch.autograd.grad(output, [*leaves, slopes], output.detach()))
+
+    for seed in range(3):
+        expected_now = gradients(seed)
+    before = torch.get_default_dtype()
+    for dtype in (torch.bfloat16, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            found = gradients(2)
+        finally:
+            torch.set_default_dtype(before)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected_now, strict=True))
+    planned.forget()
+
+
+def test_a_plan_keeps_nobodys_tensors() -> None:
+    planned.forget()
+    kept = []
+    for seed in range(3):
+        q, k, v = (normal(seed + i, 1, 2, 19, 16).float().requires_grad_() for i in range(3))
+        bias, sinks = normal(seed, 1, 2, 19, 19).float(), normal(seed, 2).float()
+        mask = Mask.dense(normal(seed, 1, 1, 19, 19) > 0)
+        for options in ({"bias": bias}, {"mask": mask}, {"sinks": sinks}):
+            output, _ = hw.attention(q, k, v, **options)  # type: ignore[arg-type]
+            output.sum().backward()
+        kept += [weakref.ref(x) for x in (q, k, v, bias, sinks, mask.allowed, output)]
+        del q, k, v, bias, sinks, mask, output, options, _
+    gc.collect()
+    assert any(plan is not None for plan in planned._plans.values())
+    assert [ref() is not None for ref in kept] == [False] * len(kept)
     planned.forget()

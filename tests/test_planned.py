@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import headwise as hw
 from headwise import Mask
@@ -256,3 +257,72 @@ def test_a_planned_call_takes_few_frames() -> None:
 
 
 assert not launches.INTERPRET, "kernels in Python have tests of their own"
+
+
+# What a hostile tester found
+
+
+@pytest.mark.parametrize("options", [{"mask": Mask.causal()}, {"scale": 1}, {"causal": True}], ids=str)
+@pytest.mark.parametrize("kv_heads", [H, Hk])
+def test_a_checkpoint_may_go_one_way_there_and_another_back(options: Options, kv_heads: int) -> None:
+    """The second of two alike is planned, and the first is run again by that plan."""
+
+    def gradients(checkpointed: bool) -> list[Tensor]:
+        planned.forget()
+        leaves = [
+            normal(i, 2, heads, 7, 8).float().requires_grad_()
+            for i, heads in enumerate((H, kv_heads, kv_heads))
+        ]
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return hw.attention(q, k, v, **options)[0]
+
+        q = leaves[0]
+        for _ in range(4):
+            q = (
+                checkpoint(call, q, *leaves[1:], use_reentrant=False)
+                if checkpointed
+                else call(q, *leaves[1:])
+            )
+        return list(torch.autograd.grad(q.square().sum(), leaves))
+
+    for mine, theirs in zip(gradients(True), gradients(False), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_on_the_meta_device_there_are_shapes_and_no_plans() -> None:
+    q, k, v = (x.to("meta") for x in made(0))
+    for options in ({}, {"mask": Mask.causal()}, {"window": 3}):
+        for _ in range(3):
+            assert hw.attention(q, k, v, **options)[0].shape == q.shape
+    assert not planned._plans
+    with pytest.raises(ArgumentError, match="device"):
+        hw.attention(q, made(0)[1], v)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested.*")
+def test_nested_tensors_are_told_to_be_padded() -> None:
+    nested = torch.nested.nested_tensor([torch.randn(2, 3, 4), torch.randn(2, 5, 4)])
+    for options in ({}, {"mask": Mask.causal()}, {"window": 3}):
+        with pytest.raises(ArgumentError, match="pad it"):
+            hw.attention(nested, nested, nested, **options)
+
+
+def test_an_empty_batch_has_gradients_every_time() -> None:
+    for _ in range(4):
+        leaves = [torch.randn(0, 2, 5, 8).requires_grad_() for _ in range(3)]
+        hw.attention(*leaves, causal=True)[0].sum().backward()
+        assert leaves[0].grad is not None and leaves[0].grad.shape == (0, 2, 5, 8)
+
+
+def test_a_row_of_nan_does_not_hide_one_that_is_too_rough() -> None:
+    found = []
+    for _ in range(3):
+        q, k, v = made(0)
+        q[0], q[1], k[1] = torch.nan, q[1] * 60, k[1] * 60
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        output, _ = hw.attention(*leaves, mask=Mask.causal())
+        found.append([x[1] for x in torch.autograd.grad(output, leaves, torch.ones_like(output))])
+    assert plans() == 1
+    for mine, theirs in zip(found[0], found[2], strict=True):
+        assert torch.equal(mine, theirs)

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from .arguments import OF_ATTENTION, REQUIRED, check_dropout, refuse, scores_from, under_autocast
 from .engines import backends, first_pass, plain, planned
@@ -159,8 +157,8 @@ def _kind(
             return None
         if not mask.is_positional:
             held = mask.tensors
-            if any(can_read(x) for x in held.values()):
-                return None  # it is read in every call
+            if not all(planned.is_usual(x) and not can_read(x) for x in held.values()):
+                return None  # what can be read is read in every call
         left, right = mask.left, mask.right
     if causal is True:
         right = smaller(right, 0)
@@ -174,27 +172,18 @@ def _kind(
         softcap is not None and type(softcap) is not float
     ):
         return None
-    if (
-        type(q) is not Tensor
-        or type(k) is not Tensor
-        or q.ndim != 4
-        or k.ndim != 4
-        or q.shape[2] > k.shape[2]
-    ):
-        return None
     rules: tuple[Hashable, ...] | None = None
     learning = False
     if bias is not None or sinks is not None:
         added, slopes = _added(bias)
         if (bias is not None and added is None and slopes is None) or (
-            sinks is not None and not _usual(sinks)
+            sinks is not None and not planned.is_usual(sinks)
         ):
             return None
         rules = tuple([planned.added_kind(x) for x in (added, slopes, sinks)])
         learning = any(x is not None and x.requires_grad for x in (added, slopes, sinks))
     if held:
         rules = (rules, *held, *[planned.added_kind(x) for x in held.values()])
-    scale = q.shape[3] ** -0.5 if scale is None else scale
     return planned.kind_of(q, k, v, left, right, scale, softcap, rules, collect, learning)
 
 
@@ -203,12 +192,8 @@ def _added(bias: Bias | None) -> tuple[Tensor | None, Tensor | None]:
     if bias is None:
         return None, None
     if type(bias) is Alibi:
-        return None, bias.slopes if _usual(bias.slopes) else None
-    return bias if _usual(bias) and bias.ndim == 4 else None, None
-
-
-def _usual(x: object) -> TypeGuard[Tensor]:
-    return type(x) is Tensor or type(x) is Parameter
+        return None, bias.slopes if planned.is_usual(bias.slopes) else None
+    return bias if planned.is_usual(bias) and bias.ndim == 4 else None, None
 
 
 def _collected(q: Tensor, statistics: bool | str | Iterable[str] | None) -> tuple[str, ...]:

@@ -268,13 +268,15 @@ class Fused(Backend):
     def ways(self, call: Call) -> Ways | None:
         """The kernel itself, where it takes heads as they are and no rule is more than a causal square."""
         scores, v, (_, H, T, S) = call.scores, call.v, call.scores.shape
-        mask, scoring, Hk = scores.mask, scores.scoring, scores.k.shape[1]
+        mask, scoring, Hk, D = scores.mask, scores.scoring, scores.k.shape[1], v.shape[3]
         if scoring.softcap is not None or scoring.has_tensors or not mask.is_positional:
             return None
         square = mask.right is None or (
             mask.right == 0 and T in (S, 1)
         )  # one query stands beside the last key
-        straight = scores.q.stride(3) == scores.k.stride(3) == v.stride(3) == 1
+        straight = all(
+            x.stride(3) == 1 and (x.shape[1] > 1 or x.stride(1) % D == 0) for x in (scores.q, scores.k, v)
+        )
         if mask.left is not None or not square or not straight or scores.q.shape[3] != v.shape[3]:
             return None
         kernel = self.bare(scores.q, v)
@@ -293,7 +295,7 @@ class Fused(Backend):
             return out.reshape(q.shape), lse.reshape(q.shape[:3]), None
 
         def backward(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
-            if lse.is_cpu and float(lse.abs().max()) > REACH:
+            if can_read(lse) and is_rough(lse, REACH):
                 return TILES.backward(Call(scores, v), out, lse, grad)
             q = scores.q
             if folds:

@@ -13,6 +13,7 @@ A kind is planned when it is met the second time: one that never returns is not 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -27,23 +28,37 @@ from .gradients import Context
 from .scores import Scores, own_precision
 from .wanted import Collected
 
-__all__ = ["Kind", "Planned", "added_kind", "forget", "kind_of", "kind_of_scores", "known", "met", "run"]
+__all__ = [
+    "Kind",
+    "Planned",
+    "added_kind",
+    "forget",
+    "is_usual",
+    "kind_of",
+    "kind_of_scores",
+    "known",
+    "met",
+    "run",
+]
 
 Kind = tuple[Hashable, ...]
 Answer = tuple[Tensor, Tensor, Collected | None]
 
 MOST = 4096
-TENSORS = (Tensor, Parameter)
+DEVICES = ("cpu", "cuda")
 
 
 class Planned:
     """A kind of call: what stands for its options, and who answers it."""
 
-    __slots__ = ("asks", "lengths", "mask", "scoring", "table", "ways")
+    __slots__ = ("asks", "held", "lengths", "mask", "scoring", "table", "ways")
 
     def __init__(self, scores: Scores, ways: Ways, asks: tuple[Callable[[], bool], ...]) -> None:
-        self.mask, self.scoring, self.ways, self.asks = scores.mask, scores.scoring, ways, asks
-        self.table, self.lengths = backends.BACKENDS, scores.shape[2:]
+        self.ways, self.asks, self.table = ways, asks, backends.BACKENDS
+        # numbers alone: no tensor of anybody's is kept
+        mask, scoring = scores.mask, scores.scoring
+        self.mask, self.held = Mask(mask.left, mask.right), not mask.is_positional
+        self.scoring, self.lengths = Scoring(scoring.scale, scoring.softcap), scores.shape[2:]
 
     def scores(
         self,
@@ -58,7 +73,7 @@ class Planned:
         scoring, rules = self.scoring, self.mask
         if bias is not None or slopes is not None or sinks is not None:
             scoring = Scoring(scoring.scale, scoring.softcap, bias, slopes, sinks)
-        if not rules.is_positional:
+        if self.held:
             assert isinstance(mask, Mask), "its kind says so"
             rules = mask.bound_alike(rules.left, rules.right, *self.lengths)
         return Scores(q, k, rules, scoring)
@@ -78,7 +93,7 @@ def kind_of(
     v: Tensor,
     left: int | None,
     right: int | None,
-    scale: float,
+    scale: float | None,
     softcap: float | None,
     rules: Hashable = None,
     collect: tuple[str, ...] = (),
@@ -87,16 +102,20 @@ def kind_of(
     """The kind of a call; None: none that is ever planned.
 
     Args:
+        scale: None for the usual one.
         rules: all that is to be known of tensors beside q, k and v; see `added_kind`.
         learning: one of them wants a gradient.
     """
     if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
         return None
-    if plain.transforms_are_active() or q.is_nested:
-        return None
     device = q.device
-    if torch.is_autocast_enabled(device.type):
+    if device.type not in DEVICES or torch.is_autocast_enabled(device.type) or plain.transforms_are_active():
         return None
+    if not (is_usual(q) and is_usual(k) and is_usual(v)) or q.ndim != 4 or k.ndim != 4:
+        return None
+    if 0 in q.shape or 0 in v.shape or q.shape[2] > k.shape[2]:  # nothing there; queries that may see nothing
+        return None
+    scale = q.shape[3] ** -0.5 if scale is None else scale
     learning = torch.is_grad_enabled() and (learning or q.requires_grad or k.requires_grad or v.requires_grad)
     switches: Hashable = None
     if device.type == "cuda":
@@ -105,14 +124,11 @@ def kind_of(
             by_user.cudnn_sdp_enabled(), by_user.flash_sdp_enabled(), by_user.mem_efficient_sdp_enabled(),
             torch.are_deterministic_algorithms_enabled(),
         )  # fmt: skip
-    try:
-        return (
-            q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, device,
-            k.device, v.device, q.data_ptr() & 15, k.data_ptr() & 15, v.data_ptr() & 15, left, right, scale,
-            softcap, rules, collect, learning, switches, launches.INTERPRET,
-        )  # fmt: skip
-    except RuntimeError:  # no strides, or nothing they lead to: nested, sparse
-        return None
+    return (
+        q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, device,
+        k.device, v.device, q.data_ptr() & 15, k.data_ptr() & 15, v.data_ptr() & 15, left, right, scale,
+        softcap, rules, collect, learning, switches, launches.INTERPRET,
+    )  # fmt: skip
 
 
 def kind_of_scores(scores: Scores, v: Tensor, collect: tuple[str, ...] = ()) -> Kind | None:
@@ -122,13 +138,20 @@ def kind_of_scores(scores: Scores, v: Tensor, collect: tuple[str, ...] = ()) -> 
         return None
     learned = scoring.bias, scoring.slopes, scoring.sinks
     held = mask.tensors
-    if not all(x is None or type(x) in TENSORS for x in (*learned, *held.values())):
+    if not all(x is None or is_usual(x) for x in (*learned, *held.values())):
         return None
     rules = tuple(held), tuple([added_kind(x) for x in (*learned, *held.values())])
     learning = any(x is not None and x.requires_grad for x in learned)
     return kind_of(
         scores.q, scores.k, v, mask.left, mask.right, scoring.scale, scoring.softcap, rules, collect, learning
     )
+
+
+def is_usual(x: object) -> TypeGuard[Tensor]:
+    """Whether it is a tensor of torch's own class, with strides that lead to numbers."""
+    if type(x) is not Tensor and type(x) is not Parameter:
+        return False
+    return not x.is_nested and x.layout is torch.strided and x.device.type in DEVICES
 
 
 def added_kind(x: Tensor | None) -> Hashable:
@@ -194,14 +217,15 @@ class _ThereAndBack(torch.autograd.Function):
     def forward(
         ctx: Context, ways: Ways, scores: Scores, *leaves: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        v = leaves[2]
+        q, k, v, *learned = leaves
         assert v is not None
         out, lse, rows = ways.forward(scores, v)
         mask = scores.mask
         held = (
             () if mask.is_positional else tuple(mask.tensors.values())
         )  # seen to be unchanged on the way back
-        ctx.save_for_backward(*leaves, out, lse, *held)
+        # in the order of the ordinary way, which may be the one a checkpoint goes again
+        ctx.save_for_backward(v, q, k, *learned, *held, out, lse)
         ctx.ways, ctx.mask = ways, mask
         ctx.numbers = scores.scoring.scale, scores.scoring.softcap
         if rows is None:
@@ -216,7 +240,7 @@ class _ThereAndBack(torch.autograd.Function):
         grad = grads[0]
         if grad is None:
             return (None,) * 8
-        q, k, v, bias, slopes, sinks, out, lse = ctx.saved_tensors[:8]
+        v, q, k, bias, slopes, sinks, *_, out, lse = ctx.saved_tensors
         needed, numbers, mask = ctx.needs_input_grad[2:], ctx.numbers, ctx.mask
 
         def scores_of(q: Tensor, k: Tensor, *learned: Tensor | None) -> Scores:

@@ -29,7 +29,7 @@ from .request import (
     described,
     describer,
     keep,
-    lists_first,
+    lister,
     rules_by,
     signature_of,
     strides_of,
@@ -42,7 +42,6 @@ from .tile import (
     factor,
     key_stop,
     keys_seen,
-    list_of,
     load,
     long,
     open_scores,
@@ -88,7 +87,7 @@ def share_of(lo, hi, split, splits):
 
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "total_rows", "column_tiles", "splits"])
 def attend_kernel(
-    Q0, Q1, K0, K1, q_strides, k_strides, V0, V1, v_strides, OUT, out_strides, LSE, ROWS, TILES, COUNTS,
+    Q0, Q1, K0, K1, q_strides, k_strides, V0, V1, v_strides, OUT, out_strides, LSE, ROWS, TILES, TABLES,
     list_strides, rules, H, T, S, shift, left, right, b0, blocks, total_rows, column_tiles, splits,
     values: tl.constexpr, wants: tl.constexpr, setup: tl.constexpr,
 ):  # fmt: skip
@@ -117,17 +116,16 @@ def attend_kernel(
     out1 = tl.zeros([M, D1], tl.float32)
     steep = factor(rules)
     i0, i1, i2, i3 = keys_seen(first, last, stop, left, right, setup)
-    ask0, ask1, see0, see1, end0, end1 = tile_ranges(
-        COUNTS, list_strides, b, h, block, column_tiles, i0, i1, i2, i3, setup
-    )
-    if setup.listed:
-        if setup.chunk:
-            TILES, ask1, see0 = own_list(
-                TILES, list_strides, rules, b, h, block, stop, T, S, shift, left, right, column_tiles, False,
-                setup,
-            )  # fmt: skip
-        elif not setup.each:
-            TILES = list_of(TILES, list_strides, b, h, block)
+    ask0, ask1, see0, see1, end0, end1 = tile_ranges(i0, i1, i2, i3, setup)
+    if setup.chunk:
+        TILES, ask1, see0 = own_list(
+            TILES, TABLES, list_strides, rules, b, h, block, stop, T, S, shift, left, right, blocks,
+            column_tiles, i0, i3, False, setup,
+        )  # fmt: skip
+        ask0 = 0
+        see1 = column_tiles
+        end0 = column_tiles
+        end1 = column_tiles
     if wants.parts:
         ask0, ask1 = share_of(ask0, ask1, split, splits)
         see0, see1 = share_of(see0, see1, split, splits)
@@ -291,7 +289,7 @@ def attend(
         )  # fmt: skip
         plan = Plan(request.without_tensors(), values, launch_it, splits, steps)
         keep(_plans, signature, plan)
-        if lists_first(request.setup):
+        if request.has_tables:
             with launch_it.compiling(prepared.q, prepared.k, prepared.rules, *given):
                 _ = request.tile_lists
     launch_it, lists = plan.launch, request.tile_lists
@@ -312,7 +310,7 @@ def planned(scores: Scores, v: Tensor, names: tuple[str, ...]) -> Callable[[Scor
     go = None
     if plan is not None and plan.splits == 1 and prepared.q is scores.q and prepared.k is scores.k:
         go = plan.launch.ready() if v.stride(-1) == 1 else None
-    if plan is None or go is None or lists_first(plan.launch.setup):
+    if plan is None or go is None:
         return lambda scores, v: attend(Prepared(scores), v, names)
     setup, values, numbers = plan.launch.setup, plan.values, (*plan.launch.numbers, 0, *plan.launch.sizes)
     q_of, k_of = describer(scores.q, setup.M, setup), describer(scores.k, setup.N, setup)
@@ -320,17 +318,17 @@ def planned(scores: Scores, v: Tensor, names: tuple[str, ...]) -> Callable[[Scor
     steps = strides_of(scores.q)[:3], strides_of(scores.k)[:3]
     v_steps, out_steps = strides_of(v)[:3], plan.steps
     rules_of = rules_by(prepared)
-    room, room_steps = Request.again(plan.same, prepared).list_room if setup.chunk else (None, None)
+    lists_of = lister(Request.again(plan.same, prepared))
     shape, empty, device = scores.q.shape[:3], torch.empty, v.device
 
     def again(scores: Scores, v: Tensor) -> Answer:
         q = scores.q
         out, lse = room_like(q, v), empty(shape, dtype=torch.float32, device=device)
         rows = empty((len(names), *shape), dtype=torch.float32, device=device) if names else None
-        tiles = None if room is None else empty(room, dtype=torch.int32, device=device)
+        rules = rules_of(scores)
         go(
-            *q_of(q), *k_of(scores.k), *steps, *v_of(v), v_steps, out, out_steps, lse, rows, tiles, None,
-            room_steps, rules_of(scores), *numbers,
+            *q_of(q), *k_of(scores.k), *steps, *v_of(v), v_steps, out, out_steps, lse, rows,
+            *lists_of(scores, rules, None), rules, *numbers,
         )  # fmt: skip
         return out, lse, rows
 

@@ -12,7 +12,7 @@ program keeps a tile and walks all sequences and heads that share it). No atomic
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import triton
@@ -23,7 +23,7 @@ from ..scores import Scores
 from .attend import mixed
 from .backward import spread
 from .launches import NOT_SPECIAL
-from .lists import ROOM, own_list
+from .lists import ROOM, Tables, own_list
 from .request import (
     Launch,
     Prepared,
@@ -32,7 +32,7 @@ from .request import (
     described,
     describer,
     keep,
-    lists_first,
+    lister,
     rules_by,
     signature_of,
     strides_of,
@@ -43,7 +43,6 @@ from .tile import (
     factor,
     key_stop,
     keys_seen,
-    list_of,
     load,
     load_lse,
     long,
@@ -90,7 +89,7 @@ def slope(p, dp, delta, bent, rules):
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "padded", "column_tiles"])
 def attend_dq_kernel(
     Q0, Q1, K0, K1, q_strides, k_strides, V0, V1, v_strides, OUT0, OUT1, out_strides, GRAD0, GRAD1,
-    grad_strides, LSE, POWERS, DELTA, SIZE, DQ, dq_strides, DSLOPES, TILES, COUNTS, list_strides, rules,
+    grad_strides, LSE, POWERS, DELTA, SIZE, DQ, dq_strides, DSLOPES, TILES, TABLES, list_strides, rules,
     H, T, S, shift, left, right, b0, blocks, padded, column_tiles,
     values: tl.constexpr, outs: tl.constexpr, grads: tl.constexpr, setup: tl.constexpr,
 ):  # fmt: skip
@@ -115,17 +114,16 @@ def attend_dq_kernel(
     dslope = tl.zeros([M], tl.float32)
     steep = factor(rules)
     i0, i1, i2, i3 = keys_seen(first, last, stop, left, right, setup)
-    ask0, ask1, see0, see1, end0, end1 = tile_ranges(
-        COUNTS, list_strides, b, h, block, column_tiles, i0, i1, i2, i3, setup
-    )
-    if setup.listed:
-        if setup.chunk:
-            TILES, ask1, see0 = own_list(
-                TILES, list_strides, rules, b, h, block, stop, T, S, shift, left, right, column_tiles, False,
-                setup,
-            )  # fmt: skip
-        elif not setup.each:
-            TILES = list_of(TILES, list_strides, b, h, block)
+    ask0, ask1, see0, see1, end0, end1 = tile_ranges(i0, i1, i2, i3, setup)
+    if setup.chunk:
+        TILES, ask1, see0 = own_list(
+            TILES, TABLES, list_strides, rules, b, h, block, stop, T, S, shift, left, right, blocks,
+            column_tiles, i0, i3, False, setup,
+        )  # fmt: skip
+        ask0 = 0
+        see1 = column_tiles
+        end0 = column_tiles
+        end1 = column_tiles
     size = tl.full([M], 1.0, tl.float32)
     if SIZE is not None:
         if tl.max(tl.where(lse < 0.5 * BIG, tl.abs(lse), 0.0), 0) > ROUGH:
@@ -182,7 +180,7 @@ def attend_dq_kernel(
 @triton.jit(do_not_specialize=[*NOT_SPECIAL, "padded", "column_tiles"])
 def attend_dkv_kernel(
     Q0, Q1, K0, K1, q_strides, k_strides, V0, V1, v_strides, GRAD0, GRAD1, grad_strides, POWERS, DELTA, SIZE,
-    DK, dk_strides, DV, dv_strides, TILES, COUNTS, list_strides, rules,
+    DK, dk_strides, DV, dv_strides, TILES, TABLES, list_strides, rules,
     H, T, S, shift, left, right, b0, blocks, padded, column_tiles,
     values: tl.constexpr, grads: tl.constexpr, setup: tl.constexpr,
 ):  # fmt: skip
@@ -210,38 +208,20 @@ def attend_dkv_kernel(
     if rules.lengths is not None:
         i1 = tl.where(last_key < stop, i1, i3)  # padding in this block: each tile asks
         i2 = tl.maximum(i1, i2)
-    own_ask = 0
-    own_see = 0
-    if setup.chunk:  # heads have their rules in common
-        TILES, own_ask, own_see = own_list(
-            TILES,
-            list_strides,
-            rules,
-            b,
-            hk,
-            block,
-            stop,
-            T,
-            S,
-            shift,
-            left,
-            right,
-            column_tiles,
-            True,
-            setup,
-        )
     for g in range(setup.G):
         h = hk * setup.G + g
         base = long(b * H + h) * padded
-        ask0, ask1, see0, see1, end0, end1 = tile_ranges(
-            COUNTS, list_strides, b, h, block, column_tiles, i0, i1, i2, i3, setup
-        )
+        ask0, ask1, see0, see1, end0, end1 = tile_ranges(i0, i1, i2, i3, setup)
         tiles = TILES
         if setup.chunk:
-            ask1 = own_ask
-            see0 = own_see
-        elif setup.listed and not setup.each:
-            tiles = list_of(TILES, list_strides, b, h, block)
+            tiles, ask1, see0 = own_list(
+                TILES, TABLES, list_strides, rules, b, h, block, stop, T, S, shift, left, right, blocks,
+                column_tiles, i0, i3, True, setup,
+            )  # fmt: skip
+            ask0 = 0
+            see1 = column_tiles
+            end0 = column_tiles
+            end1 = column_tiles
         for phase in tl.static_range(3):
             lo = ask0 if phase == 0 else (see0 if phase == 1 else end0)
             hi = ask1 if phase == 0 else (see1 if phase == 1 else end1)
@@ -375,7 +355,11 @@ def backward(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: 
     dq, dk, dv = _room(q), _room(k), _room(v)
     size = None if rules.bias is None else prepared.empty(B, H, padded)
     dslopes = prepared.empty(B, H, T) if of_bias and rules.slopes is not None else None
-    lists_q, lists_k = (by.lists_alike if plan is None else by.tile_lists for by in (by_query, by_key))
+    if plan is None:
+        lists_q, lists_k = by_query.lists_alike, by_key.lists_alike
+    else:
+        by_query.lend(by_key)
+        lists_q, lists_k = by_query.tile_lists, by_key.tile_lists
     M, N = by_query.setup.M, by_query.setup.N
     to_q: tuple[object, ...] = (
         *described(v, N, values), strides_of(v)[:3], *described(out, M, outs), strides_of(out)[:3],
@@ -399,8 +383,9 @@ def backward(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: 
         same = by_query.without_tensors(), by_key.without_tensors()
         keep(_plans, signature, Plan(*same, values, outs, grads, launch_q, launch_k))
         with launch_k.compiling(q, k, rules, *to_k):
-            if lists_first(by_query.setup) or lists_first(by_key.setup):
+            if by_query.has_tables or by_key.has_tables:
                 with launch_q.compiling(q, k, rules, *to_q):
+                    by_query.lend(by_key)
                     lists_q, lists_k = by_query.tile_lists, by_key.tile_lists
                 to_q, to_k = (*to_q[: -len(lists_q)], *lists_q), (*to_k[: -len(lists_k)], *lists_k)
             launch_q(q, k, rules, *to_q)
@@ -422,7 +407,25 @@ def planned(of_bias: bool) -> Way:
     ready: dict[Hashable, Way | None] = {}
 
     def again(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Found:
-        layout = (out.stride(), lse.stride(), signature_of(grad), out.data_ptr() & 15)
+        scoring, held = scores.scoring, scores.mask.tensors.values()
+        # what was saved need not come back as it was laid out
+        layout = tuple(
+            [
+                x if x is None else signature_of(x)
+                for x in (
+                    scores.q,
+                    scores.k,
+                    v,
+                    out,
+                    lse,
+                    grad,
+                    scoring.slopes,
+                    scoring.sinks,
+                    scoring.bias,
+                    *held,
+                )
+            ]
+        )
         way = ready.get(layout)
         if way is not None:
             return way(scores, v, out, lse, grad)
@@ -447,7 +450,7 @@ def _at_once(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: 
         return None
     by_q, by_k = plan.launch_q, plan.launch_k
     run_q, run_k = by_q.ready(), by_k.ready()
-    if run_q is None or run_k is None or lists_first(by_q.setup) or lists_first(by_k.setup):
+    if run_q is None or run_k is None:
         return None
     q, k, padded = scores.q, scores.k, -(-T // ROOM) * ROOM
     (M, N), (keys, queries) = by_q.setup[:2], by_k.setup[:2]
@@ -461,33 +464,30 @@ def _at_once(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: 
     q_steps, k_steps, v_steps, out_steps, grad_steps = (strides_of(x)[:3] for x in (q, k, v, out, grad))
     numbers_q, numbers_k = (*by_q.numbers, 0, *by_q.sizes), (*by_k.numbers, 0, *by_k.sizes)
     rules_of = rules_by(prepared)
-    rooms = [
-        Request.again(same, prepared).list_room if setup.chunk else (None, None)
-        for same, setup in ((plan.by_query, by_q.setup), (plan.by_key, by_k.setup))
-    ]
-    (room_q, steps_q), (room_k, steps_k) = rooms
+    by_query, by_key = Request.again(plan.by_query, prepared), Request.again(plan.by_key, prepared)
+    lists_of_q, lists_of_k = lister(by_query), lister(by_key)
+    by_query.lend(by_key)
+    lends = by_key.lent is not None
     slopes = of_bias and scores.scoring.slopes is not None
     whole, empty, device = (B, H, padded), torch.empty, v.device
 
     def way(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Found:
         q, k = scores.q, scores.k
-        powers, delta = empty(whole, device=device), empty(whole, device=device)
+        powers, delta = (empty(whole, dtype=torch.float32, device=device) for _ in range(2))
         dq, dk, dv = _room(q), _room(k), _room(v)
-        dslopes = empty((B, H, T), device=device) if slopes else None
-        lists_q, lists_k = (
-            None if room is None else empty(room, dtype=torch.int32, device=device)
-            for room in (room_q, room_k)
-        )
+        dslopes = empty((B, H, T), dtype=torch.float32, device=device) if slopes else None
         rules = rules_of(scores)
+        lists_q = lists_of_q(scores, rules, None)
+        lists_k = lists_of_k(scores, rules, cast(Tables, lists_q[1])[1] if lends else None)
         run_q(
             *q_of(q), *k_of(k), q_steps, k_steps, *v_of(v), v_steps, *out_of(out), out_steps, *grad_of(grad),
-            grad_steps, lse, powers, delta, None, dq, strides_of(dq)[:3], dslopes, lists_q, None, steps_q,
-            rules, *numbers_q,
+            grad_steps, lse, powers, delta, None, dq, strides_of(dq)[:3], dslopes, *lists_q, rules,
+            *numbers_q,
         )  # fmt: skip
         run_k(
             *q_of_k(q), *k_of_k(k), q_steps, k_steps, *v_of_k(v), v_steps, *grad_of_k(grad), grad_steps,
-            powers, delta, None, dk, strides_of(dk)[:3], dv, strides_of(dv)[:3], lists_k, None, steps_k,
-            rules, *numbers_k,
+            powers, delta, None, dk, strides_of(dk)[:3], dv, strides_of(dv)[:3], *lists_k, rules,
+            *numbers_k,
         )  # fmt: skip
         return Found(dq, dk, dv, None, None if dslopes is None else dslopes.sum((0, 2)))
 

@@ -4,9 +4,10 @@ Lists are for rules kept as tensors: padding with holes, documents, dense masks.
 a block of rows then walks only those that show it anything. Where sequences or heads share their rules they
 share their lists.
 
-The first pass wants its lists `arranged`: the tiles that have to ask the rules from the front, those that see
-everything from the back. Padding and documents are known by the extremes of each block; a mask, and a bias
-that is one for all heads, which may be a mask, are looked at tile by tile.
+In the first pass each program makes its own (`own_list`): the tiles that have to ask the rules from the
+front, those that see everything from the back. Padding and documents are known by the extremes of each block,
+where there are many from a table made before; a mask, and a bias that is one for all heads, which may be a
+mask, are looked at tile by tile before (`tables`).
 
 Kernels that load lse in every tile want it with room behind each row: padded to whole tiles, so that loading
 it needs no mask; BIG for queries that see nothing, are not there or, if asked for, do not count.
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from .request import Request
 
 __all__ = [
-    "ListPlan", "arranged", "chunk_of", "in_order", "list_plan", "lists", "own_list", "powers_of",
-    "seen_tiles",
+    "ListPlan", "Tables", "chunk_of", "in_order", "list_plan", "lists", "own_list", "powers_of", "seen_tiles",
+    "tables",
 ]  # fmt: skip
 
 ROOM = 256  # no tile is larger
@@ -206,16 +207,18 @@ def extremes_kernel(
 
 @triton.jit
 def make_list(
-    TILES, SHOWN, EXTREMES, rules, b, i, stop, T, S, shift, left, right, row_tiles, column_tiles,
-    FIELDS: tl.constexpr, KEYS_FIRST: tl.constexpr, CHUNK: tl.constexpr, setup: tl.constexpr,
+    TILES, SHOWN, EXTREMES, rules, b, i, stop, T, S, shift, left, right, row_tiles, column_tiles, begin, end,
+    KEYS_FIRST: tl.constexpr, setup: tl.constexpr,
 ):  # fmt: skip
     """Block i's list: tiles that ask the rules from the front, tiles that see all from the back; how many.
 
     SHOWN, EXTREMES: what `glance` saw of its tiles and `extremes_kernel` of its sequence; without extremes
-    they are found here.
+    they are found here. begin, end: outside, positions alone hide all.
     """
     M: tl.constexpr = setup.M
     N: tl.constexpr = setup.N
+    CHUNK: tl.constexpr = setup.chunk
+    FIELDS: tl.constexpr = 2 + 2 * setup.labels
     mine = EXTREMES
     theirs = EXTREMES
     if EXTREMES is not None:
@@ -232,9 +235,9 @@ def make_list(
         own, own_last = ends(place(rules, spots, T, shift, setup), spots, i * M, T, shift, M, setup)
     asking = 0
     seeing = 0
-    for begin in range(0, column_tiles, CHUNK):
-        j = begin + tl.arange(0, CHUNK)
-        some = j < column_tiles
+    for first_tile in range(begin, end, CHUNK):
+        j = first_tile + tl.arange(0, CHUNK)
+        some = j < end
         start = j * N
         if KEYS_FIRST:
             first_key = start * 0 + own
@@ -316,69 +319,59 @@ def make_list(
 
 @triton.jit
 def own_list(
-    TILES, list_strides, rules, b, h, block, stop, T, S, shift, left, right, column_tiles,
-    KEYS_FIRST: tl.constexpr, setup: tl.constexpr,
+    TILES, TABLES, list_strides, rules, b, h, block, stop, T, S, shift, left, right, row_tiles, column_tiles,
+    begin, end, KEYS_FIRST: tl.constexpr, setup: tl.constexpr,
 ):  # fmt: skip
-    """A program's list, made by itself: where it is, and the ends of its two parts."""
+    """A program's list, made by itself: where it is, and the ends of its two parts.
+
+    Heads that have their rules in common make the same list in the same place, each before it reads it.
+    """
     TILES += long(b) * list_strides[0] + long(h) * list_strides[1] + long(block) * list_strides[2]
+    SHOWN = TABLES[0]
+    EXTREMES = TABLES[1]
+    if SHOWN is not None:
+        SHOWN += long(b) * list_strides[3] + long(h) * list_strides[4] + long(block) * column_tiles
+    if EXTREMES is not None:
+        EXTREMES += long(b) * list_strides[5]
+    tl.debug_barrier()  # a list that was made here before has been read
     asking, seeing = make_list(
-        TILES, None, None, rules, b, block, stop, T, S, shift, left, right, 0, column_tiles, 0, KEYS_FIRST,
-        setup.chunk, setup,
+        TILES, SHOWN, EXTREMES, rules, b, block, stop, T, S, shift, left, right, row_tiles, column_tiles,
+        begin, end, KEYS_FIRST, setup,
     )  # fmt: skip
     tl.debug_barrier()  # what some threads have written others will read
     return TILES, asking, column_tiles - seeing
 
 
-@triton.jit(
-    do_not_specialize=[
-        *NOT_SPECIAL, "T", "S", "heads", "row_tiles", "column_tiles", "shown_b", "shown_h", "extremes_b"
-    ]
-)  # fmt: skip
-def arrange(
-    TILES, COUNTS, SHOWN, EXTREMES, shown_b, shown_h, extremes_b, rules, heads, T, S, shift, left, right,
-    row_tiles, column_tiles, FIELDS: tl.constexpr, KEYS_FIRST: tl.constexpr, CHUNK: tl.constexpr,
-    setup: tl.constexpr,
-):  # fmt: skip
-    i = tl.program_id(0) % row_tiles
-    h = tl.program_id(1)
-    b = tl.program_id(0) // row_tiles  # there may be more sequences than a grid is deep
-    there = (long(b) * heads + h) * row_tiles + i
-    TILES += there * column_tiles
-    stop = key_stop(rules, b, S)
-    if SHOWN is not None:
-        SHOWN += long(b) * shown_b + long(h) * shown_h + long(i) * column_tiles
-    if EXTREMES is not None:
-        EXTREMES += long(b) * extremes_b
-    asking, seeing = make_list(
-        TILES, SHOWN, EXTREMES, rules, b, i, stop, T, S, shift, left, right, row_tiles, column_tiles, FIELDS,
-        KEYS_FIRST, CHUNK, setup,
-    )  # fmt: skip
-    tl.store(COUNTS + there * 2, asking)
-    tl.store(COUNTS + there * 2 + 1, seeing)
-
-
 class ListPlan(NamedTuple):
     """What is the same for all lists of requests with one signature."""
 
-    batch: int
-    heads: int
-    rows: int  # tiles
-    columns: int
+    room: tuple[int, int, int, int]  # sequences and heads whose rules differ, tiles of rows and columns
     shown: tuple[int, int] | None  # sequences and heads whose masks are looked at
+    batch: int  # sequences whose padding and documents differ
     blocks: tuple[int, int]  # of queries, of keys
     sizes: tuple[int, int]
-    fields: int  # of a block's extremes
-    chunk: int
+    fields: int  # of a block's extremes; 0: there are none, or they are found where they are needed
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """From one sequence, head and row to the next, of lists; and of what is known of them before."""
+        B, H, rows, columns = self.room
+        shown, tiles = self.shown or (1, 1), rows * columns
+        return (
+            0 if B == 1 else H * tiles, 0 if H == 1 else tiles, columns,
+            0 if shown[0] == 1 else shown[1] * tiles, 0 if shown[1] == 1 else tiles,
+            0 if self.batch == 1 else sum(self.blocks) * self.fields,
+        )  # fmt: skip
 
 
-def chunk_of(columns: int) -> int:
-    """How many tiles a program that makes its list itself looks at in one go; 0: they are too many."""
-    few, chunk = (4, 16) if interpreted() else (FEW_TILES, OWN_CHUNK)
-    return 0 if columns > few else max(16, min(chunk, triton.next_power_of_2(columns)))
+def chunk_of(columns: int, kept: bool) -> int:
+    """How many tiles a program looks at in one go; kept: and at padding or labels, where there are few."""
+    most = 16 if interpreted() else OWN_CHUNK if kept and columns <= FEW_TILES else CHUNK
+    return max(16, min(most, triton.next_power_of_2(columns)))
 
 
 def list_plan(request: Request) -> ListPlan:
-    """How the lists of a request are made."""
+    """What is made before the lists of a request."""
     setup, mask, rules = request.setup, request.prepared.scores.mask, request.prepared.rules
     rows, columns = request.blocks, -(-(request.T if request.keys_first else request.S) // setup.N)
     by_batch, by_head, shown = mask.differs("b"), mask.differs("h"), None
@@ -390,41 +383,40 @@ def list_plan(request: Request) -> ListPlan:
     if request.keys_first:
         sizes, blocks = (setup.N, setup.M), (columns, rows)
     kept = rules.keys is not None or rules.key_ids is not None
-    return ListPlan(
-        request.B if by_batch else 1, request.H if by_head else 1, rows, columns, shown, blocks, sizes,
-        2 + 2 * setup.labels if kept else 0,
-        max(16, min(16 if interpreted() else CHUNK, triton.next_power_of_2(columns))),
-    )  # fmt: skip
+    tabled = kept and columns > (2 if interpreted() else FEW_TILES)
+    batch = request.B if by_batch else 1
+    room = (batch, request.H if by_head else 1, rows, columns)
+    return ListPlan(room, shown, batch, blocks, sizes, 2 + 2 * setup.labels if tabled else 0)
 
 
-def arranged(request: Request) -> tuple[Tensor, Tensor]:
-    """(int32 [B or 1, H or 1, row tiles, column tiles], int32 [B or 1, H or 1, row tiles, 2])."""
+Tables = tuple[Tensor | None, Tensor | None]
+
+
+def tables(request: Request, known: Tensor | None = None, filled: bool = True) -> Tables:
+    """(what masks show of each tile, the extremes of each block), each where it is wanted.
+
+    Args:
+        known: extremes of the same blocks, from another request about the same scores.
+        filled: False for their room alone.
+    """
     setup, prepared, plan = request.setup, request.prepared, request.list_plan
     rules, device, kinds = prepared.rules, prepared.device, prepared.kind  # room of our own is aligned
-    rows, columns, keys_first = plan.rows, plan.columns, request.keys_first
-    _, T, S, shift, left, right = prepared.numbers
-    shown, extremes, steps = None, None, (0, 0, 0)
+    _, T, S, shift, _, _ = prepared.numbers
+    shown, extremes = None, known
     if plan.shown is not None:
-        B, H = plan.shown
+        (B, H), (rows, columns) = plan.shown, plan.room[2:]
         shown = torch.empty(B, H, rows, columns, dtype=torch.uint8, device=device)
-        steps = (0 if B == 1 else H * rows * columns, 0 if H == 1 else rows * columns, 0)
-        given: Arguments = (shown, rules, H, T, S, rows, columns)
-        launch(glance, (B * H * rows * columns, 1, 1), given, (keys_first, setup), kinds, device)
-    if plan.fields:
+        if filled:
+            given: Arguments = (shown, rules, H, T, S, rows, columns)
+            launch(glance, (B * H * rows * columns, 1, 1), given, (request.keys_first, setup), kinds, device)
+    if plan.fields and known is None:
         count = sum(plan.blocks)
         extremes = torch.empty(plan.batch, count, plan.fields, dtype=torch.int64, device=device)
-        steps = (*steps[:2], 0 if plan.batch == 1 else count * plan.fields)
-        given = (extremes, rules, T, S, shift, *plan.blocks)
-        options: tuple[Hashable, ...] = (plan.fields, *plan.sizes, max(plan.sizes), setup)
-        launch(extremes_kernel, (count * plan.batch, 1, 1), given, options, kinds, device)
-    tiles = torch.empty(plan.batch, plan.heads, rows, columns, dtype=torch.int32, device=device)
-    counts = torch.empty(plan.batch, plan.heads, rows, 2, dtype=torch.int32, device=device)
-    given = (
-        tiles, counts, shown, extremes, *steps, rules, plan.heads, T, S, shift, left, right, rows, columns
-    )  # fmt: skip
-    options = (plan.fields, keys_first, plan.chunk, setup)
-    launch(arrange, (rows * plan.batch, plan.heads, 1), given, options, kinds, device)
-    return tiles, counts
+        if filled:
+            given = (extremes, rules, T, S, shift, *plan.blocks)
+            options: tuple[Hashable, ...] = (plan.fields, *plan.sizes, max(plan.sizes), setup)
+            launch(extremes_kernel, (count * plan.batch, 1, 1), given, options, kinds, device)
+    return shown, extremes
 
 
 # lse as powers of two

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import triton
@@ -31,12 +31,12 @@ from .launches import (
     ready,
     takes_descriptors,
 )
-from .lists import ListPlan, arranged, chunk_of, list_plan, lists
+from .lists import ListPlan, Tables, chunk_of, list_plan, lists, tables
 from .tile import LOG2E, Channels, Rules, Setup
 
 __all__ = [
     "Launch", "Prepared", "Request", "as_lists", "channels_of", "described", "describer", "keep",
-    "lists_first", "rules_by", "signature_of", "strides_of",
+    "lister", "rules_by", "signature_of", "strides_of",
 ]  # fmt: skip
 
 DEEPEST = 65535  # what a grid may be in its third direction
@@ -220,12 +220,15 @@ def rules_by(prepared: Prepared) -> Callable[[Scores], Rules]:
     if rules.relative is not None or rules.counted is not None or rules.at is not None:
         return lambda scores: Prepared(scores).rules
 
+    nothing: dict[str, Any] = dict.fromkeys([name for name, _ in as_they_are])
+    numbers = rules._replace(**nothing)  # no tensor of these is kept
+
     def again(scores: Scores) -> Rules:
         fields: dict[str, Any] = {name: taken(scores) for name, taken in as_they_are}
         for name, value in fields.items():
             if value is not None and value.dtype == torch.bool:
                 fields[name] = value.view(torch.uint8)
-        return rules._replace(**fields)
+        return numbers._replace(**fields)
 
     return again
 
@@ -238,7 +241,7 @@ class Request:
         keys_first: tiles turned over, a program keeps a block of keys and walks the queries.
         blocks: instead of the table's.
         keys: what stands for k: chosen keys, copied.
-        arranged: lists begin with the tiles that ask the rules and end with those that see all.
+        arranged: a first pass, whose programs make their lists themselves.
     """
 
     def __init__(
@@ -250,7 +253,8 @@ class Request:
         keys: Tensor | None = None,
         arranged: bool = False,
     ) -> None:
-        self.prepared, self.keys_first, self.arranged = prepared, keys_first, arranged
+        self.prepared, self.keys_first = prepared, keys_first
+        self.lent: Tensor | None = None  # see `lend`
         self.k = prepared.k if keys is None else keys
         q = prepared.q
         self.tuned = blocks or blocks_for(kind, q.shape[-1], q.dtype, q.device)
@@ -261,22 +265,25 @@ class Request:
             mask.left is not None, mask.right is not None, mask.right is not None and mask.right <= 0,
             mask.is_listed, prepared.scores.positions is not None, mask.num_labels,
             arranged and prepared.may_mask,
-            *(self._unlisted() if arranged and mask.is_listed else (0, False)),
+            *(self._lists() if arranged and prepared.is_listed else (0, False)),
         )  # fmt: skip
         self.B, self.H, self.T, self.S = prepared.shape
         self.blocks = -(-(self.S if keys_first else self.T) // self.tuned.M)  # of rows, a head
         self.grid = (self.blocks, self.H)
 
-    def _unlisted(self) -> tuple[int, bool]:
-        """`Setup.chunk` and `Setup.each`: which lists need not be made before."""
+    def _lists(self) -> tuple[int, bool]:
+        """`Setup.chunk` and `Setup.each` of the first pass."""
         prepared, (_, _, T, S) = self.prepared, self.prepared.shape
-        if prepared.rules.allowed is not None:  # nothing is known of a tile without a look at it
-            return 0, T * S <= (512 if interpreted() else WORTH_A_LOOK) and not prepared.may_mask
-        return 0 if prepared.may_mask else chunk_of(-(-(T if self.keys_first else S) // self.tuned.N)), False
+        rules = prepared.rules
+        few = T * S <= (512 if interpreted() else WORTH_A_LOOK)
+        if few and rules.allowed is not None and not prepared.may_mask:
+            return 0, True  # a look at every tile would take as long
+        kept = rules.keys is not None or rules.key_ids is not None
+        return chunk_of(-(-(T if self.keys_first else S) // self.tuned.N), kept), False
 
     def without_tensors(self) -> dict[str, object]:
         """What of it is the same for all that have its signature; see `again`."""
-        tensors = ("prepared", "k", "tile_lists")
+        tensors = ("prepared", "k", "tile_lists", "lent")
         return {name: value for name, value in self.__dict__.items() if name not in tensors}
 
     @staticmethod
@@ -284,7 +291,7 @@ class Request:
         """One that has the signature of another."""
         request = object.__new__(Request)
         request.__dict__.update(same)
-        request.prepared, request.k = prepared, prepared.k
+        request.prepared, request.k, request.lent = prepared, prepared.k, None
         return request
 
     @cached_property
@@ -293,33 +300,36 @@ class Request:
         return list_plan(self)
 
     @property
-    def list_room(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shape and strides of the room where programs make their lists."""
-        rows, columns = self.blocks, -(-(self.T if self.keys_first else self.S) // self.setup.N)
-        heads = self.k.shape[1] if self.keys_first else self.H
-        return (self.B, heads, rows, columns), (heads * rows * columns, rows * columns, columns)
+    def has_tables(self) -> bool:
+        """Whether something is made before the lists of a first pass."""
+        return self.setup.chunk > 0 and (self.list_plan.shown is not None or self.list_plan.fields > 0)
 
     @property
     def lists_alike(self) -> Arguments:
         """What `tile_lists` will be but for its contents: nothing is launched for it."""
-        if not lists_first(self.setup):
-            return self.tile_lists
-        plan, device = self.list_plan, self.prepared.device
-        rows = (plan.batch, plan.heads, plan.rows)
-        tiles, counts = (
-            torch.empty(*rows, size, dtype=torch.int32, device=device) for size in (plan.columns, 2)
-        )
-        return as_lists(tiles, counts)
+        return self._first_pass_lists(filled=False) if self.has_tables else self.tile_lists
 
     @cached_property
     def tile_lists(self) -> Arguments:
-        """(tiles, counts, strides): which tiles each block of rows sees; three times None without a list."""
+        """(tiles, counts, strides): which tiles each block of rows sees; three times None without a list.
+
+        In the first pass: room for them, what is known of them before, strides of both.
+        """
         if not self.setup.listed or self.setup.each:
             return None, None, None
-        if self.setup.chunk:  # room for what each program writes
-            shape, steps = self.list_room
-            return torch.empty(shape, dtype=torch.int32, device=self.prepared.device), None, steps
-        return as_lists(*(arranged if self.arranged else lists)(self))
+        return self._first_pass_lists() if self.setup.chunk else as_lists(*lists(self))
+
+    def _first_pass_lists(self, filled: bool = True) -> Arguments:
+        plan, device = self.list_plan, self.prepared.device
+        made = tables(self, self.lent, filled)
+        return torch.empty(plan.room, dtype=torch.int32, device=device), made, plan.strides
+
+    def lend(self, other: Request) -> None:
+        """What is known of blocks of these scores, to a request that cuts them into the same ones."""
+        if self.has_tables and other.has_tables:
+            mine, theirs = self.list_plan, other.list_plan
+            if (mine.blocks, mine.sizes) == (theirs.blocks, theirs.sizes):
+                other.lent = cast(Tables, self.tile_lists[1])[1]
 
     def launch(
         self,
@@ -353,6 +363,28 @@ class Request:
             number_of((prepared.kind, kind_of(mine))), prepared.device, self.tuned.warps,
             self.tuned.registers,
         )  # fmt: skip
+
+
+def lister(request: Request) -> Callable[[Scores, Rules, Tensor | None], Arguments]:
+    """`tile_lists` in first passes over scores with the signature of these; a table may be lent."""
+    if not request.setup.chunk:
+        return lambda scores, rules, lent: (None, None, None)
+    prepared, room, strides = request.prepared, request.list_plan.room, request.list_plan.strides
+    device = prepared.device
+    if not request.has_tables:
+        nothing = None, None
+        return lambda *_: (torch.empty(room, dtype=torch.int32, device=device), nothing, strides)
+    same = request.without_tensors()
+    alike = {name: getattr(prepared, name) for name in ("shape", "kind", "numbers")}
+
+    def lists_of(scores: Scores, rules: Rules, lent: Tensor | None) -> Arguments:
+        prepared = Prepared(scores)
+        prepared.__dict__.update(alike, rules=rules)
+        again = Request.again(same, prepared)
+        again.lent = lent
+        return again.tile_lists
+
+    return lists_of
 
 
 class Launch(NamedTuple):
@@ -428,11 +460,6 @@ def _in_two(D: int) -> tuple[int, int, int]:
 def channels_of(x: Tensor) -> Channels:
     """How the channels of values, or of outputs and their gradients, are loaded."""
     return Channels(*_in_two(x.shape[-1]), takes_descriptors(x.device.index) and _describable(x))
-
-
-def lists_first(setup: Setup) -> bool:
-    """Whether lists are made in launches of their own."""
-    return setup.listed and not (setup.chunk or setup.each)
 
 
 def as_lists(tiles: Tensor, counts: Tensor) -> Arguments:

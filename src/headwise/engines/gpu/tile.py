@@ -48,7 +48,7 @@ class Setup(NamedTuple):
     rough_tanh: bool  # bfloat16: the GPU's own tanh, right to 2^-11, is finer than what it is made of
     masking: bool = False  # the bias is 0 where no rule is asked: a mask that came as one
     chunk: int = 0  # tiles looked at in one go by a program that makes its list itself; 0: it is given one
-    each: bool = False  # no list at all: each tile asks the rules
+    each: bool = False  # in the first pass: no list at all, each tile asks the rules
 
 
 class Channels(NamedTuple):
@@ -329,23 +329,13 @@ def length_of(COUNTS, list_strides, b, h, block):
 
 
 @triton.jit
-def tile_ranges(COUNTS, list_strides, b, h, block, column_tiles, i0, i1, i2, i3, setup: tl.constexpr):
+def tile_ranges(i0, i1, i2, i3, setup: tl.constexpr):
     """Where a walk's tiles are: those that ask the rules, those that see all, and again those that ask.
 
-    i0 .. i3: the same by position alone. A list that is `arranged` begins with the tiles that ask; those that
-    see all end it.
+    i0 .. i3: the same by position alone. Of a list, what is known of it here is nothing.
     """
     if setup.each:
         return i0, i3, i3, i3, i3, i3
-    elif setup.chunk:  # the program will tell where its own list is parted
-        return 0, 0, column_tiles, column_tiles, column_tiles, column_tiles
-    elif setup.listed:
-        counts = COUNTS + long(b) * list_strides[3] + long(h) * list_strides[4] + block * 2
-        i0 = 0
-        i1 = tl.load(counts)
-        i2 = column_tiles - tl.load(counts + 1)
-        i3 = column_tiles
-        return i0, i1, i2, i3, i3, i3
     else:
         return i0, i1, i1, i2, i2, i3
 
