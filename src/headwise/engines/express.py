@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .. import budget, masks
 from ..masks import NOTHING_HIDDEN
@@ -52,7 +53,7 @@ def plainest(
         return None
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(q.device.type):
         return None
-    if plain.transforms_are_active():
+    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         return None
     if scale is None:
         scale = D**-0.5

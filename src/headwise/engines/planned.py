@@ -17,6 +17,7 @@ from typing import TypeGuard
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from ..masks import Mask
@@ -109,9 +110,14 @@ def kind_of(
     if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
         return None
     device = q.device
-    if device.type not in DEVICES or torch.is_autocast_enabled(device.type) or plain.transforms_are_active():
+    if device.type not in DEVICES or torch.is_autocast_enabled(device.type):
         return None
-    if not (is_usual(q) and is_usual(k) and is_usual(v)) or q.ndim != 4 or k.ndim != 4:
+    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        return None
+    strided = torch.strided
+    if q.layout is not strided or k.layout is not strided or v.layout is not strided:
+        return None
+    if q.is_nested or k.is_nested or v.is_nested or q.ndim != 4 or k.ndim != 4:
         return None
     if 0 in q.shape or 0 in v.shape or q.shape[2] > k.shape[2]:  # nothing there; queries that may see nothing
         return None
