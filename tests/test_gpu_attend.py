@@ -1093,6 +1093,7 @@ AGAIN: dict[str, Callable[[int], dict[str, Any]]] = {
     "two parts of channels": lambda seed: {"window": 9},
     "alibi": lambda seed: {"causal": True, "bias": Alibi(normal(seed, 2).float().abs().requires_grad_())},
     "sinks": lambda seed: {"causal": True, "sinks": normal(seed, 2).float().requires_grad_()},
+    "sinks of more digits": lambda seed: {"causal": True, "sinks": normal(seed, 2).double().requires_grad_()},
     "bias": lambda seed: {"bias": normal(seed, 1, 2, 19, 19).float().requires_grad_()},
     "lengths": lambda seed: {"causal": True, "mask": Mask.padding(torch.tensor([19, 2 + seed % 5]))},
     "own lists": lambda seed: {"causal": True, "mask": Mask.documents(torch.arange(19) // (4 + seed % 3))},

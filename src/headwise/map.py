@@ -641,9 +641,12 @@ def _versions(scores: Scores | GivenWeights) -> tuple[int, ...] | None:
             return None
         return scores.q._version, scores.k._version
     held = (scores.q, scores.k, *scores.scoring.tensors.values(), *scores.mask.tensors.values())
-    if not all(isinstance(x, Tensor) and not x.is_inference() for x in held):
-        return None
-    return tuple(x._version for x in held)
+    versions = []
+    for x in held:
+        if not isinstance(x, Tensor) or x.is_inference():
+            return None
+        versions.append(x._version)
+    return tuple(versions)
 
 
 def _is_whole(index: slice | Tensor) -> bool:

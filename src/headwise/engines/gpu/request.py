@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
@@ -214,9 +214,13 @@ def rules_by(prepared: Prepared) -> Callable[[Scores], Rules]:
         given = getattr(scoring if whose == "scoring" else mask, attribute)
         if mine is None:
             continue
-        if given is None or given.data_ptr() != mine.data_ptr():
+        taken = attrgetter(f"{whose}.{attribute}")
+        if given is not None and given.data_ptr() == mine.data_ptr():
+            as_they_are.append((name, taken))
+        elif name in ("slopes", "sinks"):
+            as_they_are.append((name, partial(_in_float32, taken)))
+        else:
             return lambda scores: Prepared(scores).rules
-        as_they_are.append((name, attrgetter(f"{whose}.{attribute}")))
     if rules.relative is not None or rules.counted is not None or rules.at is not None:
         return lambda scores: Prepared(scores).rules
 
@@ -231,6 +235,10 @@ def rules_by(prepared: Prepared) -> Callable[[Scores], Rules]:
         return numbers._replace(**fields)
 
     return again
+
+
+def _in_float32(taken: Callable[[Scores], Tensor], scores: Scores) -> Tensor:
+    return taken(scores).float().contiguous()
 
 
 class Request:
