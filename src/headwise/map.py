@@ -363,6 +363,8 @@ class AttentionMap(StandIn):
         """w[b, h, i] or w[b, :, i] on the short way; None: on the general one."""
         if type(batch) is not int or type(query) is not int or self._columns is not None:
             return None
+        if torch.compiler.is_compiling():
+            return None
         one = type(head) is int
         scores = self._scores
         if not (one or (type(head) is slice and head == WHOLE)) or type(scores) is not Scores:
