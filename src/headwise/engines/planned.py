@@ -22,8 +22,8 @@ from torch.nn import Parameter
 
 from ..masks import Mask
 from ..scoring import Scoring
-from . import backends, plain
-from .backend import Call, Ways
+from . import backends, first_pass, plain
+from .backend import Ways
 from .gpu import launches
 from .gradients import Context
 from .scores import Scores, own_precision
@@ -185,9 +185,7 @@ def met(kind: Kind, scores: Scores, v: Tensor, collect: tuple[str, ...] = ()) ->
             _plans.clear()
         _plans[kind] = None
         return
-    learned = scores.scoring.slopes, scores.scoring.bias
-    of_bias = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in learned)
-    call, asks = Call(scores, v, bias_gradient=of_bias, collect=collect), []
+    call, asks = first_pass.call_of(scores, v, collect=collect), []
     for backend in backends.BACKENDS:
         lasts = backend.lasts(call)
         if lasts is False:
@@ -227,9 +225,7 @@ class _ThereAndBack(torch.autograd.Function):
         assert v is not None
         out, lse, rows = ways.forward(scores, v)
         mask = scores.mask
-        held = (
-            () if mask.is_positional else tuple(mask.tensors.values())
-        )  # seen to be unchanged on the way back
+        held = () if mask.is_positional else mask.tensors.values()  # on the way back they must be unchanged
         # in the order of the ordinary way, which may be the one a checkpoint goes again
         ctx.save_for_backward(v, q, k, *learned, *held, out, lse)
         ctx.ways, ctx.mask = ways, mask
