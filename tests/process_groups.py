@@ -23,7 +23,7 @@ _PROCESSES.set_forkserver_preload(["torch.distributed", "torch.distributed.tenso
 def run_ranks(ranks: int, work: Callable[..., Any], *arguments: Any, within: float = 120.0) -> list[Any]:
     """What `work(*arguments)` returned on each rank of a fresh group, in the order of ranks.
 
-    `work` is a function at the top of a module. What it raises is raised here, with the rank and its traceback;
+    `work` is a function at the top of a module. What it raises is raised here, with its rank and traceback;
     a group that is not done within so many seconds is killed and reported as hanging.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -45,7 +45,7 @@ def run_ranks(ranks: int, work: Callable[..., Any], *arguments: Any, within: flo
 
 
 def _answers(ends: list[Connection], deadline: float) -> list[Any]:
-    """One answer of each rank; the first that failed is raised, and nobody waits for those that hang on it."""
+    """One answer of each rank; the first that failed is raised; nobody waits for those that hang on it."""
     answers: dict[int, Any] = {}
     while len(answers) < len(ends):
         waiting = {end: rank for rank, end in enumerate(ends) if rank not in answers}
