@@ -25,7 +25,7 @@ import small_models
 from headwise.heads import together
 from model_families import FAMILIES, Family
 
-FEW = 645  # function calls of ours in a watched forward of eight layers, on a CPU
+FEW = 652  # function calls of ours in a watched forward of eight layers, on a CPU
 SOME = ("llama", "gpt2", "bert", "gemma2", "gemma3 text", "gpt-oss", "mistral", "llama4 text", "bart", "t5",
         "deepseek v3", "albert", "falcon with alibi", "modernbert", "whisper", "vit")  # fmt: skip
 
@@ -34,13 +34,13 @@ SOME = ("llama", "gpt2", "bert", "gemma2", "gemma3 text", "gpt-oss", "mistral", 
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many calls were measured together, time after time."""
     seen: list[int] = []
-    measured = together._measured
+    measured = together._some_measured
 
-    def counting(notes: list[together.Note]) -> list[together.Measured]:
-        seen.append(len(notes))
-        return measured(notes)
+    def counting(group: together.Group, notes: slice) -> together.Measured:
+        seen.append(len(group.notes[notes]))
+        return measured(group, notes)
 
-    monkeypatch.setattr(together, "_measured", counting)
+    monkeypatch.setattr(together, "_some_measured", counting)
     return seen
 
 
@@ -162,12 +162,16 @@ def test_where_memory_is_short_each_is_measured_alone(
 ) -> None:
     model, ids = small_models.llama(num_hidden_layers=3), small_models.tokens()
 
-    def no_room(notes: list[together.Note]) -> None:
-        raise torch.OutOfMemoryError("no room")
+    whole = together.Group.whole
+
+    def no_room(group: together.Group, notes: slice) -> hw.AttentionMap:
+        if len(group.notes[notes]) > 1:
+            raise torch.OutOfMemoryError("no room")
+        return whole(group, notes)
 
     with one_by_one(), hw.watch(model) as alone:
         model(ids)
-    monkeypatch.setattr(together, "_side_by_side", no_room)
+    monkeypatch.setattr(together.Group, "whole", no_room)
     with hw.watch(model) as heads:
         model(ids)
     assert sizes == [3, 1, 1, 1]

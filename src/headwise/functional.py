@@ -122,11 +122,8 @@ def attention(
     if dropout:
         check_dropout(dropout)
     if ordinary and kind is None:
-        kind = planned.kind_of_scores(scores, v, collect)
-        plan = None if kind is None else planned.known(kind)
-        if plan is not None:
-            output, lse, known = planned.run(plan.ways, scores, v)
-            return output, make(scores, lse, None, known)
+        output, lse, known = planned.answer(scores, v, collect)
+        return output, make(scores, lse, None, known)
     output, lse, known = first_pass.attend_and_collect(scores, v, dropout, backend, collect)
     if kind is not None:
         planned.met(kind, scores, v, collect)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn.functional import scaled_dot_product_attention
 
 from .. import budget, masks
 from ..masks import NOTHING_HIDDEN
@@ -23,50 +24,75 @@ from .scores import Scores
 from .walk import check_rows
 from .weights import softmax
 
-__all__ = ["few_weights_on_cpu", "plainest", "straight"]
+__all__ = ["MOST_CHANNELS", "few_weights_on_cpu", "is_plain", "output_alone", "plainest", "straight"]
 
 WHOLE = (torch.float32, torch.float64)  # dtypes that weights are computed in
 FEW = 2**16  # more, and what stands around them does not matter
+MOST_CHANNELS = 256  # of a head: with more, torch's function makes the whole matrix
 
 
 def plainest(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Scores] | None:
     """(output, lse, scores) of self-attention or of a full one, or None: not as plain as that."""
-    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
+    return straight(q, k, v, causal, scale) if is_plain(q, k, v, causal, scale) else None
+
+
+def output_alone(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
+) -> tuple[Tensor, Scores] | None:
+    """(output, scores) of tensors that have been found plain, by torch's own function; None: they learn, or
+    it would make the whole matrix.
+
+    Nothing is quicker to ask, as it gives no lse: for whoever has copies of q and k to make that of later.
+    """
+    T, S = q.shape[2], k.shape[2]
+    if (causal and S != T and T != 1) or q.shape[3] > MOST_CHANNELS or q.dtype is torch.float64:
         return None
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return None
+    if scale is None:
+        scale = q.shape[3] ** -0.5
+    output = scaled_dot_product_attention(
+        q, k, v, is_causal=causal and T > 1, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    return output, Scores(q, k, masks.CAUSAL if causal else NOTHING_HIDDEN, Scoring(scale))
+
+
+def is_plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> bool:
+    """Whether these are ordinary tensors of one dtype and place, that go together, with nothing around."""
+    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
+        return False
     try:
         shape, keys, values = q.shape, k.shape, v.shape
     except RuntimeError:  # nested ones have none
-        return None
+        return False
     if len(shape) != 4 or len(keys) != 4 or values != keys or (causal is not True and causal is not False):
-        return None
+        return False
     if not (q.is_cpu and k.is_cpu and v.is_cpu) and not (q.is_cuda and q.device == k.device == v.device):
-        return None
-    B, H, T, D = shape
+        return False
+    B, H, _, D = shape
     if keys[0] != B or keys[3] != D or not q.numel() or not k.numel() or H % keys[1]:
-        return None
+        return False
     dtype = q.dtype
     if dtype is not k.dtype or dtype is not v.dtype or not dtype.is_floating_point:
-        return None
+        return False
     if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
-        return None
+        return False
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(q.device.type):
-        return None
+        return False
     if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
-        return None
-    if scale is None:
-        scale = D**-0.5
-    elif type(scale) is not float:
-        return None
-    return straight(q, k, v, causal, scale)
+        return False
+    return scale is None or (type(scale) is float and scale > 0)
 
 
 def straight(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Scores] | None:
     """(output, lse, scores) of tensors that have been found plain; None where a kernel would need help."""
     T, S = q.shape[2], k.shape[2]
+    if scale is None:
+        scale = q.shape[3] ** -0.5
     if (causal and S != T and T != 1) or not scale > 0:  # one query stands beside the last key
         return None
     kind = planned.kind_of(q, k, v, None, 0 if causal else None, scale, None)

@@ -33,6 +33,7 @@ __all__ = [
     "Kind",
     "Planned",
     "added_kind",
+    "answer",
     "forget",
     "is_usual",
     "kind_of",
@@ -197,6 +198,18 @@ def met(kind: Kind, scores: Scores, v: Tensor, collect: tuple[str, ...] = ()) ->
             if ways is not None:
                 _plans[kind] = Planned(scores, ways, tuple(asks))
             return
+
+
+def answer(scores: Scores, v: Tensor, collect: tuple[str, ...] = ()) -> Answer:
+    """(output, lse, what was collected) of scores that have been checked, by plan where there is one."""
+    kind = kind_of_scores(scores, v, collect)
+    plan = None if kind is None else known(kind)
+    if plan is not None:
+        return run(plan.ways, scores, v)
+    made = first_pass.attend_and_collect(scores, v, 0.0, "auto", collect)
+    if kind is not None:
+        met(kind, scores, v, collect)
+    return made
 
 
 def run(ways: Ways, scores: Scores, v: Tensor) -> Answer:

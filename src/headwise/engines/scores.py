@@ -175,7 +175,8 @@ class Tiled:
         device = self.device if device is None else device
         if self.positions is not None:
             return self.positions[rows].to(device)
-        shift = self.shape[3] - self.shape[2]
+        _, _, T, S = self.shape
+        shift = S - T
         return torch.arange(rows.start + shift, rows.stop + shift, device=device)
 
     def _positions_of(self, queries: Index) -> Tensor | None:
@@ -190,7 +191,8 @@ class Tiled:
         if self.positions is not None:
             at = self.positions[rows]
             return int(at.min()), int(at.max())
-        shift = self.shape[3] - self.shape[2]
+        _, _, T, S = self.shape
+        shift = S - T
         return rows.start + shift, rows.stop - 1 + shift
 
     def span(self, rows: slice) -> tuple[int, int]:

@@ -1,9 +1,9 @@
 """The calls of one forward, measured together: layers of the same sizes and rules as the heads of one map.
 
 At everyday sizes it is not the measuring that takes time but asking for it, layer after layer. So a short
-call leaves a note, with q and k copied, since a model may write to them as soon as it goes on. When the
-forward is over, or as soon as somebody looks, calls that are alike are laid side by side along the heads,
-measured as one map, and cut apart again:
+call leaves a note, with q and k copied, since a model may write to them as soon as it goes on. Copies of
+calls that are alike lie side by side along the heads from the start; when the forward is over, or as soon as
+somebody looks, they are measured as one map, and the numbers are cut apart:
 
     layer 0  q [B, H, T, D] ──┐
     layer 1  q [B, H, T, D] ──┼──> [B, 3 H, T, D] ──> statistics, pictures, counts ──> [B, H] for each layer
@@ -30,10 +30,12 @@ from ..engines.scores import Scores
 from ..engines.statistics import ROW_STATISTICS
 from ..errors import BudgetExceeded
 from ..map import AttentionMap, make
+from ..masks import Mask
+from ..scoring import Scoring
 from .layer_names import Layer
 from .record import EVERYONE, Numbers, Record, fetched, numbers_of
 
-__all__ = ["Waiting", "is_short"]
+__all__ = ["SHORT", "SHORT_ON_CPU", "Waiting"]
 
 # Weights up to which a call is short. Beyond, the device is busy for longer than it takes to ask.
 SHORT_ON_CPU, SHORT = 2**23, 2**29
@@ -42,21 +44,49 @@ PLAIN = (Tensor, nn.Parameter)
 MOST_HEADS = 2**15  # of all sequences of one map
 
 
-def is_short(shape: tuple[int, ...], on_cpu: bool) -> bool:
-    """Whether a call [B, H, T, S] is better measured together with others."""
-    B, H, T, S = shape
-    return B * H * T * S <= (SHORT_ON_CPU if on_cpu else SHORT)
-
-
 class Note(NamedTuple):
-    """A call that is still to be measured, with tensors of its own."""
+    """A call that is still to be measured."""
 
-    kind: Hashable  # what calls of one map have in common, but for their masks
     record: Record
-    scores: Scores  # q and k are copies
+    scoring: Scoring  # with tensors of its own
     lse: Tensor | None
-    names: tuple[str, ...]
-    pooled: int | None
+
+
+class Group:
+    """Calls that one map can hold, in the order in which they came, with room for more.
+
+    Args:
+        scores: of the first.
+        room: how many calls.
+        names, pooled: what is to be measured.
+    """
+
+    __slots__ = ("k", "mask", "names", "notes", "pooled", "q", "room")
+
+    def __init__(self, scores: Scores, room: int, names: tuple[str, ...], pooled: int | None) -> None:
+        B, H, T, D = scores.q.shape
+        _, Hk, S, _ = scores.k.shape
+        self.mask, self.room, self.names, self.pooled = scores.mask, room, names, pooled
+        self.q, self.k = scores.q.new_empty(B, room, H, T, D), scores.k.new_empty(B, room, Hk, S, D)
+        self.notes: list[Note] = []
+
+    def take(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of the q and k of one more call."""
+        at = len(self.notes)
+        own_q, own_k = self.q[:, at], self.k[:, at]  # [B, H, T, D], [B, Hk, S, D]
+        return own_q.copy_(q), own_k.copy_(k)
+
+    def whole(self, notes: slice = slice(None)) -> AttentionMap:
+        """One map [B, calls * H, T, S]."""
+        chosen = self.notes[notes]
+        scoring = chosen[0].scoring
+        if scoring.has_tensors:
+            names = list(scoring.tensors)
+            own = {name: torch.cat([note.scoring.tensors[name] for note in chosen]) for name in names}
+            scoring = replace(scoring, **own)  # type: ignore[arg-type]
+        lse = [note.lse for note in chosen if note.lse is not None]
+        q, k = (x[:, : len(self.notes)][:, notes].flatten(1, 2) for x in (self.q, self.k))
+        return make(Scores(q, k, self.mask, scoring), torch.cat(lse, 1) if lse else None)
 
 
 class Measured(NamedTuple):
@@ -77,11 +107,32 @@ class Takes(Protocol):
 class _Ahead:
     """What waits of one forward."""
 
-    __slots__ = ("notes", "size")
+    __slots__ = ("groups", "size")
 
     def __init__(self) -> None:
-        self.notes: list[Note] = []
-        self.size = 0
+        self.groups: dict[Hashable, list[Group]] = {}  # by what their calls have in common, but for masks
+        self.size = 0  # bytes
+
+    def group(self, kind: Hashable, scores: Scores) -> Group | None:
+        """One with room for a call."""
+        for group in self.groups.get(kind, ()):
+            if len(group.notes) < group.room and (
+                group.mask is scores.mask or _same_rules(group.mask, scores.mask, scores.q.is_cpu)
+            ):
+                return group
+        return None
+
+    def new(
+        self, kind: Hashable, scores: Scores, names: tuple[str, ...], pooled: int | None, calls: int
+    ) -> Group:
+        """One for as many calls as may come, while there is room for others, too."""
+        q, k = scores.q, scores.k
+        each, room = q.nbytes + k.nbytes, ROOM_ON_CPU if q.is_cpu else ROOM
+        most = min(calls, (room - self.size) // (2 * each), MOST_HEADS // (q.shape[0] * q.shape[1]))
+        group = Group(scores, max(1, most), names, pooled)
+        self.size += each * group.room
+        self.groups.setdefault(kind, []).append(group)
+        return group
 
 
 class Waiting:
@@ -113,6 +164,7 @@ class Waiting:
         names: tuple[str, ...],
         pooled: int | None,
         keep: bool,
+        calls: int = 1,
     ) -> bool:
         """Leave a call for later, with copies of its q and k; False: it has to be measured now.
 
@@ -121,6 +173,7 @@ class Waiting:
             path, layer: where it is, and what it goes by.
             record: of the call, without numbers.
             keep: keep the map in the record.
+            calls: how many a forward may have.
         """
         scores, lse, columns = weights.as_made
         if not isinstance(scores, Scores) or columns is not None or scores.positions is not None:
@@ -128,33 +181,36 @@ class Waiting:
         q, k, scoring = scores.q, scores.k, scores.scoring
         B, H, T, S = record.shape
         short, room = (SHORT_ON_CPU, ROOM_ON_CPU) if q.is_cpu else (SHORT, ROOM)
-        if type(q) not in PLAIN or type(k) not in PLAIN or B * H * T * S > short:
+        if type(q) not in PLAIN or type(k) not in PLAIN or not 0 < B * H * T * S <= short:
             return False
         if scores.mask.allowed is not None or scoring.bias is not None:
             return False  # as large as the weights, not to be copied
         loose = not (q.requires_grad or k.requires_grad)
         kind: tuple[Hashable, ...] = (
-            q.shape, k.shape, q.dtype, q.device, scoring.scale, scoring.softcap,
-            lse is None, names, pooled, record.reach,
+            q.shape, k.shape, q.dtype, k.dtype, q.device, scoring.scale, scoring.softcap,
+            lse is None, names, pooled, record.reach, torch.is_inference_mode_enabled(),
         )  # fmt: skip
         try:
             if scoring.sinks is not None or scoring.slopes is not None or scoring.relative is not None:
                 own = {name: value.detach().clone() for name, value in scoring.tensors.items()}
                 kind = (*kind, *((name, value.shape, value.dtype) for name, value in own.items()))
                 scoring, loose = replace(scoring, **own), False  # type: ignore[arg-type]
-            copied = Scores(q.detach().clone(), k.detach().clone(), scores.mask, scoring)
+            with self._lock:
+                ahead = self._ahead.get(forward)
+                if ahead is None:
+                    ahead = self._ahead[forward] = _Ahead()
+                group = ahead.group(kind, scores) or ahead.new(kind, scores, names, pooled, calls)
         except torch.OutOfMemoryError:
             return False
-        if keep:
-            record.map = weights if loose else weights.detach()
         with self._lock:
-            ahead = self._ahead.get(forward)
-            if ahead is None:
-                ahead = self._ahead[forward] = _Ahead()
-            ahead.notes.append(Note(kind, record, copied, lse, names, pooled))
-            ahead.size += q.nbytes + k.nbytes
+            own_q, own_k = group.take(q if loose else q.detach(), k if loose else k.detach())
+            group.notes.append(Note(record, scoring, lse))
             self._heard.append((path, record, layer))
-            if ahead.size > room:
+            if keep and lse is None:  # nobody could tell what is written to q and k: it is of the copies
+                record.map = make(Scores(own_q, own_k, scores.mask, scoring), None)
+            elif keep:
+                record.map = weights if loose else weights.detach()
+            if ahead.size > room and len(group.notes) == group.room:
                 self.measure(forward)
         return True
 
@@ -163,8 +219,9 @@ class Waiting:
         with self._lock:
             ahead = self._ahead.pop(forward, None)
             if ahead is not None:
-                for alike in _alike(ahead.notes):
-                    self._measured += _measured(alike)
+                for beside in ahead.groups.values():
+                    for group in beside:
+                        self._measured += _measured(group)
 
     def settle(self) -> None:
         """Measure all that was noted, fill in the numbers, and hand over every call that was heard."""
@@ -184,58 +241,32 @@ class Waiting:
                         heads.add(path, record, layer)
 
 
-def _alike(notes: list[Note]) -> list[list[Note]]:
-    """Those that one map can hold, in the order in which they came."""
-    groups: dict[Hashable, list[list[Note]]] = {}
-    for note in notes:
-        beside = groups.setdefault(note.kind, [])
-        B, H = note.record.shape[:2]
-        for group in beside:
-            a, b = group[0].scores, note.scores
-            if B * H * (len(group) + 1) <= MOST_HEADS and (a.mask is b.mask or _same_rules(a, b)):
-                group.append(note)
-                break
-        else:
-            beside.append([note])
-    return [group for beside in groups.values() for group in beside]
-
-
-def _same_rules(a: Scores, b: Scores) -> bool:
+def _same_rules(a: Mask, b: Mask, on_cpu: bool) -> bool:
     """Whether two masks are surely the same; on a GPU no values are read.
 
     Those of a call hold copies of their own, which nobody writes to.
     """
-    return (a.q.is_cpu or (a.mask.is_positional and b.mask.is_positional)) and a.mask == b.mask
+    return (on_cpu or (a.is_positional and b.is_positional)) and a == b
 
 
 @torch.no_grad()
-def _measured(notes: list[Note]) -> list[Measured]:
-    first = notes[0]
+def _measured(group: Group) -> list[Measured]:
+    """The calls of a group together, or, where there is not enough memory for that, one by one."""
+    count = len(group.notes)
     try:
-        weights = make(first.scores, first.lse) if len(notes) == 1 else _side_by_side(notes)
-        numbers = numbers_of(weights, first.names, first.pooled, first.record.reach, len(notes))
+        return [_some_measured(group, slice(0, count))]
     except (BudgetExceeded, torch.OutOfMemoryError):
-        if len(notes) == 1:
+        if count == 1:
             raise
-        return [measured for note in notes for measured in _measured([note])]
+        return [_some_measured(group, slice(at, at + 1)) for at in range(count)]
+
+
+def _some_measured(group: Group, notes: slice) -> Measured:
+    records = [note.record for note in group.notes[notes]]
+    numbers = numbers_of(group.whole(notes), group.names, group.pooled, records[0].reach, len(records))
     rows = torch.stack(list(numbers.rows.values())) if numbers.rows else None
     counts = None if numbers.every else torch.stack(list(numbers.counts.values()))
-    return [Measured([note.record for note in notes], numbers, rows, counts)]
-
-
-def _side_by_side(notes: list[Note]) -> AttentionMap:
-    """One map [B, calls * H, T, S]."""
-    first = notes[0].scores
-    all_scores = [note.scores for note in notes]
-    q = torch.cat([scores.q for scores in all_scores], 1)
-    k = torch.cat([scores.k for scores in all_scores], 1)
-    scoring = first.scoring
-    if scoring.has_tensors:
-        names = list(scoring.tensors)
-        own = {name: torch.cat([scores.scoring.tensors[name] for scores in all_scores]) for name in names}
-        scoring = replace(scoring, **own)  # type: ignore[arg-type]
-    lse = [note.lse for note in notes if note.lse is not None]
-    return make(Scores(q, k, first.mask, scoring), torch.cat(lse, 1) if lse else None)
+    return Measured(records, numbers, rows, counts)
 
 
 def _fill(measured: list[Measured]) -> None:

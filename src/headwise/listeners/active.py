@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 import threading
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError
 from ..foreign_masks import AS_GOOD_AS_HIDDEN
-from ..heads.together import is_short
+from ..heads.together import SHORT, SHORT_ON_CPU
 from ..map import AttentionMap
 
 if TYPE_CHECKING:
@@ -91,9 +92,9 @@ class Call:
 class Listener(Protocol):
     """Someone who is told of every call while attached to a model.
 
-    One that will ask each map for row statistics, and for nothing that takes a walk over the weights, may
-    name them in `asks`: they are collected on the way where that can be. `asks_if_long` are those of one that
-    measures short calls together, when their forward is over: `after(forward)` tells it so.
+    One that will ask the map of a long call for row statistics, and for nothing that takes a walk over the
+    weights, may name them in `asks_if_long`: they are collected on the way where that can be. One that
+    `waits` looks at no short call before its forward is over (`after(forward)` tells), and then at copies.
     """
 
     def hear(self, call: Call) -> Tensor | None:
@@ -292,16 +293,18 @@ def announce(
     return output
 
 
-def asked_of_all(shape: tuple[int, ...], on_cpu: bool) -> tuple[str, ...]:
-    """Row statistics that someone will ask of a call [B, H, T, S]; no picture, which takes a walk anyway."""
+def asked_of_all(shape: tuple[int, ...], on_cpu: bool) -> tuple[tuple[str, ...], bool]:
+    """(row statistics that someone will ask of a call [B, H, T, S], no picture, which takes a walk anyway;
+    whether everybody waits for the forward to be over)."""
+    if math.prod(shape) <= (SHORT_ON_CPU if on_cpu else SHORT):
+        for attachment in active:
+            if not attachment.waits:
+                return (), False
+        return (), True
     names: dict[str, None] = {}
     for attachment in tuple(active):
-        if attachment.is_asked:
-            for listener, _ in attachment.heard_by():
-                names |= dict.fromkeys(getattr(listener, "asks", ()))
-                if not is_short(shape, on_cpu):
-                    names |= dict.fromkeys(getattr(listener, "asks_if_long", ()))
-    return tuple(names)
+        names |= dict.fromkeys(attachment.asks_if_long)
+    return tuple(names), False
 
 
 class quietly(AbstractContextManager[None]):  # noqa: N801, reads as a verb

@@ -88,7 +88,8 @@ class Attachment:
         self.paths, self.places = self.structure.paths, self.structure.places
         self.names = self.structure.once("names", lambda: names_of(self.places))
         self.listeners: dict[ref[Listener], str | None] = {}  # and what each wants of layers that bypass
-        self.is_asked = False  # whether any of them may ask something of a call before it runs
+        self.asks_if_long: tuple[str, ...] = ()  # what any of them will ask of a long call
+        self.waits = False  # whether none of them looks at a short one before its forward is over
         named = self.structure.once("two texts", lambda: _name_two_texts(self.places))
         self.two_texts = getattr(getattr(model, "config", None), "is_encoder_decoder", False) is True or named
         # transformers' models say so; of others nobody knows that a decoder reads what its encoder was given
@@ -127,14 +128,20 @@ class Attachment:
         """Someone who is told for as long as they live, and are not taken away."""
         place = ref(listener, lambda gone: turns.later(partial(self._drop, gone)))
         self.listeners[place] = fallback
-        asks = (getattr(listener, name, ()) for name in ("asks", "asks_if_long"))
-        self.is_asked = self.is_asked or any(asks)
+        self._ask_around()
         return place
 
     def remove(self, listener: ref[Listener]) -> None:
         self.listeners.pop(listener, None)
+        self._ask_around()
         if not self.listeners:
             self.end()
+
+    def _ask_around(self) -> None:
+        there = [listener for listener, _ in self.heard_by()]
+        asks = [name for listener in there for name in getattr(listener, "asks_if_long", ())]
+        self.asks_if_long = tuple(dict.fromkeys(asks))
+        self.waits = all(getattr(listener, "waits", False) for listener in there)
 
     def _drop(self, listener: ref[Listener]) -> None:
         """A listener that nobody can ask any more: nobody could have ended this, either."""

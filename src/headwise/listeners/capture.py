@@ -223,6 +223,7 @@ class _Ear:
         self.reach, self.between, self.tokens = reach, between, tokens
         alone = pooled is None and RECEIVED not in names and not between
         self.asks_if_long = _of_rows(names) if alone else ()
+        self.waits = writer is None and not patterns and not between
         self._without_scores = tuple(name for name in names if name != "max_logit")
         self.heads = Heads()
         self.layers: Mapping[str, Layer] = {}  # what layers go by: a path not among them by itself
@@ -257,7 +258,8 @@ class _Ear:
         waiting, layer = self.heads.waiting, self.layers.get(call.path, call.path)
         if not self.patterns and norms is None and (decoding or not self.between):
             record = Record((B, H, T, S), call.kind, call.forward.number, marks=marks, reach=self.reach)
-            if waiting.note(call.forward, call.path, layer, record, call.weights, names, pooled, keep):
+            notes = call.forward, call.path, layer, record, call.weights, names, pooled, keep
+            if waiting.note(*notes, len(self.layers)):
                 return
         record = reduce(
             call.weights,

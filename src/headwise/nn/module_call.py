@@ -43,6 +43,7 @@ from ..masks import CAUSAL, NOTHING_HIDDEN, BoundMask, Mask, mask_of_call
 from ..scoring import Scoring
 from .one_step import SEES_NOTHING, Parameters, Runner, Step, chosen, run
 from .packed_weights import PLAIN, is_untouched, ordinary, parameters_of
+from .serving import served
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
@@ -67,6 +68,7 @@ __all__ = [
 ]
 
 
+SERVES = ("cuda",)  # devices that wait for Python, so that `serving` is worth it
 TORCHS_CLASS = "torch's class to the letter is headwise.nn.MultiheadAttention"
 ONE_LETTER = (
     "headwise.MultiheadAttention does not exist: one letter parts two classes whose masks mean the opposite; "
@@ -386,6 +388,10 @@ def plain_self_attention(
     layers = bare_layers(module, x)
     if layers is None:
         return None
+    if x.device.type in SERVES and not torch.is_grad_enabled():
+        answered = served(module, x, mask, need_weights)
+        if answered is not None:
+            return answered
     held: dict[str, Any] = module.__dict__
     B, T, _ = x.shape
     padding, keys, causal = None, None, held["causal"]

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ... import budget
 from ...arguments import scores_from, under_autocast
-from ...engines.express import plainest
+from ...engines.express import is_plain, output_alone, straight
 from ...engines.wanted import wanted
 from ...facts import fact
 from ...functional import attention
@@ -21,6 +21,8 @@ from ...masks import Mask
 from ..active import announce, asked_of_all, quietly
 
 __all__ = ["attended", "for_each", "with_padding"]
+
+LSE_LATER = ("cuda",)  # devices where lse of all layers together takes less time than asking for each one's
 
 
 def attended(
@@ -38,14 +40,20 @@ def attended(
     dropout: float = 0.0,
 ) -> tuple[Tensor, AttentionMap]:
     """(the heads' output [B, H, T, Dv] as the listeners leave it, the map) of one call."""
-    asked = asked_of_all((*q.shape[:3], k.shape[2]), q.is_cpu)
+    asked, waited = asked_of_all((*q.shape[:3], k.shape[2]), q.is_cpu)
     with quietly():
-        answer = None
+        answer, alone = None, None
         if not (asked or dropout) and bias is None and softcap is None and sinks is None:
             fits = mask.right is None or (mask.right == 0 and q.shape[2] <= k.shape[2])
-            if fits and mask.left is None and mask.is_positional:
-                answer = plainest(q, k, v, mask.right == 0, scale)
-        if answer is not None:
+            causal = mask.right == 0
+            if fits and mask.left is None and mask.is_positional and is_plain(q, k, v, causal, scale):
+                if waited and q.device.type in LSE_LATER:
+                    alone = output_alone(q, k, v, causal, scale)
+                answer = straight(q, k, v, causal, scale) if alone is None else None
+        if alone is not None:
+            output, scores = alone
+            weights = make(scores, None)
+        elif answer is not None:
             output, lse, scores = answer
             weights = make(scores, lse)
         else:

@@ -94,7 +94,7 @@ def _asked_of(module: MultiHeadAttention, query: Tensor, key: Tensor | None) -> 
     if not isinstance(query, Tensor) or not isinstance(keys, Tensor) or query.ndim < 2 or keys.ndim < 2:
         return ()  # refused where it is looked at
     shape = (query.shape[:-2].numel(), module.num_heads, query.shape[-2], keys.shape[-2])
-    return asked_of_all(shape, query.is_cpu)
+    return asked_of_all(shape, query.is_cpu)[0]
 
 
 # torch's

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from ... import budget
 from ...arguments import autocasting
+from ...engines.express import MOST_CHANNELS
 from ...engines.plain import transforms_are_active
 from ..one_step import Parameters, Step, chosen, joined, looked_at, run, step_of
 from ..packed_weights import OUT_PROJ, PLAIN, is_untouched, ordinary, parameters_of
@@ -208,7 +209,8 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
             return None
     other = None if memory is x else memory
     weights: Tensor | None
-    if few <= FEW and (wants or _adds_numbers(call, few)):
+    served = x.is_cuda and not wants and not torch.is_grad_enabled() and D <= MOST_CHANNELS
+    if few <= FEW and (wants or (served and not zero and _is_masked(call)) or _adds_numbers(call, few)):
         masks = _as_they_are(call)
         if masks is not None:
             nothing = torch.nan if wants and not zero else 0.0
@@ -220,6 +222,9 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
     rules = call.rules(L, S)
     if rules.hidden is not None or rules.bias is not None:
         return None
+    if served and rules.padding is None and (L == S or not rules.causal):
+        step = step_of(H, D, first, rules.causal, 0.0, None)
+        return _by_torchs_kernel(x, other, parameters, (), step, out_proj), None
     kernel = chosen(x, other, H, first, rules.causal, rules.padding)
     if kernel is None:
         return None
@@ -234,6 +239,13 @@ def _is_worth_it(call: TorchCall, few: int) -> bool:
     if call.query.is_cuda or not call.need_weights:
         return True
     return few <= (FEW if torch.is_grad_enabled() else FEW_IN_TILES)
+
+
+def _is_masked(call: TorchCall) -> bool:
+    """Whether there is a mask to be taken as it is; a causal hint alone is trusted in its place."""
+    if call.key_padding_mask is None:
+        return call.attn_mask is not None and not call.is_causal
+    return True
 
 
 def _adds_numbers(call: TorchCall, few: int) -> bool:
@@ -262,13 +274,18 @@ def _by_torchs_kernel(
     """The output as torch's class comes to it, whatever its masks hold; no gradients."""
     q, k, v = step.heads(parameters.project(x, memory))
     added: Tensor | None = None
-    for mask in masks:
-        if mask.dtype == torch.bool:
-            mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -torch.inf)
-        added = mask if added is None else added + mask
+    if masks and all(mask.dtype == torch.bool for mask in masks):
+        added = ~(masks[0] if len(masks) == 1 else masks[0] | masks[1])  # seen, as torch's function has it
+    else:
+        for mask in masks:
+            if mask.dtype == torch.bool:
+                mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -torch.inf)
+            added = mask if added is None else added + mask
+        added = None if added is None else added.to(q.dtype)
     if added is not None:
-        added = added.to(q.dtype).expand(*added.shape[:-2], q.shape[2], k.shape[2])
-    heads = joined(functional.scaled_dot_product_attention(q, k, v, added), step.first)
+        added = added.expand(*added.shape[:-2], q.shape[2], k.shape[2])
+    heads = functional.scaled_dot_product_attention(q, k, v, added, is_causal=step.causal)
+    heads = joined(heads, step.first)
     output: Tensor = out_proj(heads) if parameters.out_weight is None else parameters.finish(heads)
     return output
 
