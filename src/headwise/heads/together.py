@@ -207,7 +207,8 @@ class Waiting:
             group.notes.append(Note(record, scoring, lse))
             self._heard.append((path, record, layer))
             if keep and lse is None:  # nobody could tell what is written to q and k: it is of the copies
-                record.map = make(Scores(own_q, own_k, scores.mask, scoring), None)
+                # by .data: what is written for other calls beside them is not counted as written to these
+                record.map = make(Scores(own_q.data, own_k.data, scores.mask, scoring), None)
             elif keep:
                 record.map = weights if loose else weights.detach()
             if ahead.size > room and len(group.notes) == group.room:
