@@ -20,6 +20,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple, Protocol
 from weakref import ref
 
@@ -39,7 +40,10 @@ __all__ = ["SHORT", "SHORT_ON_CPU", "Waiting"]
 
 # Weights up to which a call is short. Beyond, the device is busy for longer than it takes to ask.
 SHORT_ON_CPU, SHORT = 2**23, 2**29
-ROOM_ON_CPU, ROOM = 2**26, 2**28  # bytes of q and k that wait; more, and those that wait are measured
+ROOM_ON_CPU, SHARE = 2**26, 2**-7  # bytes of q and k that wait; on a GPU, of all it has
+    2**26,
+    2**-7,
+)  # bytes of q and k that wait, on a GPU of all it has; then they are measured
 PLAIN = (Tensor, nn.Parameter)
 MOST_HEADS = 2**15  # of all sequences of one map
 
@@ -125,10 +129,10 @@ class _Ahead:
     def new(
         self, kind: Hashable, scores: Scores, names: tuple[str, ...], pooled: int | None, calls: int
     ) -> Group:
-        """One for as many calls as may come, while there is room for others, too."""
+        """One for as many calls as may come, while there is room."""
         q, k = scores.q, scores.k
-        each, room = q.nbytes + k.nbytes, ROOM_ON_CPU if q.is_cpu else ROOM
-        most = min(calls, (room - self.size) // (2 * each), MOST_HEADS // (q.shape[0] * q.shape[1]))
+        each = q.nbytes + k.nbytes
+        most = min(calls, (_room(q.device) - self.size) // each, MOST_HEADS // (q.shape[0] * q.shape[1]))
         group = Group(scores, max(1, most), names, pooled)
         self.size += each * group.room
         self.groups.setdefault(kind, []).append(group)
@@ -180,7 +184,7 @@ class Waiting:
             return False
         q, k, scoring = scores.q, scores.k, scores.scoring
         B, H, T, S = record.shape
-        short, room = (SHORT_ON_CPU, ROOM_ON_CPU) if q.is_cpu else (SHORT, ROOM)
+        short = SHORT_ON_CPU if q.is_cpu else SHORT
         if type(q) not in PLAIN or type(k) not in PLAIN or not 0 < B * H * T * S <= short:
             return False
         if scores.mask.allowed is not None or scoring.bias is not None:
@@ -211,7 +215,7 @@ class Waiting:
                 record.map = make(Scores(own_q.data, own_k.data, scores.mask, scoring), None)
             elif keep:
                 record.map = weights if loose else weights.detach()
-            if ahead.size > room and len(group.notes) == group.room:
+            if len(group.notes) == group.room and ahead.size > _room(q.device):
                 self.measure(forward)
         return True
 
@@ -240,6 +244,17 @@ class Waiting:
                 for path, record, layer in heard:
                     if heads is not None and EVERYONE in record.counts:
                         heads.add(path, record, layer)
+
+
+def _room(device: torch.device) -> int:
+    """Bytes of q and k that may wait."""
+    return int(_memory(device) * SHARE) if device.type == "cuda" else ROOM_ON_CPU
+
+
+@cache
+def _memory(device: torch.device) -> int:
+    total: int = torch.cuda.get_device_properties(device).total_memory
+    return total
 
 
 def _same_rules(a: Mask, b: Mask, on_cpu: bool) -> bool:
