@@ -41,9 +41,6 @@ __all__ = ["SHORT", "SHORT_ON_CPU", "Waiting"]
 # Weights up to which a call is short. Beyond, the device is busy for longer than it takes to ask.
 SHORT_ON_CPU, SHORT = 2**23, 2**29
 ROOM_ON_CPU, SHARE = 2**26, 2**-7  # bytes of q and k that wait; on a GPU, of all it has
-    2**26,
-    2**-7,
-)  # bytes of q and k that wait, on a GPU of all it has; then they are measured
 PLAIN = (Tensor, nn.Parameter)
 MOST_HEADS = 2**15  # of all sequences of one map
 
