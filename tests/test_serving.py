@@ -15,6 +15,8 @@ from torch import Tensor
 import headwise as hw
 from headwise.listeners.adapters import attended
 from headwise.nn import module_call, serving
+from headwise.nn.as_torch import module as as_torch_module
+from headwise.nn.as_torch import torch_projections
 from judge import error
 from small_models import llama, tokens
 from test_one_step import HOLES, REAL, every_mask, normal, ordinary_way
@@ -110,6 +112,66 @@ def test_a_mask_may_be_written_to_after_the_call(answered: list[bool]) -> None:
             mask.fill_(1)
         assert torch.equal(weights.dense(), before)
     assert answered == [True] * 6
+
+
+# Torch's class
+
+
+HIDDEN = torch.triu(torch.ones(T, T, dtype=torch.bool), 1)
+PADS = torch.arange(T) >= torch.tensor([13, 7, 2])[:, None]
+TOLD: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "bool": {"attn_mask": HIDDEN},
+    "bool, hint": {"attn_mask": HIDDEN, "is_causal": True},
+    "float": {"attn_mask": torch.zeros(T, T).masked_fill(HIDDEN, -torch.inf)},
+    "numbers": {"attn_mask": normal(7, T, T, dtype=torch.float32)},
+    "each head's": {"attn_mask": normal(8, B * H, T, T, dtype=torch.float32) > 0.8},
+    "padding": {"key_padding_mask": PADS},
+    "both": {"attn_mask": HIDDEN, "key_padding_mask": PADS},
+    "both, hint": {"attn_mask": HIDDEN, "key_padding_mask": PADS, "is_causal": True},
+    "numbers and padding": {
+        "attn_mask": normal(7, T, T, dtype=torch.float32),
+        "key_padding_mask": torch.zeros(B, T).masked_fill(PADS, -torch.inf),
+    },
+}
+
+
+@pytest.mark.parametrize("told", TOLD.values(), ids=TOLD)
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("learns", [True, False])
+def test_torchs_class_is_answered_by_torchs_function(
+    learns: bool, batch_first: bool, told: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(5)
+    theirs = torch.nn.MultiheadAttention(E, H, batch_first=batch_first)
+    ours = hw.nn.MultiheadAttention(E, H, batch_first=batch_first)
+    ours.load_state_dict(theirs.state_dict())
+    asked: list[bool] = []
+    by_torch = torch_projections._by_torchs_kernel
+
+    def counted(*args: Any) -> Tensor:
+        asked.append(True)
+        return by_torch(*args)
+
+    monkeypatch.setattr(torch_projections, "SERVES", ("cpu", "cuda"))
+    monkeypatch.setattr(torch_projections, "_by_torchs_kernel", counted)
+    monkeypatch.setattr(as_torch_module, "native", lambda *_: None)  # which a GPU is asked for bare calls
+    x = normal(1, B, T, E, dtype=torch.float32)
+    x = (x if batch_first else x.transpose(0, 1)).requires_grad_(learns)
+    answers = []
+    for made in (theirs, ours):
+        x.grad = None
+        with torch.set_grad_enabled(learns):
+            output, weights = made(x, x, x, need_weights=False, **told)
+        assert weights is None
+        if learns:
+            output.square().sum().backward()
+        answers.append((output.detach(), x.grad, *(p.grad for p in made.parameters())))
+    for found, wanted in zip(answers[1], answers[0], strict=True):
+        torch.testing.assert_close(found, wanted)
+    # with gradients, what is bare, or causal by its hint, is one step of ours
+    hinted = told.get("is_causal", False) and "key_padding_mask" not in told
+    assert asked == ([] if learns and (not told or hinted) else [True])
 
 
 # Watched: torch's own function attends, and lse is made of copies when a forward is over

@@ -30,6 +30,7 @@ TORCH = {  # name -> what it is used for
     "torch._C._len_torch_function_stack": "a shortcut only where nobody could notice",
     "torch._C._nn._parse_to": "moving a tensor that stands in for a mask",
     "torch._assert_async": "a compiled step past the end of its cache",
+    "torch._foreach_copy_": "copies of what watched layers attend with",
     "torch._native_multi_head_attention": "torch's class in one operator",
     "torch._nested_tensor_from_mask_left_aligned": "an encoder that skips padding",
     "torch._subclasses.FakeTensor": "not reading the values of a mask that has none",

@@ -114,18 +114,19 @@ class Heads(ByLayer[LayerHeads]):
         Args:
             layer: what it goes by; by default its number among the paths added, where they are one stack.
         """
-        known = self._values.get(path)
+        values = self._values
+        known = values.get(path)
         if known is None:
-            known = self._values[path] = LayerHeads(path, layer)
+            known = values[path] = LayerHeads(path, layer)
             known._before_reading = self.waiting.settle
             self._names[path] = known.layer
             base, again, _ = path.partition("#")
-            if again and base in self._values:
-                self._values[base].runs_again = True
+            if again and base in values:
+                values[base].runs_again = True
             if layer is None or again:
-                self._names = names_of(list(self._values))
+                self._names = names_of(list(values))
                 for place, name in self._names.items():
-                    self._values[place].layer = name
+                    values[place].layer = name
         known.calls.append(record)
 
     @property

@@ -10,7 +10,7 @@ one forward is "path", "path#1", "path#2"; where it is the only one, these are t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
 from typing import TypeVar, overload
 
 import torch
@@ -217,6 +217,10 @@ class ByLayer(Mapping[Layer, Value]):
 
     def __iter__(self) -> Iterator[Layer]:
         return map(self.name_of, self._values)
+
+    def values(self) -> ValuesView[Value]:
+        """Every layer's, in the order in which they first ran."""
+        return self._values.values()
 
     def __len__(self) -> int:
         return len(self._values)

@@ -62,20 +62,22 @@ class Group:
         names, pooled: what is to be measured.
     """
 
-    __slots__ = ("k", "mask", "names", "notes", "pooled", "q", "room")
+    __slots__ = ("k", "mask", "names", "notes", "places", "pooled", "q", "room")
 
     def __init__(self, scores: Scores, room: int, names: tuple[str, ...], pooled: int | None) -> None:
         B, H, T, D = scores.q.shape
         _, Hk, S, _ = scores.k.shape
         self.mask, self.room, self.names, self.pooled = scores.mask, room, names, pooled
         self.q, self.k = scores.q.new_empty(B, room, H, T, D), scores.k.new_empty(B, room, Hk, S, D)
+        # [B, H, T, D] and [B, Hk, S, D] for each call
+        self.places = list(zip(self.q.unbind(1), self.k.unbind(1), strict=True))
         self.notes: list[Note] = []
 
     def take(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Copies of the q and k of one more call."""
-        at = len(self.notes)
-        own_q, own_k = self.q[:, at], self.k[:, at]  # [B, H, T, D], [B, Hk, S, D]
-        return own_q.copy_(q), own_k.copy_(k)
+        place = self.places[len(self.notes)]
+        torch._foreach_copy_(place, (q, k))
+        return place
 
     def whole(self, notes: slice = slice(None)) -> AttentionMap:
         """One map [B, calls * H, T, S]."""

@@ -34,6 +34,7 @@ FUSES_BIAS = torch.backends.mkl.is_available()
 # numbers; on a CPU, without gradients, beyond these tiles are better, and for outputs a mask that was read.
 FEW = 2**22
 FEW_IN_TILES, FEW_TO_READ, TINY = 2**20, 2**17, 2**14
+SERVES = ("cuda",)  # devices that wait for Python: torch's own function, which is quickest to ask, attends
 Heads = tuple[Tensor, Tensor, Tensor]
 
 
@@ -209,20 +210,21 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
             return None
     other = None if memory is x else memory
     weights: Tensor | None
-    served = x.is_cuda and not wants and not torch.is_grad_enabled() and D <= MOST_CHANNELS
-    if few <= FEW and (wants or (served and not zero and _is_masked(call)) or _adds_numbers(call, few)):
+    bare = x.device.type in SERVES and not wants and D <= MOST_CHANNELS
+    as_torch = bare and not zero and _is_masked(call)
+    if few <= FEW and (wants or as_torch or _adds_numbers(call, few)):
         masks = _as_they_are(call)
         if masks is not None:
             nothing = torch.nan if wants and not zero else 0.0
             step = step_of(H, D, first, False, nothing, None, call.average if wants else None)
-            if not wants and not torch.is_grad_enabled():
+            if not wants and (as_torch or not torch.is_grad_enabled()):
                 return _by_torchs_kernel(x, other, parameters, masks, step, out_proj), None
             y, _, weights, _ = run(x, other, parameters, masks, step)
             return out_proj(y) if out_weight is None else y, weights if wants else None
     rules = call.rules(L, S)
     if rules.hidden is not None or rules.bias is not None:
         return None
-    if served and rules.padding is None and (L == S or not rules.causal):
+    if bare and rules.padding is None and (L == S or not rules.causal) and not torch.is_grad_enabled():
         step = step_of(H, D, first, rules.causal, 0.0, None)
         return _by_torchs_kernel(x, other, parameters, (), step, out_proj), None
     kernel = chosen(x, other, H, first, rules.causal, rules.padding)
@@ -271,7 +273,7 @@ def _by_torchs_kernel(
     step: Step,
     out_proj: nn.Module,
 ) -> Tensor:
-    """The output as torch's class comes to it, whatever its masks hold; no gradients."""
+    """The output as torch's class comes to it, whatever its masks hold; gradients are torch's own."""
     q, k, v = step.heads(parameters.project(x, memory))
     added: Tensor | None = None
     if masks and all(mask.dtype == torch.bool for mask in masks):
