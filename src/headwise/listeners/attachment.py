@@ -23,6 +23,7 @@ from ..map import AttentionMap
 from .active import Call, Entered, Forward, Listener, Run, active, in_backward, innermost, quietly
 from .model_structure import structure_of
 from .shared_patches import Undo, turns
+from .split_calls import SplitCall, local_heads_of
 
 __all__ = ["Attachment", "Change", "Post"]
 
@@ -283,13 +284,21 @@ class Attachment:
         run.told[path] = before + 1
         named = path if not before else f"{path}#{before}"
         tokens = run.tokens(self.is_encoder_decoder and "decoder" in path.split("."))
+        here = local_heads_of(module, path, weights, value)
+        said: Tensor | None = None  # of all heads, by somebody who changed it
         with self._telling:
             for place in list(self.listeners):
                 listener = place()
                 if listener is None:
                     continue
-                changed = listener.hear(Call(named, kind, weights, value, output, run.forward, tokens))
-                output = output if changed is None else changed
+                call = Call(named, kind, weights, value, output, run.forward, tokens)
+                changed = listener.hear(call if here is None else SplitCall(call, here, said))
+                if changed is not None and here is not None:
+                    said = changed
+                else:
+                    output = output if changed is None else changed
+        if said is not None and here is not None:
+            output = here.own(said)
         if alone:
             self._over(run.forward)
         return output

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OF_THE_CONSTRUCTOR",
-    "Given",
     "ONE_LETTER",
+    "Given",
     "as_lengths",
     "bare_layers",
     "check",
@@ -215,12 +215,13 @@ def check_projected(**layers: tuple[Tensor, int, int]) -> None:
     for name, (x, heads, width) in layers.items():
         if type(x).__name__ == "DTensor":
             raise ArgumentError(
-                f"{name} must give a plain tensor: got a DTensor {list(x.shape)}, which attention does not take; "
-                f"{shard} in place of parallelize_module"
+                f"{name} must give a plain tensor: got a DTensor {list(x.shape)}, which attention does not "
+                f"take; {shard} in place of parallelize_module"
             )
         if x.shape[-1] != heads * width:
             raise ShapeError(
-                f"{name} must give {heads} heads of {width}: got {x.shape[-1]} channels, {list(x.shape)}; {shard}"
+                f"{name} must give {heads} heads of {width}: got {x.shape[-1]} channels, {list(x.shape)}; "
+                f"{shard}"
             )
 
 

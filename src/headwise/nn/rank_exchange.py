@@ -2,7 +2,7 @@
 
     entered     x, the same on every rank       <-- gradients summed       what goes into a rank's heads
     left        summed over ranks               <-- as it is               what comes out of all heads
-    summed      summed over ranks               <-- gradients summed       a number of all heads that each uses
+    summed      summed over ranks               <-- gradients summed       a number of all heads, for each
     gathered    every rank's part, in order     <-- its own part           to look at all heads
     own_part    its own part of the whole       <-- every rank's part      and back to its own
 
@@ -25,27 +25,27 @@ def entered(x: Tensor, group: Group) -> Tensor:
     """The same x; its gradient is the sum over ranks, each of which has used it for heads of its own."""
     if not (torch.is_grad_enabled() and x.requires_grad) or group.size() == 1:
         return x
-    return _Entered.apply(x, group)  # type: ignore[no-any-return]
+    return _Entered.apply(x, group)
 
 
 def left(x: Tensor, group: Group) -> Tensor:
     """The sum over ranks, which all of them go on with alike."""
-    return x if group.size() == 1 else _Left.apply(x, group)  # type: ignore[no-any-return]
+    return x if group.size() == 1 else _Left.apply(x, group)
 
 
 def summed(x: Tensor, group: Group) -> Tensor:
     """The sum over ranks, which each of them uses in its own way."""
-    return x if group.size() == 1 else _Summed.apply(x, group)  # type: ignore[no-any-return]
+    return x if group.size() == 1 else _Summed.apply(x, group)
 
 
 def gathered(x: Tensor, dim: int, group: Group) -> Tensor:
     """The parts of all ranks one after another along a dimension, on every rank."""
-    return x if group.size() == 1 else _Gathered.apply(x, dim, group)  # type: ignore[no-any-return]
+    return x if group.size() == 1 else _Gathered.apply(x, dim, group)
 
 
 def own_part(x: Tensor, dim: int, group: Group) -> Tensor:
     """This rank's part of x, which is the same on every rank: of n equal parts along a dimension."""
-    return x if group.size() == 1 else _OwnPart.apply(x, dim, group)  # type: ignore[no-any-return]
+    return x if group.size() == 1 else _OwnPart.apply(x, dim, group)
 
 
 def _sum(x: Tensor, group: Group) -> Tensor:
@@ -57,9 +57,9 @@ def _sum(x: Tensor, group: Group) -> Tensor:
 def _gather(x: Tensor, dim: int, group: Group) -> Tensor:
     sent = x.to(torch.uint8) if x.dtype == torch.bool else x
     first = sent.movedim(dim, 0).contiguous()
-    whole = first.new_empty(group.size() * first.shape[0], *first.shape[1:])
-    torch.distributed.all_gather_into_tensor(whole, first, group=group)
-    return whole.movedim(0, dim).contiguous().to(x.dtype)
+    parts = [torch.empty_like(first) for _ in range(group.size())]
+    torch.distributed.all_gather(parts, first, group=group)
+    return torch.cat(parts).movedim(0, dim).contiguous().to(x.dtype)
 
 
 def _part(x: Tensor, dim: int, group: Group) -> Tensor:

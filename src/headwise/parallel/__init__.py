@@ -1,23 +1,25 @@
-"""Models over several devices, on `torch.distributed`: `shard_heads`, a layer's heads over ranks.
+"""Models over several devices, on `torch.distributed`.
 
+`shard_heads` lays a model's heads over ranks; `clip_grad_norm_` takes the gradients that such a model has.
 Nothing here is loaded before it is asked for.
 """
 
 from importlib import import_module
 
-__all__ = ["shard_heads"]
+__all__ = ["clip_grad_norm_", "shard_heads"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ..models.gradient_norms import clip_grad_norm_
     from .heads_sharding import shard_heads
 
-_HOMES = {"shard_heads": "heads_sharding"}
+_HOMES = {"clip_grad_norm_": "..models.gradient_norms", "shard_heads": ".heads_sharding"}
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name], __name__), name)
 
 
 def __dir__() -> list[str]:

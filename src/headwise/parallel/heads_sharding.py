@@ -23,13 +23,13 @@ from torch.nn.modules.dropout import _DropoutNd
 from ..arguments import told
 from ..errors import ArgumentError, ShapeError
 from ..models.layers import FeedForward
-from ..nn import MultiheadAttention, MultiHeadAttention
+from ..nn import MultiHeadAttention, MultiheadAttention
 from ..nn.local_heads import LocalHeads
 from ..nn.options import Slopes
 from ..nn.packed_weights import OUT_PROJ
 from ..nn.rank_exchange import Group
 from .sharded_attention import ShardedAttention, ShardedFeedForward, ShardedTorchAttention
-from .sharded_layers import ByHead, Columns, Rows, SharedNorm, SharedRows, ShardedRelativeBias, WholeNorm
+from .sharded_layers import ByHead, Columns, Rows, ShardedRelativeBias, SharedNorm, SharedRows, WholeNorm
 
 __all__ = ["shard_heads"]
 
@@ -48,11 +48,11 @@ def shard_heads(
         mesh = torch.distributed.init_device_mesh("cuda", (4,))
         hw.parallel.shard_heads(model, mesh)
 
-    Sharded are `headwise.MultiHeadAttention` by heads, the feed-forwards of `headwise.models` by channels, and
-    torch's `MultiheadAttention`, adopted or not, which is taken apart into projections that can be. Everything
-    else stays whole, and gets the numbers of the first rank. Each rank gives the model the same input and gets
-    the same output; gradients and an optimiser's steps are those of one process. `hw.watch`, `hw.ablate` and
-    the like hear all heads on every rank, under their numbers in the whole model.
+    Sharded are `headwise.MultiHeadAttention` by heads, the feed-forwards of `headwise.models` by channels,
+    and torch's `MultiheadAttention`, adopted or not, which is taken apart into projections that can be.
+    Everything else stays whole, and gets the numbers of the first rank. Each rank gives the model the same
+    input and gets the same output; gradients and an optimiser's steps are those of one process. `hw.watch`,
+    `hw.ablate` and the like hear all heads on every rank, under their numbers in the whole model.
 
     Parameters become DTensors: `torch.distributed.checkpoint` writes and reads them on any number of ranks,
     and `fully_shard` goes on top, on another axis of the mesh. Shard first, then make the optimiser.
@@ -72,9 +72,9 @@ def shard_heads(
 
     Raises:
         ShapeError: heads that do not divide by ranks.
-        ArgumentError: no attention to shard; one that is sharded already, parametrised, or has replaced parts;
-            parameters shared with others; a mesh of several axes without that name; dropout on ranks that
-            draw different random numbers.
+        ArgumentError: no attention to shard; one that is sharded already, parametrised, or has replaced
+            parts; parameters shared with others; a mesh of several axes without that name; dropout on ranks
+            that draw different random numbers.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a torch.nn.Module: got {told(model)}; pass the model itself")
@@ -83,8 +83,8 @@ def shard_heads(
     found = _found(model)
     if output_layout is not None and not isinstance(model, MultiHeadAttention | FeedForward):
         raise ArgumentError(
-            f"output_layout must be asked of one attention or feed-forward: got {type(model).__name__}; shard "
-            "its layers one by one, and let what is between them take DTensors"
+            f"output_layout must be asked of one attention or feed-forward: got {type(model).__name__}; "
+            "shard its layers one by one, and let what is between them take DTensors"
         )
     _check_shared(model, found)
     for path, module in found.items():
@@ -122,11 +122,14 @@ def _one_axis(mesh: object, axis: str) -> DeviceMesh:
 def _found(model: nn.Module) -> dict[str, nn.Module]:
     """What can be sharded, by path, each once."""
     kinds = (MultiHeadAttention, FeedForward, nn.MultiheadAttention, ShardedTorchAttention)
-    found = {path: module for path, module in model.named_modules() if isinstance(module, kinds)}
-    if not any(not isinstance(module, FeedForward) for module in found.values()) and not isinstance(
-        model, FeedForward
-    ):
-        what = "its own tp_plan shards it" if _is_huggingface(model) else "use headwise.MultiHeadAttention in it"
+    found: dict[str, nn.Module] = {
+        path: module for path, module in model.named_modules() if isinstance(module, kinds)
+    }
+    attends = any(not isinstance(module, FeedForward) for module in found.values())
+    if not attends and not isinstance(model, FeedForward):
+        what = "use headwise.MultiHeadAttention in it"
+        if _is_huggingface(model):
+            what = "its own tp_plan shards it, and headwise hears all of its heads then"
         raise ArgumentError(
             "model must have attention of headwise or torch.nn.MultiheadAttention to shard: got "
             f"{type(model).__name__} with none; {what}"
@@ -169,11 +172,11 @@ def _check(path: str, module: nn.Module, ranks: int) -> None:
     else:
         assert isinstance(module, nn.MultiheadAttention)
         heads = kv_heads = module.num_heads
-        for option, there in (("add_bias_kv", module.bias_k is not None), ("add_zero_attn", module.add_zero_attn)):
-            if there:
-                raise ArgumentError(
-                    f"model must not append keys where heads are sharded: {name} has {option}=True; leave it out"
-                )
+        appends = {"add_bias_kv": module.bias_k is not None, "add_zero_attn": module.add_zero_attn}
+        for option in [option for option, there in appends.items() if there]:
+            raise ArgumentError(
+                f"model must not append keys where heads are sharded: {name} has {option}=True; leave it out"
+            )
         _check_linears(name, module, ("out_proj",))
     if heads % ranks:
         raise ShapeError(
@@ -182,8 +185,8 @@ def _check(path: str, module: nn.Module, ranks: int) -> None:
         )
     if kv_heads % ranks and ranks % kv_heads:
         raise ShapeError(
-            f"num_kv_heads must divide by ranks, or ranks by them: {name} has {kv_heads} for {ranks} ranks; use a "
-            f"mesh of {_divisors(kv_heads)}"
+            f"num_kv_heads must divide by ranks, or ranks by them: {name} has {kv_heads} for {ranks} ranks; "
+            f"use a mesh of {_divisors(kv_heads)}"
         )
 
 
@@ -197,8 +200,8 @@ def _check_linears(name: str, module: nn.Module, layers: tuple[str, ...]) -> Non
         if layer is not None and (type(layer) not in (nn.Linear, OUT_PROJ) or "forward" in layer.__dict__):
             own = " with a forward of its own" if "forward" in layer.__dict__ else ""
             raise ArgumentError(
-                f"projections must be nn.Linear to be sharded: {name}.{each} is a {type(layer).__name__}{own}; "
-                "shard first, replace or wrap them then"
+                f"projections must be nn.Linear to be sharded: {name}.{each} is a "
+                f"{type(layer).__name__}{own}; shard first, replace or wrap them then"
             )
 
 
@@ -240,9 +243,9 @@ def _check_random_numbers(model: nn.Module, group: Group) -> None:
     torch.distributed.all_gather_object(everyone, said, group=group)
     if len(set(everyone)) > 1:
         raise ArgumentError(
-            f"ranks must draw the same random numbers where a model has dropout: {len(set(everyone))} different "
-            f"states on {group.size()} ranks; call torch.manual_seed with one seed on all of them before, or set "
-            "dropout to 0"
+            f"ranks must draw the same random numbers where a model has dropout: {len(set(everyone))} "
+            f"different states on {group.size()} ranks; call torch.manual_seed with one seed on all of them "
+            "before, or set dropout to 0"
         )
 
 
@@ -303,7 +306,7 @@ def _shard_torchs(module: nn.MultiheadAttention, mesh: DeviceMesh) -> None:
         del module._parameters[name]
     del module.out_proj
     module.__dict__.pop("_qkv_same_embed_dim", None)
-    module.__class__ = ShardedTorchAttention
+    module.__class__ = ShardedTorchAttention  # type: ignore[assignment]
     module._modules["attention"] = ours
 
 

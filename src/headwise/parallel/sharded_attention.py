@@ -107,7 +107,7 @@ class ShardedAttention(MultiHeadAttention):
         for x in (query, key, value):
             if isinstance(x, Tensor) and id(x) not in given:
                 given[id(x)] = self._enter(x)
-        query, key, value = (given.get(id(x), x) for x in (query, key, value))
+        query, key, value = given.get(id(query), query), given.get(id(key), key), given.get(id(value), value)
         if isinstance(query, Tensor) and query.ndim == 3:
             mask = self.local_heads.mask(mask, query.shape[0], query.shape[1])
         return query, key, value, mask, self.local_heads.bias(bias)
@@ -164,7 +164,7 @@ def laid_out(output: Tensor, mesh: DeviceMesh, layout: Placement | None) -> Tens
     if layout is None:
         return output
     placed: Tensor = DTensor.from_local(output, mesh, [Replicate()], run_check=False)
-    return placed.redistribute(placements=[layout])  # type: ignore[attr-defined, no-any-return]
+    return placed.redistribute(placements=[layout])  # type: ignore[attr-defined]
 
 
 # torch's class
@@ -201,12 +201,12 @@ class ShardedTorchAttention(nn.Module):
                 "torch.nn.Transformer.generate_square_subsequent_mask(length)"
             )
         alone, itself = query.ndim == 2, key is query and value is query
-        three = (query,) if itself else (query, key, value)
+        three = [query] if itself else [query, key, value]
         if alone:
-            three = tuple(x[None] for x in three)
+            three = [x[None] for x in three]
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
         elif not self.batch_first:
-            three = tuple(x.transpose(0, 1) for x in three)
+            three = [x.transpose(0, 1) for x in three]
         q, k, v = three * 3 if itself else three
         mask, bias = self._rules(q, k, key_padding_mask, attn_mask)
         output, seen = self.attention(q, k, v, mask, bias=bias, need_weights=need_weights)

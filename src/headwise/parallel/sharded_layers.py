@@ -1,8 +1,8 @@
-"""The parts of a layer whose heads lie over ranks: linear layers by rows or columns, norms, a bias by distance.
+"""The parts of a layer whose heads lie over ranks: linear layers, norms, a bias by distance.
 
-Their parameters are DTensors, so that checkpoints, FSDP2 and optimisers know what lies where; what is computed
-goes by this rank's part of them, a plain tensor. Each `Style` is one of `parallelize_module`'s: it lays a
-module's parameters over a mesh and gives it the class that computes with them.
+Their parameters are DTensors, so that checkpoints, FSDP2 and optimisers know what lies where; what is
+computed goes by this rank's part of them, a plain tensor. Each `Style` is one of `parallelize_module`'s: it
+lays a module's parameters over a mesh and gives it the class that computes with them.
 
     Columns     W [out, in] cut by outputs       q_proj, k_proj, v_proj, gate_proj, up_proj
     Rows        W [out, in] cut by inputs        out_proj, down_proj; sums of ranks, then the bias, once
@@ -141,8 +141,11 @@ class _SharedRMSNorm(nn.RMSNorm):
 
 class _SharedLayerNorm(nn.LayerNorm):
     def forward(self, input: Tensor) -> Tensor:
-        given = [None if p is None else entered(local_part(p), _group(self)) for p in (self.weight, self.bias)]
-        return functional.layer_norm(input, self.normalized_shape, given[0], given[1], self.eps)
+        group = _group(self)
+        weight, bias = (
+            None if p is None else entered(local_part(p), group) for p in (self.weight, self.bias)
+        )
+        return functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
 
 class SharedNorm(Style):
