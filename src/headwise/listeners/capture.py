@@ -284,7 +284,7 @@ class _Ear:
         waiting.put(call.path, record, layer)
 
     def _measures_here(self, call: SplitCall) -> bool:
-        """Whether each rank measures its own heads, and numbers are gathered; not where heads are compared."""
+        """Whether each rank measures its own heads, and numbers are gathered; not to compare heads."""
         shape, on_cpu = call.own.weights.shape, call.own.weights.device.type == "cpu"
         return self.writer is None and not self.between and not is_short(shape, on_cpu)
 

@@ -167,8 +167,8 @@ def _stored(model: Transformer, dtype: torch.dtype) -> dict[str, Tensor]:
     over = next((name for name, weight in state.items() if type(weight).__name__ == "DTensor"), None)
     if over is not None:
         raise ArgumentError(
-            f"model must be in one process to be saved: {over!r} {list(state[over].shape)} lies over several; "
-            "use torch.distributed.checkpoint, or load its full state dict into a model of one process"
+            f"model must be in one process to be saved: {over!r} {list(state[over].shape)} lies over "
+            "several; use torch.distributed.checkpoint, or load its full state dict into a model of one process"
         )
     _check_described(model, state)
     tensors = {}

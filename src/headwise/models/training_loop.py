@@ -307,8 +307,8 @@ def _check_one_process(model: nn.Module, place: object) -> None:
     over = next((name for name, x in model.named_parameters() if type(x).__name__ == "DTensor"), None)
     if place is not None and over is not None:
         raise ArgumentError(
-            f"checkpoint must be of a model in one process: got {str(place)!r}, and {over} lies over several; "
-            "save with torch.distributed.checkpoint in a callback"
+            f"checkpoint must be of a model in one process: got {str(place)!r}, and {over} lies over "
+            "several; save with torch.distributed.checkpoint in a callback"
         )
 
 
