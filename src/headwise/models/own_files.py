@@ -168,7 +168,7 @@ def _stored(model: Transformer, dtype: torch.dtype) -> dict[str, Tensor]:
     if over is not None:
         raise ArgumentError(
             f"model must be in one process to be saved: {over!r} {list(state[over].shape)} lies over "
-            "several; use torch.distributed.checkpoint, or load its full state dict into a model of one process"
+            "several; use torch.distributed.checkpoint, or load its full state dict into one that is"
         )
     _check_described(model, state)
     tensors = {}
