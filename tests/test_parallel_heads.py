@@ -7,6 +7,9 @@ wrong is raised with its traceback.
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -650,3 +653,17 @@ def test_two_axes_and_checkpoints_of_four_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_huggingface_models_sharded_by_their_own_plan_are_heard(ranks: int, tmp_path: Path) -> None:
     run_ranks(ranks, huggingface_is_heard, str(tmp_path))
+
+
+@pytest.mark.slow
+def test_the_script_of_the_guide_says_the_same_on_one_and_two_processes() -> None:
+    script = Path(__file__).resolve().parents[1] / "docs" / "examples" / "parallel_heads.py"
+    said = []
+    for ranks in (1, 2):
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", str(script)]
+        paths = os.pathsep.join([str(Path(hw.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        around = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+        done = subprocess.run(command, env=around, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        said.append([line for line in done.stdout.splitlines() if line.startswith("loss")])
+    assert said[0] == said[1] and "Heads(2 layers, 8 heads)" in said[0][0]
