@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import headwise as hw
 from headwise.errors import ArgumentError, ShapeError
+from headwise.listeners.split_calls import local_heads_of
 from headwise.models import Transformer, TransformerConfig
 from headwise.nn import Buckets, QKNorm, Rope
 from judge import assert_judged
@@ -421,6 +423,68 @@ def torchs_class_is_equal() -> None:
         )
 
 
+def caches_and_memories_are_equal() -> None:
+    mesh, x, text = line(), _numbers(B, T, E).detach(), _numbers(B, S, E)
+    options = {"causal": True, "num_kv_heads": 2, "rope": Rope()}
+    one, module = made(**options), hw.parallel.shard_heads(made(**options), mesh)
+    theirs, ours = one.cache(), module.cache()
+    for at in range(T):
+        mask = _bits(B, 4, 1, at + 1)
+        output, weights = module(x[:, at : at + 1], mask=mask, cache=ours)
+        expected, known = one(x[:, at : at + 1], mask=mask, cache=theirs)
+        close(output, expected)
+        close(module.local_heads.whole_map(weights).dense(), known.dense())
+    one, module = made(num_kv_heads=1), hw.parallel.shard_heads(made(num_kv_heads=1), mesh)
+    grads = []
+    for each in (one, module):
+        text.grad = None
+        memory = each.remember(text, mask=_bits(B, 4, 1, S))
+        grads += [each(x, cache=memory)[0]]
+        grads[-1].square().sum().backward()
+        grads += [text.grad]
+    close(grads[2], grads[0])
+    close(grads[3], grads[1])
+
+
+def other_tools_meet_it() -> None:
+    """Compiled, checkpointed, copied, made without memory, cast, listened to, clipped in `fit`."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+    from torch.utils.checkpoint import checkpoint
+
+    mesh, ids, x = line(), IDS, _numbers(B, T, E)
+    one_module, module = made(num_kv_heads=2), hw.parallel.shard_heads(made(num_kv_heads=2), mesh)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    for each in (one_module, compiled):
+        each(x, need_weights=False)[0].square().mean().backward()
+    for ours, theirs in zip(module.parameters(), one_module.parameters(), strict=True):
+        close(ours.grad, theirs.grad, "compiled")
+    one = model_of(num_kv_heads=2)
+    with torch.device("meta"):
+        empty = Transformer(config(num_kv_heads=2), dtype=torch.float64)
+    hw.parallel.shard_heads(empty, mesh).to_empty(device="cpu")
+    set_model_state_dict(empty, one.state_dict(), options=StateDictOptions(full_state_dict=True))
+    close(copy.deepcopy(empty)(ids), one(ids))
+    options: dict[str, Any] = {"qk_norm": "rms", "num_kv_heads": 1, "dropout": 0.5}
+    grads = []
+    torch.manual_seed(2)
+    module = hw.parallel.shard_heads(made(**options), mesh)
+    for again in (False, True):
+        torch.manual_seed(7)
+        module.zero_grad()
+        output = checkpoint(module, x, use_reentrant=False)[0] if again else module(x)[0]
+        output.square().sum().backward()
+        grads.append([whole(p.grad) for p in module.parameters()])
+    for ours, theirs in zip(*grads, strict=True):
+        close(ours, theirs, "checkpointed")
+    module, one_module = made(torch.float32, gate="head"), made(torch.float32, gate="head")
+    hw.parallel.shard_heads(module, mesh)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert module(x.float())[0].dtype == one_module(x.float())[0].dtype == torch.bfloat16
+    one, model = model_of(), hw.parallel.shard_heads(model_of(), mesh)
+    lost = [hw.models.fit(each, [ids], _loss, steps=3, clip=0.01, progress=False) for each in (one, model)]
+    assert lost[0].losses == pytest.approx(lost[1].losses, rel=1e-9)
+
+
 # Data-parallel beside it, and checkpoints
 
 
@@ -583,6 +647,13 @@ def by_hand_is_refused(mesh: Any) -> None:
     close(halved(x)[0], made()(x)[0])
     with pytest.raises(ArgumentError, match=r"known to be all there: .* has .* heads here"), hw.watch(halved):
         halved(x)
+    halved.config = SimpleNamespace(num_attention_heads=5)
+    with pytest.raises(ArgumentError, match=r"lie evenly .* its config says 5 heads"), hw.watch(halved):
+        halved(x)
+    sharded = hw.parallel.shard_heads(made(), mesh)
+    read = hw.AttentionMap.from_weights(torch.ones(1, 1, 1, 1))
+    with pytest.raises(ArgumentError, match=r"of here only the weights of head.* of 4 are to be had"):
+        local_heads_of(sharded, "here", read, None)
 
 
 def _loss_of_first(model: nn.Module, batch: Tensor) -> Tensor:
@@ -620,14 +691,21 @@ def quick_checks() -> None:
     generation_is_equal()
 
 
-def all_checks() -> None:
+def checks_of_four() -> None:
     modules_are_equal(tuple(CASES), torch.float64)
-    modules_are_equal(tuple(CASES), torch.float32)
+    modules_are_equal(tuple(CASES)[::3], torch.float32)
     models_are_equal()
     watching_is_equal()
     long_calls_are_measured_where_they_are()
+
+
+def checks_of_two() -> None:
+    modules_are_equal(tuple(CASES)[1::3], torch.float32)
+    watching_is_equal()
     dtensors_come_and_go()
     torchs_class_is_equal()
+    caches_and_memories_are_equal()
+    other_tools_meet_it()
 
 
 def test_two_ranks_compute_what_one_process_does() -> None:
@@ -635,9 +713,13 @@ def test_two_ranks_compute_what_one_process_does() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_every_option_and_listener_on_ranks(ranks: int) -> None:
-    run_ranks(ranks, all_checks)
+def test_every_option_on_four_ranks() -> None:
+    run_ranks(4, checks_of_four)
+
+
+@pytest.mark.slow
+def test_every_tool_on_two_ranks() -> None:
+    run_ranks(2, checks_of_two)
 
 
 @pytest.mark.slow
@@ -650,9 +732,8 @@ def test_two_axes_and_checkpoints_of_four_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Passing `tp_plan` directly:FutureWarning")
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_huggingface_models_sharded_by_their_own_plan_are_heard(ranks: int, tmp_path: Path) -> None:
-    run_ranks(ranks, huggingface_is_heard, str(tmp_path))
+def test_huggingface_models_sharded_by_their_own_plan_are_heard(tmp_path: Path) -> None:
+    run_ranks(2, huggingface_is_heard, str(tmp_path))
 
 
 @pytest.mark.slow

@@ -260,6 +260,7 @@ def _drops(module: nn.Module) -> bool:
 def _shard_attention(module: MultiHeadAttention, mesh: DeviceMesh, layout: Placement | None) -> None:
     H, Hk, D, Dv, n = module.num_heads, module.num_kv_heads, module.head_dim, module.value_dim, mesh.size()
     heads = H // n
+    assert mesh.get_local_rank() == mesh.get_group().rank(), "parts are gathered in the order they lie in"
     first = mesh.get_local_rank() * heads
     local = LocalHeads(first, heads, H, max(1, Hk // n), Hk, mesh.get_group())
     plan: dict[str, Any] = {"q_proj": Columns(), "out_proj": Rows()}
@@ -315,7 +316,10 @@ def _send_the_rest(model: nn.Module, group: Group) -> None:
     """What is whole on every rank is the first rank's."""
     for held in _whole(model):
         if group.size() > 1 and not held.is_meta:
-            torch.distributed.broadcast(held, group=group, group_src=0)
+            sent = held.contiguous()
+            torch.distributed.broadcast(sent, group=group, group_src=0)
+            if sent is not held:
+                held.copy_(sent)
 
 
 def _whole(model: nn.Module) -> Iterator[Tensor]:
