@@ -15,6 +15,7 @@ from functools import partial
 from typing import Protocol
 from weakref import ref
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import AttentionBypassed
@@ -100,6 +101,7 @@ class Attachment:
         self.elsewhere = (
             False  # whether another model's attention was heard inside, or a layer ran on nothing
         )
+        self.has_company = torch.distributed.is_available() and torch.distributed.is_initialized()
         self.posts: dict[nn.Module, Post] = {}
         self._running = _Running()
         self._telling = threading.RLock()
@@ -284,7 +286,7 @@ class Attachment:
         run.told[path] = before + 1
         named = path if not before else f"{path}#{before}"
         tokens = run.tokens(self.is_encoder_decoder and "decoder" in path.split("."))
-        here = local_heads_of(module, path, weights, value)
+        here = local_heads_of(module, path, weights, value) if self.has_company else None
         said: Tensor | None = None  # of all heads, by somebody who changed it
         with self._telling:
             for place in list(self.listeners):
