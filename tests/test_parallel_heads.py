@@ -510,6 +510,12 @@ def two_axes_are_equal() -> None:
         with hw.watch(model) as ours:
             model(own)
         same_heads(ours, theirs)
+    module, x = made(), _numbers(B, T, E).detach()
+    for layer in (module.q_proj, module.k_proj, module.v_proj, module.out_proj):
+        fully_shard(layer, mesh=alone)  # each alone: none is whole while the heads attend
+    with hw.watch(module) as heads:
+        close(module(x)[0], made()(x)[0])
+    assert len(heads.all()) == 4
 
 
 def saved(folder: str) -> None:
@@ -615,6 +621,8 @@ def refusals() -> None:
         module(x, bias=hw.scoring.alibi(3))
     with pytest.raises(ArgumentError, match=r"checkpoint must be of a model in one process: got .*nowhere"):
         hw.models.fit(module, [x], _loss_of_first, steps=1, checkpoint="nowhere.pt")
+    with pytest.raises(ArgumentError, match=r"reset_parameters must be called before .* of 4 are here"):
+        module.reset_parameters()
     assert f"of 4; {4 // ranks} head" in repr(module)
     by_hand_is_refused(mesh)
 

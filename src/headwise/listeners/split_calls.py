@@ -107,9 +107,13 @@ def _over_ranks(module: nn.Module) -> tuple[str, DTensor] | None:
     """A parameter of the layer that lies over several processes, and is cut."""
     from torch.distributed.tensor import DTensor
 
-    for name, parameter in module.named_parameters():
-        if isinstance(parameter, DTensor) and any(place.is_shard() for place in parameter.placements):
-            return name, parameter
+    for path, owner in module.named_modules():
+        gathers = any(base.__name__ == "FSDPModule" for base in type(owner).__mro__)
+        for name, parameter in owner.named_parameters(path, recurse=False):
+            if not isinstance(parameter, DTensor) or (gathers and parameter.device_mesh.ndim == 1):
+                continue  # fully_shard makes a layer whole before it runs
+            if any(place.is_shard() for place in parameter.placements):
+                return name, parameter
     return None
 
 

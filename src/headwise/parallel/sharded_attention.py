@@ -91,6 +91,17 @@ class ShardedAttention(MultiHeadAttention):
         key = self._enter(key)
         return super().remember(key, value, self.local_heads.mask(mask, len(key), 1))
 
+    def reset_parameters(self) -> None:
+        """Not here: each rank would draw numbers of its own.
+
+        Raises:
+            ArgumentError: always.
+        """
+        raise ArgumentError(
+            f"reset_parameters must be called before heads are sharded: {self.local_heads} are here; draw "
+            "weights in one process, and load them with torch.distributed.checkpoint.state_dict"
+        )
+
     def extra_repr(self) -> str:
         """The shapes on the way, and which heads are here."""
         return f"{self.local_heads}; {super().extra_repr()}"
