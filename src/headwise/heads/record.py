@@ -25,6 +25,7 @@ from .measures import first_keys, locality, mean_over, mean_where_seen, spread, 
 
 __all__ = [
     "EVERYONE",
+    "IN_ROWS",
     "PATTERNS",
     "WRITTEN",
     "Marks",

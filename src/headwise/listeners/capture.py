@@ -20,10 +20,12 @@ from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
 from ..heads.layer_names import Layer
 from ..heads.record import Marks, Record, reduce, settle
+from ..heads.together import is_short
 from .active import Call, Forward, in_backward
 from .attachment import Attachment
 from .head_outputs import check_any
 from .model_door import attach
+from .split_calls import SplitCall, gathered_record
 from .written_norms import written_norms
 
 __all__ = ["SHORT", "Tokens", "is_punctuation", "watch"]
@@ -236,6 +238,9 @@ class _Ear:
         """Measure one call, or note it to be measured with others, and keep what does not grow with T x S."""
         if in_backward():
             return
+        of_all = call if isinstance(call, SplitCall) and self._measures_here(call) else None
+        if of_all is not None:
+            call = of_all.own
         B, H, T, S = shape = call.weights.shape
         # Without values only weights are to be had, without the scores behind them.
         names, pooled = self.names if call.value is not None else self._without_scores, self.pooled
@@ -256,7 +261,7 @@ class _Ear:
         if decoding and not keep:
             names, pooled = _of_rows(names), None
         waiting, layer = self.heads.waiting, self.layers.get(call.path, call.path)
-        if not self.patterns and norms is None and (decoding or not self.between):
+        if of_all is None and not self.patterns and norms is None and (decoding or not self.between):
             record = Record((B, H, T, S), call.kind, call.forward.number, marks=marks, reach=self.reach)
             notes = call.forward, call.path, layer, record, call.weights, names, pooled, keep
             if waiting.note(*notes, len(self.layers)):
@@ -274,9 +279,16 @@ class _Ear:
             outputs=call.output,
             values=call.value,
             norms=norms,
-            keep=keep,
+            keep=keep and of_all is None,
         )
+        if of_all is not None:
+            record = gathered_record(record, of_all.here, of_all.weights.detach() if keep else None)
         waiting.put(call.path, record, layer)
+
+    def _measures_here(self, call: SplitCall) -> bool:
+        """Whether each rank measures its own heads, and numbers are gathered; not to compare heads."""
+        shape, on_cpu = call.own.weights.shape, call.own.weights.device.type == "cpu"
+        return self.writer is None and not self.between and not is_short(shape, on_cpu)
 
     def after(self, forward: Forward) -> None:
         """A forward is over, or has raised: measure what it left."""

@@ -49,7 +49,7 @@ def make_cache(module: MultiHeadAttention, batch: int | None, max_length: int | 
     if batch is not None and max_length is not None:
         weight = module.k_proj.weight
         assert isinstance(weight, Tensor)
-        (sample,) = under_autocast(weight.detach()[:0])
+        (sample,) = under_autocast(torch.empty(0, dtype=weight.dtype, device=weight.device))
         sizes = (module.num_kv_heads, module.head_dim, module.value_dim)
         cache.reserve(batch, *sizes, weight.device, sample.dtype)
     return cache
@@ -234,6 +234,7 @@ def _look_back(
             )
     module_call.check_query(module, query)
     q = module.q_proj(query)
+    module_call.check_projected(q_proj=(q, module.num_heads, module.head_dim))
     if module.qk_norm is not None:
         q = options.normalised_by(module, module.q_norm, q)
     B, T, _ = query.shape
