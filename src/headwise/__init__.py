@@ -40,6 +40,7 @@ __all__ = [
     "importance",
     "load_heads",
     "load_pruned",
+    "load_survey",
     "models",
     "nn",
     "patch",
@@ -50,6 +51,7 @@ __all__ = [
     "role_effects",
     "roles",
     "scoring",
+    "survey",
     "testing",
     "trainer_callback",
     "watch",
@@ -66,6 +68,8 @@ if TYPE_CHECKING or _first_use.is_whole(__name__):
 
     # isort: split
     from . import budget, errors, heads, models, nn, scoring, testing
+    from .corpus.result import load_survey
+    from .corpus.survey import survey
     from .examiner.checks import check, check_file
     from .examiner.explanations import explain
     from .functional import attention, why
