@@ -257,8 +257,13 @@ class Survey:
         heads.to_html(path, text=text, roles=self.roles, corpus=self)
         return Path(path)
 
-    def to_page(self, heads: Heads) -> dict[str, Any]:
-        """What a page of these heads is told of the corpus: as `CorpusData` of page_data.ts says."""
+    def to_page(self, heads: Heads, batch: int | None = None) -> dict[str, Any]:
+        """What a page of these heads is told of the corpus, whichever sequence is shown: as `CorpusData` of
+        page_data.ts says.
+
+        Raises:
+            ArgumentError: heads of another model.
+        """
         from .survey_page import page_of
 
         return page_of(self, heads)
