@@ -41,6 +41,7 @@ FLOORS = (
     ("models",),
     ("listeners",),
     ("show",),
+    ("corpus",),
     ("examiner",),
     ("course",),
     ("cli", "doctor", "moved_modules", "testing", "__main__"),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ..errors import ArgumentError
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store
 
     from .shards import Shards
 
@@ -55,7 +55,7 @@ class Group:
         while not self.store.check([READY]):
             if monotonic() > end:
                 raise ArgumentError(
-                    f"rank 0 must begin a survey: nothing was heard of it in {BEGIN:.0f} seconds; see what it says"
+                    f"rank 0 must begin a survey: nothing was heard of it in {BEGIN:.0f} s; see what it says"
                 )
             sleep(ASKS)
         said = self.store.get(READY).decode()
@@ -84,24 +84,22 @@ def group_here(timeout: float = 60.0) -> Group | None:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world < 2 or "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
         return None
-    from torch.distributed import rendezvous
+    from torch.distributed.rendezvous import rendezvous
 
     rank = int(os.environ["RANK"])
     try:
-        store, rank, world = next(
-            rendezvous("env://", rank, world, timeout=timedelta(seconds=timeout))  # type: ignore[no-untyped-call]
-        )
+        store, rank, world = next(rendezvous("env://", rank, world, timeout=timedelta(seconds=timeout)))
     except (RuntimeError, ValueError, OSError) as error:
         said = str(error).strip().partition("\n")[0]
         raise ArgumentError(
             f"processes must reach each other: rank {rank} of {world} does not reach "
-            f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')} ({said}); start them with torchrun"
+            f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')} ({said}); use torchrun"
         ) from error
     return Group(store, rank, world)
 
 
 def blocks(count: int, shards: Shards, group: Group | None, patience: float = PATIENCE) -> Iterator[int]:
-    """The blocks that this process is to measure, each as soon as it is asked for; ends when all are finished.
+    """The blocks that this process is to measure, each when it is asked for; ends when all are finished.
 
     Args:
         count: how many there are.

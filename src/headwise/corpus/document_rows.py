@@ -145,7 +145,7 @@ def _number(value: float | None) -> float | None:
 
 
 def places_of(whole: Whole, tokens: list[str]) -> dict[int, list[dict[str, Any]]]:
-    """Of each of these calls the place of every head, by the call's id; nothing where a text reads another."""
+    """The place of every head of these calls, by the call's id; nothing where one text reads another."""
     first = whole.records[0]
     assert first.map is not None
     _, H, T, S = whole.weights.shape

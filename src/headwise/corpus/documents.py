@@ -50,7 +50,7 @@ def arrow() -> Any:
     """
     with needed("pyarrow", "a survey needs pyarrow"):
         import pyarrow
-        import pyarrow.parquet  # noqa: F401, which does not come by itself
+        import pyarrow.parquet
     return pyarrow
 
 
@@ -185,7 +185,9 @@ class Plan:
         """
         pyarrow, place = arrow(), Path(os.path.expanduser(corpus))
         if not place.exists():
-            raise ArgumentError(f"corpus must be a file or folder: there is no {str(corpus)!r}; check the name")
+            raise ArgumentError(
+                f"corpus must be a file or folder: there is no {str(corpus)!r}; check the name"
+            )
         root = place if place.is_dir() else place.parent
         files, others = _files_of(place, besides)
         batches, rows, count = [], [], 0
@@ -422,7 +424,9 @@ def _of_text(
     try:
         text = data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        yield Document(path, path, None, before, None, f"text must be UTF-8: it is not, at byte {error.start}")
+        yield Document(
+            path, path, None, before, None, f"text must be UTF-8: it is not, at byte {error.start}"
+        )
         return
     yield Document(path, path, None, before, text)
 

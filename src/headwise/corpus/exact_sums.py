@@ -176,7 +176,8 @@ def quantiles(walk: Walk, columns: int, shares: Sequence[float]) -> list[list[fl
                     found[at, q] += numpy.bincount(part[mine, at], minlength=1 << width)
         if rank is None:
             count = found[:, 0].sum(-1)
-            rank = numpy.array([[max(1, math.ceil(Fraction(str(s)) * int(n))) for s in shares] for n in count])
+            exact = [Fraction(str(share)) for share in shares]
+            rank = numpy.array([[max(1, math.ceil(share * int(n))) for share in exact] for n in count])
         below = found.cumsum(-1)
         chosen = (below < rank[:, :, None]).sum(-1)  # [C, Q]
         chosen = numpy.minimum(chosen, (1 << width) - 1)

@@ -43,6 +43,7 @@ class Survey:
         self.about: dict[str, Any] = json.loads((self.folder / SURVEY).read_text("utf-8"))
         place = self.folder / ROLES
         self.roles: Roles | None = Roles.from_json(place.read_text("utf-8")) if place.exists() else None
+        self.trained: Pretrained | None = None  # what was surveyed, where this was done just now
         self._totals: Totals | None = None
 
     # What it comes to
@@ -95,7 +96,9 @@ class Survey:
             ArgumentError: not a pair; no such head.
         """
         if not isinstance(place, tuple) or len(place) != 2:
-            raise ArgumentError(f"survey must be asked for a layer and a head: got {place!r}; write survey[0, 3]")
+            raise ArgumentError(
+                f"survey must be asked for a layer and a head: got {place!r}; write survey[0, 3]"
+            )
         for head in self.heads:
             if (head.layer, head.head) == place:
                 return head
@@ -134,7 +137,9 @@ class Survey:
 
     # As tables and files
 
-    def table(self, *, sort: str = "dependence", descending: bool = True, top: int | None = None) -> ShownTable:
+    def table(
+        self, *, sort: str = "dependence", descending: bool = True, top: int | None = None
+    ) -> ShownTable:
         """A table of heads for the terminal (rich).
 
         Args:
@@ -179,7 +184,12 @@ class Survey:
             for name, said in head.statistics.items():
                 rows["statistics"].append(
                     place
-                    | {"statistic": name, "count": said.count, "mean": said.mean, "spread": said.spread}
+                    | {
+                        "statistic": name,
+                        "documents": said.documents,
+                        "mean": said.mean,
+                        "spread": said.spread,
+                    }
                     | said.quantiles
                     | {"dependence": _finite(said.dependence), "with_length": _finite(said.with_length)}
                 )
@@ -222,20 +232,27 @@ class Survey:
             if each.position == position
         )
 
-    def typical(self, trained: Pretrained) -> tuple[Heads, str]:
+    def typical(self, trained: Pretrained | None = None) -> tuple[Heads, str]:
         """The heads of the document that is nearest to all their means, watched anew; and its text.
 
         Args:
-            trained: the model and its tokenizer.
+            trained: the model and its tokenizer, as `headwise.models.load` gives them; None: those that were
+                surveyed just now.
 
         Raises:
-            ArgumentError: no such document; a corpus that is not there any more.
+            ArgumentError: no such document; a corpus that is not there any more; no model.
         """
+        trained = trained or self.trained
+        if trained is None:
+            raise ArgumentError(
+                f"trained must be given for a survey that was loaded: got None for {self.title!r}; see "
+                "headwise.models.load"
+            )
         position = self.totals.typical
         text = None if position is None else self.document(position).text
         if text is None:
             raise ArgumentError(
-                f"survey must have a document to show: 0 of {self.documents} have numbers that differ; add others"
+                f"survey must have a document to show: of {self.documents} none differs; add others"
             )
         most = self.about["options"]["max_tokens"] or MOST_TOKENS
         reading = read(text, trained.model, trained.tokenizer, most=most)
@@ -243,12 +260,12 @@ class Survey:
         heads.title, heads.tokens = self.title, [reading.tokens]
         return heads, text
 
-    def to_html(self, path: str | os.PathLike[str], trained: Pretrained) -> Path:
+    def to_html(self, path: str | os.PathLike[str], trained: Pretrained | None = None) -> Path:
         """A page: every head of the typical document, coloured by what it does over all of them.
 
         Args:
             path: where, .html.
-            trained: the model and its tokenizer, as `headwise.models.load` gives them.
+            trained: as `typical` takes it.
 
         Raises:
             ArgumentError: not an .html; as `typical`.
@@ -277,7 +294,9 @@ def load_survey(folder: str | os.PathLike[str]) -> Survey:
     """
     place = Path(os.path.expanduser(folder))
     if not (place / SURVEY).is_file():
-        raise ArgumentError(f"folder must be a survey's: there is no {SURVEY} in {str(folder)!r}; run one first")
+        raise ArgumentError(
+            f"folder must be a survey's: there is no {SURVEY} in {str(folder)!r}; run one first"
+        )
     arrow()
     try:
         return Survey(place)
@@ -308,17 +327,20 @@ def _as_table(name: str, rows: list[dict[str, Any]]) -> pyarrow.Table:
     by_number = all(isinstance(row["layer"], int) for row in rows)
     layer = ("layer", small if by_number else letters)
     kinds: dict[str, list[tuple[str, Any]]] = {
-        "heads": [("label", letters), ("share", number), ("dependence", number), ("verdict", letters)]
-        + [("documents", whole), ("roles", letters)],
+        "heads": [
+            ("label", letters), ("share", number), ("dependence", number), ("verdict", letters),
+            ("documents", whole), ("roles", letters),
+        ],
         "labels": [("label", letters), ("share", number)],
-        "statistics": [("statistic", letters), ("count", whole), ("mean", number), ("spread", number)]
-        + [(each, number) for each in SHARES]
-        + [("dependence", number), ("with_length", number)],
-        "movers": [("by", letters), ("rank", small), ("document", letters), ("statistic", letters)]
-        + [("value", number), ("spreads", number), ("place", small), ("token", letters), ("moved", number)]
-        + [("key", small), ("key_token", letters), ("weight", number)],
-    }
+        "statistics": [
+            ("statistic", letters), ("documents", whole), ("mean", number), ("spread", number),
+            *((each, number) for each in SHARES), ("dependence", number), ("with_length", number),
+        ],
+        "movers": [
+            ("by", letters), ("rank", small), ("document", letters), ("statistic", letters),
+            ("value", number), ("spreads", number), ("place", small), ("token", letters), ("moved", number),
+            ("key", small), ("key_token", letters), ("weight", number),
+        ],
+    }  # fmt: skip
     told = rows if by_number else [row | {"layer": str(row["layer"])} for row in rows]
     return pa.Table.from_pylist(told, schema=pa.schema([layer, ("head", small), *kinds[name]]))
-
-

@@ -118,9 +118,12 @@ def _tables(rows: Rows) -> tuple[pyarrow.Table, pyarrow.Table]:
     pa = arrow()
     whole, small, letters, number = pa.int64(), pa.int32(), pa.string(), pa.float32()
     documents = pa.schema(
-        [("document", letters), ("path", letters), ("number", whole), ("position", whole)]
-        + [("characters", whole), ("tokens", whole), ("found", whole), ("digest", letters), ("error", letters)]
-    )
+        [
+            ("document", letters), ("path", letters), ("number", whole), ("position", whole),
+            ("characters", whole), ("tokens", whole), ("found", whole), ("digest", letters),
+            ("error", letters),
+        ]
+    )  # fmt: skip
     by_number = all(isinstance(row["layer"], int) for row in rows.heads)
     measures = pa.schema(
         [("document", letters), ("position", whole)]
@@ -219,5 +222,3 @@ def check_folder(out: str | os.PathLike[str]) -> Path:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ArgumentError(f"out must be writable: nothing can be put into {str(out)!r}; choose another")
     return folder
-
-

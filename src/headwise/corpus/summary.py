@@ -1,18 +1,18 @@
 """What the documents of a survey come to, head by head: in walks over the shards, some documents at a time.
 
-    mean, spread, quantiles   of each number over documents, each document counting once; exact (`exact_sums.py`)
+    mean, spread, quantiles   of each number over documents, each counting once; exact (`exact_sums.py`)
     dependence                W / (W + B): W is the variance of a head's number over documents, B that of all
-                              heads' means. 0: the head does the same in every text; 1: heads differ from text
-                              to text by far more than from each other. Of a head, the mean over `CHARACTER`
+                              heads' means. 0: the head does the same in every text; 1: it differs from text
+                              to text by far more than heads differ. Of a head, the mean over `CHARACTER`
     with_length               how a number goes with the length of documents in tokens: Pearson's correlation
     labels                    the share of documents in which the head earns each label
     moved by                  documents whose number is farthest from the head's mean, in its spreads; places
                               in documents that look least like the rest of theirs (`document_rows.py`)
 
-A head is stable where it is called the same in nine of ten documents, by a label or by none, and its dependence
-is below 0.15; it depends on the text where that is 0.2 or more. Both thresholds are ours. A document that has no such number, as one of two tokens has no
-word said twice, counts in none of its statistics; `count` says how many do. Of documents with the same text the
-first stands for all where they are listed.
+A head is stable where it is called the same in nine of ten documents, by a label or by none, and its
+dependence is below 0.15; it depends on the text where that is 0.2 or more. Both thresholds are ours. A
+document without a number, as one of two tokens has no word said twice, does not count in it; `documents` says
+how many do. Of documents with the same text the first stands for all where they are listed.
 
 Letters: N documents, K heads, S statistics.
 """
@@ -53,7 +53,7 @@ Key = tuple[Layer, int]
 class Numbers(NamedTuple):
     """One number of one head over documents."""
 
-    count: int
+    documents: int  # that have it
     mean: float
     spread: float  # standard deviation over documents
     quantiles: dict[str, float]
@@ -151,7 +151,9 @@ class Walks:
         self.shards, self.numbers = shards, list(shards)
         self.heads = {key: at for at, key in enumerate(heads)}
 
-    def batches(self, names: Sequence[str], *, places: bool = False, labels: bool = False) -> Iterator[_Batch]:
+    def batches(
+        self, names: Sequence[str], *, places: bool = False, labels: bool = False
+    ) -> Iterator[_Batch]:
         """Some documents at a time, with these statistics."""
         import numpy
 
@@ -334,9 +336,9 @@ def _add_movers(walks: Walks, names: Sequence[str], heads: list[HeadSummary]) ->
     mean, spread = numpy.full(shape, numpy.nan), numpy.full(shape, numpy.nan)
     for at, head in enumerate(heads):
         for s, name in enumerate(asked):
-            there = head.statistics.get(name)
-            if there is not None and there.spread > STILL:
-                mean[at, s], spread[at, s] = there.mean, there.spread
+            said = head.statistics.get(name)
+            if said is not None and said.spread > STILL:
+                mean[at, s], spread[at, s] = said.mean, said.spread
     far: list[_Best] = [_Best() for _ in heads]
     odd: list[_Best] = [_Best() for _ in heads]
     nearest: tuple[int, float, int] | None = None
@@ -360,10 +362,10 @@ def _add_movers(walks: Walks, names: Sequence[str], heads: list[HeadSummary]) ->
                 mover = Mover(batch.names[n], asked[s], value, signed, *place)
                 far[at].add(float(most[n, at]), batch.positions[n], batch.digests[n], mover)
             for n, row in enumerate(batch.places):
-                place = row[at]
-                if place is not None and place[2] is not None and place[2] > odd[at].least:
-                    mover = Mover(batch.names[n], None, None, None, *place)
-                    odd[at].add(place[2], batch.positions[n], batch.digests[n], mover)
+                there = row[at]
+                if there is not None and there[2] is not None and there[2] > odd[at].least:
+                    mover = Mover(batch.names[n], None, None, None, *there)
+                    odd[at].add(there[2], batch.positions[n], batch.digests[n], mover)
     for at, head in enumerate(heads):
         head.movers, head.places = far[at].sorted(), odd[at].sorted()
     return None if nearest is None else nearest[2]
@@ -392,4 +394,6 @@ class _Best:
             del self._held[worst]
 
     def sorted(self) -> list[Mover]:
-        return [mover for _, _, mover in heapq.nlargest(LISTED, self._held.values(), key=lambda each: each[:2])]
+        return [
+            mover for _, _, mover in heapq.nlargest(LISTED, self._held.values(), key=lambda each: each[:2])
+        ]

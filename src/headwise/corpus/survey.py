@@ -38,6 +38,7 @@ __all__ = ["survey"]
 FORMAT = "headwise survey 1"
 ENGINES = ("here", "ray")
 Progress = Callable[[int, int], None]
+Given = str | os.PathLike[str] | nn.Module | Pretrained | None
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Options:
 
 
 def survey(
-    model: str | os.PathLike[str] | nn.Module | Pretrained | None,
+    model: Given,
     corpus: str | os.PathLike[str],
     *,
     out: str | os.PathLike[str],
@@ -71,9 +72,9 @@ def survey(
         told.table()
         told[2, 3].dependence, told[2, 3].movers[0].document
 
-    Numbers of documents lie in `out` as Parquet files, `measures-*.parquet` with a row per document, layer and
-    head, and `documents-*.parquet`; what they come to is in `summary-*.parquet`. Killed at any moment, the
-    same call goes on where it stopped. A document that cannot be read is recorded with its error.
+    Numbers lie in `out` as Parquet files, `measures-*.parquet` with a row per document, layer and head, and
+    `documents-*.parquet`; what they come to is in `summary-*.parquet`. Killed at any moment, the same call
+    goes on where it stopped. A document that cannot be read is recorded with its error.
 
     A document is read by itself, from its beginning, as far as the model takes it. Under torchrun all
     processes share the work, and the first of them sums up.
@@ -134,10 +135,12 @@ def survey(
         if engine == "ray":
             from .ray_engine import measured_by_ray
 
-            measured_by_ray(plan, shards, trained, model, options.field, max_tokens, threads, workers, tell)
+            sent = trained if isinstance(model, nn.Module) else model
+            measured_by_ray(plan, shards, sent, options, workers, tell)
         else:
             _measured(plan, shards, trained, options, group, tell)
         told = Survey(folder)
+        told.trained = trained
         if group is None or group.rank == 0:
             if roles:
                 told.roles = _roles(folder, trained)
@@ -174,7 +177,7 @@ def _checked(
     return Options(field, max_tokens, threads)
 
 
-def _trained(model: object, tokenizer: Any, device: str | None) -> Pretrained:
+def _trained(model: Given, tokenizer: Any, device: str | None) -> Pretrained:
     if isinstance(model, nn.Module):
         if tokenizer is None:
             raise ArgumentError(
@@ -187,7 +190,8 @@ def _trained(model: object, tokenizer: Any, device: str | None) -> Pretrained:
         )
     if isinstance(model, Pretrained):
         return model
-    trained = load(model)  # type: ignore[call-overload]
+    assert model is None or isinstance(model, str | os.PathLike)
+    trained = load(model)
     if device is not None:
         if device == "cuda":
             device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
@@ -196,7 +200,7 @@ def _trained(model: object, tokenizer: Any, device: str | None) -> Pretrained:
         except (RuntimeError, AssertionError) as error:
             said = str(error).strip().partition("\n")[0]
             raise ArgumentError(f"device must be there: got {device!r} ({said}); try 'cpu'") from error
-    return trained  # type: ignore[no-any-return]
+    return trained
 
 
 @contextmanager
@@ -320,8 +324,8 @@ def _joined_in(folder: Path, corpus: str | os.PathLike[str], trained: Pretrained
     mine = fingerprint(trained.model, trained.tokenizer)
     if mine != kept["model"]["fingerprint"]:
         raise ArgumentError(
-            f"model must be one for all processes: rank 0 has {kept['model']['fingerprint'][:8]}, and this is "
-            f"{mine[:8]}; give all machines the same files"
+            f"model must be one for all processes: rank 0 has {kept['model']['fingerprint'][:8]}, and this "
+            f"is {mine[:8]}; give all machines the same files"
         )
     place = Path(os.path.expanduser(corpus))
     return Plan.read(folder / PLAN, place if place.is_dir() else place.parent, kept["corpus"]["block"])

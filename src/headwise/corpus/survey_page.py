@@ -38,10 +38,12 @@ def page_of(survey: Survey, heads: Heads) -> dict[str, Any]:
             )
     known = [(places[head.layer], head) for head in survey.heads]
     totals = survey.totals
+    read = f"{totals.documents:,} document{'' if totals.documents == 1 else 's'}"
     return {
-        "sentence": f"{survey.title} read {totals.documents:,} documents, {totals.tokens:,} tokens; the maps "
-        "above are of one that is typical of them. Dependence is how much a head's numbers differ from document "
-        "to document, beside how much heads differ: 0 is the same everywhere.",
+        "over": f" over {read}",
+        "sentence": f"{survey.title} read {read}, {totals.tokens:,} tokens; the text above, its maps and "
+        "its labels, is the one that is most typical of them. Dependence is how much a head's numbers differ "
+        "from document to document, beside how much heads differ: 0 is the same everywhere.",
         "start": START,
         "measures": _measures(known),
         "heads": [_head(place, head) for place, head in known],
@@ -52,15 +54,16 @@ def _measures(known: list[tuple[int, HeadSummary]]) -> list[dict[str, Any]]:
     def told(name: str, title: str, group: str, sentence: str, share: bool, value: Any) -> dict[str, Any]:
         values = [[place, head.head, _finite(value(head))] for place, head in known]
         return {
-            "name": name, "title": title, "group": group, "sentence": sentence, "share": share, "values": values,
+            "name": name, "title": title, "group": group, "sentence": sentence, "share": share,
+            "values": values,
         }  # fmt: skip
 
     every, of_means, of_spreads = "Over documents", "Mean over documents", "Spread over documents"
     measures = [
         told(START, "dependence on the text", every, "0: it does the same in every document", True,
              lambda head: head.dependence),
-        told("corpus:share", "share of its label", every, "in how many documents it earns its commonest label",
-             True, lambda head: head.share),
+        told("corpus:share", "share of its label", every,
+             "in how many documents it earns its commonest label", True, lambda head: head.share),
     ]  # fmt: skip
     for name in statistics():
         if not any(name in head.statistics for _, head in known):
@@ -81,19 +84,24 @@ def _measures(known: list[tuple[int, HeadSummary]]) -> list[dict[str, Any]]:
 
 
 def _head(place: int, head: HeadSummary) -> dict[str, Any]:
-    numbers = []
+    numbers: list[dict[str, Any]] = []
     for name, said in head.statistics.items():
         title = IN_WORDS.get(name, (name.replace("_", " "), ""))[0]
         middle = [_finite(said.quantiles[each]) for each in ("q05", "median", "q95")]
         numbers.append(
-            {"title": title, "mean": _finite(said.mean), "spread": _finite(said.spread)}
-            | {"quantiles": middle, "dependence": _finite(said.dependence)}
+            {
+                "title": title,
+                "mean": _finite(said.mean),
+                "spread": _finite(said.spread),
+                "quantiles": middle,
+                "dependence": _finite(said.dependence),
+            }
         )
     return {
         "layer": place,
         "head": head.head,
-        "sentence": f"{WORDS[head.verdict]}: {head.label} in {head.share:.0%} of {head.documents:,} documents, "
-        f"dependence {head.dependence:.2f}."
+        "sentence": f"{WORDS[head.verdict]}: {head.label} in {head.share:.0%} of {head.documents:,} "
+        f"documents, dependence {head.dependence:.2f}."
         + (f" Role: {plain('; '.join(head.roles), LONGEST)}." if head.roles else ""),
         "labels": [[label, share] for label, share in head.labels.items()],
         "numbers": numbers,

@@ -15,7 +15,7 @@ from .summary import OF_TEXT, STABLE, HeadSummary
 if TYPE_CHECKING:
     from .result import Survey
 
-__all__ = ["sentences", "survey_table"]
+__all__ = ["check_sort", "sentences", "survey_table"]
 
 SHOWN = ("entropy", "distance", "first", "previous", "itself", "induction")
 ORDERS = ("dependence", "share", "layer")
@@ -32,9 +32,7 @@ def survey_table(survey: Survey, *, sort: str, descending: bool, top: int | None
         ArgumentError: an unknown sort; a top below 1.
         PackageMissing: rich is not installed.
     """
-    known = (*ORDERS, *statistics())
-    if sort not in known:
-        raise ArgumentError(f"sort must be a known name: got {sort!r}; {nearest(sort, known)}")
+    check_sort(sort)
     if top is not None and top < 1:
         raise ArgumentError(f"top must be at least 1: got {top}; None gives all")
     table = empty_table("", elsewhere=ELSEWHERE)
@@ -63,6 +61,17 @@ def survey_table(survey: Survey, *, sort: str, descending: bool, top: int | None
         number.plain = "-" if math.isnan(head.dependence) else f"{head.dependence:.2f}"
         table.add_row(as_text(str(head.layer)), str(head.head), label, number, *numbers, *roles, by)
     return HeadsTable(table)
+
+
+def check_sort(sort: str) -> None:
+    """Whether a table can be sorted so.
+
+    Raises:
+        ArgumentError: it cannot.
+    """
+    known = (*ORDERS, *statistics())
+    if sort not in known:
+        raise ArgumentError(f"sort must be a known name: got {sort!r}; {nearest(sort, known)}")
 
 
 def _sorted(heads: list[HeadSummary], sort: str, descending: bool) -> list[HeadSummary]:
@@ -96,7 +105,7 @@ def sentences(survey: Survey) -> list[str]:
     ]
     if totals.cut:
         said.append(
-            f"Of {_counted(totals.cut, 'document')} the end was left out: they have more tokens than were read."
+            f"Of {_counted(totals.cut, 'document')} the end was left out: more tokens than are read of one."
         )
     if totals.failed:
         name, error = totals.errors[0]
@@ -106,12 +115,11 @@ def sentences(survey: Survey) -> list[str]:
         )
     stable, of_text = survey.stable, survey.of_text
     said.append(
-        f"Stable, whatever the text, {_are(len(stable))} of {len(survey)} (dependence below {STABLE}, the same "
-        f"label in nine of ten documents){_listed(stable)}."
+        f"Stable, whatever the text: {_are(len(stable))} of {len(survey)} (dependence below {STABLE}, the "
+        f"same label in nine of ten documents){_listed(stable)}."
     )
     said.append(
-        f"{_are(len(of_text)).capitalize()} depend{'s' * (len(of_text) == 1)} on the text (dependence {OF_TEXT} "
-        f"or more){_listed(of_text)}."
+        f"Depending on the text: {_are(len(of_text))} (dependence {OF_TEXT} or more){_listed(of_text)}."
     )
     return said
 

@@ -518,7 +518,7 @@ class Heads(ByLayer[LayerHeads]):
                 strongest pairs. By default, where maps were kept, the first head of each label, 8 at most.
             outputs: what the heads said, of `headwise.collect` in the same run; shown where maps are exact.
             effects: of `headwise.effects`: what switching off each head does.
-            corpus: of `headwise.survey`: what each head does over many documents, which then colours the page.
+            corpus: of `headwise.survey`: what heads do over many documents, which then colours the page.
             training: of `headwise.models.specialisation`: the heads at checkpoints of their training.
             alive: of `headwise.models.load`: a model that the page runs itself, on any text that is typed.
             image: what was read in patches, uint8 or floats from 0 to 1, [H, W] or [H, W, 3].

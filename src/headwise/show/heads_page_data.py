@@ -130,17 +130,18 @@ def page_data(
         )
     count = len(told[0]["readings"][0]["heads"])
     looks = "its head looks" if count == 1 else f"{count} heads look"
+    over = None if corpus is None else _corpus(corpus.to_page(heads), sources[0][0])
     data = {
         "format": FORMAT,
         "version": _version(),
-        "heading": f"{told[0]['title']}: what {looks} at",
+        "heading": f"{told[0]['title']}: what {looks} at{'' if over is None else over.pop('over')}",
         "sources": told,
         "texts": texts.all,
         "labels": _labels(),
         "statistics": _statistics(told),
         "flips": list(flips(sources, side)),
         "effects": None if effects is None else _effects(effects.to_page(heads, batch), sources[0][0]),
-        "corpus": None if corpus is None else _corpus(corpus.to_page(heads), sources[0][0]),
+        "corpus": over,
         "training": None if training is None else _training(training),
         "alive": None if alive is None else _alive(alive, heads, text, blobs),
     }

@@ -38,10 +38,9 @@ class Bar:
             self._bar.update(self._bar.task_ids[0], completed=done, rate=f"{rate:,.3g} {self.things}/s")
         elif now - self._told > LINES and rate:
             self._told = now
-            left = (total - done) / rate
-            sys.stderr.write(
-                f"{self.words}: {done:,} of {total:,} {self.things}, {rate:,.3g} a second, {_time(left)} left\n"
-            )
+            left = _time((total - done) / rate)
+            said = f"{done:,} of {total:,} {self.things}, {rate:,.3g} a second, {left} left"
+            sys.stderr.write(f"{self.words}: {said}\n")
             sys.stderr.flush()
 
     def __enter__(self) -> Bar:
