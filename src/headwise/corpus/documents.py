@@ -192,7 +192,7 @@ class Plan:
         files, others = _files_of(place, besides)
         batches, rows, count = [], [], 0
         for file in files:
-            for piece in _pieces_of(root, file, field):
+            for piece in _pieces_of(root, file, field, min(PIECE, block or PIECE)):
                 rows.append(vars(piece))
                 count += piece.count
                 if len(rows) == READ // 64:
@@ -260,18 +260,18 @@ def _files_of(place: Path, besides: Path | None) -> tuple[list[Path], int]:
 # Looked through
 
 
-def _pieces_of(root: Path, file: Path, field: str) -> Iterator[Piece]:
+def _pieces_of(root: Path, file: Path, field: str, most: int) -> Iterator[Piece]:
     kind = ENDINGS[file.suffix.lower()]
     path = os.fsencode(file.relative_to(root).as_posix()).decode("utf-8", "surrogateescape")
     try:
         if kind == "json":
-            yield from _lines(file, path)
+            yield from _lines(file, path, most)
             return
         size, digest = file.stat().st_size, _digest(file)
         if kind == "text":
             yield Piece(_kept(path), kind, 0, 1, 0, size, digest)
             return
-        yield from _row_groups(file, path, size, digest, field)
+        yield from _row_groups(file, path, size, digest, field, most)
     except OSError as error:
         raise ArgumentError(
             f"corpus must be readable: {str(file)!r}: {error.strerror or error}; check it, or take it away"
@@ -307,7 +307,7 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _lines(file: Path, path: str) -> Iterator[Piece]:
+def _lines(file: Path, path: str, most: int) -> Iterator[Piece]:
     """Pieces of a file of lines; one that is too long is a piece by itself, and is never held whole."""
     kept = _kept(path)
     with file.open("rb") as lines:
@@ -333,7 +333,7 @@ def _lines(file: Path, path: str) -> Iterator[Piece]:
                 hashed.update(line)
                 count += not line.isspace()
             number += 1
-            if count == PIECE or at - start >= PIECE_BYTES or long:
+            if count == most or at - start >= PIECE_BYTES or long:
                 if count:
                     yield Piece(kept, "json", first, count, start, at, hashed.hexdigest())
                 first, count, start, hashed = number, 0, at, hashlib.blake2b(digest_size=16)
@@ -347,7 +347,7 @@ def _parts(lines: Any) -> Iterator[tuple[bytes, bool]]:
         yield part, part.endswith(b"\n") or len(part) < LONGEST
 
 
-def _row_groups(file: Path, path: str, size: int, digest: str, field: str) -> Iterator[Piece]:
+def _row_groups(file: Path, path: str, size: int, digest: str, field: str, most: int) -> Iterator[Piece]:
     parquet = arrow().parquet
     try:
         with parquet.ParquetFile(file) as opened:
@@ -363,8 +363,8 @@ def _row_groups(file: Path, path: str, size: int, digest: str, field: str) -> It
         )
     before = 0
     for rows in counts:
-        for first in range(0, rows, PIECE):
-            count = min(PIECE, rows - first)
+        for first in range(0, rows, most):
+            count = min(most, rows - first)
             yield Piece(_kept(path), "parquet", before + first, count, 0, size, digest)
         before += rows
 
