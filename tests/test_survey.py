@@ -225,6 +225,27 @@ def test_a_file_that_changes_meanwhile_is_refused(name: str, tmp_path: Path) -> 
         list(Texts(plan).block(0))
 
 
+def test_a_row_of_parquet_that_is_edited_in_place_is_noticed(tmp_path: Path) -> None:
+    place = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one cat", "two"]}), place, compression="none")
+    plan = Plan.of(place)
+    place.write_bytes(place.read_bytes().replace(b"one cat", b"one dog"))
+    with pytest.raises(ArgumentError, match=r"'a.parquet' has changed"):
+        list(Texts(plan).block(0))
+
+
+def test_links_are_followed_and_never_round_a_circle(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "b.txt").write_text("two")
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.txt").write_text("one")
+    (tmp_path / "corpus" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "round").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "corpus" / "up").symlink_to(tmp_path)
+    names = [each.name for each in Texts(Plan.of(tmp_path / "corpus")).block(0)]
+    assert names[:2] == ["a.txt", "link/b.txt"]
+
+
 # One document
 
 
@@ -437,6 +458,15 @@ def test_texts_that_are_the_same_are_listed_once(small: Pretrained, tmp_path: Pa
         assert not {f"a.jsonl:{at}" for at in range(11, 19)} & set(names)  # the first stands for all
 
 
+def test_of_few_documents_nothing_is_said_and_one_makes_a_page(small: Pretrained, tmp_path: Path) -> None:
+    from headwise.corpus.survey_table import sentences
+
+    told = run(small, lines(tmp_path / "a.jsonl", texts(1)), tmp_path / "out")
+    assert {head.verdict for head in told} == {"few"} and not told.stable and not told.of_text
+    assert "That is too few to tell" in sentences(told)[-1]
+    assert told.to_html(tmp_path / "heads.html").is_file()
+
+
 def test_nothing_that_can_be_read_is_said_so(small: Pretrained, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("no\nnor this\n")
     with pytest.raises(
@@ -584,6 +614,34 @@ def test_a_folder_is_one_survey(small: Pretrained, tmp_path: Path) -> None:
         run(small, corpus, out)
 
 
+def test_of_two_that_begin_at_once_one_decides_what_the_folder_is(
+    small: Pretrained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan that came second once lay beside the survey that came first."""
+    from headwise.corpus import survey as begun
+
+    mine, theirs = lines(tmp_path / "a.jsonl", texts(3)), lines(tmp_path / "b.jsonl", texts(5))
+    other = lines(tmp_path / "c.jsonl", texts(3))
+    usual = begun.write_whole
+
+    def late(place: Path, data: bytes, *, anew: bool = False) -> bool:
+        if anew and not place.exists():
+            monkeypatch.setattr(begun, "write_whole", usual)
+            run(small, theirs, tmp_path / "out")
+        return usual(place, data, anew=anew)
+
+    monkeypatch.setattr(begun, "write_whole", late)
+    with pytest.raises(
+        ArgumentError, match=r"corpus must be the one that .* was begun with: 'b.jsonl' is not"
+    ):
+        run(small, mine, tmp_path / "out")
+    assert hw.load_survey(tmp_path / "out").document(4).name == "b.jsonl:5"
+    (tmp_path / "out" / "corpus.parquet").unlink()  # killed in between
+    with pytest.raises(ArgumentError, match=r"its files are others"):
+        run(small, other, tmp_path / "out")
+    assert run(small, theirs, tmp_path / "out").is_complete
+
+
 def test_files_that_come_or_go_are_named(small: Pretrained, tmp_path: Path) -> None:
     corpus, out = tmp_path / "corpus", tmp_path / "out"
     corpus.mkdir()
@@ -605,6 +663,7 @@ WRONG = {
     "field": ({"field": ""}, "field must be a name: got ''"),
     "tokens": ({"max_tokens": 0}, "max_tokens must be a whole number of at least 1: got 0"),
     "threads": ({"threads": True}, "threads must be a whole number of at least 1: got True"),
+    "room": ({"max_tokens": 1}, "max_tokens must leave room for a word beside 1 special token: got 1"),
     "engine": ({"engine": "spark"}, "engine must be one of here, ray: got 'spark'"),
     "workers": ({"workers": 2}, "workers must go with engine='ray': got 2 with 'here'"),
     "device": ({"device": "cuda"}, "device must go with a model by name: got 'cuda' and a model"),

@@ -188,7 +188,8 @@ class Plan:
             raise ArgumentError(
                 f"corpus must be a file or folder: there is no {str(corpus)!r}; check the name"
             )
-        root = place if place.is_dir() else place.parent
+        root = (place if place.is_dir() else place.parent).resolve()
+        place = place.resolve() if place.is_dir() else root / place.name
         files, others = _files_of(place, besides)
         batches, rows, count = [], [], 0
         for file in files:
@@ -237,11 +238,14 @@ def _files_of(place: Path, besides: Path | None) -> tuple[list[Path], int]:
         return [place], 0
     files, others = [], 0
     without = None if besides is None else besides.resolve()
-    for folder, folders, names in os.walk(place, followlinks=False):
+    for folder, folders, names in os.walk(place, followlinks=True):
         here = Path(folder)
-        folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and (here / name).resolve() != without
-        )
+        above = {here.resolve(), *here.resolve().parents}  # a link to one of these has no end
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and (here / name).resolve() not in {*above, without}
+        ]
         if here.resolve() == without:
             raise ArgumentError(
                 f"out must not be the corpus itself: got {str(place)!r} for both; choose another folder"
@@ -475,8 +479,11 @@ def _of_parquet(
     file: Path, path: str, piece: Piece, before: int, field: str, held: dict[str, Any]
 ) -> Iterator[Document]:
     status = file.stat()
-    if status.st_size != piece.stop:
-        raise _changed(path)
+    now = (file, status.st_size, status.st_mtime_ns)
+    if held.get("checked") != now:  # all of it, once
+        if status.st_size != piece.stop or _digest(file) != piece.digest:
+            raise _changed(path)
+        held["checked"] = now
     parquet = arrow().parquet
     if held.get("file") != file or not held["from"] <= piece.first < held["to"]:
         with parquet.ParquetFile(file) as opened:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,13 +30,13 @@ Given = str | os.PathLike[str] | nn.Module | Pretrained | None
 class Worker:
     """Loads the model once, and measures one block after another."""
 
-    def __init__(self, model: Given, plan: Plan, folder: str, options: Options) -> None:
+    def __init__(self, model: Given, plan: Plan, shards: Shards, options: Options) -> None:
         torch.set_num_threads(options.threads)
         assert not isinstance(model, nn.Module), "it comes with its tokenizer"
         trained = model if isinstance(model, Pretrained) else load(model)
         trained.model.eval()
         self.measure = Measure(trained, max_tokens=options.max_tokens)
-        self.texts, self.shards = Texts(plan, options.field), Shards(Path(folder))
+        self.texts, self.shards = Texts(plan, options.field), shards
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Of each block, how many documents it has."""
@@ -77,16 +76,16 @@ def measured_by_ray(
         ray.init(log_to_driver=False, logging_level="ERROR")
     ray.data.DataContext.get_current().enable_progress_bars = False  # there is one already
     try:
-        there = shards.finished()
-        left = [number for number in range(len(plan)) if number not in there]
-        done = sum(map(plan.in_block, there & set(range(len(plan)))))
+        there = Shards(shards.folder.resolve(), by_number=shards.by_number)
+        left = [number for number in range(len(plan)) if not there.has(number)]
+        done = plan.documents - sum(map(plan.in_block, left))
         tell(done, plan.documents)
         if not left:
             return
         count = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         answers = ray.data.from_items([{"block": number} for number in left]).map_batches(
             Worker,
-            fn_constructor_args=(model, plan, str(shards.folder.resolve()), options),
+            fn_constructor_args=(model, plan, there, options),
             batch_size=1,
             num_cpus=1,
             compute=ray.data.ActorPoolStrategy(size=min(count, len(left))),

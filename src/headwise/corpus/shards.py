@@ -35,10 +35,14 @@ ENDING = ".part"
 
 
 class Shards:
-    """The finished blocks of a folder."""
+    """The finished blocks of a folder.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Args:
+        by_number: whether layers go by numbers, or by paths; the same for all blocks.
+    """
+
+    def __init__(self, folder: Path, *, by_number: bool = True) -> None:
+        self.folder, self.by_number = folder, by_number
 
     def place(self, table: str, number: int) -> Path:
         """Where a block's rows of a table are."""
@@ -63,7 +67,7 @@ class Shards:
         Raises:
             ArgumentError: it cannot be written; what was finished before stays.
         """
-        documents, measures = _tables(rows)
+        documents, measures = _tables(rows, self.by_number)
         write_whole(self.place(MEASURES, number), bytes_of(measures))
         write_whole(self.place(DOCUMENTS, number), bytes_of(documents))
 
@@ -114,7 +118,7 @@ def _is_alive(process: int) -> bool:
 # Tables
 
 
-def _tables(rows: Rows) -> tuple[pyarrow.Table, pyarrow.Table]:
+def _tables(rows: Rows, by_number: bool) -> tuple[pyarrow.Table, pyarrow.Table]:
     pa = arrow()
     whole, small, letters, number = pa.int64(), pa.int32(), pa.string(), pa.float32()
     documents = pa.schema(
@@ -124,7 +128,6 @@ def _tables(rows: Rows) -> tuple[pyarrow.Table, pyarrow.Table]:
             ("error", letters),
         ]
     )  # fmt: skip
-    by_number = all(isinstance(row["layer"], int) for row in rows.heads)
     measures = pa.schema(
         [("document", letters), ("position", whole)]
         + [("layer", small if by_number else letters), ("head", small)]
@@ -173,6 +176,10 @@ def write_whole(place: Path, data: bytes, *, anew: bool = False) -> bool:
                 os.link(half, place)
             except FileExistsError:
                 return False
+            except OSError:  # a file system without links
+                if place.exists():
+                    return False
+                half.replace(place)
         else:
             half.replace(place)
         _settle(place.parent)

@@ -10,9 +10,10 @@
                               in documents that look least like the rest of theirs (`document_rows.py`)
 
 A head is stable where it is called the same in nine of ten documents, by a label or by none, and its
-dependence is below 0.15; it depends on the text where that is 0.2 or more. Both thresholds are ours. A
-document without a number, as one of two tokens has no word said twice, does not count in it; `documents` says
-how many do. Of documents with the same text the first stands for all where they are listed.
+dependence is below 0.15; it depends on the text where that is 0.2 or more. Both thresholds are ours; of fewer
+than ten documents nothing is said. A document without a number, as one of two tokens has no word said twice,
+does not count in it; `documents` says how many do. Of documents with the same text the first stands for all
+where they are listed.
 
 Letters: N documents, K heads, S statistics.
 """
@@ -41,6 +42,7 @@ CHARACTER = (  # shares, so that heads and texts of any length can be compared
 )  # fmt: skip
 SHARES = {"least": 0.0, "q05": 0.05, "q25": 0.25, "median": 0.5, "q75": 0.75, "q95": 0.95, "most": 1.0}
 STABLE, OF_TEXT, FAITHFUL = 0.15, 0.2, 0.9
+FEWEST = 10  # documents, or nothing is said of what heads depend on
 STILL = 1e-3  # a spread below is rounding, and no document moves it
 READABLE = (24, 96)  # tokens of a document that is shown as typical, if there is such a one
 LISTED = 5  # documents, and places, of each head
@@ -112,7 +114,9 @@ class HeadSummary:
 
     @property
     def verdict(self) -> str:
-        """ "stable", "text" (it depends on it) or "between"."""
+        """ "stable", "text" (it depends on it) or "between"; "few" where there are under ten documents."""
+        if self.documents < FEWEST:
+            return "few"
         if self.dependence >= OF_TEXT:
             return "text"
         return "stable" if self.dependence < STABLE and self.share >= FAITHFUL else "between"
@@ -347,7 +351,7 @@ def _add_movers(walks: Walks, names: Sequence[str], heads: list[HeadSummary]) ->
         away = numpy.abs((batch.values.astype("float64") - mean) / spread)  # [N, K, S]
         known = ~numpy.isnan(away)
         usual = numpy.where(known, away, 0.0).sum((1, 2)) / numpy.maximum(known.sum((1, 2)), 1)
-        for n in numpy.flatnonzero(known.any((1, 2))).tolist():
+        for n in range(len(batch.names)):
             unlike = 0 if READABLE[0] <= batch.tokens[n] <= READABLE[1] else 1
             mine = (unlike, float(usual[n]), batch.positions[n])
             nearest = mine if nearest is None or mine < nearest else nearest

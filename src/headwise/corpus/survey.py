@@ -26,7 +26,7 @@ from torch import nn
 from ..errors import ArgumentError, HeadwiseError
 from ..heads.roles import Roles
 from ..listeners.role_measurement import roles as roles_of
-from ..models.pretrained import Pretrained, load
+from ..models.pretrained import Pretrained, load, read
 from .claims import Group, blocks, group_here
 from .document_rows import Measure, Rows, fingerprint, statistics
 from .documents import Plan, Texts, arrow
@@ -37,6 +37,7 @@ __all__ = ["survey"]
 
 FORMAT = "headwise survey 1"
 ENGINES = ("here", "ray")
+PROBE = "The cat sat on the mat."
 Progress = Callable[[int, int], None]
 Given = str | os.PathLike[str] | nn.Module | Pretrained | None
 
@@ -131,7 +132,9 @@ def survey(
         else:
             group.hear()
             plan = _joined_in(folder, corpus, trained)
-        shards = Shards(folder)
+        kept = _kept(folder / SURVEY)
+        assert kept is not None
+        shards = Shards(folder, by_number=kept["layers"] == "numbers")
         if engine == "ray":
             from .ray_engine import measured_by_ray
 
@@ -230,6 +233,7 @@ def _begun(
         ArgumentError: another model, other options, another corpus.
     """
     Shards(folder).sweep()
+    layers = _layers(trained, options.max_tokens)
     there = folder / SURVEY
     kept = _kept(there)
     if kept is None and Shards(folder).finished():
@@ -251,6 +255,8 @@ def _begun(
         "model": {"title": trained.title, "fingerprint": fingerprint(trained.model, trained.tokenizer)},
         "options": asdict(options),
         "statistics": list(statistics()),
+        "layers": layers,
+        "torch": torch.__version__,  # for readers: another may round in another way
         "corpus": {
             "root": str(plan.root.resolve()),
             "documents": plan.documents,
@@ -259,14 +265,31 @@ def _begun(
             "digest": plan.digest,
         },
     }
-    if kept is None:
-        write_whole(folder / PLAN, bytes_of(plan.pieces))
-        if write_whole(there, json.dumps(mine, indent=2).encode(), anew=True):
-            return plan
+    if kept is None and not write_whole(there, json.dumps(mine, indent=2).encode(), anew=True):
         kept = _kept(there)  # somebody else was faster
         assert kept is not None
-    _check_same(folder, kept, mine, plan)
+    if kept is not None:
+        _check_same(folder, kept, mine, plan)
+    if not (folder / PLAN).exists():  # nobody but who has the right to writes it
+        write_whole(folder / PLAN, bytes_of(plan.pieces))
     return plan
+
+
+def _layers(trained: Pretrained, max_tokens: int | None) -> str:
+    """Whether layers go by "numbers" or "paths", from one look at every head: a model that cannot be heard is
+    known before anything is written.
+
+    Raises:
+        ArgumentError: no room for a word; a tokenizer that does not fit.
+        AttentionBypassed: a model whose attention cannot be heard.
+    """
+    special = len(trained.tokenizer("")["input_ids"])
+    if max_tokens is not None and max_tokens <= special:
+        marks = f"{special} special token{'' if special == 1 else 's'}"
+        raise ArgumentError(f"max_tokens must leave room for a word beside {marks}: got {max_tokens}; try 64")
+    measure = Measure(trained, max_tokens=max_tokens)
+    heads = measure.watched(read(PROBE, trained.model, trained.tokenizer, most=measure.most))
+    return "numbers" if all(isinstance(head.layer, int) for head in heads.all()) else "paths"
 
 
 def _kept(file: Path) -> dict[str, Any] | None:
@@ -306,8 +329,10 @@ def _check_same(folder: Path, kept: dict[str, Any], mine: dict[str, Any], plan: 
             f"this is {mine['version']}; {elsewhere}"
         )
     if kept["corpus"]["digest"] != mine["corpus"]["digest"]:
-        before = Plan.read(folder / PLAN, plan.root, kept["corpus"]["block"])
-        said = before.difference(plan) or "its files come in another order"
+        said = "its files are others"
+        if (folder / PLAN).exists():
+            before = Plan.read(folder / PLAN, plan.root, kept["corpus"]["block"])
+            said = before.difference(plan) or said
         raise ArgumentError(
             f"corpus must be the one that {str(folder)!r} was begun with: {said}; put it back, or {elsewhere}"
         )

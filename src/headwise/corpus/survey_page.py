@@ -19,7 +19,12 @@ __all__ = ["page_of"]
 
 START = "corpus:dependence"
 LONGEST = 160  # letters of a name
-WORDS = {"stable": "Stable", "text": "Depends on the text", "between": "In between"}
+WORDS = {
+    "stable": "Stable",
+    "text": "Depends on the text",
+    "between": "In between",
+    "few": "Of few documents",
+}
 
 
 def page_of(survey: Survey, heads: Heads) -> dict[str, Any]:

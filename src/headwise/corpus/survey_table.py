@@ -10,7 +10,7 @@ from ..heads.labels import MIXED
 from ..show.heads_tables import HeadsTable
 from ..show.tables import HEADERS, as_number, as_text, empty_table
 from .document_rows import statistics
-from .summary import OF_TEXT, STABLE, HeadSummary
+from .summary import FEWEST, OF_TEXT, STABLE, HeadSummary
 
 if TYPE_CHECKING:
     from .result import Survey
@@ -19,7 +19,6 @@ __all__ = ["check_sort", "sentences", "survey_table"]
 
 SHOWN = ("entropy", "distance", "first", "previous", "itself", "induction")
 ORDERS = ("dependence", "share", "layer")
-VERDICTS = {"stable": "stable", "text": "depends on the text", "between": "in between"}
 ELSEWHERE = "summary-*.parquet and to_pandas() have every number"
 NAMED = 6  # heads in a sentence
 
@@ -113,6 +112,11 @@ def sentences(survey: Survey) -> list[str]:
             f"{_counted(totals.failed, 'document')} could not be read; the first is {name}: {error}. All are "
             "in documents-*.parquet."
         )
+    if totals.documents < FEWEST:
+        said.append(
+            f"That is too few to tell stable heads from those that depend on the text: {FEWEST} are needed."
+        )
+        return said
     stable, of_text = survey.stable, survey.of_text
     said.append(
         f"Stable, whatever the text: {_are(len(stable))} of {len(survey)} (dependence below {STABLE}, the "
