@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -903,7 +902,7 @@ def environment() -> dict[str, str]:
 @pytest.mark.slow
 def test_killed_again_and_again_it_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
     model = str(an_own_folder(tmp_path / "model", title="small"))
-    corpus = lines(tmp_path / "a.jsonl", [*texts(180), 5])
+    corpus = lines(tmp_path / "a.jsonl", [*texts(120), 5])
     run(model, corpus, tmp_path / "whole", block=16)
     draw = random.Random(0)
     there = Shards(tmp_path / "out")
@@ -931,12 +930,13 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(tmp_path: Path) -
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
+def port() -> int:
     import socket
 
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        yield free.getsockname()[1]
+        number: int = free.getsockname()[1]
+    return number
 
 
 @pytest.mark.slow
@@ -959,7 +959,7 @@ def test_two_processes_of_torchrun_write_what_one_writes(tmp_path: Path) -> None
 def test_a_worker_that_is_lost_leaves_its_documents_to_the_others(tmp_path: Path, port: int) -> None:
     """Without torchrun's agent, which would end them all: as under a job queue."""
     model = str(an_own_folder(tmp_path / "model", title="small"))
-    corpus = lines(tmp_path / "a.jsonl", texts(300))
+    corpus = lines(tmp_path / "a.jsonl", texts(160))
     there = Shards(tmp_path / "out")
     here = environment() | {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     both = [
@@ -976,6 +976,6 @@ def test_a_worker_that_is_lost_leaves_its_documents_to_the_others(tmp_path: Path
     said, wrong = both[0].communicate(timeout=90)
     both[1].communicate()
     assert both[0].returncode == 0, wrong
-    assert "small read 300 documents" in said
+    assert "small read 160 documents" in said
     run(model, corpus, tmp_path / "whole", block=16)
     assert files(there.folder) == files(tmp_path / "whole")
