@@ -42,6 +42,7 @@ FLOORS = (
     ("listeners",),
     ("parallel",),
     ("show",),
+    ("corpus",),
     ("examiner",),
     ("course",),
     ("cli", "doctor", "moved_modules", "testing", "__main__"),

@@ -40,6 +40,7 @@ __all__ = [
     "importance",
     "load_heads",
     "load_pruned",
+    "load_survey",
     "models",
     "nn",
     "parallel",
@@ -51,6 +52,7 @@ __all__ = [
     "role_effects",
     "roles",
     "scoring",
+    "survey",
     "testing",
     "trainer_callback",
     "watch",
@@ -67,6 +69,8 @@ if TYPE_CHECKING or _first_use.is_whole(__name__):
 
     # isort: split
     from . import budget, errors, heads, models, nn, parallel, scoring, testing
+    from .corpus.result import load_survey
+    from .corpus.survey import survey
     from .examiner.checks import check, check_file
     from .examiner.explanations import explain
     from .functional import attention, why

@@ -32,6 +32,7 @@ __all__ = [
     "Numbers",
     "Record",
     "fetched",
+    "measure_patterns",
     "numbers_of",
     "reduce",
     "settle",
@@ -168,6 +169,12 @@ class Record:
         if self.map is not None and not self._has_patterns:
             self._has_patterns = True
             self._add(*measure_patterns(self.map, self.kind, self.marks, self.rows, self.reach))
+
+    def take_patterns(self, values: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
+        """Patterns that were measured elsewhere, [B, H] each; counts: as of `measure_patterns`."""
+        if not self._has_patterns:
+            self._has_patterns = True
+            self._add(values, counts)
 
     def _add(self, values: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
         self.rows |= values
