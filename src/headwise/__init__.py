@@ -42,6 +42,7 @@ __all__ = [
     "load_pruned",
     "models",
     "nn",
+    "parallel",
     "patch",
     "prune",
     "restore",

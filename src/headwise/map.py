@@ -444,11 +444,15 @@ class AttentionMap(StandIn):
             ArgumentError: count below 1 or above S; a map of chosen keys.
         """
         self.check_whole_rows("top")
+        self._check_count(count)
+        return second_pass.top(self._scores, self.lse, count)
+
+    def _check_count(self, count: int) -> None:
+        """Raise unless a list of so many keys per query can be made."""
         B, H, T, S = self.shape
         if not _is_count(count) or count > S:
             raise ArgumentError(f"count must be between 1 and key_len: got {count!r} of {S}; use {min(8, S)}")
         self._check_budget((B, H, T, 3 * count), "values and indices", None, self._scores.dtype)
-        return second_pass.top(self._scores, self.lse, count)
 
     def statistics(
         self,

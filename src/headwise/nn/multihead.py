@@ -24,6 +24,7 @@ from .module_call import plain_self_attention
 from .options import Buckets, Positions, QKNorm, RelativeBias, Slopes
 from .packed_weights import Packed, pack, project
 from .rotary import Rope
+from .sharded_modules import Sharding
 
 __all__ = ["MultiHeadAttention"]
 
@@ -99,6 +100,7 @@ class MultiHeadAttention(nn.Module):
     k_norm: nn.Module | None
     gate_proj: nn.Linear | None
     _slopes: Slopes | None
+    _sharding: Sharding | None = None  # how its sequence lies over ranks; see `headwise.parallel`
 
     @answering(module_call.OF_THE_CONSTRUCTOR)
     def __init__(
@@ -265,6 +267,12 @@ class MultiHeadAttention(nn.Module):
         """
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.forward)
+        if self._sharding is not None:
+            done = self._sharding.attend(
+                self, query, key, value, mask, bias, positions, cache, lengths, documents
+            )
+            output = ragged.without_padding(self._finish(done.heads, done.query), done.real)
+            return output, done.weights if need_weights else None
         if documents is not None or (lengths is not None and cache is None):
             return ragged.forward(
                 self, query, key, value, mask, bias, positions, cache, lengths, documents, need_weights
@@ -312,6 +320,12 @@ class MultiHeadAttention(nn.Module):
         """
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.head_outputs)
+        if self._sharding is not None:
+            done = self._sharding.attend(
+                self, query, key, value, mask, bias, positions, cache, lengths, documents
+            )
+            heads = options.gated(self, done.heads, done.query)
+            return ragged.without_padding(heads, None if done.real is None else done.real[:, None])
         if documents is not None or (lengths is not None and cache is None):
             return ragged.head_outputs(
                 self, query, key, value, mask, bias, positions, cache, lengths, documents

@@ -1,0 +1,243 @@
+"""Attention with the sequence over a group of ranks: keys and values go round, queries stay where they are.
+
+Forward. Every rank has the queries of its tokens. Block after block, one's own first, keys and values pass
+by; each rectangle is an ordinary call on the same engines, and rows are put together from what each part
+comes to, (largest score, sum below it, mix of values), as an online softmax does. A sink, one more column of
+a whole row, is put in at the end, once.
+
+Backward. Given the whole rows' output and lse, each part's way back is exact by itself. Keys and values go
+round once more; dq stays, dk and dv travel with the block they belong to and come home, a step behind it.
+
+Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..engines import backends
+from ..engines.backend import Call
+from ..engines.gradients import Context, needs_added
+from ..engines.scores import DIFFERENTIABLE, own_precision, tile_dtype
+from ..engines.tiles import unfinished
+from ..engines.walk import REACH, Anchor, is_rough
+from ..indexing import take
+from ..mask_rules import can_read
+from ..scoring import HIDDEN
+from .ring import GRADIENTS, Message
+from .shard import Part, Shard
+
+__all__ = ["Merged", "attend"]
+
+
+def attend(shard: Shard, v: Tensor) -> tuple[Tensor, Tensor]:
+    """(output [B, H, t, Dv] of this rank's queries, their lse [B, H, t], detached)."""
+    scoring = shard.scoring
+    leaves = (shard.q, shard.k, scoring.bias, scoring.slopes, scoring.sinks, scoring.relative)
+    output, lse = _Ring.apply(*leaves, v, _Plan(shard.detach()))
+    return output, lse.detach()
+
+
+@dataclass(eq=False)
+class Merged:
+    """Rows put together from parts of them."""
+
+    top: Tensor  # [B, H, t], the largest score; HIDDEN: nothing was seen yet
+    total: Tensor  # [B, H, t], the sum of exponentials below it
+    mixed: Tensor | None  # [B, H, t, Dv], of values
+
+    @classmethod
+    def nothing(cls, q: Tensor, value_dim: int | None) -> Merged:
+        """Before the first part."""
+        dtype = tile_dtype(q.dtype)
+        top = torch.full(q.shape[:3], HIDDEN, dtype=dtype, device=q.device)
+        mixed = None if value_dim is None else top.new_zeros(*q.shape[:3], value_dim)
+        return cls(top, torch.zeros_like(top), mixed)
+
+    def add(self, rows: slice, top: Tensor, total: Tensor, mixed: Tensor | None) -> None:
+        """Put in what these rows come to in a part, or a column: top and total [B, H, t]."""
+        old = self.top[:, :, rows]
+        new = torch.maximum(old, top)
+        mine, theirs = (old - new).exp(), (top - new).exp()
+        self.top[:, :, rows] = new
+        self.total[:, :, rows] = self.total[:, :, rows] * mine + total * theirs
+        if self.mixed is not None:
+            here = self.mixed[:, :, rows]
+            here *= mine[..., None]
+            if mixed is not None:
+                here += mixed * theirs[..., None]
+
+    def add_sinks(self, sinks: Tensor) -> None:
+        """The column that every row has which sees anything at all."""
+        sink = sinks.to(self.top.dtype)[:, None].expand_as(self.top)
+        empty = self.top <= HIDDEN
+        self.add(slice(None), torch.where(empty, HIDDEN, sink), (~empty).to(sink.dtype), None)
+
+    @property
+    def anchor(self) -> Anchor:
+        """The rows' lse in two numbers."""
+        empty = self.top <= HIDDEN
+        return self.top.masked_fill(empty, 0), self.total.log().masked_fill(empty, 0)
+
+    @property
+    def lse(self) -> Tensor:
+        high, low = self.anchor
+        return (high + low).masked_fill(self.top <= HIDDEN, -torch.inf)
+
+    def output(self, dtype: torch.dtype) -> Tensor:
+        """[B, H, t, Dv]"""
+        assert self.mixed is not None
+        empty = self.top <= HIDDEN
+        return (self.mixed / self.total.masked_fill(empty, 1)[..., None]).to(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """What the function needs beside tensors; its shard's own are none of the graph's."""
+
+    shard: Shard
+
+    def filled(self, leaves: tuple[Tensor | None, ...]) -> Shard:
+        """The shard of these leaves, in the order of DIFFERENTIABLE."""
+        q, k, bias, slopes, sinks, relative = leaves
+        scoring = replace(self.shard.scoring, bias=bias, slopes=slopes, sinks=sinks, relative=relative)
+        assert q is not None and k is not None
+        return replace(self.shard, q=q, k=k, scoring=scoring)
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Context, *args: Any) -> tuple[Tensor, Tensor]:
+        *leaves, v, plan = args
+        shard = plan.filled(tuple(leaves))
+        with own_precision(v.device):
+            merged = _forward(shard, v)
+        output, lse = merged.output(v.dtype), merged.lse
+        ctx.mark_non_differentiable(lse)
+        ctx.plan = replace(plan, shard=replace(plan.shard, q=v.new_empty(0), k=v.new_empty(0)))
+        ctx.save_for_backward(*leaves, v, output, lse, *merged.anchor)
+        return output, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: object) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        *leaves, v, output, lse, high, low = ctx.saved_tensors
+        shard = ctx.plan.filled(tuple(leaves))
+        with own_precision(v.device):
+            grads = _backward(shard, v, output, lse, (high, low), grad, needs_added(ctx.needs_input_grad))
+        given = (*leaves, v)
+        typed = [None if g is None else g.to(x.dtype) for g, x in zip(grads, given, strict=True)]
+        return (*[g if n else None for g, n in zip(typed, ctx.needs_input_grad, strict=False)], None)
+
+
+def _forward(shard: Shard, v: Tensor) -> Merged:
+    merged = Merged.nothing(shard.q, v.shape[-1])
+    for owner, (k, values) in shard.ring.blocks(shard.k, v, sizes=shard.key_sizes):
+        for part in shard.parts(owner, k):
+            merged.add(part.rows, *_of_part(Call(part.scores, values[:, :, part.columns])))
+    if shard.scoring.sinks is not None:
+        merged.add_sinks(shard.scoring.sinks)
+    return merged
+
+
+def _of_part(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(largest score, sum of the exponentials below it, mix of values) of a part's rows."""
+    backends.note(call)
+    output, lse = backends.choose(call).forward(call)
+    if can_read(lse) and is_rough(lse, REACH):  # then one number is too rough to put rows together by
+        return unfinished(call.scores, call.v)
+    empty = torch.isneginf(lse)
+    return lse.masked_fill(empty, HIDDEN), (~empty).to(lse.dtype), output.to(lse.dtype)
+
+
+def _backward(
+    shard: Shard, v: Tensor, output: Tensor, lse: Tensor, anchor: Anchor, grad: Tensor, added: bool
+) -> tuple[Tensor | None, ...]:
+    """Of everything in DIFFERENTIABLE, and of v; in the tiles' dtype."""
+    ring, dtype, scoring = shard.ring, tile_dtype(v.dtype), shard.scoring
+    sizes = shard.key_sizes
+    dq = torch.zeros(shard.q.shape, dtype=dtype, device=v.device)
+    rooms: dict[str, Tensor] = {}
+    if added:
+        given = {"bias": scoring.bias, "slopes": scoring.slopes, "relative": scoring.relative}
+        rooms = {
+            name: torch.zeros(x.shape, dtype=dtype, device=x.device)
+            for name, x in given.items()
+            if x is not None
+        }
+    home: Tensor | None = None  # dk and dv of this rank's own keys, in one piece
+    message: Message | None = None  # those of others, from ranks before
+    for owner, (k, values) in ring.blocks(shard.k, v, sizes=sizes):
+        packed, (dk, dv) = _room(k, values, dtype)
+        for part in shard.parts(owner, k):
+            rows, columns = part.rows, part.columns
+            high, low = anchor
+            call = Call(
+                part.scores, values[:, :, columns], bias_gradient=added,
+                anchor=(high[:, :, rows], low[:, :, rows]),
+            )  # fmt: skip
+            back, d_values, _ = backends.choose(call).backward(
+                call, output[:, :, rows], lse[:, :, rows], grad[:, :, rows]
+            )
+            dq[:, :, rows] += back.q
+            dk[:, :, columns] += back.k
+            dv[:, :, columns] += d_values
+            _add(rooms, part, {"bias": back.bias, "slopes": back.slopes, "relative": back.relative})
+        if home is None:
+            home = packed
+            continue
+        if message is not None:
+            packed += message.wait()
+        # what the rank before has done by now is of the keys that come here next; at last of our own
+        ahead = (owner - 1) % ring.size
+        arriving = packed.new_empty(math.prod((*shard.k.shape[:2], sizes[ahead])) * _width(k, values))
+        message = ring.pass_on(packed, arriving, GRADIENTS)
+    assert home is not None
+    if message is not None:
+        home += message.wait()
+    dk, dv = _apart(home, shard.k, v)
+    named = {"q": dq, "k": dk, "sinks": _of_sinks(scoring.sinks, output, lse, anchor, grad), **rooms}
+    return (*[named.get(name) for name in DIFFERENTIABLE], dv)
+
+
+def _width(k: Tensor, v: Tensor) -> int:
+    return k.shape[-1] + v.shape[-1]
+
+
+def _room(k: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Room for the gradients of a block, as one message and as its two parts."""
+    packed = torch.zeros(k.numel() + v.numel(), dtype=dtype, device=k.device)
+    return packed, _apart(packed, k, v)
+
+
+def _apart(packed: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return packed[: k.numel()].view(k.shape), packed[k.numel() :].view(v.shape)
+
+
+def _add(rooms: dict[str, Tensor], part: Part, found: dict[str, Tensor | None]) -> None:
+    """Gradients of what is added: a bias lies over queries and keys, the others are a head's."""
+    for name, room in rooms.items():
+        share = found[name]
+        assert share is not None, "the call asked for it"
+        if name == "bias":
+            query, key, _, _ = part.frame
+            _, _, t, s = part.scores.shape
+            room = take(room, (None, None, slice(query, query + t), slice(key, key + s)))
+        room += share
+
+
+def _of_sinks(
+    sinks: Tensor | None, output: Tensor, lse: Tensor, anchor: Anchor, grad: Tensor
+) -> Tensor | None:
+    """[H]: of this rank's rows."""
+    if sinks is None:
+        return None
+    delta = (grad.to(lse.dtype) * output.to(lse.dtype)).sum(-1)  # [B, H, t]
+    mass = (sinks.to(lse.dtype)[:, None] - anchor[0] - anchor[1]).exp()
+    return -(mass * delta).masked_fill(torch.isneginf(lse), 0).sum((0, 2))
