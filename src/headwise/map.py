@@ -240,6 +240,24 @@ class AttentionMap(StandIn):
         return statistics.counted(statistic, self._scores, self.lse)
 
     @property
+    def ranks(self) -> int | None:
+        """Over how many ranks its sequence lies (`headwise.parallel`); None: it is one process's own."""
+        return None
+
+    def to_keep(self) -> AttentionMap:
+        """The same map for those who look at it later, and not on every rank."""
+        return self
+
+    @property
+    def own_keys(self) -> int:
+        """How many of its S keys are this process's own."""
+        return self.shape[3]
+
+    def whole_text(self, ids: Tensor) -> Tensor:
+        """The ids of its keys, int [B, S], from those of this process's own."""
+        return ids
+
+    @property
     def counts_every_query(self) -> bool:
         """Whether every query surely counts, without looking: none is padding, each sees its own key."""
         scores = self._scores

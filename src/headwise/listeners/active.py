@@ -93,7 +93,9 @@ class Listener(Protocol):
 
     One that will ask each map for row statistics, and for nothing that takes a walk over the weights, may
     name them in `asks`: they are collected on the way where that can be. `asks_if_long` are those of one that
-    measures short calls together, when their forward is over: `after(forward)` tells it so.
+    measures short calls together, when their forward is over: `after(forward)` tells it so. `hears_shards`
+    is True of one that knows calls whose sequence lies over ranks: their map is of the whole, their values
+    and outputs are this rank's.
     """
 
     def hear(self, call: Call) -> Tensor | None:

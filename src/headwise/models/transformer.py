@@ -335,8 +335,8 @@ class Transformer(nn.Module):
             positions, length = self._sharding.positions(ids)
             if config.positions == "learned" and config.max_length and length > config.max_length:
                 raise ShapeError(
-                    f"ids must fit the positions there are: {length} over all ranks > {config.max_length}; cut "
-                    "the text, or make the model with a larger max_length"
+                    f"ids must fit the positions there are: {length} over all ranks > {config.max_length}; "
+                    "cut the text, or make the model with a larger max_length"
                 )
         elif positions is None:
             before = 0 if cache is None or torch.compiler.is_compiling() else cache.length

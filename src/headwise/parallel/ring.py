@@ -68,8 +68,8 @@ class Ring:
         """
         if not dist.is_available() or not dist.is_initialized():
             raise ArgumentError(
-                "mesh must be of running processes: torch.distributed was not initialised; run under torchrun "
-                "and call torch.distributed.init_process_group()"
+                "mesh must be of running processes: torch.distributed was not initialised; run under "
+                "torchrun and call torch.distributed.init_process_group()"
             )
         if mesh is None:
             assert dist.group.WORLD is not None
@@ -94,7 +94,7 @@ class Ring:
     # Round the ring
 
     def pass_on(self, tensor: Tensor, arriving: Tensor, tag: int = KEYS) -> Message:
-        """Send to the next rank, and take what the one before sends into `arriving`; neither is waited for."""
+        """Send to the next rank, and take what the one before sends into `arriving`; nobody waits."""
         _sent[0] += tensor.nbytes
         operations = [
             dist.P2POp(dist.isend, tensor, self._next, self.group, tag),

@@ -126,7 +126,7 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: object) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, _: object) -> tuple[Tensor | None, ...]:
         *leaves, v, output, lse, high, low = ctx.saved_tensors
         shard = ctx.plan.filled(tuple(leaves))
         with own_precision(v.device):

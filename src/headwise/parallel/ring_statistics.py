@@ -1,4 +1,4 @@
-"""The second pass with the sequence over a group of ranks: keys go round once more, each rank reduces its rows.
+"""The second pass with the sequence over a group of ranks: keys go round, each rank reduces its rows.
 
 A row's sums over all keys are sums of sums over blocks of them, given the whole row's lse; so the tiles and
 accumulators are those of one process, a rectangle at a time. What belongs to queries (entropy, distance, ..)
@@ -46,7 +46,7 @@ class Measuring:
     def of(cls, shard: Shard, lse: Tensor, error: BaseException | None = None) -> Measuring:
         """Agree to begin: all ranks, or none; see `Ring.agree`.
 
-        Where some rank's lse is rough, all of them work out what it is from the very products that are walked.
+        Where some rank's lse is rough, all work out what it is from the very products that are walked.
         """
         finite = lse.masked_fill(torch.isneginf(lse), 0)
         largest = 0.0 if lse.dtype == torch.float64 else float(finite.abs().max())

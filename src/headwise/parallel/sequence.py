@@ -11,6 +11,7 @@ c begins at floor(c T / 2n), so any length will do, and chunks that touch are on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,9 +53,9 @@ class Layout:
 
     def _runs_of(self, rank: int) -> tuple[Run, ...]:
         if self.order == "zigzag":
-            chunks, mine = 2 * self.ranks, (rank, 2 * self.ranks - 1 - rank)
+            chunks, mine = 2 * self.ranks, [rank, 2 * self.ranks - 1 - rank]
         else:
-            chunks, mine = self.ranks, (rank,)
+            chunks, mine = self.ranks, [rank]
         runs: list[Run] = []
         for chunk in mine:
             start, stop = (self.length * c // chunks for c in (chunk, chunk + 1))
@@ -77,8 +78,8 @@ class Layout:
         """Where a rank's tokens are in the sequence, int64 [t], on the CPU."""
         return torch.cat([torch.arange(r.there.start, r.there.stop, device="cpu") for r in self.runs(rank)])
 
-    def check(self, sizes: list[int], what: str) -> None:
-        """Raise unless every rank holds the tokens that are its own: sizes, by rank.
+    def check(self, sizes: Mapping[int, int], what: str) -> None:
+        """Raise unless ranks hold the tokens that are their own: sizes, by rank.
 
         Raises:
             ShapeError: too short a sequence; another number of tokens on some rank.
@@ -89,11 +90,11 @@ class Layout:
                 f"{what} must have a token for every chunk: {self.length} tokens over {self.ranks} ranks in "
                 f"{least} chunks; use fewer ranks"
             )
-        for rank, size in enumerate(sizes):
+        for rank, size in sizes.items():
             if size != self.size(rank):
                 raise ShapeError(
-                    f"{what} must be the rank's own tokens: rank {rank} has {size} of {self.length}, its share "
-                    f"is {self.size(rank)}; cut them with headwise.parallel.split, in the same order"
+                    f"{what} must be the rank's own tokens: rank {rank} has {size} of {self.length}, its "
+                    f"share is {self.size(rank)}; cut them with headwise.parallel.split, in the same order"
                 )
 
 
@@ -123,7 +124,7 @@ def split(
     check_order(order)
     ring = Ring.of(mesh, axis)
     layout = Layout(tensor.shape[dim], ring.size, order)
-    layout.check([], "tensor")
+    layout.check({}, "tensor")
     runs = layout.runs(ring.rank)
     return torch.cat([tensor.narrow(dim, run.there.start, run.size) for run in runs], dim)
 
@@ -145,7 +146,7 @@ def join(
     ring = Ring.of(mesh, axis)
     sizes = [int(number) for (number,) in ring.numbers([tensor.shape[dim]], tensor.device)]
     layout = Layout(sum(sizes), ring.size, order)
-    layout.check(sizes, "tensor")
+    layout.check(dict(enumerate(sizes)), "tensor")
     return joined(tensor, ring, layout, dim)
 
 

@@ -220,8 +220,8 @@ def _check_call(
         )
     if module.training and module.dropout:
         raise ArgumentError(
-            f"dropout must be 0 where a sequence lies over ranks: got {module.dropout:g} on weights that no rank "
-            "has whole; set it to 0, or call eval()"
+            f"dropout must be 0 where a sequence lies over ranks: got {module.dropout:g} on weights that no "
+            "rank has whole; set it to 0, or call eval()"
         )
     if lengths is not None or documents is not None:
         check_alone(key, value, None, lengths, documents)

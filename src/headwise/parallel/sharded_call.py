@@ -87,7 +87,7 @@ def attend_laid_out(shard: Shard, v: Tensor) -> tuple[Tensor, ShardedMap]:
     """(output, map) of a shard whose every argument is right.
 
     Raises:
-        ArgumentError: a function transform (torch.func) or a forward-mode derivative, which no message passes.
+        ArgumentError: a function transform (torch.func) or a forward-mode derivative is wanted.
     """
     alone = Scores(shard.q, shard.k, NOTHING_HIDDEN, Scoring(shard.scoring.scale))
     reason = call_of(alone, v).plain_because
@@ -128,22 +128,14 @@ def laid_out(
                         f"ranks must agree in {name}: {a} on rank {ring.rank}, {b} on rank {rank}; only the "
                         "sequence lies over ranks"
                     )
-        rows, columns = ([numbers[i] for numbers in sizes] for i in (0, 1))
-        T, S = sum(rows), sum(columns)
+        rows, columns = ({rank: numbers[i] for rank, numbers in enumerate(sizes)} for i in (0, 1))
+        T, S = sum(rows.values()), sum(columns.values())
     else:
         if error is not None:
             raise error
         T, S = length if isinstance(length, tuple) else (length, length)
-        rows, columns = [], []
+        rows, columns = ({ring.rank: x.shape[2]} for x in (q, k))
     queries, keys = Layout(T, ring.size, order), Layout(S, ring.size, order)
-    queries.check(rows, "q")
-    keys.check(columns, "k")
-    if length is not None:
-        for layout, x, name in ((queries, q, "q"), (keys, k, "k")):
-            if x.shape[2] != layout.size(ring.rank):
-                raise ShapeError(
-                    f"{name} must be the rank's own tokens: rank {ring.rank} has {x.shape[2]} of "
-                    f"{layout.length}, its share is {layout.size(ring.rank)}; give the length of the whole, and "
-                    "cut it with headwise.parallel.split, in the same order"
-                )
+    queries.check(rows, "queries")
+    keys.check(columns, "keys")
     return queries, keys

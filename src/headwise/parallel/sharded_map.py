@@ -31,6 +31,8 @@ from .shard import Shard
 
 __all__ = ["ShardedMap"]
 
+SHORT = 2048  # keys up to which a map that is kept is put together, as `watch` keeps maps of one process
+
 
 class ShardedMap(AttentionMap):
     """The weights of attention, [B, H, T, S], of a sequence over a group of ranks.
@@ -88,6 +90,22 @@ class ShardedMap(AttentionMap):
     @property
     def relative(self) -> Tensor | None:
         return self._shard.scoring.relative
+
+    @property
+    def ranks(self) -> int:
+        return self._shard.ring.size
+
+    def to_keep(self) -> AttentionMap:
+        """An ordinary map where that is short; else this one, which all ranks must look at together."""
+        return self.whole() if self.shape[3] <= SHORT else self
+
+    @property
+    def own_keys(self) -> int:
+        return self._shard.k.shape[2]
+
+    def whole_text(self, ids: Tensor) -> Tensor:
+        """The ids of all keys, from those of this rank's."""
+        return joined(ids, self._shard.ring, self._shard.keys, 1)
 
     @property
     def counts_every_query(self) -> bool:
@@ -163,7 +181,7 @@ class ShardedMap(AttentionMap):
         return ring_statistics.top(self._measuring(error), count)
 
     def mass(self, on: Mask | Tensor, *, per: str = "head") -> Tensor:
-        """The weight each query puts on the keys that `on` allows, as `AttentionMap.mass`; on: of the whole."""
+        """The weight each query puts on the keys that `on` allows, as `AttentionMap.mass`."""
         error, bound = None, self._scores.mask
         try:
             if per not in ("head", "query"):
@@ -262,7 +280,7 @@ class ShardedMap(AttentionMap):
     def to(self, device: torch.device | str) -> NoReturn:
         """It stays where its ranks are."""
         raise ArgumentError(
-            f"device must be the rank's own: a map over {self._shard.ring.size} ranks stays on {self.device}, "
+            f"device must be the rank's own: a map over {self._shard.ring.size} ranks is on {self.device}, "
             f"got {device!r}; use map.whole().to(device)"
         )
 
