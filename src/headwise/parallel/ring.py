@@ -109,6 +109,8 @@ class Ring:
     def blocks(self, *mine: Tensor, sizes: Sequence[int]) -> Iterator[tuple[int, list[Tensor]]]:
         """(whose they are, its tensors) of every rank in turn, one's own first; the next is on its way.
 
+        The list is empty when the next one comes: keep none of its tensors.
+
         Args:
             mine: [B, Hk, s, ..] each, of one dtype.
             sizes: s, by rank.
@@ -126,6 +128,7 @@ class Ring:
                 arriving = packed.new_empty(sum(math.prod(shape) for shape in shapes))
                 message = self.pass_on(packed, arriving)
             yield self.owner(step), here
+            here.clear()  # whoever looked at them has: two blocks are here at most beside one's own
             if message is not None:
                 packed = message.wait()
                 flat = packed.split([math.prod(shape) for shape in shapes])

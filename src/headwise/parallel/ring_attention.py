@@ -13,9 +13,9 @@ Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_d
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from ..engines import backends
 from ..engines.backend import Call
 from ..engines.gradients import Context, needs_added
-from ..engines.scores import DIFFERENTIABLE, own_precision, tile_dtype
+from ..engines.scores import ADDED, DIFFERENTIABLE, own_precision, tile_dtype
 from ..engines.tiles import unfinished
 from ..engines.walk import REACH, Anchor, is_rough
 from ..indexing import take
@@ -73,6 +73,11 @@ class Merged:
             if mixed is not None:
                 here += mixed * theirs[..., None]
 
+    def look(self, parts: Iterable[Part]) -> None:
+        """Put in rectangles without their values."""
+        for part in parts:
+            self.add(part.rows, *unfinished(part.scores, None))
+
     def add_sinks(self, sinks: Tensor) -> None:
         """The column that every row has which sees anything at all."""
         sink = sinks.to(self.top.dtype)[:, None].expand_as(self.top)
@@ -111,6 +116,20 @@ class _Plan:
         return replace(self.shard, q=q, k=k, scoring=scoring)
 
 
+class _Rows(NamedTuple):
+    """What the way back needs of whole rows."""
+
+    output: Tensor  # [B, H, t, Dv]
+    lse: Tensor  # [B, H, t]
+    high: Tensor  # lse in two numbers
+    low: Tensor
+    grad: Tensor  # of the output
+
+    def some(self, rows: slice) -> _Rows:
+        """A run of them."""
+        return _Rows(*[x[:, :, rows] for x in self])
+
+
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Context, *args: Any) -> tuple[Tensor, Tensor]:
@@ -130,7 +149,8 @@ class _Ring(torch.autograd.Function):
         *leaves, v, output, lse, high, low = ctx.saved_tensors
         shard = ctx.plan.filled(tuple(leaves))
         with own_precision(v.device):
-            grads = _backward(shard, v, output, lse, (high, low), grad, needs_added(ctx.needs_input_grad))
+            rows = _Rows(output, lse, high, low, grad)
+            grads = _backward(shard, v, rows, needs_added(ctx.needs_input_grad))
         given = (*leaves, v)
         typed = [None if g is None else g.to(x.dtype) for g, x in zip(grads, given, strict=True)]
         return (*[g if n else None for g, n in zip(typed, ctx.needs_input_grad, strict=False)], None)
@@ -138,12 +158,17 @@ class _Ring(torch.autograd.Function):
 
 def _forward(shard: Shard, v: Tensor) -> Merged:
     merged = Merged.nothing(shard.q, v.shape[-1])
-    for owner, (k, values) in shard.ring.blocks(shard.k, v, sizes=shard.key_sizes):
-        for part in shard.parts(owner, k):
-            merged.add(part.rows, *_of_part(Call(part.scores, values[:, :, part.columns])))
+    for owner, block in shard.ring.blocks(shard.k, v, sizes=shard.key_sizes):
+        _look(shard, merged, owner, *block)
     if shard.scoring.sinks is not None:
         merged.add_sinks(shard.scoring.sinks)
     return merged
+
+
+def _look(shard: Shard, merged: Merged, owner: int, k: Tensor, v: Tensor) -> None:
+    """This rank's queries at the keys of `owner`."""
+    for part in shard.parts(owner, k):
+        merged.add(part.rows, *_of_part(Call(part.scores, v[:, :, part.columns])))
 
 
 def _of_part(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -156,88 +181,75 @@ def _of_part(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
     return lse.masked_fill(empty, HIDDEN), (~empty).to(lse.dtype), output.to(lse.dtype)
 
 
-def _backward(
-    shard: Shard, v: Tensor, output: Tensor, lse: Tensor, anchor: Anchor, grad: Tensor, added: bool
-) -> tuple[Tensor | None, ...]:
+def _backward(shard: Shard, v: Tensor, rows: _Rows, added: bool) -> tuple[Tensor | None, ...]:
     """Of everything in DIFFERENTIABLE, and of v; in the tiles' dtype."""
-    ring, dtype, scoring = shard.ring, tile_dtype(v.dtype), shard.scoring
-    sizes = shard.key_sizes
-    dq = torch.zeros(shard.q.shape, dtype=dtype, device=v.device)
-    rooms: dict[str, Tensor] = {}
+    ring, dtype, scoring, sizes = shard.ring, tile_dtype(v.dtype), shard.scoring, shard.key_sizes
+    room: dict[str, Tensor] = {"q": torch.zeros(shard.q.shape, dtype=dtype, device=v.device)}
     if added:
-        given = {"bias": scoring.bias, "slopes": scoring.slopes, "relative": scoring.relative}
-        rooms = {
-            name: torch.zeros(x.shape, dtype=dtype, device=x.device)
-            for name, x in given.items()
-            if x is not None
-        }
+        for name, x in scoring.tensors.items():
+            if name in ADDED:
+                room[name] = torch.zeros(x.shape, dtype=dtype, device=x.device)
     home: Tensor | None = None  # dk and dv of this rank's own keys, in one piece
     message: Message | None = None  # those of others, from ranks before
-    for owner, (k, values) in ring.blocks(shard.k, v, sizes=sizes):
-        packed, (dk, dv) = _room(k, values, dtype)
-        for part in shard.parts(owner, k):
-            rows, columns = part.rows, part.columns
-            high, low = anchor
-            call = Call(
-                part.scores, values[:, :, columns], bias_gradient=added,
-                anchor=(high[:, :, rows], low[:, :, rows]),
-            )  # fmt: skip
-            back, d_values, _ = backends.choose(call).backward(
-                call, output[:, :, rows], lse[:, :, rows], grad[:, :, rows]
-            )
-            dq[:, :, rows] += back.q
-            dk[:, :, columns] += back.k
-            dv[:, :, columns] += d_values
-            _add(rooms, part, {"bias": back.bias, "slopes": back.slopes, "relative": back.relative})
+    each = v.shape[0] * v.shape[1] * (shard.k.shape[3] + v.shape[3])  # numbers a key
+    for owner, block in ring.blocks(shard.k, v, sizes=sizes):
+        packed = torch.zeros(each * sizes[owner], dtype=dtype, device=v.device)
+        _look_back(shard, rows, owner, block[0], block[1], packed, room)
         if home is None:
             home = packed
             continue
         if message is not None:
             packed += message.wait()
         # what the rank before has done by now is of the keys that come here next; at last of our own
-        ahead = (owner - 1) % ring.size
-        arriving = packed.new_empty(math.prod((*shard.k.shape[:2], sizes[ahead])) * _width(k, values))
+        arriving = packed.new_empty(each * sizes[(owner - 1) % ring.size])
         message = ring.pass_on(packed, arriving, GRADIENTS)
     assert home is not None
     if message is not None:
         home += message.wait()
-    dk, dv = _apart(home, shard.k, v)
-    named = {"q": dq, "k": dk, "sinks": _of_sinks(scoring.sinks, output, lse, anchor, grad), **rooms}
-    return (*[named.get(name) for name in DIFFERENTIABLE], dv)
+    room["k"], dv = _apart(home, shard.k, v)
+    if scoring.sinks is not None:
+        room["sinks"] = _of_sinks(scoring.sinks, rows)
+    return (*[room.get(name) for name in DIFFERENTIABLE], dv)
 
 
-def _width(k: Tensor, v: Tensor) -> int:
-    return k.shape[-1] + v.shape[-1]
-
-
-def _room(k: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Room for the gradients of a block, as one message and as its two parts."""
-    packed = torch.zeros(k.numel() + v.numel(), dtype=dtype, device=k.device)
-    return packed, _apart(packed, k, v)
+def _look_back(
+    shard: Shard, rows: _Rows, owner: int, k: Tensor, v: Tensor, packed: Tensor, room: dict[str, Tensor]
+) -> None:
+    """The way back through the keys of `owner`: theirs into `packed`, this rank's own into `room`."""
+    dk, dv = _apart(packed, k, v)
+    added = any(name in room for name in ADDED)
+    for part in shard.parts(owner, k):
+        here = rows.some(part.rows)
+        values = v[:, :, part.columns]
+        call = Call(part.scores, values, bias_gradient=added, anchor=(here.high, here.low))
+        back, d_values, _ = backends.choose(call).backward(call, here.output, here.lse, here.grad)
+        room["q"][:, :, part.rows] += back.q
+        dk[:, :, part.columns] += back.k
+        dv[:, :, part.columns] += d_values
+        _add(room, part, {"bias": back.bias, "slopes": back.slopes, "relative": back.relative})
 
 
 def _apart(packed: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return packed[: k.numel()].view(k.shape), packed[k.numel() :].view(v.shape)
 
 
-def _add(rooms: dict[str, Tensor], part: Part, found: dict[str, Tensor | None]) -> None:
+def _add(room: dict[str, Tensor], part: Part, found: dict[str, Tensor | None]) -> None:
     """Gradients of what is added: a bias lies over queries and keys, the others are a head's."""
-    for name, room in rooms.items():
-        share = found[name]
+    for name, share in found.items():
+        if name not in room:
+            continue
         assert share is not None, "the call asked for it"
+        mine = room[name]
         if name == "bias":
             query, key, _, _ = part.frame
             _, _, t, s = part.scores.shape
-            room = take(room, (None, None, slice(query, query + t), slice(key, key + s)))
-        room += share
+            mine = take(mine, (None, None, slice(query, query + t), slice(key, key + s)))
+        mine += share
 
 
-def _of_sinks(
-    sinks: Tensor | None, output: Tensor, lse: Tensor, anchor: Anchor, grad: Tensor
-) -> Tensor | None:
+def _of_sinks(sinks: Tensor, rows: _Rows) -> Tensor:
     """[H]: of this rank's rows."""
-    if sinks is None:
-        return None
-    delta = (grad.to(lse.dtype) * output.to(lse.dtype)).sum(-1)  # [B, H, t]
-    mass = (sinks.to(lse.dtype)[:, None] - anchor[0] - anchor[1]).exp()
-    return -(mass * delta).masked_fill(torch.isneginf(lse), 0).sum((0, 2))
+    dtype = rows.lse.dtype
+    delta = (rows.grad.to(dtype) * rows.output.to(dtype)).sum(-1)  # [B, H, t]
+    mass = (sinks.to(dtype)[:, None] - rows.high - rows.low).exp()
+    return -(mass * delta).masked_fill(torch.isneginf(rows.lse), 0).sum((0, 2))

@@ -20,7 +20,6 @@ from ..engines.accumulators import ACCUMULATORS, sums_of
 from ..engines.scores import Piece, own_precision
 from ..engines.second_pass import Top, drawing
 from ..engines.statistics import PICTURE, RECEIVED, ROW_STATISTICS, counted
-from ..engines.tiles import unfinished
 from ..engines.walk import ROUGH, Anchor, Block, walk
 from ..masks import Mask
 from ..scoring import HIDDEN
@@ -55,9 +54,8 @@ class Measuring:
             return cls(shard, lse, (finite, torch.zeros_like(finite)))
         merged = Merged.nothing(shard.q, None)
         with own_precision(lse.device):
-            for owner, (k,) in shard.ring.blocks(shard.k, sizes=shard.key_sizes):
-                for part in shard.parts(owner, k, placed=True):
-                    merged.add(part.rows, *unfinished(part.scores, None))
+            for owner, block in shard.ring.blocks(shard.k, sizes=shard.key_sizes):
+                merged.look(shard.parts(owner, block[0], placed=True))
         if shard.scoring.sinks is not None:
             merged.add_sinks(shard.scoring.sinks)
         return cls(shard, lse, merged.anchor)
@@ -117,41 +115,27 @@ def measure(
     measuring: Measuring, names: tuple[str, ...], per_query: bool, reach: int, cells: tuple[int, int] | None
 ) -> dict[str, Tensor]:
     """The statistics by name, as `engines.statistics.measured` gives them; the picture last."""
-    shard = measuring.shard
-    B, H, T, S = shard.shape
-    lse, ring, sizes = measuring.lse, shard.ring, shard.key_sizes
+    shard, lse = measuring.shard, measuring.lse
+    B, H, _, _ = shard.shape
     rows = [name for name in names if name != RECEIVED]
     needed = {part for name in rows for part in ROW_STATISTICS[name].needs} | {"mass"}
     sums = {n: torch.full_like(lse, HIDDEN if ACCUMULATORS[n].largest else 0.0) for n in needed}
     picture = None if cells is None else lse.new_zeros(B, H, *cells)
     ragged = "first" in needed and shard.mask.keys is not None and shard.mask.keys.ndim == 2
     firsts = _first_keys(shard.mask, B) if "first" in needed else [0] * B
-    home: Tensor | None = None  # what this rank's keys received, [B, H, s]
-    message: Message | None = None  # what others' did, on ranks before
-    with own_precision(lse.device):
-        for owner, (k,) in ring.blocks(shard.k, sizes=sizes):
-            received = lse.new_zeros(B, H, sizes[owner]) if RECEIVED in names else None
-            for part in shard.parts(owner, k, placed=True):
-                for block, here in measuring.blocks(part, ragged):
-                    room = None
-                    if received is not None:
-                        room = received[block.piece.batch, block.piece.heads, part.columns]
-                    draw = None if picture is None else drawing(block, picture, part.frame)
-                    first = _inside(firsts[block.piece.batch.start], part)
-                    for name, share in sums_of(block, needed, reach, True, room, draw, first).items():
-                        combine = torch.maximum if ACCUMULATORS[name].largest else torch.add
-                        sums[name][here] = combine(sums[name][here], share)
-            if received is None:
-                continue
-            if home is None:
-                home = received
-                continue
-            if message is not None:
-                received += message.wait()
-            arriving = lse.new_empty(B, H, sizes[(owner - 1) % ring.size])
-            message = ring.pass_on(received, arriving, GRADIENTS)
-    if home is not None and message is not None:
-        home += message.wait()
+    received = _Received(shard, lse) if RECEIVED in names else None
+
+    def look(part: Part, block: Block, here: tuple[slice, ...]) -> None:
+        room = None
+        if received is not None:
+            room = received.here[block.piece.batch, block.piece.heads, part.columns]
+        draw = None if picture is None else drawing(block, picture, part.frame)
+        first = _inside(firsts[block.piece.batch.start], part)
+        for name, share in sums_of(block, needed, reach, True, room, draw, first).items():
+            combine = torch.maximum if ACCUMULATORS[name].largest else torch.add
+            sums[name][here] = combine(sums[name][here], share)
+
+    _walked(measuring, shard, look, ragged, None if received is None else received.pass_on)
     block = measuring.whole_rows()
     off = (block.with_sink(sums["mass"]) - 1).abs() > SLACK
     off &= ~torch.isneginf(lse)
@@ -161,11 +145,41 @@ def measure(
         values = {name: measuring.over_queries(value) for name, value in values.items()}
     else:
         values = measuring.of_heads(values)
-    if home is not None:
-        values[RECEIVED] = joined(home + spoiled, ring, shard.keys, 2)
+    if received is not None:
+        values[RECEIVED] = joined(received.home() + spoiled, shard.ring, shard.keys, 2)
     if picture is not None:
-        values[PICTURE] = ring.add_up(picture + spoiled)
+        values[PICTURE] = shard.ring.add_up(picture + spoiled)
     return {name: values[name] for name in (*names, PICTURE) if name in values}
+
+
+class _Received:
+    """What keys receive, summed up on the way: it travels with them, a step behind, and comes home."""
+
+    def __init__(self, shard: Shard, like: Tensor) -> None:
+        self._ring, self._sizes, self._like = shard.ring, shard.key_sizes, like
+        self._mine: Tensor | None = None  # [B, H, s], by this rank's own queries
+        self._message: Message | None = None
+        self.here = self._room(shard.ring.rank)  # of the keys that are here now
+
+    def _room(self, owner: int) -> Tensor:
+        return self._like.new_zeros(*self._like.shape[:2], self._sizes[owner])
+
+    def pass_on(self, owner: int) -> None:
+        """This rank's queries have seen the keys of `owner`."""
+        before = (owner - 1) % self._ring.size  # whose keys come here next; at last one's own
+        if self._mine is None:
+            self._mine = self.here
+        else:
+            if self._message is not None:
+                self.here += self._message.wait()
+            arriving = torch.empty_like(self._room(before))
+            self._message = self._ring.pass_on(self.here, arriving, GRADIENTS)
+        self.here = self._room(before)
+
+    def home(self) -> Tensor:
+        """By the queries of all ranks."""
+        assert self._mine is not None
+        return self._mine if self._message is None else self._mine + self._message.wait()
 
 
 def _first_keys(mask: Mask, batch: int) -> list[int]:
@@ -182,14 +196,24 @@ def _inside(key: int, part: Part) -> slice:
 
 
 def _walked(
-    measuring: Measuring, shard: Shard, look: Callable[[Part, Block, tuple[slice, ...]], None]
+    measuring: Measuring,
+    shard: Shard,
+    look: Callable[[Part, Block, tuple[slice, ...]], None],
+    one_by_one: bool = False,
+    done: Callable[[int], None] | None = None,
 ) -> None:
-    """Every block of every rectangle, as the keys go round."""
+    """Every block of every rectangle, as the keys go round; `done` with those of a rank."""
+
+    def visit(owner: int, k: Tensor) -> None:
+        for part in shard.parts(owner, k, placed=True):
+            for block, here in measuring.blocks(part, one_by_one):
+                look(part, block, here)
+
     with own_precision(measuring.lse.device):
-        for owner, (k,) in shard.ring.blocks(shard.k, sizes=shard.key_sizes):
-            for part in shard.parts(owner, k, placed=True):
-                for block, here in measuring.blocks(part):
-                    look(part, block, here)
+        for owner, block in shard.ring.blocks(shard.k, sizes=shard.key_sizes):
+            visit(owner, *block)
+            if done is not None:
+                done(owner)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..arguments import rules_and_scoring, told
+from ..arguments import rules_and_scoring, told, under_autocast
 from ..errors import ArgumentError, HeadwiseError
 from ..masks import Mask
 from ..models.transformer import Transformer
@@ -172,6 +172,7 @@ class SequenceSharding:
             q, k = module_options.rotated(module.rope, q, k, given, 0, itself=itself)
         elif positions is not None:
             raise no_use(positions)
+        q, k, v = under_autocast(q, k, v)
         if mask is not None:
             mask = self._rules(mask, query, queries, keys, itself)
         shape = (q.shape[0], q.shape[1], queries.length, keys.length)

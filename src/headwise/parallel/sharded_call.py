@@ -121,6 +121,10 @@ def laid_out(
         mine = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.dtype.itemsize]
         told = ring.agree([q.shape[2], k.shape[2], *mine], error, device)
         sizes = [[int(n) for n in numbers] for numbers in told]
+        if not mine[0]:
+            raise ShapeError(
+                f"batch must not be empty over {ring.size} ranks: got 0 sequences; skip the call"
+            )
         for rank, (_, _, *theirs) in enumerate(sizes):
             for name, a, b in zip(NAMES, mine, theirs, strict=True):
                 if a != b:

@@ -10,6 +10,7 @@ Letters: B batch, T query_len, S key_len, H num_heads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -210,12 +211,20 @@ class ShardedMap(AttentionMap):
             ArgumentError: a gradient would flow in one process: it does not from here.
             BudgetExceeded: they would not fit; another rank raised.
         """
+        return self._whole(limit, None, "whole")
+
+    def _whole(
+        self, limit: int | str | None, dense: tuple[Sequence[int], torch.dtype] | None, what: str
+    ) -> AttentionMap:
+        """`whole`; dense: the shape and dtype of what will be made of it."""
         shard = self._shard
         B, H, T, S = shard.shape
         error: HeadwiseError | None = None
         try:
-            self._check_no_gradient("whole")
+            self._check_no_gradient(what)
             self.check_unchanged()
+            if dense is not None:
+                self._check_budget(dense[0], "weights", limit, dense[1])
             numbers = B * T * H * shard.q.shape[3] + B * S * shard.k.shape[1] * shard.k.shape[3]
             budget.check(
                 numbers * shard.q.dtype.itemsize, self.device, f"q and k of all {shard.ring.size} ranks",
@@ -251,8 +260,7 @@ class ShardedMap(AttentionMap):
         Raises:
             BudgetExceeded: it would not fit.
         """
-        self._check_budget(self.shape, "weights", limit)
-        return self.whole(limit=limit).dense(limit=limit)
+        return self._whole(limit, (self.shape, self.dtype), "dense").dense(limit=limit)
 
     def mean_heads(self, *, limit: int | str | None = None) -> Tensor:
         """The mean over heads, [B, T, S], on every rank; no gradient.
@@ -261,8 +269,7 @@ class ShardedMap(AttentionMap):
             BudgetExceeded: it would not fit.
         """
         B, _, T, S = self.shape
-        self._check_budget((B, T, S), "mean weights", limit, self._scores.dtype)
-        return self.whole(limit=limit).mean_heads(limit=limit)
+        return self._whole(limit, ((B, T, S), self._scores.dtype), "mean_heads").mean_heads(limit=limit)
 
     def plot(self, *args: Any, **named: Any) -> Any:
         """A heat map of every head, as `AttentionMap.plot`; see `whole`."""

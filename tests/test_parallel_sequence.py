@@ -1,0 +1,382 @@
+"""A sequence over ranks against one process and float64: outputs, gradients, statistics, models, watch.
+
+Each test starts one group of processes, in which many cases are looked at; what is wrong comes back in words.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import headwise as hw
+from headwise import Mask
+from headwise.engines.statistics import STATISTICS
+from headwise.errors import ArgumentError, HeadwiseError, MaskError, ShapeError
+from headwise.models import Transformer, TransformerConfig
+from headwise.nn import Rope
+from headwise.parallel.ring import sent_bytes
+from headwise.parallel.sequence import Layout
+from headwise.scoring import Alibi, Relative
+from judge import Case, assert_judged, inside, sizes, with_inside
+from process_groups import run_ranks
+from second_pass_cases import masks, normal, numbers, options, values
+
+B, H, Hk, D, Dv = 2, 6, 3, 8, 5
+
+
+def right(ranks: int, work: Callable[..., list[str]], *arguments: Any) -> None:
+    """Every rank of a group finds nothing wrong."""
+    found = run_ranks(ranks, work, *arguments)
+    assert found == [[]] * ranks
+
+
+# How tokens lie
+
+
+@pytest.mark.parametrize("order", ["zigzag", "in order"])
+@pytest.mark.parametrize(("length", "ranks"), [(7, 1), (8, 4), (23, 2), (29, 4), (31, 3)])
+def test_every_token_is_on_one_rank_and_zigzag_shares_causal_work(
+    length: int, ranks: int, order: str
+) -> None:
+    layout = Layout(length, ranks, order)
+    held = [layout.positions(rank).tolist() for rank in range(ranks)]
+    assert sorted(token for tokens in held for token in tokens) == list(range(length))
+    assert [len(tokens) for tokens in held] == [layout.size(rank) for rank in range(ranks)]
+    seen = [sum(token + 1 for token in tokens) for tokens in held]
+    if order == "zigzag":
+        assert max(seen) - min(seen) <= 2 * length  # of length ** 2 / 2 pairs
+
+
+def test_zigzag_takes_a_chunk_from_either_end() -> None:
+    held = [Layout(12, 3).positions(rank).tolist() for rank in range(3)]
+    assert held == [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]
+    assert len(Layout(12, 3).runs(2)) == 1  # chunks that touch are one run
+
+
+# One call
+
+
+def cases(T: int, S: int, some: int | None = None) -> dict[str, Case]:
+    """Every rule of a mask and every way to score, alone; some: one in so many of them."""
+    bare = numbers(B, H, Hk, T, S, D)
+    bare.v = normal(2, B, Hk, S, Dv)
+    found = {"plain": bare}
+    for name, mask in masks(B, H, T, S, window=5, band=(4, 3), document=5).items():
+        found[name] = Case(bare.q, bare.k, bare.v, mask)
+    for name, more in options(H, T, S).items():
+        found[name] = Case(bare.q, bare.k, bare.v, Mask.causal() if T == S else Mask(), more)
+        if name in ("alibi", "relative"):
+            found[f"{name}, all keys"] = Case(bare.q, bare.k, bare.v, Mask(), more)
+    both = {"bias": Relative(normal(8, H, 5)), "sinks": normal(7, H), "softcap": 3.0}
+    rules = masks(B, H, T, S, window=5, document=5)
+    found["window, padding, all"] = Case(bare.q, bare.k, bare.v, rules["window"] & rules["padding"], both)
+    found["rough"] = Case(30 * bare.q, 30 * bare.k, bare.v, Mask.causal() if T == S else Mask())
+    found["rough, sinks"] = Case(9 * bare.q, 9 * bare.k, bare.v, rules["dense"], {"sinks": normal(7, H)})
+    return found if some is None else {name: found[name] for i, name in enumerate(found) if i % some == 0}
+
+
+def one_call(case: Case, dtype: torch.dtype, order: str) -> list[str]:
+    """What is wrong with a call over all ranks: output, lse, every gradient, all that its map says."""
+    low = case.to(dtype)
+    ours, plain, truth = (arm.with_gradients() for arm in (low, low, low.to(torch.float64)))
+    pull = normal(11, *low.q.shape[:3], low.v.shape[3])
+    whole = (ours.q, ours.k, ours.v)
+    mine = [hw.parallel.split(x.detach(), dim=2, order=order).requires_grad_() for x in whole]
+    output, weights = hw.parallel.attention(*mine, ours.mask, **ours.options, order=order)
+    output.backward(hw.parallel.split(pull.to(dtype), dim=2, order=order), retain_graph=True)
+    once = [x.grad.clone() for x in mine if x.grad is not None]
+    for arm in (plain, truth):
+        found = arm.reference()[0]
+        found.backward(pull.to(found))
+    plain_output, plain_p, plain_lse = (x.detach() for x in plain.reference())
+    size, wrong = sizes(low, pull), []
+
+    def check(what: str, found: Tensor, theirs: Tensor, true: Tensor, times: float = 2) -> None:
+        try:
+            assert_judged(found, theirs, true, dtype=dtype, size=size[what], times=times, what=what)
+        except AssertionError as problem:
+            wrong.append(str(problem))
+
+    check("output", hw.parallel.join(output, dim=2, order=order), plain_output, truth.reference()[0])
+    found = dict(zip(("q", "k", "v"), (hw.parallel.join(x, dim=2, order=order) for x in once), strict=True))
+    for name, leaf in ours.leaves().items():
+        if name not in found:
+            assert leaf.grad is not None
+            torch.distributed.all_reduce(leaf.grad)
+            found[name] = leaf.grad
+        theirs, true = plain.leaves()[name].grad, truth.leaves()[name].grad
+        assert theirs is not None and true is not None
+        check(name, found[name], theirs, true, 3)
+    output.backward(hw.parallel.split(pull.to(dtype), dim=2, order=order))  # once more: twice as much
+    again = [x.grad for x in mine]
+    if any(b is None or not torch.equal(2 * a, b) for a, b in zip(once, again, strict=True)):
+        wrong.append("a second backward gives something else")
+    pictures = ((7, 9), (2, 1))
+    wrong += values(low, weights.detach(), (plain_p, plain_lse), pictures, (), fused=False)
+    return wrong
+
+
+def every_rule(T: int, S: int, dtype: torch.dtype, order: str, some: int | None) -> list[str]:
+    wrong = []
+    for name, case in cases(T, S, some).items():
+        if dtype == torch.float64 and name.startswith("rough"):
+            continue  # the judge's own numbers are as rough there
+        try:
+            wrong += [f"{name}: {what}" for what in one_call(case, dtype, order)]
+        except HeadwiseError as problem:
+            wrong.append(f"{name}: {type(problem).__name__}: {problem}")
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("ranks", "T", "S", "dtype", "order", "some"),
+    [
+        (2, 23, 23, torch.float32, "zigzag", 2),
+        (4, 29, 29, torch.float64, "zigzag", 4),
+        pytest.param(1, 13, 13, torch.float32, "zigzag", None, marks=pytest.mark.slow),
+        pytest.param(2, 23, 23, torch.bfloat16, "in order", None, marks=pytest.mark.slow),
+        pytest.param(2, 11, 19, torch.float32, "zigzag", None, marks=pytest.mark.slow),
+        pytest.param(2, 19, 13, torch.float64, "in order", None, marks=pytest.mark.slow),
+        pytest.param(4, 29, 29, torch.float32, "zigzag", None, marks=pytest.mark.slow),
+        pytest.param(4, 23, 29, torch.float16, "zigzag", 3, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_every_rule_over_ranks_is_as_exact_as_plain_torch(
+    ranks: int, T: int, S: int, dtype: torch.dtype, order: str, some: int | None
+) -> None:
+    right(ranks, every_rule, T, S, dtype, order, some)
+
+
+# Rows that see nothing, ranks that see nothing, lengths known beforehand
+
+
+def empty_rows() -> list[str]:
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    T, wrong = 8 * ranks + 3, []
+    bare = numbers(B, H, Hk, T, T, D)
+    mine = Layout(T, ranks).positions(rank)
+    nobody = torch.ones(T, T, dtype=torch.bool)
+    nobody[Layout(T, ranks).positions(0)] = False  # no query of rank 0 sees anything
+    nothing = torch.zeros(T, dtype=torch.bool)
+    nothing[Layout(T, ranks).positions(1)] = True  # all real keys are on rank 1
+    rules = {
+        "a rank sees nothing": Mask.dense(nobody),
+        "one rank has all keys": Mask.padding(nothing.expand(B, T)),
+        "nothing at all": Mask.padding([0, 0]),
+        "one sequence of padding": Mask.padding([0, T], [0, T]) & Mask.causal(),
+        "a chunk of padding": Mask.padding([1, T // 2], [1, T // 2]),
+        "documents across chunks": Mask.documents(torch.arange(T) // (T // ranks + 2)) & Mask.causal(),
+        "only later keys": Mask(left=-1),
+    }
+    for name, mask in rules.items():
+        for more in ({}, {"sinks": 3 * normal(7, H)}):
+            case = Case(bare.q, bare.k, bare.v, mask, more)
+            wrong += [f"{name}, {list(more)}: {what}" for what in one_call(case, torch.float32, "zigzag")]
+    q, k, v = (x[:, :, mine] for x in (bare.q, bare.k, bare.v))
+    told = hw.parallel.attention(q, k, v, causal=True)[0]
+    before = sent_bytes()
+    known = hw.parallel.attention(q, k, v, causal=True, length=T)[0]
+    if not torch.equal(told, known) or (ranks > 1 and sent_bytes() == before):
+        wrong.append("a length that is known changes something")
+    with torch.no_grad():
+        quiet = hw.parallel.attention(q.requires_grad_(), k, v, causal=True)[0]
+    with torch.inference_mode():
+        quieter, weights = hw.parallel.attention(q, k, v, causal=True)
+        weights.statistics()
+    if quiet.requires_grad or not torch.equal(quiet, told) or not torch.equal(quieter, told):
+        wrong.append("no_grad changes something")
+    return wrong
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_what_sees_nothing_is_nothing_over_ranks_too(ranks: int) -> None:
+    right(ranks, empty_rows)
+
+
+# Modules and models
+
+
+def apart(what: str, found: Tensor, true: Tensor, bound: float = 1e-12) -> list[str]:
+    """What is wrong with a result over ranks, beside one process's in float64."""
+    if found.shape != true.shape:
+        return [f"{what}: {list(found.shape)}, not {list(true.shape)}"]
+    same = torch.allclose(found.double(), true.double(), rtol=bound, atol=bound, equal_nan=True)
+    return [] if same else [f"{what}: off by {(found.double() - true.double()).abs().nan_to_num().max():.3g}"]
+
+
+MODULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the constructor, of the call
+    "plain": ({}, {}),
+    "causal, grouped, rope": ({"causal": True, "num_kv_heads": 3, "rope": Rope(), "qk_norm": "rms"}, {}),
+    "window, alibi, sinks": ({"window": 5, "alibi": True, "sinks": True, "value_dim": 5}, {}),
+    "relative, gate": ({"relative_bias": hw.nn.Buckets(8, 16), "gate": "head", "softcap": 3.0}, {}),
+    "lengths": ({"causal": True, "rope": Rope()}, {"lengths": [23, 6]}),
+    "documents": ({"causal": True, "rope": Rope()}, {"documents": torch.arange(23) // 7}),
+    "padding": ({}, {"mask": torch.arange(23) < torch.tensor([23, 9])[:, None, None, None]}),
+    "bias": ({}, {"bias": normal(3, 6, 23, 23), "mask": Mask.window(left_right=(9, 2))}),
+}
+
+
+def modules(order: str) -> list[str]:
+    wrong: list[str] = []
+    for name, (made, given) in MODULES.items():
+        torch.manual_seed(0)
+        one = hw.MultiHeadAttention(24, 6, **made, dtype=torch.float64)
+        many = hw.parallel.shard_sequence(copy.deepcopy(one), order=order)
+        x, pull = normal(0, B, 23, 24).requires_grad_(), normal(1, B, 23, 24)
+        mine = hw.parallel.split(x.detach(), order=order).requires_grad_()
+        output, weights = one(x, **given)
+        found, map_over_ranks = many(mine, **given)
+        wrong += apart(f"{name}: output", hw.parallel.join(found, order=order), output.detach())
+        output.backward(pull)
+        found.backward(hw.parallel.split(pull, order=order))
+        hw.parallel.sum_gradients(many)
+        assert mine.grad is not None and x.grad is not None
+        wrong += apart(f"{name}: d x", hw.parallel.join(mine.grad, order=order), x.grad)
+        for (place, a), b in zip(many.named_parameters(), one.parameters(), strict=True):
+            assert a.grad is not None and b.grad is not None
+            wrong += apart(f"{name}: d {place}", a.grad, b.grad, 1e-10)
+        mine_too, all_of_it = map_over_ranks.detach().statistics(), weights.detach().statistics()
+        for statistic, true in all_of_it.items():
+            wrong += apart(f"{name}: {statistic}", mine_too[statistic], true)
+        heads = hw.parallel.join(many.head_outputs(mine, **given), dim=2, order=order)
+        wrong += apart(f"{name}: heads", heads, one.head_outputs(x, **given).detach())
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("ranks", "order"), [(2, "zigzag"), pytest.param(4, "in order", marks=pytest.mark.slow)]
+)
+def test_a_module_over_ranks_is_the_module(ranks: int, order: str) -> None:
+    right(ranks, modules, order)
+
+
+def transformer(**more: Any) -> Transformer:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "d_model": 24, "num_heads": 6, "num_layers": 2, "d_ff": 31}
+    return Transformer(TransformerConfig(**{**sizes, **more}), dtype=torch.float64)
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "rope": {"rope": Rope(), "num_kv_heads": 2},
+    "learned": {"positions": "learned", "max_length": 40, "norm": "layer"},
+    "windows": {"alibi": True, "windows": (5, None)},
+    "encoder": {"kind": "encoder", "positions": "sinusoidal", "output": None},
+}
+
+
+def models(names: tuple[str, ...], steps: int) -> list[str]:
+    """Logits, what `watch` says, and weights after optimiser steps."""
+    wrong: list[str] = []
+    T = 29
+    for name in names:
+        one = transformer(**MODELS[name])
+        many = hw.parallel.shard_sequence(copy.deepcopy(one))
+        ids = torch.randint(61, (B, T), generator=torch.Generator().manual_seed(3))
+        ids[:, T // 2 :] = ids[:, : T - T // 2].clone()  # said twice: there is something to induce
+        lengths = torch.tensor([T, T - 6])
+        with hw.watch(one, statistics=STATISTICS) as there:
+            logits = one(ids, lengths=lengths)
+        with hw.watch(many, statistics=STATISTICS) as here:
+            mine = many(hw.parallel.split(ids), lengths=lengths)
+        wrong += apart(f"{name}: logits", hw.parallel.join(mine), logits.detach())
+        if torch.distributed.get_rank() == 0:  # nobody is asked: what was watched is whole on every rank
+            wrong += [f"{name}, watched: {what}" for what in differences(here, there)]
+        optimisers = [torch.optim.Adam(model.parameters(), lr=0.01) for model in (one, many)]
+        pull = normal(1, *logits.shape)
+        for _ in range(steps):
+            for model, optimiser in zip((one, many), optimisers, strict=True):
+                sharded = model is many
+                read, wanted = (hw.parallel.split(x) if sharded else x for x in (ids, pull))
+                optimiser.zero_grad()
+                (model(read, lengths=lengths) * wanted).sum().backward()
+                if sharded:
+                    hw.parallel.sum_gradients(model)
+                optimiser.step()
+        for (place, a), b in zip(many.named_parameters(), one.parameters(), strict=True):
+            wrong += apart(f"{name}: {place} after {steps} steps", a.detach(), b.detach(), 1e-8)
+    return wrong
+
+
+def differences(here: hw.Heads, there: hw.Heads) -> list[str]:
+    """Where two records of the same run differ."""
+    wrong = []
+    for layer in there:
+        ours, theirs = here[layer].calls[0], there[layer].calls[0]
+        for record in (ours, theirs):
+            record.measure_patterns()
+        assert ours.shape == theirs.shape and ours.rows.keys() == theirs.rows.keys()
+        for name, value in theirs.rows.items():
+            wrong += apart(f"{layer} {name}", ours.rows[name], value)
+        for name, value in theirs.counts.items():
+            wrong += apart(f"{layer} queries of {name}", ours.counts[name], value)
+        for name in ("pooled", "received", "pooled_queries"):
+            a, b = getattr(ours, name), getattr(theirs, name)
+            wrong += apart(f"{layer} {name}", a, b) if b is not None else []
+        assert ours.map is not None and theirs.map is not None
+        wrong += apart(f"{layer} kept", ours.map.dense(), theirs.map.dense().detach())
+    if str(here.table()) != str(there.table()):
+        wrong.append("tables differ")
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("ranks", "names"),
+    [(4, ("rope", "learned")), pytest.param(2, tuple(MODELS), marks=pytest.mark.slow)],
+)
+def test_a_model_over_ranks_is_the_model_watched_and_trained(ranks: int, names: tuple[str, ...]) -> None:
+    right(ranks, models, names, 1)
+
+
+# What a rank holds, and what it sends
+
+
+def held(T: int) -> dict[str, int]:
+    """Bytes of one rank, in a causal call with gradients and statistics."""
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    q, k, v = (normal(i, B, heads, T, 16).float() for i, heads in enumerate((H, Hk, Hk)))
+    at = Layout(T, ranks).positions(rank)
+    q, k, v = (x[:, :, at].requires_grad_() for x in (q, k, v))
+    saved = [0]
+
+    def count(x: Tensor) -> Tensor:
+        saved[0] += x.nbytes
+        return x
+
+    before = sent_bytes()
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
+        output, weights = hw.parallel.attention(q, k, v, causal=True, length=T)
+    forward = sent_bytes() - before
+    output.sum().backward()
+    backward = sent_bytes() - before - forward
+    shard = weights.shard
+    map_bytes = shard.q.nbytes + shard.k.nbytes + weights.own_lse.nbytes
+    row = weights.detach().shard.mine  # what statistics are collected in, a number a query each
+    return {
+        "saved for backward": saved[0],
+        "map": map_bytes,
+        "q, k, v": q.nbytes + k.nbytes + v.nbytes,
+        "a statistic": math.prod(row.shape[:3]) * 4,
+        "sent forward": forward,
+        "sent backward": backward,
+        "k and v": k.nbytes + v.nbytes,
+    }
+
+
+def test_bytes_of_a_rank_fall_with_their_number() -> None:
+    T = 64
+    by_ranks = {ranks: run_ranks(ranks, held, T) for ranks in (1, 2, 4)}
+    (alone,) = by_ranks[1]
+    for ranks, all_of_them in by_ranks.items():
+        for mine in all_of_them:
+            for name in ("saved for backward", "map", "q, k, v", "a statistic"):
+                assert mine[name] * ranks == alone[name], (ranks, name)
+            block = mine["k and v"]
+            assert mine["sent forward"] == (ranks - 1) * block
+            assert mine["sent backward"] == 2 * (ranks - 1) * block  # keys and values, and their gradients
