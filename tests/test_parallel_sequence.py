@@ -22,8 +22,8 @@ from headwise.models import Transformer, TransformerConfig
 from headwise.nn import Rope
 from headwise.parallel.ring import sent_bytes
 from headwise.parallel.sequence import Layout
-from headwise.scoring import Alibi, Relative
-from judge import Case, assert_judged, inside, sizes, with_inside
+from headwise.scoring import Relative
+from judge import Case, assert_judged, sizes
 from process_groups import run_ranks
 from second_pass_cases import masks, normal, numbers, options, values
 
@@ -76,7 +76,7 @@ def cases(T: int, S: int, some: int | None = None) -> dict[str, Case]:
     both = {"bias": Relative(normal(8, H, 5)), "sinks": normal(7, H), "softcap": 3.0}
     rules = masks(B, H, T, S, window=5, document=5)
     found["window, padding, all"] = Case(bare.q, bare.k, bare.v, rules["window"] & rules["padding"], both)
-    found["rough"] = Case(30 * bare.q, 30 * bare.k, bare.v, Mask.causal() if T == S else Mask())
+    found["rough"] = Case(12 * bare.q, 12 * bare.k, bare.v, Mask.causal() if T == S else Mask())
     found["rough, sinks"] = Case(9 * bare.q, 9 * bare.k, bare.v, rules["dense"], {"sinks": normal(7, H)})
     return found if some is None else {name: found[name] for i, name in enumerate(found) if i % some == 0}
 
@@ -380,3 +380,193 @@ def test_bytes_of_a_rank_fall_with_their_number() -> None:
             block = mine["k and v"]
             assert mine["sent forward"] == (ranks - 1) * block
             assert mine["sent backward"] == 2 * (ranks - 1) * block  # keys and values, and their gradients
+
+
+# Together with other things
+
+
+def crossed() -> list[str]:
+    """An encoder-decoder, both texts over ranks; checkpointing; a group that is one axis of a mesh."""
+    wrong: list[str] = []
+    one = transformer(kind="encoder-decoder", positions="sinusoidal")
+    many = hw.parallel.shard_sequence(copy.deepcopy(one))
+    source, target = (torch.randint(61, (B, n), generator=torch.Generator().manual_seed(n)) for n in (17, 23))
+    logits = one(source, target, lengths=[17, 11], target_lengths=[23, 20])
+    read = (hw.parallel.split(source), hw.parallel.split(target))
+    mine = many(*read, lengths=[17, 11], target_lengths=[23, 20])
+    wrong += apart("encoder-decoder", hw.parallel.join(mine), logits.detach())
+
+    layer = transformer(rope=Rope())
+    sharded = hw.parallel.shard_sequence(copy.deepcopy(layer))
+    ids = target
+    layer(ids).square().sum().backward()
+    x = hw.parallel.split(ids)
+    again = torch.utils.checkpoint.checkpoint(sharded, x, use_reentrant=False)
+    again.square().sum().backward()
+    hw.parallel.sum_gradients(sharded)
+    for (place, a), b in zip(sharded.named_parameters(), layer.parameters(), strict=True):
+        assert a.grad is not None and b.grad is not None
+        wrong += apart(f"checkpointed: d {place}", a.grad, b.grad, 1e-10)
+    if torch.distributed.get_world_size() == 4:
+        wrong += _on_one_axis(layer, ids)
+    return wrong
+
+
+def _on_one_axis(model: Transformer, ids: Tensor) -> list[str]:
+    """Two sequences on two pairs of ranks, each pair with one of them: data beside sequence."""
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "sequence"))
+    row = mesh.get_local_rank("data")
+    sharded = hw.parallel.shard_sequence(copy.deepcopy(model), mesh, "sequence", length=ids.shape[1])
+    mine = hw.parallel.split(ids[row : row + 1], mesh, axis="sequence")
+    with hw.watch(sharded) as heads:
+        logits = hw.parallel.join(sharded(mine), mesh, axis="sequence")
+    with hw.watch(model) as alone:
+        expected = model(ids[row : row + 1]).detach()
+    return apart("on one axis", logits, expected) + differences(heads, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_two_texts_checkpointing_and_a_mesh_of_two_axes(ranks: int) -> None:
+    right(ranks, crossed)
+
+
+def wrapped() -> list[str]:
+    """FSDP2 over the ranks that share a sequence: it takes the mean of gradients."""
+    from torch.distributed.fsdp import fully_shard
+
+    ranks = torch.distributed.get_world_size()
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (ranks,))
+    one = transformer(rope=Rope())
+    many = hw.parallel.shard_sequence(copy.deepcopy(one), mesh)
+    for layer in many.decoder.layers:  # type: ignore[union-attr]
+        fully_shard(layer, mesh=mesh)
+    fully_shard(many, mesh=mesh)
+    ids = torch.randint(61, (B, 23), generator=torch.Generator().manual_seed(5))
+    optimisers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (one, many)]
+    one(ids).square().sum().backward()
+    (many(hw.parallel.split(ids, mesh)).square().sum() * ranks).backward()
+    for optimiser in optimisers:
+        optimiser.step()
+    wrong = []
+    for (place, a), b in zip(many.named_parameters(), one.parameters(), strict=True):
+        wrong += apart(f"sharded weights: {place}", a.full_tensor().detach(), b.detach(), 1e-9)  # type: ignore[attr-defined]
+    return wrong
+
+
+@pytest.mark.slow
+def test_fsdp_shards_the_weights_of_a_model_whose_sequence_is_sharded() -> None:
+    right(2, wrapped)
+
+
+# What is refused
+
+
+def refusals() -> list[str]:
+    """Each refusal, in words that name the value; every rank raises, and none waits for the others."""
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    wrong: list[str] = []
+
+    def refused(kind: type[Exception], words: str, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception as problem:
+            if not isinstance(problem, kind) or words not in str(problem):
+                wrong.append(f"{words!r}: {type(problem).__name__}: {problem}")
+        else:
+            wrong.append(f"{words!r}: not refused")
+
+    q = normal(rank, B, H, 7, D)
+    attend = hw.parallel.attention
+    other = q[..., :5] if rank == 0 else q  # wrong on one rank: the others hear of it
+    words = "agree in head_dim: 5 and 8" if rank == 0 else f"refused on [0] of {ranks} ranks"
+    refused(HeadwiseError, words, lambda: attend(other, q, q))
+    more = torch.cat([q, q[:, :, :2]], 2) if rank == 1 else q
+    refused(ShapeError, "rank 0 has 7 of 16, its share is 8", lambda: attend(more, more, more))
+    wider = normal(0, B, H + 2 * rank, 7, D)
+    refused(ShapeError, "ranks must agree in num_heads: ", lambda: attend(wider, wider, wider))
+    short = q[:, :, :1]
+    refused(ShapeError, "2 tokens over 2 ranks in 4 chunks", lambda: attend(short, short, short))
+    refused(ShapeError, "got 0 sequences", lambda: attend(q[:0], q[:0], q[:0]))
+    refused(
+        ShapeError,
+        "rank 0 has 7 of 20" if rank == 0 else "rank 1 has 7 of 20",
+        lambda: attend(q, q, q, length=20),
+    )
+    refused(ArgumentError, "got 'backwards'", lambda: attend(q, q, q, order="backwards"))
+    refused(ArgumentError, "got str", lambda: attend(q, q, q, mesh="cpu"))
+    refused(MaskError, "[2, 1, 7, 7]", lambda: attend(q, q, q, torch.ones(2, 1, 7, 7).bool()))
+    refused(TypeError, "dropout", lambda: attend(q, q, q, dropout=0.1))
+    two = torch.distributed.device_mesh.init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "sequence"))
+    refused(ArgumentError, "it has 2, ['data', 'sequence']", lambda: attend(q, q, q, mesh=two))
+    refused(ArgumentError, "got 'heads'", lambda: attend(q, q, q, mesh=two, axis="heads"))
+    refused(ArgumentError, "torch.func", lambda: torch.func.grad(lambda x: attend(x, q, q)[0].sum())(q))
+
+    _, weights = attend(q.requires_grad_(), q, q)
+    refused(ArgumentError, "entropy must be asked for without", lambda: weights.statistics("entropy"))
+    refused(ArgumentError, "dense must be asked for without", weights.dense)
+    loose = weights.detach()
+    refused(ArgumentError, "got 'entropie'", lambda: loose.statistics("entropie"))
+    refused(ArgumentError, "got 'row'", lambda: loose.statistics(per="row"))
+    refused(ArgumentError, "got 'row'", lambda: loose.mass(Mask.causal(), per="row"))
+    refused(ArgumentError, "got -1", lambda: loose.statistics(reach=-1))
+    refused(ArgumentError, "got 0", lambda: loose.pooled(0))
+    refused(ArgumentError, "got 15 of 14", lambda: loose.top(15))
+    refused(MaskError, "got [1, 1, 3, 3]", lambda: loose.mass(torch.ones(3, 3).bool()))
+    refused(
+        HeadwiseError, "got 0 of 14" if rank else "refused on [1]", lambda: loose.top(8 if rank == 0 else 0)
+    )
+    refused(MemoryError, "q and k of all 2 ranks", lambda: loose.whole(limit="1 KiB"))
+    refused(MemoryError, "dense weights", lambda: loose.dense(limit="9 KiB"))
+    refused(ArgumentError, "got 'cuda'", lambda: loose.to("cuda"))
+    refused(ArgumentError, "this is of 2", lambda: copy.copy(loose))
+    with torch.no_grad():
+        q[0, 0, 0, 0] += 1
+    refused(ArgumentError, "written to in place", loose.statistics)
+
+    model = hw.parallel.shard_sequence(transformer(rope=Rope()))
+    ids = torch.randint(61, (B, 7))
+    refused(ArgumentError, "got KVCache", lambda: model(ids, cache=model.cache()))
+    refused(ArgumentError, "got True", lambda: model(ids, last=True))
+    refused(ArgumentError, "last must be left out", lambda: model.generate(ids, max_new_tokens=2))
+    dropping = hw.parallel.shard_sequence(hw.MultiHeadAttention(24, 6, dropout=0.25))
+    refused(ArgumentError, "got 0.25 on weights", lambda: dropping(torch.randn(B, 7, 24)))
+    refused(ArgumentError, "over 2; measure it", lambda: _watched(model, ids, diversity=True))
+    refused(ArgumentError, "over 2; measure it", lambda: _watched(model, ids, written=True))
+    refused(ArgumentError, "over 2; use one process", lambda: _ablated(model, ids))
+    limited = hw.parallel.shard_sequence(transformer(positions="learned", max_length=13))
+    refused(ShapeError, "14 over all ranks > 13", lambda: limited(ids))
+    refused(ArgumentError, "Linear has none", lambda: hw.parallel.shard_sequence(torch.nn.Linear(2, 2)))
+    loaded = torch.load(_saved(model), weights_only=False)
+    if any(module._sharding is not None for module in loaded.modules() if hasattr(module, "_sharding")):
+        wrong.append("a model that was saved is still over ranks")
+    return wrong
+
+
+def _watched(model: Transformer, ids: Tensor, **asked: bool) -> None:
+    with hw.watch(model, **asked):  # type: ignore[arg-type]
+        model(ids)
+
+
+def _ablated(model: Transformer, ids: Tensor) -> None:
+    with hw.ablate(model, {0: [1]}):
+        model(ids)
+
+
+def _saved(model: Transformer) -> Any:
+    import io
+
+    room = io.BytesIO()
+    torch.save(model, room)
+    room.seek(0)
+    return room
+
+
+def test_what_cannot_be_is_refused_on_every_rank() -> None:
+    right(2, refusals)
+
+
+def test_without_processes_there_is_nothing_to_lie_over() -> None:
+    x = torch.randn(2, 8, 3)
+    with pytest.raises(ArgumentError, match=r"torch\.distributed was not initialised"):
+        hw.parallel.split(x)

@@ -24,9 +24,10 @@ from torch.autograd.function import once_differentiable
 from ..engines import backends
 from ..engines.backend import Call
 from ..engines.gradients import Context, needs_added
+from ..engines.kernels import HALF
 from ..engines.scores import ADDED, DIFFERENTIABLE, own_precision, tile_dtype
-from ..engines.tiles import unfinished
-from ..engines.walk import REACH, Anchor, is_rough
+from ..engines.tiles import TILES, unfinished
+from ..engines.walk import REACH, ROUGH, Anchor, is_rough
 from ..indexing import take
 from ..mask_rules import can_read
 from ..scoring import HIDDEN
@@ -175,10 +176,19 @@ def _of_part(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
     """(largest score, sum of the exponentials below it, mix of values) of a part's rows."""
     backends.note(call)
     output, lse = backends.choose(call).forward(call)
-    if can_read(lse) and is_rough(lse, REACH):  # then one number is too rough to put rows together by
+    if _too_rough(call, lse):
         return unfinished(call.scores, call.v)
     empty = torch.isneginf(lse)
     return lse.masked_fill(empty, HIDDEN), (~empty).to(lse.dtype), output.to(lse.dtype)
+
+
+def _too_rough(call: Call, lse: Tensor) -> bool:
+    """Whether one number is too rough to put rows together by, and to go back by; tiles have two.
+
+    A kernel's lse of 100 in float32 is off by 4e-6, and so is all that its part weighs.
+    """
+    limit = REACH if call.v.dtype in HALF else ROUGH
+    return can_read(lse) and is_rough(lse, limit)
 
 
 def _backward(shard: Shard, v: Tensor, rows: _Rows, added: bool) -> tuple[Tensor | None, ...]:
@@ -222,7 +232,8 @@ def _look_back(
         here = rows.some(part.rows)
         values = v[:, :, part.columns]
         call = Call(part.scores, values, bias_gradient=added, anchor=(here.high, here.low))
-        back, d_values, _ = backends.choose(call).backward(call, here.output, here.lse, here.grad)
+        chosen = TILES if _too_rough(call, here.lse) else backends.choose(call)
+        back, d_values, _ = chosen.backward(call, here.output, here.lse, here.grad)
         room["q"][:, :, part.rows] += back.q
         dk[:, :, part.columns] += back.k
         dv[:, :, part.columns] += d_values
