@@ -40,6 +40,7 @@ FLOORS = (
     ("heads",),
     ("models",),
     ("listeners",),
+    ("parallel",),
     ("show",),
     ("examiner",),
     ("course",),

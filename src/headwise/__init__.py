@@ -66,7 +66,7 @@ if TYPE_CHECKING or _first_use.is_whole(__name__):
     from .engines import operators as _operators  # noqa: F401, and what torch.compile sees of the second pass
 
     # isort: split
-    from . import budget, errors, heads, models, nn, scoring, testing
+    from . import budget, errors, heads, models, nn, parallel, scoring, testing
     from .examiner.checks import check, check_file
     from .examiner.explanations import explain
     from .functional import attention, why
