@@ -1,7 +1,7 @@
 """Models over several devices, on `torch.distributed`.
 
-`shard_sequence` lays a text over ranks; `split` and `join` take tokens there and back, `attention` is one call
-of it, `sum_gradients` adds up what ranks learned. Nothing here is loaded before it is asked for.
+`shard_sequence` lays a text over ranks; `split` and `join` take tokens there and back, `attention` is one
+call of it, `sum_gradients` adds up what ranks learned. Nothing here is loaded before it is asked for.
 """
 
 from importlib import import_module
