@@ -8,15 +8,16 @@ Letters: B batch, T query_len, S key_len, H num_heads, E d_model; t, s this rank
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..arguments import rules_and_scoring, told, under_autocast
 from ..errors import ArgumentError, HeadwiseError
+from ..listeners.adapters.loans import unseen
 from ..masks import Mask
 from ..models.transformer import Transformer
 from ..nn import KVCache, Memory, MultiHeadAttention
@@ -34,6 +35,14 @@ from .sharded_call import attend_laid_out, laid_out
 __all__ = ["SequenceSharding", "shard_sequence", "sum_gradients"]
 
 Model = TypeVar("Model", bound=nn.Module)
+WHY = "attention sends messages between ranks, into which no compiler looks; compile without fullgraph=True"
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
+
+def _eager(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
+    """A function that a compiler leaves as it is."""
+    return unseen(function, why=WHY)
 
 
 def shard_sequence(
@@ -117,12 +126,14 @@ class SequenceSharding:
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # what is saved is of one process
 
+    @_eager
     def positions(self, ids: Tensor) -> tuple[Tensor, int]:
         """Where this rank's tokens, int [B, t], are in the sequence, int [t], and how long that is."""
         like = ids[:, None, :, None]  # [B, 1, t, 1]
         layout, _ = laid_out(self.ring, self.order, self.length, like, like, like)
         return layout.positions(self.ring.rank).to(ids.device), layout.length
 
+    @_eager
     def attend(
         self,
         module: MultiHeadAttention,
