@@ -59,6 +59,27 @@ def test_zigzag_takes_a_chunk_from_either_end() -> None:
     assert len(Layout(12, 3).runs(2)) == 1  # chunks that touch are one run
 
 
+@pytest.mark.parametrize("name", list(masks(2, 3, 11, 13)))
+def test_a_rectangle_of_a_mask_hides_what_the_mask_hides_there(name: str) -> None:
+    T, S = 11, 13
+    mask = masks(2, 3, T, S, window=4, band=(2, 3), document=5)[name]
+    whole, bound = mask.full(T, S, 2, 3).expand(2, 3, T, S), mask.bind(2, 3, T, S)
+    for queries, keys in (
+        (slice(0, T), slice(0, S)),
+        (slice(3, 7), slice(5, 12)),
+        (slice(9, 10), slice(2, 3)),
+    ):
+        part = bound.rectangle(queries, keys)
+        at = torch.arange(queries.start, queries.stop) + S - T - keys.start
+        t, s = queries.stop - queries.start, keys.stop - keys.start
+        seen = part.tile(at, slice(0, t), slice(0, s), s)
+        there = torch.ones(2, 3, t, s, dtype=torch.bool) if seen is None else seen.expand(2, 3, t, s)
+        assert torch.equal(there, whole[:, :, queries, keys])
+        counted = mask.bind(2, 3, T, S).counted(T)
+        if counted is not None:
+            assert torch.equal(part.counted(t), counted[:, queries])
+
+
 # One call
 
 
@@ -223,6 +244,7 @@ MODULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the construc
     "relative, gate": ({"relative_bias": hw.nn.Buckets(8, 16), "gate": "head", "softcap": 3.0}, {}),
     "lengths": ({"causal": True, "rope": Rope()}, {"lengths": [23, 6]}),
     "documents": ({"causal": True, "rope": Rope()}, {"documents": torch.arange(23) // 7}),
+    "no tokens": ({"causal": True}, {"mask": Mask.padding([0, 23])}),
     "padding": ({}, {"mask": torch.arange(23) < torch.tensor([23, 9])[:, None, None, None]}),
     "bias": ({}, {"bias": normal(3, 6, 23, 23), "mask": Mask.window(left_right=(9, 2))}),
 }

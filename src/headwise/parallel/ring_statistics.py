@@ -105,8 +105,12 @@ class Measuring:
             found |= dict(zip(means, (sums / counts).to(dtype).unbind(), strict=True))
         if largest:
             # a NaN is the largest of all, which not every backend knows
-            stacked = torch.stack(list(largest.values())).nan_to_num(nan=torch.inf)
-            found |= dict(zip(largest, ring.largest(stacked).unbind(), strict=True))
+            stacked = torch.stack(list(largest.values()))
+            unknown = stacked.isnan()
+            highest, spoiled = ring.largest(
+                torch.stack([stacked.masked_fill(unknown, -torch.inf), unknown.to(dtype)])
+            )
+            found |= dict(zip(largest, highest.masked_fill(spoiled > 0, torch.nan).unbind(), strict=True))
         return {name: found[name] for name in rows}
 
 
