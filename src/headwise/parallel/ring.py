@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import ArgumentError, HeadwiseError
 
-__all__ = ["Mesh", "Ring", "sent_bytes"]
+__all__ = ["GRADIENTS", "KEYS", "Mesh", "Message", "Ring", "sent_bytes"]
 
 Mesh = DeviceMesh | dist.ProcessGroup | None
 
