@@ -500,9 +500,15 @@ def wrapped() -> list[str]:
     optimisers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (one, many)]
     one(ids).square().sum().backward()
     (many(hw.parallel.split(ids, mesh)).square().sum() * ranks).backward()
+    wrong = []
+    try:
+        hw.parallel.sum_gradients(many, mesh)
+        wrong.append("gradients are added up twice")
+    except ArgumentError as problem:
+        if "lies over ranks [0, 1] already" not in str(problem):
+            wrong.append(str(problem))
     for optimiser in optimisers:
         optimiser.step()
-    wrong = []
     for (place, a), b in zip(many.named_parameters(), one.parameters(), strict=True):
         wrong += apart(f"sharded weights: {place}", a.full_tensor().detach(), b.detach(), 1e-9)  # type: ignore[attr-defined]
     return wrong

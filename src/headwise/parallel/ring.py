@@ -91,6 +91,11 @@ class Ring:
             raise ArgumentError(f"axis must be one of the mesh's: got {axis!r} of {list(names)}; name one")
         return cls(mesh.get_group(axis))
 
+    @property
+    def members(self) -> list[int]:
+        """The ranks in it, as all processes number them."""
+        return dist.get_process_group_ranks(self.group)
+
     # Round the ring
 
     def pass_on(self, tensor: Tensor, arriving: Tensor, tag: int = KEYS) -> Message:

@@ -14,6 +14,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ..arguments import rules_and_scoring, told, under_autocast
 from ..errors import ArgumentError, HeadwiseError
@@ -94,19 +95,30 @@ def shard_sequence(
 def sum_gradients(model: nn.Module, mesh: Mesh = None, axis: str | None = None) -> None:
     """Add up the gradients of a model's weights over ranks, in place, after backward and before a step.
 
-    One message for all of a dtype. Not for those that somebody else adds up: FSDP and DDP take the mean over
-    their ranks, so there multiply the loss by how many ranks share a sequence.
+    One message for all of a dtype. Weights that lie over other ranks (as DTensors) are added up part by part.
+    Not for those that somebody else adds up: FSDP and DDP take the mean over their ranks, so there multiply
+    the loss by how many ranks share a sequence.
+
+    Raises:
+        ArgumentError: weights that lie over the very ranks that share the sequence, as FSDP lays them.
     """
     ring = Ring.of(mesh, axis)
-    kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-    for parameters in kinds.values():
-        for parameter in parameters:
-            if parameter.grad is None:  # no token of this rank reached it: others' may have
-                parameter.grad = torch.zeros_like(parameter)
-        grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if isinstance(parameter, DTensor):
+            shared = sorted({*ring.members} & {*parameter.device_mesh.mesh.flatten().tolist()})
+            if len(shared) > 1:
+                raise ArgumentError(
+                    f"gradients must not be added up twice: {name} lies over ranks {shared} already, which "
+                    "share the sequence; leave sum_gradients out, and multiply the loss by how many they are"
+                )
+        if parameter.grad is None:  # no token of this rank reached it: others' may have
+            parameter.grad = torch.zeros_like(parameter)
+        grad = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+        kinds.setdefault((grad.dtype, grad.device), []).append(grad)
+    for grads in kinds.values():
         flat = ring.add_up(torch.cat([grad.reshape(-1) for grad in grads]))
         for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
             grad.copy_(part.view(grad.shape))
