@@ -257,7 +257,7 @@ def reduce(
         record.large[NORMS] = norms
         record._add(*measure_written(weights, norms, None if kind != "self" else marks))
     if keep:
-        record.map = weights
+        record.map = weights.to_keep()
     return record
 
 

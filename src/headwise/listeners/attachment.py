@@ -18,7 +18,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from ..errors import AttentionBypassed
+from ..errors import ArgumentError, AttentionBypassed
 from ..heads.layer_names import Layer, names_of
 from ..map import AttentionMap
 from .active import Call, Entered, Forward, Listener, Run, active, in_backward, innermost, quietly
@@ -300,6 +300,11 @@ class Attachment:
                 listener = place()
                 if listener is None:
                     continue
+                if weights.ranks is not None and not getattr(listener, "hears_shards", False):
+                    raise ArgumentError(
+                        f"model must not lie over ranks while it is changed or measured by more than watch: "
+                        f"{named or 'the model itself'} does, over {weights.ranks}; use one process"
+                    )
                 call = Call(named, kind, weights, value, output, run.forward, tokens)
                 changed = listener.hear(call if here is None else SplitCall(call, here, said))
                 if changed is not None and here is not None:

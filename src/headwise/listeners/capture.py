@@ -208,6 +208,8 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
 class _Ear:
     """What listens: apart from `watch`, which ends it when nobody has it any more."""
 
+    hears_shards = True
+
     def __init__(
         self,
         *,
@@ -242,6 +244,11 @@ class _Ear:
         if of_all is not None:
             call = of_all.own
         B, H, T, S = shape = call.weights.shape
+        if call.weights.ranks is not None and (self.between or self.writer is not None):
+            raise ArgumentError(
+                f"{'diversity' if self.between else 'written'} must be left out where a sequence lies over "
+                f"ranks: got True, over {call.weights.ranks}; measure it in one process"
+            )
         # Without values only weights are to be had, without the scores behind them.
         names, pooled = self.names if call.value is not None else self._without_scores, self.pooled
         # A step of generation: numbers alone, or memory would grow with the square of its length.
@@ -329,12 +336,12 @@ class Tokens:
 
     def of(self, call: Call) -> tuple[str, Tensor] | None:
         """The ids of a call's keys, int [B, S], and the argument they came by, if its queries and keys are
-        one text, given to a module around it."""
+        one text, given to a module around it; of a sequence over ranks, the ids of this rank's keys."""
         B, _, T, S = call.weights.shape
         if call.kind != "self" or T != S:
             return None
         for name, ids in call.tokens.items():
-            if tuple(ids.shape) == (B, S):
+            if tuple(ids.shape) == (B, call.weights.own_keys):
                 return name, ids
         return None
 
@@ -347,6 +354,7 @@ class Tokens:
         made = self._marks.setdefault(call.forward, {})
         if name in made and made[name][0] is ids:
             return made[name][1]
+        given, ids = ids, call.weights.whole_text(ids)
         special = torch.isin(ids, self._special_on(ids.device)) if self.special else None
         punctuation = None
         if self.tokenizer is not None:
@@ -356,7 +364,7 @@ class Tokens:
                 punctuation &= ~special
         unknown = None if self.unknown is None else ids == self.unknown
         marks = Marks(ids.clone(), special, punctuation, unknown)  # of the tokens as they were, also later
-        made[name] = ids, marks
+        made[name] = given, marks
         return marks
 
     def _special_on(self, device: torch.device) -> Tensor:

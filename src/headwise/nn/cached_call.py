@@ -158,6 +158,7 @@ def plain_column(module: MultiHeadAttention, x: Tensor, cache: object) -> int | 
     packed, D, window = held["_packed"], held["head_dim"], held["window"]
     if (
         packed is None
+        or held.get("_sharding") is not None
         or not held["causal"]
         or held["softcap"] is not None
         or held.get("sinks", held) is not None  # learned, they are in no module's own __dict__

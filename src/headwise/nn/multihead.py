@@ -25,6 +25,7 @@ from .module_call import Given, plain_self_attention
 from .options import Buckets, Positions, QKNorm, RelativeBias, Slopes
 from .packed_weights import PLAIN, Packed, pack, project
 from .rotary import Rope
+from .sharded_modules import Sharding
 
 __all__ = ["MultiHeadAttention"]
 
@@ -101,6 +102,7 @@ class MultiHeadAttention(nn.Module):
     gate_proj: nn.Linear | None
     _slopes: Slopes | None
     local_heads: LocalHeads | None = None  # of those that several processes share; None: all heads are here
+    _sharding: Sharding | None = None  # how its sequence lies over ranks; see `headwise.parallel`
 
     @answering(module_call.OF_THE_CONSTRUCTOR)
     def __init__(
@@ -267,6 +269,12 @@ class MultiHeadAttention(nn.Module):
         """
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.forward)
+        if self._sharding is not None:
+            done = self._sharding.attend(
+                self, query, key, value, mask, bias, positions, cache, lengths, documents
+            )
+            output = ragged.without_padding(self._finish(done.heads, done.query), done.real)
+            return output, done.weights if need_weights else None
         if documents is not None or (lengths is not None and cache is None):
             return ragged.forward(
                 self, query, key, value, mask, bias, positions, cache, lengths, documents, need_weights
@@ -314,6 +322,12 @@ class MultiHeadAttention(nn.Module):
         """
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.head_outputs)
+        if self._sharding is not None:
+            done = self._sharding.attend(
+                self, query, key, value, mask, bias, positions, cache, lengths, documents
+            )
+            heads = options.gated(self, done.heads, done.query)
+            return ragged.without_padding(heads, None if done.real is None else done.real[:, None])
         if documents is not None or (lengths is not None and cache is None):
             return ragged.head_outputs(
                 self, query, key, value, mask, bias, positions, cache, lengths, documents

@@ -71,6 +71,10 @@ def headwise_forward(
             module, query, key, value, mask, bias=bias, positions=positions, cache=cache, lengths=lengths,
             documents=documents, need_weights=need_weights, **wrong,
         )  # fmt: skip
+    if module._sharding is not None:
+        return _sharded(
+            module, need_weights, query, key, value, mask, bias, positions, cache, lengths, documents
+        )
     real = None
     query, key, value, mask, bias = module._received(query, key, value, mask, bias)
     if documents is not None or (lengths is not None and cache is None):
@@ -87,6 +91,19 @@ def headwise_forward(
     assert heard is not None
     output = ragged.without_padding(module._finish(heard, query, lengths), real)
     return module._handed_on(output), weights if need_weights else None
+
+
+def _sharded(
+    module: MultiHeadAttention, need_weights: bool, query: Tensor, key: Tensor | None, *call: Any
+) -> Any:
+    """The same of a module whose sequence lies over ranks; `call`: further arguments of its `attend`."""
+    assert module._sharding is not None
+    done = module._sharding.attend(module, query, key, *call)
+    itself = key is None or key is query
+    heads = announce(module, "self" if itself else "cross", done.weights, done.values, done.heads)
+    assert heads is not None
+    output = ragged.without_padding(module._finish(heads, done.query), done.real)
+    return output, done.weights if need_weights else None
 
 
 def _asked_of(module: MultiHeadAttention, query: Tensor, key: Tensor | None) -> tuple[str, ...]:
