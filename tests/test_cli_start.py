@@ -63,7 +63,7 @@ def run(*arguments):
 def test_what_only_tells_loads_no_torch(tmp_path: Path) -> None:
     said = fresh(
         """
-        verbs = ("look", "check", "explain", "presets", "doctor", "learn")
+        verbs = ("look", "check", "explain", "survey", "presets", "doctor", "learn")
         for arguments in ([], ["--version"], ["--help"], *([verb, "--help"] for verb in verbs)):
             code, out = run(*arguments)
             assert code == 0 and out, arguments
