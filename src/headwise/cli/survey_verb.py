@@ -87,7 +87,7 @@ def survey(
     ] = "dependence",
     top: Annotated[int, typer.Option(min=1, help="How many heads the table lists.")] = LISTED,
 ) -> None:
-    """See what every attention head of a trained model does over a corpus.
+    """See what every head of a model does over a corpus.
 
     Every document is read by itself, from its beginning, and every head of it is measured. Numbers go into
     Parquet files in the folder of --out: measures-*.parquet has a row per document, layer and head,
