@@ -246,7 +246,7 @@ def of_weights(prepared: Prepared, begin: int, count: int, grad: Tensor) -> Foun
 
 def of_entropy(prepared: Prepared, grad: Tensor) -> Found:
     """(dq, dk, dsinks) from d loss / d entropy, [B, H, T]."""
-    (entropy, mass), _ = rows(Request(prepared, "rows"), ("entropy", "mass"))
+    entropy, mass = rows(Request(prepared, "rows"), ("entropy", "mass")).values
     grad = grad.float()
     delta = grad * (entropy - mass.log())
     dq, dk = _walk(prepared, mass, delta, Pull(grad, 0, prepared.shape[3], Wanted(entropy=True)))

@@ -8,16 +8,18 @@ A head's value is the mean over its counted queries, or the largest.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launches import NOT_SPECIAL, interpreted, kind_of, launch
+from .launches import NOT_SPECIAL, Arguments, interpreted, kind_of, launch, ready
 from .lists import powers_of
-from .request import Prepared, Request
+from .request import Launch, Prepared, Request
 from .tile import (
+    Rules,
     added,
     fours,
     key_stop,
@@ -34,7 +36,7 @@ from .tile import (
     tile_of,
 )
 
-__all__ = ["NAMES", "near", "of_heads", "received"]
+__all__ = ["NAMES", "near", "of_heads", "of_heads_again", "received"]
 
 
 # Around each query
@@ -121,14 +123,14 @@ def near_kernel(
         tl.store(OUT + wants.local * long(total_rows), tl.sum(local, 1), mask=here)
 
 
-def near(prepared: Prepared, names: tuple[str, ...], reach: int, out: Tensor) -> None:
-    """Fill out[len(names), B, H, T] with the named weights of each query."""
+def near(prepared: Prepared, names: tuple[str, ...], reach: int, out: Tensor) -> Launch:
+    """Fill out[len(names), B, H, T] with the named weights of each query; the launch that did it."""
     request = Request(prepared, "near")
     slots = {name: names.index(name) if name in names else -1 for name in NAMES}
     wants = Wants(**slots, around=any(name != "first" for name in names))
     around = max(1, reach if "local" in names else 1)
     B, H, T, S = prepared.shape
-    request.launch(
+    return request.launch(
         near_kernel, request.grid, prepared.lse, out, prepared.first_keys,
         sizes=(request.blocks, B * H * T, min(reach, T + S), min(around, T + S)), options=(wants,),
     )  # fmt: skip
@@ -207,6 +209,7 @@ def received(prepared: Prepared) -> Tensor:
 
 # How a statistic is told to the kernel: its offset + 1, or 3; and 4 for the largest.
 NO_OFFSET, LARGEST = 3, 4
+Kind = tuple[int | None, bool]  # (offset, whether the largest is meant)
 
 
 @triton.jit(do_not_specialize=["H", "shift", "programs", "low_kinds", "high_kinds"])
@@ -245,23 +248,47 @@ def of_heads_kernel(
     tl.store(OUT + n * programs + bh, of_head)
 
 
-def of_heads(prepared: Prepared, values: Tensor, kinds: list[tuple[int | None, bool]]) -> Tensor:
-    """[n, B, H] from [n, B, H, T]; each kind is (offset, whether the largest is meant)."""
+class _Fold(NamedTuple):
+    """A launch of `of_heads_kernel` but for its tensors."""
+
+    grid: tuple[int, int, int]
+    numbers: Arguments
+    constants: tuple[Hashable, ...]
+    kinds: Hashable
+    warps: int
+
+
+def _fold(prepared: Prepared, values: Tensor, out: Tensor, kinds: Sequence[Kind]) -> _Fold:
     codes = [(NO_OFFSET if offset is None else offset + 1) + LARGEST * largest for offset, largest in kinds]
     low, high = (sum(code << (3 * i) for i, code in enumerate(part)) for part in (codes[:8], codes[8:]))
     assert len(codes) <= 16
     B, H, T, S = prepared.shape
-    out = prepared.empty(len(kinds), B, H)
     placed = prepared.scores.positions is not None
-    args = (values, prepared.lse, out, prepared.rules, H, T, S, S - T, B * H, low, high)
-    constants = (32 if interpreted() else 1024 if T <= 1024 else 4096, placed)
-    launch(
-        of_heads_kernel,
+    return _Fold(
         (B * H, len(kinds), 1),
-        args,
-        constants,
-        (prepared.kind, kind_of((values, out))),
-        values.device,
-        warps=4 if T <= 1024 else 8,
+        (H, T, S, S - T, B * H, low, high),
+        (32 if interpreted() else 1024 if T <= 1024 else 4096, placed),
+        (prepared.kind, kind_of((values, prepared.lse, out))),
+        4 if T <= 1024 else 8,
     )
+
+
+def of_heads(prepared: Prepared, values: Tensor, kinds: Sequence[Kind]) -> Tensor:
+    """[n, B, H] from [n, B, H, T]; each kind is (offset, whether the largest is meant)."""
+    out = prepared.empty(len(kinds), *prepared.shape[:2])
+    fold = _fold(prepared, values, out, kinds)
+    given = (values, prepared.lse, out, prepared.rules, *fold.numbers)
+    launch(of_heads_kernel, fold.grid, given, fold.constants, fold.kinds, values.device, fold.warps)
     return out
+
+
+def of_heads_again(
+    prepared: Prepared, values: Tensor, out: Tensor, kinds: Sequence[Kind]
+) -> Callable[[Tensor, Tensor, Tensor, Rules], None] | None:
+    """The same, once it has run, for all that are alike: it takes values, lse, room for the result, rules."""
+    fold = _fold(prepared, values, out, kinds)
+    go = ready(of_heads_kernel, fold.grid, fold.constants, fold.kinds, values.device, fold.warps)
+    numbers = fold.numbers
+    if go is None:
+        return None
+    return lambda values, lse, out, rules: go(values, lse, out, rules, *numbers)

@@ -36,7 +36,7 @@ from .tile import LOG2E, Channels, Rules, Setup
 
 __all__ = [
     "Launch", "Prepared", "Request", "as_lists", "channels_of", "described", "describer", "keep",
-    "lister", "rules_by", "signature_of", "strides_of",
+    "lister", "rules_and_lists_by", "rules_by", "signature_of", "strides_of",
 ]  # fmt: skip
 
 DEEPEST = 65535  # what a grid may be in its third direction
@@ -205,7 +205,7 @@ def rules_by(prepared: Prepared) -> Callable[[Scores], Rules]:
     """`Prepared.rules` of all scores with the signature of these."""
     rules, scores = prepared.rules, prepared.scores
     mask, scoring = scores.mask, scores.scoring
-    if mask.is_positional and not scoring.has_tensors:
+    if mask.is_positional and not scoring.has_tensors and scores.positions is None:
         return lambda scores: rules
     # where a tensor is taken as it is, only its memory is new
     as_they_are: list[tuple[str, Callable[[Scores], Tensor | None]]] = []
@@ -221,8 +221,10 @@ def rules_by(prepared: Prepared) -> Callable[[Scores], Rules]:
             as_they_are.append((name, partial(_in_float32, taken)))
         else:
             return lambda scores: Prepared(scores).rules
-    if rules.relative is not None or rules.counted is not None or rules.at is not None:
+    if rules.relative is not None or rules.at is not None:
         return lambda scores: Prepared(scores).rules
+    if rules.counted is not None:
+        as_they_are.append(("counted", partial(_counted, prepared.shape[2])))
 
     nothing: dict[str, Any] = dict.fromkeys([name for name, _ in as_they_are])
     numbers = rules._replace(**nothing)  # no tensor of these is kept
@@ -235,6 +237,11 @@ def rules_by(prepared: Prepared) -> Callable[[Scores], Rules]:
         return numbers._replace(**fields)
 
     return again
+
+
+def _counted(query_len: int, scores: Scores) -> Tensor | None:
+    counted = scores.mask.counted(query_len)
+    return None if counted is None else counted.contiguous()
 
 
 def _in_float32(taken: Callable[[Scores], Tensor], scores: Scores) -> Tensor:
@@ -346,7 +353,7 @@ class Request:
         *tensors: object,
         sizes: Arguments = (),
         options: Arguments = (),
-    ) -> None:
+    ) -> Launch:
         """Run a kernel: q and k, its own tensors, the rules, the numbers, then what it is compiled for.
 
         grid: programs a sequence, in two directions. The third one is for the sequences, so that no program
@@ -354,6 +361,7 @@ class Request:
         """
         planned = self.planned(kernel, grid, *tensors, sizes=sizes, options=options)
         planned(self.prepared.q, self.k, self.prepared.rules, *tensors)
+        return planned
 
     def planned(
         self,
@@ -393,6 +401,21 @@ def lister(request: Request) -> Callable[[Scores, Rules, Tensor | None], Argumen
         return again.tile_lists
 
     return lists_of
+
+
+def rules_and_lists_by(request: Request) -> Callable[[Prepared], tuple[Rules, Arguments]]:
+    """`Prepared.rules` and `tile_lists` of second passes over all that have the signature of these."""
+    rules_of = rules_by(request.prepared)
+    if not request.setup.listed:
+        nothing = None, None, None
+        return lambda prepared: (rules_of(prepared.scores), nothing)
+    same = request.without_tensors()
+
+    def again(prepared: Prepared) -> tuple[Rules, Arguments]:
+        prepared.__dict__["rules"] = rules_of(prepared.scores)  # the lists are made of them
+        return prepared.rules, Request.again(same, prepared).tile_lists
+
+    return again
 
 
 class Launch(NamedTuple):
@@ -435,6 +458,21 @@ class Launch(NamedTuple):
             return None
         grid, constants = (*self.grid, self.B), (*self.options, self.setup)
         return ready(self.kernel, grid, constants, self.kinds, self.device, self.warps, self.registers)
+
+    def again(self, q: Tensor, k: Tensor) -> Callable[..., None] | None:
+        """`__call__` of one that has run, for all with the signatures of q and k; None as `ready`."""
+        go, setup = self.ready(), self.setup
+        if go is None:
+            return None
+        M, N = (setup.N, setup.M) if self.keys_first else (setup.M, setup.N)
+        q_of, k_of = describer(q, M, setup), describer(k, N, setup)
+        q_steps, k_steps = strides_of(q)[:3], strides_of(k)[:3]
+        numbers = (*self.numbers, 0, *self.sizes)
+
+        def run(q: Tensor, k: Tensor, rules: Rules, *tensors: object) -> None:
+            go(*q_of(q), *k_of(k), q_steps, k_steps, *tensors, rules, *numbers)
+
+        return run
 
     def __call__(self, q: Tensor, k: Tensor, rules: Rules, *tensors: object) -> None:
         """Run it on these."""
@@ -517,7 +555,13 @@ def describer(x: Tensor, size: int, setup: Setup | Channels) -> Callable[[Tensor
         return lambda x: (x, None)
     shape, steps, first, second = _frame(x.shape, x.stride(), size, setup.D, setup.D0, setup.D1)
     if not setup.D1:
-        return lambda x: (_descriptor(x, shape, steps, first), None)
+
+        def in_one(x: Tensor) -> Arguments:
+            made = object.__new__(TensorDescriptor)  # `_descriptor`, a call less
+            made.base, made.shape, made.strides, made.block_shape = x, shape, steps, first
+            return made, None
+
+        return in_one
     return lambda x: (_descriptor(x, shape, steps, first), _descriptor(x, shape, steps, second))
 
 

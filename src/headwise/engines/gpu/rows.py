@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launches import NOT_SPECIAL, kind_of, launch
-from .request import Prepared, Request
+from .request import Launch, Prepared, Request
 from .tile import (
     BIG,
     HIDDEN,
@@ -38,7 +38,7 @@ from .tile import (
     tile_of,
 )
 
-__all__ = ["NAMES", "Picture", "added_up", "cell_of", "mass_of", "rows", "settled", "wide"]
+__all__ = ["NAMES", "Picture", "Walked", "added_up", "cell_of", "mass_of", "rows", "settled", "wide"]
 
 NAMES = ("entropy", "effective_keys", "confidence", "distance", "max_logit", "mass")
 # A float32 forward may have been told to multiply in TF32, three digits.
@@ -71,6 +71,14 @@ class Picture(NamedTuple):
 
     rows: int
     columns: int
+
+
+class Walked(NamedTuple):
+    """What a walk over rows gave, and its launch."""
+
+    values: Tensor  # [names, B, H, T]
+    picture: Tensor | None  # [B, H, rows, columns]
+    launch: Launch
 
 
 @triton.jit
@@ -304,8 +312,8 @@ def rows(
     picture: Picture | None = None,
     counted_only: bool = False,
     out: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """([len(names), B, H, T] values per query, [B, H, rows, columns] picture), in one walk.
+) -> Walked:
+    """Values per query, and perhaps a picture, in one walk.
 
     counted_only: queries that do not count may be left out. out: where the values go.
     """
@@ -339,12 +347,12 @@ def rows(
     parts = out
     if picture is not None:
         parts = prepared.zeros(B * H, request.blocks, row_cells, cells.columns, shares)
-    request.launch(
+    launched = request.launch(
         rows_kernel, request.grid, prepared.lse, out, parts, *request.tile_lists,
         sizes=(request.blocks, B * H * T, cells.rows, cells.columns, row_cells, S // cells.columns),
         options=(wants,),
     )  # fmt: skip
-    return out, None if picture is None else added_up(request, parts, picture)
+    return Walked(out, None if picture is None else added_up(request, parts, picture), launched)
 
 
 def added_up(request: Request, parts: Tensor, picture: Picture) -> Tensor:
@@ -360,7 +368,7 @@ def added_up(request: Request, parts: Tensor, picture: Picture) -> Tensor:
 
 def mass_of(prepared: Prepared) -> Tensor:
     """What each query's weights and sink sum to, [B, H, T]: 1 but for the rounding of lse."""
-    return rows(Request(prepared, "rows"), ("mass",))[0][0]
+    return rows(Request(prepared, "rows"), ("mass",)).values[0]
 
 
 def settled(prepared: Prepared) -> Prepared:
