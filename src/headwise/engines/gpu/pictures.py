@@ -213,7 +213,7 @@ def _planned(
     glance: Launch | None,
     fold: Callable[..., None] | None,
 ) -> Callable[[Prepared], dict[str, Tensor]] | None:
-    """Statistics of heads for all that have the signature of these: room, and launches at once; None: no plan.
+    """Statistics of heads for all with the signature of these: room, and launches at once; None: no plan.
 
     Args:
         walked: how many of the names come from the walk.
