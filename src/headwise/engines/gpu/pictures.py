@@ -22,7 +22,7 @@ from . import rows as by_row
 from .launches import NOT_SPECIAL, Arguments
 from .lists import in_order, powers_of, seen_tiles
 from .neighbours import of_heads, of_heads_again, received
-from .request import Launch, Prepared, Request, as_lists, keep, rules_and_lists_by
+from .request import Launch, Prepared, Request, as_lists, is_back, keep, rules_and_lists_by
 from .rows import Picture, added_up, cell_of
 from .tile import key_stop, keys_seen, length_of, list_of, load, log_weights, long, my_queries, product
 
@@ -150,7 +150,7 @@ class Measured(NamedTuple):
     picture: Tensor | None  # [B, H, rows, columns]
 
 
-_plans: dict[Hashable, Callable[[Prepared], dict[str, Tensor]]] = {}  # of measurements that were made once
+_plans: dict[Hashable, Callable[[Prepared], dict[str, Tensor]] | None] = {}  # None: met once
 
 
 def measure(
@@ -197,11 +197,10 @@ def measure(
     if names and not per_query:
         values, chosen = out, [kinds[name] for name in names]
         out = of_heads(prepared, values, chosen)
-        if signature is not None and prepared is given:  # no lse was measured in between
+        # not where an lse was measured in between
+        if signature is not None and prepared is given and is_back(_plans, signature):
             fold = of_heads_again(prepared, values, out, chosen)
-            plan = _planned(request, names, len(walked), walk, glance, fold)
-            if plan is not None:
-                keep(_plans, signature, plan)
+            keep(_plans, signature, _planned(request, names, len(walked), walk, glance, fold))
     return Measured(dict(zip(names, out.unbind(), strict=True)), received(prepared) if keys else None, drawn)
 
 
