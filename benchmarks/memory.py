@@ -16,6 +16,7 @@ import mmap
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,11 @@ def on_cuda(arm: Arm) -> dict[str, Any]:
     return {"extra_bytes": torch.cuda.max_memory_allocated() - before, "how": "torch.cuda"}
 
 
-def in_fresh_process(case: str, arm: str, tiny: bool = False, seconds: float = 900) -> dict[str, Any]:
-    """Extra bytes of one call of an arm on the CPU, measured in a process of its own."""
-    request = {"case": case, "arm": arm, "tiny": tiny, "threads": torch.get_num_threads()}
+def in_fresh_process(
+    case: str, arm: str, tiny: bool = False, seconds: float = 900, **sizes: int
+) -> dict[str, Any]:
+    """Extra bytes of one call of an arm on the CPU, in a process of its own; sizes in place of the case's."""
+    request = {"case": case, "arm": arm, "tiny": tiny, "threads": torch.get_num_threads(), "sizes": sizes}
     places = [str(HERE.parent), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.memory"],
@@ -145,6 +148,7 @@ def main() -> None:
     small = case.prepare("cpu", tiny=True).arms[request["arm"]]
     with around(small):
         small()
+    case = replace(case, sizes={**case.sizes, **request["sizes"]})
     arm = case.prepare("cpu", request["tiny"]).arms[request["arm"]]
     json.dump(peak_of(arm), sys.stdout)
 

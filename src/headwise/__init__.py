@@ -40,8 +40,10 @@ __all__ = [
     "importance",
     "load_heads",
     "load_pruned",
+    "load_survey",
     "models",
     "nn",
+    "parallel",
     "patch",
     "prune",
     "restore",
@@ -50,6 +52,7 @@ __all__ = [
     "role_effects",
     "roles",
     "scoring",
+    "survey",
     "testing",
     "trainer_callback",
     "watch",
@@ -65,7 +68,9 @@ if TYPE_CHECKING or _first_use.is_whole(__name__):
     from .engines import operators as _operators  # noqa: F401, and what torch.compile sees of the second pass
 
     # isort: split
-    from . import budget, errors, heads, models, nn, scoring, testing
+    from . import budget, errors, heads, models, nn, parallel, scoring, testing
+    from .corpus.result import load_survey
+    from .corpus.survey import survey
     from .examiner.checks import check, check_file
     from .examiner.explanations import explain
     from .functional import attention, why

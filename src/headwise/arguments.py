@@ -31,10 +31,12 @@ __all__ = [
     "autocasting",
     "check_causal",
     "check_dropout",
+    "check_tensors",
     "nested",
     "not_a_tensor",
     "our_words",
     "refuse",
+    "rules_and_scoring",
     "scores_from",
     "told",
     "under_autocast",
@@ -212,9 +214,27 @@ def scores_from(
         MaskError: a mask that does not fit, or cannot mean what it seems to mean; causal or window with so
             many more queries than keys that some see none.
     """
-    _check_tensors(q, k, v)
-    B, H, T, D = q.shape
-    S = k.shape[2]
+    check_tensors(q, k, v)
+    shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    return Scores(q, k, *rules_and_scoring(q, shape, mask, causal, window, scale, softcap, bias, sinks))
+
+
+def rules_and_scoring(
+    q: Tensor,
+    shape: tuple[int, int, int, int],
+    mask: Mask | Tensor | None = None,
+    causal: bool = False,
+    window: int | tuple[int, int] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Bias | None = None,
+    sinks: Tensor | None = None,
+) -> tuple[Mask, Scoring]:
+    """What stands between queries and keys, for a call [B, H, T, S] of which q holds all queries or some.
+
+    Raises: as `scores_from`.
+    """
+    B, H, T, S = shape
     rules = mask_of_call(mask, B, T)
     if causal is not True and causal is not False:
         check_causal(causal)
@@ -225,12 +245,12 @@ def scores_from(
     if (causal or window is not None) and not torch.compiler.is_compiling() and T > S:
         _check_sight(T, S, causal, window)  # traced sizes are not compared: a graph is for all lengths
     rules = rules.bind(B, H, T, S)
-    scoring = Scoring.of(D, scale=scale, softcap=softcap, bias=bias, sinks=sinks)
+    scoring = Scoring.of(q.shape[3], scale=scale, softcap=softcap, bias=bias, sinks=sinks)
     if bias is not None or sinks is not None:
         scoring.check(B, H, T, S)
     if mask is not None or bias is not None or sinks is not None:
         _check_devices(q, rules, scoring)
-    return Scores(q, k, rules, scoring)
+    return rules, scoring
 
 
 def window_rule(window: int | tuple[int, int]) -> Mask:
@@ -261,7 +281,8 @@ def _check_sight(T: int, S: int, causal: bool, window: int | tuple[int, int] | N
     )
 
 
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise unless these are [B, H, T, D], [B, Hk, S, D] and [B, Hk, S, Dv], of one dtype and device."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise not_a_tensor(name, x)

@@ -82,6 +82,8 @@ REMEDIES = {  # package -> how to get it
     "tokenizers": 'pip install "headwise[cli]"',
     "numpy": "pip install numpy",
     "pandas": "pip install pandas",
+    "pyarrow": 'pip install "headwise[survey]"',
+    "ray": 'pip install "headwise[ray]"',
 }
 
 

@@ -245,6 +245,24 @@ class AttentionMap(StandIn):
         return statistics.counted(statistic, self._scores, self.lse)
 
     @property
+    def ranks(self) -> int | None:
+        """Over how many ranks its sequence lies (`headwise.parallel`); None: it is one process's own."""
+        return None
+
+    def to_keep(self) -> AttentionMap:
+        """The same map for those who look at it later, and not on every rank."""
+        return self
+
+    @property
+    def own_keys(self) -> int:
+        """How many of its S keys are this process's own."""
+        return self.shape[3]
+
+    def whole_text(self, ids: Tensor) -> Tensor:
+        """The ids of its keys, int [B, S], from those of this process's own."""
+        return ids
+
+    @property
     def counts_every_query(self) -> bool:
         """Whether every query surely counts, without looking: none is padding, each sees its own key."""
         scores = self._scores
@@ -449,11 +467,15 @@ class AttentionMap(StandIn):
             ArgumentError: count below 1 or above S; a map of chosen keys.
         """
         self.check_whole_rows("top")
+        self._check_count(count)
+        return second_pass.top(self._scores, self.lse, count)
+
+    def _check_count(self, count: int) -> None:
+        """Raise unless a list of so many keys per query can be made."""
         B, H, T, S = self.shape
         if not _is_count(count) or count > S:
             raise ArgumentError(f"count must be between 1 and key_len: got {count!r} of {S}; use {min(8, S)}")
         self._check_budget((B, H, T, 3 * count), "values and indices", None, self._scores.dtype)
-        return second_pass.top(self._scores, self.lse, count)
 
     def statistics(
         self,

@@ -30,6 +30,7 @@ __all__ = [
     "can_read",
     "cannot_join",
     "kind",
+    "size_of",
     "smaller",
 ]
 
@@ -49,6 +50,12 @@ def smaller(a: int | None, b: int | None) -> int | None:
     if a is None or b is None:
         return b if a is None else a
     return min(a, b)
+
+
+def size_of(run: slice) -> int:
+    """How many places a run of them has."""
+    size: int = run.stop - run.start
+    return size
 
 
 def kind(tensor: Tensor) -> str:
@@ -110,6 +117,16 @@ class Rule(Generic[Some]):
     def placed(self, mask: Some, at: Tensor) -> Changes:
         """What changes for chosen queries that stand at these positions."""
         return {}
+
+    def cut(self, mask: Some, keys: slice) -> Changes:
+        """What changes where only a run of keys is left, the first of which is key 0 then."""
+        run: Changes = {}
+        for name, dims in self.fields.items():
+            value = getattr(mask, name)
+            if isinstance(value, Tensor) and "s" in dims.lower():
+                dim = dims.lower().index("s")
+                run[name] = value if value.shape[dim] == 1 else value.narrow(dim, keys.start, size_of(keys))
+        return run
 
     def span(self, mask: Some, ends: Span, rows: Index, keys: Span) -> Span:
         """What is left of the keys [start, stop) for queries whose first and last position are `ends`."""
@@ -327,6 +344,18 @@ class RuleSet(Known):
                     value = value.index_select(dim, chosen.to(value.device))
             changed[name] = value
         return replace(self, **changed) if changed else self
+
+    def rectangle(self, queries: slice, keys: slice) -> Self:
+        """A bound mask's rules for a run of queries and a run of keys, whose first is key 0 then.
+
+        The rules about positions stay: the caller says where the queries stand among these keys.
+        """
+        everything = slice(None)
+        mine = self.select(everything, everything, queries)
+        changed: Changes = {}
+        for rule in mine.rules:
+            changed |= rule.cut(mine, keys)
+        return replace(mine, **changed) if changed else mine
 
     def placed(self, at: Tensor) -> Self:
         """The same rules for chosen queries, which stand at these positions.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .errors import MaskError
 from .indexing import Index, fits, within
-from .mask_rules import Changes, Fields, Rule, Shape, Span, Value, can_read, cannot_join, kind
+from .mask_rules import Changes, Fields, Rule, Shape, Span, Value, can_read, cannot_join, kind, size_of
 
 if TYPE_CHECKING:
     from .masks import Mask
@@ -50,6 +50,12 @@ class Padding(Rule["Mask"]):
         assert keys is not None
         real = keys[:, columns] if keys.ndim == 2 else spots < keys[:, None]
         return real[:, None, None, :]  # [B, 1, 1, s]
+
+    def cut(self, mask: Mask, keys: slice) -> Changes:
+        assert mask.keys is not None
+        if mask.keys.ndim == 2:
+            return super().cut(mask, keys)
+        return {"keys": (mask.keys - keys.start).clamp(0, size_of(keys))}
 
     def span(self, mask: Mask, ends: Span, rows: Index, keys: Span) -> Span:
         assert mask.keys is not None

@@ -17,6 +17,7 @@ export interface PageData {
   statistics: StatisticData[]; // every number that some head has, in the order in which they are offered
   flips: FlipData[];
   effects: EffectsData | null;
+  corpus: CorpusData | null;
   training: TrainingData | null;
   alive: AliveData | null;
 }
@@ -138,6 +139,47 @@ export interface EffectsData {
   before: [string, number][] | null; // words and probabilities, largest first
   heads: { layer: number; head: number; effect: number | null; after: [string, number][] | null }[];
   unit: string; // of `effect`
+}
+
+/** What heads do over many documents, of which the first text is the typical one. */
+export interface CorpusData {
+  sentence: string;
+  start: string; // the measure that the wall shows first
+  measures: CorpusMeasureData[];
+  heads: CorpusHeadData[];
+}
+
+export interface CorpusMeasureData {
+  name: string; // "corpus:dependence"
+  title: string;
+  group: string; // of the menu
+  sentence: string;
+  share: boolean;
+  values: [number, number, number | null][]; // layer, head, number
+}
+
+export interface CorpusHeadData {
+  layer: number;
+  head: number;
+  sentence: string; // "stable: previous-token in 0.98 of 2,000 documents"
+  labels: [string, number][]; // and the share of documents
+  numbers: CorpusNumberData[];
+  movers: MoverData[]; // documents
+  places: MoverData[];
+}
+
+export interface CorpusNumberData {
+  title: string;
+  mean: number | null;
+  spread: number | null;
+  quantiles: (number | null)[]; // 5%, median, 95%
+  dependence: number | null;
+}
+
+export interface MoverData {
+  document: string;
+  said: string; // "entropy 0.12, 4.1 spreads below its mean"
+  place: string; // "from 'because' (16) to 'mat' (9)", "" for none
 }
 
 /** Heads at checkpoints of their training. */

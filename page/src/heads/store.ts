@@ -49,7 +49,8 @@ export class App {
     const reading = data.sources[0]?.readings[0];
     const first = reading?.heads[0];
     const view = reading?.image ? "image" : "map";
-    this.start = { ...START, view, layer: first?.layer ?? 0, head: first?.head ?? 0 };
+    const colour = data.corpus?.start ?? START.colour;
+    this.start = { ...START, view, colour, layer: first?.layer ?? 0, head: first?.head ?? 0 };
     this.state = { ...this.start };
     const asked = this.addressed(location.href);
     Object.assign(this.state, this.checked(asked));

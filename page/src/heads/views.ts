@@ -3,6 +3,7 @@
 import { byId, el } from "../shared/elements.ts";
 import { onTheme } from "../shared/theme.ts";
 import { compareView } from "./compare.ts";
+import { corpusView } from "./corpus_view.ts";
 import { diversityView } from "./diversity.ts";
 import { effectsView } from "./effects_view.ts";
 import { flipView } from "./flip.ts";
@@ -11,7 +12,7 @@ import type { App, Changed } from "./store.ts";
 import { trainingView } from "./training.ts";
 import type { OpenView, View } from "./view_kinds.ts";
 
-const VIEWS = [flipView, compareView, diversityView, trainingView, effectsView, numbersView];
+const VIEWS = [corpusView, flipView, compareView, diversityView, trainingView, effectsView, numbersView];
 
 export function viewsPanel(app: App): HTMLElement {
   const place = byId("more");

@@ -51,8 +51,24 @@ export function measures(app: App): Measure[] {
     const value = (head: HeadData) => head.numbers[name] ?? null;
     offered.push({ name, title, group: "Measured", sentence, share, value });
   }
-  const all = [...offered, ...roleMeasures(app), ...changeMeasures(app)];
+  const all = [...corpusMeasures(app), ...offered, ...roleMeasures(app), ...changeMeasures(app)];
   return all.map((measure) => ({ ...measure, digits: digitsOf(heads, measure) }));
+}
+
+/** What heads do over many documents: true of them whatever text is looked at. */
+function corpusMeasures(app: App): Bare[] {
+  if (app.state.source !== 0) return [];
+  return (app.data.corpus?.measures ?? []).map(({ name, title, group, sentence, share, values }) => {
+    const known = new Map(values.map(([layer, head, value]) => [named(layer, head), value]));
+    return {
+      name,
+      title,
+      group,
+      sentence,
+      share,
+      value: (head) => known.get(named(head.layer, head.head)) ?? null,
+    };
+  });
 }
 
 function roleMeasures(app: App): Bare[] {

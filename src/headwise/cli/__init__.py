@@ -46,11 +46,13 @@ def application() -> typer.Typer:
     from .information_verbs import doctor, presets, start
     from .learn_verbs import learn
     from .look_verb import look
+    from .survey_verb import survey
 
     verbs = (
         look,
         check,
         explain,
+        survey,
         presets,
         doctor,
     )

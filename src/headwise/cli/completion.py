@@ -9,9 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-__all__ = ["folders", "model_names", "pages", "pictures", "preset_names", "python_files", "sorts", "texts"]
+__all__ = [
+    "corpora", "devices", "folders", "model_names", "pages", "pictures", "preset_names", "python_files",
+    "sorts", "texts",
+]  # fmt: skip
 
 MODELS = ("mini", "minilm")
+CORPORA = (".txt", ".text", ".md", ".jsonl", ".ndjson", ".parquet")  # as `headwise.corpus.documents.ENDINGS`
 # As `headwise.show.heads_tables.check_sort` knows them, which needs torch; a test compares the two.
 SORTS = (
     "label", "layer", "head", "entropy", "effective_keys", "confidence", "distance", "first", "previous",
@@ -66,6 +70,16 @@ def pages(incomplete: str) -> list[str]:
 def texts(incomplete: str) -> list[str]:
     """Any file, and folders."""
     return _paths(incomplete, lambda name: True)
+
+
+def corpora(incomplete: str) -> list[str]:
+    """Files that a survey reads, and folders."""
+    return _paths(incomplete, lambda name: name.lower().endswith(CORPORA))
+
+
+def devices(incomplete: str) -> list[str]:
+    """Where a model may run."""
+    return [name for name in ("cpu", "cuda") if name.startswith(incomplete)]
 
 
 def _paths(incomplete: str, fits: Callable[[str], bool]) -> list[str]:

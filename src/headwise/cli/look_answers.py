@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .look_request import Wanted
     from .terminal import SignOfLife
 
-__all__ = ["compared", "looked"]
+__all__ = ["compared", "looked", "print_all"]
 
 UNKNOWN = 80  # columns, where nobody says how many there are
 DRAWN = 6  # heads, of two texts
@@ -50,14 +50,14 @@ def looked(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
     roles = _roles(trained, sign) if wanted.roles else None
     with sign.aside():
         if wanted.only_json:
-            _print([json.dumps(heads.to_json(chosen=chosen, text=text, roles=roles), indent=2)])
+            print_all([json.dumps(heads.to_json(chosen=chosen, text=text, roles=roles), indent=2)])
         else:
             said = [_title(f"{trained.title} reads", text), *_cut(reading, wanted), *seen.missing]
-            _print(said + _tables(heads, chosen, roles, wanted))
+            print_all(said + _tables(heads, chosen, roles, wanted))
     sign.says(f"Drawing {_counted(len(heads.all() if chosen is None else chosen))}")
     for file in _write(seen, trained, chosen, roles, wanted):
         with sign.aside():
-            _print([f"Wrote {file}"] * (not wanted.only_json))
+            print_all([f"Wrote {file}"] * (not wanted.only_json))
 
 
 def _tables(heads: Heads, chosen: Chosen | None, roles: Roles | None, wanted: Wanted) -> list[RenderableType]:
@@ -317,7 +317,7 @@ def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
         if top < len(changes):
             answer.append(_words(f"{top} of {len(changes)} heads; --top {len(changes)} shows all."))
     with sign.aside():
-        _print(answer)
+        print_all(answer)
     drawn = min(DRAWN, top, len(changes))
     if wanted.picture is not None:
         sign.says(f"Drawing {_counted(drawn)}")
@@ -326,12 +326,12 @@ def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
 
             save(changes.plot(top=drawn), wanted.picture)
         with sign.aside():
-            _print([f"Wrote {wanted.picture}"])
+            print_all([f"Wrote {wanted.picture}"])
     if wanted.html is not None:
         sign.says(f"Drawing {_counted(len(changes))}")
         _page(both, trained, chosen, None, wanted)
         with sign.aside():
-            _print([f"Wrote {wanted.html}"])
+            print_all([f"Wrote {wanted.html}"])
 
 
 # What is printed
@@ -379,7 +379,7 @@ def _console() -> Console:
     return console
 
 
-def _print(answer: Sequence[RenderableType]) -> None:
+def print_all(answer: Sequence[RenderableType]) -> None:
     """In the letters and columns that there are; strings are lines that are not to be broken."""
     from ..examiner.showing.letters import fitting
 

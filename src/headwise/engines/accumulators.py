@@ -91,6 +91,7 @@ def sums_of(
     everywhere: bool,
     received: Tensor | None,
     draw: Callable[[Tile], None] | None = None,
+    first: slice | None = None,
 ) -> dict[str, Tensor]:
     """What a block of queries comes to, by accumulator: [B, H, t] each.
 
@@ -98,6 +99,7 @@ def sums_of(
         everywhere: all keys are walked; otherwise only those near the queries and the first.
         received: where what each key receives is added up, [B, H, S], if anywhere.
         draw: what else is told of every tile, where all keys are walked.
+        first: where the first real key is, if it is not for the mask to say: these may not be all keys.
     """
     sums: dict[str, Tensor] = {}
     dtype = block.scores.dtype
@@ -118,7 +120,7 @@ def sums_of(
     if "near" in wanted:
         chosen["near"] = _around(block, needed, reach)
     if "first" in wanted:
-        chosen["first"] = _first_key(block.scores)
+        chosen["first"] = _first_key(block.scores) if first is None else first
     if everywhere or block.is_rough:
         # Of rough rows everything is taken from one and the same product, the tiles of the walk; where those
         # are made anyway, nothing is made twice.

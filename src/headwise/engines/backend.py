@@ -19,6 +19,7 @@ from torch import Tensor
 from .gradients import ScoreGradients
 from .kernels import Kernel
 from .scores import Scores
+from .walk import Anchor
 
 __all__ = ["NO_BIAS_GRADIENT", "Backend", "Call", "Gradients", "Lasting", "Ways"]
 
@@ -40,6 +41,7 @@ class Call:
     plain_because: str | None = None  # why only torch's own differentiable operations will do
     bias_gradient: bool = False  # a gradient of bias, slopes or relative is wanted
     collect: tuple[str, ...] = ()  # row statistics that will be asked for
+    anchor: Anchor | None = None  # on the way back through a part of the keys: the whole rows' lse
 
     @property
     def matrix_because(self) -> str | None:

@@ -87,6 +87,8 @@ def band_of(scores: Scores) -> Band:
     """The band left and right of the query, without bounds that hide nothing."""
     mask = scores.mask
     _, _, T, S = scores.shape
+    if scores.positions is not None:  # not aligned with the last key: nothing is known of what is hidden
+        return mask.left, mask.right
     left = None if mask.left is None or mask.left >= S - 1 else mask.left
     right = None if mask.right is None or mask.right >= T - 1 else mask.right
     return left, right
@@ -95,7 +97,7 @@ def band_of(scores: Scores) -> Band:
 def in_one_call(scores: Scores) -> bool:
     """Whether a kernel that draws only causal squares takes the request whole."""
     band, (_, _, T, S) = band_of(scores), scores.shape
-    whole = band == FULL or (band == CAUSAL and T == S)
+    whole = band == FULL or (band == CAUSAL and T == S and scores.positions is None)
     return whole and (not adds(scores) or _small(scores))
 
 
@@ -106,6 +108,8 @@ def cut(scores: Scores, any_band: bool = False) -> list[Part]:
     """
     _, _, T, S = scores.shape
     band, added = band_of(scores), adds(scores)
+    if scores.positions is not None and band != FULL:  # no kernel draws a band that stands elsewhere
+        return _by_rows(scores)
     if any_band and not added and min(band[0] or 0, band[1] or 0) >= 0:
         return [Part(slice(0, T), slice(0, S), band)]
     if band not in (FULL, CAUSAL) or (added and not _small(scores)):

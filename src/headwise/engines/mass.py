@@ -22,7 +22,7 @@ from .scores import Scores, Tiled, blocks, own_precision
 from .statistics import of_head
 from .walk import check_mass, check_some, is_rough, walk
 
-__all__ = ["mass", "visible"]
+__all__ = ["bound_to", "mass", "visible"]
 
 ROWS = 64  # queries at a time, where a dense mask is counted
 
@@ -36,7 +36,7 @@ def mass(scores: Scores | GivenWeights, lse: Tensor, on: Mask, per_query: bool =
     Raises:
         MaskError: `on` does not fit [B, H, T, S].
     """
-    on = _bound(on, scores)
+    on = bound_to(on, scores)
     joined = scores.mask & on
     with own_precision(scores.device):
         if isinstance(scores, GivenWeights):
@@ -51,7 +51,7 @@ def mass(scores: Scores | GivenWeights, lse: Tensor, on: Mask, per_query: bool =
     return of_head("local", values, replace(scores, mask=joined), lse)
 
 
-def _bound(on: Mask, scores: Tiled) -> Mask:
+def bound_to(on: Mask, scores: Tiled) -> Mask:
     """`on` for these queries: what is kept per query spelled out, for chosen queries by where they stand."""
     on = on.to(scores.device)
     if scores.positions is not None:
@@ -105,7 +105,7 @@ def visible(scores: Tiled, mask: Mask | None = None) -> Tensor:
     Scores are not asked, so a key hidden by an endless bias counts. Linear in T and S
     but for dense masks.
     """
-    mask = scores.mask if mask is None else _bound(mask, scores)
+    mask = scores.mask if mask is None else bound_to(mask, scores)
     (B, _, T, S), device = scores.shape, scores.device
     at = scores.at(slice(0, T))
     if not mask.is_countable:

@@ -29,7 +29,7 @@ from .scores import Scores, Tiled, own_precision
 from .walk import Block, Tile, check_mass, walk
 from .weights import Rest, score_gradients
 
-__all__ = ["Top", "drawing", "gradients", "pooled", "top", "with_gradient"]
+__all__ = ["Frame", "Top", "drawing", "gradients", "pooled", "top", "with_gradient"]
 
 
 MOST = 64  # keys a query that the kernel keeps a list of; more are better sorted
@@ -40,6 +40,15 @@ class Top(NamedTuple):
 
     values: Tensor  # [B, H, T, K] weights
     indices: Tensor  # [B, H, T, K] keys; -1 where fewer than K keys are seen
+
+
+class Frame(NamedTuple):
+    """Where a part lies in the whole: its first query and key, and how many there are of each."""
+
+    first_query: int
+    first_key: int
+    query_len: int
+    key_len: int
 
 
 @torch.no_grad()
@@ -73,18 +82,23 @@ def _pool(scores: Tiled, lse: Tensor, picture: Tensor) -> None:
         check_mass(block.scores, block.rows, block.lse, block.with_sink(mass))
 
 
-def drawing(block: Block, picture: Tensor) -> Callable[[Tile], None]:
-    """What adds each tile of a block of queries to a picture [B, H, rows, columns] of the whole request."""
-    _, _, T, S = block.scores.shape
+def drawing(block: Block, picture: Tensor, frame: Frame | None = None) -> Callable[[Tile], None]:
+    """What adds each tile of a block of queries to a picture [B, H, rows, columns] of the whole request.
+
+    frame: the request that is pictured, where the block's own scores are a part of it.
+    """
+    first_row, first_column, T, S = frame or Frame(0, 0, *block.scores.shape[2:])
     row_cells, column_cells = picture.shape[2:]
-    by_row = _indicator(block.rows, T, row_cells, picture).transpose(0, 1)  # [cells, t]
-    room = picture[block.piece.batch, block.piece.heads, _cells(block.rows, T, row_cells)]
+    rows = slice(block.rows.start + first_row, block.rows.stop + first_row)
+    by_row = _indicator(rows, T, row_cells, picture).transpose(0, 1)  # [cells, t]
+    room = picture[block.piece.batch, block.piece.heads, _cells(rows, T, row_cells)]
     counted = block.counted()
 
     def draw(tile: Tile) -> None:
         p = tile.p if counted is None else tile.p * counted[..., None]
-        by_column = _indicator(tile.columns, S, column_cells, picture)  # [s, cells]
-        room[..., _cells(tile.columns, S, column_cells)] += by_row @ (p @ by_column)
+        columns = slice(tile.columns.start + first_column, tile.columns.stop + first_column)
+        by_column = _indicator(columns, S, column_cells, picture)  # [s, cells]
+        room[..., _cells(columns, S, column_cells)] += by_row @ (p @ by_column)
 
     return draw
 

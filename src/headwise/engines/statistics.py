@@ -31,6 +31,7 @@ __all__ = [
     "RECEIVED",
     "ROW_STATISTICS",
     "STATISTICS",
+    "WITH_GRADIENT",
     "Statistic",
     "Statistics",
     "check_names",

@@ -15,7 +15,7 @@ from .gradients import ScoreGradients
 from .scores import Scores, blocks
 from .walk import Tile, online, walk
 
-__all__ = ["TILES", "Tiles", "lse_of", "sinks_gradient", "with_sinks"]
+__all__ = ["TILES", "Tiles", "lse_of", "sinks_gradient", "unfinished", "with_sinks"]
 
 
 class Tiles(Backend):
@@ -41,7 +41,7 @@ class Tiles(Backend):
         gradients = ScoreGradients.zeros(scores, call.bias_gradient)
         dv = torch.zeros(v.shape, dtype=scores.dtype, device=v.device)
         delta = (grad.to(scores.dtype) * out.to(scores.dtype)).sum(-1, keepdim=True)  # [B, H, T, 1]
-        for block in walk(scores, lse):
+        for block in walk(scores, lse, anchor=call.anchor):
             piece, rows, mine = block.piece, block.rows, block.scores
             assert isinstance(mine, Scores)
             room = gradients.piece(piece)
@@ -81,6 +81,28 @@ def _walk(scores: Scores, v: Tensor | None, out: Tensor | None) -> Tensor:
                 mixed = (mixed / total[..., None]).masked_fill(empty[..., None], 0)
                 out[here] = mixed.to(out.dtype)
     return lse
+
+
+def unfinished(scores: Scores, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(largest score, sum of the exponentials below it, mix of values by them) of every row: see `online`.
+
+    What parts of a row are put together from; a row that sees nothing has HIDDEN, 0 and 0.
+    """
+    B, H, T, _ = scores.shape
+    top = torch.empty(B, H, T, dtype=scores.dtype, device=scores.device)
+    total = torch.empty_like(top)
+    mixed = None if v is None else top.new_empty(B, H, T, v.shape[-1])
+    for piece in scores.pieces():
+        mine = scores.piece(piece)
+        values = None if v is None else v[piece.batch, piece.kv_heads]
+        for rows in blocks(0, T, piece.rows):
+            here = (piece.batch, piece.heads, rows)
+            top[here], sums, mix = online(mine, values, rows, piece.columns)
+            empty = top[here] <= HIDDEN
+            total[here] = sums.masked_fill(empty, 0)
+            if mixed is not None and mix is not None:
+                mixed[here] = mix.masked_fill(empty[..., None], 0)
+    return top, total, mixed
 
 
 def with_sinks(sinks: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,7 @@ __all__ = [
     "REACH",
     "ROUGH",
     "SOME",
+    "Anchor",
     "Block",
     "Tile",
     "check_mass",
@@ -47,6 +48,11 @@ REACH = 2.0**8  # from here on, kernels' own ways of merging parts and of going 
 FAR = 2.0**20  # from here on exp(s - lse) may be out of all range: dividing it by its sum comes too late
 SLACK = 2.0**-14  # what is not worth a closer look
 SOME = 8  # queries that stand for all where only a few keys of each are looked at
+
+
+# A log-sum-exp in two numbers, [B, H, T] each: a score and the logarithm of the rest; 0 and 0 of a row that
+# sees nothing. For scores that are a part of their rows, of which the rest is elsewhere.
+Anchor = tuple[Tensor, Tensor]
 
 
 class Tile:
@@ -81,7 +87,15 @@ class Tile:
 class Block:
     """A block of queries of one piece, with its row of tiles."""
 
-    def __init__(self, scores: Tiled, piece: Piece, rows: slice, lse: Tensor, rough: float = ROUGH) -> None:
+    def __init__(
+        self,
+        scores: Tiled,
+        piece: Piece,
+        rows: slice,
+        lse: Tensor,
+        rough: float = ROUGH,
+        anchor: Anchor | None = None,
+    ) -> None:
         self.scores, self.piece, self.rows = scores, piece, rows  # the scores are the piece's
         self.lse = lse  # [B, H, t]
         # 0 for rows that see nothing: their scores are HIDDEN, so their weights are 0
@@ -90,7 +104,9 @@ class Block:
         self.divisor: Tensor | None = None  # what sums over a row are divided by, once somebody knows
         self.at = scores.at(rows)  # the positions of the queries, int [t]
         # Then scores of one product may not be set against an lse of another: a rounding apart is too far.
-        self.is_rough = isinstance(scores, Scores) and is_rough(lse)
+        self.is_rough = anchor is None and isinstance(scores, Scores) and is_rough(lse)
+        if anchor is not None:
+            self._high, self._low = anchor
         if self.is_rough and (rough == ROUGH or is_rough(lse, rough)):
             self._anchor()
 
@@ -143,7 +159,12 @@ class Block:
 
 
 def walk(
-    scores: Tiled, lse: Tensor, one_by_one: bool = False, rows: int | None = None, rough: float = ROUGH
+    scores: Tiled,
+    lse: Tensor,
+    one_by_one: bool = False,
+    rows: int | None = None,
+    rough: float = ROUGH,
+    anchor: Anchor | None = None,
 ) -> Iterator[Block]:
     """Every block of queries of every piece.
 
@@ -151,11 +172,17 @@ def walk(
         one_by_one: never two sequences in one piece.
         rows: queries a block; by default what suits the device.
         rough: how large an lse may be; FAR where what is made of the weights is divided by their sum anyway.
+        anchor: lse more exactly, where these keys are not all there are: it cannot be worked out here then.
     """
     for piece in scores.pieces(one_by_one):
         mine, their_lse = scores.piece(piece), lse[piece.batch, piece.heads]
         for block in blocks(0, scores.shape[2], rows or piece.rows):
-            yield Block(mine, piece, block, their_lse[:, :, block], rough)
+            held = None
+            if anchor is not None:
+                high, low = anchor
+                here = (piece.batch, piece.heads, block)
+                held = high[here], low[here]
+            yield Block(mine, piece, block, their_lse[:, :, block], rough, held)
 
 
 def online(

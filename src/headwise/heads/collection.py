@@ -492,6 +492,7 @@ class Heads(ByLayer[LayerHeads]):
         finer: Sequence[tuple[Layer, int]] | None = None,
         outputs: ByLayer[Tensor] | None = None,
         effects: ToldToPages | None = None,
+        corpus: ToldToPages | None = None,
         training: HeadsInTraining | None = None,
         alive: tuple[nn.Module, Any, str] | None = None,
         image: Tensor | numpy.ndarray[Any, Any] | None = None,
@@ -518,6 +519,7 @@ class Heads(ByLayer[LayerHeads]):
                 strongest pairs. By default, where maps were kept, the first head of each label, 8 at most.
             outputs: what the heads said, of `headwise.collect` in the same run; shown where maps are exact.
             effects: of `headwise.effects`: what switching off each head does.
+            corpus: of `headwise.survey`: what heads do over many documents, which then colours the page.
             training: of `headwise.models.specialisation`: the heads at checkpoints of their training.
             alive: of `headwise.models.load`: a model that the page runs itself, on any text that is typed.
             image: what was read in patches, uint8 or floats from 0 to 1, [H, W] or [H, W, 3].
@@ -546,8 +548,8 @@ class Heads(ByLayer[LayerHeads]):
         check_page_path(path, EXAMPLE)
         page = heads_page(
             self, batch=batch, chosen=chosen, text=text, roles=roles, beside=beside, finer=finer,
-            outputs=outputs, effects=effects, training=training, alive=alive, image=image, patches=patches,
-            query_tokens=query_tokens, key_tokens=key_tokens,
+            outputs=outputs, effects=effects, corpus=corpus, training=training, alive=alive, image=image,
+            patches=patches, query_tokens=query_tokens, key_tokens=key_tokens,
         )  # fmt: skip
         return save_page(page, path, EXAMPLE)
 

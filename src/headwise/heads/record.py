@@ -25,12 +25,14 @@ from .measures import first_keys, locality, mean_over, mean_where_seen, spread, 
 
 __all__ = [
     "EVERYONE",
+    "IN_ROWS",
     "PATTERNS",
     "WRITTEN",
     "Marks",
     "Numbers",
     "Record",
     "fetched",
+    "measure_patterns",
     "numbers_of",
     "reduce",
     "settle",
@@ -168,6 +170,12 @@ class Record:
             self._has_patterns = True
             self._add(*measure_patterns(self.map, self.kind, self.marks, self.rows, self.reach))
 
+    def take_patterns(self, values: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
+        """Patterns that were measured elsewhere, [B, H] each; counts: as of `measure_patterns`."""
+        if not self._has_patterns:
+            self._has_patterns = True
+            self._add(values, counts)
+
     def _add(self, values: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
         self.rows |= values
         self.counts |= dict.fromkeys(values, self.counts[EVERYONE]) | counts
@@ -249,7 +257,7 @@ def reduce(
         record.large[NORMS] = norms
         record._add(*measure_written(weights, norms, None if kind != "self" else marks))
     if keep:
-        record.map = weights
+        record.map = weights.to_keep()
     return record
 
 

@@ -17,6 +17,7 @@ Letters: B batch, T query_len, S key_len, H num_heads, D head_dim.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Hashable
 from dataclasses import replace
@@ -36,13 +37,18 @@ from ..scoring import Scoring
 from .layer_names import Layer
 from .record import EVERYONE, Numbers, Record, fetched, numbers_of
 
-__all__ = ["SHORT", "SHORT_ON_CPU", "Waiting"]
+__all__ = ["SHORT", "SHORT_ON_CPU", "Waiting", "is_short"]
 
 # Weights up to which a call is short. Beyond, the device is busy for longer than it takes to ask.
 SHORT_ON_CPU, SHORT = 2**23, 2**29
 ROOM_ON_CPU, SHARE = 2**26, 2**-7  # bytes of q and k that wait; on a GPU, of all it has
 PLAIN = (Tensor, nn.Parameter)
 MOST_HEADS = 2**15  # of all sequences of one map
+
+
+def is_short(shape: tuple[int, ...], on_cpu: bool) -> bool:
+    """Whether a call [B, H, T, S] is better measured together with others."""
+    return math.prod(shape) <= (SHORT_ON_CPU if on_cpu else SHORT)
 
 
 class Note(NamedTuple):

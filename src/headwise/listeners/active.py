@@ -95,6 +95,8 @@ class Listener(Protocol):
     One that will ask the map of a long call for row statistics, and for nothing that takes a walk over the
     weights, may name them in `asks_if_long`: they are collected on the way where that can be. One that
     `waits` looks at no short call before its forward is over (`after(forward)` tells), and then at copies.
+    `hears_shards` is True of one that knows calls whose sequence lies over ranks: their map is of the whole,
+    their values and outputs are this rank's.
     """
 
     def hear(self, call: Call) -> Tensor | None:

@@ -15,14 +15,16 @@ from functools import partial
 from typing import Protocol
 from weakref import ref
 
+import torch
 from torch import Tensor, nn
 
-from ..errors import AttentionBypassed
+from ..errors import ArgumentError, AttentionBypassed
 from ..heads.layer_names import Layer, names_of
 from ..map import AttentionMap
 from .active import Call, Entered, Forward, Listener, Run, active, in_backward, innermost, quietly
 from .model_structure import structure_of
 from .shared_patches import Undo, turns
+from .split_calls import SplitCall, local_heads_of
 
 __all__ = ["Attachment", "Change", "Post"]
 
@@ -100,6 +102,7 @@ class Attachment:
         self.elsewhere = (
             False  # whether another model's attention was heard inside, or a layer ran on nothing
         )
+        self.has_company = torch.distributed.is_available() and torch.distributed.is_initialized()
         self.posts: dict[nn.Module, Post] = {}
         self._running = _Running()
         self._telling = threading.RLock()
@@ -290,13 +293,26 @@ class Attachment:
         run.told[path] = before + 1
         named = path if not before else f"{path}#{before}"
         tokens = run.tokens(self.is_encoder_decoder and "decoder" in path.split("."))
+        here = local_heads_of(module, path, weights, value) if self.has_company else None
+        said: Tensor | None = None  # of all heads, by somebody who changed it
         with self._telling:
             for place in list(self.listeners):
                 listener = place()
                 if listener is None:
                     continue
-                changed = listener.hear(Call(named, kind, weights, value, output, run.forward, tokens))
-                output = output if changed is None else changed
+                if weights.ranks is not None and not getattr(listener, "hears_shards", False):
+                    raise ArgumentError(
+                        f"model must not lie over ranks while it is changed or measured by more than watch: "
+                        f"{named or 'the model itself'} does, over {weights.ranks}; use one process"
+                    )
+                call = Call(named, kind, weights, value, output, run.forward, tokens)
+                changed = listener.hear(call if here is None else SplitCall(call, here, said))
+                if changed is not None and here is not None:
+                    said = changed
+                else:
+                    output = output if changed is None else changed
+        if said is not None and here is not None:
+            output = here.own(said)
         if alone:
             self._over(run.forward)
         return output

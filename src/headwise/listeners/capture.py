@@ -20,10 +20,12 @@ from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
 from ..heads.layer_names import Layer
 from ..heads.record import Marks, Record, reduce, settle
+from ..heads.together import is_short
 from .active import Call, Forward, in_backward
 from .attachment import Attachment
 from .head_outputs import check_any
 from .model_door import attach
+from .split_calls import SplitCall, gathered_record
 from .written_norms import written_norms
 
 __all__ = ["SHORT", "Tokens", "is_punctuation", "watch"]
@@ -206,6 +208,8 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
 class _Ear:
     """What listens: apart from `watch`, which ends it when nobody has it any more."""
 
+    hears_shards = True
+
     def __init__(
         self,
         *,
@@ -236,7 +240,15 @@ class _Ear:
         """Measure one call, or note it to be measured with others, and keep what does not grow with T x S."""
         if in_backward():
             return
+        of_all = call if isinstance(call, SplitCall) and self._measures_here(call) else None
+        if of_all is not None:
+            call = of_all.own
         B, H, T, S = shape = call.weights.shape
+        if call.weights.ranks is not None and (self.between or self.writer is not None):
+            raise ArgumentError(
+                f"{'diversity' if self.between else 'written'} must be left out where a sequence lies over "
+                f"ranks: got True, over {call.weights.ranks}; measure it in one process"
+            )
         # Without values only weights are to be had, without the scores behind them.
         names, pooled = self.names if call.value is not None else self._without_scores, self.pooled
         # A step of generation: numbers alone, or memory would grow with the square of its length.
@@ -256,7 +268,7 @@ class _Ear:
         if decoding and not keep:
             names, pooled = _of_rows(names), None
         waiting, layer = self.heads.waiting, self.layers.get(call.path, call.path)
-        if not self.patterns and norms is None and (decoding or not self.between):
+        if of_all is None and not self.patterns and norms is None and (decoding or not self.between):
             record = Record((B, H, T, S), call.kind, call.forward.number, marks=marks, reach=self.reach)
             notes = call.forward, call.path, layer, record, call.weights, names, pooled, keep
             if waiting.note(*notes, len(self.layers)):
@@ -274,9 +286,16 @@ class _Ear:
             outputs=call.output,
             values=call.value,
             norms=norms,
-            keep=keep,
+            keep=keep and of_all is None,
         )
+        if of_all is not None:
+            record = gathered_record(record, of_all.here, of_all.weights.detach() if keep else None)
         waiting.put(call.path, record, layer)
+
+    def _measures_here(self, call: SplitCall) -> bool:
+        """Whether each rank measures its own heads, and numbers are gathered; not to compare heads."""
+        shape, on_cpu = call.own.weights.shape, call.own.weights.device.type == "cpu"
+        return self.writer is None and not self.between and not is_short(shape, on_cpu)
 
     def after(self, forward: Forward) -> None:
         """A forward is over, or has raised: measure what it left."""
@@ -317,12 +336,12 @@ class Tokens:
 
     def of(self, call: Call) -> tuple[str, Tensor] | None:
         """The ids of a call's keys, int [B, S], and the argument they came by, if its queries and keys are
-        one text, given to a module around it."""
+        one text, given to a module around it; of a sequence over ranks, the ids of this rank's keys."""
         B, _, T, S = call.weights.shape
         if call.kind != "self" or T != S:
             return None
         for name, ids in call.tokens.items():
-            if tuple(ids.shape) == (B, S):
+            if tuple(ids.shape) == (B, call.weights.own_keys):
                 return name, ids
         return None
 
@@ -335,6 +354,7 @@ class Tokens:
         made = self._marks.setdefault(call.forward, {})
         if name in made and made[name][0] is ids:
             return made[name][1]
+        given, ids = ids, call.weights.whole_text(ids)
         special = torch.isin(ids, self._special_on(ids.device)) if self.special else None
         punctuation = None
         if self.tokenizer is not None:
@@ -344,7 +364,7 @@ class Tokens:
                 punctuation &= ~special
         unknown = None if self.unknown is None else ids == self.unknown
         marks = Marks(ids.clone(), special, punctuation, unknown)  # of the tokens as they were, also later
-        made[name] = ids, marks
+        made[name] = given, marks
         return marks
 
     def _special_on(self, device: torch.device) -> Tensor:

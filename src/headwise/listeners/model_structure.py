@@ -178,7 +178,7 @@ def _is_bystander(module: nn.Module) -> bool:
     home = type(module).__module__
     if home.startswith("transformers."):
         return not hasattr(type(module), "from_pretrained")
-    return home.startswith("torch.nn.")
+    return home.startswith(("torch.nn.", "headwise.parallel.sharded_layers"))
 
 
 class _Seen:

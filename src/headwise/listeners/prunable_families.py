@@ -292,6 +292,11 @@ def headwise_own(model: nn.Module, path: str) -> Prunable | None:
     module = model.get_submodule(path)
     if not isinstance(module, MultiHeadAttention):
         return None
+    if module.local_heads is not None:
+        raise ArgumentError(
+            f"model must have all heads in one process to be pruned: {path or 'the model itself'} has "
+            f"{module.local_heads}; prune first, shard then, or switch heads off with headwise.ablate"
+        )
     names = ["q_proj", "k_proj", "v_proj", "out_proj", *([] if module.gate_proj is None else ["gate_proj"])]
     check(model, path, [(name, getattr(module, name)) for name in names])
     _check_options(model, path, module)

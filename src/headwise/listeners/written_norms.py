@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,11 +80,16 @@ def output_projection(model: nn.Module, path: str, num_heads: int, value_dim: in
     if reason is None:
         home = model.get_submodule(place.rpartition(".")[0]) if name == BERT.out else module
         out = home.get_submodule(name)
-        width, reason = num_heads * value_dim, _why_not_plain(name, out)
+        split = getattr(module, "local_heads", None) is not None
+        width, reason = num_heads * value_dim, _why_not_plain(name, out, split)
         if reason is None:
-            weight: Tensor = out.weight if is_conv1d(out) else out.weight.T  # type: ignore[assignment]
+            whole: Any = out.weight.full_tensor() if split else out.weight  # type: ignore[union-attr, operator]
+            weight: Tensor = whole if is_conv1d(out) else whole.T
             if weight.shape[0] == width:
-                return OutputProjection(weight, out.bias, num_heads)  # type: ignore[arg-type]
+                bias: Any = out.bias
+                if split and bias is not None:
+                    bias = bias.full_tensor()
+                return OutputProjection(weight, bias, num_heads)
             reason = f"has {num_heads} heads of {value_dim} and {weight.shape[0]} channels into {name}"
     raise ArgumentError(
         f"written must know what heads go through: {place or 'the model itself'} ({type(module).__name__}) "
@@ -123,12 +129,13 @@ def _is_apart(module: nn.Module, name: str) -> bool:
     return part is None or isinstance(part, nn.Identity) or name in AFTER or bool(BEFORE.match(name))
 
 
-def _why_not_plain(name: str, out: nn.Module) -> str | None:
+def _why_not_plain(name: str, out: nn.Module, split: bool = False) -> str | None:
+    """What speaks against a projection being what its weight says; split: over processes, as we split it."""
     families_own = isinstance(out, nn.Linear) and type(out).__module__.startswith("transformers.models.")
     plain = type(out) in (nn.Linear, NonDynamicallyQuantizableLinear) or families_own or is_conv1d(out)
-    if not plain:
+    if not plain and not split:
         return f"has {name} of {type(out).__name__}, not nn.Linear: merge or unwrap it first"
-    if type(out._parameters.get("weight")) is not nn.Parameter:
+    if type(out._parameters.get("weight")) is not nn.Parameter and not split:
         return f"has {name}.weight of {type(out.weight).__name__}: take masks and quantisation off first"
     if "forward" in vars(out) and "_old_forward" not in vars(out):  # accelerate's moves weights, and no more
         return f"has {name} with a forward of its own, which may write something else: take it off first"

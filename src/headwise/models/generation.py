@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, ShapeError
+from ..nn.local_heads import LocalHeads
 from .model_cache import ModelCache
 
 if TYPE_CHECKING:
@@ -122,12 +123,15 @@ def stream(
 def _tokens(model: Transformer, ids: Tensor, count: int, asked: _Asked, glance: int) -> Iterator[Tensor]:
     ended: Tensor | None = None
     last: Tensor | None = None
+    here = _local_heads(model)
     with ExitStack() as borrowed:
         borrowed.enter_context(_without_dropout(model))
         step, logits = _begin(model, ids, count, asked, borrowed)
         for number in range(count):
             with torch.inference_mode():
                 token = chosen(logits, asked.temperature, asked.top_k, asked.top_p, asked.generator)
+                if here is not None:  # ranks that share heads go on with one and the same token
+                    token = here.agree(token)
                 if asked.stop is not None:
                     if ended is not None and last is not None:
                         token = torch.where(ended, last, token)
@@ -138,6 +142,12 @@ def _tokens(model: Transformer, ids: Tensor, count: int, asked: _Asked, glance: 
                 return
             with torch.inference_mode():
                 logits = step(token[:, None])[:, 0]
+
+
+def _local_heads(model: Transformer) -> LocalHeads | None:
+    """Which heads are here, where several processes share them."""
+    layers: Any = () if model.decoder is None else model.decoder.layers
+    return layers[0].attention.local_heads if layers else None
 
 
 _speaking: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
@@ -291,6 +301,11 @@ def _checked(model: Transformer, ids: Tensor, count: int, options: Options) -> _
         raise ArgumentError(
             f"ids must be tokens: got {int(ids.max())} for a vocabulary of {config.vocab_size}; is it "
             "another model's tokenizer?"
+        )
+    here = _local_heads(model)
+    if here is not None and options.get("compile"):
+        raise ArgumentError(
+            f"compile must be False where heads lie over several processes: got True for {here}; leave it out"
         )
     _check_drawing(temperature, options.get("top_k"), options.get("top_p"))
     _check_positions(model, ids, count)

@@ -164,6 +164,12 @@ def _own_dtype(model: Transformer) -> torch.dtype:
 def _stored(model: Transformer, dtype: torch.dtype) -> dict[str, Tensor]:
     """The weights by name as they go into the file, each once."""
     state: dict[str, Tensor] = model.state_dict()
+    over = next((name for name, weight in state.items() if type(weight).__name__ == "DTensor"), None)
+    if over is not None:
+        raise ArgumentError(
+            f"model must be in one process to be saved: {over!r} {list(state[over].shape)} lies over "
+            "several; use torch.distributed.checkpoint, or load its full state dict into one that is"
+        )
     _check_described(model, state)
     tensors = {}
     for name in dict.fromkeys(_firsts(model).values()):

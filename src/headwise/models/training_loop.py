@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from ..errors import ArgumentError, nearest
 from .batch_order import BatchOrder, moved, random_of, whole
 from .batches import Loss, Report, checked_loss
+from .gradient_norms import clip_grad_norm_
 from .training_files import place_of, read, write
 
 __all__ = ["History", "TrainingStep", "fit"]
@@ -161,6 +161,7 @@ def fit(
     share = _share(schedule, warmup, data.total)
     blocks, functions = _sorted(callbacks)
     place = None if checkpoint is None else place_of(checkpoint)
+    _check_one_process(model, place)
     settings = {
         "optimizer": type(optimizer).__name__,
         "lr": [float(each) for each in lrs],
@@ -300,6 +301,15 @@ def _answer(function: Callable[[TrainingStep], object], told: TrainingStep) -> b
             "; return nothing"
         )
     return bool(answer)
+
+
+def _check_one_process(model: nn.Module, place: object) -> None:
+    over = next((name for name, x in model.named_parameters() if type(x).__name__ == "DTensor"), None)
+    if place is not None and over is not None:
+        raise ArgumentError(
+            f"checkpoint must be of a model in one process: got {str(place)!r}, and {over} lies over "
+            "several; save with torch.distributed.checkpoint in a callback"
+        )
 
 
 def _check_gradient(loss: torch.Tensor, step: int) -> None:

@@ -24,6 +24,7 @@ from ..mask_rules import can_read
 from ..masks import Mask
 from ..nn import MultiHeadAttention
 from ..nn.module_call import as_lengths, rules_of
+from ..nn.sharded_modules import Sharding
 from . import generation, own_files
 from .layers import DecoderLayer, Embedding, EncoderLayer, FeedForward
 from .model_cache import ModelCache, check_cache
@@ -74,6 +75,7 @@ class Transformer(nn.Module):
     encoder: Stack | None
     decoder: Stack | None
     output: nn.Linear | None
+    _sharding: Sharding | None = None  # how its sequence lies over ranks; see `headwise.parallel`
 
     def __init__(
         self, config: TransformerConfig, *, device: Device = None, dtype: torch.dtype | None = None
@@ -128,6 +130,11 @@ class Transformer(nn.Module):
             refuse("Transformer", wrong, OF_A_CALL, Transformer.forward)
         if ids is REQUIRED:
             raise TypeError("a call of Transformer needs ids: got none; model(ids), ids int [B, T]")
+        if last and self._sharding is not None:
+            raise ArgumentError(
+                "last must be left out where a sequence lies over ranks: got True, and the last token is one "
+                "rank's; use headwise.parallel.join on what the model gives"
+            )
         x = self.hidden(
             ids, target_ids, mask=mask, lengths=lengths, target_lengths=target_lengths, positions=positions,
             token_types=token_types, cache=cache,
@@ -324,6 +331,13 @@ class Transformer(nn.Module):
         if config.positions is None:
             if positions is not None and config.rope is None:
                 raise ArgumentError("positions must be of a model that has them: got none; leave them out")
+        elif positions is None and self._sharding is not None:
+            positions, length = self._sharding.positions(ids)
+            if config.positions == "learned" and config.max_length and length > config.max_length:
+                raise ShapeError(
+                    f"ids must fit the positions there are: {length} over all ranks > {config.max_length}; "
+                    "cut the text, or make the model with a larger max_length"
+                )
         elif positions is None:
             before = 0 if cache is None or torch.compiler.is_compiling() else cache.length
             if config.positions == "learned" and config.max_length and before + T > config.max_length:

@@ -49,7 +49,7 @@ def make_cache(module: MultiHeadAttention, batch: int | None, max_length: int | 
     if batch is not None and max_length is not None:
         weight = module.k_proj.weight
         assert isinstance(weight, Tensor)
-        (sample,) = under_autocast(weight.detach()[:0])
+        (sample,) = under_autocast(torch.empty(0, dtype=weight.dtype, device=weight.device))
         sizes = (module.num_kv_heads, module.head_dim, module.value_dim)
         cache.reserve(batch, *sizes, weight.device, sample.dtype)
     return cache
@@ -158,6 +158,7 @@ def plain_column(module: MultiHeadAttention, x: Tensor, cache: object) -> int | 
     packed, D, window = held["_packed"], held["head_dim"], held["window"]
     if (
         packed is None
+        or held.get("_sharding") is not None
         or not held["causal"]
         or held["softcap"] is not None
         or held.get("sinks", held) is not None  # learned, they are in no module's own __dict__
@@ -234,6 +235,7 @@ def _look_back(
             )
     module_call.check_query(module, query)
     q = module.q_proj(query)
+    module_call.check_projected(q_proj=(q, module.num_heads, module.head_dim))
     if module.qk_norm is not None:
         q = options.normalised_by(module, module.q_norm, q)
     B, T, _ = query.shape

@@ -93,6 +93,7 @@ def remember(
     else:
         k, v = module.k_proj(key), module.v_proj(value)
     B, S, _ = key.shape
+    module_call.check_projected(k_proj=(k, module.num_kv_heads, module.head_dim))
     if module.qk_norm is not None:
         k = options.normalised_by(module, module.k_norm, k)
     k = k.reshape(B, S, module.num_kv_heads, module.head_dim).transpose(1, 2)

@@ -40,7 +40,7 @@ from ..indexing import fits
 from ..map import AttentionMap, later
 from ..mask_rules import kind
 from ..masks import CAUSAL, NOTHING_HIDDEN, BoundMask, Mask, mask_of_call
-from ..scoring import Scoring
+from ..scoring import Bias, Scoring
 from .one_step import SEES_NOTHING, Parameters, Runner, Step, chosen, run
 from .packed_weights import PLAIN, is_untouched, ordinary, parameters_of
 from .serving import served
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = [
     "OF_THE_CONSTRUCTOR",
     "ONE_LETTER",
+    "Given",
     "as_lengths",
     "bare_layers",
     "check",
@@ -58,6 +59,7 @@ __all__ = [
     "check_lengths",
     "check_memory",
     "check_options",
+    "check_projected",
     "check_query",
     "in_one_step",
     "is_bare",
@@ -67,6 +69,8 @@ __all__ = [
     "rules_of",
 ]
 
+# What a call is given: query, key, value, mask, bias.
+Given = tuple[Tensor, Tensor | None, Tensor | None, Mask | Tensor | None, Bias | None]
 
 SERVES = ("cuda",)  # devices that wait for Python, so that `serving` is worth it
 TORCHS_CLASS = "torch's class to the letter is headwise.nn.MultiheadAttention"
@@ -200,6 +204,27 @@ def check_memory(module: MultiHeadAttention, key: Tensor, value: Tensor) -> None
             f"key and value must agree in batch and length: {list(key.shape[:2])} and "
             f"{list(value.shape[:2])}; there is one value per key"
         )
+
+
+def check_projected(**layers: tuple[Tensor, int, int]) -> None:
+    """Raise for what projections gave, with how many heads of how many channels it should be, if it is not.
+
+    Raises:
+        ArgumentError: a tensor that lies over several processes.
+        ShapeError: another width.
+    """
+    shard = "to lay heads over devices use headwise.parallel.shard_heads(module, mesh)"
+    for name, (x, heads, width) in layers.items():
+        if type(x).__name__ == "DTensor":
+            raise ArgumentError(
+                f"{name} must give a plain tensor: got a DTensor {list(x.shape)}, which attention does not "
+                f"take; {shard} in place of parallelize_module"
+            )
+        if x.shape[-1] != heads * width:
+            raise ShapeError(
+                f"{name} must give {heads} heads of {width}: got {x.shape[-1]} channels, {list(x.shape)}; "
+                f"{shard}"
+            )
 
 
 def _check_one(

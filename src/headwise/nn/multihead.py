@@ -19,11 +19,13 @@ from ..scoring import Bias
 from . import cached_call, dimensions, module_call, options, presets, ragged, torch_conversion
 from .cache import KVCache
 from .dimensions import Sizes
+from .local_heads import LocalHeads
 from .memory import Memory, remember
-from .module_call import plain_self_attention
+from .module_call import Given, plain_self_attention
 from .options import Buckets, Positions, QKNorm, RelativeBias, Slopes
-from .packed_weights import Packed, pack, project
+from .packed_weights import PLAIN, Packed, pack, project
 from .rotary import Rope
+from .sharded_modules import Sharding
 
 __all__ = ["MultiHeadAttention"]
 
@@ -99,6 +101,8 @@ class MultiHeadAttention(nn.Module):
     k_norm: nn.Module | None
     gate_proj: nn.Linear | None
     _slopes: Slopes | None
+    local_heads: LocalHeads | None = None  # of those that several processes share; None: all heads are here
+    _sharding: Sharding | None = None  # how its sequence lies over ranks; see `headwise.parallel`
 
     @answering(module_call.OF_THE_CONSTRUCTOR)
     def __init__(
@@ -265,6 +269,12 @@ class MultiHeadAttention(nn.Module):
         """
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.forward)
+        if self._sharding is not None:
+            done = self._sharding.attend(
+                self, query, key, value, mask, bias, positions, cache, lengths, documents
+            )
+            output = ragged.without_padding(self._finish(done.heads, done.query), done.real)
+            return output, done.weights if need_weights else None
         if documents is not None or (lengths is not None and cache is None):
             return ragged.forward(
                 self, query, key, value, mask, bias, positions, cache, lengths, documents, need_weights
@@ -312,6 +322,12 @@ class MultiHeadAttention(nn.Module):
         """
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.head_outputs)
+        if self._sharding is not None:
+            done = self._sharding.attend(
+                self, query, key, value, mask, bias, positions, cache, lengths, documents
+            )
+            heads = options.gated(self, done.heads, done.query)
+            return ragged.without_padding(heads, None if done.real is None else done.real[:, None])
         if documents is not None or (lengths is not None and cache is None):
             return ragged.head_outputs(
                 self, query, key, value, mask, bias, positions, cache, lengths, documents
@@ -386,6 +402,21 @@ class MultiHeadAttention(nn.Module):
         )  # fmt: skip
         return heads, weights, v
 
+    def _received(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        mask: Mask | Tensor | None,
+        bias: Bias | None,
+    ) -> Given:
+        """What a call is given, as the heads that are here take it: where all are, as it is."""
+        return query, key, value, mask, bias
+
+    def _handed_on(self, output: Tensor) -> Tensor:
+        """The output as those around the module take it."""
+        return output
+
     def _finish(self, heads: Tensor, query: Tensor, lengths: Tensor | Sequence[int] | None = None) -> Tensor:
         """[B, H, T, Dv] -> [B, T, H * Dv] -> [B, T, E], and 0 where there is no token"""
         if self.gate_proj is not None:
@@ -403,6 +434,8 @@ class MultiHeadAttention(nn.Module):
         else:
             q, k, v = self.q_proj(query), self.k_proj(key), self.v_proj(value)
         H, Hk, D, Dv = self.num_heads, self.num_kv_heads, self.head_dim, self.value_dim
+        if q.shape[-1] != H * D or type(q) not in PLAIN or k.shape[-1] != Hk * D or type(k) not in PLAIN:
+            module_call.check_projected(q_proj=(q, H, D), k_proj=(k, Hk, D))
         (B, T, _), S = q.shape, k.shape[1]
         if self.qk_norm is not None:
             q, k = options.normalised(self, q, k)

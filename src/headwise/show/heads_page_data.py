@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engines.statistics import ROW_STATISTICS, Statistics
 from ..errors import ArgumentError, ShapeError
-from ..heads.collection import Heads
+from ..heads.collection import Heads, ToldToPages
 from ..heads.labels import LABELS, MIXED, NOTHING_CLEAR
 from ..heads.layer import Head
 from ..heads.layer_names import Layer
@@ -66,6 +66,7 @@ def page_data(
     finer: Sequence[tuple[Layer, int]] | None = None,
     outputs: HeadOutputs | None = None,
     effects: Effects | None = None,
+    corpus: ToldToPages | None = None,
     training: Specialisation | None = None,
     alive: Pretrained | None = None,
     image: Any = None,
@@ -129,16 +130,18 @@ def page_data(
         )
     count = len(told[0]["readings"][0]["heads"])
     looks = "its head looks" if count == 1 else f"{count} heads look"
+    over = None if corpus is None else _corpus(corpus.to_page(heads), sources[0][0])
     data = {
         "format": FORMAT,
         "version": _version(),
-        "heading": f"{told[0]['title']}: what {looks} at",
+        "heading": f"{told[0]['title']}: what {looks} at{'' if over is None else over.pop('over')}",
         "sources": told,
         "texts": texts.all,
         "labels": _labels(),
         "statistics": _statistics(told),
         "flips": list(flips(sources, side)),
         "effects": None if effects is None else _effects(effects.to_page(heads, batch), sources[0][0]),
+        "corpus": over,
         "training": None if training is None else _training(training),
         "alive": None if alive is None else _alive(alive, heads, text, blobs),
     }
@@ -248,6 +251,17 @@ def _effects(told: dict[str, Any], reading: Reading) -> dict[str, Any]:
     """Of the heads that are shown."""
     shown = {(number, head.head) for head, number in _numbered(reading)}
     return told | {"heads": [each for each in told["heads"] if (each["layer"], each["head"]) in shown]}
+
+
+def _corpus(told: dict[str, Any], reading: Reading) -> dict[str, Any]:
+    """Of the heads that are shown."""
+    shown = {(number, head.head) for head, number in _numbered(reading)}
+    measures = [
+        each | {"values": [value for value in each["values"] if (value[0], value[1]) in shown]}
+        for each in told["measures"]
+    ]
+    heads = [each for each in told["heads"] if (each["layer"], each["head"]) in shown]
+    return told | {"measures": measures, "heads": heads}
 
 
 def _roles(roles: Roles, reading: Reading) -> dict[str, list[dict[str, Any]]]:

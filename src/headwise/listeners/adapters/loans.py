@@ -300,7 +300,9 @@ def _once(undo: Undo) -> Undo:
 # The forward that is lent
 
 
-def unseen(function: Callable[Given, Answer], like: Forward | None = None) -> Callable[Given, Answer]:
+def unseen(
+    function: Callable[Given, Answer], like: Forward | None = None, why: str = WHY
+) -> Callable[Given, Answer]:
     """A function into which no compiler looks, nor into what it calls; to be called as another one is."""
 
     def alone(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
@@ -309,11 +311,11 @@ def unseen(function: Callable[Given, Answer], like: Forward | None = None) -> Ca
     behind: Forward = function if like is None else like
     functools.update_wrapper(alone, behind)
     if _FrameAction is None:
-        return torch.compiler.disable(alone, reason=WHY)
+        return torch.compiler.disable(alone, reason=why)
     skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
     set_code_exec_strategy(alone.__code__, skip)  # where it is run by compiled code
     alone._torchdynamo_disable = True  # type: ignore[attr-defined]  # and where it would be made part of it
-    alone._torchdynamo_disable_msg = WHY  # type: ignore[attr-defined]
+    alone._torchdynamo_disable_msg = why  # type: ignore[attr-defined]
     return alone
 
 

@@ -71,7 +71,12 @@ def headwise_forward(
             module, query, key, value, mask, bias=bias, positions=positions, cache=cache, lengths=lengths,
             documents=documents, need_weights=need_weights, **wrong,
         )  # fmt: skip
+    if module._sharding is not None:
+        return _sharded(
+            module, need_weights, query, key, value, mask, bias, positions, cache, lengths, documents
+        )
     real = None
+    query, key, value, mask, bias = module._received(query, key, value, mask, bias)
     if documents is not None or (lengths is not None and cache is None):
         ragged.check_alone(key, value, cache, lengths, documents)
         query, mask, real = ragged.as_mask(module, query, mask, lengths, documents)
@@ -80,12 +85,25 @@ def headwise_forward(
         heads, weights, v = module._attend(query, key, value, mask, bias, positions, cache, lengths)
     if not heads.shape[0]:
         nothing_to_hear()
-        return module._finish(heads, query, lengths), weights if need_weights else None
+        return module._handed_on(module._finish(heads, query, lengths)), weights if need_weights else None
     itself = (key is None or key is query) and not isinstance(cache, Memory)
     heard = announce(module, "self" if itself else "cross", weights, v, heads)
     assert heard is not None
     output = ragged.without_padding(module._finish(heard, query, lengths), real)
-    return output, weights if need_weights else None
+    return module._handed_on(output), weights if need_weights else None
+
+
+def _sharded(
+    module: MultiHeadAttention, need_weights: bool, query: Tensor, key: Tensor | None, *call: Any
+) -> Any:
+    """The same of a module whose sequence lies over ranks; `call`: further arguments of its `attend`."""
+    assert module._sharding is not None
+    done = module._sharding.attend(module, query, key, *call)
+    itself = key is None or key is query
+    heads = announce(module, "self" if itself else "cross", done.weights, done.values, done.heads)
+    assert heads is not None
+    output = ragged.without_padding(module._finish(heads, done.query), done.real)
+    return output, done.weights if need_weights else None
 
 
 def _asked_of(module: MultiHeadAttention, query: Tensor, key: Tensor | None) -> tuple[str, ...]:

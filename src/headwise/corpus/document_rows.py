@@ -1,0 +1,233 @@
+"""One document through the model: a row for the document, and a row for each of its heads.
+
+A document is read by itself, from its beginning, as far as the model and `max_tokens` allow. What is said of
+it depends on nothing else: not on the documents before it, not on who else is at work.
+
+    place     the query that looks elsewhere than the head does in the rest of the document: of the shares
+              that a query gives to the first key, to the one before it, to itself, to the next and to all
+              others, half the sum of what they differ by from the head's mean over the document is `moved`,
+              from 0 to 1; the place is where that is largest. Asked are queries that see at least 8 keys.
+    key       what most of that query's weight goes to; `weight`: how much
+
+Letters: H heads, T query_len, S key_len, C kinds of keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..engines.statistics import ROW_STATISTICS
+from ..errors import ArgumentError, AttentionBypassed, PackageMissing, VersionUnsupported
+from ..heads.record import PATTERNS
+from ..heads.whole_maps import Whole, whole_maps
+from ..listeners.capture import SHORT, watch
+from ..models.pretrained import MOST_TOKENS, Pretrained, read
+from .documents import Document, shown
+
+if TYPE_CHECKING:
+    from ..heads.collection import Heads
+    from ..models.pretrained import Reading
+
+__all__ = ["DOCUMENT", "PLACE", "Measure", "Rows", "fingerprint", "statistics"]
+
+DOCUMENT = ("document", "path", "number", "position", "characters", "tokens", "found", "digest", "error")
+PLACE = ("place", "token", "moved", "key", "key_token", "weight")
+FEWEST_KEYS = 8  # that a query sees, to be a place
+LONGEST_ERROR = 500  # letters
+WRONG_FOR_ALL = (AttentionBypassed, PackageMissing, VersionUnsupported)  # whatever the document
+
+
+def statistics() -> tuple[str, ...]:
+    """Every number of a head, in the order of the table's columns."""
+    return (*ROW_STATISTICS, *PATTERNS)
+
+
+@dataclass
+class Rows:
+    """Rows of two tables, as columns."""
+
+    documents: list[dict[str, Any]] = field(default_factory=list)
+    heads: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Measure:
+    """Measures documents one by one.
+
+    Args:
+        trained: a model in eval mode, and its tokenizer.
+        max_tokens: at most so many of each document; None: 4,096, or what the model takes.
+    """
+
+    def __init__(self, trained: Pretrained, *, max_tokens: int | None = None) -> None:
+        self.trained, self.most = trained, max_tokens or MOST_TOKENS
+        first = next(trained.model.parameters(), None)
+        self.device = torch.device("cpu") if first is None else first.device
+        self.names = statistics()
+
+    def add(self, document: Document, rows: Rows) -> None:
+        """Measure one more; whatever is wrong with it becomes its error.
+
+        Raises:
+            AttentionBypassed, PackageMissing, VersionUnsupported: what is wrong is the model, or is missing.
+        """
+        row: dict[str, Any] = dict.fromkeys(DOCUMENT)
+        row |= {
+            "document": shown(document.name),
+            "path": shown(document.path),
+            "number": document.number,
+            "position": document.position,
+            "error": document.error,
+        }
+        rows.documents.append(row)
+        if document.text is None:
+            row["error"] = _said(document.error or "it has no text")
+            return
+        raw = document.text.encode("utf-8", "surrogatepass")
+        row["characters"] = len(document.text)
+        row["digest"] = hashlib.blake2b(raw, digest_size=16).hexdigest()
+        try:
+            reading = read(document.text, self.trained.model, self.trained.tokenizer, most=self.most)
+            heads = self.watched(reading)
+            mine = self._heads(row, reading, heads)
+        except WRONG_FOR_ALL:
+            raise
+        except Exception as error:
+            row["error"] = _said(_words(error))
+            return
+        row |= {"tokens": len(reading.tokens), "found": reading.found}
+        rows.heads += mine
+
+    def watched(self, reading: Reading, **options: Any) -> Heads:
+        """Every head on one document."""
+        inputs = {name: value.to(self.device) for name, value in reading.inputs.items()}
+        long = len(reading.tokens) > SHORT
+        usual: dict[str, Any] = {"keep": not long, "pooled": None, "patterns": long}
+        with (
+            torch.no_grad(),
+            watch(
+                self.trained.model, tokenizer=self.trained.tokenizer, fallback="eager", **(usual | options)
+            ) as heads,
+        ):
+            self.trained.model(**inputs)
+        return heads
+
+    def _heads(self, row: Mapping[str, Any], reading: Reading, heads: Heads) -> list[dict[str, Any]]:
+        places: dict[int, list[dict[str, Any]]] = {}  # by record
+        calls = [call for layer in heads.values() for call in layer.calls]
+        for whole in whole_maps(calls):
+            whole.measure_patterns()
+            places |= places_of(whole, reading.tokens)
+        told = []
+        for layer in heads.values():
+            there = places.get(id(layer.calls[-1])) if len(layer.calls) == 1 else None
+            for head in layer:
+                numbers = {each: _number(head.values.get(each)) for each in self.names}
+                mine = there[head.head] if there is not None else dict.fromkeys(PLACE)
+                told.append(
+                    {"document": row["document"], "position": row["position"], "layer": head.layer}
+                    | {"head": head.head, "label": head.label.name, "score": _number(head.label.score)}
+                    | numbers
+                    | mine
+                )
+        return told
+
+
+def _number(value: float | None) -> float | None:
+    """None is what every reader of Parquet leaves out of a mean; NaN is not."""
+    return None if value is None or not math.isfinite(value) else value
+
+
+def places_of(whole: Whole, tokens: list[str]) -> dict[int, list[dict[str, Any]]]:
+    """The place of every head of these calls, by the call's id; nothing where one text reads another."""
+    first = whole.records[0]
+    assert first.map is not None
+    _, H, T, S = whole.weights.shape
+    nobody = {id(call): [dict.fromkeys(PLACE) for _ in range(call.shape[1])] for call in whole.records}
+    if first.kind != "self" or T != S or len(tokens) != S:
+        return nobody
+    asked = (first.map.visible()[0].amin(0) >= FEWEST_KEYS).cpu()  # [T]
+    asked[:2] = False  # the key before them is the first, or none
+    rows = asked.nonzero()[:, 0]
+    if not len(rows):
+        return nobody
+    weights = whole.weights[0].cpu()  # [H, T, S]
+    moved = _moved(weights, rows).numpy()  # [H, t]
+    found: list[dict[str, Any]] = []
+    for head in range(H):
+        at = int(rows[int(moved[head].argmax())])
+        row = weights[head, at].numpy()
+        key = int(row.argmax())
+        how = float(moved[head].max())
+        if not math.isfinite(how):
+            found.append(dict.fromkeys(PLACE))
+            continue
+        found.append(
+            {"place": at, "token": shown(tokens[at]), "moved": how, "key": key}
+            | {"key_token": shown(tokens[key]), "weight": float(row[key])}
+        )
+    heads = iter(found)
+    return {id(call): [next(heads) for _ in range(call.shape[1])] for call in whole.records}
+
+
+def _moved(weights: Tensor, rows: Tensor) -> Tensor:
+    """How differently each of these queries looks from the mean over them, [H, t]."""
+    T = weights.shape[1]
+    after = torch.cat([weights.diagonal(1, 1, 2), weights.new_zeros(len(weights), 1)], 1)
+    before = torch.cat([weights.new_zeros(len(weights), 1), weights.diagonal(-1, 1, 2)], 1)
+    kinds = torch.stack([weights[:, :, 0], before, weights.diagonal(0, 1, 2), after], -1)  # [H, T, C]
+    assert kinds.shape[1] == T
+    kinds = kinds[:, rows].double()
+    kinds = torch.cat([kinds, 1 - kinds.sum(-1, keepdim=True)], -1)
+    return (kinds - kinds.mean(1, keepdim=True)).abs().sum(-1) / 2
+
+
+def _words(error: BaseException) -> str:
+    said = str(error).strip().partition("\n")[0]
+    return said if isinstance(error, ArgumentError) else f"{type(error).__name__}: {said}"
+
+
+def _said(error: str) -> str:
+    return shown(error)[:LONGEST_ERROR]
+
+
+def fingerprint(model: nn.Module, tokenizer: Any) -> str:
+    """A hash of a model's class, config, weights and buffers, and of its tokenizer."""
+    hashed = hashlib.blake2b(digest_size=16)
+    hashed.update(f"{type(model).__module__}.{type(model).__qualname__} {_settings(model)}".encode())
+    tensors: Iterable[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
+    for name, value in tensors:
+        hashed.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+        there = value.detach().cpu().contiguous()
+        hashed.update(there.flatten().view(torch.uint8).numpy().data if there.numel() else b"")
+    hashed.update(_vocabulary(tokenizer).encode("utf-8", "surrogatepass"))
+    return hashed.hexdigest()
+
+
+def _settings(model: nn.Module) -> str:
+    """What of a config decides results: not folders, names and versions."""
+    config = getattr(model, "config", None)
+    if config is None:
+        return ""
+    if not hasattr(config, "to_dict"):
+        return repr(config)
+    told: Mapping[str, object] = config.to_dict()
+    outside = ("_name_or_path", "transformers_version", "_commit_hash", "name_or_path")
+    return repr(sorted((name, repr(value)) for name, value in told.items() if name not in outside))
+
+
+def _vocabulary(tokenizer: Any) -> str:
+    """All of a tokenizer, where it is of the library tokenizers; else what it makes of some words."""
+    if hasattr(tokenizer, "to_json"):
+        return str(tokenizer.to_json())
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        return str(backend.to_str())
+    said = "The cat's 1,024 naïve words – 猫, emoji 😀 and\nlines."
+    return repr((type(tokenizer).__qualname__, list(tokenizer(said)["input_ids"])))

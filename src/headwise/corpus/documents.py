@@ -1,0 +1,523 @@
+"""The documents of a corpus: where each one lies, found once; and their texts, read as they are needed.
+
+    a text file (.txt, .text, .md)        one document          "notes/a.txt"
+    a line of JSON (.jsonl, .ndjson)      the string in a field "mail.jsonl:17", lines as editors count them
+    a row of Parquet (.parquet)           the string in a field "books.parquet:0", rows as data frames do
+
+A folder's files are taken in the order of their paths, those of folders inside it, too; hidden ones and those
+of other kinds are left out, and counted. Blank lines of JSON are no documents. What is no document, a line
+that is not JSON, bytes that are not UTF-8, is one with an error.
+
+The plan of a corpus is a table of pieces: up to `PIECE` documents of one file, where they lie, and a hash of
+their bytes. Nobody holds more texts than those of a piece, or of a row group. A piece that has changed since
+is refused: a survey is of one corpus.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import ArgumentError, needed
+
+if TYPE_CHECKING:
+    import pyarrow
+
+__all__ = ["ENDINGS", "Document", "Plan", "Texts", "arrow", "shown"]
+
+ENDINGS = {
+    ".txt": "text", ".text": "text", ".md": "text", ".jsonl": "json", ".ndjson": "json",
+    ".parquet": "parquet",
+}  # fmt: skip
+PIECE = 16  # documents
+PIECE_BYTES = 2**23
+LONGEST = 2**26  # bytes of a document
+READ = 2**20
+BLOCKS = 64  # that a corpus is cut into at least, so that processes end together
+LARGEST_BLOCK = 256  # documents
+
+
+def arrow() -> Any:
+    """pyarrow.
+
+    Raises:
+        PackageMissing: it is not installed.
+    """
+    with needed("pyarrow", "a survey needs pyarrow"):
+        import pyarrow
+        import pyarrow.parquet
+    return pyarrow
+
+
+class Document(NamedTuple):
+    """One document: its text, or why there is none."""
+
+    name: str  # "mail.jsonl:17"
+    path: str  # below the corpus
+    number: int | None  # of its line, from 1, or row, from 0; None: the whole file
+    position: int  # in the corpus, from 0
+    text: str | None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Documents that lie beside each other in one file.
+
+    first: the number of the first line, from 1, or row, from 0.
+    start, stop: in bytes; of Parquet, the whole file.
+    digest: of these bytes.
+    """
+
+    path: str
+    kind: str
+    first: int
+    count: int
+    start: int
+    stop: int
+    digest: str
+
+
+COLUMNS = tuple(Piece.__annotations__)
+
+
+class Plan:
+    """Where the documents of a corpus lie: pieces, and blocks of them, which are worked on as one.
+
+    Args:
+        root: the folder that paths are below.
+        pieces: a table, a column per field of `Piece`.
+        block: documents in a block, about; None: a 64th of the corpus, 16 to 256.
+        left_out: files of other kinds.
+
+    Raises:
+        ArgumentError: no document at all.
+    """
+
+    def __init__(
+        self, root: Path, pieces: pyarrow.Table, *, block: int | None = None, left_out: int = 0
+    ) -> None:
+        self.root, self.pieces, self.left_out = root, pieces, left_out
+        counts = pieces.column("count").to_pylist()
+        self.documents = sum(counts)
+        self.block = block or max(PIECE, min(LARGEST_BLOCK, self.documents // BLOCKS))
+        self._before: list[int] = []  # documents before each piece
+        self._starts: list[int] = []  # the first piece of each block
+        before, last = 0, -1
+        for at, count in enumerate(counts):
+            if before // self.block > last:
+                last = before // self.block
+                self._starts.append(at)
+            self._before.append(before)
+            before += count
+
+    def __len__(self) -> int:
+        """How many blocks there are."""
+        return len(self._starts)
+
+    def in_block(self, number: int) -> int:
+        """How many documents it has."""
+        end = self._before[self._starts[number + 1]] if number + 1 < len(self) else self.documents
+        return end - self._before[self._starts[number]]
+
+    def pieces_of(self, number: int) -> Iterator[tuple[int, Piece]]:
+        """The pieces of a block, and how many documents come before each."""
+        start = self._starts[number]
+        stop = self._starts[number + 1] if number + 1 < len(self) else len(self._before)
+        rows = self.pieces.slice(start, stop - start).to_pylist()
+        for before, row in zip(self._before[start:stop], rows, strict=True):
+            yield before, Piece(**row)
+
+    @property
+    def digest(self) -> str:
+        """Of all documents: names, places and bytes."""
+        hashed = hashlib.blake2b(digest_size=16)
+        for batch in self.pieces.to_batches(max_chunksize=2**14):
+            hashed.update(json.dumps(batch.to_pylist(), sort_keys=True).encode())
+        return hashed.hexdigest()
+
+    def difference(self, other: Plan) -> str | None:
+        """The first file that is not the same in another plan, in words; None: both are the same."""
+        mine, theirs = self._files(), other._files()
+        for path, digest in mine.items():
+            if path not in theirs:
+                return f"{path!r} is not there any more"
+            if theirs[path] != digest:
+                return f"{path!r} has changed"
+        new = next((path for path in theirs if path not in mine), None)
+        return None if new is None else f"{new!r} is new"
+
+    def _files(self) -> dict[str, list[Any]]:
+        files: dict[str, list[Any]] = {}
+        for batch in self.pieces.to_batches(max_chunksize=2**14):
+            for row in batch.to_pylist():
+                files.setdefault(row["path"], []).append((row["first"], row["count"], row["digest"]))
+        return files
+
+    # Made and kept
+
+    @classmethod
+    def of(
+        cls,
+        corpus: str | os.PathLike[str],
+        *,
+        field: str = "text",
+        block: int | None = None,
+        besides: Path | None = None,
+        progress: Callable[[int], None] = lambda count: None,
+    ) -> Plan:
+        """Look through a file, or every file of a folder, once.
+
+        Args:
+            field: of Parquet, the column that has to be there.
+            besides: a folder that is no part of it: what is written is not read.
+            progress: told how many documents there are so far.
+
+        Raises:
+            ArgumentError: no such file or folder; a file of another kind; nothing in it; a file that cannot
+                be read; a column that is not there.
+            PackageMissing: pyarrow is not installed.
+        """
+        pyarrow, place = arrow(), Path(os.path.expanduser(corpus))
+        if not place.exists():
+            raise ArgumentError(
+                f"corpus must be a file or folder: there is no {str(corpus)!r}; check the name"
+            )
+        root = (place if place.is_dir() else place.parent).resolve()
+        place = place.resolve() if place.is_dir() else root / place.name
+        files, others = _files_of(place, besides)
+        batches, rows, count = [], [], 0
+        for file in files:
+            for piece in _pieces_of(root, file, field, min(PIECE, block or PIECE)):
+                rows.append(vars(piece))
+                count += piece.count
+                if len(rows) == READ // 64:
+                    batches.append(_table(rows))
+                    rows = []
+                    progress(count)
+        progress(count)
+        if not count:
+            kinds = ", ".join(ENDINGS)
+            raise ArgumentError(
+                f"corpus must hold a document: 0 in {str(corpus)!r}, of {others + len(files)} "
+                f"file{'' if others + len(files) == 1 else 's'}; known are {kinds}"
+            )
+        table = pyarrow.concat_tables([*batches, _table(rows)])
+        return cls(root, table, block=block, left_out=others)
+
+    @classmethod
+    def read(cls, file: Path, root: Path, block: int) -> Plan:
+        """As it was kept; blocks are those of then."""
+        return cls(root, arrow().parquet.read_table(file), block=block)
+
+
+def _table(rows: list[dict[str, Any]]) -> pyarrow.Table:
+    pyarrow = arrow()
+    whole, letters = pyarrow.int64(), pyarrow.string()
+    types = [letters, letters, whole, whole, whole, whole, letters]
+    return pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(list(zip(COLUMNS, types, strict=True))))
+
+
+def shown(path: str) -> str:
+    """A path or a word as UTF-8 can hold it: what is no letter is written as its number."""
+    return path.encode("utf-8", "backslashreplace").decode()
+
+
+def _files_of(place: Path, besides: Path | None) -> tuple[list[Path], int]:
+    """The files of known kinds in order, and how many of others."""
+    if place.is_file():
+        if place.suffix.lower() not in ENDINGS:
+            raise ArgumentError(
+                f"corpus must end in {', '.join(ENDINGS)}: got {str(place)!r}; rename it, or give a folder"
+            )
+        return [place], 0
+    files, others = [], 0
+    without = None if besides is None else besides.resolve()
+    for folder, folders, names in os.walk(place, followlinks=True):
+        here = Path(folder)
+        above = {here.resolve(), *here.resolve().parents}  # a link to one of these has no end
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and (here / name).resolve() not in {*above, without}
+        ]
+        if here.resolve() == without:
+            raise ArgumentError(
+                f"out must not be the corpus itself: got {str(place)!r} for both; choose another folder"
+            )
+        for name in names:
+            if name.startswith("."):
+                continue
+            known = os.path.splitext(name)[1].lower() in ENDINGS and (here / name).is_file()
+            if known:
+                files.append(here / name)
+            else:
+                others += 1
+    return sorted(files, key=lambda file: os.fsencode(file.relative_to(place).as_posix())), others
+
+
+# Looked through
+
+
+def _pieces_of(root: Path, file: Path, field: str, most: int) -> Iterator[Piece]:
+    kind = ENDINGS[file.suffix.lower()]
+    path = os.fsencode(file.relative_to(root).as_posix()).decode("utf-8", "surrogateescape")
+    try:
+        if kind == "json":
+            yield from _lines(file, path, most)
+            return
+        size, digest = file.stat().st_size, _digest(file)
+        if kind == "text":
+            yield Piece(_kept(path), kind, 0, 1, 0, size, digest)
+            return
+        yield from _row_groups(file, path, size, digest, field, most)
+    except OSError as error:
+        raise ArgumentError(
+            f"corpus must be readable: {str(file)!r}: {error.strerror or error}; check it, or take it away"
+        ) from error
+
+
+def _kept(path: str) -> str:
+    """A path as a table holds it; odd bytes as two letters of Latin-1 behind a mark, and so back again."""
+    return path if path.isprintable() and _is_whole(path) else MARK + os.fsencode(path).decode("latin-1")
+
+
+def _place(root: Path, path: str) -> Path:
+    return root / (os.fsdecode(path[1:].encode("latin-1")) if path.startswith(MARK) else path)
+
+
+def _called(path: str) -> str:
+    return shown(os.fsdecode(path[1:].encode("latin-1"))) if path.startswith(MARK) else path
+
+
+MARK = "\x01"
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _lines(file: Path, path: str, most: int) -> Iterator[Piece]:
+    """Pieces of a file of lines; one that is too long is a piece by itself, and is never held whole."""
+    kept = _kept(path)
+    with file.open("rb") as lines:
+        number = first = 1
+        count = start = at = 0
+        hashed = hashlib.blake2b(digest_size=16)
+        for line, ended in _parts(lines):
+            long = not ended
+            if long and at > start and count:  # what came before goes by itself
+                yield Piece(kept, "json", first, count, start, at, hashed.hexdigest())
+                first, count, start, hashed = number, 0, at, hashlib.blake2b(digest_size=16)
+            if long:
+                at += len(line)
+                hashed.update(line)
+                for part, ended in _parts(lines):
+                    at += len(part)
+                    hashed.update(part)
+                    if ended:
+                        break
+                count += 1
+            else:
+                at += len(line)
+                hashed.update(line)
+                count += not line.isspace()
+            number += 1
+            if count == most or at - start >= PIECE_BYTES or long:
+                if count:
+                    yield Piece(kept, "json", first, count, start, at, hashed.hexdigest())
+                first, count, start, hashed = number, 0, at, hashlib.blake2b(digest_size=16)
+        if count:
+            yield Piece(kept, "json", first, count, start, at, hashed.hexdigest())
+
+
+def _parts(lines: Any) -> Iterator[tuple[bytes, bool]]:
+    """Lines, or `LONGEST` bytes of one; and whether it ends there."""
+    while part := lines.readline(LONGEST):
+        yield part, part.endswith(b"\n") or len(part) < LONGEST
+
+
+def _row_groups(file: Path, path: str, size: int, digest: str, field: str, most: int) -> Iterator[Piece]:
+    parquet = arrow().parquet
+    try:
+        with parquet.ParquetFile(file) as opened:
+            names = opened.schema_arrow.names
+            counts = [opened.metadata.row_group(at).num_rows for at in range(opened.num_row_groups)]
+    except arrow().lib.ArrowException as error:
+        raise ArgumentError(
+            f"corpus must be readable: {str(file)!r} is no Parquet file ({_line(error)}); take it away"
+        ) from error
+    if field not in names:
+        raise ArgumentError(
+            f"field must be a column of {path!r}: got {field!r}; choose from {', '.join(names)}"
+        )
+    before = 0
+    for rows in counts:
+        for first in range(0, rows, most):
+            count = min(most, rows - first)
+            yield Piece(_kept(path), "parquet", before + first, count, 0, size, digest)
+        before += rows
+
+
+# Read
+
+
+class Texts:
+    """The texts of a plan, a block at a time; a row group of Parquet stays until another is needed."""
+
+    def __init__(self, plan: Plan, field: str = "text") -> None:
+        self.plan, self.field = plan, field
+        self._held: dict[str, Any] = {}  # the row group that was read last
+
+    def block(self, number: int) -> Iterator[Document]:
+        """The documents of a block, in order.
+
+        Raises:
+            ArgumentError: a file that has changed since the plan was made, or cannot be read any more.
+        """
+        for before, piece in self.plan.pieces_of(number):
+            file, path = _place(self.plan.root, piece.path), _called(piece.path)
+            try:
+                yield from _READERS[piece.kind](file, path, piece, before, self.field, self._held)
+            except OSError as error:
+                raise ArgumentError(
+                    f"corpus must stay as it is during a survey: {path!r} cannot be read "
+                    f"({error.strerror or error}); put it back, and run the same again"
+                ) from error
+
+
+def _changed(path: str) -> ArgumentError:
+    return ArgumentError(
+        f"corpus must stay as it is during a survey: {path!r} has changed; put it back, or begin anew with "
+        "another folder"
+    )
+
+
+def _checked(file: Path, path: str, piece: Piece) -> bytes:
+    with file.open("rb") as opened:
+        opened.seek(piece.start)
+        data = opened.read(piece.stop - piece.start)
+    if hashlib.blake2b(data, digest_size=16).hexdigest() != piece.digest:
+        raise _changed(path)
+    return data
+
+
+def _of_text(
+    file: Path, path: str, piece: Piece, before: int, field: str, held: dict[str, Any]
+) -> Iterator[Document]:
+    if piece.stop > LONGEST:
+        yield Document(path, path, None, before, None, _too_long(piece.stop))
+        return
+    data = _checked(file, path, piece)
+    if file.stat().st_size != piece.stop:
+        raise _changed(path)
+    try:
+        text = data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        yield Document(
+            path, path, None, before, None, f"text must be UTF-8: it is not, at byte {error.start}"
+        )
+        return
+    yield Document(path, path, None, before, text)
+
+
+def _of_json(
+    file: Path, path: str, piece: Piece, before: int, field: str, held: dict[str, Any]
+) -> Iterator[Document]:
+    size = piece.stop - piece.start
+    if size > LONGEST + PIECE_BYTES:
+        yield Document(f"{path}:{piece.first}", path, piece.first, before, None, _too_long(size))
+        return
+    position = before
+    for number, line in enumerate(_checked(file, path, piece).split(b"\n"), piece.first):
+        if not line or line.isspace():
+            continue
+        name = f"{path}:{number}"
+        try:
+            text, error = _string(line, field), None
+        except ValueError as wrong:  # of the JSON, or of the letters it is in
+            text, error = None, str(wrong)
+        except RecursionError:
+            text, error = None, "line must be JSON: it is nested too deeply"
+        yield Document(name, path, number, position, text, error)
+        position += 1
+
+
+def _string(line: bytes, field: str) -> str:
+    try:
+        value = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"line must be UTF-8: it is not, at byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line must be JSON: {error.msg} at character {error.pos}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"line must be an object with a field {field!r}: got {_kind(value)}")
+    if field not in value:
+        there = ", ".join(map(repr, list(value)[:8]))
+        raise ValueError(f"field {field!r} must be there: got {there or 'none'}"[:300])
+    if not isinstance(value[field], str):
+        raise ValueError(f"field {field!r} must be a string: got {_kind(value[field])}")
+    text: str = value[field]
+    return text
+
+
+def _of_parquet(
+    file: Path, path: str, piece: Piece, before: int, field: str, held: dict[str, Any]
+) -> Iterator[Document]:
+    status = file.stat()
+    now = (file, status.st_size, status.st_mtime_ns)
+    if held.get("checked") != now:  # all of it, once
+        if status.st_size != piece.stop or _digest(file) != piece.digest:
+            raise _changed(path)
+        held["checked"] = now
+    parquet = arrow().parquet
+    if held.get("file") != file or not held["from"] <= piece.first < held["to"]:
+        with parquet.ParquetFile(file) as opened:
+            begin = 0
+            for group in range(opened.num_row_groups):
+                rows = opened.metadata.row_group(group).num_rows
+                if begin <= piece.first < begin + rows:
+                    column = opened.read_row_group(group, columns=[field]).column(0)
+                    held.update({"file": file, "from": begin, "to": begin + rows, "column": column})
+                    break
+                begin += rows
+            else:
+                raise _changed(path)
+    values = held["column"].slice(piece.first - held["from"], piece.count).to_pylist()
+    for at, value in enumerate(values):
+        number = piece.first + at
+        said = None if isinstance(value, str) else f"field {field!r} must be a string: got {_kind(value)}"
+        yield Document(f"{path}:{number}", path, number, before + at, value if said is None else None, said)
+
+
+_READERS: dict[str, Callable[..., Iterable[Document]]] = {
+    "text": _of_text,
+    "json": _of_json,
+    "parquet": _of_parquet,
+}
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else type(value).__name__
+
+
+def _too_long(size: int) -> str:
+    return f"document must be at most {LONGEST} bytes: it has {size}"
+
+
+def _line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,434 @@
+"""`survey`: every document of a corpus through a model, and what its heads do over all of them.
+
+    corpus ──> plan of pieces (documents.py) ──> blocks, claimed one by one (claims.py)
+    model  ──> one document at a time (document_rows.py) ──> shards, written whole (shards.py)
+    all shards ──> summary.py ──> Survey: table, page, files
+
+A folder is one survey: `survey.json` says of which model, options and corpus. Whoever comes back to it with
+the same goes on where it stopped, and with others is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import ArgumentError, HeadwiseError
+from ..heads.roles import Roles
+from ..listeners.role_measurement import roles as roles_of
+from ..models.pretrained import Pretrained, load, read
+from .claims import Group, blocks, group_here
+from .document_rows import Measure, Rows, fingerprint, statistics
+from .documents import Plan, Texts, arrow
+from .result import PLAN, ROLES, SURVEY, Survey
+from .shards import Shards, bytes_of, check_folder, write_whole
+
+__all__ = ["survey"]
+
+FORMAT = "headwise survey 1"
+ENGINES = ("here", "ray")
+PROBE = "The cat sat on the mat."
+Progress = Callable[[int, int], None]
+Given = str | os.PathLike[str] | nn.Module | Pretrained | None
+
+
+@dataclass(frozen=True)
+class Options:
+    """All that decides numbers, beside the model and the corpus."""
+
+    field: str
+    max_tokens: int | None
+    threads: int
+
+
+def survey(
+    model: Given,
+    corpus: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str],
+    tokenizer: Any = None,
+    field: str = "text",
+    max_tokens: int | None = None,
+    roles: bool = True,
+    threads: int = 1,
+    device: str | None = None,
+    block: int | None = None,
+    engine: str = "here",
+    workers: int | None = None,
+    progress: bool | Progress = True,
+) -> Survey:
+    """Every document of a corpus through a model: what each head does in each of them, and over all.
+
+        told = hw.survey("mini", "corpus/", out="survey/")
+        told.table()
+        told[2, 3].dependence, told[2, 3].movers[0].document
+
+    Numbers lie in `out` as Parquet files, `measures-*.parquet` with a row per document, layer and head, and
+    `documents-*.parquet`; what they come to is in `summary-*.parquet`. Killed at any moment, the same call
+    goes on where it stopped. A document that cannot be read is recorded with its error.
+
+    A document is read by itself, from its beginning, as far as the model takes it. Under torchrun all
+    processes share the work, and the first of them sums up.
+
+    Args:
+        model: as `headwise.models.load` takes it, or what that gave; or a model with its `tokenizer`.
+        corpus: a file or a folder: texts (.txt, .text, .md; a file is a document), JSON by lines (.jsonl,
+            .ndjson; a line is one), Parquet (a row is one).
+        out: a folder, made if need be; for many machines one that all of them see, as the corpus.
+        field: of JSON and Parquet, where the text is.
+        max_tokens: read at most so many of each document; None: 4,096, or what the model takes.
+        roles: also measure once what roles heads have (`headwise.roles`).
+        threads: of torch in each process. Results are the same only with the same number.
+        device: for a model by name: "cpu", "cuda" (each process its own), "cuda:1".
+        block: documents that are finished as one; None: a 64th of the corpus, 16 to 256.
+        engine: "here", this process or those of torchrun; "ray", a job of Ray Data.
+        workers: of Ray: how many processes; None: one per processor of the cluster.
+        progress: a bar or lines on stderr; or a function that is told how many documents are done, of how
+            many.
+
+    Raises:
+        ArgumentError: no such corpus, or nothing in it; an `out` that is another survey's, or has no room; a
+            corpus that changed; options that cannot be; no document that could be read.
+        AttentionBypassed: a model whose attention cannot be heard.
+        PackageMissing: pyarrow, ray or what a model needs is not installed.
+
+    Example:
+        >>> import headwise as hw, pathlib, tempfile
+        >>> place = pathlib.Path(tempfile.mkdtemp())
+        >>> _ = (place / "a.txt").write_text("The cat sat on the mat because the cat was tired.")
+        >>> told = hw.survey("mini", place / "a.txt", out=place / "survey", roles=False, progress=False)
+        >>> told
+        Survey(1 document, 32 heads)
+        >>> told[2, 1].label
+        'previous-token'
+    """
+    arrow()
+    options = _checked(field, max_tokens, threads, block, engine, workers, device, model)
+    group = group_here() if engine == "here" else None
+    folder = check_folder(out)
+    with ExitStack() as stack:
+        tell = stack.enter_context(_telling(progress, group))
+        trained = _trained(model, tokenizer, device)
+        stack.enter_context(_as_measured(trained.model, threads))
+        if group is None or group.rank == 0:
+            try:
+                plan = _begun(folder, corpus, options, trained, block)
+            except HeadwiseError as error:
+                if group is not None:
+                    group.tell(str(error))
+                raise
+            if group is not None:
+                group.tell("")
+        else:
+            group.hear()
+            plan = _joined_in(folder, corpus, trained)
+        kept = _kept(folder / SURVEY)
+        assert kept is not None
+        shards = Shards(folder, by_number=kept["layers"] == "numbers")
+        if engine == "ray":
+            from .ray_engine import measured_by_ray
+
+            sent = trained if isinstance(model, nn.Module) else model
+            measured_by_ray(plan, shards, sent, options, workers, tell)
+        else:
+            _measured(plan, shards, trained, options, group, tell)
+        told = Survey(folder)
+        told.trained = trained
+        if group is None or group.rank == 0:
+            if roles:
+                told.roles = _roles(folder, trained)
+            told.write()
+        return told
+
+
+def _checked(
+    field: str,
+    max_tokens: int | None,
+    threads: int,
+    block: int | None,
+    engine: str,
+    workers: int | None,
+    device: str | None,
+    model: object,
+) -> Options:
+    if not isinstance(field, str) or not field:
+        raise ArgumentError(f"field must be a name: got {field!r}; 'text' is usual")
+    counts = {"max_tokens": max_tokens, "threads": threads, "block": block, "workers": workers}
+    for name, count in counts.items():
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise ArgumentError(f"{name} must be a whole number of at least 1: got {count!r}; leave it out")
+    if engine not in ENGINES:
+        raise ArgumentError(f"engine must be one of {', '.join(ENGINES)}: got {engine!r}; 'here' is usual")
+    if workers is not None and engine != "ray":
+        raise ArgumentError(
+            f"workers must go with engine='ray': got {workers} with {engine!r}; else torchrun says how many"
+        )
+    if device is not None and isinstance(model, nn.Module | Pretrained):
+        raise ArgumentError(
+            f"device must go with a model by name: got {device!r} and a model; move it: model.to({device!r})"
+        )
+    return Options(field, max_tokens, threads)
+
+
+def _trained(model: Given, tokenizer: Any, device: str | None) -> Pretrained:
+    if isinstance(model, nn.Module):
+        if tokenizer is None:
+            raise ArgumentError(
+                f"tokenizer must come with a model: got {type(model).__name__} alone; give tokenizer="
+            )
+        return Pretrained(model, tokenizer, type(model).__name__)
+    if tokenizer is not None:
+        raise ArgumentError(
+            f"tokenizer must go with a model: got {type(tokenizer).__name__} and no model; leave it out"
+        )
+    if isinstance(model, Pretrained):
+        return model
+    assert model is None or isinstance(model, str | os.PathLike)
+    trained = load(model)
+    if device is not None:
+        if device == "cuda":
+            device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        try:
+            trained.model.to(device)
+        except (RuntimeError, AssertionError) as error:
+            said = str(error).strip().partition("\n")[0]
+            raise ArgumentError(f"device must be there: got {device!r} ({said}); try 'cpu'") from error
+    return trained
+
+
+@contextmanager
+def _as_measured(model: nn.Module, threads: int) -> Iterator[None]:
+    """In eval mode, with so many threads; afterwards as before."""
+    before = torch.get_num_threads()
+    modes = [module for module in model.modules() if module.training]
+    torch.set_num_threads(threads)
+    model.eval()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        for module in modes:
+            module.training = True
+
+
+# Begun, or gone on with
+
+
+def _begun(
+    folder: Path, corpus: str | os.PathLike[str], options: Options, trained: Pretrained, block: int | None
+) -> Plan:
+    """The plan of the survey in a folder: a new one, or the one that is there, if all is the same.
+
+    Raises:
+        ArgumentError: another model, other options, another corpus.
+    """
+    Shards(folder).sweep()
+    layers = _layers(trained, options.max_tokens)
+    there = folder / SURVEY
+    kept = _kept(there)
+    if kept is None and Shards(folder).finished():
+        raise ArgumentError(
+            f"out must be a new folder or a survey's: {str(folder)!r} has its files but no {SURVEY}; choose "
+            "another"
+        )
+    if kept is not None and block is not None and block != kept["corpus"]["block"]:
+        raise ArgumentError(
+            f"block must be as it was: {str(folder)!r} was begun with {kept['corpus']['block']}, and this is "
+            f"{block}; leave it out, or choose another folder"
+        )
+    plan = Plan.of(
+        corpus, field=options.field, besides=folder, block=block if kept is None else kept["corpus"]["block"]
+    )
+    mine = {
+        "format": FORMAT,
+        "version": _version(),
+        "model": {"title": trained.title, "fingerprint": fingerprint(trained.model, trained.tokenizer)},
+        "options": asdict(options),
+        "statistics": list(statistics()),
+        "layers": layers,
+        "torch": torch.__version__,  # for readers: another may round in another way
+        "corpus": {
+            "root": str(plan.root.resolve()),
+            "documents": plan.documents,
+            "block": plan.block,
+            "left_out": plan.left_out,
+            "digest": plan.digest,
+        },
+    }
+    if kept is None and not write_whole(there, json.dumps(mine, indent=2).encode(), anew=True):
+        kept = _kept(there)  # somebody else was faster
+        assert kept is not None
+    if kept is not None:
+        _check_same(folder, kept, mine, plan)
+    if not (folder / PLAN).exists():  # nobody but who has the right to writes it
+        write_whole(folder / PLAN, bytes_of(plan.pieces))
+    return plan
+
+
+def _layers(trained: Pretrained, max_tokens: int | None) -> str:
+    """Whether layers go by "numbers" or "paths", from one look at every head: a model that cannot be heard is
+    known before anything is written.
+
+    Raises:
+        ArgumentError: no room for a word; a tokenizer that does not fit.
+        AttentionBypassed: a model whose attention cannot be heard.
+    """
+    special = len(trained.tokenizer("")["input_ids"])
+    if max_tokens is not None and max_tokens <= special:
+        marks = f"{special} special token{'' if special == 1 else 's'}"
+        raise ArgumentError(f"max_tokens must leave room for a word beside {marks}: got {max_tokens}; try 64")
+    measure = Measure(trained, max_tokens=max_tokens)
+    heads = measure.watched(read(PROBE, trained.model, trained.tokenizer, most=measure.most))
+    return "numbers" if all(isinstance(head.layer, int) for head in heads.all()) else "paths"
+
+
+def _kept(file: Path) -> dict[str, Any] | None:
+    try:
+        told: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            f"out must hold a survey that can be read: {str(file)!r} cannot ({error}); choose another folder"
+        ) from error
+    if not isinstance(told, dict) or told.get("format") != FORMAT:
+        got = told.get("format") if isinstance(told, dict) else type(told).__name__
+        raise ArgumentError(
+            f"out must hold a survey of this format, {FORMAT!r}: got {got!r}; choose another folder"
+        )
+    return told
+
+
+def _check_same(folder: Path, kept: dict[str, Any], mine: dict[str, Any], plan: Plan) -> None:
+    elsewhere = "choose another folder"
+    if kept["model"]["fingerprint"] != mine["model"]["fingerprint"]:
+        raise ArgumentError(
+            f"out must hold a survey of this model: {str(folder)!r} was begun with "
+            f"{kept['model']['title']!r} ({kept['model']['fingerprint'][:8]}), and this is "
+            f"{mine['model']['title']!r} ({mine['model']['fingerprint'][:8]}); {elsewhere}"
+        )
+    for name in ("options", "statistics"):
+        if kept[name] != mine[name]:
+            raise ArgumentError(
+                f"out must hold a survey with these {name}: {str(folder)!r} was begun with {kept[name]}, and "
+                f"this has {mine[name]}; {elsewhere}"
+            )
+    if kept["version"] != mine["version"]:
+        raise ArgumentError(
+            f"out must hold a survey of this headwise: {str(folder)!r} was begun with {kept['version']}, and "
+            f"this is {mine['version']}; {elsewhere}"
+        )
+    if kept["corpus"]["digest"] != mine["corpus"]["digest"]:
+        said = "its files are others"
+        if (folder / PLAN).exists():
+            before = Plan.read(folder / PLAN, plan.root, kept["corpus"]["block"])
+            said = before.difference(plan) or said
+        raise ArgumentError(
+            f"corpus must be the one that {str(folder)!r} was begun with: {said}; put it back, or {elsewhere}"
+        )
+
+
+def _joined_in(folder: Path, corpus: str | os.PathLike[str], trained: Pretrained) -> Plan:
+    """The plan that the first process left; the model is the same here."""
+    kept = _kept(folder / SURVEY)
+    if kept is None:
+        raise ArgumentError(
+            f"out must be one folder for all processes: there is no {SURVEY} in {str(folder)!r} here; use a "
+            "file system that all machines see"
+        )
+    mine = fingerprint(trained.model, trained.tokenizer)
+    if mine != kept["model"]["fingerprint"]:
+        raise ArgumentError(
+            f"model must be one for all processes: rank 0 has {kept['model']['fingerprint'][:8]}, and this "
+            f"is {mine[:8]}; give all machines the same files"
+        )
+    place = Path(os.path.expanduser(corpus))
+    return Plan.read(folder / PLAN, place if place.is_dir() else place.parent, kept["corpus"]["block"])
+
+
+def _version() -> str:
+    return str(sys.modules[__name__.partition(".")[0]].__version__)
+
+
+# Measured
+
+
+def _measured(
+    plan: Plan, shards: Shards, trained: Pretrained, options: Options, group: Group | None, tell: Progress
+) -> None:
+    measure, texts = Measure(trained, max_tokens=options.max_tokens), Texts(plan, options.field)
+    done = _Done(plan, shards, tell, alone=group is None)
+    done.tell()
+    for number in blocks(len(plan), shards, group):
+        rows = Rows()
+        for document in texts.block(number):
+            measure.add(document, rows)
+            done.tell(len(rows.documents))
+        shards.write(number, rows)
+        done.finish(number)
+    done.tell(at_once=True)
+
+
+class _Done:
+    """How many documents are done: here and, where others are at work, in the folder."""
+
+    def __init__(self, plan: Plan, shards: Shards, tell: Progress, *, alone: bool) -> None:
+        self.plan, self.shards, self._tell, self.alone = plan, shards, tell, alone
+        self._finished: set[int] = set()
+        self._count, self._looked = 0, -1.0
+        self._look()
+
+    def finish(self, number: int) -> None:
+        """One more block."""
+        if number not in self._finished:
+            self._finished.add(number)
+            self._count += self.plan.in_block(number)
+
+    def tell(self, more: int = 0, *, at_once: bool = False) -> None:
+        if at_once or (not self.alone and monotonic() - self._looked > 1):
+            self._look()
+        self._tell(min(self._count + more, self.plan.documents), self.plan.documents)
+
+    def _look(self) -> None:
+        self._looked = monotonic()
+        for number in self.shards.finished() - self._finished:
+            if number < len(self.plan):
+                self.finish(number)
+
+
+@contextmanager
+def _telling(progress: bool | Progress, group: Group | None) -> Iterator[Progress]:
+    """Whom to tell; of many processes the first alone."""
+    if callable(progress):
+        yield progress
+    elif progress and (group is None or group.rank == 0):
+        from ..show.progress_bar import Bar
+
+        with Bar("Surveying", "documents") as bar:
+            yield bar.tell
+    else:
+        yield lambda done, total: None
+
+
+def _roles(folder: Path, trained: Pretrained) -> Roles | None:
+    """Once per model: those that lie in the folder, or measured now; None where a model cannot be asked."""
+    place = folder / ROLES
+    if not place.exists():
+        try:
+            found = roles_of(trained.model, trained.tokenizer, progress=False)
+        except (ArgumentError, TypeError, NotImplementedError) as error:
+            said = str(error).partition("\n")[0]
+            sys.stderr.write(f"survey: roles were not measured: {said}\n")
+            return None
+        write_whole(place, found.to_json().encode())
+    return Roles.from_json(place.read_text("utf-8"))

@@ -1,0 +1,49 @@
+"""Models over several devices, on `torch.distributed`.
+
+`shard_heads` lays a model's heads over ranks; `clip_grad_norm_` takes the gradients that such a model has.
+`shard_sequence` lays a text over ranks; `split` and `join` take tokens there and back, `attention` is one
+call of it, `sum_gradients` adds up what ranks learned. Nothing here is loaded before it is asked for.
+"""
+
+from importlib import import_module
+
+__all__ = [
+    "ShardedMap",
+    "attention",
+    "clip_grad_norm_",
+    "join",
+    "shard_heads",
+    "shard_sequence",
+    "split",
+    "sum_gradients",
+]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..models.gradient_norms import clip_grad_norm_
+    from .heads_sharding import shard_heads
+    from .sequence import join, split
+    from .sequence_sharding import shard_sequence, sum_gradients
+    from .sharded_call import attention
+    from .sharded_map import ShardedMap
+
+_HOMES = {
+    "ShardedMap": ".sharded_map",
+    "attention": ".sharded_call",
+    "clip_grad_norm_": "..models.gradient_norms",
+    "join": ".sequence",
+    "shard_heads": ".heads_sharding",
+    "shard_sequence": ".sequence_sharding",
+    "split": ".sequence",
+    "sum_gradients": ".sequence_sharding",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

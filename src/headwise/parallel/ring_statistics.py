@@ -1,0 +1,257 @@
+"""The second pass with the sequence over a group of ranks: keys go round, each rank reduces its rows.
+
+A row's sums over all keys are sums of sums over blocks of them, given the whole row's lse; so the tiles and
+accumulators are those of one process, a rectangle at a time. What belongs to queries (entropy, distance, ..)
+stays with them; what belongs to keys (`received`) travels with the keys and comes home. Means are added up
+over ranks with how many queries they are of. Every result is whole, and the same on every rank.
+
+Letters: B batch, H num_heads, T query_len, S key_len; t, s this rank's of T, S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..engines.accumulators import ACCUMULATORS, sums_of
+from ..engines.scores import Piece, own_precision
+from ..engines.second_pass import Top, drawing
+from ..engines.statistics import PICTURE, RECEIVED, ROW_STATISTICS, counted
+from ..engines.walk import ROUGH, Anchor, Block, walk
+from ..masks import Mask
+from ..scoring import HIDDEN
+from .ring import GRADIENTS, Message
+from .ring_attention import Merged
+from .sequence import joined
+from .shard import Part, Shard
+
+__all__ = ["Measuring", "mass", "measure", "top"]
+
+SLACK = 2.0**-5  # a row whose weights sum to anything else than 1 by more than this is not the one it was
+
+
+@dataclass(frozen=True, eq=False)
+class Measuring:
+    """One rank's rows, ready to be walked."""
+
+    shard: Shard
+    lse: Tensor  # [B, H, t]
+    anchor: Anchor
+
+    @classmethod
+    def of(cls, shard: Shard, lse: Tensor, error: BaseException | None = None) -> Measuring:
+        """Agree to begin: all ranks, or none; see `Ring.agree`.
+
+        Where some rank's lse is rough, all work out what it is from the very products that are walked.
+        """
+        finite = lse.masked_fill(torch.isneginf(lse), 0)
+        largest = 0.0 if lse.dtype == torch.float64 else float(finite.abs().max())
+        told = shard.ring.agree([largest], error, lse.device)
+        if not any(number > ROUGH for (number,) in told):
+            return cls(shard, lse, (finite, torch.zeros_like(finite)))
+        merged = Merged.nothing(shard.q, None)
+        with own_precision(lse.device):
+            for owner, block in shard.ring.blocks(shard.k, sizes=shard.key_sizes):
+                merged.look(shard.parts(owner, block[0], placed=True))
+        if shard.scoring.sinks is not None:
+            merged.add_sinks(shard.scoring.sinks)
+        return cls(shard, lse, merged.anchor)
+
+    def blocks(self, part: Part, one_by_one: bool = False) -> Iterator[tuple[Block, tuple[slice, ...]]]:
+        """The walk through a rectangle: a block, and where its rows are among this rank's, [B, H, t]."""
+        rows = part.rows
+        high, low = (x[:, :, rows] for x in self.anchor)
+        for block in walk(part.scores, self.lse[:, :, rows], one_by_one, anchor=(high, low)):
+            batch, heads, inside = block.where
+            yield block, (batch, heads, slice(rows.start + inside.start, rows.start + inside.stop))
+
+    def whole_rows(self) -> Block:
+        """All rows of this rank as one block, for formulas over what was added up; it has no tiles."""
+        mine = self.shard.mine
+        B, H, t, _ = mine.shape
+        everything = Piece(slice(0, B), slice(0, H), slice(0, H), t, 1)
+        return Block(mine, everything, slice(0, t), self.lse, anchor=self.anchor)
+
+    def counted(self, name: str) -> Tensor:
+        """Which of this rank's queries count in a head's value, bool [B, H, t]."""
+        return counted(name, self.shard.mine, self.lse)
+
+    def over_queries(self, x: Tensor) -> Tensor:
+        """[B, H, T, ..], of [B, H, t, ..] on every rank."""
+        return joined(x, self.shard.ring, self.shard.queries, 2)
+
+    def of_heads(
+        self, rows: dict[str, Tensor], mean_of: dict[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """[B, H] each, from [B, H, t]: the mean over all ranks' queries that count, or the largest.
+
+        mean_of: which count, by name, where that is not as the statistic of that name says.
+        """
+        means, largest = {}, {}
+        for name, values in rows.items():
+            counts = self.counted(name) if mean_of is None else mean_of[name]
+            if name in ROW_STATISTICS and ROW_STATISTICS[name].largest:
+                largest[name] = values.masked_fill(~counts, -torch.inf).amax(-1)
+            else:
+                sums = values.masked_fill(~counts, 0).double().sum(-1)
+                means[name] = torch.stack([sums, counts.double().sum(-1)])
+        found: dict[str, Tensor] = {}
+        ring, dtype = self.shard.ring, self.lse.dtype
+        if means:
+            sums, counts = ring.add_up(torch.stack(list(means.values()), 1))  # [statistics, B, H] each
+            found |= dict(zip(means, (sums / counts).to(dtype).unbind(), strict=True))
+        if largest:
+            # a NaN is the largest of all, which not every backend knows
+            stacked = torch.stack(list(largest.values()))
+            unknown = stacked.isnan()
+            highest, spoiled = ring.largest(
+                torch.stack([stacked.masked_fill(unknown, -torch.inf), unknown.to(dtype)])
+            )
+            found |= dict(zip(largest, highest.masked_fill(spoiled > 0, torch.nan).unbind(), strict=True))
+        return {name: found[name] for name in rows}
+
+
+@torch.no_grad()
+def measure(
+    measuring: Measuring, names: tuple[str, ...], per_query: bool, reach: int, cells: tuple[int, int] | None
+) -> dict[str, Tensor]:
+    """The statistics by name, as `engines.statistics.measured` gives them; the picture last."""
+    shard, lse = measuring.shard, measuring.lse
+    B, H, _, _ = shard.shape
+    rows = [name for name in names if name != RECEIVED]
+    needed = {part for name in rows for part in ROW_STATISTICS[name].needs} | {"mass"}
+    sums = {n: torch.full_like(lse, HIDDEN if ACCUMULATORS[n].largest else 0.0) for n in needed}
+    picture = None if cells is None else lse.new_zeros(B, H, *cells)
+    ragged = "first" in needed and shard.mask.keys is not None and shard.mask.keys.ndim == 2
+    firsts = _first_keys(shard.mask, B) if "first" in needed else [0] * B
+    received = _Received(shard, lse) if RECEIVED in names else None
+
+    def look(part: Part, block: Block, here: tuple[slice, ...]) -> None:
+        room = None
+        if received is not None:
+            room = received.here[block.piece.batch, block.piece.heads, part.columns]
+        draw = None if picture is None else drawing(block, picture, part.frame)
+        first = _inside(firsts[block.piece.batch.start], part)
+        for name, share in sums_of(block, needed, reach, True, room, draw, first).items():
+            combine = torch.maximum if ACCUMULATORS[name].largest else torch.add
+            sums[name][here] = combine(sums[name][here], share)
+
+    _walked(measuring, shard, look, ragged, None if received is None else received.pass_on)
+    block = measuring.whole_rows()
+    off = (block.with_sink(sums["mass"]) - 1).abs() > SLACK
+    off &= ~torch.isneginf(lse)
+    spoiled = torch.where(off.any(), torch.nan, 0.0).to(lse)  # as on a GPU, where nothing can raise
+    values = {name: ROW_STATISTICS[name].of(block, sums).masked_fill(off, torch.nan) for name in rows}
+    if per_query:
+        values = {name: measuring.over_queries(value) for name, value in values.items()}
+    else:
+        values = measuring.of_heads(values)
+    if received is not None:
+        values[RECEIVED] = joined(received.home() + spoiled, shard.ring, shard.keys, 2)
+    if picture is not None:
+        values[PICTURE] = shard.ring.add_up(picture + spoiled)
+    return {name: values[name] for name in (*names, PICTURE) if name in values}
+
+
+class _Received:
+    """What keys receive, summed up on the way: it travels with them, a step behind, and comes home."""
+
+    def __init__(self, shard: Shard, like: Tensor) -> None:
+        self._ring, self._sizes, self._like = shard.ring, shard.key_sizes, like
+        self._mine: Tensor | None = None  # [B, H, s], by this rank's own queries
+        self._message: Message | None = None
+        self.here = self._room(shard.ring.rank)  # of the keys that are here now
+
+    def _room(self, owner: int) -> Tensor:
+        return self._like.new_zeros(*self._like.shape[:2], self._sizes[owner])
+
+    def pass_on(self, owner: int) -> None:
+        """This rank's queries have seen the keys of `owner`."""
+        before = (owner - 1) % self._ring.size  # whose keys come here next; at last one's own
+        if self._mine is None:
+            self._mine = self.here
+        else:
+            if self._message is not None:
+                self.here += self._message.wait()
+            arriving = torch.empty_like(self._room(before))
+            self._message = self._ring.pass_on(self.here, arriving, GRADIENTS)
+        self.here = self._room(before)
+
+    def home(self) -> Tensor:
+        """By the queries of all ranks."""
+        assert self._mine is not None
+        return self._mine if self._message is None else self._mine + self._message.wait()
+
+
+def _first_keys(mask: Mask, batch: int) -> list[int]:
+    """The first real key of each sequence: key 0, unless padding says otherwise."""
+    if mask.keys is None or mask.keys.ndim == 1:
+        return [0] * batch
+    return [int(first) for first in mask.keys.int().argmax(-1).tolist()]
+
+
+def _inside(key: int, part: Part) -> slice:
+    """A key of the whole among those of a rectangle; an empty run where it is elsewhere."""
+    here = key - part.frame.first_key
+    return slice(here, here + 1) if 0 <= here < part.scores.shape[3] else slice(0, 0)
+
+
+def _walked(
+    measuring: Measuring,
+    shard: Shard,
+    look: Callable[[Part, Block, tuple[slice, ...]], None],
+    one_by_one: bool = False,
+    done: Callable[[int], None] | None = None,
+) -> None:
+    """Every block of every rectangle, as the keys go round; `done` with those of a rank."""
+
+    def visit(owner: int, k: Tensor) -> None:
+        for part in shard.parts(owner, k, placed=True):
+            for block, here in measuring.blocks(part, one_by_one):
+                look(part, block, here)
+
+    with own_precision(measuring.lse.device):
+        for owner, block in shard.ring.blocks(shard.k, sizes=shard.key_sizes):
+            visit(owner, *block)
+            if done is not None:
+                done(owner)
+
+
+@torch.no_grad()
+def mass(measuring: Measuring, on: Mask, per_query: bool) -> Tensor:
+    """The weight on the keys that `on` allows: [B, H], or [B, H, T]; on: bound, of the whole."""
+    shard = replace(measuring.shard, mask=measuring.shard.mask & on)
+    values = torch.zeros_like(measuring.lse)
+
+    def look(part: Part, block: Block, here: tuple[slice, ...]) -> None:
+        for tile in block.tiles():
+            values[here] += tile.p.sum(-1)
+
+    _walked(measuring, shard, look)
+    if per_query:
+        return measuring.over_queries(values)
+    # counted as `local` is, and `on` may say of some queries that they are padding
+    counts = counted("local", shard.mine, measuring.lse)
+    return measuring.of_heads({"mass": values}, {"mass": counts})["mass"]
+
+
+@torch.no_grad()
+def top(measuring: Measuring, count: int) -> Top:
+    """The heaviest keys of every query, [B, H, T, count] each."""
+    shape = (*measuring.lse.shape, count)
+    best = measuring.lse.new_full(shape, HIDDEN)
+    keys = torch.full(shape, -1, dtype=torch.int64, device=best.device)
+
+    def look(part: Part, block: Block, here: tuple[slice, ...]) -> None:
+        for tile in block.tiles():
+            heaviest, at = tile.log_p.topk(min(count, tile.log_p.shape[-1]), dim=-1)
+            at = at + (tile.columns.start + part.frame.first_key)
+            best[here], order = torch.cat([best[here], heaviest], -1).topk(count, dim=-1)
+            keys[here] = torch.cat([keys[here], at], -1).gather(-1, order)
+
+    _walked(measuring, measuring.shard, look)
+    keys.masked_fill_(best <= HIDDEN / 2, -1)
+    return Top(measuring.over_queries(best.exp()), measuring.over_queries(keys))

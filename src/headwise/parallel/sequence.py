@@ -1,0 +1,164 @@
+"""How one sequence is laid out over the ranks of a group: who holds which tokens, and back in order.
+
+A sequence of T tokens over n ranks, "in order" as n runs, or "zigzag" as 2 n chunks of which rank r holds
+two, one from either end:
+
+    zigzag over 3 ranks     0 1 2 2 1 0      rank 0 holds the first and the last sixth
+
+Under a causal mask the first tokens see little and the last see much: so every rank has as much to do. Chunk
+c begins at floor(c T / 2n), so any length will do, and chunks that touch are one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, ShapeError
+from .ring import Mesh, Ring
+
+__all__ = ["ORDERS", "Layout", "Run", "check_order", "join", "joined", "split"]
+
+ORDERS = ("zigzag", "in order")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Tokens that follow each other: where they are among those of their rank, and in the sequence."""
+
+    here: slice
+    there: slice
+
+    @property
+    def size(self) -> int:
+        size: int = self.there.stop - self.there.start
+        return size
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One sequence over a group."""
+
+    length: int
+    ranks: int
+    order: str = "zigzag"
+
+    @cached_property
+    def _runs(self) -> tuple[tuple[Run, ...], ...]:
+        return tuple(self._runs_of(rank) for rank in range(self.ranks))
+
+    def _runs_of(self, rank: int) -> tuple[Run, ...]:
+        if self.order == "zigzag":
+            chunks, mine = 2 * self.ranks, [rank, 2 * self.ranks - 1 - rank]
+        else:
+            chunks, mine = self.ranks, [rank]
+        runs: list[Run] = []
+        for chunk in mine:
+            start, stop = (self.length * c // chunks for c in (chunk, chunk + 1))
+            before = runs[-1].here.stop if runs else 0
+            if runs and runs[-1].there.stop == start:
+                whole = runs.pop()
+                start, before = whole.there.start, whole.here.start
+            runs.append(Run(slice(before, before + stop - start), slice(start, stop)))
+        return tuple(runs)
+
+    def runs(self, rank: int) -> tuple[Run, ...]:
+        """What a rank holds, in the order in which it holds it."""
+        return self._runs[rank]
+
+    def size(self, rank: int) -> int:
+        """How many tokens a rank holds."""
+        return self.runs(rank)[-1].here.stop
+
+    def positions(self, rank: int) -> Tensor:
+        """Where a rank's tokens are in the sequence, int64 [t], on the CPU."""
+        return torch.cat([torch.arange(r.there.start, r.there.stop, device="cpu") for r in self.runs(rank)])
+
+    def check(self, sizes: Mapping[int, int], what: str) -> None:
+        """Raise unless ranks hold the tokens that are their own: sizes, by rank.
+
+        Raises:
+            ShapeError: too short a sequence; another number of tokens on some rank.
+        """
+        least = self.ranks * (2 if self.order == "zigzag" else 1)
+        if self.length < least:
+            raise ShapeError(
+                f"{what} must have a token for every chunk: {self.length} tokens over {self.ranks} ranks in "
+                f"{least} chunks; use fewer ranks"
+            )
+        for rank, size in sizes.items():
+            if size != self.size(rank):
+                raise ShapeError(
+                    f"{what} must be the rank's own tokens: rank {rank} has {size} of {self.length}, its "
+                    f"share is {self.size(rank)}; cut them with headwise.parallel.split, in the same order"
+                )
+
+
+def check_order(order: str) -> None:
+    """Raise `ArgumentError` for an order there is not."""
+    if order not in ORDERS:
+        raise ArgumentError(
+            f'order must be "zigzag" or "in order": got {order!r}; "zigzag" suits causal masks'
+        )
+
+
+def split(
+    tensor: Tensor, mesh: Mesh = None, dim: int = 1, *, order: str = "zigzag", axis: str | None = None
+) -> Tensor:
+    """This rank's tokens of a whole sequence, which every rank has: nothing is sent.
+
+    Args:
+        tensor: with the whole sequence along `dim`.
+        mesh: a `DeviceMesh`, a group, or None for all ranks; axis: of a mesh of several dimensions, which.
+        dim: where the tokens are: 1 of [B, T] and [B, T, E], 2 of [B, H, T, D].
+        order: "zigzag", which shares the work of a causal mask evenly, or "in order".
+
+    Raises:
+        ArgumentError: an unknown order or mesh.
+        ShapeError: fewer tokens than chunks.
+    """
+    check_order(order)
+    ring = Ring.of(mesh, axis)
+    layout = Layout(tensor.shape[dim], ring.size, order)
+    layout.check({}, "tensor")
+    runs = layout.runs(ring.rank)
+    return torch.cat([tensor.narrow(dim, run.there.start, run.size) for run in runs], dim)
+
+
+def join(
+    tensor: Tensor, mesh: Mesh = None, dim: int = 1, *, order: str = "zigzag", axis: str | None = None
+) -> Tensor:
+    """The whole sequence, in order, on every rank, from each one's tokens: the way back of `split`.
+
+    No gradient flows: a loss is worked out on each rank's own tokens.
+
+    Args: as `split`; tensor: of this rank's tokens.
+
+    Raises:
+        ArgumentError: an unknown order or mesh.
+        ShapeError: tensors that are not what `split` gives.
+    """
+    check_order(order)
+    ring = Ring.of(mesh, axis)
+    sizes = [int(number) for (number,) in ring.numbers([tensor.shape[dim]], tensor.device)]
+    layout = Layout(sum(sizes), ring.size, order)
+    layout.check(dict(enumerate(sizes)), "tensor")
+    return joined(tensor, ring, layout, dim)
+
+
+@torch.no_grad()
+def joined(tensor: Tensor, ring: Ring, layout: Layout, dim: int) -> Tensor:
+    """The same, of a layout that is known."""
+    dim = dim % tensor.ndim
+    sizes = [layout.size(rank) for rank in range(ring.size)]
+    shapes = [(*tensor.shape[:dim], size, *tensor.shape[dim + 1 :]) for size in sizes]
+    parts = ring.gather(tensor, shapes)
+    whole = tensor.new_empty(*tensor.shape[:dim], layout.length, *tensor.shape[dim + 1 :])
+    for rank, part in enumerate(parts):
+        for run in layout.runs(rank):
+            whole.narrow(dim, run.there.start, run.size).copy_(part.narrow(dim, run.here.start, run.size))
+    return whole

@@ -1,0 +1,253 @@
+"""`shard_sequence`: a model whose tokens lie over a group of ranks, every layer's attention round the ring.
+
+Everything but attention is each token's own business: a rank runs the whole model on its tokens. Attention
+sends keys and values round; positions are those of the tokens in the whole sequence.
+
+Letters: B batch, T query_len, S key_len, H num_heads, E d_model; t, s this rank's of T, S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from ..arguments import rules_and_scoring, told, under_autocast
+from ..errors import ArgumentError, HeadwiseError
+from ..listeners.adapters.loans import unseen
+from ..masks import Mask
+from ..models.transformer import Transformer
+from ..nn import KVCache, Memory, MultiHeadAttention
+from ..nn import options as module_options
+from ..nn.module_call import as_lengths, check, check_lengths, lone, no_use, rules_of
+from ..nn.options import Positions
+from ..nn.ragged import check_alone, without_padding
+from ..nn.sharded_modules import Attended
+from ..scoring import Bias
+from .ring import Mesh, Ring
+from .sequence import Layout, check_order
+from .shard import Shard
+from .sharded_call import attend_laid_out, laid_out
+
+__all__ = ["SequenceSharding", "shard_sequence", "sum_gradients"]
+
+Model = TypeVar("Model", bound=nn.Module)
+WHY = "attention sends messages between ranks, into which no compiler looks; compile without fullgraph=True"
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
+
+def _eager(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
+    """A function that a compiler leaves as it is."""
+    return unseen(function, why=WHY)
+
+
+def shard_sequence(
+    model: Model,
+    mesh: Mesh = None,
+    axis: str | None = None,
+    order: str = "zigzag",
+    length: int | None = None,
+) -> Model:
+    """Let a model take the tokens of its rank, and give what belongs to them: in place.
+
+    Every `headwise.MultiHeadAttention` in it attends to the tokens of all ranks, which must all run the same
+    model with the same weights on the same batch. Masks, biases, `lengths` and `documents` are given for the
+    whole sequence, as in one process; inputs and `positions` for this rank's tokens (`split`). Maps, `watch`
+    and statistics are of the whole, and the same on every rank. Gradients of the weights are of the rank's
+    own tokens until they are added up (`sum_gradients`), for a loss that is the sum of all ranks'.
+
+    Args:
+        model: a `headwise.MultiHeadAttention`, a `headwise.models.Transformer`, or anything made of them.
+        mesh: a `DeviceMesh`, a group, or None for all ranks; axis: of a mesh of several dimensions, which.
+        order: "zigzag", which shares the work of a causal mask evenly, or "in order"; None of the two
+            changes a result.
+        length: of the whole sequence, where it is always the same. Without it ranks tell each other in every
+            call: a small message each, and on a GPU a wait.
+
+    Raises:
+        ArgumentError: no attention of headwise's in the model; an unknown order or mesh. From calls, what
+            cannot be done over ranks: dropout on weights, a cache, one token after another.
+
+    Example:
+        model = hw.parallel.shard_sequence(model, mesh)
+        logits = model(hw.parallel.split(ids, mesh))                  # under torchrun, on every rank
+    """
+    check_order(order)
+    layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
+    if not layers:
+        raise ArgumentError(
+            f"model must hold headwise.MultiHeadAttention: {type(model).__name__} has none; headwise.adopt "
+            "puts torch's class to the letter in, which is not sharded"
+        )
+    sharding = SequenceSharding(Ring.of(mesh, axis), order, length)
+    for module in model.modules():
+        if isinstance(module, (MultiHeadAttention, Transformer)):
+            module._sharding = sharding
+    return model
+
+
+@torch.no_grad()
+def sum_gradients(model: nn.Module, mesh: Mesh = None, axis: str | None = None) -> None:
+    """Add up the gradients of a model's weights over ranks, in place, after backward and before a step.
+
+    One message for all of a dtype. Weights that lie over other ranks (as DTensors) are added up part by part.
+    Not for those that somebody else adds up: FSDP and DDP take the mean over their ranks, so there multiply
+    the loss by how many ranks share a sequence.
+
+    Raises:
+        ArgumentError: weights that lie over the very ranks that share the sequence, as FSDP lays them.
+    """
+    ring = Ring.of(mesh, axis)
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if isinstance(parameter, DTensor):
+            shared = sorted({*ring.members} & {*parameter.device_mesh.mesh.flatten().tolist()})
+            if len(shared) > 1:
+                raise ArgumentError(
+                    f"gradients must not be added up twice: {name} lies over ranks {shared} already, which "
+                    "share the sequence; leave sum_gradients out, and multiply the loss by how many they are"
+                )
+        if parameter.grad is None:  # no token of this rank reached it: others' may have
+            parameter.grad = torch.zeros_like(parameter)
+        grad = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+        kinds.setdefault((grad.dtype, grad.device), []).append(grad)
+    for grads in kinds.values():
+        flat = ring.add_up(torch.cat([grad.reshape(-1) for grad in grads]))
+        for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+            grad.copy_(part.view(grad.shape))
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceSharding:
+    """How the sequence of a model lies over ranks: what its layers ask (`nn.sharded_modules.Sharding`)."""
+
+    ring: Ring
+    order: str = "zigzag"
+    length: int | None = None
+
+    def __deepcopy__(self, memo: object) -> SequenceSharding:
+        return self
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()  # what is saved is of one process
+
+    @_eager
+    def positions(self, ids: Tensor) -> tuple[Tensor, int]:
+        """Where this rank's tokens, int [B, t], are in the sequence, int [t], and how long that is."""
+        like = ids[:, None, :, None]  # [B, 1, t, 1]
+        layout, _ = laid_out(self.ring, self.order, self.length, like, like, like)
+        return layout.positions(self.ring.rank).to(ids.device), layout.length
+
+    @_eager
+    def attend(
+        self,
+        module: MultiHeadAttention,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        mask: Mask | Tensor | None,
+        bias: Bias | None,
+        positions: Positions | None,
+        cache: KVCache | Memory | None,
+        lengths: Tensor | Sequence[int] | None,
+        documents: Tensor | None,
+    ) -> Attended:
+        """One call of a module, with the tokens that are this rank's.
+
+        Raises:
+            ArgumentError: dropout, a cache; what `MultiHeadAttention` refuses.
+            HeadwiseError: another rank raised.
+        """
+        error: HeadwiseError | TypeError | None = None
+        itself = key is None or key is query
+        shapes = (query, query, query)
+        try:
+            _check_call(module, cache, key, value, lengths, documents)
+            if key is None and value is None:
+                key = value = query
+            elif key is None or value is None:
+                raise lone(key, value)
+            check(module, query, key, value)
+            shapes = (query[:, None], key[:, None], value[:, None])  # [B, 1, t, E] and so on
+        except (HeadwiseError, TypeError) as refused:
+            error = refused
+        known = self.length if itself else None
+        queries, keys = laid_out(self.ring, self.order, known, *shapes, error)
+        assert key is not None and value is not None
+        real: Tensor | None = None
+        if lengths is not None:
+            mask, real = self._padded(mask, query, lengths, queries)
+            query = without_padding(query, real)
+            key = value = query
+        elif documents is not None:
+            rules = Mask.documents(documents.to(query.device))
+            mask = rules if mask is None else self._rules(mask, query, queries, keys, True) & rules
+        q, k, v = module._project(query, key, value)
+        if module.rope is not None:
+            given = self._standing(queries, keys, itself) if positions is None else positions
+            q, k = module_options.rotated(module.rope, q, k, given, 0, itself=itself)
+        elif positions is not None:
+            raise no_use(positions)
+        q, k, v = under_autocast(q, k, v)
+        if mask is not None:
+            mask = self._rules(mask, query, queries, keys, itself)
+        shape = (q.shape[0], q.shape[1], queries.length, keys.length)
+        added = module_options.added(module, q.device, bias)
+        rules_and = rules_and_scoring(
+            q, shape, mask, module.causal, module.window, module.scale, module.softcap, added, module.sinks
+        )
+        heads, weights = attend_laid_out(Shard(self.ring, q, k, *rules_and, queries, keys), v)
+        return Attended(heads, weights, v, query, real)
+
+    def _standing(self, queries: Layout, keys: Layout, itself: bool) -> Positions:
+        """Where the tokens of this rank stand: the last query beside the last key."""
+        of_keys = keys.positions(self.ring.rank)
+        if itself:
+            return of_keys
+        return queries.positions(self.ring.rank) + (keys.length - queries.length), of_keys
+
+    def _rules(self, mask: Mask | Tensor, x: Tensor, queries: Layout, keys: Layout, itself: bool) -> Mask:
+        return rules_of(mask, x.shape[0], queries.length, keys.length, itself)
+
+    def _padded(
+        self, mask: Mask | Tensor | None, x: Tensor, lengths: Tensor | Sequence[int], layout: Layout
+    ) -> tuple[Mask, Tensor]:
+        """(the mask with padding, which of this rank's tokens are real, bool [B, t])"""
+        counts = as_lengths(lengths).to(x.device)
+        check_lengths(counts.tolist(), x.shape[0], layout.length)
+        rules = Mask.padding(counts, counts)
+        if mask is not None:
+            rules = self._rules(mask, x, layout, layout, True) & rules
+        return rules, layout.positions(self.ring.rank).to(x.device) < counts[:, None]
+
+
+def _check_call(
+    module: MultiHeadAttention,
+    cache: object,
+    key: Tensor | None,
+    value: Tensor | None,
+    lengths: object,
+    documents: object,
+) -> None:
+    """Raise for what cannot be done with the sequence over ranks."""
+    if cache is not None:
+        raise ArgumentError(
+            f"cache must be left out where a sequence lies over ranks: got {type(cache).__name__}; generate "
+            "with a model in one process"
+        )
+    if module.training and module.dropout:
+        raise ArgumentError(
+            f"dropout must be 0 where a sequence lies over ranks: got {module.dropout:g} on weights that no "
+            "rank has whole; set it to 0, or call eval()"
+        )
+    if lengths is not None or documents is not None:
+        check_alone(key, value, None, lengths, documents)
+    if documents is not None and not isinstance(documents, Tensor):
+        raise ArgumentError(f"documents must be a tensor: got {told(documents)}; use torch.as_tensor")

@@ -1,0 +1,312 @@
+"""The map of a call whose sequence lies over several ranks: every rank has it, and every answer is whole.
+
+It holds this rank's queries, keys and lse; the weights exist nowhere. What is asked of it is asked on every
+rank, in the same order: keys go round, each rank reduces its rows, and all of them have the same result, that
+of one process. Statistics, pictures, mass and the heaviest keys take no more memory than a rank's own rows;
+rows and whole matrices are those of an ordinary map, which `whole` puts together.
+
+Letters: B batch, T query_len, S key_len, H num_heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from .. import budget
+from ..engines.mass import bound_to
+from ..engines.scores import Scores
+from ..engines.second_pass import Top
+from ..engines.statistics import PICTURE, STATISTICS, WITH_GRADIENT, Statistics, check_names
+from ..errors import ArgumentError, HeadwiseError
+from ..indexing import Choice
+from ..map import AttentionMap, make
+from ..masks import Mask, as_mask
+from . import ring_statistics
+from .ring_statistics import Measuring
+from .sequence import joined
+from .shard import Shard
+
+__all__ = ["ShardedMap"]
+
+SHORT = 2048  # keys up to which a map that is kept is put together, as `watch` keeps maps of one process
+
+
+class ShardedMap(AttentionMap):
+    """The weights of attention, [B, H, T, S], of a sequence over a group of ranks.
+
+    Every method that computes something is a meeting of all ranks: call it on each of them. No gradient flows
+    through it; where one would in one process, it says so.
+    """
+
+    _shard: Shard
+    _own: Tensor  # lse of this rank's queries, [B, H, t]
+
+    def __init__(self, shard: Shard, lse: Tensor) -> None:
+        self._shard, self._own = shard, lse
+        self._scores = shard.whole  # type: ignore[assignment]  # an outline: sizes and rules
+        self._lse = self._columns = None
+        self._versions = _versions(shard)
+
+    def __repr__(self) -> str:
+        return f"Sharded{super().__repr__()[:-1]}, rank {self._shard.ring.rank} of {self._shard.ring.size})"
+
+    # What it holds
+
+    @property
+    def shard(self) -> Shard:
+        """This rank's part of it."""
+        return self._shard
+
+    @property
+    def own_lse(self) -> Tensor:
+        """The log-sum-exp of this rank's rows, [B, H, t]; no message is sent."""
+        return self._own
+
+    @property
+    def own_positions(self) -> Tensor:
+        """Which of the T queries are this rank's, int [t], on the CPU."""
+        return self._shard.queries.positions(self._shard.ring.rank)
+
+    @property
+    def lse(self) -> Tensor:
+        """The log-sum-exp of each row's scores, [B, H, T], natural logarithm; no gradient."""
+        if self._lse is None:
+            self._lse = joined(self._own, self._shard.ring, self._shard.queries, 2)
+        return self._lse
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether gradients would flow through it in one process."""
+        tensors = (self._shard.q, self._shard.k, *self._shard.scoring.tensors.values())
+        return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self._shard.scoring.bias
+
+    @property
+    def relative(self) -> Tensor | None:
+        return self._shard.scoring.relative
+
+    @property
+    def ranks(self) -> int:
+        return self._shard.ring.size
+
+    def to_keep(self) -> AttentionMap:
+        """An ordinary map where that is short; else this one, which all ranks must look at together."""
+        return self.whole() if self.shape[3] <= SHORT else self
+
+    @property
+    def own_keys(self) -> int:
+        return self._shard.k.shape[2]
+
+    def whole_text(self, ids: Tensor) -> Tensor:
+        """The ids of all keys, from those of this rank's."""
+        return joined(ids, self._shard.ring, self._shard.keys, 1)
+
+    @property
+    def counts_every_query(self) -> bool:
+        return False  # it is counted: nothing is saved where ranks meet anyway
+
+    def check_unchanged(self) -> None:
+        """Raise `ArgumentError` where this rank's q or k, a mask or a bias was written to."""
+        if self._versions is not None and self._versions != _versions(self._shard):
+            raise ArgumentError(
+                "q, k, mask and bias must not change while their map is in use: one was written to in place; "
+                "pass q.clone() and k.clone(), or look before writing"
+            )
+
+    def joined(self, tensor: Tensor, dim: int = 1) -> Tensor:
+        """A tensor of this rank's queries as that of all of them, in order."""
+        return joined(tensor, self._shard.ring, self._shard.queries, dim)
+
+    # Looking at it
+
+    def statistics(
+        self,
+        *names: str,
+        per: str = "head",
+        reach: int = 8,
+        pooled: int | tuple[int, int] | None = None,
+    ) -> Statistics:
+        """What each head does, as `AttentionMap.statistics`; whole, and the same on every rank.
+
+        Raises:
+            ArgumentError: an unknown name, per or reach; fewer than one cell; a gradient of entropy.
+            HeadwiseError: another rank raised one of these.
+        """
+        error: HeadwiseError | None = None
+        cells = None
+        names = tuple(dict.fromkeys(names)) or STATISTICS
+        try:
+            self._check_statistics(names, per, reach)
+            cells = None if pooled is None else self._cells(pooled)
+        except HeadwiseError as refused:
+            error = refused
+        measuring = self._measuring(error)
+        return Statistics(ring_statistics.measure(measuring, names, per == "query", reach, cells))
+
+    def _check_statistics(self, names: tuple[str, ...], per: str, reach: int) -> None:
+        if per not in ("head", "query"):
+            raise ArgumentError(f'per must be "head" or "query": got {per!r}; received is always per key')
+        check_names(names)
+        if reach < 0:
+            raise ArgumentError(f"reach must not be negative: got {reach}; 0 is the query's own position")
+        wanted = [name for name in names if name in WITH_GRADIENT]
+        if wanted:
+            self._check_no_gradient(" and ".join(wanted))
+        self.check_whole_rows("statistics")
+
+    def pooled(self, cells: int | tuple[int, int] = 128) -> Tensor:
+        """A picture of the whole, [B, H, rows, columns], as `AttentionMap.pooled`."""
+        error, pair = None, (1, 1)
+        try:
+            self.check_whole_rows("pooled")
+            pair = self._cells(cells)
+        except HeadwiseError as refused:
+            error = refused
+        return ring_statistics.measure(self._measuring(error), (), False, 0, pair)[PICTURE]
+
+    def top(self, count: int = 8) -> Top:
+        """The heaviest keys of every query, [B, H, T, count], as `AttentionMap.top`."""
+        error: HeadwiseError | None = None
+        try:
+            self.check_whole_rows("top")
+            self._check_count(count)
+        except HeadwiseError as refused:
+            error = refused
+        return ring_statistics.top(self._measuring(error), count)
+
+    def mass(self, on: Mask | Tensor, *, per: str = "head") -> Tensor:
+        """The weight each query puts on the keys that `on` allows, as `AttentionMap.mass`."""
+        error, bound = None, self._scores.mask
+        try:
+            if per not in ("head", "query"):
+                raise ArgumentError(
+                    f'per must be "head" or "query": got {per!r}; "head" is the mean over its queries'
+                )
+            self.check_whole_rows("mass")
+            bound = bound_to(as_mask(on), self._scores)
+        except HeadwiseError as refused:
+            error = refused
+        return ring_statistics.mass(self._measuring(error), bound, per == "query")
+
+    def _measuring(self, error: HeadwiseError | None) -> Measuring:
+        with torch.no_grad():
+            return Measuring.of(self._shard.detach(), self._own, error)
+
+    # Looking at it as one process would
+
+    def whole(self, *, limit: int | str | None = None) -> AttentionMap:
+        """An ordinary map of the whole, on every rank: q, k and lse of all ranks, put together.
+
+        Args:
+            limit: a memory budget for them, e.g. "2 GiB"; see `headwise.budget`.
+
+        Raises:
+            ArgumentError: a gradient would flow in one process: it does not from here.
+            BudgetExceeded: they would not fit; another rank raised.
+        """
+        return self._whole(limit, None, "whole")
+
+    def _whole(
+        self, limit: int | str | None, dense: tuple[Sequence[int], torch.dtype] | None, what: str
+    ) -> AttentionMap:
+        """`whole`; dense: the shape and dtype of what will be made of it."""
+        shard = self._shard
+        B, H, T, S = shard.shape
+        error: HeadwiseError | None = None
+        try:
+            self._check_no_gradient(what)
+            self.check_unchanged()
+            if dense is not None:
+                self._check_budget(dense[0], "weights", limit, dense[1])
+            numbers = B * T * H * shard.q.shape[3] + B * S * shard.k.shape[1] * shard.k.shape[3]
+            budget.check(
+                numbers * shard.q.dtype.itemsize, self.device, f"q and k of all {shard.ring.size} ranks",
+                "look at statistics, pooled, top or mass, which need no more than a rank's own",
+                None if limit is None else budget.parse(limit),
+            )  # fmt: skip
+        except HeadwiseError as refused:
+            error = refused
+        shard.ring.agree([], error, self.device)
+        loose = shard.detach()
+        q, k = (
+            joined(x, shard.ring, layout, 2)
+            for x, layout in ((loose.q, shard.queries), (loose.k, shard.keys))
+        )
+        return make(Scores(q, k, loose.mask, loose.scoring), self.lse)
+
+    def select(
+        self, *, batch: Choice = None, heads: Choice = None, queries: Choice = None, keys: Choice = None
+    ) -> AttentionMap:
+        """Part of the map, an ordinary one: see `whole`."""
+        return self.whole().select(batch=batch, heads=heads, queries=queries, keys=keys)
+
+    def by_document(self) -> AttentionMap:
+        """Each document's own map, see `AttentionMap.by_document` and `whole`."""
+        return self.whole().by_document()
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self.whole()[index]
+
+    def dense(self, *, limit: int | str | None = None) -> Tensor:
+        """All of it as a tensor, [B, H, T, S], on every rank; no gradient.
+
+        Raises:
+            BudgetExceeded: it would not fit.
+        """
+        return self._whole(limit, (self.shape, self.dtype), "dense").dense(limit=limit)
+
+    def mean_heads(self, *, limit: int | str | None = None) -> Tensor:
+        """The mean over heads, [B, T, S], on every rank; no gradient.
+
+        Raises:
+            BudgetExceeded: it would not fit.
+        """
+        B, _, T, S = self.shape
+        return self._whole(limit, ((B, T, S), self._scores.dtype), "mean_heads").mean_heads(limit=limit)
+
+    def plot(self, *args: Any, **named: Any) -> Any:
+        """A heat map of every head, as `AttentionMap.plot`; see `whole`."""
+        return self.whole().plot(*args, **named)
+
+    # Moving it about
+
+    def detach(self) -> ShardedMap:
+        """The same map, cut from the graph."""
+        self.check_unchanged()
+        new = ShardedMap(self._shard.detach(), self._own)
+        new._lse = self._lse
+        return new
+
+    def to(self, device: torch.device | str) -> NoReturn:
+        """It stays where its ranks are."""
+        raise ArgumentError(
+            f"device must be the rank's own: a map over {self._shard.ring.size} ranks is on {self.device}, "
+            f"got {device!r}; use map.whole().to(device)"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentError(
+            f"a map must be of one process to be saved: this is of {self._shard.ring.size}; save map.whole()"
+        )
+
+    def _check_no_gradient(self, what: str) -> None:
+        if self.requires_grad:
+            raise ArgumentError(
+                f"{what} must be asked for without gradients over {self._shard.ring.size} ranks: none flows "
+                "through the map of a sharded sequence; use map.detach(), or torch.no_grad()"
+            )
+
+
+def _versions(shard: Shard) -> tuple[int, ...] | None:
+    """How often what a map is made of was written to; None where that is not counted."""
+    held = (shard.q, shard.k, *shard.scoring.tensors.values(), *shard.mask.tensors.values())
+    if any(not isinstance(x, Tensor) or x.is_inference() for x in held):
+        return None
+    return tuple(x._version for x in held)

@@ -1,0 +1,188 @@
+"""`headwise survey`: a table and a page at the end; mistakes in one line; Ctrl-C, a full disk, progress."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("pyarrow")
+
+from typer.testing import CliRunner
+
+import headwise
+from headwise.cli import application, completion, main
+from headwise.corpus import documents
+from headwise.show.progress_bar import Bar
+from trained import an_own_folder
+
+TEXTS = [
+    "The cat that I saw yesterday ran away.",
+    "The cat came back, and the cat ran.",
+    "I saw the cat. " * 9,
+]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model of 2 layers with 3 heads each, which takes 41 tokens."""
+    return str(an_own_folder(tmp_path_factory.mktemp("models") / "own", title="small"))
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    place = tmp_path / "a.jsonl"
+    place.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS) + "no json\n")
+    return place
+
+
+def survey(*arguments: str, columns: int = 80) -> str:
+    result = CliRunner().invoke(application(), ["survey", *arguments], env={"COLUMNS": str(columns)})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["survey", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    return said.err.strip()
+
+
+def test_a_survey_ends_with_a_table_words_and_a_page(own: str, corpus: Path, tmp_path: Path) -> None:
+    said = survey(own, str(corpus), "--out", str(tmp_path / "out"), "--no-roles", "--top", "2", columns=130)
+    assert len(re.findall(r"^ +\d +\d [a-z]", said, re.MULTILINE)) == 2
+    assert "small read 3 documents," in said and "Of 1 document the end was left out" in said
+    assert "1 document could not be read; the first is a.jsonl:4: line must be JSON" in said
+    assert "2 of 6 heads; --top 6 shows all" in said
+    assert said.rstrip().endswith(f"Wrote {tmp_path / 'out' / 'heads.html'}")
+    assert (tmp_path / "out" / "heads.html").read_text("utf-8").startswith("<!doctype html>")
+    again = survey(own, str(corpus), "--out", str(tmp_path / "out"), "--no-roles", "--sort", "layer")
+    assert "small read 3 documents," in again
+
+
+def test_roles_are_measured_once(
+    own: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headwise.heads.roles import Roles
+
+    asked = []
+
+    def roles(*given: object, **options: object) -> Roles:
+        asked.append(given)
+        return Roles({}, {}, [0, 1], title="small")
+
+    monkeypatch.setattr("headwise.corpus.survey.roles_of", roles)
+    for _ in range(2):
+        assert "role" in survey(own, str(corpus), "--out", str(tmp_path / "out"), columns=150)
+    assert len(asked) == 1 and (tmp_path / "out" / "roles.json").is_file()
+
+
+def test_a_model_that_cannot_be_asked_for_roles_is_surveyed_all_the_same(
+    own: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["survey", own, str(corpus), "--out", str(tmp_path / "out")]) == 0
+    assert "survey: roles were not measured: " in capsys.readouterr().err
+
+
+def test_mistakes_are_one_line(
+    own: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    assert "there is no" in mistake(capsys, own, str(tmp_path / "none"), "--out", out)
+    assert "sort must be a known name: got 'x'" in mistake(
+        capsys, own, str(corpus), "--out", out, "--sort", "x"
+    )
+    assert "engine must be one of" in mistake(capsys, own, str(corpus), "--out", out, "--engine", "x")
+    assert "is a file" in mistake(capsys, own, str(corpus), "--out", str(corpus))
+    assert "--out" in mistake(capsys, own, str(corpus))
+
+
+def test_nothing_is_loaded_before_packages_are_known_to_be_there(
+    own: str, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["survey", own, str(corpus), "--out", "out"]) == 1
+    said = capsys.readouterr().err
+    assert "headwise survey needs pyarrow, numpy and rich; install with: pip install" in said
+
+
+def test_shells_complete_what_a_survey_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.jsonl", "b.parquet", "c.pdf"):
+        Path(name).touch()
+    Path("folder").mkdir()
+    assert completion.corpora("") == ["a.jsonl", "b.parquet", "folder/"]
+    assert completion.devices("cu") == ["cuda"]
+    assert set(completion.CORPORA) == set(documents.ENDINGS)
+
+
+def test_progress_is_lines_where_nobody_watches(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("headwise.show.progress_bar.monotonic", lambda: now[0])
+    with Bar("Surveying", "documents") as bar:
+        for done in range(0, 100, 10):
+            bar.tell(1000 + done, 2000)
+            now[0] += 10
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "Surveying: 1,040 of 2,000 documents, 1 a second, 16:00 left" and len(said) == 2
+
+
+def test_progress_is_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with Bar("Surveying", "documents") as bar:
+        bar.tell(1, 20)
+        bar.tell(7, 20)
+        assert bar._bar is not None and bar._bar.tasks[0].completed == 7
+        assert bar._bar.tasks[0].fields["rate"].endswith("documents/s")
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_it_without_a_word_and_it_goes_on(own: str, tmp_path: Path) -> None:
+    corpus = tmp_path / "a.jsonl"
+    corpus.write_text("".join(json.dumps({"text": f"{at} {TEXTS[at % 3]}"}) + "\n" for at in range(160)))
+    here = os.environ | {"PYTHONPATH": str(Path(headwise.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "headwise", "survey", own, str(corpus), "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(
+        [*command, "--no-roles"], env=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    end = time.monotonic() + 60
+    while not list((tmp_path / "out").glob("documents-*")) and time.monotonic() < end:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and (out, err) == ("", "")
+    assert not list((tmp_path / "out").glob(".*"))
+    done = subprocess.run([*command, "--no-roles"], env=here, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and "small read 160 documents" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="by design: a small disk is made on Linux")
+def test_a_disk_that_is_full_is_said_and_survived(own: str, tmp_path: Path) -> None:
+    """A limit on the size of files is what a full disk is to a process: a write that fails half way."""
+    corpus = tmp_path / "a.jsonl"
+    corpus.write_text("".join(json.dumps({"text": f"{at} {TEXTS[at % 3]}"}) + "\n" for at in range(48)))
+    here = os.environ | {"PYTHONPATH": str(Path(headwise.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    command = ["-m", "headwise", "survey", own, str(corpus), "--out", str(tmp_path / "out"), "--no-roles"]
+    small = "ulimit -f 8; trap '' XFSZ; exec \"$@\""  # 8 KiB
+    full = subprocess.run(
+        ["bash", "-c", small, "bash", sys.executable, *command], env=here, capture_output=True, text=True
+    )
+    assert full.returncode == 2, full.stderr
+    assert re.fullmatch(
+        r"headwise: out must be writable: .*File too large; .*run the same again\n", full.stderr
+    )
+    assert not list((tmp_path / "out").glob(".*"))
+    done = subprocess.run([sys.executable, *command], env=here, capture_output=True, text=True)
+    assert done.returncode == 0 and "small read 48 documents" in done.stdout

@@ -1,0 +1,981 @@
+"""`survey`: documents of every kind, one by one; folders that go on where they stopped; what all comes to."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import headwise as hw
+from headwise.corpus import claims, documents, shards, summary
+from headwise.corpus.document_rows import Measure, Rows, fingerprint, statistics
+from headwise.corpus.documents import Document, Plan, Texts
+from headwise.corpus.exact_sums import Moments, quantiles
+from headwise.corpus.shards import Shards, write_whole
+from headwise.errors import ArgumentError, AttentionBypassed, PackageMissing
+from headwise.models.pretrained import Pretrained, load
+from trained import STORY, an_own_folder
+
+pytest.importorskip("pyarrow")
+
+import pyarrow
+import pyarrow.parquet
+
+WORDS = STORY.replace(",", " ,").replace(".", " .").split()
+
+
+def texts(count: int, seed: int = 0) -> list[str]:
+    """Texts of 1 to 29 words, each another."""
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=1 + at % 29)) for at in range(count)]
+
+
+def lines(path: Path, some: list[Any]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in some), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Pretrained:
+    """A model of 2 layers with 3 heads each, which takes 41 tokens."""
+    return load(an_own_folder(tmp_path_factory.mktemp("models") / "own", title="small"))
+
+
+def run(model: Any, corpus: Path, out: Path, **options: Any) -> hw.corpus.result.Survey:
+    return hw.survey(model, corpus, out=out, **({"progress": False, "roles": False} | options))
+
+
+@pytest.fixture(scope="module")
+def surveyed(small: Pretrained, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """37 documents, 2 of which cannot be read."""
+    place = tmp_path_factory.mktemp("corpus")
+    some: list[Any] = texts(37)
+    some[11], some[13], some[17] = "", 5, "   "  # blanks are tokens
+    return run(small, lines(place / "a.jsonl", some), place / "out")
+
+
+def rows(folder: Path, table: str = shards.MEASURES) -> list[dict[str, Any]]:
+    found = [row for number in Shards(folder) for row in Shards(folder).read(table, number).to_pylist()]
+    order = ("position",) if table == shards.DOCUMENTS else ("position", "layer", "head")
+    return sorted(found, key=lambda row: tuple(row[name] for name in order))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The shards of a folder, byte for byte."""
+    return {
+        file.name: file.read_bytes()
+        for file in folder.iterdir()
+        if file.name.startswith((shards.DOCUMENTS, shards.MEASURES))
+    }
+
+
+# Documents
+
+
+def test_documents_of_every_kind_are_found_in_the_order_of_their_paths(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "c.txt").write_text("no")
+    (tmp_path / "b" / "same.txt").write_text("\ufeffsecond\r\nfile", "utf-8")
+    (tmp_path / "a" / "same.txt").write_text("first", "utf-8")
+    (tmp_path / "c.jsonl").write_bytes(
+        b'{"text": "one"}\r\n\n{"text": "two", "n": 1}\n   \n{"text": "three"}'
+    )
+    table = pyarrow.table({"text": ["rows", None, "here"], "other": [1, 2, 3]})
+    pyarrow.parquet.write_table(table, tmp_path / "d.parquet", row_group_size=2)
+    (tmp_path / "e.pdf").write_text("another kind")
+    plan = Plan.of(tmp_path)
+    assert plan.documents == 8 and plan.left_out == 1
+    there = [each for number in range(len(plan)) for each in Texts(plan).block(number)]
+    assert [(each.name, each.text) for each in there] == [
+        ("a/same.txt", "first"), ("b/same.txt", "second\nfile"),
+        ("c.jsonl:1", "one"), ("c.jsonl:3", "two"), ("c.jsonl:5", "three"),
+        ("d.parquet:0", "rows"), ("d.parquet:1", None), ("d.parquet:2", "here"),
+    ]  # fmt: skip
+    assert [each.position for each in there] == list(range(8))
+    assert there[6].error == "field 'text' must be a string: got nothing"
+
+
+BAD = {
+    b"not json": "line must be JSON: Expecting value at character 0",
+    b'{"text": "a': "line must be JSON: Unterminated string starting at at character 9",
+    b'["a"]': "line must be an object with a field 'text': got list",
+    b'{"body": "a"}': "field 'text' must be there: got 'body'",
+    b'{"text": 3}': "field 'text' must be a string: got int",
+    b'{"text": "\xff"}': "line must be UTF-8: it is not, at byte 10",
+    b"[" * 100_000: "line must be JSON: it is nested too deeply",
+}
+
+
+@pytest.mark.parametrize(("line", "said"), BAD.items(), ids=[str(at) for at in range(len(BAD))])
+def test_a_line_that_is_no_document_is_one_with_an_error(line: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "before"}\n' + line + b'\n{"text": "behind"}\n')
+    first, bad, last = Texts(Plan.of(tmp_path / "a.jsonl")).block(0)
+    assert (first.text, bad.text, last.text) == ("before", None, "behind")
+    assert bad.name == "a.jsonl:2" and bad.error == said
+
+
+def test_a_document_that_is_too_long_is_never_held_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "LONGEST", 200)
+    monkeypatch.setattr(documents, "PIECE_BYTES", 150)
+    lines(tmp_path / "a.jsonl", ["first", "x" * 1000, "last", "y" * 100])
+    (tmp_path / "b.txt").write_text("z" * 300)
+    (tmp_path / "c.txt").write_bytes(b"\xff\xfe")
+    there = list(Texts(Plan.of(tmp_path)).block(0))
+    assert [each.text and each.text[0] for each in there] == ["f", None, "l", "y", None, None]
+    assert there[1].error == "document must be at most 200 bytes: it has 1013"
+    assert [each.name for each in there[:4]] == [f"a.jsonl:{number}" for number in (1, 2, 3, 4)]
+    assert there[4].error == "document must be at most 200 bytes: it has 300"
+    assert there[5].error == "text must be UTF-8: it is not, at byte 0"
+
+
+def test_names_in_any_letters_are_documents(tmp_path: Path) -> None:
+    (tmp_path / "猫 😀.txt").write_text("one")
+    odd = os.fsencode(tmp_path) + b"/odd\xff.txt"
+    try:
+        Path(os.fsdecode(odd)).write_text("two")
+    except OSError:
+        pytest.skip("by design: a file system of whole letters")
+    names = {each.name: each.text for each in Texts(Plan.of(tmp_path)).block(0)}
+    assert names == {"odd\\udcff.txt": "two", "猫 😀.txt": "one"}
+
+
+def test_blocks_hold_every_document_once(tmp_path: Path) -> None:
+    lines(tmp_path / "a.jsonl", texts(53))
+    for at in range(7):
+        (tmp_path / f"t{at}.txt").write_text(f"text {at}")
+    plan = Plan.of(tmp_path, block=16)
+    assert sum(map(plan.in_block, range(len(plan)))) == plan.documents == 60
+    for number in range(len(plan)):
+        assert len(list(Texts(plan).block(number))) == plan.in_block(number)
+    assert [each.position for n in range(len(plan)) for each in Texts(plan).block(n)] == list(range(60))
+    assert Plan.of(tmp_path).block == 16 and Plan.of(tmp_path, block=5).block == 5
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda place: place / "none",
+            "corpus must be a file or folder: there is no '.*none'; check",
+        ),
+        (lambda place: place, "corpus must hold a document: 0 in '.*', of 0 files; known are .txt"),
+        (lambda place: _file(place / "a.pdf", b"x"), r"corpus must end in .*: got '.*a.pdf'; rename it"),
+        (
+            lambda place: _file(place / "a.parquet", b"x"),
+            r"a.parquet' is no Parquet file \(.*\); take",
+        ),
+        (
+            lambda place: (
+                pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), place / "a.parquet") or place
+            ),
+            "field must be a column of 'a.parquet': got 'text'; choose from body",
+        ),
+    ],
+    ids=["nothing", "empty", "kind", "no parquet", "column"],
+)
+def test_what_is_no_corpus_is_refused(make: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        Plan.of(make(tmp_path))
+
+
+def _column(place: Path, name: str) -> Path:
+    pyarrow.parquet.write_table(pyarrow.table({name: ["a"]}), place / "a.parquet")
+    return place
+
+
+def _file(place: Path, data: bytes) -> Path:
+    place.write_bytes(data)
+    return place
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "a.parquet"])
+def test_a_file_that_changes_meanwhile_is_refused(name: str, tmp_path: Path) -> None:
+    place = tmp_path / name
+
+    def write(word: str) -> None:
+        if name.endswith("parquet"):
+            pyarrow.parquet.write_table(pyarrow.table({"text": [word]}), place)
+        else:
+            place.write_text(json.dumps({"text": word}) if name.endswith("jsonl") else word)
+
+    write("one")
+    plan = Plan.of(place)
+    write("another word")
+    with pytest.raises(ArgumentError, match=f"corpus must stay as it is .* '{name}' has changed"):
+        list(Texts(plan).block(0))
+    place.unlink()
+    with pytest.raises(ArgumentError, match=f"corpus must stay as it is .* '{name}' cannot be read"):
+        list(Texts(plan).block(0))
+
+
+def test_a_row_of_parquet_that_is_edited_in_place_is_noticed(tmp_path: Path) -> None:
+    place = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one cat", "two"]}), place, compression="none")
+    plan = Plan.of(place)
+    place.write_bytes(place.read_bytes().replace(b"one cat", b"one dog"))
+    with pytest.raises(ArgumentError, match=r"'a.parquet' has changed"):
+        list(Texts(plan).block(0))
+
+
+def test_links_are_followed_and_never_round_a_circle(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "b.txt").write_text("two")
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.txt").write_text("one")
+    (tmp_path / "corpus" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "round").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "corpus" / "up").symlink_to(tmp_path)
+    names = [each.name for each in Texts(Plan.of(tmp_path / "corpus")).block(0)]
+    assert names[:2] == ["a.txt", "link/b.txt"]
+
+
+# One document
+
+
+def test_a_documents_numbers_are_those_of_watch(small: Pretrained, surveyed: Any) -> None:
+    told = rows(surveyed.folder)
+    text = surveyed.document(8).text
+    with torch.no_grad(), hw.watch(small.model, tokenizer=small.tokenizer, patterns=True) as heads:
+        small.model(small.tokenizer(text, return_tensors="pt")["input_ids"])
+    mine = [row for row in told if row["position"] == 8]
+    assert [(row["layer"], row["head"]) for row in mine] == [(head.layer, head.head) for head in heads.all()]
+    for row, head in zip(mine, heads.all(), strict=True):
+        assert row["label"] == head.label.name
+        for name in statistics():
+            theirs = head.values.get(name, math.nan)
+            if math.isnan(theirs):
+                assert row[name] is None
+            else:  # the same weights, summed in another order
+                assert row[name] == pytest.approx(theirs, rel=1e-5, abs=1e-6), name
+
+
+def test_a_documents_result_does_not_depend_on_its_neighbours(small: Pretrained, surveyed: Any) -> None:
+    alone = Rows()
+    document = surveyed.document(23)
+    Measure(small).add(document, alone)
+    theirs = [row for row in rows(surveyed.folder) if row["position"] == 23]
+    mine = [{name: row[name] for name in theirs[0]} for row in alone.heads]
+    for one, other in zip(mine, theirs, strict=True):
+        for name, value in one.items():
+            assert (numpy.float32(value) if isinstance(value, float) else value) == other[name], name
+
+
+def test_what_cannot_be_read_is_recorded_and_the_end_of_long_ones_left_out(surveyed: Any) -> None:
+    told = rows(surveyed.folder, shards.DOCUMENTS)
+    assert len(told) == 37 and {row["position"] for row in told} == set(range(37))
+    bad = {row["document"]: row["error"] for row in told if row["error"] is not None}
+    assert bad == {
+        "a.jsonl:12": "text must hold at least one word: found 0; try a sentence",
+        "a.jsonl:14": "field 'text' must be a string: got int",
+    }
+    for row in told:
+        assert row["error"] is not None or (row["tokens"] == min(row["found"], 41) and row["characters"])
+    totals = surveyed.totals
+    assert totals.failed == len(bad) and totals.documents == 37 - len(bad)
+    assert totals.cut == sum(row["error"] is None and row["found"] > 41 for row in told)
+    assert surveyed.errors[0][0] == "a.jsonl:12"
+
+
+def test_half_letters_and_texts_of_one_token_are_no_trouble(small: Pretrained) -> None:
+    said = Rows()
+    for at, text in enumerate(["\ud800", "t", "</script>\u202e\0", "word " * 9]):
+        Measure(small, max_tokens=3).add(Document(f"d{at}", "d", at, at, text), said)
+    assert said.documents[0]["error"].startswith("text must be of whole letters: got '\\ud800'")
+    assert [row["tokens"] for row in said.documents] == [None, 2, 3, 3]
+    assert said.documents[3]["found"] > 3
+    assert all(row["place"] is None for row in said.heads)
+    assert all(value is None or value == value for row in said.heads for value in row.values())
+
+
+def test_what_is_wrong_with_the_model_ends_the_survey(
+    small: Pretrained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = Measure(small)
+
+    def fail(error: Exception) -> Any:
+        def watched(reading: Any) -> Any:
+            raise error
+
+        return watched
+
+    monkeypatch.setattr(measure, "watched", fail(AttentionBypassed("no")))
+    with pytest.raises(AttentionBypassed, match=r"no"):
+        measure.add(Document("d", "d", None, 0, "a word"), Rows())
+    monkeypatch.setattr(measure, "watched", fail(RuntimeError("size 3\nmore")))
+    said = Rows()
+    measure.add(Document("d", "d", None, 0, "a word"), said)
+    assert said.documents[0]["error"] == "RuntimeError: size 3" and not said.heads
+
+
+def test_the_place_is_where_a_head_looks_elsewhere() -> None:
+    from headwise.corpus.document_rows import places_of
+    from headwise.heads.record import Record
+    from headwise.heads.whole_maps import whole_maps
+
+    T = 19
+    weights = torch.zeros(1, 2, T, T)
+    weights[0, 0, range(1, T), range(T - 1)] = 1.0  # the one before
+    weights[0, 0, 0, 0] = 1.0
+    weights[0, 0, 13] = 0.0
+    weights[0, 0, 13, 5] = 1.0
+    weights[0, 1] = weights[0, 0].roll(0)
+    weights[0, 1, 13] = 0.0
+    weights[0, 1, 13, 12] = 1.0
+    weights[0, 1, 3] = 0.0
+    weights[0, 1, 3, 3] = 1.0  # too early to be asked: it sees four keys
+    map = hw.AttentionMap.from_weights(weights, hw.Mask.causal())
+    record = Record((1, 2, T, T), map=map)
+    (whole,) = whole_maps([record])
+    one, other = places_of(whole, [f"t{at}" for at in range(T)])[id(record)]
+    assert (one["place"], one["token"], one["key"], one["key_token"], one["weight"]) == (
+        13,
+        "t13",
+        5,
+        "t5",
+        1.0,
+    )
+    assert one["moved"] == pytest.approx(11 / 12)  # of twelve queries asked, eleven look at the one before
+    assert other["moved"] == 0.0
+
+
+# Exact sums
+
+
+def test_sums_do_not_depend_on_the_order_and_are_exact() -> None:
+    draw = numpy.random.default_rng(0)
+    values = draw.normal(3, 1e-4, (1009, 5)).astype("float32")
+    values[:, 1] *= 1e20
+    values[:, 2] *= 1e-40
+    values[draw.random(values.shape) < 0.1] = numpy.nan
+    values[:, 4] = numpy.nan
+    tokens = draw.integers(1, 4096, 1009)
+    one, other = Moments(5), Moments(5)
+    one.add(values, tokens)
+    for some in numpy.array_split(draw.permutation(1009), 7):
+        other.add(values[some], tokens[some])
+    for name in ("count", "mean", "variance", "correlation"):
+        assert str(getattr(one, name)) == str(getattr(other, name))
+    for at in range(4):
+        there = values[:, at].astype("float64")
+        t = tokens[~numpy.isnan(there)]
+        there = there[~numpy.isnan(there)]
+        assert one.mean[at] == pytest.approx(math.fsum(there) / len(there), rel=1e-15)
+        assert one.variance[at] == pytest.approx(there.var(), rel=1e-9)
+        assert one.correlation[at] == pytest.approx(numpy.corrcoef(there, t)[0, 1], abs=1e-6)
+    assert math.isnan(one.mean[4]) and one.count[4] == 0
+
+
+def test_quantiles_are_numbers_that_were_measured() -> None:
+    draw = numpy.random.default_rng(0)
+    values = draw.normal(0, 1, (997, 4)).astype("float32")
+    values[:, 1] = numpy.round(values[:, 1])  # many equals, and -0
+    values[draw.random(values.shape) < 0.2] = numpy.nan
+    values[:, 3] = numpy.nan
+    shares = list(summary.SHARES.values())
+    found = quantiles(lambda: iter(numpy.array_split(values, 5)), 4, shares)
+    for at in range(3):
+        there = values[~numpy.isnan(values[:, at]), at]
+        assert found[at] == numpy.quantile(there, shares, method="inverted_cdf").astype("float64").tolist()
+    assert all(map(math.isnan, found[3]))
+
+
+# What it comes to
+
+
+def test_the_summary_is_what_the_tables_say(surveyed: Any) -> None:
+    told = rows(surveyed.folder)
+    for head in surveyed:
+        mine = [row for row in told if (row["layer"], row["head"]) == (head.layer, head.head)]
+        assert head.documents == len(mine) == surveyed.documents
+        labels = [row["label"] for row in mine]
+        assert head.share == labels.count(head.label) / len(labels) == max(head.labels.values())
+        assert sum(head.labels.values()) == pytest.approx(1)
+        for name, said in head.statistics.items():
+            there = numpy.array([row[name] for row in mine if row[name] is not None], "float64")
+            assert said.documents == len(there)
+            assert said.mean == pytest.approx(there.mean(), rel=1e-12)
+            assert said.spread == pytest.approx(there.std(), rel=1e-6, abs=1e-12)
+            assert said.quantiles["median"] == numpy.quantile(there, 0.5, method="inverted_cdf")
+            assert said.quantiles["least"] == there.min() and said.quantiles["most"] == there.max()
+
+
+def test_dependence_is_the_share_of_variance_over_documents(surveyed: Any) -> None:
+    means = [head.statistics["first"].mean for head in surveyed]
+    between = float(numpy.var(means))
+    for head in surveyed:
+        within = head.statistics["first"].spread ** 2
+        assert head.statistics["first"].dependence == pytest.approx(within / (within + between), rel=1e-9)
+        known = [head.statistics[name].dependence for name in summary.CHARACTER if name in head.statistics]
+        assert head.dependence == pytest.approx(numpy.nanmean(known))
+    assert math.isnan(surveyed[0, 0].statistics["next"].dependence)  # of a causal model always 0
+    assert [head.verdict for head in surveyed.stable] == ["stable"] * len(surveyed.stable)
+    assert all(head.dependence >= summary.OF_TEXT for head in surveyed.of_text)
+
+
+def test_movers_are_the_documents_farthest_from_the_mean(surveyed: Any) -> None:
+    told = rows(surveyed.folder)
+    head = surveyed[1, 2]
+    mine = [row for row in told if (row["layer"], row["head"]) == (1, 2)]
+    far = {}
+    for row in mine:
+        away = [
+            abs(row[name] - head.statistics[name].mean) / head.statistics[name].spread
+            for name in summary.CHARACTER
+            if row[name] is not None and head.statistics[name].spread > summary.STILL
+        ]
+        far[row["document"]] = max(away)
+    best = sorted(far, key=lambda name: -far[name])[: summary.LISTED]
+    assert [mover.document for mover in head.movers] == best
+    assert abs(head.movers[0].spreads or 0) == pytest.approx(far[best[0]])
+    places = sorted((row for row in mine if row["moved"] is not None), key=lambda row: -row["moved"])
+    assert [mover.document for mover in head.places] == [row["document"] for row in places[: summary.LISTED]]
+
+
+def test_texts_that_are_the_same_are_listed_once(small: Pretrained, tmp_path: Path) -> None:
+    some = [*texts(9), *["away away away"] * 9]
+    told = run(small, lines(tmp_path / "a.jsonl", some), tmp_path / "out")
+    assert told.documents == 18
+    for head in told:
+        names = [mover.document for mover in head.movers]
+        assert len([name for name in names if int(name.partition(":")[2]) > 9]) <= 1
+        assert not {f"a.jsonl:{at}" for at in range(11, 19)} & set(names)  # the first stands for all
+
+
+def test_of_few_documents_nothing_is_said_and_one_makes_a_page(small: Pretrained, tmp_path: Path) -> None:
+    from headwise.corpus.survey_table import sentences
+
+    told = run(small, lines(tmp_path / "a.jsonl", texts(1)), tmp_path / "out")
+    assert {head.verdict for head in told} == {"few"} and not told.stable and not told.of_text
+    assert "That is too few to tell" in sentences(told)[-1]
+    assert told.to_html(tmp_path / "heads.html").is_file()
+
+
+def test_nothing_that_can_be_read_is_said_so(small: Pretrained, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("no\nnor this\n")
+    with pytest.raises(
+        ArgumentError, match=r"survey must have read a document: 0 of 2; .* line must be JSON"
+    ):
+        run(small, tmp_path / "a.jsonl", tmp_path / "out")
+    assert repr(hw.load_survey(tmp_path / "out")).endswith("no document read)")
+
+
+# Files
+
+
+def test_files_are_read_by_duckdb_pandas_and_polars_as_they_are(surveyed: Any) -> None:
+    duckdb, pandas, polars = map(pytest.importorskip, ("duckdb", "pandas", "polars"))
+    place = f"{surveyed.folder}/measures-*.parquet"
+    mean = surveyed[1, 2].statistics["entropy"].mean
+    asked = "select avg(entropy), count(*) from read_parquet(?) where layer = 1 and head = 2"
+    assert duckdb.execute(asked, [place]).fetchone() == (pytest.approx(mean, rel=1e-6), surveyed.documents)
+    some = polars.scan_parquet(place).filter((polars.col("layer") == 1) & (polars.col("head") == 2))
+    assert some.select(polars.col("entropy").cast(polars.Float64).mean()).collect().item() == pytest.approx(
+        mean
+    )
+    frame = pandas.concat(map(pandas.read_parquet, sorted(surveyed.folder.glob("measures-*.parquet"))))
+    mine = frame[(frame.layer == 1) & (frame["head"] == 2)]
+    assert mine.entropy.astype("float64").mean() == pytest.approx(mean)
+    assert surveyed.to_pandas("heads").verdict.tolist() == [head.verdict for head in surveyed]
+    kept = pandas.read_parquet(surveyed.folder / "summary-statistics.parquet")
+    pandas.testing.assert_frame_equal(kept, surveyed.to_pandas())
+    with pytest.raises(ArgumentError, match=r"table must be a known one: got 'head'; did you mean 'heads'"):
+        surveyed.to_pandas("head")
+
+
+def test_a_survey_that_is_loaded_says_the_same(surveyed: Any, tmp_path: Path) -> None:
+    again = hw.load_survey(surveyed.folder)
+    assert again.tables() == surveyed.tables() and again.is_complete
+    assert repr(again) == repr(surveyed) == f"Survey({surveyed.documents} documents, 6 heads)"
+    with pytest.raises(ArgumentError, match=r"folder must be a survey's: there is no survey.json in '.*'"):
+        hw.load_survey(tmp_path)
+    with pytest.raises(ArgumentError, match=r"must have that head: got layer 7, head 0; layers are 0, 1"):
+        again[7, 0]
+    with pytest.raises(ArgumentError, match=r"survey must be asked for a layer and a head: got 3"):
+        again[3]
+    with pytest.raises(ArgumentError, match=r"position must be of a document: got 37 of 37"):
+        again.document(37)
+    with pytest.raises(ArgumentError, match=r"trained must be given .* got None for 'small'"):
+        again.typical()
+    (tmp_path / "survey.json").write_text("no")
+    with pytest.raises(ArgumentError, match=r"survey.json in .* cannot be read"):
+        hw.load_survey(tmp_path)
+
+
+def test_the_table_fits_and_sorts(surveyed: Any) -> None:
+    said = str(surveyed.table(top=2))
+    assert "depends" in said and f"{max(head.dependence for head in surveyed):.2f}" in said
+    for sort in ("share", "layer", "streaming", "entropy"):
+        assert str(surveyed.table(sort=sort, descending=False))
+    with pytest.raises(ArgumentError, match=r"sort must be a known name: got 'entrop'; did you"):
+        surveyed.table(sort="entrop")
+    with pytest.raises(ArgumentError, match=r"top must be at least 1: got 0"):
+        surveyed.table(top=0)
+
+
+def test_a_page_is_told_of_the_corpus(surveyed: Any, small: Pretrained, tmp_path: Path) -> None:
+    place = surveyed.to_html(tmp_path / "heads.html")
+    page = place.read_text("utf-8")
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    corpus = data["corpus"]
+    assert data["heading"] == f"small: what 6 heads look at over {surveyed.documents} documents"
+    assert corpus["start"] == corpus["measures"][0]["name"] == "corpus:dependence"
+    values = {(layer, head): value for layer, head, value in corpus["measures"][0]["values"]}
+    assert values[1, 2] == round(surveyed[1, 2].dependence, 5)
+    assert len(corpus["heads"]) == 6 and corpus["heads"][5]["movers"][0]["document"].startswith("a.jsonl:")
+    mha = hw.MultiHeadAttention(6, 1)
+    with hw.watch(mha) as heads:
+        mha(torch.randn(1, 3, 6))
+    with pytest.raises(ArgumentError, match=r"a survey of the model that was watched: it has layer 0"):
+        heads.to_html(tmp_path / "no.html", corpus=surveyed)
+
+
+# Begun, stopped, gone on with
+
+
+def test_a_survey_goes_on_where_it_stopped(small: Pretrained, tmp_path: Path) -> None:
+    corpus = lines(tmp_path / "a.jsonl", texts(23))
+    whole = run(small, corpus, tmp_path / "whole", block=5)
+    seen: list[int] = []
+
+    def stop(done: int, total: int) -> None:
+        seen.append(done)
+        if done >= 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(small, corpus, tmp_path / "out", block=5, progress=stop)
+    assert len(files(tmp_path / "out")) == 4  # two blocks
+    assert hw.load_survey(tmp_path / "out").documents == 10
+    assert not hw.load_survey(tmp_path / "out").is_complete
+    measured = []
+    again = run(small, corpus, tmp_path / "out", progress=lambda done, total: measured.append(done))
+    assert measured[0] == 10 and measured[-1] == 23
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+    assert again.tables() == whole.tables()
+    written = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").glob("[dm]*-*.parquet")}
+    run(small, corpus, tmp_path / "out")
+    assert written == {file: file.stat().st_mtime_ns for file in written}
+
+
+def test_a_folder_is_one_survey(small: Pretrained, tmp_path: Path) -> None:
+    corpus, out = lines(tmp_path / "a.jsonl", texts(3)), tmp_path / "out"
+    run(small, corpus, out)
+    for options, said in (
+        ({"max_tokens": 7}, r"these options: .* was begun with .*'max_tokens': None.* and this has .*7"),
+        ({"threads": 2}, r"these options: .*'threads': 1.* and this has .*2"),
+        ({"block": 3}, r"block must be as it was: .* was begun with 16, and this is 3"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            run(small, corpus, out, **options)
+    with torch.no_grad():
+        parameter = next(iter(small.model.parameters()))
+        before = parameter[0, 0].item()
+        parameter[0, 0] += 1
+    try:
+        with pytest.raises(ArgumentError, match=r"a survey of this model: .* with 'small' \(.*\), and this"):
+            run(small, corpus, out)
+    finally:
+        with torch.no_grad():
+            parameter[0, 0] = before
+    for edit, said in (
+        (lambda: lines(corpus, texts(4)), "'a.jsonl' has changed"),
+        (lambda: lines(corpus, texts(3)) and lines(tmp_path / "b.jsonl", ["x"]), None),
+        (lambda: corpus.write_text(corpus.read_text().replace("cat", "cap")), "'a.jsonl' has changed"),
+    ):
+        edit()
+        if said is None:
+            run(small, corpus, out)  # the corpus is that one file
+            continue
+        with pytest.raises(ArgumentError, match=f"corpus must be the one that .* was begun with: {said}"):
+            run(small, corpus, out)
+    told = json.loads((out / "survey.json").read_text())
+    (out / "survey.json").write_text(json.dumps(told | {"format": "headwise survey 0"}))
+    with pytest.raises(ArgumentError, match=r"of this format, 'headwise survey 1': got 'headwise survey 0'"):
+        run(small, corpus, out)
+    (out / "survey.json").unlink()
+    with pytest.raises(ArgumentError, match=r"has its files but no survey.json"):
+        run(small, corpus, out)
+
+
+def test_of_two_that_begin_at_once_one_decides_what_the_folder_is(
+    small: Pretrained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan that came second once lay beside the survey that came first."""
+    from headwise.corpus import survey as begun
+
+    mine, theirs = lines(tmp_path / "a.jsonl", texts(3)), lines(tmp_path / "b.jsonl", texts(5))
+    other = lines(tmp_path / "c.jsonl", texts(3))
+    usual = begun.write_whole
+
+    def late(place: Path, data: bytes, *, anew: bool = False) -> bool:
+        if anew and not place.exists():
+            monkeypatch.setattr(begun, "write_whole", usual)
+            run(small, theirs, tmp_path / "out")
+        return usual(place, data, anew=anew)
+
+    monkeypatch.setattr(begun, "write_whole", late)
+    with pytest.raises(
+        ArgumentError, match=r"corpus must be the one that .* was begun with: 'b.jsonl' is not"
+    ):
+        run(small, mine, tmp_path / "out")
+    assert hw.load_survey(tmp_path / "out").document(4).name == "b.jsonl:5"
+    (tmp_path / "out" / "corpus.parquet").unlink()  # killed in between
+    with pytest.raises(ArgumentError, match=r"its files are others"):
+        run(small, other, tmp_path / "out")
+    assert run(small, theirs, tmp_path / "out").is_complete
+
+
+def test_files_that_come_or_go_are_named(small: Pretrained, tmp_path: Path) -> None:
+    corpus, out = tmp_path / "corpus", tmp_path / "out"
+    corpus.mkdir()
+    lines(corpus / "a.jsonl", texts(2))
+    run(small, corpus, out)
+    lines(corpus / "b.jsonl", texts(2))
+    with pytest.raises(ArgumentError, match=r"'b.jsonl' is new"):
+        run(small, corpus, out)
+    (corpus / "a.jsonl").unlink()
+    with pytest.raises(ArgumentError, match=r"'a.jsonl' is not there any more"):
+        run(small, corpus, out)
+    with pytest.raises(ArgumentError, match=r"out must not be the corpus itself"):
+        run(small, corpus, corpus)
+    inside = run(small, corpus, corpus / "out")  # which is no part of it
+    assert inside.documents == run(small, corpus, corpus / "out").documents == 2
+
+
+WRONG = {
+    "field": ({"field": ""}, "field must be a name: got ''"),
+    "tokens": ({"max_tokens": 0}, "max_tokens must be a whole number of at least 1: got 0"),
+    "threads": ({"threads": True}, "threads must be a whole number of at least 1: got True"),
+    "room": ({"max_tokens": 1}, "max_tokens must leave room for a word beside 1 special token: got 1"),
+    "engine": ({"engine": "spark"}, "engine must be one of here, ray: got 'spark'"),
+    "workers": ({"workers": 2}, "workers must go with engine='ray': got 2 with 'here'"),
+    "device": ({"device": "cuda"}, "device must go with a model by name: got 'cuda' and a model"),
+    "tokenizer": ({"tokenizer": len}, "tokenizer must go with a model: got builtin_function_or_method"),
+}
+
+
+@pytest.mark.parametrize(("options", "said"), WRONG.values(), ids=WRONG)
+def test_what_is_asked_for_in_the_wrong_way_is_said(
+    options: dict[str, Any], said: str, small: Pretrained, tmp_path: Path
+) -> None:
+    lines(tmp_path / "a.jsonl", ["a"])
+    with pytest.raises(ArgumentError, match=said):
+        run(small, tmp_path / "a.jsonl", tmp_path / "out", **options)
+
+
+def test_a_model_itself_needs_its_tokenizer_and_stays_as_it_was(small: Pretrained, tmp_path: Path) -> None:
+    corpus = lines(tmp_path / "a.jsonl", texts(2))
+    with pytest.raises(ArgumentError, match=r"tokenizer must come with a model: got Transformer alone"):
+        run(small.model, corpus, tmp_path / "out")
+    small.model.train()
+    threads = torch.get_num_threads()
+    try:
+        told = run(small.model, corpus, tmp_path / "out", tokenizer=small.tokenizer, threads=2)
+        assert small.model.training and all(module.training for module in small.model.modules())
+    finally:
+        small.model.eval()
+    assert told.title == "Transformer" and torch.get_num_threads() == threads
+    with pytest.raises(ArgumentError, match=r"device must be there: got 'nowhere' \(.*\); try 'cpu'"):
+        run("mini", corpus, tmp_path / "other", device="nowhere")
+
+
+def test_a_folder_that_cannot_be_one_is_refused(small: Pretrained, tmp_path: Path) -> None:
+    corpus = lines(tmp_path / "a.jsonl", ["a word"])
+    with pytest.raises(ArgumentError, match=r"out must be a folder: '.*a.jsonl' is a file"):
+        run(small, corpus, corpus)
+    with pytest.raises(ArgumentError, match=r"out must be a folder that can be made: '.*inside': Not"):
+        run(small, corpus, corpus / "inside")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "survey.json").write_text("{")
+    with pytest.raises(ArgumentError, match=r"out must hold a survey that can be read"):
+        run(small, corpus, tmp_path / "out")
+
+
+def test_a_full_disk_leaves_what_is_finished(
+    small: Pretrained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = lines(tmp_path / "a.jsonl", texts(13))
+    usual, left = os.fsync, [5]
+
+    def fsync(number: int) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise OSError(28, "No space left on device")
+        usual(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        left[0] = 11
+        with pytest.raises(ArgumentError, match=r"out must have room: .*No space left on device; what"):
+            run(small, corpus, tmp_path / "out", block=5)
+    there = Shards(tmp_path / "out")
+    assert 0 < len(there.finished()) < 3 and not list((tmp_path / "out").glob(".*"))
+    run(small, corpus, tmp_path / "out")
+    run(small, corpus, tmp_path / "whole", block=5)
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    assert write_whole(tmp_path / "a", b"one") and write_whole(tmp_path / "a", b"two")
+    assert not write_whole(tmp_path / "a", b"three", anew=True)
+    assert (tmp_path / "a").read_bytes() == b"two" and [file.name for file in tmp_path.iterdir()] == ["a"]
+    with pytest.raises(ArgumentError, match=r"out must be writable: '.*b': No such file"):
+        write_whole(tmp_path / "none" / "b", b"")
+    dead = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
+    )
+    (tmp_path / f".a@{shards._host()}+{int(dead.stdout)}-1.part").touch()
+    (tmp_path / f".a@{shards._host()}+{os.getpid()}-1.part").touch()
+    (tmp_path / ".a@elsewhere+1-1.part").touch()
+    Shards(tmp_path).sweep()
+    assert sorted(file.name for file in tmp_path.glob(".*")) == sorted(
+        [f".a@{shards._host()}+{os.getpid()}-1.part", ".a@elsewhere+1-1.part"]
+    )
+
+
+def test_a_shard_that_is_damaged_is_named(small: Pretrained, tmp_path: Path) -> None:
+    run(small, lines(tmp_path / "a.jsonl", texts(2)), tmp_path / "out")
+    (tmp_path / "out" / "measures-000000.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ArgumentError, match=r"measures-000000.parquet cannot be read \(.*documents-000000"):
+        _ = hw.load_survey(tmp_path / "out").heads
+
+
+# Shared work
+
+
+class Counter:
+    """A store in this process."""
+
+    def __init__(self, lost_after: int | None = None) -> None:
+        self.count, self.lost_after, self.held = 0, lost_after, {}
+
+    def add(self, name: str, by: int) -> int:
+        if self.lost_after is not None and self.count >= self.lost_after:
+            raise RuntimeError("connection reset\nby peer")
+        self.count += by
+        return self.count
+
+    def set(self, name: str, value: str) -> None:
+        self.held[name] = value.encode()
+
+    def get(self, name: str) -> bytes:
+        return self.held[name]
+
+    def check(self, names: list[str]) -> bool:
+        return all(name in self.held for name in names)
+
+
+class Finished:
+    """Shards of which only it counts that they are there."""
+
+    def __init__(self) -> None:
+        self.there: set[int] = set()
+
+    def has(self, number: int) -> bool:
+        return number in self.there
+
+    def finished(self) -> set[int]:
+        return set(self.there)
+
+
+def test_whoever_is_free_takes_the_next_block_and_those_of_who_is_lost() -> None:
+    store, there = Counter(), Finished()
+    there.there = {3}
+    one, two = (claims.blocks(11, there, claims.Group(store, rank, 2), patience=0.01) for rank in range(2))
+    taken = [next(one), next(two)]
+    there.there.add(taken[0])
+    taken.append(next(one))
+    assert taken == [0, 1, 2]
+    rest = []
+    there.there.add(2)
+    for number in one:  # the other is never heard of again
+        rest.append(number)
+        there.there.add(number)
+    assert rest == [4, 5, 6, 7, 8, 9, 10, 1]
+    there.there.remove(7)
+    assert list(claims.blocks(11, there, None)) == [7]
+
+
+def test_where_the_store_is_lost_each_goes_on_by_the_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    there = Finished()
+    done = []
+    for number in claims.blocks(7, there, claims.Group(Counter(lost_after=2), 1, 2), patience=60):
+        done.append(number)
+        there.there.add(number)
+    assert sorted(done) == list(range(7)) and done[:2] == [0, 1]
+    assert (
+        capsys.readouterr().err
+        == "survey: rank 1 goes on without the store, which is lost: connection reset\n"
+    )
+
+
+def test_who_joins_waits_until_the_first_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = claims.Group(Counter(), 1, 2)
+    group.tell("")
+    group.hear()
+    group.tell("corpus must be there: no; check it")
+    with pytest.raises(
+        ArgumentError, match=r"rank 0 must begin a survey: it could not: corpus must be there"
+    ):
+        group.hear()
+    monkeypatch.setattr(claims, "BEGIN", 0.0)
+    with pytest.raises(ArgumentError, match=r"rank 0 must begin a survey: nothing was heard of it in 0 s"):
+        claims.Group(Counter(), 1, 2).hear()
+
+
+def test_alone_there_is_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    assert claims.group_here() is None
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(ArgumentError, match=r"processes must reach each other: rank 1 of 2 .* localhost:1"):
+        claims.group_here(timeout=0.5)
+
+
+def test_the_fingerprint_is_of_weights_config_and_tokens(small: Pretrained) -> None:
+    first = fingerprint(small.model, small.tokenizer)
+    assert first == fingerprint(small.model, small.tokenizer)
+    assert first != fingerprint(small.model.double(), small.tokenizer)
+    small.model.float()
+    assert first == fingerprint(small.model, small.tokenizer)
+    assert first != fingerprint(small.model, load("mini").tokenizer)
+
+
+def test_without_pyarrow_it_is_said_what_is_missing(small: Pretrained, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "pyarrow", None)
+        with pytest.raises(PackageMissing, match=r'a survey needs pyarrow; .* "headwise\[survey'):
+            run(small, tmp_path, tmp_path / "out")
+
+
+def test_without_ray_it_is_said_what_is_missing(small: Pretrained, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "ray", None)
+        with pytest.raises(PackageMissing, match=r"engine='ray' needs ray; install with: pip"):
+            run(small, lines(tmp_path / "a.jsonl", ["a"]), tmp_path / "out", engine="ray")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="by design: Ray is an extra of its own, not in dev"
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_job_of_ray_writes_the_same_files(tmp_path: Path) -> None:
+    model = str(an_own_folder(tmp_path / "model", title="small"))
+    corpus = lines(tmp_path / "a.jsonl", texts(71))
+    run(model, corpus, tmp_path / "here", block=16)
+    run(model, corpus, tmp_path / "ray", block=16, engine="ray", workers=2)
+    assert files(tmp_path / "here") == files(tmp_path / "ray")
+
+
+# Processes
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "headwise", "survey", *arguments, "--no-roles"]
+
+
+def environment() -> dict[str, str]:
+    place = str(Path(hw.__file__).parents[1])
+    return os.environ | {"PYTHONPATH": place, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_it_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
+    model = str(an_own_folder(tmp_path / "model", title="small"))
+    corpus = lines(tmp_path / "a.jsonl", [*texts(120), 5])
+    run(model, corpus, tmp_path / "whole", block=16)
+    draw = random.Random(0)
+    there = Shards(tmp_path / "out")
+    kills = 0
+    for _ in range(6):
+        begun = len(there.finished()) if there.folder.exists() else 0
+        process = subprocess.Popen(
+            command(model, str(corpus), "--out", str(there.folder), "--block", "16"),
+            env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        end = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < end:
+            if there.folder.exists() and len(there.finished()) > begun:
+                break
+            time.sleep(0.01)
+        time.sleep(draw.random() * 0.1)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+    assert kills >= 4
+    run(model, corpus, there.folder)
+    assert files(there.folder) == files(tmp_path / "whole")
+    assert not list(there.folder.glob(".*.part"))
+
+
+@pytest.fixture
+def port() -> int:
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        number: int = free.getsockname()[1]
+    return number
+
+
+@pytest.mark.slow
+def test_two_processes_of_torchrun_write_what_one_writes(tmp_path: Path) -> None:
+    model = str(an_own_folder(tmp_path / "model", title="small"))
+    corpus = lines(tmp_path / "a.jsonl", texts(100))
+    whole = run(model, corpus, tmp_path / "whole", block=16)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, *command(model, str(corpus), "--out", str(tmp_path / "out"), "--block", "16")[1:]],
+        env=environment(), capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("small read 100 documents") == 1
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+    assert hw.load_survey(tmp_path / "out").tables() == whole.tables()
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_lost_leaves_its_documents_to_the_others(tmp_path: Path, port: int) -> None:
+    """Without torchrun's agent, which would end them all: as under a job queue."""
+    model = str(an_own_folder(tmp_path / "model", title="small"))
+    corpus = lines(tmp_path / "a.jsonl", texts(160))
+    there = Shards(tmp_path / "out")
+    here = environment() | {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    both = [
+        subprocess.Popen(
+            command(model, str(corpus), "--out", str(there.folder), "--block", "16"),
+            env=here | {"RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    end = time.monotonic() + 60
+    while (not there.folder.exists() or len(there.finished()) < 4) and time.monotonic() < end:
+        time.sleep(0.01)
+    both[1].send_signal(signal.SIGKILL)
+    said, wrong = both[0].communicate(timeout=90)
+    both[1].communicate()
+    assert both[0].returncode == 0, wrong
+    assert "small read 160 documents" in said
+    run(model, corpus, tmp_path / "whole", block=16)
+    assert files(there.folder) == files(tmp_path / "whole")
