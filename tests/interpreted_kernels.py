@@ -26,6 +26,7 @@ if torch.cuda.is_available():
 import numpy as np
 from triton.runtime import interpreter
 
+from headwise.engines.gpu import heaviest, pictures
 from headwise.engines.gpu import request as request_room
 
 __all__ = ["interpreted", "launched", "mended", "poisoned"]
@@ -111,13 +112,26 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The kernels that were launched, by name."""
+    """The kernels that were launched, by name; nothing was planned before."""
     names: list[str] = []
-    launch = request_room.Launch.__call__
+    launch, again = request_room.Launch.__call__, request_room.Launch.again
 
     def noted(self: request_room.Launch, *args: Any) -> None:
         names.append(self.kernel.__name__)
         launch(self, *args)
 
+    def noted_again(self: request_room.Launch, q: Tensor, k: Tensor) -> Callable[..., None] | None:
+        run = again(self, q, k)
+
+        def noted_run(*args: Any) -> None:
+            names.append(self.kernel.__name__)
+            assert run is not None
+            run(*args)
+
+        return None if run is None else noted_run
+
     monkeypatch.setattr(request_room.Launch, "__call__", noted)
+    monkeypatch.setattr(request_room.Launch, "again", noted_again)
+    for module in (heaviest, pictures):
+        monkeypatch.setattr(module, "_plans", {})
     return names

@@ -18,6 +18,8 @@ from torch import Tensor
 
 import headwise as hw
 from headwise import Mask
+from headwise.engines.statistics import ROW_STATISTICS
+from headwise.map import make
 from headwise.scoring import Alibi, Relative
 from judge import Case, error, inside, largest, with_inside
 from on_gpu import run_all
@@ -161,6 +163,26 @@ def test_the_same_bits_come_out_every_time() -> None:
         )
         grads.append(grad)
     assert torch.equal(grads[0], grads[1]) and torch.equal(grads[0], grads[2])
+
+
+def test_a_measurement_by_plan_gives_the_same_bits() -> None:
+    from headwise.engines.gpu import heaviest, pictures
+
+    def found(case: Case, lse: Tensor | None) -> dict[str, Tensor]:
+        weights = make(map_of(case).parts()[0], lse)
+        return {**weights.statistics(*ROW_STATISTICS), "lse": weights.lse}
+
+    for dtype in (torch.bfloat16, torch.float16):
+        for name, case in cases(SHAPES[:2] + SHAPES[6:7]):
+            low = moved(case).to(dtype)
+            first = found(low, None)  # nothing is planned yet
+            room = torch.empty(first["lse"].numel() + 1, device="cuda")
+            beside = room[1:].view(first["lse"].shape).copy_(first["lse"])  # not where vectors begin
+            for lse in (None, first["lse"], beside):
+                for _ in range(4):
+                    for what, value in found(low, lse).items():
+                        assert torch.equal(value.nan_to_num(7.0), first[what].nan_to_num(7.0)), (name, what)
+    assert any(heaviest._plans.values()) and any(pictures._plans.values())
 
 
 def test_offsets_beyond_two_billion() -> None:

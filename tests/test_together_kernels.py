@@ -38,7 +38,9 @@ def test_side_by_side_the_kernels_measure_what_they_measure_alone(name: str) -> 
             rules["bias"] = hw.scoring.Alibi(torch.rand(H, generator=random))
         weights = hw.attention(q, k, torch.randn_like(k), **rules, backend="tiles")[1]
         record = Record((B, H, T, S))
-        assert waiting.note("forward", str(number), number, record, weights, tuple(ROW_STATISTICS), 7, False)
+        assert waiting.note(
+            "forward", str(number), number, record, weights, tuple(ROW_STATISTICS), 7, False, CALLS
+        )
         alone.append(reduce(weights, names=ROW_STATISTICS, pooled=7))
         q.zero_(), k.zero_()
     waiting.measure("forward")

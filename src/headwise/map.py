@@ -176,8 +176,13 @@ class AttentionMap(StandIn):
     def lse(self) -> Tensor:
         """The log-sum-exp of each row's scores, [B, H, T], natural logarithm; no gradient."""
         if self._lse is None:
-            assert isinstance(self._scores, Scores)
             self.check_unchanged()
+        return self._lse_of_checked()
+
+    def _lse_of_checked(self) -> Tensor:
+        """The same where q, k and the rules are known to be unchanged."""
+        if self._lse is None:
+            assert isinstance(self._scores, Scores)
             self._lse = first_pass.lse_of(self._scores)
         return self._lse
 
@@ -497,7 +502,8 @@ class AttentionMap(StandIn):
         self.check_whole_rows("statistics")
         cells = None if pooled is None else self._cells(pooled)
         known = self._known if self._columns is None else None
-        return statistics.statistics(self._scores, self.lse, names, per == "query", reach, cells, known)
+        lse = self._lse_of_checked()
+        return statistics.statistics(self._scores, lse, names, per == "query", reach, cells, known)
 
     def mass(self, on: Mask | Tensor, *, per: str = "head") -> Tensor:
         """The weight each query puts on the keys that `on` allows; no gradient.

@@ -20,7 +20,7 @@ from .fused import adds
 from .gpu.cannot import cannot
 from .gradients import Context, save, saved, where_needed
 from .kernels import CAUSAL, FULL, Band
-from .scores import ADDED, DIFFERENTIABLE, FLAT_SCHEMA, Scores, own_precision, tile_dtype
+from .scores import ADDED, DIFFERENTIABLE, FLAT_SCHEMA, Scores, own_precision, tile_dtype, without_graph
 from .wanted import Collected
 
 __all__ = ["ANYWHERE", "attend", "attend_and_collect", "call_of", "lse_of"]
@@ -112,14 +112,14 @@ def _plainest(scores: Scores, v: Tensor) -> Band | None:
     return CAUSAL if square else None
 
 
-@torch.no_grad()
 def lse_of(scores: Scores) -> Tensor:
     """The log-sum-exp of every row, [B, H, T], for a map that came without one."""
     if not scores.q.shape[0]:
         return scores.q.new_empty(scores.q.shape[:3], dtype=scores.dtype)
     if torch.compiler.is_compiling():
-        return torch.ops.headwise.lse.default(*scores.detach().flatten())
-    with own_precision(scores.device):
+        with torch.no_grad():
+            return torch.ops.headwise.lse.default(*scores.detach().flatten())
+    with without_graph(), own_precision(scores.device):
         if cannot(scores) is None:
             from .gpu.heaviest import lse_of as on_gpu
 

@@ -54,6 +54,7 @@ __all__ = [
     "own_precision",
     "settle_exponentials",
     "tile_dtype",
+    "without_graph",
 ]
 
 
@@ -79,6 +80,11 @@ def own_precision(device: torch.device) -> contextlib.AbstractContextManager[obj
     if device.type != "meta" and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
+
+
+def without_graph() -> contextlib.AbstractContextManager[object]:
+    """torch.no_grad where that is not so already: its own way in and out takes longer than a look."""
+    return torch.no_grad() if torch.is_grad_enabled() else contextlib.nullcontext()
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from ..errors import ArgumentError, nearest
 from .accumulators import ACCUMULATORS, NEAR_ROWS, Accumulator, Sums, sums_of
 from .given_weights import GivenWeights
 from .gpu.cannot import cannot, prepared
-from .scores import Scores, Tiled, own_precision
+from .scores import Scores, Tiled, own_precision, without_graph
 from .second_pass import drawing, pooled
 from .walk import FAR, ROUGH, Block, check_mass, check_some, walk
 from .wanted import Collected
@@ -315,7 +315,6 @@ def _measure(
     return measured(scores, lse, names, per_query, reach, cells, known)
 
 
-@torch.no_grad()
 def measured(
     scores: Tiled,
     lse: Tensor,
@@ -332,7 +331,7 @@ def measured(
     given = () if known is None else tuple(name for name in names if name in known.names)
     fresh = tuple(name for name in names if name not in given) if given else names
     values: dict[str, Tensor] = {}
-    with own_precision(scores.device):
+    with without_graph(), own_precision(scores.device):
         if cannot(scores) is None:
             assert isinstance(scores, Scores)
             if fresh or cells is not None:
@@ -375,7 +374,7 @@ def _by_kernels(
         name: (ROW_STATISTICS[name].offset, ROW_STATISTICS[name].largest) for name in names if name in NAMES
     }
     done = measure(prepared(scores, lse), kinds, per_query, reach, RECEIVED in names, cells)
-    values = dict(done.rows)
+    values = done.rows
     if done.received is not None:
         values[RECEIVED] = done.received
     if done.picture is not None:

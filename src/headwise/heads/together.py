@@ -94,7 +94,8 @@ class Group:
             own = {name: torch.cat([note.scoring.tensors[name] for note in chosen]) for name in names}
             scoring = replace(scoring, **own)  # type: ignore[arg-type]
         lse = [note.lse for note in chosen if note.lse is not None]
-        q, k = (x[:, : len(self.notes)][:, notes].flatten(1, 2) for x in (self.q, self.k))
+        start, stop, _ = notes.indices(len(self.notes))
+        q, k = self.q[:, start:stop].flatten(1, 2), self.k[:, start:stop].flatten(1, 2)
         return make(Scores(q, k, self.mask, scoring), torch.cat(lse, 1) if lse else None)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..scores import Scores
 from .launches import NOT_SPECIAL
-from .request import Prepared, Request, keep, rules_and_lists_by
+from .request import Prepared, Request, is_back, keep, rules_and_lists_by
 from .rows import settled
 from .tile import (
     BIG,
@@ -184,7 +184,7 @@ def lse_kernel(
     tl.store(OUT + long(bh) * T + rows, lse, mask=rows < T)
 
 
-_plans: dict[Hashable, Callable[[Prepared], Tensor]] = {}  # by signature; of those that have run
+_plans: dict[Hashable, Callable[[Prepared], Tensor] | None] = {}  # None: met once
 
 
 def lse_of(scores: Scores) -> Tensor:
@@ -196,9 +196,9 @@ def lse_of(scores: Scores) -> Tensor:
     request = Request(prepared, "lse")
     out = prepared.empty(*prepared.shape[:3])
     launched = request.launch(lse_kernel, request.grid, out, *request.tile_lists, sizes=(request.blocks,))
-    go = launched.again(prepared.q, prepared.k)
-    if go is not None:
-        keep(_plans, prepared.signature, _planned(request, go))
+    if is_back(_plans, prepared.signature):
+        go = launched.again(prepared.q, prepared.k)
+        keep(_plans, prepared.signature, None if go is None else _planned(request, go))
     return out
 
 

@@ -22,7 +22,7 @@ from . import rows as by_row
 from .launches import NOT_SPECIAL, Arguments
 from .lists import in_order, powers_of, seen_tiles
 from .neighbours import of_heads, of_heads_again, received
-from .request import Launch, Prepared, Request, as_lists, keep, rules_and_lists_by
+from .request import Launch, Prepared, Request, as_lists, is_back, keep, rules_and_lists_by
 from .rows import Picture, added_up, cell_of
 from .tile import key_stop, keys_seen, length_of, list_of, load, log_weights, long, my_queries, product
 
@@ -150,7 +150,7 @@ class Measured(NamedTuple):
     picture: Tensor | None  # [B, H, rows, columns]
 
 
-_plans: dict[Hashable, Callable[[Prepared], dict[str, Tensor]]] = {}  # of measurements that were made once
+_plans: dict[Hashable, Callable[[Prepared], dict[str, Tensor]] | None] = {}  # None: met once
 
 
 def measure(
@@ -197,10 +197,10 @@ def measure(
     if names and not per_query:
         values, chosen = out, [kinds[name] for name in names]
         out = of_heads(prepared, values, chosen)
-        fold = of_heads_again(prepared, values, out, chosen)
-        plan = None if fold is None else _planned(request, names, len(walked), walk, glance, fold)
-        if signature is not None and plan is not None and prepared is given:  # no lse of its own came between
-            keep(_plans, signature, plan)
+        # not where an lse was measured in between
+        if signature is not None and prepared is given and is_back(_plans, signature):
+            fold = of_heads_again(prepared, values, out, chosen)
+            keep(_plans, signature, _planned(request, names, len(walked), walk, glance, fold))
     return Measured(dict(zip(names, out.unbind(), strict=True)), received(prepared) if keys else None, drawn)
 
 
@@ -210,20 +210,20 @@ def _planned(
     walked: int,
     walk: Launch | None,
     glance: Launch | None,
-    fold: Callable[..., None],
+    fold: Callable[..., None] | None,
 ) -> Callable[[Prepared], dict[str, Tensor]] | None:
-    """Statistics of heads for all that have the signature of these, which were measured; None: no plan.
+    """Statistics of heads for all with the signature of these: room, and launches at once; None: no plan.
 
     Args:
         walked: how many of the names come from the walk.
         walk, glance: launches that were made; None: not needed.
-        fold: from queries to heads.
+        fold: see `of_heads_again`.
     """
     prepared = request.prepared
     q, k = prepared.q, prepared.k
     walk_on = None if walk is None else walk.again(q, k)
     look_around = None if glance is None else glance.again(q, k)
-    if (walk is not None and walk_on is None) or (glance is not None and look_around is None):
+    if fold is None or (walk and not walk_on) or (glance and not look_around):
         return None
     given_by, ragged = rules_and_lists_by(request), prepared.first_keys is not None
     (B, H, T, _), count, device = prepared.shape, len(names), prepared.device

@@ -35,8 +35,8 @@ from .lists import ListPlan, Tables, chunk_of, list_plan, lists, tables
 from .tile import LOG2E, Channels, Rules, Setup
 
 __all__ = [
-    "Launch", "Prepared", "Request", "as_lists", "channels_of", "described", "describer", "keep",
-    "lister", "rules_and_lists_by", "rules_by", "signature_of", "strides_of",
+    "Launch", "Prepared", "Request", "as_lists", "channels_of", "described", "describer", "is_back",
+    "keep", "lister", "rules_and_lists_by", "rules_by", "signature_of", "strides_of",
 ]  # fmt: skip
 
 DEEPEST = 65535  # what a grid may be in its third direction
@@ -194,6 +194,14 @@ def keep(known: dict[Hashable, Any], signature: Hashable, found: object) -> None
     if len(known) >= MOST_KEPT:
         known.clear()
     known[signature] = found
+
+
+def is_back(known: dict[Hashable, Any], signature: Hashable) -> bool:
+    """Whether it came before and is worth a plan: the keys of a generation are one more at every step."""
+    if signature in known:
+        return True
+    keep(known, signature, None)
+    return False
 
 
 def signature_of(x: Tensor) -> Hashable:
@@ -555,7 +563,13 @@ def describer(x: Tensor, size: int, setup: Setup | Channels) -> Callable[[Tensor
         return lambda x: (x, None)
     shape, steps, first, second = _frame(x.shape, x.stride(), size, setup.D, setup.D0, setup.D1)
     if not setup.D1:
-        return lambda x: (_descriptor(x, shape, steps, first), None)
+
+        def in_one(x: Tensor) -> Arguments:
+            made = object.__new__(TensorDescriptor)  # `_descriptor`, a call less
+            made.base, made.shape, made.strides, made.block_shape = x, shape, steps, first
+            return made, None
+
+        return in_one
     return lambda x: (_descriptor(x, shape, steps, first), _descriptor(x, shape, steps, second))
 
 
