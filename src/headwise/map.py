@@ -67,6 +67,7 @@ class AttentionMap(StandIn):
     _lse: Tensor | None
     _columns: Index | None  # None: all keys
     _known: Collected | None = None  # row statistics that came with the output
+    ranks: int | None = None  # how many its sequence lies over (`headwise.parallel`); None: one process's own
     _versions: tuple[int, ...] | None  # of q, k, mask and scoring, when the map was made
     _build: Callable[[], tuple[Scores, Tensor | None]]  # of one whose parts are made when it is looked at
 
@@ -243,11 +244,6 @@ class AttentionMap(StandIn):
         """
         statistics.check_names((statistic,))
         return statistics.counted(statistic, self._scores, self.lse)
-
-    @property
-    def ranks(self) -> int | None:
-        """Over how many ranks its sequence lies (`headwise.parallel`); None: it is one process's own."""
-        return None
 
     def to_keep(self) -> AttentionMap:
         """The same map for those who look at it later, and not on every rank."""

@@ -93,7 +93,7 @@ class ShardedMap(AttentionMap):
         return self._shard.scoring.relative
 
     @property
-    def ranks(self) -> int:
+    def ranks(self) -> int:  # type: ignore[override]
         return self._shard.ring.size
 
     def to_keep(self) -> AttentionMap:
