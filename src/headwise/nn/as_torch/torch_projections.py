@@ -30,9 +30,10 @@ __all__ = ["TorchCall", "in_one_step", "linear", "thirds"]
 
 
 FUSES_BIAS = torch.backends.mkl.is_available()
-# Weights. On a GPU fewer take less time than the steps around a second pass, or around a mask that adds
-# numbers; on a CPU, without gradients, beyond these tiles are better, and for outputs a mask that was read.
-FEW = 2**22
+# Weights. On a GPU fewer than MANY take less time than the steps around a second pass, fewer than FEW than
+# those around a mask that adds numbers; on a CPU, without gradients, beyond these tiles are better, and for
+# outputs a mask that was read.
+FEW, MANY = 2**22, 2**26
 FEW_IN_TILES, FEW_TO_READ, TINY = 2**20, 2**17, 2**14
 SERVES = ("cuda",)  # devices that wait for Python: torch's own function, which is quickest to ask, attends
 Heads = tuple[Tensor, Tensor, Tensor]
@@ -211,8 +212,9 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
     other = None if memory is x else memory
     weights: Tensor | None
     bare = x.device.type in SERVES and not wants and D <= MOST_CHANNELS
-    as_torch = bare and not zero and _is_masked(call)
-    if few <= FEW and (wants or as_torch or _adds_numbers(call, few)):
+    as_torch = bare and not zero and _is_masked(call) and few <= _most_as_torch(call)
+    in_matrix = wants and few <= (MANY if x.is_cuda else FEW)
+    if in_matrix or as_torch or (not wants and few <= FEW and _adds_numbers(call, few)):
         masks = _as_they_are(call)
         if masks is not None:
             nothing = torch.nan if wants and not zero else 0.0
@@ -241,6 +243,13 @@ def _is_worth_it(call: TorchCall, few: int) -> bool:
     if call.query.is_cuda or not call.need_weights:
         return True
     return few <= (FEW if torch.is_grad_enabled() else FEW_IN_TILES)
+
+
+def _most_as_torch(call: TorchCall) -> int:
+    """Weights up to which torch's function takes less time than the steps around our kernels."""
+    if torch.is_grad_enabled():
+        return 2 * MANY
+    return MANY if call.attn_mask is None else MANY // 4
 
 
 def _is_masked(call: TorchCall) -> bool:
