@@ -95,6 +95,11 @@ def local_heads_of(
         here = _of_plan(module, path, parameter[0], parameter[1], weights.shape[1], value)
     if here is not None and here.group.size() == 1:
         return None
+    if here is not None and weights.ranks is not None:
+        raise ArgumentError(
+            f"model must lie over ranks by heads or by sequence to be listened to: {path} does both, "
+            f"{here} and a sequence over {weights.ranks} ranks; watch it with one of the two"
+        )
     if here is not None and not isinstance(weights.as_made[0], Scores):
         raise ArgumentError(
             f"fallback must not be 'eager' where heads lie over several processes: of {path} only the "

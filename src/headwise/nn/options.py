@@ -316,20 +316,26 @@ def rotated(
         turns = rope.factors(k, before)
         ours = turns if S == T else rope.factors(q, before + S - T) if S > T else _early(rope, q, before + S)
         return rope.turn(q, ours), rope.turn(k, turns)
-    if isinstance(positions, tuple) and len(positions) == 2:
+    check_given(positions, q, k, itself)
+    if isinstance(positions, tuple):
         of_queries, of_keys = positions
-        check_positions(of_queries, q, "positions[0]")
-        check_positions(of_keys, k, "positions[1]")
         return rope.rotate(q, of_queries.to(q.device)), rope.rotate(k, of_keys.to(q.device))
+    turns = rope.factors(q, positions.to(q.device))
+    return rope.turn(q, turns), rope.turn(k, turns)
+
+
+def check_given(positions: object, q: Tensor, k: Tensor, itself: bool) -> None:
+    """Raise unless these are positions of q [B, H, T, D], or, as a pair, of q and k."""
+    if isinstance(positions, tuple) and len(positions) == 2:
+        check_positions(positions[0], q, "positions[0]")
+        check_positions(positions[1], k, "positions[1]")
+        return
     if not itself:
         raise ArgumentError(
             "positions must be a pair in cross-attention, the queries' and the keys': got "
             f"{told(positions)}; as positions=(of_queries, of_keys)"
         )
     check_positions(positions, q, "positions")
-    assert isinstance(positions, Tensor)
-    turns = rope.factors(q, positions.to(q.device))
-    return rope.turn(q, turns), rope.turn(k, turns)
 
 
 def _early(rope: Rope, q: Tensor, end: int) -> tuple[Tensor, Tensor]:

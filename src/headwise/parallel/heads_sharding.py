@@ -98,8 +98,15 @@ def shard_heads(
         else:
             assert isinstance(module, nn.MultiheadAttention), path
             _shard_torchs(module, mesh)
+    for module in model.modules():  # its native path asks attention for weights that lie over ranks now
+        if isinstance(module, nn.TransformerEncoder) and _has_sharded(module):
+            module.use_nested_tensor = False
     _send_the_rest(model, group)
     return model
+
+
+def _has_sharded(encoder: nn.Module) -> bool:
+    return any(isinstance(part, ShardedTorchAttention) for part in encoder.modules())
 
 
 def _one_axis(mesh: object, axis: str) -> DeviceMesh:

@@ -104,9 +104,13 @@ def sum_gradients(model: nn.Module, mesh: Mesh = None, axis: str | None = None) 
     """
     ring = Ring.of(mesh, axis)
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
+    learning = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if not learning:
+        return
+    reached = ring.numbers([float(p.grad is not None) for _, p in learning], learning[0][1].device)
+    for (name, parameter), *by_rank in zip(learning, *reached, strict=True):
+        if not any(by_rank):
+            continue  # nobody's tokens reached it: as in one process, an optimiser leaves it alone
         if isinstance(parameter, DTensor):
             shared = sorted({*ring.members} & {*parameter.device_mesh.mesh.flatten().tolist()})
             if len(shared) > 1:
@@ -176,6 +180,10 @@ class SequenceSharding:
                 raise lone(key, value)
             check(module, query, key, value)
             shapes = (query[:, None], key[:, None], value[:, None])  # [B, 1, t, E] and so on
+            if positions is not None and module.rope is None:
+                raise no_use(positions)
+            if positions is not None:
+                module_options.check_given(positions, *shapes[:2], itself)
         except (HeadwiseError, TypeError) as refused:
             error = refused
         known = self.length if itself else None
@@ -190,11 +198,14 @@ class SequenceSharding:
             rules = Mask.documents(documents.to(query.device))
             mask = rules if mask is None else self._rules(mask, query, queries, keys, True) & rules
         q, k, v = module._project(query, key, value)
-        if module.rope is not None:
-            given = self._standing(queries, keys, itself) if positions is None else positions
-            q, k = module_options.rotated(module.rope, q, k, given, 0, itself=itself)
-        elif positions is not None:
-            raise no_use(positions)
+        if module.rope is not None and positions is None:
+            of_queries, of_keys = self._standing(queries, keys)
+            q, k = (
+                module.rope.turn(x, module.rope.factors(x, at.to(x.device)))
+                for x, at in ((q, of_queries), (k, of_keys))
+            )
+        elif module.rope is not None:
+            q, k = module_options.rotated(module.rope, q, k, positions, 0, itself=itself)
         q, k, v = under_autocast(q, k, v)
         if mask is not None:
             mask = self._rules(mask, query, queries, keys, itself)
@@ -206,11 +217,10 @@ class SequenceSharding:
         heads, weights = attend_laid_out(Shard(self.ring, q, k, *rules_and, queries, keys), v)
         return Attended(heads, weights, v, query, real)
 
-    def _standing(self, queries: Layout, keys: Layout, itself: bool) -> Positions:
-        """Where the tokens of this rank stand: the last query beside the last key."""
+    def _standing(self, queries: Layout, keys: Layout) -> tuple[Tensor, Tensor]:
+        """Where queries and keys of this rank stand: the last query beside the last key, of more queries than
+        keys the first below 0."""
         of_keys = keys.positions(self.ring.rank)
-        if itself:
-            return of_keys
         return queries.positions(self.ring.rank) + (keys.length - queries.length), of_keys
 
     def _rules(self, mask: Mask | Tensor, x: Tensor, queries: Layout, keys: Layout, itself: bool) -> Mask:

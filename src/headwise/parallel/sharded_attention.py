@@ -10,6 +10,7 @@ Letters: B batch, T query_len, S key_len, E d_model, H num_heads.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,6 +35,8 @@ from ..scoring import Bias
 from .sharded_layers import local_part
 
 __all__ = ["ShardedAttention", "ShardedFeedForward", "ShardedTorchAttention"]
+
+_here = threading.local()  # draws: the module whose call draws random numbers of this rank's own
 
 
 class ShardedAttention(MultiHeadAttention):
@@ -139,15 +142,21 @@ class ShardedAttention(MultiHeadAttention):
 
         Ranks that draw alike would drop the same weights of different heads.
         """
-        if not (self.training and self.dropout and isinstance(x, Tensor)) or torch.compiler.is_compiling():
+        drops = self.training and self.dropout and isinstance(x, Tensor) and not torch.compiler.is_compiling()
+        if not drops or getattr(_here, "draws", None) is self:  # inside a call they are its own already
             yield
             return
+        assert isinstance(x, Tensor)
         seed = int(torch.randint(2**62, ())) + self.local_heads.first  # the same draw on every rank
         with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
             torch.default_generator.manual_seed(seed)
             if x.is_cuda:
                 torch.cuda.default_generators[x.device.index].manual_seed(seed)
-            yield
+            before, _here.draws = getattr(_here, "draws", None), self
+            try:
+                yield
+            finally:
+                _here.draws = before
 
 
 class ShardedFeedForward(FeedForward):
