@@ -291,13 +291,14 @@ def numbers_of(
     padding = weights.parts()[0].mask.counted(weights.shape[2]) if PICTURE in large else None
     if padding is not None:
         shared[IN_ROWS] = _queries_in_rows(padding, large[PICTURE].shape[2])
-    return Numbers(rows, large, shared, _counts(weights, calls), weights.counts_every_query)
+    every = weights.counts_every_query
+    return Numbers(rows, large, shared, _counts(weights, calls, every), every)
 
 
-def _counts(weights: AttentionMap, calls: int = 1) -> dict[int | None, Tensor]:
+def _counts(weights: AttentionMap, calls: int = 1, every: bool | None = None) -> dict[int | None, Tensor]:
     """How many queries count, by where a statistic looks for a key: [B, H] each; see `Numbers`."""
     B, H, T, S = weights.shape
-    if weights.counts_every_query:
+    if weights.counts_every_query if every is None else every:
         return {offset: torch.full((B, H // calls), _with_a_key(T, S, offset)) for offset in OFFSETS}
     return {offset: weights.counted_queries(name).sum(-1) for offset, name in OFFSETS.items()}
 
