@@ -9,7 +9,7 @@ import type { OpenView, View } from "./view_kinds.ts";
 export const corpusView: View = {
   id: "corpus",
   title: "Over documents",
-  there: (app) => app.data.corpus !== null,
+  there: (app) => Boolean(app.data.corpus), // pages of before have no such field
   open,
 };
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ..errors import ArgumentError
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch.distributed import Store
 
     from .shards import Shards
 

@@ -218,8 +218,9 @@ def _settings(model: nn.Module) -> str:
     if not hasattr(config, "to_dict"):
         return repr(config)
     told: Mapping[str, object] = config.to_dict()
-    outside = ("_name_or_path", "transformers_version", "_commit_hash", "name_or_path")
-    return repr(sorted((name, repr(value)) for name, value in told.items() if name not in outside))
+    outside = ("transformers_version", "name_or_path")  # and what is private: where it came from
+    kept = [name for name in told if not name.startswith("_") and name not in outside]
+    return repr(sorted((name, repr(told[name])) for name in kept))
 
 
 def _vocabulary(tokenizer: Any) -> str:
