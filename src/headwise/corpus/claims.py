@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ..errors import ArgumentError
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed.distributed_c10d import Store
 
     from .shards import Shards
 
