@@ -43,7 +43,7 @@ from ..masks import CAUSAL, NOTHING_HIDDEN, BoundMask, Mask, mask_of_call
 from ..scoring import Bias, Scoring
 from .one_step import SEES_NOTHING, Parameters, Runner, Step, chosen, run
 from .packed_weights import PLAIN, is_untouched, ordinary, parameters_of
-from .serving import served
+from .serving import goes_with, padding_of, served
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
@@ -394,7 +394,7 @@ def in_one_step(
         return None
     last = parameters_of(out_proj, "weight", "bias") if is_untouched(out_proj) else None
     out_weight, out_bias = last or (None, None)  # else it is called
-    if out_weight is not None and not _goes_with(out_weight, out_bias, x, H * D):
+    if out_weight is not None and not goes_with(out_weight, out_bias, x, H * D):
         return None
     parts = packed.parts(layers) if torch.is_grad_enabled() else ()
     step = Step(H, Hk, D, 0, causal, 0.0, kernel, scale)
@@ -418,55 +418,25 @@ def plain_self_attention(
         if answered is not None:
             return answered
     held: dict[str, Any] = module.__dict__
-    B, T, _ = x.shape
+    T = x.shape[1]
     padding, keys, causal = None, None, held["causal"]
     if mask is not None:
-        read = _padding_of(mask, x, B, T)
+        read = padding_of(mask, x)
         if read is None:
             return None
-        padding, keys, further = read
+        keys, further = read
         causal = causal or further
+        if keys is not None and keys.ndim == 2:
+            padding, keys = ~keys, None
+        elif keys is not None:
+            keys = keys.clone()  # the call's own, whatever is written to the mask later
+            padding = torch.arange(T, device=x.device) >= keys[:, None]
     kernel = chosen(x, None, held["num_heads"], 0, causal, padding, held["num_kv_heads"], held["head_dim"])
     made = None if kernel is None else in_one_step(module, layers, x, padding, causal, kernel)
     if made is None:
         return None
     output, projected, lse, step = made
     return output, _map(projected, lse, padding, keys, step) if need_weights else None
-
-
-def _goes_with(weight: Tensor, bias: Tensor | None, x: Tensor, width: int) -> bool:
-    """Whether the last projection takes what the heads say, and adds a bias in the same product."""
-    if weight.dtype is not x.dtype or weight.device != x.device or weight.shape[-1] != width:
-        return False
-    return bias is None or (bias.dtype is x.dtype and bias.device == weight.device)
-
-
-def _padding_of(
-    mask: Mask | Tensor, x: Tensor, B: int, T: int
-) -> tuple[Tensor | None, Tensor | None, bool] | None:
-    """(hidden keys, bool [B, T]; lengths if that is how they were told; causal); None: there is more to it.
-
-    Both tensors are the call's own, whatever is written to the mask later.
-    """
-    if type(mask) is Tensor:
-        if mask.dtype is not torch.bool or mask.shape != (B, 1, 1, T) or mask.device != x.device:
-            return None
-        return ~mask[:, 0, 0], None, False
-    if type(mask) is not Mask or not mask.is_padded_band or mask.queries is not None or mask.left is not None:
-        return None
-    if mask.right is not None and mask.right != 0:
-        return None
-    causal, keys = mask.right == 0, mask.keys
-    if keys is None:
-        return None, None, causal
-    if type(keys) is not Tensor or keys.device != x.device:
-        return None
-    if keys.ndim == 2:
-        return (~keys, None, causal) if keys.shape == (B, T) else None
-    if keys.shape != (B,) or (keys.is_cpu and int(keys.max()) > T):
-        return None
-    keys = keys.clone()
-    return torch.arange(T, device=x.device) >= keys[:, None], keys, causal
 
 
 def _map(

@@ -28,7 +28,7 @@ from .packed_weights import is_untouched, parameters_of
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
-__all__ = ["MOST_WITHOUT_LSE", "served"]
+__all__ = ["MOST_WITHOUT_LSE", "goes_with", "padding_of", "served"]
 
 MOST_WITHOUT_LSE = 2**27  # weights of which lse may be left for later: making it takes some 30 microseconds
 
@@ -56,9 +56,7 @@ def served(
     if last is None:
         return None
     weight, bias = last
-    if weight is None or weight.dtype is not dtype or weight.shape[1] != H * D or weight.device != x.device:
-        return None
-    if bias is not None and (bias.dtype is not dtype or bias.device != weight.device):
+    if weight is None or not goes_with(weight, bias, x, H * D):
         return None
     projected = linear(x, packed.weight, packed.bias)  # [B, T, (H + 2 Hk) D]
     q, k, v = _heads(projected, H, Hk, D)
@@ -88,24 +86,43 @@ def _heads(projected: Tensor, H: int, Hk: int, D: int) -> tuple[Tensor, ...]:
 
 def _rules_of(mask: Mask | Tensor, causal: bool, x: Tensor) -> Mask | None:
     """Padding of keys, and of queries in the same places, as rules; None: there is more to it."""
+    read = padding_of(mask, x)
+    if read is None:
+        return None
+    keys, further = read
+    right = 0 if causal or further else None
+    if keys is None:
+        return CAUSAL if right == 0 else NOTHING_HIDDEN
+    keys = keys.clone()
+    queries = keys if keys.ndim == 2 else torch.arange(x.shape[1], device=x.device) < keys[:, None]
+    return BoundMask(right=right, keys=keys, queries=queries)
+
+
+# What one step asks as well
+
+
+def padding_of(mask: Mask | Tensor, x: Tensor) -> tuple[Tensor | None, bool] | None:
+    """(real keys, bool [B, T], or lengths [B], as they were given; causal); None: there is more to a mask."""
     B, T, _ = x.shape
     if type(mask) is Tensor:
         if mask.dtype is not torch.bool or mask.shape != (B, 1, 1, T) or mask.device != x.device:
             return None
-        keys = mask[:, 0, 0].clone()
-        return BoundMask(right=0 if causal else None, keys=keys, queries=keys)
+        return mask[:, 0, 0], False
     if type(mask) is not Mask or not mask.is_padded_band or mask.queries is not None or mask.left is not None:
         return None
     if mask.right is not None and mask.right != 0:
         return None
-    right, real = 0 if causal or mask.right == 0 else None, mask.keys
-    if real is None:
-        return CAUSAL if right == 0 else NOTHING_HIDDEN
-    if type(real) is not Tensor or real.device != x.device:
+    causal, keys = mask.right == 0, mask.keys
+    if keys is None:
+        return None, causal
+    if type(keys) is not Tensor or keys.device != x.device:
         return None
-    keys = real.clone()
-    if keys.shape == (B, T):
-        return BoundMask(right=right, keys=keys, queries=keys)
-    if keys.shape != (B,):
-        return None
-    return BoundMask(right=right, keys=keys, queries=torch.arange(T, device=x.device) < keys[:, None])
+    fits = keys.shape == (B, T) or (keys.shape == (B,) and not (keys.is_cpu and int(keys.max()) > T))
+    return (keys, causal) if fits else None
+
+
+def goes_with(weight: Tensor, bias: Tensor | None, x: Tensor, width: int) -> bool:
+    """Whether the last projection takes what the heads say, and adds a bias in the same product."""
+    if weight.dtype is not x.dtype or weight.device != x.device or weight.shape[-1] != width:
+        return False
+    return bias is None or (bias.dtype is x.dtype and bias.device == weight.device)
