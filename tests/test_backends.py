@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import headwise as hw
@@ -484,6 +485,27 @@ def half_call(
 def cannot(kernel: kernels.Kernel, call: Call) -> str | None:
     """What a kernel of a GPU says of a call, were the tensors there."""
     return Fused(kernel.name, replace(kernel, device="cpu")).cannot(call)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_function_of_torchs_own_gives_the_bits_of_the_operator(
+    dtype: torch.dtype, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kernels.OF_CPU_SOON is not kernels.OF_CPU
+    q, k, v = (normal(seed, B, H, T, D, dtype=dtype) for seed in range(3))
+    call = (q, k, v, None, kernels.CAUSAL if causal else kernels.FULL, 0.3)
+    sooner = kernels.CPU_FLASH.forward(call)
+    monkeypatch.setattr(kernels, "_is_eager", lambda q: False)
+    assert all(map(torch.equal, sooner, kernels.CPU_FLASH.forward(call)))
+
+
+def test_tensors_of_other_classes_go_to_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "OF_CPU_SOON", None)
+    with FakeTensorMode():
+        q, k, v = torch.empty(3, B, H, T, D).unbind(0)
+        out, lse = kernels.CPU_FLASH.forward((q, k, v, None, kernels.FULL, 0.3))
+    assert out.shape == (B, H, T, D) and lse.shape == (B, H, T)
 
 
 @pytest.mark.parametrize(

@@ -766,6 +766,23 @@ def test_a_bias_and_a_mask_of_any_strides() -> None:
         assert torch.equal(plain, mine)
 
 
+@pytest.mark.parametrize("layout", ["heads", "positions", "one for all heads", "one head", "wide values"])
+def test_room_by_plan_is_laid_out_as_room_without(layout: str) -> None:
+    q, v = torch.randn(2, 3, 5, 16), torch.randn(2, 3, 7, 16)
+    if layout == "positions":
+        q = q.transpose(1, 2).contiguous().transpose(1, 2)
+    elif layout == "one for all heads":
+        q = q[:, :1].expand(2, 3, 5, 16)
+    elif layout == "one head":
+        q = q.transpose(1, 2).contiguous().transpose(1, 2)[:, :1]
+    elif layout == "wide values":
+        v = torch.randn(2, 3, 7, 24, dtype=torch.float64)
+    expected_room, room = attend_room.room_like(q, v), attend_room.room_by(q, v)(q)
+    assert (room.shape, room.stride(), room.dtype) == (
+        expected_room.shape, expected_room.stride(), expected_room.dtype,
+    )  # fmt: skip
+
+
 def test_more_sequences_than_a_grid_is_deep_take_more_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     case = single(Size(3, 1, 1, 5, 7, 4, 4), "lengths", "bias a sequence").with_gradients()
     found = []

@@ -666,3 +666,30 @@ def test_the_fields_of_a_mask_are_its_rules_alone() -> None:
     mask = Mask.causal() & Mask.padding([3, 5])
     assert [field.name for field in dataclasses.fields(Mask)] == [*Mask.FIELDS]
     assert repr(Mask(**{name: getattr(mask, name) for name in Mask.FIELDS})) == repr(mask)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        Mask.padding(torch.tensor([3, 5])),
+        Mask.padding(torch.ones(2, 5, dtype=torch.bool), torch.tensor([2, 3])),
+        Mask.documents(torch.arange(5) // 2) & Mask.causal(),
+        Mask.documents(torch.arange(5) // 2, torch.arange(3)),
+        Mask.dense(torch.ones(1, 1, 3, 5, dtype=torch.bool)) & Mask.padding([4, 5]),
+    ],
+    ids=["lengths", "real", "documents", "query_ids", "dense"],
+)
+@pytest.mark.parametrize("query_len", [3, 5])
+def test_a_mask_like_one_that_was_bound_is_bound_alike(mask: Mask, query_len: int) -> None:
+    """All of it, what is known of its rules too; small tensors are its own, whoever writes to those given."""
+    if query_len == 5 and (mask.allowed is not None or mask.query_ids is not None):
+        query_len = 3
+    joined = mask & Mask.window(2)  # what a call's own options add
+    bound = joined.bind(2, 1, query_len, 5)
+    alike = mask.bound_alike(bound.numbers_alone(), query_len, 5)
+    assert type(alike) is type(bound) and alike == bound and vars(alike).keys() == vars(bound).keys()
+    for name, value in vars(bound).items():
+        assert isinstance(value, Tensor) or vars(alike)[name] == value
+    assert not any(isinstance(value, Tensor) for value in bound.numbers_alone().values())
+    for name, value in mask.tensors.items():
+        assert (getattr(alike, name).data_ptr() == value.data_ptr()) == (name == "allowed")

@@ -196,7 +196,6 @@ def test_the_general_way_is_open_to_all_others(monkeypatch: pytest.MonkeyPatch) 
         for _ in range(3):
             weights = AttentionMap(q, k)
             weights.statistics("entropy", per="query")
-            weights.statistics("entropy", pooled=3)
             weights.statistics("entropy", "received")
             exact = AttentionMap(q.float(), k.float())
             exact.statistics("entropy", "local")  # whose lse is measured once more
@@ -208,6 +207,18 @@ def test_the_general_way_is_open_to_all_others(monkeypatch: pytest.MonkeyPatch) 
         found = answers(AttentionMap(q, k))
     assert all(torch.equal(found[name], truth[name]) for name in truth)
     assert planned() == (0, 0)
+
+
+def test_a_picture_of_narrow_cells_is_made_beside_a_plan() -> None:
+    q, k = pair(0)
+    first, *others = [
+        AttentionMap(q, k, causal=True).statistics("entropy", "itself", pooled=5) for _ in range(4)
+    ]
+    assert planned()[1] == 1
+    for found in others:
+        assert all(torch.equal(found[name], value) for name, value in first.items())
+    other = AttentionMap(q, k, causal=True).statistics("entropy", "itself", pooled=4)  # another kind
+    assert other.pooled.shape[2:] == (4, 4)
 
 
 def test_the_switch_of_the_interpreter_is_part_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 import headwise as hw
 from headwise import Mask
 from headwise.engines import one_query
+from headwise.engines.statistics import ROW_STATISTICS
 from headwise.errors import ArgumentError
 from judge import Case, assert_judged, error
 from test_cuda import cases, normal, on_gpu
@@ -238,3 +239,52 @@ def test_a_row_takes_few_calls_of_python(options: dict[str, Any]) -> None:
     finally:
         sys.setprofile(None)
     assert 0 < calls <= 10
+
+
+# Statistics of a step of generation
+
+
+ROWS = tuple(ROW_STATISTICS)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize(("S", "reach"), [(1, 8), (2, 0), (7, 3), (41, 8), (41, 100)])
+def test_statistics_of_a_step_are_those_of_the_general_way(
+    dtype: torch.dtype, S: int, reach: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one_query, "DIRECT", ("cpu", "cuda"))
+    q, k = normal(1, 3, 6, 1, 16).to(dtype), normal(2, 3, 2, S, 16).to(dtype)
+    for options in ({}, {"causal": True}, {"scale": 0.3}, {"window": S}):
+        directly = hw.AttentionMap(q, k, **options).statistics(*ROWS, reach=reach)
+        assert one_query.statistics(hw.AttentionMap(q, k, **options).parts()[0], ROWS, reach) is not None
+        truth = hw.AttentionMap(q.double(), k.double(), **options).statistics(*ROWS, reach=reach)
+        with monkeypatch.context() as patch:
+            patch.setattr(one_query, "DIRECT", ())
+            general = hw.AttentionMap(q, k, **options).statistics(*ROWS, reach=reach)
+        assert list(directly) == list(general) == list(ROWS)
+        for name, value in directly.items():
+            assert value.shape == (3, 6) and value.dtype == general[name].dtype
+            assert torch.equal(value.isnan(), truth[name].isnan()), name
+            near = error(general[name].nan_to_num(), truth[name].nan_to_num())
+            assert error(value.nan_to_num(), truth[name].nan_to_num()) <= 2 * near + 1e-5, name
+
+
+def test_what_is_more_than_a_step_takes_the_general_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_query, "DIRECT", ("cpu", "cuda"))
+    q, k = normal(1, 2, 4, 1, 16).bfloat16(), normal(2, 2, 4, 9, 16).bfloat16()
+    learning = q.clone().requires_grad_()
+    sinks = torch.zeros(4, dtype=torch.bfloat16)
+    for scores in (
+        hw.AttentionMap(q.float(), k.float()),  # what TF32 would make of it is not exact
+        hw.AttentionMap(normal(3, 2, 4, 2, 16).bfloat16(), k),
+        hw.AttentionMap(q, k, window=3),
+        hw.AttentionMap(q, k, mask=Mask.padding(torch.tensor([9, 4]))),
+        hw.AttentionMap(q, k, softcap=2.0),
+        hw.AttentionMap(q, k, sinks=sinks),
+        hw.AttentionMap(q, k, bias=hw.scoring.alibi(4)),
+        hw.AttentionMap(learning, k),
+    ):
+        assert one_query.statistics(scores.parts()[0], ROWS, 8) is None
+    known = hw.attention(q, k, k)[1]  # whose lse is held against what is measured
+    assert one_query.statistics(known.parts()[0], ("received",), 8) is None
+    assert hw.AttentionMap(learning, k).statistics("entropy").entropy.requires_grad

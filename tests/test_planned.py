@@ -326,3 +326,20 @@ def test_a_row_of_nan_does_not_hide_one_that_is_too_rough() -> None:
     assert plans() == 1
     for mine, theirs in zip(found[0], found[2], strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_tensors_without_strides_are_of_no_kind() -> None:
+    q, k, v = made(0)
+    assert planned.kind_of(q, k, v, None, None, None, None) is not None
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=torch.strided)
+    others = [nested, q.to_sparse(), q.to("meta")]
+    if torch.backends.mkldnn.is_available():
+        others.append(q.to_mkldnn())
+    for other in others:
+        for place in range(3):
+            given = [q, k, v]
+            given[place] = other
+            if place and other.device.type == "meta":
+                continue  # its device is part of the kind
+            assert planned.kind_of(*given, None, None, None, None) is None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ __all__ = ["bytes_allowed", "check", "free_bytes", "limit", "parse", "readable"]
 
 SHARE_OF_FREE = 0.5
 ALWAYS_FINE = 64 * 2**20  # asking the system costs more than a result this small could hurt
+LITTLE = 256  # likewise one that is such a part of a GPU's memory; torch says so if that is not free
 
 NO_LIMIT = 2**63 - 1
 
@@ -81,6 +83,18 @@ def surely_fits(size: int) -> bool:
     return not torch.compiler.is_compiling() and size <= ALWAYS_FINE and _limit.get() is None
 
 
+def _is_little(size: int, device: torch.device) -> bool:
+    """Whether it is too small a part of a GPU's memory to ask it: that takes a millisecond."""
+    return device.type == "cuda" and _limit.get() is None and size <= gpu_bytes(device) // LITTLE
+
+
+@functools.cache
+def gpu_bytes(device: torch.device) -> int:
+    """All memory that a GPU has."""
+    total: int = torch.cuda.get_device_properties(device).total_memory
+    return total
+
+
 def check(size: int, device: torch.device, what: str, instead: str, allowed: int | None = None) -> None:
     """Raise `BudgetExceeded` if `size` bytes are over the budget.
 
@@ -92,7 +106,7 @@ def check(size: int, device: torch.device, what: str, instead: str, allowed: int
     if torch.compiler.is_compiling():
         return  # sizes are symbols then, and the limit cannot be traced
     if allowed is None:
-        if surely_fits(size):
+        if surely_fits(size) or _is_little(size, device):
             return
         allowed = bytes_allowed(device)
     if size > allowed:

@@ -97,7 +97,7 @@ def attention(
     """
     if wrong:
         refuse("attention", wrong, OF_ATTENTION, attention)
-    collect = _collected(q, statistics)
+    collect = () if statistics is None and not wanted_now() else _collected(q, statistics)
     ordinary = not (
         dropout or backend != "auto" or torch.compiler.is_compiling() or plain.transforms_are_active()
     )
@@ -106,7 +106,8 @@ def attention(
         kind = _kind(q, k, v, mask, causal, window, scale, softcap, bias, sinks, collect)
         plan = None if kind is None else planned.known(kind)
         if plan is not None:
-            scores = plan.scores(q, k, mask, *_added(bias), sinks)
+            added = (None, None) if bias is None else _added(bias)
+            scores = plan.scores(q, k, mask, *added, sinks)
             output, lse, known = planned.run(plan.ways, scores, v)
             return output, make(scores, lse, None, known)
     if (
@@ -154,8 +155,9 @@ def _kind(
             return None
         if not mask.is_positional:
             held = mask.tensors
-            if not all(planned.is_usual(x) and not can_read(x) for x in held.values()):
-                return None  # what can be read is read in every call
+            for x in held.values():
+                if not planned.is_usual(x) or can_read(x):
+                    return None  # what can be read is read in every call
         left, right = mask.left, mask.right
     if causal is True:
         right = smaller(right, 0)

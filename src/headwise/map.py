@@ -498,6 +498,12 @@ class AttentionMap(StandIn):
         self.check_whole_rows("statistics")
         cells = None if pooled is None else self._cells(pooled)
         known = self._known if self._columns is None else None
+        plain = cells is None and per == "head" and isinstance(self._scores, Scores)
+        if self._lse is None and plain and names:
+            assert isinstance(self._scores, Scores)
+            directly = one_query.statistics(self._scores, names, reach)
+            if directly is not None:
+                return Statistics(directly)
         lse = self._lse_of_checked()
         return statistics.statistics(self._scores, lse, names, per == "query", reach, cells, known)
 
@@ -661,18 +667,13 @@ def _versions(scores: Scores | GivenWeights) -> tuple[int, ...] | None:
     if isinstance(scores, GivenWeights):
         plain = isinstance(scores.weights, Tensor) and not scores.weights.is_inference()
         return (scores.weights._version,) if plain else None
-    if scores.mask.is_positional and not scores.scoring.has_tensors:
-        plain = isinstance(scores.q, Tensor) and isinstance(scores.k, Tensor)
-        if not plain or scores.q.is_inference() or scores.k.is_inference():
-            return None
-        return scores.q._version, scores.k._version
-    held = (scores.q, scores.k, *scores.scoring.tensors.values(), *scores.mask.tensors.values())
-    versions = []
-    for x in held:
-        if not isinstance(x, Tensor) or x.is_inference():
-            return None
-        versions.append(x._version)
-    return tuple(versions)
+    try:
+        if scores.mask.is_positional and not scores.scoring.has_tensors:
+            return scores.q._version, scores.k._version
+        held = [scores.q, scores.k, *scores.scoring.tensors.values(), *scores.mask.tensors.values()]
+        return tuple([x._version for x in held])
+    except (RuntimeError, AttributeError):  # of inference, whose writes nobody counts; no tensor at all
+        return None
 
 
 def _is_whole(index: slice | Tensor) -> bool:

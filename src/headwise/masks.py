@@ -31,6 +31,7 @@ from .mask_rules import (
     AnyRule,
     Changes,
     Fields,
+    Known,
     Rule,
     RuleSet,
     Shape,
@@ -312,16 +313,29 @@ class Mask(RuleSet):
             rule.spell_out(held, query_len, key_len)
         return BoundMask(**held)
 
-    def bound_alike(self, left: int | None, right: int | None, query_len: int, key_len: int) -> Mask:
-        """`bind` with another band, of a mask that is in every size like one that was bound before.
+    def numbers_alone(self) -> Changes:
+        """All that is known of it but its tensors, which are None; for `bound_alike`."""
+        known: Changes = dict.fromkeys(self.FIELDS)
+        known |= {name: value for name, value in self.held.items() if name not in self.tensor_fields}
+        return known | {name: getattr(self, name) for name in Known.__annotations__}
+
+    def bound_alike(self, numbers: Changes, query_len: int, key_len: int) -> Mask:
+        """`bind` of a mask that is in every size like one that was bound before, whose numbers are given.
 
         Nothing is checked: it is for tensors that no check would read.
         """
-        held = self.copies()
-        for rule in self.rules:
+        mine: Changes = self.__dict__
+        held: Changes = {}
+        for name in self.tensor_fields:
+            value = mine[name]
+            if value is not None:
+                held[name] = value.clone() if name in self.copied_fields else value
+        for rule in self.spelled_out:
             rule.spell_out(held, query_len, key_len)
-        held["left"], held["right"] = left, right
-        return BoundMask(**held)
+        bound = BoundMask.__new__(BoundMask)  # without the way of a frozen class, an attribute at a time
+        bound.__dict__.update(numbers)
+        bound.__dict__.update(held)
+        return bound
 
     def unbound(self) -> Mask:
         """The same rules with small tensors of their own, to do with as one likes."""

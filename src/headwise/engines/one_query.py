@@ -26,14 +26,19 @@ from ..mask_rules import AnyRule
 from ..masks import Band, Dense
 from ..scoring import HIDDEN
 from ..sequence_rules import Documents, Padding
-from .scores import Scores, settle_exponentials
+from .scores import Scores, own_precision, settle_exponentials, without_graph
 from .walk import SLACK
 
-__all__ = ["row"]
+__all__ = ["row", "statistics"]
 
 KNOWN = (Band, Padding, Documents, Dense)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 HALF = (torch.bfloat16, torch.float16)
+DIRECT = ("cuda",)  # where the general way launches kernels
+FEW = 2**22  # weights
+STEPS = frozenset(
+    "entropy effective_keys confidence distance first previous itself next local max_logit".split()
+)
 OFF = 2.0**-3  # how far from 0 the logarithm of a row's mass may be on a GPU: TF32 may be that far off
 
 
@@ -88,6 +93,63 @@ def row(scores: Scores, lse: Tensor | None, b: int, h: int | None, i: int) -> Te
     top, heaviest = float(x.max()), float(p.max())
     # the heaviest weight is exp(largest score - its own lse): what x lacks of that is by how much lse is off
     return whole if heaviest > 0 and abs(top - math.log(heaviest)) <= SLACK else None  # NaN is neither
+
+
+def statistics(scores: Scores, names: tuple[str, ...], reach: int) -> dict[str, Tensor] | None:
+    """Row statistics of one query that sees every key, [B, H] each; None: not as plain as that.
+
+    A step of generation on a GPU: no two have the same sizes, so that no launch of it is planned, and to
+    prepare four kernels takes six times as long as to ask for a row and its sums. In half precision alone,
+    whose products are exact in what a GPU makes of float32.
+    """
+    q, k, mask, scoring = scores.q, scores.k, scores.mask, scores.scoring
+    (B, H, T, D), (_, Hk, S, _) = q.shape, k.shape
+    if T != 1 or q.dtype not in HALF or k.dtype is not q.dtype or q.device.type not in DIRECT:
+        return None
+    if type(q) is not Tensor or type(k) is not Tensor or not 0 < B * H * S <= FEW or reach < 0:
+        return None
+    if scoring.has_tensors or scoring.relative is not None or scoring.softcap is not None:
+        return None
+    sees_all = mask.is_positional and (mask.left is None or mask.left >= S - 1) and mask.right in (None, 0)
+    if not sees_all or scores.positions is not None or not STEPS.issuperset(names):
+        return None
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
+        return None
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return None
+    with without_graph(), own_precision(q.device):
+        mine = q.view(B, Hk, H // Hk, D) if q.is_contiguous() else q.reshape(B, Hk, H // Hk, D)
+        s = (mine.float() @ k.float().transpose(2, 3)).view(B, H, S).mul_(scoring.scale)
+        p = torch.softmax(s, -1)
+        made: dict[str, Tensor] = {}
+        for name in names:
+            made[name] = _of_row(name, s, p, reach, made)
+        return made
+
+
+def _of_row(name: str, s: Tensor, p: Tensor, reach: int, made: dict[str, Tensor]) -> Tensor:
+    """One of them, from the scores and weights of all keys, [B, H, S]; the last key is the query's own."""
+    S = p.shape[-1]
+    if name in ("entropy", "effective_keys"):
+        entropy = made.get("entropy")
+        if entropy is None:
+            entropy = torch.special.entr(p).sum(-1)
+        return entropy if name == "entropy" else entropy.exp()
+    if name == "confidence":
+        return p.amax(-1)
+    if name == "distance":
+        return p @ torch.arange(S - 1, -1, -1, dtype=p.dtype, device=p.device)
+    if name == "first":
+        return p[..., 0]
+    if name == "itself":
+        return p[..., S - 1]
+    if name == "previous" and S > 1:
+        return p[..., S - 2]
+    if name == "local":
+        return p[..., max(0, S - 1 - reach) :].sum(-1)
+    if name == "max_logit":
+        return s.amax(-1)
+    return torch.full_like(p[..., 0], torch.nan)  # of a key that is not there
 
 
 @functools.cache

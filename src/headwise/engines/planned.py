@@ -30,16 +30,19 @@ from .scores import Scores, own_precision
 from .wanted import Collected
 
 __all__ = [
+    "UNUSUAL",
     "Kind",
     "Planned",
     "added_kind",
     "answer",
+    "answer_kind",
     "forget",
     "is_usual",
     "kind_of",
     "kind_of_scores",
     "known",
     "met",
+    "rules_kind",
     "run",
 ]
 
@@ -47,19 +50,20 @@ Kind = tuple[Hashable, ...]
 Answer = tuple[Tensor, Tensor, Collected | None]
 
 MOST = 4096
-DEVICES = ("cpu", "cuda")
+UNUSUAL: Hashable = object()  # no kind is made of that
 
 
 class Planned:
     """A kind of call: what stands for its options, and who answers it."""
 
-    __slots__ = ("asks", "held", "lengths", "mask", "scoring", "table", "ways")
+    __slots__ = ("asks", "held", "lengths", "mask", "numbers", "scoring", "table", "ways")
 
     def __init__(self, scores: Scores, ways: Ways, asks: tuple[Callable[[], bool], ...]) -> None:
         self.ways, self.asks, self.table = ways, asks, backends.BACKENDS
         # numbers alone: no tensor of anybody's is kept
         mask, scoring = scores.mask, scores.scoring
         self.mask, self.held = Mask(mask.left, mask.right), not mask.is_positional
+        self.numbers = mask.numbers_alone()
         self.scoring, self.lengths = Scoring(scoring.scale, scoring.softcap), scores.shape[2:]
 
     def scores(
@@ -77,7 +81,7 @@ class Planned:
             scoring = Scoring(scoring.scale, scoring.softcap, bias, slopes, sinks)
         if self.held:
             assert isinstance(mask, Mask), "its kind says so"
-            rules = mask.bound_alike(rules.left, rules.right, *self.lengths)
+            rules = mask.bound_alike(self.numbers, *self.lengths)
         return Scores(q, k, rules, scoring)
 
 
@@ -110,55 +114,66 @@ def kind_of(
     """
     if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
         return None
-    device = q.device
-    if device.type not in DEVICES or torch.is_autocast_enabled(device.type):
+    on_gpu = q.is_cuda  # asking a device for its type takes five times as long
+    if not (on_gpu or q.is_cpu) or torch.is_autocast_enabled("cuda" if on_gpu else "cpu"):
         return None
     if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         return None
-    strided = torch.strided
-    if q.layout is not strided or k.layout is not strided or v.layout is not strided:
+    try:
+        q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+        laid = q_shape, q.stride(), k_shape, k.stride(), v_shape, v.stride()
+        places = q.data_ptr() & 15, k.data_ptr() & 15, v.data_ptr() & 15
+    except RuntimeError:  # of any layout but strides, nested ones among them, one of the three is not there
         return None
-    if q.is_nested or k.is_nested or v.is_nested or q.ndim != 4 or k.ndim != 4:
+    if len(q_shape) != 4 or len(k_shape) != 4:
         return None
-    if 0 in q.shape or 0 in v.shape or q.shape[2] > k.shape[2]:  # nothing there; queries that may see nothing
+    if 0 in q_shape or 0 in v_shape or q_shape[2] > k_shape[2]:  # nothing there; queries that may see nothing
         return None
-    scale = q.shape[3] ** -0.5 if scale is None else scale
+    scale = q_shape[3] ** -0.5 if scale is None else scale
     learning = torch.is_grad_enabled() and (learning or q.requires_grad or k.requires_grad or v.requires_grad)
     switches: Hashable = None
-    if device.type == "cuda":
+    if on_gpu:
         by_user = torch.backends.cuda
         switches = (
             by_user.cudnn_sdp_enabled(), by_user.flash_sdp_enabled(), by_user.mem_efficient_sdp_enabled(),
             torch.are_deterministic_algorithms_enabled(),
         )  # fmt: skip
     return (
-        q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, device,
-        k.device, v.device, q.data_ptr() & 15, k.data_ptr() & 15, v.data_ptr() & 15, left, right, scale,
-        softcap, rules, collect, learning, switches, launches.INTERPRET,
+        laid, places, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, left, right, scale, softcap,
+        rules, collect, learning, switches, launches.INTERPRET,
     )  # fmt: skip
 
 
 def kind_of_scores(scores: Scores, v: Tensor, collect: tuple[str, ...] = ()) -> Kind | None:
     """The same from scores, whatever their mask; None likewise."""
-    mask, scoring = scores.mask, scores.scoring
-    if scoring.relative is not None or scores.positions is not None:
+    mask, scoring, rules = scores.mask, scores.scoring, rules_kind(scores)
+    if rules is UNUSUAL:
         return None
     learned = scoring.bias, scoring.slopes, scoring.sinks
-    held = mask.tensors
-    if not all(x is None or is_usual(x) for x in (*learned, *held.values())):
-        return None
-    rules = tuple(held), tuple([added_kind(x) for x in (*learned, *held.values())])
     learning = any(x is not None and x.requires_grad for x in learned)
     return kind_of(
         scores.q, scores.k, v, mask.left, mask.right, scoring.scale, scoring.softcap, rules, collect, learning
     )
 
 
+def rules_kind(scores: Scores) -> Hashable:
+    """What of the tensors beside q, k and v is part of a kind, None where there are none; or `UNUSUAL`."""
+    scoring = scores.scoring
+    if scoring.relative is not None or scores.positions is not None:
+        return UNUSUAL
+    if scores.mask.is_positional and not scoring.has_tensors:
+        return None
+    learned, held = (scoring.bias, scoring.slopes, scoring.sinks), scores.mask.tensors
+    if not all(x is None or is_usual(x) for x in (*learned, *held.values())):
+        return UNUSUAL
+    return tuple(held), tuple([added_kind(x) for x in (*learned, *held.values())])
+
+
 def is_usual(x: object) -> TypeGuard[Tensor]:
     """Whether it is a tensor of torch's own class, with strides that lead to numbers."""
     if type(x) is not Tensor and type(x) is not Parameter:
         return False
-    return not x.is_nested and x.layout is torch.strided and x.device.type in DEVICES
+    return (x.is_cuda or x.is_cpu) and not x.is_nested and x.layout is torch.strided
 
 
 def added_kind(x: Tensor | None) -> Hashable:
@@ -202,7 +217,11 @@ def met(kind: Kind, scores: Scores, v: Tensor, collect: tuple[str, ...] = ()) ->
 
 def answer(scores: Scores, v: Tensor, collect: tuple[str, ...] = ()) -> Answer:
     """(output, lse, what was collected) of scores that have been checked, by plan where there is one."""
-    kind = kind_of_scores(scores, v, collect)
+    return answer_kind(kind_of_scores(scores, v, collect), scores, v, collect)
+
+
+def answer_kind(kind: Kind | None, scores: Scores, v: Tensor, collect: tuple[str, ...] = ()) -> Answer:
+    """The same where the kind of the call is known."""
     plan = None if kind is None else known(kind)
     if plan is not None:
         return run(plan.ways, scores, v)

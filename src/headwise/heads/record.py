@@ -300,19 +300,30 @@ def _counts(weights: AttentionMap, calls: int = 1, every: bool | None = None) ->
     B, H, T, S = weights.shape
     if weights.counts_every_query if every is None else every:
         return {offset: torch.full((B, H // calls), _with_a_key(T, S, offset)) for offset in OFFSETS}
+    scores = weights.as_made[0]
+    if isinstance(scores, Scores) and scores.positions is None and weights.ranks is None:
+        seen = weights.counted_queries(EVERYONE)  # [B, H, T]
+        return {offset: seen[..., _having_a_key(T, S, offset)].sum(-1) for offset in OFFSETS}
     return {offset: weights.counted_queries(name).sum(-1) for offset, name in OFFSETS.items()}
 
 
 def _with_a_key(query_len: int, key_len: int, offset: int | None) -> int:
-    """How many queries have a key `offset` ahead, where every one sees something; None: all queries.
+    """How many queries have a key `offset` ahead, where every one sees something; None: all queries."""
+    having = _having_a_key(query_len, key_len, offset)
+    return having.stop - having.start
+
+
+def _having_a_key(query_len: int, key_len: int, offset: int | None) -> slice:
+    """Which queries have a key `offset` ahead; None: all of them.
 
     Query i stands at p = i + S - T, so p runs from S - T to S - 1; a key is there where 0 <= p + offset < S.
     """
     if offset is None:
-        return query_len
+        return slice(0, query_len)
     first = max(key_len - query_len, -offset)
     last = min(key_len - 1, key_len - 1 - offset)
-    return max(0, last - first + 1)
+    start = min(first - (key_len - query_len), query_len)
+    return slice(start, max(start, last - (key_len - query_len) + 1))
 
 
 def _queries_in_rows(counted: Tensor, rows: int) -> Tensor:

@@ -21,17 +21,18 @@ import math
 import threading
 from collections.abc import Hashable
 from dataclasses import replace
-from functools import cache
+from functools import partial
 from typing import NamedTuple, Protocol
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
+from .. import budget
 from ..engines.scores import Scores
 from ..engines.statistics import ROW_STATISTICS
 from ..errors import BudgetExceeded
-from ..map import AttentionMap, make
+from ..map import AttentionMap, later, make
 from ..masks import Mask
 from ..scoring import Scoring
 from .layer_names import Layer
@@ -104,8 +105,8 @@ class Measured(NamedTuple):
 
     records: list[Record]
     numbers: Numbers
-    rows: Tensor | None  # all row statistics, [statistics, B, calls * H]
-    counts: Tensor | None  # all counts where they had to be counted, [ways, B, calls * H]
+    rows: Tensor | None  # all row statistics, [calls, statistics, B, H]
+    counts: Tensor | None  # all counts where they had to be counted, [calls, ways, B, H]
 
 
 class Takes(Protocol):
@@ -175,8 +176,8 @@ class Waiting:
         pooled: int | None,
         keep: bool,
         calls: int = 1,
-    ) -> bool:
-        """Leave a call for later, with copies of its q and k; False: it has to be measured now.
+    ) -> Group | None:
+        """Leave a call for later, with copies of its q and k: where; None: it has to be measured now.
 
         Args:
             forward: what the call is part of; `measure` ends it.
@@ -187,14 +188,14 @@ class Waiting:
         """
         scores, lse, columns = weights.as_made
         if not isinstance(scores, Scores) or columns is not None or scores.positions is not None:
-            return False
+            return None
         q, k, scoring = scores.q, scores.k, scores.scoring
         B, H, T, S = record.shape
         short = SHORT_ON_CPU if q.is_cpu else SHORT
         if type(q) not in PLAIN or type(k) not in PLAIN or not 0 < B * H * T * S <= short:
-            return False
+            return None
         if scores.mask.allowed is not None or scoring.bias is not None:
-            return False  # as large as the weights, not to be copied
+            return None  # as large as the weights, not to be copied
         loose = not (q.requires_grad or k.requires_grad)
         kind: tuple[Hashable, ...] = (
             q.shape, k.shape, q.dtype, k.dtype, q.device, scoring.scale, scoring.softcap,
@@ -211,18 +212,40 @@ class Waiting:
                     ahead = self._ahead[forward] = _Ahead()
                 group = ahead.group(kind, scores) or ahead.new(kind, scores, names, pooled, calls)
         except torch.OutOfMemoryError:
-            return False
+            return None
         with self._lock:
-            own_q, own_k = group.take(q if loose else q.detach(), k if loose else k.detach())
+            place = group.take(q if loose else q.detach(), k if loose else k.detach())
             group.notes.append(Note(record, scoring, lse))
             self._heard.append((path, record, layer))
-            if keep and lse is None:  # nobody could tell what is written to q and k: it is of the copies
-                # by .data: what is written for other calls beside them is not counted as written to these
-                record.map = make(Scores(own_q.data, own_k.data, scores.mask, scoring), None)
+            if keep and lse is None:
+                record.map = later(partial(_of_copies, *place, scores.mask, scoring))
             elif keep:
                 record.map = weights if loose else weights.detach()
             if len(group.notes) == group.room and ahead.size > _room(q.device):
                 self.measure(forward)
+        return group
+
+    def note_alike(
+        self,
+        group: Group,
+        path: str,
+        layer: Layer,
+        record: Record,
+        scores: Scores,
+        lse: Tensor | None,
+        keep: bool,
+    ) -> bool:
+        """One more call like the last of a group, without gradients; False: the group takes no more."""
+        with self._lock:
+            if len(group.notes) >= group.room:
+                return False
+            place, scoring = group.take(scores.q, scores.k), scores.scoring
+            group.notes.append(Note(record, scoring, lse))
+            self._heard.append((path, record, layer))
+            if keep and lse is None:
+                record.map = later(partial(_of_copies, *place, scores.mask, scoring))
+            elif keep:
+                record.map = make(scores, lse)
         return True
 
     def measure(self, forward: object) -> None:
@@ -232,6 +255,7 @@ class Waiting:
             if ahead is not None:
                 for beside in ahead.groups.values():
                     for group in beside:
+                        group.room = len(group.notes)  # who has it takes no more
                         self._measured += _measured(group)
 
     def settle(self) -> None:
@@ -252,15 +276,17 @@ class Waiting:
                         heads.add(path, record, layer)
 
 
+def _of_copies(q: Tensor, k: Tensor, mask: Mask, scoring: Scoring) -> tuple[Scores, None]:
+    """What a kept map is of where nobody could tell what is written to a model's own q and k.
+
+    By .data: what is written for other calls beside them is not counted as written to these.
+    """
+    return Scores(q.data, k.data, mask, scoring), None
+
+
 def _room(device: torch.device) -> int:
     """Bytes of q and k that may wait."""
-    return int(_memory(device) * SHARE) if device.type == "cuda" else ROOM_ON_CPU
-
-
-@cache
-def _memory(device: torch.device) -> int:
-    total: int = torch.cuda.get_device_properties(device).total_memory
-    return total
+    return int(budget.gpu_bytes(device) * SHARE) if device.type == "cuda" else ROOM_ON_CPU
 
 
 def _same_rules(a: Mask, b: Mask, on_cpu: bool) -> bool:
@@ -286,8 +312,9 @@ def _measured(group: Group) -> list[Measured]:
 def _some_measured(group: Group, notes: slice) -> Measured:
     records = [note.record for note in group.notes[notes]]
     numbers = numbers_of(group.whole(notes), group.names, group.pooled, records[0].reach, len(records))
-    rows = torch.stack(list(numbers.rows.values())) if numbers.rows else None
-    counts = None if numbers.every else torch.stack(list(numbers.counts.values()))
+    calls = len(records)
+    rows = _apart(list(numbers.rows.values()), calls) if numbers.rows else None
+    counts = None if numbers.every else _apart(list(numbers.counts.values()), calls)
     return Measured(records, numbers, rows, counts)
 
 
@@ -297,8 +324,8 @@ def _fill(measured: list[Measured]) -> None:
     here = iter(fetched(small))
     for group in measured:
         calls, numbers = len(group.records), group.numbers
-        rows = None if group.rows is None else _apart(next(here), calls)
-        counts = None if group.counts is None else _apart(next(here), calls)
+        rows = None if group.rows is None else next(here).unbind()
+        counts = None if group.counts is None else next(here).unbind()
         large = {name: value.chunk(calls, 1) for name, value in numbers.large.items()}
         for at, record in enumerate(group.records):
             if rows is not None:
@@ -311,6 +338,7 @@ def _fill(measured: list[Measured]) -> None:
             record.counts.setdefault(EVERYONE, by_offset[None])
 
 
-def _apart(together: Tensor, calls: int) -> tuple[Tensor, ...]:
-    """[n, B, calls * H] as one [n, B, H] for each call."""
-    return together.unflatten(2, (calls, -1)).permute(2, 0, 1, 3).contiguous().unbind()
+def _apart(together: list[Tensor], calls: int) -> Tensor:
+    """[B, calls * H] of n numbers as [calls, n, B, H]; where they were made, which may be quicker at it."""
+    stacked = torch.stack(together)  # [n, B, calls * H]
+    return stacked.unflatten(2, (calls, -1)).permute(2, 0, 1, 3).contiguous()

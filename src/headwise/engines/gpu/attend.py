@@ -51,7 +51,7 @@ from .tile import (
     tile_ranges,
 )
 
-__all__ = ["attend", "mixed", "planned", "room_like"]
+__all__ = ["attend", "mixed", "planned", "room_by", "room_like"]
 
 LOWEST = tl.constexpr(-1.5e30)  # below every score that is not hidden
 SHORTEST_PART = 512  # keys
@@ -319,12 +319,14 @@ def planned(scores: Scores, v: Tensor, names: tuple[str, ...]) -> Callable[[Scor
     v_steps, out_steps = strides_of(v)[:3], plan.steps
     rules_of = rules_by(prepared)
     lists_of = lister(Request.again(plan.same, prepared))
-    shape, empty, device = scores.q.shape[:3], torch.empty, v.device
+    (B, H, T), count, empty, device = scores.q.shape[:3], len(names), torch.empty, v.device
+    whole, room = torch.float32, room_by(scores.q, v)
 
     def again(scores: Scores, v: Tensor) -> Answer:
         q = scores.q
-        out, lse = room_like(q, v), empty(shape, dtype=torch.float32, device=device)
-        rows = empty((len(names), *shape), dtype=torch.float32, device=device) if names else None
+        # sizes one by one: torch reads them sooner than a tuple
+        out, lse = room(q), empty(B, H, T, dtype=whole, device=device)
+        rows = empty(count, B, H, T, dtype=whole, device=device) if names else None
         rules = rules_of(scores)
         go(
             *q_of(q), *k_of(scores.k), *steps, *v_of(v), v_steps, out, out_steps, lse, rows,
@@ -366,6 +368,17 @@ def room_like(q: Tensor, v: Tensor) -> Tensor:
     if q.stride(1) < q.stride(2) and H > 1 and T > 1:
         return torch.empty(B, T, H, Dv, dtype=v.dtype, device=v.device).transpose(1, 2)
     return torch.empty(B, H, T, Dv, dtype=v.dtype, device=v.device)
+
+
+def room_by(q: Tensor, v: Tensor) -> Callable[[Tensor], Tensor]:
+    """`room_like` for all with the sizes, strides and dtypes of these, taking q."""
+    room, like = room_like(q, v), torch.empty_like(q)
+    if (room.shape, room.stride(), room.dtype) == (like.shape, like.stride(), like.dtype):
+        return torch.empty_like  # nothing is quicker to ask for
+    empty, dtype, device, (B, H, T, Dv) = torch.empty, v.dtype, v.device, room.shape
+    if room.is_contiguous():
+        return lambda q: empty(B, H, T, Dv, dtype=dtype, device=device)
+    return lambda q: empty(B, T, H, Dv, dtype=dtype, device=device).transpose(1, 2)
 
 
 def _kind(prepared: Prepared, names: tuple[str, ...]) -> str:

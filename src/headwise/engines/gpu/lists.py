@@ -97,15 +97,28 @@ def lists(request: Request) -> tuple[Tensor, Tensor]:
     return in_order(seen_tiles(request))
 
 
+@triton.jit(do_not_specialize=["columns"])
+def order_kernel(SEEN, TILES, COUNTS, columns, CHUNK: tl.constexpr):
+    row = tl.program_id(0)
+    SEEN += long(row) * columns
+    TILES += long(row) * columns
+    count = 0
+    for first in range(0, columns, CHUNK):
+        j = first + tl.arange(0, CHUNK)
+        seen = (tl.load(SEEN + j, mask=j < columns, other=0) != 0).to(tl.int32)
+        tl.store(TILES + count + tl.cumsum(seen, 0) - 1, j, mask=seen != 0)
+        count += tl.sum(seen, 0)
+    tl.store(COUNTS + row, count)
+
+
 def in_order(seen: Tensor) -> tuple[Tensor, Tensor]:
     """The numbers of the true entries of each row, in order, and how many there are."""
-    place_in_list = seen.cumsum(-1, dtype=torch.int32)
-    counts = place_in_list[..., -1].contiguous()
-    tiles = torch.zeros(*seen.shape[:-1], seen.shape[-1] + 1, dtype=torch.int32, device=seen.device)
-    # whatever is not seen is written to a place that nobody reads, one beyond the last
-    where = torch.where(seen, place_in_list - 1, seen.shape[-1]).long()
-    numbers = torch.arange(seen.shape[-1], dtype=torch.int32, device=seen.device)
-    tiles.scatter_(-1, where, numbers.expand_as(where))
+    columns, device = seen.shape[-1], seen.device
+    tiles = torch.zeros(seen.shape, dtype=torch.int32, device=device)
+    counts = torch.empty(seen.shape[:-1], dtype=torch.int32, device=device)
+    args = (seen.view(torch.uint8), tiles, counts, columns)  # all of it is room of our own, and aligned
+    chunk = max(16, min(16 if interpreted() else CHUNK, triton.next_power_of_2(columns)))
+    launch(order_kernel, (counts.numel(), 1, 1), args, (chunk,), None, device)
     return tiles, counts
 
 

@@ -171,12 +171,13 @@ def measure(
         cells: rows and columns of the picture, if one is wanted.
     """
     signature = None
-    if kinds and cells is None and not (per_query or keys):
+    if kinds and not (per_query or keys):
         lse = prepared.lse
-        signature = (prepared.signature, *kinds.items(), reach, lse.dtype, lse.data_ptr() & 15)
+        signature = (prepared.signature, *kinds.items(), reach, cells, lse.dtype, lse.data_ptr() & 15)
         plan = _plans.get(signature)
         if plan is not None:
-            return Measured(plan(prepared), None, None)
+            found = plan(prepared)
+            return Measured(found, None, None if cells is None else narrow(prepared, Picture(*cells)))
     given = prepared
     walked = tuple([name for name in kinds if name in by_row.NAMES])
     glanced = tuple([name for name in kinds if name in around.NAMES])
@@ -197,8 +198,9 @@ def measure(
     if names and not per_query:
         values, chosen = out, [kinds[name] for name in names]
         out = of_heads(prepared, values, chosen)
-        # not where an lse was measured in between
-        if signature is not None and prepared is given and is_back(_plans, signature):
+        # not where an lse was measured in between, or a picture is made in the same walk
+        plannable = signature is not None and prepared is given and not fits
+        if plannable and is_back(_plans, signature):
             fold = of_heads_again(prepared, values, out, chosen)
             keep(_plans, signature, _planned(request, names, len(walked), walk, glance, fold))
     return Measured(dict(zip(names, out.unbind(), strict=True)), received(prepared) if keys else None, drawn)

@@ -224,7 +224,7 @@ def rules_by(prepared: Prepared) -> Callable[[Scores], Rules]:
             continue
         taken = attrgetter(f"{whose}.{attribute}")
         if given is not None and given.data_ptr() == mine.data_ptr():
-            as_they_are.append((name, taken))
+            as_they_are.append((name, partial(_in_bytes, taken) if given.dtype == torch.bool else taken))
         elif name in ("slopes", "sinks"):
             as_they_are.append((name, partial(_in_float32, taken)))
         else:
@@ -236,20 +236,25 @@ def rules_by(prepared: Prepared) -> Callable[[Scores], Rules]:
 
     nothing: dict[str, Any] = dict.fromkeys([name for name, _ in as_they_are])
     numbers = rules._replace(**nothing)  # no tensor of these is kept
+    placed = [(Rules._fields.index(name), taken) for name, taken in as_they_are]
 
     def again(scores: Scores) -> Rules:
-        fields: dict[str, Any] = {name: taken(scores) for name, taken in as_they_are}
-        for name, value in fields.items():
-            if value is not None and value.dtype == torch.bool:
-                fields[name] = value.view(torch.uint8)
-        return numbers._replace(**fields)
+        fields: list[Any] = list(numbers)
+        for place, taken in placed:
+            fields[place] = taken(scores)
+        return Rules._make(fields)
 
     return again
 
 
-def _counted(query_len: int, scores: Scores) -> Tensor | None:
+def _counted(query_len: int, scores: Scores) -> Tensor:
     counted = scores.mask.counted(query_len)
-    return None if counted is None else counted.contiguous()
+    assert counted is not None, "its signature says so"
+    return counted.contiguous().view(torch.uint8)
+
+
+def _in_bytes(taken: Callable[[Scores], Tensor], scores: Scores) -> Tensor:
+    return taken(scores).view(torch.uint8)
 
 
 def _in_float32(taken: Callable[[Scores], Tensor], scores: Scores) -> Tensor:
@@ -396,8 +401,9 @@ def lister(request: Request) -> Callable[[Scores, Rules, Tensor | None], Argumen
     prepared, room, strides = request.prepared, request.list_plan.room, request.list_plan.strides
     device = prepared.device
     if not request.has_tables:
-        nothing = None, None
-        return lambda *_: (torch.empty(room, dtype=torch.int32, device=device), nothing, strides)
+        nothing, empty, whole = (None, None), torch.empty, torch.int32
+        B, H, rows, columns = room
+        return lambda *_: (empty(B, H, rows, columns, dtype=whole, device=device), nothing, strides)
     same = request.without_tensors()
     alike = {name: getattr(prepared, name) for name in ("shape", "kind", "numbers")}
 
