@@ -90,6 +90,10 @@ OF_OBJECTS = {
 }
 # With another way where they are gone; to look for some of these takes seconds of imports.
 REPLACEABLE = {
+    "torch._scaled_dot_product_cudnn_attention": "the backend cudnn, some microseconds sooner",
+    "torch._scaled_dot_product_efficient_attention": "the backend efficient, some microseconds sooner",
+    "torch._scaled_dot_product_flash_attention": "the backend flash on CUDA, some microseconds sooner",
+    "torch._scaled_dot_product_flash_attention_for_cpu": "the backend flash on CPUs, a little sooner",
     "torch._dynamo.mark_static_address": "a compiled step as one graph of kernels",
     "torch._C._dynamo.eval_frame._FrameAction": "a function that no compiler looks into",
     "torch._C._dynamo.eval_frame._FrameExecStrategy": "a function that no compiler looks into",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..engines.scores import Scores
 from ..errors import ArgumentError
 from ..foreign_masks import AS_GOOD_AS_HIDDEN
 from ..heads.together import SHORT, SHORT_ON_CPU
@@ -31,6 +32,7 @@ __all__ = [
     "Entered",
     "Forward",
     "Listener",
+    "Noted",
     "Run",
     "active",
     "announce",
@@ -94,13 +96,29 @@ class Listener(Protocol):
 
     One that will ask the map of a long call for row statistics, and for nothing that takes a walk over the
     weights, may name them in `asks_if_long`: they are collected on the way where that can be. One that
-    `waits` looks at no short call before its forward is over (`after(forward)` tells), and then at copies.
+    `waits` looks at no short call before its forward is over (`after(forward)` tells), and then at copies;
+    in `noted` it leaves how the last call was put aside, for those that differ in their tensors alone.
     `hears_shards` is True of one that knows calls whose sequence lies over ranks: their map is of the whole,
     their values and outputs are this rank's.
     """
 
     def hear(self, call: Call) -> Tensor | None:
         """Take note; a tensor takes the place of the heads' output, [B, H, T, Dv]."""
+        ...
+
+
+class Noted(Protocol):
+    """How a call was put aside by one that waits."""
+
+    kind: str
+    forward: Forward
+
+    def has_room(self) -> bool:
+        """Whether another can be."""
+        ...
+
+    def again(self, path: str, scores: Scores, lse: Tensor | None) -> bool:
+        """Another of the same forward, which differs in its tensors and its place; False: no more."""
         ...
 
 
@@ -143,13 +161,14 @@ class Entered:
 class Run:
     """One forward at work, in one thread: from the first of its model's modules to that module's return."""
 
-    __slots__ = ("beside", "bypassed", "entered", "forward", "told")
+    __slots__ = ("alike", "beside", "bypassed", "entered", "forward", "told")
 
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
         self.entered: list[Entered] = []  # the modules that run now, the innermost last
         self.beside: dict[str, Tensor | None] = {}  # parent -> which queries of its self-attention are real
         self.told: dict[str, int] = {}  # how many calls of a path were told of
+        self.alike: list[Any] = []  # how layers were answered, for those like them; see layers_alike.py
         self.bypassed: dict[str, tuple[int, ...]] = {}
 
     def note(self, here: Entered, args: tuple[object, ...], kwargs: dict[str, object]) -> None:

@@ -18,11 +18,12 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from ..engines.scores import Scores
 from ..errors import ArgumentError, AttentionBypassed
 from ..heads.layer_names import Layer, names_of
 from ..map import AttentionMap
-from .active import Call, Entered, Forward, Listener, Run, active, in_backward, innermost, quietly
-from .model_structure import structure_of
+from .active import Call, Entered, Forward, Listener, Noted, Run, active, in_backward, innermost, quietly
+from .model_structure import module_at, structure_and_modules
 from .shared_patches import Undo, turns
 from .split_calls import SplitCall, local_heads_of
 
@@ -86,10 +87,11 @@ class Attachment:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.structure = structure_of(model)
+        self.structure, self.modules = structure_and_modules(model)
         self.paths, self.places = self.structure.paths, self.structure.places
         self.names = self.structure.once("names", lambda: names_of(self.places))
         self.listeners: dict[ref[Listener], str | None] = {}  # and what each wants of layers that bypass
+        self.round = 0  # how often they have changed
         self.asks_if_long: tuple[str, ...] = ()  # what any of them will ask of a long call
         self.waits = False  # whether none of them looks at a short one before its forward is over
         named = self.structure.once("two texts", lambda: _name_two_texts(self.places))
@@ -141,6 +143,7 @@ class Attachment:
             self.end()
 
     def _ask_around(self) -> None:
+        self.round += 1
         there = [listener for listener, _ in self.heard_by()]
         asks = [name for listener in there for name in getattr(listener, "asks_if_long", ())]
         self.asks_if_long = tuple(dict.fromkeys(asks))
@@ -224,11 +227,8 @@ class Attachment:
             AttentionBypassed: attention ran that nobody could hear, unless that was allowed.
         """
         for path in self.places:  # a layer that its model has put in another's place has no post
-            try:
-                now = self.model.get_submodule(path)
-            except AttributeError:  # taken out, which is its owner's right
-                continue
-            if now not in self.paths:
+            now = module_at(self.model, path)  # None: taken out, which is its owner's right
+            if now is not None and now not in self.paths:
                 run.bypassed.setdefault(path, ())
         if run.bypassed and self.fallback != "skip":
             bypassed, run.bypassed = run.bypassed, {}
@@ -292,7 +292,7 @@ class Attachment:
         before = run.told.get(path, 0)
         run.told[path] = before + 1
         named = path if not before else f"{path}#{before}"
-        tokens = run.tokens(self.is_encoder_decoder and "decoder" in path.split("."))
+        tokens = run.tokens(self.decodes(path))
         here = local_heads_of(module, path, weights, value) if self.has_company else None
         said: Tensor | None = None  # of all heads, by somebody who changed it
         with self._telling:
@@ -316,6 +316,27 @@ class Attachment:
         if alone:
             self._over(run.forward)
         return output
+
+    def decodes(self, path: str) -> bool:
+        """Whether a layer is of a decoder beside an encoder."""
+        return self.is_encoder_decoder and "decoder" in path.split(".")
+
+    def noted(self, run: Run) -> Noted | None:
+        """How the last call was put aside by the only one who listens; None: somebody looks at each."""
+        if not self.waits or len(self.listeners) != 1 or self.has_company:
+            return None
+        noted: Noted | None = getattr(next(iter(self.listeners))(), "noted", None)
+        return noted if noted is not None and noted.forward is run.forward else None  # else another thread's
+
+    def note(self, run: Run, path: str, noted: Noted, scores: Scores, lse: Tensor | None) -> bool:
+        """Put aside a call like one that was noted: `tell`, where all that it finds out is known."""
+        with self._telling:
+            if not noted.again(path, scores, lse):
+                return False
+        for entered in run.entered:
+            entered.heard = True
+        run.told[path] = 1
+        return True
 
     def check(self) -> None:
         """At the end: raise if attention ran that nobody could hear, unless that was allowed.

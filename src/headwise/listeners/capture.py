@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import answering
+from ..engines.scores import Scores
 from ..engines.statistics import RECEIVED, ROW_STATISTICS, STATISTICS
 from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
 from ..heads.layer_names import Layer
 from ..heads.record import Marks, Record, reduce, settle
-from ..heads.together import is_short
+from ..heads.together import Group, Waiting, is_short
 from .active import Call, Forward, in_backward
 from .attachment import Attachment
 from .head_outputs import check_any
@@ -235,9 +236,11 @@ class _Ear:
         self._read_as: tuple[str, torch.Size] | None = None  # its kind and sizes
         self._marks: Marks | None = None  # what is known of its tokens
         self._named: Marks | None = None  # the last whose tokens were put into words
+        self.noted: _Noted | None = None  # how the last call was put aside
 
     def hear(self, call: Call) -> None:
         """Measure one call, or note it to be measured with others, and keep what does not grow with T x S."""
+        self.noted = None
         if in_backward():
             return
         of_all = call if isinstance(call, SplitCall) and self._measures_here(call) else None
@@ -271,7 +274,9 @@ class _Ear:
         if of_all is None and not self.patterns and norms is None and (decoding or not self.between):
             record = Record((B, H, T, S), call.kind, call.forward.number, marks=marks, reach=self.reach)
             notes = call.forward, call.path, layer, record, call.weights, names, pooled, keep
-            if waiting.note(*notes, len(self.layers)):
+            group = waiting.note(*notes, len(self.layers))
+            if group is not None:
+                self.noted = _Noted(waiting, group, call, record, keep, self.layers)
                 return
         record = reduce(
             call.weights,
@@ -299,8 +304,34 @@ class _Ear:
 
     def after(self, forward: Forward) -> None:
         """A forward is over, or has raised: measure what it left."""
-        self._read = self._marks = None
+        self._read = self._marks = self.noted = None
         self.heads.waiting.measure(forward)
+
+
+class _Noted:
+    """A call that was put aside to be measured with others: how to put aside another like it."""
+
+    __slots__ = ("_group", "_keep", "_layers", "_like", "_waiting", "forward", "kind")
+
+    def __init__(
+        self,
+        waiting: Waiting,
+        group: Group,
+        call: Call,
+        record: Record,
+        keep: bool,
+        layers: Mapping[str, Layer],
+    ) -> None:
+        self._waiting, self._group, self._keep, self._layers = waiting, group, keep, layers
+        self.kind, self.forward, self._like = call.kind, call.forward, record
+
+    def has_room(self) -> bool:
+        return len(self._group.notes) < self._group.room
+
+    def again(self, path: str, scores: Scores, lse: Tensor | None) -> bool:
+        like, layer = self._like, self._layers.get(path, path)
+        record = Record(like.shape, like.kind, like.forward, marks=like.marks, reach=like.reach)
+        return self._waiting.note_alike(self._group, path, layer, record, scores, lse, self._keep)
 
 
 @lru_cache
@@ -311,6 +342,7 @@ def _of_rows(names: tuple[str, ...]) -> tuple[str, ...]:
 # Which tokens it read
 
 
+FEW_SPECIAL = 4
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
 
 
@@ -355,17 +387,27 @@ class Tokens:
         if name in made and made[name][0] is ids:
             return made[name][1]
         given, ids = ids, call.weights.whole_text(ids)
-        special = torch.isin(ids, self._special_on(ids.device)) if self.special else None
+        special = self._specials(ids) if self.special else None
         punctuation = None
         if self.tokenizer is not None:
             flags = [[is_punctuation(self._named(token)) for token in row] for row in ids.tolist()]
             punctuation = torch.tensor(flags, device=ids.device)
             if special is not None:
                 punctuation &= ~special
-        unknown = None if self.unknown is None else ids == self.unknown
+        unknown = None if self.unknown is None else ids.long() == self.unknown
         marks = Marks(ids.clone(), special, punctuation, unknown)  # of the tokens as they were, also later
         made[name] = given, marks
         return marks
+
+    def _specials(self, ids: Tensor) -> Tensor:
+        """Which ids are special; a few are asked for one by one, which brings nothing to a GPU."""
+        if len(self.special) > FEW_SPECIAL or ids.dtype != torch.int64:  # in fewer bits a number is another
+            return torch.isin(ids, self._special_on(ids.device))
+        first, *others = self.special
+        found = ids == first
+        for special in others:
+            found |= ids == special
+        return found
 
     def _special_on(self, device: torch.device) -> Tensor:
         """The special ids where they are needed; bringing them there stops a GPU, so it is done once."""

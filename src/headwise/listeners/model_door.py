@@ -101,7 +101,7 @@ def _post(attachment: Attachment) -> Undo:
 
 
 def _uncompile(attachment: Attachment) -> Undo:
-    return uncompile(attachment.paths)
+    return uncompile(attachment.modules)
 
 
 CHANGES: tuple[Change, ...] = (_post, _uncompile, *ADAPTERS)

@@ -26,10 +26,12 @@ __all__ = [
     "Layer",
     "Structure",
     "likely_places",
+    "module_at",
     "names_in",
     "resolve",
     "sounds_cross",
     "stacks",
+    "structure_and_modules",
     "structure_of",
 ]
 
@@ -184,12 +186,11 @@ def _is_bystander(module: nn.Module) -> bool:
 class _Seen:
     """The modules of a model as they were looked at, without keeping them."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.modules = [(_weak(m), type(m), _weak(m.__dict__.get("config"))) for m in _modules(model)]
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self.modules = [(_weak(m), type(m), _weak(m.__dict__.get("config"))) for m in modules]
 
-    def is_still(self, model: nn.Module) -> bool:
-        """Whether the model has these very modules: never by id, which a new one may have of a dead one."""
-        modules = _modules(model)
+    def are_still(self, modules: list[nn.Module]) -> bool:
+        """Whether these are the very modules: never by id, which a new one may have of a dead one."""
         if len(modules) != len(self.modules):
             return False
         for module, (seen, kind, config) in zip(modules, self.modules, strict=True):
@@ -208,7 +209,9 @@ def _modules(model: nn.Module) -> list[nn.Module]:
         module = ahead.pop()
         if module is not None and module not in found:
             found[module] = None
-            ahead.extend(reversed(module._modules.values()))
+            inside = module._modules
+            if inside:
+                ahead.extend(reversed(inside.values()))
     return list(found)
 
 
@@ -233,9 +236,32 @@ def structure_of(model: nn.Module) -> Structure:
     Raises:
         ArgumentError: a scripted or traced module in it.
     """
-    kept = _known.get(model)
-    if kept is not None and kept[0].is_still(model):
-        return kept[1]
+    return structure_and_modules(model)[0]
+
+
+def structure_and_modules(model: nn.Module) -> tuple[Structure, list[nn.Module]]:
+    """The same, and all modules that the model has now."""
+    kept, modules = _known.get(model), _modules(model)
+    if kept is not None and kept[0].are_still(modules):
+        return kept[1], modules
     structure = Structure(model)
-    _known[model] = (_Seen(model), structure)
-    return structure
+    _known[model] = (_Seen(modules), structure)
+    return structure, modules
+
+
+def module_at(model: nn.Module, path: str) -> nn.Module | None:
+    """What `get_submodule` finds, in a tenth of its time; None: nothing is there."""
+    module: nn.Module | None = model
+    for part in _parts(path):
+        module = None if module is None else module._modules.get(part)
+    if module is None:
+        try:
+            return model.get_submodule(path)  # an attribute that is no child
+        except AttributeError:
+            return None
+    return module
+
+
+@lru_cache(maxsize=4096)
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(path.split(".")) if path else ()

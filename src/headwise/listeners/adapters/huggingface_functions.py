@@ -25,6 +25,7 @@ from ..attachment import Attachment
 from ..model_structure import sounds_cross
 from .attended import attended
 from .huggingface_masks import CompactMask, Standing, as_tensor, rules_of
+from .layers_alike import answered_alike, leave
 
 __all__ = ["answered"]
 
@@ -136,6 +137,11 @@ def answered(
     Raises:
         AttentionBypassed: it does what we do not know, and nobody allowed for that.
     """
+    run = listening[0]._running.run
+    if run is not None and run.alike:
+        again = answered_alike(run, function, module, args, kwargs)
+        if again is not None:
+            return again.transpose(1, 2).contiguous(), None  # [B, T, H, D]
     own = _read.get(function) if isinstance(function, FunctionType) else None
     if own is None or own.code is not function.__code__:
         own = _own(function)
@@ -147,7 +153,10 @@ def answered(
     refuses = own.is_fused and "softcap" in own.mentions and given.get("softcap") is not None
     if reason is None and not refuses:
         path = listening[0].paths[module]
-        return attention_function(own, module, path, query, key, value, mask, given)
+        answer, weights = attention_function(own, module, path, query, key, value, mask, given)
+        if run is not None and own.is_fused:
+            leave(run, function, module, args, kwargs, weights)
+        return answer
     if reason is not None and any(attachment.fallback is None for attachment in listening):
         raise AttentionBypassed(
             f"attention of {path_of(module)} must be one that headwise knows: {reason}; read its weights "
@@ -179,8 +188,8 @@ def attention_function(
     value: Tensor,
     attention_mask: Tensor | None,
     given: dict[str, Any],
-) -> tuple[Tensor, Tensor | None]:
-    """What a model's own function would give, with the heads' output announced on its way.
+) -> tuple[tuple[Tensor, Tensor | None], AttentionMap]:
+    """What a model's own function would give, with the heads' output announced on its way; and the map.
 
     Args:
         path: of the module.
@@ -189,7 +198,7 @@ def attention_function(
         given: what else it was called with.
 
     Returns:
-        [B, T, H, D], and the weights, made where they are looked at.
+        ([B, T, H, D], the weights, made where they are looked at), map
     """
     T, S = query.shape[2], key.shape[2]
     mask = None if attention_mask is None else _meaning(own, attention_mask)
@@ -245,10 +254,11 @@ def attention_function(
         return p / p.sum(-1, keepdim=True) if "logsumexp" in own.mentions else p  # before the sink
 
     if given.get("output_attentions"):
-        return joined, dense()
+        return (joined, dense()), weights
     if own.is_fused:
-        return joined, None
-    return joined, Standing.of(torch.Size((*weights.shape[:3], S)), query.dtype, query.device, dense)
+        return (joined, None), weights
+    standing = Standing.of(torch.Size((*weights.shape[:3], S)), query.dtype, query.device, dense)
+    return (joined, standing), weights
 
 
 def _meaning(own: _Own, mask: Tensor) -> CompactMask | Tensor:

@@ -256,9 +256,9 @@ def uncompile(modules: Iterable[nn.Module]) -> Undo:
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is None:  # nothing has been compiled in this process
         return undo_all([])
-    undos = []
+    undos, optimized = [], dynamo.OptimizedModule
     for module in modules:
-        if type(module) is dynamo.OptimizedModule:
+        if type(module) is optimized:
             undos.append(_replace(module, _original))
         elif module.__dict__.get(COMPILED) is not None:
             undos.append(lend(module, COMPILED, None))

@@ -234,5 +234,5 @@ FLAG = "fused_attn"
 
 def hear_timm(attachment: Attachment) -> Undo:
     """Turn the flag on wherever there is one."""
-    modules = [module for module in attachment.paths if FLAG in module.__dict__]
+    modules = [module for module in attachment.modules if FLAG in module.__dict__]
     return undo_all([lend(module, FLAG, True) for module in modules])
