@@ -4,13 +4,14 @@
 torch's class takes.
 
 `native`: by torch's own operator, projections and all, for the calls it is best at: without gradients, small
-on a CPU or bare on a GPU. At a few tokens the products take less time than the steps between them, and the
-operator takes all of them in C++; on a GPU it goes to the same kernels as we do. On a CPU, where weights are
+on a CPU, or on a GPU while their weights are fewer than the steps around a kernel would take. At a few tokens
+the products take less time than the steps between them, and the operator takes all of them in C++; on a GPU,
+with nothing hidden or wanted, it goes to the same kernels as we do. On a CPU, where weights are
 wanted and nothing is hidden, it makes the products and exponentials that we would make, with nothing to skip:
 it is taken for weights of every head, for their mean while all are near, with a mask while they are some. Of
-what it is known to get wrong nothing is let through: rows that see nothing, odd numbers of heads, odd widths
-of heads in half precision. It takes the weight of `out_proj` and does not call it, so it is used only where
-nobody could notice.
+what it is known to get wrong nothing is let through: rows that see nothing (on a GPU, where masks are not
+read, what it says of them is replaced), odd numbers of heads, odd widths of heads in half precision. It takes
+the weight of `out_proj` and does not call it, so it is used only where nobody could notice.
 
 Letters: N batch, L query_len, S key_len, H num_heads, D head_dim.
 """
@@ -49,8 +50,11 @@ FEW = 2**16  # weights: what stands around them takes longer than they do
 SOME = 2**14  # weights, wanted and masked or with a float mask: beyond, the operator's softmax is too slow
 MORE = 2**18  # weights of which none is wanted or hidden: here the operator is as fast as a fused kernel
 NEAR = 2**23  # weights, 32 MiB: all of them stay in the last cache, and a mean of them costs no more
+ON_A_GPU = 2**26  # weights that are wanted or masked: beyond, our kernels are faster
+FEW_ON_A_GPU = 2**22  # likewise, by a mask of who sees whom: up to these, torch's function for attention is
 AT_ONCE = 2**21  # weights of a tile, 8 MiB
 MANY, FEWEST = 256, 64  # queries a tile: more make too much that is hidden, fewer too thin a product
+SQUARE, PADDING, BOTH = 0, 1, 2  # the operator's numbers for [L, L], [N, L], [N, H, L, L]
 Answer = tuple[Tensor, Tensor | None]  # [N, H, L, D]; [N, L, S] or [N, H, L, S]
 
 
@@ -61,11 +65,12 @@ def native(
     attn_mask: Tensor | None,
     need_weights: bool,
     average: bool,
+    is_causal: bool,
 ) -> tuple[Tensor, Tensor | None] | None:
     """(output, weights) of self-attention; None: not a call for the operator."""
     held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
-    if x.is_cuda and (need_weights or key_padding_mask is not None or attn_mask is not None):
-        return None
+    if is_causal and not need_weights and key_padding_mask is None and x.is_cuda:
+        return None  # the hint is trusted there, and a kernel skips what it hides
     in_proj = held["_parameters"].get("in_proj_weight")
     if torch.is_grad_enabled() and (x.requires_grad or (in_proj is not None and in_proj.requires_grad)):
         return None
@@ -88,7 +93,11 @@ def native(
         nothing_to_gain = need_weights and not masked and not average
         if N * L * L * held["num_heads"] > most and not nothing_to_gain:
             return None
-    elif not x.is_cuda or need_weights or masked or held["head_dim"] % 8:
+    elif (
+        not x.is_cuda
+        or held["head_dim"] % 8
+        or ((masked or need_weights) and _is_too_much(N * L * L * held["num_heads"]))
+    ):
         return None
     out_proj = held["_modules"]["out_proj"]
     if module.bias_k is not None or module.bias_v is not None or not is_untouched(out_proj, OUT_PROJ):
@@ -97,25 +106,38 @@ def native(
     theirs = parameters_of(out_proj, "weight", "bias")
     if mine is None or theirs is None:
         return None
-    parameters = [t for t in (*mine, *theirs) if t is not None]
-    if len(parameters) < 4 or any(t.dtype is not x.dtype or t.device != x.device for t in parameters):
+    parameters: list[Any] = [*mine, *theirs]
+    dtype, place, learns = x.dtype, x.get_device(), torch.is_grad_enabled()  # a number is quick to compare
+    if learns and x.requires_grad:
         return None
+    for t in parameters:
+        if t is None or t.dtype is not dtype or t.get_device() != place or (learns and t.requires_grad):
+            return None
     in_weight, in_bias, out_weight, out_bias = parameters
     if tuple(out_weight.shape) != (E, E):
         return None
-    if torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in parameters)):
-        return None
     mask, kind = None, None
     if masked:
-        mask, kind = _for_operator(key_padding_mask, attn_mask, N, L, held["num_heads"])
-        if mask is None:
+        if x.is_cuda and need_weights and module.empty_rows == "zero":
+            return None
+        alone = x.is_cuda and not need_weights and key_padding_mask is None
+        if alone and N * L * L * held["num_heads"] <= FEW_ON_A_GPU:
+            return None  # torch's function knows of rows that see nothing: nothing is to be put right
+        found = _unread if x.is_cuda else _for_operator
+        mask, kind = found(key_padding_mask, attn_mask, N, L, held["num_heads"])
+        if mask is None or mask.get_device() != place:
             return None
     if need_weights:
         _check_budget((N, L, L) if average else (N, held["num_heads"], L, L), x)
-    return torch._native_multi_head_attention(
+    output, weights = torch._native_multi_head_attention(
         x, x, x, E, held["num_heads"], in_weight, in_bias, out_weight, out_bias, mask, need_weights, average,
         kind,
     )  # fmt: skip
+    if mask is not None and x.is_cuda and not need_weights:
+        # NaN of queries that see nothing: their heads say 0, as everywhere where no weights are wanted
+        nothing = (mask[:, 0] if kind == BOTH else mask).all(-1, keepdim=True)  # [N, 1], [L, 1] or [N, L, 1]
+        output = torch.where(nothing.unsqueeze(2) if kind == PADDING else nothing, out_bias, output)
+    return output, weights
 
 
 def _is_bool(*masks: Tensor | None) -> bool:
@@ -131,7 +153,7 @@ def _for_operator(
         if padding is None or not leaves_some(padding, N, L):
             return None, 0
     if attn_mask is None:
-        return padding, 1
+        return padding, PADDING
     if tuple(attn_mask.shape) != (L, L) or not can_read(attn_mask):
         return None, 0
     attn_mask = as_hidden(attn_mask)
@@ -140,7 +162,27 @@ def _for_operator(
     mask = attn_mask if padding is None else attn_mask | padding[:, None, None]  # [L, L] or [N, 1, L, L]
     if bool(mask.all(-1).any()):
         return None, 0
-    return (mask, 0) if padding is None else (mask.expand(N, H, L, L), 2)
+    return (mask, SQUARE) if padding is None else (mask.expand(N, H, L, L), BOTH)
+
+
+def _is_too_much(weights: int) -> bool:
+    """Whether the operator, which makes them all, had better not on a GPU."""
+    return weights > ON_A_GPU or not budget.surely_fits(0)
+
+
+def _unread(
+    padding: Tensor | None, attn_mask: Tensor | None, N: int, L: int, H: int
+) -> tuple[Tensor | None, int]:
+    """Likewise for masks on a GPU, which nobody reads."""
+    if not _is_bool(padding, attn_mask) or (padding is not None and tuple(padding.shape) != (N, L)):
+        return None, 0
+    if attn_mask is None:
+        return padding, PADDING
+    if tuple(attn_mask.shape) != (L, L) or (padding is not None and padding.device != attn_mask.device):
+        return None, 0
+    if padding is None:
+        return attn_mask, SQUARE
+    return (attn_mask | padding.view(N, 1, 1, L)).expand(N, H, L, L), BOTH
 
 
 def leaves_some(padding: Tensor, N: int, L: int) -> bool:

@@ -29,7 +29,8 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     A subclass of it with the same parameters, state dict and initial weights. Unlike torch's class it says
     the same in training and evaluation, calls `out_proj` as a module (hooks fire, another module may take its
-    place), recognises a causal mask by its content and never builds per-head weights to average them.
+    place), recognises a causal mask by its content and, where there are many weights, never builds those of
+    every head to average them.
 
     Args:
         empty_rows: what comes of a query that may see nothing. "nan": as in torch, NaN where weights are
@@ -110,7 +111,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             return self.out_proj(joint), weights  # torch would take its weight and not call it
         if query is key and key is value and (attn_mask is not None or not is_causal):
             masks = key_padding_mask, attn_mask
-            answered = native(self, query, *masks, need_weights, average_attn_weights)
+            answered = native(self, query, *masks, need_weights, average_attn_weights, is_causal)
             if answered is not None:
                 return answered
         call, zero = TorchCall(self, *given), self.empty_rows == "zero"
@@ -143,7 +144,9 @@ class MultiheadAttention(nn.MultiheadAttention):
 def _is_ours(module: nn.MultiheadAttention, *given: Tensor | None) -> bool:
     """Whether these are ordinary tensors; nested ones, subclasses and traced ones are torch's to answer."""
     weight = module.in_proj_weight if module._qkv_same_embed_dim else module.q_proj_weight
+    seen: Tensor | None = None
     for x in (*given, weight, module.in_proj_bias):
-        if x is not None and (type(x) not in PLAIN or x.is_nested):
+        if x is not None and x is not seen and (type(x) not in PLAIN or x.is_nested):
             return False
+        seen = x
     return torch._C._get_tracing_state() is None

@@ -212,7 +212,7 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
     other = None if memory is x else memory
     weights: Tensor | None
     bare = x.device.type in SERVES and not wants and D <= MOST_CHANNELS
-    as_torch = bare and not zero and _is_masked(call) and few <= _most_as_torch(call)
+    as_torch = bare and not zero and _is_masked(call) and few <= _most_as_torch()
     in_matrix = wants and few <= (MANY if x.is_cuda else FEW)
     if in_matrix or as_torch or (not wants and few <= FEW and _adds_numbers(call, few)):
         masks = _as_they_are(call)
@@ -245,11 +245,9 @@ def _is_worth_it(call: TorchCall, few: int) -> bool:
     return few <= (FEW if torch.is_grad_enabled() else FEW_IN_TILES)
 
 
-def _most_as_torch(call: TorchCall) -> int:
+def _most_as_torch() -> int:
     """Weights up to which torch's function takes less time than the steps around our kernels."""
-    if torch.is_grad_enabled():
-        return 2 * MANY
-    return MANY if call.attn_mask is None else MANY // 4
+    return 2 * MANY if torch.is_grad_enabled() else MANY
 
 
 def _is_masked(call: TorchCall) -> bool:
