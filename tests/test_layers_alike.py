@@ -35,10 +35,16 @@ def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 def alike(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The layers that went the way of one before them, by class name; and that were asked and did not."""
     seen: list[str] = []
+    asked: list[tuple[object, nn.Module]] = []  # of which forward, and which layer
     answered = layers_alike.answered_alike
 
-    def counting(run: Any, function: Any, module: nn.Module, args: Any, given: Any) -> Tensor | None:
-        output = answered(run, function, module, args, given)
+    def counting(
+        alike: Any, run: Any, function: Any, module: nn.Module, args: Any, given: Any
+    ) -> Tensor | None:
+        output = answered(alike, run, function, module, args, given)
+        if asked and asked[-1] == (run, module):  # of one way it was told no, and there is another
+            assert seen.pop() == "not"
+        asked.append((run, module))
         seen.append("alike" if output is not None else "not")
         return output
 
@@ -268,8 +274,10 @@ def test_q_and_k_may_be_written_to_afterwards(monkeypatch: pytest.MonkeyPatch) -
     expected = watched(model, lambda: model(input_ids=ids))[1]
     answered = layers_alike.answered_alike
 
-    def spoiling(run: Any, function: Any, module: nn.Module, args: Any, given: Any) -> Tensor | None:
-        output = answered(run, function, module, args, given)
+    def spoiling(
+        alike: Any, run: Any, function: Any, module: nn.Module, args: Any, given: Any
+    ) -> Tensor | None:
+        output = answered(alike, run, function, module, args, given)
         if output is not None:
             args[0].data.zero_()
             args[1].data.zero_()

@@ -89,6 +89,7 @@ class Record:
     marks: Marks | None = None
     reach: int = 8  # how near counted as `local`
     _has_patterns: bool = False
+    _is_here: bool = False  # whether small numbers are all known to be in main memory
 
     @property
     def received(self) -> Tensor | None:
@@ -177,6 +178,7 @@ class Record:
             self._add(values, counts)
 
     def _add(self, values: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
+        self._is_here = False
         self.rows |= values
         self.counts |= dict.fromkeys(values, self.counts[EVERYONE]) | counts
 
@@ -188,9 +190,12 @@ class Record:
 
 def settle(records: Iterable[Record]) -> None:
     """Bring small numbers to main memory in one go."""
-    slots = [slot for record in records for slot in record._slots() if not slot[2].is_cpu]
+    elsewhere = [record for record in records if not record._is_here]
+    slots = [slot for record in elsewhere for slot in record._slots() if not slot[2].is_cpu]
     for (numbers, name, _), value in zip(slots, fetched([value for _, _, value in slots]), strict=True):
         numbers[name] = value
+    for record in elsewhere:
+        record._is_here = True
 
 
 def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -38,7 +38,7 @@ from ..scoring import Scoring
 from .layer_names import Layer
 from .record import EVERYONE, Numbers, Record, fetched, numbers_of
 
-__all__ = ["SHORT", "SHORT_ON_CPU", "Waiting", "is_short"]
+__all__ = ["SHORT", "SHORT_ON_CPU", "Group", "Waiting", "is_short"]
 
 # Weights up to which a call is short. Beyond, the device is busy for longer than it takes to ask.
 SHORT_ON_CPU, SHORT = 2**23, 2**29
@@ -228,20 +228,26 @@ class Waiting:
     def note_alike(
         self,
         group: Group,
+        like: Record,
+        keep: bool,
+        layers: Mapping[str, Layer],
         path: str,
-        layer: Layer,
-        record: Record,
         scores: Scores,
         lse: Tensor | None,
-        keep: bool,
     ) -> bool:
-        """One more call like the last of a group, without gradients; False: the group takes no more."""
+        """One more call like the last of a group, without gradients; False: the group takes no more.
+
+        Args:
+            like: the record of that one.
+            layers: what paths go by; one that is not there goes by itself.
+        """
         with self._lock:
             if len(group.notes) >= group.room:
                 return False
             place, scoring = group.take(scores.q, scores.k), scores.scoring
+            record = Record(like.shape, like.kind, like.forward, marks=like.marks, reach=like.reach)
             group.notes.append(Note(record, scoring, lse))
-            self._heard.append((path, record, layer))
+            self._heard.append((path, record, layers.get(path, path)))
             if keep and lse is None:
                 record.map = later(partial(_of_copies, *place, scores.mask, scoring))
             elif keep:
@@ -327,6 +333,8 @@ def _fill(measured: list[Measured]) -> None:
         rows = None if group.rows is None else next(here).unbind()
         counts = None if group.counts is None else next(here).unbind()
         large = {name: value.chunk(calls, 1) for name, value in numbers.large.items()}
+        offsets = {name: ROW_STATISTICS[name].offset for name in numbers.rows} | {EVERYONE: None}
+        here_now = counts is not None or all(x.is_cpu for x in numbers.counts.values())
         for at, record in enumerate(group.records):
             if rows is not None:
                 record.rows = dict(zip(numbers.rows, rows[at].unbind(), strict=True))
@@ -334,8 +342,8 @@ def _fill(measured: list[Measured]) -> None:
             if counts is not None:
                 by_offset = dict(zip(numbers.counts, counts[at].unbind(), strict=True))
             record.large = {name: parts[at] for name, parts in large.items()} | numbers.shared
-            record.counts = {name: by_offset[ROW_STATISTICS[name].offset] for name in record.rows}
-            record.counts.setdefault(EVERYONE, by_offset[None])
+            record.counts = {name: by_offset[offset] for name, offset in offsets.items()}
+            record._is_here = here_now
 
 
 def _apart(together: list[Tensor], calls: int) -> Tensor:

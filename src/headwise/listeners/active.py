@@ -10,10 +10,11 @@ import inspect
 import itertools
 import math
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from ..engines.scores import Scores
 from ..errors import ArgumentError
 from ..foreign_masks import AS_GOOD_AS_HIDDEN
-from ..heads.together import SHORT, SHORT_ON_CPU
+from ..heads.together import SHORT, SHORT_ON_CPU, Group
 from ..map import AttentionMap
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ __all__ = [
     "announce",
     "asked_of_all",
     "beside",
+    "here",
     "in_backward",
     "innermost",
     "is_quiet",
@@ -107,19 +109,14 @@ class Listener(Protocol):
         ...
 
 
-class Noted(Protocol):
+class Noted(NamedTuple):
     """How a call was put aside by one that waits."""
 
     kind: str
     forward: Forward
-
-    def has_room(self) -> bool:
-        """Whether another can be."""
-        ...
-
-    def again(self, path: str, scores: Scores, lse: Tensor | None) -> bool:
-        """Another of the same forward, which differs in its tensors and its place; False: no more."""
-        ...
+    group: Group  # with those it is to be measured with, while there is room
+    # Another of the same forward, which differs in its place, its scores and lse; False: no more are taken
+    again: Callable[[str, Scores, Tensor | None], bool]
 
 
 def in_backward() -> bool:
@@ -262,8 +259,13 @@ def _parameters(kind: Any) -> tuple[str, ...]:
 
 # All that runs now
 
+
+class _Here(threading.local):
+    depth = 0  # of our own work, in which no attention is to be heard
+
+
 active: list[Attachment] = []  # in the order in which they were attached
-_here = threading.local()
+here = _Here()
 
 
 def running() -> list[tuple[Attachment, Run]]:
@@ -304,13 +306,12 @@ def announce(
             f"model must not run under torch.vmap while it is listened to: {list(output.shape)} is one of "
             "many at once; give it the whole batch"
         )
-    depth = getattr(_here, "depth", 0)
-    _here.depth = depth + 1  # quietly: this is on every layer's way
+    here.depth += 1  # quietly: this is on every layer's way
     try:
         for attachment in tuple(active):
             output = attachment.tell(module, kind, weights, value, output)
     finally:
-        _here.depth = depth
+        here.depth -= 1
     return output
 
 
@@ -332,14 +333,14 @@ class quietly(AbstractContextManager[None]):  # noqa: N801, reads as a verb
     """Our own work, in which no attention is to be heard."""
 
     def __enter__(self) -> None:
-        _here.depth = getattr(_here, "depth", 0) + 1
+        here.depth += 1
 
     def __exit__(self, *_: object) -> None:
-        _here.depth -= 1
+        here.depth -= 1
 
 
 def is_quiet() -> bool:
-    return getattr(_here, "depth", 0) > 0
+    return here.depth > 0
 
 
 def path_of(module: nn.Module) -> str | None:

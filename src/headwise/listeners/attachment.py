@@ -23,7 +23,7 @@ from ..errors import ArgumentError, AttentionBypassed
 from ..heads.layer_names import Layer, names_of
 from ..map import AttentionMap
 from .active import Call, Entered, Forward, Listener, Noted, Run, active, in_backward, innermost, quietly
-from .model_structure import module_at, structure_and_modules
+from .model_structure import modules_at, structure_and_modules
 from .shared_patches import Undo, turns
 from .split_calls import SplitCall, local_heads_of
 
@@ -56,21 +56,22 @@ class Post:
         if self.mode is not None:
             self.mode.enter(args, kwargs)
 
-    def after(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def leave(self, args: tuple[object, ...], kwargs: dict[str, object], came_back: bool) -> None:
         run = self.attachment._running.run
         assert run is not None, "somebody entered"
-        if self.is_place and not run.entered[-1].heard:
-            run.bypassed.setdefault(self.path, _sizes(args, kwargs))
-        if len(run.entered) == 1:
-            self.attachment.came_back(run)
-
-    def leave(self) -> None:
         if self.mode is not None:
             self.mode.leave()
-        run = self.attachment._running.run
-        assert run is not None, "somebody entered"
-        run.entered.pop()
-        if not run.entered:
+        here = run.entered[-1]
+        if came_back and self.is_place and not here.heard:
+            run.bypassed.setdefault(self.path, _sizes(args, kwargs))
+        if len(run.entered) > 1:
+            run.entered.pop()
+            return
+        try:
+            if came_back:
+                self.attachment.came_back(run)
+        finally:
+            run.entered.pop()
             self.attachment.left(run)
 
 
@@ -226,9 +227,9 @@ class Attachment:
         Raises:
             AttentionBypassed: attention ran that nobody could hear, unless that was allowed.
         """
-        for path in self.places:  # a layer that its model has put in another's place has no post
-            now = module_at(self.model, path)  # None: taken out, which is its owner's right
-            if now is not None and now not in self.paths:
+        paths = self.paths  # a layer that its model has put in another's place has no post
+        for path, now in zip(self.places, modules_at(self.model, self.places), strict=True):
+            if now is not None and now not in paths:  # None: taken out, which is its owner's right
                 run.bypassed.setdefault(path, ())
         if run.bypassed and self.fallback != "skip":
             bypassed, run.bypassed = run.bypassed, {}

@@ -6,7 +6,7 @@ import threading
 import unicodedata
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Protocol
 from weakref import WeakKeyDictionary
@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import answering
-from ..engines.scores import Scores
 from ..engines.statistics import RECEIVED, ROW_STATISTICS, STATISTICS
 from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
 from ..heads.layer_names import Layer
 from ..heads.record import Marks, Record, reduce, settle
-from ..heads.together import Group, Waiting, is_short
-from .active import Call, Forward, in_backward
+from ..heads.together import is_short
+from .active import Call, Forward, Noted, in_backward
 from .attachment import Attachment
 from .head_outputs import check_any
 from .model_door import attach
@@ -236,7 +235,7 @@ class _Ear:
         self._read_as: tuple[str, torch.Size] | None = None  # its kind and sizes
         self._marks: Marks | None = None  # what is known of its tokens
         self._named: Marks | None = None  # the last whose tokens were put into words
-        self.noted: _Noted | None = None  # how the last call was put aside
+        self.noted: Noted | None = None  # how the last call was put aside
 
     def hear(self, call: Call) -> None:
         """Measure one call, or note it to be measured with others, and keep what does not grow with T x S."""
@@ -276,7 +275,8 @@ class _Ear:
             notes = call.forward, call.path, layer, record, call.weights, names, pooled, keep
             group = waiting.note(*notes, len(self.layers))
             if group is not None:
-                self.noted = _Noted(waiting, group, call, record, keep, self.layers)
+                again = partial(waiting.note_alike, group, record, keep, self.layers)
+                self.noted = Noted(call.kind, call.forward, group, again)
                 return
         record = reduce(
             call.weights,
@@ -306,32 +306,6 @@ class _Ear:
         """A forward is over, or has raised: measure what it left."""
         self._read = self._marks = self.noted = None
         self.heads.waiting.measure(forward)
-
-
-class _Noted:
-    """A call that was put aside to be measured with others: how to put aside another like it."""
-
-    __slots__ = ("_group", "_keep", "_layers", "_like", "_waiting", "forward", "kind")
-
-    def __init__(
-        self,
-        waiting: Waiting,
-        group: Group,
-        call: Call,
-        record: Record,
-        keep: bool,
-        layers: Mapping[str, Layer],
-    ) -> None:
-        self._waiting, self._group, self._keep, self._layers = waiting, group, keep, layers
-        self.kind, self.forward, self._like = call.kind, call.forward, record
-
-    def has_room(self) -> bool:
-        return len(self._group.notes) < self._group.room
-
-    def again(self, path: str, scores: Scores, lse: Tensor | None) -> bool:
-        like, layer = self._like, self._layers.get(path, path)
-        record = Record(like.shape, like.kind, like.forward, marks=like.marks, reach=like.reach)
-        return self._waiting.note_alike(self._group, path, layer, record, scores, lse, self._keep)
 
 
 @lru_cache

@@ -22,7 +22,7 @@ from .active import Listener, active
 from .adapters import ADAPTERS
 from .adapters.loans import station, uncompile
 from .attachment import Attachment, Change, Post
-from .shared_patches import Undo, turns, undo_all
+from .shared_patches import Undo, turns
 
 __all__ = ["FALLBACKS", "attach"]
 
@@ -89,15 +89,11 @@ class _Attached(AbstractContextManager[Attachment]):
 
 def _post(attachment: Attachment) -> Undo:
     """Every module that may attend, or around one that does, tells when it runs."""
-    undos: list[Undo] = []
-    try:
-        for module, (path, is_place) in attachment.structure.hooked.items():
-            post = attachment.posts[module] = Post(attachment, path, is_place)
-            undos.append(station(module, post))
-    except BaseException:
-        undo_all(undos)()
-        raise
-    return undo_all(undos)
+    attachment.posts = {
+        module: Post(attachment, path, is_place)
+        for module, (path, is_place) in attachment.structure.hooked.items()
+    }
+    return station(attachment.posts.items())
 
 
 def _uncompile(attachment: Attachment) -> Undo:

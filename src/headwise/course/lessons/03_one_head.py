@@ -39,7 +39,7 @@ q = torch.tensor(
 scores = q @ k.T / k.shape[-1] ** 0.5  # [T, S]
 weights = scores.softmax(dim=-1)  # [T, S]: each row sums to 1
 print(weights)
-print("rows sum to", weights.sum(-1).tolist())
+print("rows sum to", [round(total, 4) for total in weights.sum(-1).tolist()])
 
 # %% [markdown]
 # Nobody is left out: even the chess player gets a share of the music lover's ear. That is what makes attention

@@ -29,7 +29,7 @@ scores = torch.randn(T, T)  # [T, S]: as lesson 3 makes them
 causal = torch.ones(T, T, dtype=torch.bool).tril()  # True = may attend: row 2 sees the keys 0, 1 and 2
 weights = scores.masked_fill(~causal, -torch.inf).softmax(-1)  # [T, S]
 print(causal.int())
-print("rows sum to", weights.sum(-1).tolist())
+print("rows sum to", [round(total, 4) for total in weights.sum(-1).tolist()])
 
 # %% [markdown]
 # ## Before the softmax, not after

@@ -138,10 +138,11 @@ def answered(
         AttentionBypassed: it does what we do not know, and nobody allowed for that.
     """
     run = listening[0]._running.run
-    if run is not None and run.alike:
-        again = answered_alike(run, function, module, args, kwargs)
-        if again is not None:
-            return again.transpose(1, 2).contiguous(), None  # [B, T, H, D]
+    if run is not None:
+        for alike in run.alike:
+            again = answered_alike(alike, run, function, module, args, kwargs)
+            if again is not None:
+                return again.transpose(1, 2).contiguous(), None  # [B, T, H, D]
     own = _read.get(function) if isinstance(function, FunctionType) else None
     if own is None or own.code is not function.__code__:
         own = _own(function)

@@ -24,7 +24,7 @@ from ...engines.scores import Scores
 from ...map import AttentionMap
 from ...masks import Mask
 from ...scoring import Scoring
-from ..active import Noted, Run, active, in_backward, quietly
+from ..active import Noted, Run, active, here, in_backward
 from ..attachment import Attachment
 from ..model_structure import sounds_cross
 from .huggingface_masks import CompactMask, Standing
@@ -32,6 +32,7 @@ from .huggingface_masks import CompactMask, Standing
 __all__ = ["answered_alike", "leave"]
 
 NUMBERS = ("scaling", "softcap", "is_causal", "dropout")
+CAUSAL, CROSS = "is_causal", "is_cross_attention"  # what a layer says of itself
 ITS_OWN = ("position_bias", "s_aux", "output_attentions")  # with one of these a layer goes its own way
 MOST = 4  # ways that are kept of a forward, whose layers may be of several kinds in turn
 MISSING: Any = object()
@@ -47,7 +48,9 @@ class Alike(NamedTuple):
     function: FunctionType
     code: CodeType
     layer: type[nn.Module]
-    read: tuple[object, ...]
+    is_causal: object  # what the layer says of itself
+    is_cross: object
+    training: bool
     mask: Tensor | None
     meaning: CompactMask | Tensor | None
     given: Mapping[str, object]
@@ -75,6 +78,10 @@ def leave(
     kind: type = type(module)
     if noted is None or noted.kind != "self":
         return
+    own = module.__dict__
+    for name in (CAUSAL, CROSS):
+        if getattr(module, name, MISSING) is not own.get(name, MISSING) or hasattr(kind, name):
+            return  # it lies elsewhere, and may be another for each layer of this class
     for name in ITS_OWN:
         if given.get(name) is not None and given[name] is not False:
             return
@@ -101,30 +108,14 @@ def leave(
         run.alike.append(
             Alike(
                 attachment, attachment.round, noted, run.tokens(attachment.decodes(path)), function,
-                function.__code__, kind, _read(module), mask, meaning, dict(given), by, how, held, same,
-                lse is None, torch.is_inference_mode_enabled(),
+                function.__code__, kind, own.get(CAUSAL, MISSING), own.get(CROSS, MISSING), module.training,
+                mask, meaning, dict(given), by, how, held, same, lse is None,
+                torch.is_inference_mode_enabled(),
             )
         )  # fmt: skip
 
 
 def answered_alike(
-    run: Run, function: Any, module: nn.Module, args: tuple[Any, ...], given: Mapping[str, object]
-) -> Tensor | None:
-    """The heads' output [B, H, T, Dv] of a call like one before it, noted as that was; None: it is not.
-
-    Args:
-        args, given: what the function is called with, after the module.
-    """
-    if len(args) == 4:
-        for alike in run.alike:
-            if args[3] is alike.mask and type(module) is alike.layer:
-                output = _answered(alike, run, function, module, args, given)
-                if output is not None:
-                    return output
-    return None
-
-
-def _answered(
     alike: Alike,
     run: Run,
     function: Any,
@@ -132,15 +123,26 @@ def _answered(
     args: tuple[Any, ...],
     given: Mapping[str, object],
 ) -> Tensor | None:
-    """The same by one way, if all that decided on it is as it was."""
+    """The heads' output [B, H, T, Dv] of a call like another, noted as that was; None: it is not.
+
+    Args:
+        args, given: what the function is called with, after the module.
+    """
+    if len(args) != 4 or args[3] is not alike.mask or type(module) is not alike.layer:
+        return None
     attachment, mask, noted, before = alike.attachment, alike.mask, alike.noted, alike.given
     if function is not alike.function or function.__code__ is not alike.code or len(active) != 1:
         return None
-    if active[0] is not attachment or attachment.round != alike.listening or not noted.has_room():
+    if active[0] is not attachment or attachment.round != alike.listening:
+        return None
+    if len(noted.group.notes) >= noted.group.room or in_backward():
+        return None
+    own = module.__dict__
+    if own.get(CAUSAL, MISSING) is not alike.is_causal or own.get(CROSS, MISSING) is not alike.is_cross:
         return None
     if isinstance(mask, Standing) and mask.meaning is not alike.meaning:
         return None
-    if len(given) != len(before) or _read(module) != alike.read or in_backward():
+    if len(given) != len(before) or own["training"] is not alike.training:
         return None
     for name, value in given.items():
         then = before.get(name, MISSING)
@@ -159,7 +161,8 @@ def _answered(
     if planned.kind_of(q, k, v, left, right, scale, scoring.softcap, alike.held) != alike.kind:
         return None
     lse = None
-    with quietly():
+    here.depth += 1  # quietly: this is on every layer's way
+    try:
         if alike.lse_later:
             causal, grouped = right == 0 and q.shape[2] > 1, q.shape[1] != k.shape[1]
             output = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
@@ -169,17 +172,13 @@ def _answered(
             if k.is_inference() or k._version > 0:  # a cache, perhaps, which goes on being filled
                 kept = k.clone()
             scores = Scores(q, kept, rules, scoring)
-            if kept is k or (kept.stride() == k.stride() and not (kept.data_ptr() | k.data_ptr()) & 15):
+            plan = planned.known(alike.kind)
+            if kept is not k and (kept.stride() != k.stride() or (kept.data_ptr() | k.data_ptr()) & 15):
+                output, lse, _ = planned.answer(scores, v)  # a copy that lies otherwise is of another kind
+            elif plan is None:
                 output, lse, _ = planned.answer_kind(alike.kind, scores, v)
-            else:  # a copy that lies in memory otherwise is of another kind
-                output, lse, _ = planned.answer(scores, v)
+            else:
+                output, lse, _ = plan.ways.forward(scores, v)  # nothing in it learns
         return output if attachment.note(run, path, noted, scores, lse) else None
-
-
-def _read(module: nn.Module) -> tuple[object, ...]:
-    """What is asked of a layer itself."""
-    return (
-        getattr(module, "is_causal", MISSING),
-        getattr(module, "is_cross_attention", MISSING),
-        module.training,
-    )
+    finally:
+        here.depth -= 1

@@ -61,10 +61,8 @@ class Post(Protocol):
 
     def enter(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None: ...
 
-    def after(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """It came back; not told where it raised."""
-
-    def leave(self) -> None: ...
+    def leave(self, args: tuple[object, ...], kwargs: dict[str, object], came_back: bool) -> None:
+        """The run is over; else it raised. Whatever this raises, the module has been left."""
 
 
 class _Attribute:
@@ -223,18 +221,27 @@ def without_loan(module: nn.Module, name: str) -> Any:
     return None if value is _missing else value
 
 
-def station(module: nn.Module, post: Post) -> Undo:
-    """Tell `post` of every run of a module."""
-    with turns:
-        loan = _loan_to(module)
-        loan.give_forward()
-        loan.posts += (post,)
+def station(posts: Iterable[tuple[nn.Module, Post]]) -> Undo:
+    """Tell each post of every run of its module."""
+    stationed: list[tuple[_Loan, Post]] = []
 
     def undo() -> None:
-        loan.posts = tuple(other for other in loan.posts if other is not post)
-        loan.take_back_forward()
+        for loan, post in reversed(stationed):
+            loan.posts = tuple([other for other in loan.posts if other is not post])
+            loan.take_back_forward()
 
-    return _once(undo)
+    go = _once(undo)
+    try:
+        with turns:
+            for module, post in posts:
+                loan = _loan_to(module)
+                loan.give_forward()
+                loan.posts += (post,)
+                stationed.append((loan, post))
+    except BaseException:
+        go()
+        raise
+    return go
 
 
 def override(modules: Iterable[nn.Module], forward: Forward) -> Undo:
@@ -257,10 +264,10 @@ def uncompile(modules: Iterable[nn.Module]) -> Undo:
     if dynamo is None:  # nothing has been compiled in this process
         return undo_all([])
     undos, optimized = [], dynamo.OptimizedModule
-    for module in modules:
+    for module in [m for m in modules if type(m) is optimized or m.__dict__.get(COMPILED) is not None]:
         if type(module) is optimized:
             undos.append(_replace(module, _original))
-        elif module.__dict__.get(COMPILED) is not None:
+        else:
             undos.append(lend(module, COMPILED, None))
     return undo_all(undos)
 
@@ -308,8 +315,12 @@ def unseen(
     def alone(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
         return function(*args, **kwargs)
 
-    behind: Forward = function if like is None else like
-    functools.update_wrapper(alone, behind)
+    return _out_of_sight(alone, function if like is None else like, why)
+
+
+def _out_of_sight(alone: Callable[Given, Answer], like: Forward, why: str = WHY) -> Callable[Given, Answer]:
+    """The same function, hidden from compilers, with another one's name and signature."""
+    functools.update_wrapper(alone, like)
     if _FrameAction is None:
         return torch.compiler.disable(alone, reason=why)
     skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
@@ -333,7 +344,47 @@ class _StandIn:
         self._module = None if module is None else ref(module)  # whose alone it is
 
     def as_function(self, like: Forward) -> FunctionType:
-        function = cast(FunctionType, unseen(self, like))
+        def lent(module: nn.Module, /, *args: object, **kwargs: object) -> object:
+            taken = getattr(_here, "replica", None)
+            if taken is not None:
+                _here.replica = None
+                replica = taken()
+                if replica is not None and replica.__dict__.get(REDUCE) is module.__dict__.get(REDUCE):
+                    module = replica
+            loan = module.__dict__.get(REDUCE)
+            now = loan.attributes.get(FORWARD) if isinstance(loan, _Loan) else None
+            own: Forward = type(module).forward if self._own is _missing else self._own
+            if now is None or getattr(now.value, "__func__", None) is not self._seen():
+                self._check_copy(module)  # kept by somebody beyond its time
+                return own(module, *args, **kwargs) if self._binds else own(*args, **kwargs)
+            assert isinstance(loan, _Loan), "which lends it"
+            instead, posts, entered, came_back = loan.instead, loan.posts, 0, False
+            if instead:
+                own = functools.partial(instead[0], module)
+            else:
+                own = getattr(own, WRITTEN, own)
+                own = MethodType(own, module) if self._binds else own
+            try:
+                for post in posts:
+                    post.enter(module, args, kwargs)
+                    entered += 1
+                output = own(*args, **kwargs)
+                came_back = True
+                return output
+            finally:
+                error = None
+                for post in reversed(posts[:entered]):
+                    try:
+                        post.leave(args, kwargs, came_back)
+                    except BaseException as raised:  # the others are to be told as well
+                        error, came_back = raised, False
+                if error is not None:
+                    try:
+                        raise error
+                    finally:
+                        error = None  # which knows this frame
+
+        function = cast(FunctionType, _out_of_sight(lent, like))
         function.__dict__["_stand_in"], self._seen = self, ref(function)
         return function
 
@@ -358,38 +409,6 @@ class _StandIn:
                 f"copy of one whose {type(self._own).__name__} was wrapped while headwise listened; take the "
                 "wrapper off, copy, and wrap the copy"
             )
-
-    def __call__(self, module: nn.Module, *args: object, **kwargs: object) -> object:
-        taken = getattr(_here, "replica", None)
-        if taken is not None:
-            _here.replica = None
-            replica = taken()
-            if replica is not None and replica.__dict__.get(REDUCE) is module.__dict__.get(REDUCE):
-                module = replica
-        loan = module.__dict__.get(REDUCE)
-        lent = loan.attributes.get(FORWARD) if isinstance(loan, _Loan) else None
-        own: Forward = type(module).forward if self._own is _missing else self._own
-        if lent is None or getattr(lent.value, "__func__", None) is not self._seen():
-            self._check_copy(module)  # kept by somebody beyond its time
-            return own(module, *args, **kwargs) if self._binds else own(*args, **kwargs)
-        assert isinstance(loan, _Loan), "which lends it"
-        instead, posts, entered = loan.instead, loan.posts, 0
-        if instead:
-            own = functools.partial(instead[0], module)
-        else:
-            own = getattr(own, WRITTEN, own)
-            own = MethodType(own, module) if self._binds else own
-        try:
-            for post in posts:
-                post.enter(module, args, kwargs)
-                entered += 1
-            output = own(*args, **kwargs)
-            for post in reversed(posts):
-                post.after(args, kwargs)
-            return output
-        finally:
-            for post in reversed(posts[:entered]):
-                post.leave()
 
 
 def _lent_forward(kind: type[nn.Module]) -> FunctionType:
