@@ -167,7 +167,9 @@ def modules_are_equal(names: tuple[str, ...], dtype: torch.dtype) -> None:
         for part, ours in found.items():
             times = 2.0 if part in ("output", "weights") else 3.0
             what = f"{name}: {part}"
-            size = max(1.0, truth[part].abs().max().item())
+            # that of a key's bias is 0, and the terms of that sum are as large as those of its weight
+            terms = truth.get(part.replace("bias", "weight"), truth[part])
+            size = max(1.0, truth[part].abs().max().item(), terms.abs().max().item())
             assert_judged(ours, plain[part], truth[part], dtype=dtype, times=times, what=what, size=size)
 
 

@@ -19,7 +19,7 @@ Every other shortcut past a module asks the same questions: is the module as it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 from weakref import ref
 
@@ -58,9 +58,7 @@ def is_untouched(
     It is of this very class (not parametrised, sharded, quantised, wrapped or replaced), and no hook, local
     or global, and no other forward, its own or its class's, hears of a call.
     """
-    return (
-        type(layer) is kind and kind.forward is forward and _no_global_hooks() and _nothing_on(layer.__dict__)
-    )
+    return type(layer) is kind and kind.forward is forward and _no_global_hooks() and _nothing_on((layer,))
 
 
 def parameters_of(layer: nn.Module, *names: str) -> list[Tensor | None] | None:
@@ -86,13 +84,17 @@ def _no_global_hooks() -> bool:
     )  # fmt: skip
 
 
-def _nothing_on(held: Mapping[str, object]) -> bool:
-    """No hook on the module of this __dict__, no forward of its own, not even a compiled one."""
-    return not (
-        held["_forward_hooks"] or held["_forward_pre_hooks"]
-        or held["_backward_hooks"] or held["_backward_pre_hooks"] or "forward" in held
-        or held.get("_compiled_call_impl") is not None
-    )  # fmt: skip
+def _nothing_on(modules: Sequence[nn.Module]) -> bool:
+    """No hook on any of these modules, no forward of its own, not even a compiled one."""
+    for module in modules:
+        held = module.__dict__
+        if (
+            held["_forward_hooks"] or held["_forward_pre_hooks"]
+            or held["_backward_hooks"] or held["_backward_pre_hooks"] or "forward" in held
+            or held.get("_compiled_call_impl") is not None
+        ):  # fmt: skip
+            return False
+    return True
 
 
 class _Place:
@@ -111,14 +113,11 @@ class _Place:
         parameters = (weight,) if bias is None else (weight, bias)
         self._memories = [StorageWeakRef(parameter.untyped_storage()) for parameter in parameters]
 
-    def fits(self, layer: nn.Module, heard: bool = False) -> bool:
-        """Whether this is the layer, with its parameters where they were; `heard`: and nothing on it."""
+    def fits(self, layer: nn.Module) -> bool:
+        """Whether this is the layer, with its parameters where they were."""
         if layer is not self.layer() or type(layer) is not nn.Linear:
             return False
-        held = layer.__dict__
-        if heard and not _nothing_on(held):
-            return False
-        parameters: dict[str, Tensor | None] = held["_parameters"]
+        parameters: dict[str, Tensor | None] = layer.__dict__["_parameters"]
         weight, bias = parameters.get("weight"), parameters.get("bias")
         if (
             type(weight) is not nn.Parameter or weight.data_ptr() != self.weight_at
@@ -160,11 +159,11 @@ class Packed:
         if len(places) != len(layers) or nn.Linear.forward is not LINEAR_FORWARD or not _no_global_hooks():
             return False
         for layer, place in zip(layers, places, strict=True):
-            if not place.fits(layer, heard=True):
+            if not place.fits(layer):
                 if any(place.is_left() for place in self._places):
                     self.weight, self.bias, self._places = self.weight.new_empty(0, 0), None, []
                 return False
-        return True
+        return _nothing_on(layers)
 
     def parts(self, layers: Sequence[nn.Module]) -> tuple[Tensor, ...]:
         """The weights that lie in the block, then the biases, of all its layers."""
