@@ -73,6 +73,23 @@ def test_a_bias_that_lies_head_by_head_is_taken_as_it_is() -> None:
         assert torch.equal(turned, hw.attention(q, k, v, mask=mask, bias=bias.contiguous())[0])
 
 
+@pytest.mark.parametrize("beside", ["a sink", "a past"])
+def test_what_is_put_together_by_large_lse_is_as_exact_as_plain_torch(beside: str) -> None:
+    """Seven apart at 207: of which the last place of a float32 is worth seven places of the output."""
+    B, H, T, S, D = 2, 3, 7, 13, 16
+    draw = torch.Generator().manual_seed(0)
+    q, k = torch.zeros(B, H, T, D), torch.zeros(B, H, S, D)
+    q[..., 0], k[..., 0] = 4.0, 200 + torch.rand(B, H, S, generator=draw)  # scores [200, 201]
+    k[:, :, S - T, 0] += 7  # of one key among the last, which every query sees
+    v = torch.randn(B, H, S, D, generator=draw)
+    options = {"sinks": torch.full((H,), 200.0)} if beside == "a sink" else {}
+    case = Case(q, k, v, hw.Mask.causal() if beside == "a past" else hw.Mask(), options)
+    out, w = run(case, "flash")
+    truth, plain = case.to(torch.float64).reference()[0], case.reference()[0]
+    assert 200 < w.lse.max() < 256
+    assert_judged(out, plain, truth, dtype=torch.float32, size=v.abs().max().item())
+
+
 # Several biases, and what is by distance
 
 

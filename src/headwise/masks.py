@@ -177,7 +177,7 @@ class Mask(RuleSet):
     @classmethod
     def causal(cls) -> Mask:
         """Keys up to the query's own position; with T != S the last query sees the last key."""
-        return cls(right=0)
+        return CAUSAL if cls is Mask else cls(right=0)
 
     @classmethod
     def window(cls, size: int | None = None, *, left_right: tuple[int, int] | None = None) -> Mask:
@@ -392,7 +392,7 @@ class BoundMask(Mask):
 
 
 assert [*Mask.FIELDS] == [f.name for f in fields(Mask) if f.init], "fields are those of RULES, in that order"
-NOTHING_HIDDEN, CAUSAL = Mask(), Mask.causal()  # the two that nearly every call has, made once
+NOTHING_HIDDEN, CAUSAL = Mask(), Mask(right=0)  # the two that nearly every call has, made once
 
 
 def as_mask(mask: Mask | Tensor | None) -> Mask:

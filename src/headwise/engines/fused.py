@@ -5,9 +5,10 @@ added. What a kernel can take whole is one part. Causal attention over a longer 
 in full and the square on the diagonal. Windows, documents and biases by distance go by blocks of queries,
 each with the keys it can see at all and its own slice of the mask, so that no T x S mask ever exists.
 
-Sinks. With z = logaddexp(lse, sink), each row's output is scaled by exp(lse - z), and z is the new lse. The
-backward of the kernel, given the scaled output and z, is exact: the sink column has no value, so
-delta = sum(dO * O) is still the whole row's sum of P dP. The sink's own gradient is -exp(sink - z) * delta.
+Sinks. With z = logaddexp(lse, sink), each row's output is scaled by exp(lse - z), or sigmoid(lse - sink),
+which is rounded less, and z is the new lse. The backward of the kernel, given the scaled output and z, is
+exact: the sink column has no value, so delta = sum(dO * O) is still the whole row's sum of P dP. The sink's
+own gradient is -exp(sink - z) * delta.
 
 Empty rows. Kernels answer them with lse 0, -inf or NaN, each its own way; here output 0 and lse -inf.
 """
@@ -408,8 +409,8 @@ def _merge(kernel: Kernel, scores: Scores, parts: list[Part], q: Tensor, k: Tens
         if rows == done:  # the same queries over more keys
             old, old_lse = out[:, :, rows], lse[:, :, rows]
             both = torch.logaddexp(old_lse, new_lse)
-            finite = torch.where(torch.isneginf(both), 0.0, both)
-            mine, theirs = ((x - finite).exp()[..., None] for x in (old_lse, new_lse))
+            ahead = torch.where(torch.isneginf(both), 0.0, old_lse - new_lse)  # whatever of rows without keys
+            mine, theirs = ahead.sigmoid()[..., None], (-ahead).sigmoid()[..., None]
             new, new_lse = (old * mine + new * theirs).to(q.dtype), both
         out[:, :, rows], lse[:, :, rows] = new, new_lse
         done = rows

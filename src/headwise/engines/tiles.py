@@ -107,9 +107,10 @@ def unfinished(scores: Scores, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor
 
 def with_sinks(sinks: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """Let the sink take its share; rows that see nothing stay as they are."""
-    total = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
-    total = torch.where(torch.isneginf(lse), lse, total)
-    share = torch.where(torch.isneginf(lse), 0.0, (lse - total).exp())
+    sinks = sinks.to(lse.dtype)[:, None]
+    total = torch.where(torch.isneginf(lse), lse, torch.logaddexp(lse, sinks))
+    # not exp(lse - total): of a large total the last place is much, of what is between the two it is not
+    share = torch.where(torch.isneginf(lse), 0.0, (lse - sinks).sigmoid())
     return (out * share[..., None]).to(out.dtype), total
 
 
