@@ -438,7 +438,9 @@ def test_numbers_settle_together() -> None:
 
     record = Record((1, 2, 3, 3), rows={"entropy": torch.ones(1, 2)}, counts={"entropy": torch.ones(1, 2)})
     settle([record])
-    assert record.rows["entropy"].tolist() == [[1, 1]]
+    assert record.rows["entropy"].tolist() == [[1, 1]] and record._is_here
+    record.take_patterns({"spread": torch.ones(1, 2)}, {})
+    assert not record._is_here  # what was added may be elsewhere
 
 
 # What is refused

@@ -6,6 +6,7 @@ The judge is transformers itself: the same model with eager attention, its weigh
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import pickle
 import sys
@@ -586,6 +587,51 @@ def test_a_function_of_other_parts_is_refused_by_name(dispatch: Any) -> None:
         assert torch.equal(call.weights.dense(), weights)
     with attach(model, Heard(), "skip"):
         assert torch.equal(run(model, text("none")).last_hidden_state, expected.last_hidden_state)
+
+
+def test_a_lookup_inside_a_block_finds_what_it_finds_outside(dispatch: Any) -> None:
+    from transformers import AttentionInterface
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    model, of_a_file = dispatch(standard), AttentionInterface()
+    of_a_file["sdpa"] = sharpened
+
+    def found(registry: Any, name: str) -> Any:
+        function = registry.get_interface(name, eager)
+        return getattr(function, "__headwise_own__", function)
+
+    def eager() -> None: ...
+
+    asked = [
+        (at, name) for at in (ALL_ATTENTION_FUNCTIONS, of_a_file) for name in ("sdpa", "eager", "standard")
+    ]
+    before = [found(*each) for each in asked]
+    assert before[1] is eager and before[3] is sharpened
+    for _ in range(2):  # what stands between is kept from one block to the next
+        with attach(model, Heard()):
+            assert [found(*each) for each in asked] == before
+            with pytest.raises(KeyError, match="nobody"):
+                ALL_ATTENTION_FUNCTIONS.get_interface("nobody", eager)
+            assert "nobody" not in ALL_ATTENTION_FUNCTIONS and "sdpa" in ALL_ATTENTION_FUNCTIONS
+
+
+def test_a_lookup_that_somebody_has_replaced_is_asked(dispatch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AttentionInterface
+
+    model, asked = dispatch(standard), []
+    own = AttentionInterface.get_interface
+
+    def mine(self: Any, *args: Any) -> Any:
+        asked.append(args[0])
+        return own(self, *args)
+
+    for theirs in (mine, functools.wraps(own)(mine)):
+        asked.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(AttentionInterface, "get_interface", theirs)
+            with attach(model, Heard()):
+                run(model, text("none"))
+        assert asked == ["standard"] * 2
 
 
 def test_an_argument_that_is_of_use_to_the_function_is_refused_by_name(dispatch: Any) -> None:

@@ -179,6 +179,30 @@ def test_a_bypassed_layer_is_told_of_in_the_thread_where_it_ran(x: Tensor) -> No
     assert len(said) == 2 and all("1 layers of SelfAttention (0)" in each for each in said)
 
 
+def test_one_that_refuses_a_forward_keeps_nobody_else_in_it(x: Tensor) -> None:
+    class SelfAttention(Fused):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).chunk(3, -1)
+            return (q @ k.mT).softmax(-1) @ v
+
+    inner = nn.Sequential(SelfAttention())
+    first, second, outer = hw.watch(inner, fallback="skip"), hw.watch(inner[0]), nn.Sequential(inner, Fused())
+    third = hw.watch(outer, fallback="skip")
+    for each in (first, second, third):
+        each.start()
+    try:
+        for _ in range(2):
+            with pytest.raises(hw.errors.AttentionBypassed, match="layers of SelfAttention"):
+                outer(x)
+            assert [attachment.run for attachment in active] == [None] * 3
+    finally:
+        for each in (first, third):
+            each.stop()
+        with pytest.raises(hw.errors.AttentionBypassed, match="ran 2 times and none was"):
+            second.stop()
+    assert not active and third.heads.paths == []
+
+
 def test_a_replica_runs_with_its_own_weights_and_is_heard_as_its_original(x: Tensor) -> None:
     """`nn.DataParallel` copies a module's dict: the forward that was in it was bound to the original."""
     model = Ours().eval()

@@ -336,7 +336,7 @@ class Tokens:
         self.tokenizer = tokenizer
         self.special = _special_ids(model, tokenizer)
         self.unknown = _unknown_id(tokenizer)
-        self._named = lru_cache(maxsize=2**16)(self._name)
+        self._named = self._name if tokenizer is None else lru_cache(maxsize=2**16)(self._name)
         self._marks: WeakKeyDictionary[Forward, dict[str, tuple[Tensor, Marks]]] = WeakKeyDictionary()
         self._there: dict[torch.device, Tensor] = {}
 
@@ -419,9 +419,10 @@ def _unknown_id(tokenizer: Tokenizer | None) -> int | None:
 def _roles(told: object) -> set[int]:
     """The ids that a tokenizer or config names for a role."""
     ids: set[int] = set()
+    held = getattr(told, "__dict__", {})  # of a config, whose own lookup takes ten times as long
     for name in SPECIAL:
-        value = getattr(told, name, None)
-        ids.update(x for x in (value if isinstance(value, list) else [value]) if isinstance(x, int))
+        value = held[name] if name in held else getattr(told, name, None)
+        ids.update([x for x in (value if isinstance(value, list) else [value]) if isinstance(x, int)])
     return ids
 
 

@@ -195,7 +195,7 @@ class _Seen:
 
     def are_still(self, modules: list[nn.Module]) -> bool:
         """Whether these are the very modules: never by id, which a new one may have of a dead one."""
-        configs = [module.__dict__.get("config") for module in modules]
+        configs = [m.__dict__["config"] if "config" in m.__dict__ else None for m in modules]
         return (
             len(modules) == len(self._modules)
             and all(map(is_, modules, [seen() for seen in self._modules]))
@@ -206,13 +206,13 @@ class _Seen:
 
 def _modules(model: nn.Module) -> list[nn.Module]:
     """All that `model.modules()` gives, which goes through a generator for every level of depth."""
-    found, ahead = {model}, [model]
-    for module in ahead:  # which grows
-        for inner in module._modules.values():
-            if inner is not None and inner not in found:
-                found.add(inner)
-                ahead.append(inner)
-    return ahead
+    found: dict[nn.Module, None] = {model: None}
+    level = [model]
+    while level:
+        inside = dict.fromkeys([inner for module in level for inner in module._modules.values()])
+        level = [inner for inner in inside if inner is not None and inner not in found]
+        found |= dict.fromkeys(level)
+    return list(found)
 
 
 def _weak(thing: object) -> Callable[[], object]:
