@@ -114,7 +114,12 @@ class Heads(ByLayer[LayerHeads]):
         Args:
             layer: what it goes by; by default its number among the paths added, where they are one stack.
         """
-        values = self._values
+        self.waiting.settle()
+        self.take(path, record, layer)
+
+    def take(self, path: str, record: Record, layer: Layer | None = None) -> None:
+        """The same where nothing waits before it."""
+        values: dict[str, LayerHeads] = self.__dict__["_values"]
         known = values.get(path)
         if known is None:
             known = values[path] = LayerHeads(path, layer)
@@ -127,7 +132,7 @@ class Heads(ByLayer[LayerHeads]):
                 self._names = names_of(list(values))
                 for place, name in self._names.items():
                     values[place].layer = name
-        known.calls.append(record)
+        known.take(record)
 
     @property
     def stacks(self) -> dict[str, dict[int, str]]:

@@ -69,6 +69,10 @@ class LayerHeads:
     def calls(self, calls: list[Record]) -> None:
         self.__dict__["calls"] = calls
 
+    def take(self, record: Record) -> None:
+        """One more call, where none waits before it."""
+        self.__dict__["calls"].append(record)
+
     def __getstate__(self) -> dict[str, object]:
         state = {**self.__dict__, "calls": self.calls}
         state.pop("_before_reading", None)

@@ -112,7 +112,7 @@ class Measured(NamedTuple):
 class Takes(Protocol):
     """Who takes calls in."""
 
-    def add(self, path: str, record: Record, layer: Layer | None = None) -> None: ...
+    def take(self, path: str, record: Record, layer: Layer | None = None) -> None: ...
 
 
 class _Ahead:
@@ -279,7 +279,7 @@ class Waiting:
                 heads = self._heads()
                 for path, record, layer in heard:
                     if heads is not None and EVERYONE in record.counts:
-                        heads.add(path, record, layer)
+                        heads.take(path, record, layer)
 
 
 def _of_copies(q: Tensor, k: Tensor, mask: Mask, scoring: Scoring) -> tuple[Scores, None]:

@@ -195,7 +195,7 @@ class _Seen:
 
     def are_still(self, modules: list[nn.Module]) -> bool:
         """Whether these are the very modules: never by id, which a new one may have of a dead one."""
-        configs = [m.__dict__["config"] if "config" in m.__dict__ else None for m in modules]
+        configs = [module.__dict__.get("config") for module in modules]
         return (
             len(modules) == len(self._modules)
             and all(map(is_, modules, [seen() for seen in self._modules]))
