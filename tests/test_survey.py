@@ -276,6 +276,29 @@ def test_a_documents_result_does_not_depend_on_its_neighbours(small: Pretrained,
             assert (numpy.float32(value) if isinstance(value, float) else value) == other[name], name
 
 
+def test_a_documents_result_does_not_depend_on_what_the_process_did_before(
+    small: Pretrained, surveyed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU without bfloat16 the first product of such numbers takes oneDNN from all products after it."""
+    found, seen = [Rows(), Rows()], []
+    watched = Measure.watched
+
+    def spying(self: Measure, *args: Any, **options: Any) -> Any:
+        seen.append(torch.backends.mkldnn.enabled)
+        return watched(self, *args, **options)
+
+    monkeypatch.setattr(Measure, "watched", spying)
+    before = torch.backends.mkldnn.enabled
+    try:
+        for each, enabled in zip(found, (True, False), strict=True):
+            torch.backends.mkldnn.enabled = enabled
+            Measure(small).add(surveyed.document(23), each)
+            assert torch.backends.mkldnn.enabled == enabled
+    finally:
+        torch.backends.mkldnn.enabled = before
+    assert seen == [True, True] and found[0] == found[1] and found[0].heads
+
+
 def test_what_cannot_be_read_is_recorded_and_the_end_of_long_ones_left_out(surveyed: Any) -> None:
     told = rows(surveyed.folder, shards.DOCUMENTS)
     assert len(told) == 37 and {row["position"] for row in told} == set(range(37))

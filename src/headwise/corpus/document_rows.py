@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,21 @@ class Rows:
     heads: list[dict[str, Any]] = field(default_factory=list)
 
 
+@contextmanager
+def _as_in_a_new_process() -> Iterator[None]:
+    """With oneDNN, whatever came before: a product in half precision that is beyond it lets torch do without it
+    for the rest of a process, and all products are rounded otherwise from then on."""
+    one_dnn = torch.backends.mkldnn
+    before = one_dnn.enabled or torch.backends.flags_frozen()
+    if not before:
+        one_dnn.enabled = True
+    try:
+        yield
+    finally:
+        if not before:
+            one_dnn.enabled = False
+
+
 class Measure:
     """Measures documents one by one.
 
@@ -93,9 +109,10 @@ class Measure:
         row["characters"] = len(document.text)
         row["digest"] = hashlib.blake2b(raw, digest_size=16).hexdigest()
         try:
-            reading = read(document.text, self.trained.model, self.trained.tokenizer, most=self.most)
-            heads = self.watched(reading)
-            mine = self._heads(row, reading, heads)
+            with _as_in_a_new_process():
+                reading = read(document.text, self.trained.model, self.trained.tokenizer, most=self.most)
+                heads = self.watched(reading)
+                mine = self._heads(row, reading, heads)
         except WRONG_FOR_ALL:
             raise
         except Exception as error:
