@@ -60,9 +60,9 @@ class Rows:
 
 @contextmanager
 def _as_in_a_new_process() -> Iterator[None]:
-    """With oneDNN, whatever came before: a product in half precision that is beyond it lets torch do without it
+    """With oneDNN, whatever came before: once a product in half precision is beyond it, torch does without it
     for the rest of a process, and all products are rounded otherwise from then on."""
-    one_dnn = torch.backends.mkldnn
+    one_dnn: Any = torch.backends.mkldnn
     before = one_dnn.enabled or torch.backends.flags_frozen()
     if not before:
         one_dnn.enabled = True
