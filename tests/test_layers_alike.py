@@ -293,6 +293,35 @@ def test_q_and_k_may_be_written_to_afterwards(monkeypatch: pytest.MonkeyPatch) -
 # What hostile eyes found
 
 
+class _OneIsNotCausal:
+    """Says of itself that it is not causal, in one layer of four, where only asking finds it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "is_causal" and self.__dict__["layer_idx"] == 2:
+            return False
+        return super().__getattr__(name)  # type: ignore[misc]
+
+
+class _Constant:
+    """Its mode of training is no attribute."""
+
+    training = property(lambda _: False, lambda *_: None)
+
+
+@pytest.mark.parametrize("kind", [_OneIsNotCausal, _Constant])
+def test_what_a_layer_says_of_itself_is_asked_for_wherever_it_is(kind: type) -> None:
+    model, ids = body("llama", num_hidden_layers=4), small_models.tokens()
+    for layer in model.layers:
+        attention = layer.self_attn
+        attention.__class__ = type("Attention", (kind, type(attention)), {})
+        attention.__dict__.pop("is_causal" if kind is _OneIsNotCausal else "training")
+    with torch.no_grad():
+        expected = model(input_ids=ids).last_hidden_state
+        with hw.watch(model):
+            found = model(input_ids=ids).last_hidden_state
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("written_to", [False, True])
 def test_a_call_is_answered_as_one_of_its_own_kind(

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import os
 import pickle
 import sys
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -558,9 +560,14 @@ def dispatch() -> Iterator[Any]:
         names.append(function.__name__)
         return by_name("llama").build(DOUBLE, function.__name__)
 
+    def forget() -> None:
+        for name in names:
+            del AttentionInterface._global_mapping[name], AttentionMaskInterface._global_mapping[name]
+        names.clear()
+
+    register.forget = forget  # type: ignore[attr-defined]
     yield register
-    for name in names:
-        del AttentionInterface._global_mapping[name], AttentionMaskInterface._global_mapping[name]
+    forget()
 
 
 def test_a_function_of_known_parts_is_answered_as_it_would_be(dispatch: Any) -> None:
@@ -607,12 +614,47 @@ def test_a_lookup_inside_a_block_finds_what_it_finds_outside(dispatch: Any) -> N
     ]
     before = [found(*each) for each in asked]
     assert before[1] is eager and before[3] is sharpened
-    for _ in range(2):  # what stands between is kept from one block to the next
-        with attach(model, Heard()):
-            assert [found(*each) for each in asked] == before
-            with pytest.raises(KeyError, match="nobody"):
-                ALL_ATTENTION_FUNCTIONS.get_interface("nobody", eager)
-            assert "nobody" not in ALL_ATTENTION_FUNCTIONS and "sdpa" in ALL_ATTENTION_FUNCTIONS
+    with attach(model, Heard()):
+        assert [found(*each) for each in asked] == before
+        with pytest.raises(KeyError, match="nobody"):
+            ALL_ATTENTION_FUNCTIONS.get_interface("nobody", eager)
+        assert "nobody" not in ALL_ATTENTION_FUNCTIONS and "sdpa" in ALL_ATTENTION_FUNCTIONS
+
+
+def test_a_registry_that_looks_up_in_its_own_way_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a model that nobody listens to."""
+    from transformers import AttentionInterface
+    from transformers.models.llama import modeling_llama
+
+    class Mine(AttentionInterface):
+        def __getitem__(self, name: str) -> Any:
+            return doubled if name == "sdpa" else super().__getitem__(name)
+
+    def doubled(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **more: Any) -> Any:
+        return ordinary(module, query, key, 2 * value, mask, **more)
+
+    ordinary = modeling_llama.ALL_ATTENTION_FUNCTIONS["sdpa"]
+    monkeypatch.setattr(modeling_llama, "ALL_ATTENTION_FUNCTIONS", Mine())
+    model, other = by_name("llama").build(DOUBLE, "sdpa"), by_name("gpt2").build(DOUBLE, "sdpa")
+    expected = run(model, text("none")).last_hidden_state
+    with attach(other, Heard()):
+        assert torch.equal(run(model, text("none")).last_hidden_state, expected)
+
+
+def test_a_function_is_let_go_after_the_block(dispatch: Any) -> None:
+    held = torch.zeros(3)
+
+    def holding(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **more: Any) -> Any:
+        return standard(module, query, key, value + held[0], mask, **more)
+
+    model = dispatch(holding)
+    with attach(model, Heard(), "skip"):
+        run(model, text("none"))
+    gone = weakref.ref(holding)
+    dispatch.forget()
+    del holding, model
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_lookup_that_somebody_has_replaced_is_asked(dispatch: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import headwise as hw
 from headwise.errors import ArgumentError
+from headwise.listeners import model_door
 from headwise.listeners.active import active
 
 pytestmark = pytest.mark.usefixtures("_small_models_at_rest")
@@ -203,6 +204,40 @@ def test_one_that_refuses_a_forward_keeps_nobody_else_in_it(x: Tensor) -> None:
     assert not active and third.heads.paths == []
 
 
+def test_what_raises_on_the_way_into_a_module_leaves_nobody_in_it(x: Tensor) -> None:
+    model = nn.Sequential(Fused(), Fused())
+    with hw.watch(model) as heads:
+        enter = active[0].posts[model[1]].mode.enter
+
+        def raising(*_: object) -> None:
+            raise OverflowError
+
+        active[0].posts[model[1]].mode.enter = raising
+        with pytest.raises(OverflowError):
+            model(x)
+        with pytest.raises(OverflowError):
+            model[1](x)
+        assert active[0].run is None
+        active[0].posts[model[1]].mode.enter = enter
+        model(x)
+    assert [len(layer.calls) for layer in heads.values()] == [1, 1]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_layer_that_is_given_a_nested_tensor_is_one_that_is_not_heard(x: Tensor) -> None:
+    class SelfAttention(Fused):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.is_nested else super().forward(x)
+
+    model = nn.Sequential(SelfAttention())
+    nested = torch.nested.nested_tensor(list(x))
+    with hw.watch(model, fallback="skip") as heads:
+        model(nested)
+        assert active[0].run is None
+        model(x)
+    assert len(heads[0].calls) == 1 and heads[0].calls[0].forward == 2
+
+
 def test_a_replica_runs_with_its_own_weights_and_is_heard_as_its_original(x: Tensor) -> None:
     """`nn.DataParallel` copies a module's dict: the forward that was in it was bound to the original."""
     model = Ours().eval()
@@ -247,6 +282,54 @@ def test_one_watch_begun_and_ended_in_many_threads_ends() -> None:
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(work, range(3)))
     assert not active and "forward" not in model.__dict__ and len(watching.heads[0].calls) == 30
+
+
+@each_kind
+def test_a_forward_in_another_thread_while_watching_begins_is_not_refused(
+    kind: str, x: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It met a post before anybody could tell its model of a call, which looked as if there had been none."""
+    model = MODELS[kind]()
+    expected, found = model(x), []
+
+    def meanwhile(_: object) -> Callable[[], None]:
+        with ThreadPoolExecutor(1) as pool, torch.no_grad():
+            found.append(pool.submit(torch.no_grad()(model), x).result(20))
+        return lambda: None
+
+    whole = model_door.CHANGES
+    for done in range(len(whole) + 1):
+        monkeypatch.setattr(model_door, "CHANGES", (*whole[:done], meanwhile, *whole[done:]))
+        with hw.watch(model) as heads:
+            model(x)
+        assert heads
+    assert len(found) == len(whole) + 1
+    for output in found:
+        torch.testing.assert_close(output, expected)
+
+
+@each_kind
+def test_a_forward_in_another_thread_that_outlasts_the_block_is_not_refused(kind: str, x: Tensor) -> None:
+    model, inside, go_on = MODELS[kind](), threading.Event(), threading.Event()
+    expected = model(x)
+
+    def wait(*_: object) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            inside.set()
+            assert go_on.wait(20)
+
+    first = next(
+        path for path, module in model.named_modules() if type(module) in (nn.Linear, nn.MultiheadAttention)
+    )
+    model.get_submodule(first).register_forward_pre_hook(wait)  # in the first layer of attention, or of it
+    with ThreadPoolExecutor(1) as pool:
+        with hw.watch(model):
+            model(x)
+            running = pool.submit(torch.no_grad()(model), x)
+            assert inside.wait(20)
+        go_on.set()
+        torch.testing.assert_close(running.result(20), expected)
+    assert not active
 
 
 def test_a_forward_called_directly_is_a_forward_each_time(x: Tensor) -> None:

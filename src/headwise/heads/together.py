@@ -201,19 +201,18 @@ class Waiting:
             q.shape, k.shape, q.dtype, k.dtype, q.device, scoring.scale, scoring.softcap,
             lse is None, names, pooled, record.reach, torch.is_inference_mode_enabled(),
         )  # fmt: skip
-        try:
-            if scoring.sinks is not None or scoring.slopes is not None or scoring.relative is not None:
-                own = {name: value.detach().clone() for name, value in scoring.tensors.items()}
-                kind = (*kind, *((name, value.shape, value.dtype) for name, value in own.items()))
-                scoring, loose = replace(scoring, **own), False  # type: ignore[arg-type]
-            with self._lock:
+        with self._lock:  # to the end: nobody may measure a group before its first call is in it
+            try:
+                if scoring.sinks is not None or scoring.slopes is not None or scoring.relative is not None:
+                    own = {name: value.detach().clone() for name, value in scoring.tensors.items()}
+                    kind = (*kind, *((name, value.shape, value.dtype) for name, value in own.items()))
+                    scoring, loose = replace(scoring, **own), False  # type: ignore[arg-type]
                 ahead = self._ahead.get(forward)
                 if ahead is None:
                     ahead = self._ahead[forward] = _Ahead()
                 group = ahead.group(kind, scores) or ahead.new(kind, scores, names, pooled, calls)
-        except torch.OutOfMemoryError:
-            return None
-        with self._lock:
+            except torch.OutOfMemoryError:
+                return None
             place = group.take(q if loose else q.detach(), k if loose else k.detach())
             group.notes.append(Note(record, scoring, lse))
             self._heard.append((path, record, layer))

@@ -33,6 +33,7 @@ __all__ = [
     "Entered",
     "Forward",
     "Listener",
+    "Mode",
     "Noted",
     "Run",
     "active",
@@ -127,13 +128,33 @@ def in_backward() -> bool:
 # One forward, and what its modules were given
 
 
+class Mode(Protocol):
+    """Someone who is told when a module begins and ends, and listens to torch's functions in between."""
+
+    def enter(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None: ...
+
+    def leave(self) -> None: ...
+
+
 class Entered:
     """A module that is running now."""
 
-    __slots__ = ("heard", "is_noted", "module", "order", "padding", "path", "read", "shapes", "tokens")
+    __slots__ = (
+        "heard",
+        "is_noted",
+        "mode",
+        "module",
+        "order",
+        "padding",
+        "path",
+        "read",
+        "shapes",
+        "tokens",
+    )
 
     def __init__(self, path: str, module: nn.Module) -> None:
         self.path, self.module, self.heard = path, module, False
+        self.mode: Mode | None = None  # which listens to torch's functions meanwhile
         self.is_noted = False  # else it is as if only the modules around it had been given anything
         self.read: dict[bool, dict[str, Tensor]] = {}  # the tokens that layers inside it read, once known
         self.order = next(_order)  # among the modules of all models
@@ -176,7 +197,10 @@ class Run:
         here.shapes = [
             value.shape
             for value in (*args, *kwargs.values())
-            if isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1
+            if isinstance(value, Tensor)
+            and value.is_floating_point()
+            and value.ndim > 1
+            and not value.is_nested
         ]
         # Beside numbers, what an inner module takes first are positions, say
         if args and isinstance(args[0], Tensor) and not (self.entered and here.shapes):

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import Protocol
 from weakref import ref
 
 import torch
@@ -22,20 +21,24 @@ from ..engines.scores import Scores
 from ..errors import ArgumentError, AttentionBypassed
 from ..heads.layer_names import Layer, names_of
 from ..map import AttentionMap
-from .active import Call, Entered, Forward, Listener, Noted, Run, active, in_backward, innermost, quietly
+from .active import (
+    Call,
+    Entered,
+    Forward,
+    Listener,
+    Mode,
+    Noted,
+    Run,
+    active,
+    in_backward,
+    innermost,
+    quietly,
+)
 from .model_structure import modules_at, structure_and_modules
 from .shared_patches import Undo, turns
 from .split_calls import SplitCall, local_heads_of
 
 __all__ = ["Attachment", "Change", "Post"]
-
-
-class Mode(Protocol):
-    """Someone who is told when a module begins and ends, and listens to torch's functions in between."""
-
-    def enter(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None: ...
-
-    def leave(self) -> None: ...
 
 
 class Post:
@@ -50,28 +53,38 @@ class Post:
     def enter(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         run = self.attachment._running.run or self.attachment.run_or_new()
         here = Entered(self.path, module)
-        if not self.is_place:
-            run.note(here, args, kwargs)
-        run.entered.append(here)
-        if self.mode is not None:
-            self.mode.enter(args, kwargs)
+        try:
+            if not self.is_place:
+                run.note(here, args, kwargs)
+            run.entered.append(here)
+            if self.mode is not None:
+                self.mode.enter(args, kwargs)
+                here.mode = self.mode
+        except BaseException:
+            self._leave(run, here)
+            raise
 
     def leave(self, args: tuple[object, ...], kwargs: dict[str, object], came_back: bool) -> None:
         run = self.attachment._running.run
         assert run is not None, "somebody entered"
-        if self.mode is not None:
-            self.mode.leave()
         here = run.entered[-1]
-        if came_back and self.is_place and not here.heard:
-            run.bypassed.setdefault(self.path, _sizes(args, kwargs))
-        if len(run.entered) > 1:
+        if here.mode is not None:
+            here.mode.leave()
+        if here.heard and len(run.entered) > 1:  # nothing else, mostly
             run.entered.pop()
             return
         try:
-            if came_back:
+            if came_back and self.is_place and not here.heard and not self.attachment.is_over:
+                run.bypassed.setdefault(self.path, _sizes(args, kwargs))
+            if came_back and len(run.entered) == 1:
                 self.attachment.came_back(run)
         finally:
+            self._leave(run, here)
+
+    def _leave(self, run: Run, here: Entered) -> None:
+        if run.entered and run.entered[-1] is here:
             run.entered.pop()
+        if not run.entered:
             self.attachment.left(run)
 
 
@@ -106,7 +119,9 @@ class Attachment:
             False  # whether another model's attention was heard inside, or a layer ran on nothing
         )
         self.has_company = torch.distributed.is_available() and torch.distributed.is_initialized()
-        self.posts: dict[nn.Module, Post] = {}
+        self.is_over = False  # what runs on in other threads is heard no more, and has bypassed nobody
+        hooked = self.structure.hooked.items()
+        self.posts = {module: Post(self, path, is_place) for module, (path, is_place) in hooked}
         self._running = _Running()
         self._telling = threading.RLock()
         self._undo = ExitStack()
@@ -114,17 +129,21 @@ class Attachment:
     # Coming and going
 
     def begin(self, changes: Iterable[Change]) -> None:
-        """Make the changes by which the model is heard, one after another; `end` undoes them."""
+        """Make the changes by which the model is heard, one after another; `end` undoes them.
+
+        Other threads may run the model meanwhile: whoever meets a change finds this among those who listen.
+        """
+        active.append(self)
         try:
             for change in changes:
                 self._undo.callback(change(self))
         except BaseException:
             self.listeners.clear()  # nobody has to end what did not begin
-            self._undo.close()
+            self.end()
             raise
-        active.append(self)
 
     def end(self) -> None:
+        self.is_over = True
         if self in active:
             active.remove(self)
         self._undo.close()
@@ -370,7 +389,7 @@ class Attachment:
 def _sizes(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[int, ...]:
     """B and T of the input of a module."""
     for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor) and value.ndim >= 3:
+        if isinstance(value, Tensor) and value.ndim >= 3 and not value.is_nested:
             return tuple(value.shape[:2])
     return ()
 

@@ -21,7 +21,7 @@ from ..errors import ArgumentError
 from .active import Listener, active
 from .adapters import ADAPTERS
 from .adapters.loans import station, uncompile
-from .attachment import Attachment, Change, Post
+from .attachment import Attachment, Change
 from .shared_patches import Undo, turns
 
 __all__ = ["FALLBACKS", "attach"]
@@ -89,10 +89,6 @@ class _Attached(AbstractContextManager[Attachment]):
 
 def _post(attachment: Attachment) -> Undo:
     """Every module that may attend, or around one that does, tells when it runs."""
-    attachment.posts = {
-        module: Post(attachment, path, is_place)
-        for module, (path, is_place) in attachment.structure.hooked.items()
-    }
     return station(attachment.posts.items())
 
 
@@ -100,4 +96,4 @@ def _uncompile(attachment: Attachment) -> Undo:
     return uncompile(attachment.modules)
 
 
-CHANGES: tuple[Change, ...] = (_post, _uncompile, *ADAPTERS)
+CHANGES: tuple[Change, ...] = (_uncompile, *ADAPTERS, _post)  # a post finds all that it needs in place

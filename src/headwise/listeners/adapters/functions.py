@@ -95,7 +95,8 @@ class _Functions(TorchFunctionMode):
         return modules
 
     def enter(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        given = [x.shape for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim > 2]
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        given = [x.shape for x in tensors if x.ndim > 2 and not x.is_nested]
         self.running.append(_Running(given))
         if len(self.running) == 1:
             self.__enter__()

@@ -11,8 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from functools import lru_cache, partial
-from types import FunctionType
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -29,7 +28,6 @@ __all__ = ["hear_huggingface"]
 
 NAME = "headwise"
 OWN = "_attn_implementation_internal"
-MOST = 64  # functions of models for which one is kept that stands between
 
 Function = Callable[..., Any]
 
@@ -139,47 +137,30 @@ def _stand_in(attachment: Attachment, config: object) -> Undo:
 def _stand_between() -> Undo:
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    find, item = AttentionInterface.get_interface, AttentionInterface.__getitem__
-    is_its_own = find.__module__ == AttentionInterface.__module__ and not hasattr(find, "__wrapped__")
-    by_name = item if is_its_own else None  # it looks a name up twice, first to see whether it is registered
-    masks = AttentionMaskInterface.__getitem__
+    ours = _answering(AttentionInterface.get_interface, _between)
+    items = _answering(AttentionInterface.__getitem__, _between)
+    masks = _answering(AttentionMaskInterface.__getitem__, _between_masks)
     return undo_all(
         [
-            _put(AttentionInterface, "get_interface", _answering(find, _between, by_name)),
-            _put(AttentionInterface, "__getitem__", _answering(item, _between)),
-            _put(AttentionMaskInterface, "__getitem__", _answering(masks, _between_masks)),
+            _put(AttentionInterface, "get_interface", ours),
+            _put(AttentionInterface, "__getitem__", items),
+            _put(AttentionMaskInterface, "__getitem__", masks),
         ]
     )
 
 
-@lru_cache(maxsize=16)
-def _answering(look_up: Function, between: Function, by_name: Function | None = None) -> Function:
-    """A lookup that finds, in place of each function, the one that stands between; made once each.
-
-    Args:
-        by_name: finds what is registered as `look_up` does, and raises KeyError where nothing is.
-    """
-    made: dict[FunctionType, Function] = {}
+def _answering(look_up: Function, between: Function) -> Function:
+    """A lookup that finds, in place of each function, the one that stands between; made once each."""
+    made: dict[Function, Function] = {}
 
     @functools.wraps(look_up)
     def answer(self: object, *args: Any, **kwargs: Any) -> Function:
-        own: Function
+        own: Function = look_up(self, *args, **kwargs)
         try:
-            if by_name is None or len(args) != 2 or kwargs:
-                own = look_up(self, *args, **kwargs)
-            else:
-                own = by_name(self, args[0])
-        except KeyError:
-            own = look_up(self, *args, **kwargs)
-        if type(own) is not FunctionType:  # one that may say it equals another
+            return made.get(own) or made.setdefault(own, between(own))
+        except TypeError:  # one that is not to be found again
             function: Function = between(own)
             return function
-        there = made.get(own)
-        if there is None:
-            if len(made) >= MOST:
-                made.clear()
-            there = made[own] = between(own)
-        return there
 
     return answer
 

@@ -78,10 +78,6 @@ def leave(
     kind: type = type(module)
     if noted is None or noted.kind != "self":
         return
-    own = module.__dict__
-    for name in (CAUSAL, CROSS):
-        if getattr(module, name, MISSING) is not own.get(name, MISSING) or hasattr(kind, name):
-            return  # it lies elsewhere, and may be another for each layer of this class
     for name in ITS_OWN:
         if given.get(name) is not None and given[name] is not False:
             return
@@ -108,8 +104,8 @@ def leave(
         run.alike.append(
             Alike(
                 attachment, attachment.round, noted, run.tokens(attachment.decodes(path)), function,
-                function.__code__, kind, own.get(CAUSAL, MISSING), own.get(CROSS, MISSING), module.training,
-                mask, meaning, dict(given), by, how, held, same, lse is None,
+                function.__code__, kind, getattr(module, CAUSAL, MISSING), getattr(module, CROSS, MISSING),
+                module.training, mask, meaning, dict(given), by, how, held, same, lse is None,
                 torch.is_inference_mode_enabled(),
             )
         )  # fmt: skip
@@ -137,12 +133,13 @@ def answered_alike(
         return None
     if len(noted.group.notes) >= noted.group.room or in_backward():
         return None
-    own = module.__dict__
-    if own.get(CAUSAL, MISSING) is not alike.is_causal or own.get(CROSS, MISSING) is not alike.is_cross:
+    if getattr(module, CAUSAL, MISSING) is not alike.is_causal or module.training is not alike.training:
+        return None
+    if getattr(module, CROSS, MISSING) is not alike.is_cross:
         return None
     if isinstance(mask, Standing) and mask.meaning is not alike.meaning:
         return None
-    if len(given) != len(before) or own["training"] is not alike.training:
+    if len(given) != len(before):
         return None
     for name, value in given.items():
         then = before.get(name, MISSING)
