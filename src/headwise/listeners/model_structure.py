@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, lru_cache
-from operator import is_
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, ref
 
@@ -189,29 +188,31 @@ class _Seen:
     """The modules of a model as they were looked at, without keeping them."""
 
     def __init__(self, modules: list[nn.Module]) -> None:
-        self._modules = [ref(module) for module in modules]
-        self._kinds = [type(module) for module in modules]
-        self._configs = [_weak(module.__dict__.get("config")) for module in modules]
+        self.modules = [(_weak(m), type(m), _weak(m.__dict__.get("config"))) for m in modules]
 
     def are_still(self, modules: list[nn.Module]) -> bool:
         """Whether these are the very modules: never by id, which a new one may have of a dead one."""
-        configs = [module.__dict__.get("config") for module in modules]
-        return (
-            len(modules) == len(self._modules)
-            and all(map(is_, modules, [seen() for seen in self._modules]))
-            and all(map(is_, map(type, modules), self._kinds))
-            and all(map(is_, configs, [seen() for seen in self._configs]))
-        )
+        if len(modules) != len(self.modules):
+            return False
+        for module, (seen, kind, config) in zip(modules, self.modules, strict=True):
+            if seen() is not module or kind is not type(module):
+                return False
+            if config() is not module.__dict__.get("config"):
+                return False
+        return True
 
 
 def _modules(model: nn.Module) -> list[nn.Module]:
-    """All that `model.modules()` gives, which goes through a generator for every level of depth."""
-    found: dict[nn.Module, None] = {model: None}
-    level = [model]
-    while level:
-        inside = dict.fromkeys([inner for module in level for inner in module._modules.values()])
-        level = [inner for inner in inside if inner is not None and inner not in found]
-        found |= dict.fromkeys(level)
+    """As `model.modules()`, which goes through a generator for every level of depth."""
+    found: dict[nn.Module, None] = {}
+    ahead: list[nn.Module | None] = [model]
+    while ahead:
+        module = ahead.pop()
+        if module is not None and module not in found:
+            found[module] = None
+            inside = module._modules
+            if inside:
+                ahead.extend(reversed(inside.values()))
     return list(found)
 
 
