@@ -343,9 +343,10 @@ class Attachment:
 
     def noted(self, run: Run) -> Noted | None:
         """How the last call was put aside by the only one who listens; None: somebody looks at each."""
-        if not self.waits or len(self.listeners) != 1 or self.has_company:
+        listening = list(self.listeners)  # as they are now: other threads come and go
+        if not self.waits or len(listening) != 1 or self.has_company:
             return None
-        noted: Noted | None = getattr(next(iter(self.listeners))(), "noted", None)
+        noted: Noted | None = getattr(listening[0](), "noted", None)
         return noted if noted is not None and noted.forward is run.forward else None  # else another thread's
 
     def note(self, run: Run, path: str, noted: Noted, scores: Scores, lse: Tensor | None) -> bool:

@@ -187,9 +187,10 @@ def _between(own: Function) -> Function:
 
     @functools.wraps(own)
     def attend(module: nn.Module, *args: object, **kwargs: object) -> object:
-        if len(active) == 1 and module in active[0].posts:  # nothing else, mostly
-            return answered(active[:], own, module, args, kwargs)
-        listening = [attachment for attachment in active if module in attachment.paths]
+        listening = active[:]  # as they are now: other threads come and go
+        if len(listening) == 1 and module in listening[0].posts:  # nothing else, mostly
+            return answered(listening, own, module, args, kwargs)
+        listening = [attachment for attachment in listening if module in attachment.paths]
         if not listening:
             return own(module, *map(as_tensor, args), **{n: as_tensor(x) for n, x in kwargs.items()})
         return answered(listening, own, module, args, kwargs)

@@ -71,9 +71,10 @@ def leave(
     weights: AttentionMap,
 ) -> None:
     """A layer was answered: those after it may go its way, where that is known to be the same."""
-    if len(active) != 1 or len(run.alike) >= MOST or len(args) != 4 or in_backward():
+    listening = active[:]
+    if len(listening) != 1 or len(run.alike) >= MOST or len(args) != 4 or in_backward():
         return
-    attachment = active[0]
+    attachment = listening[0]
     noted, mask = attachment.noted(run), args[3]
     kind: type = type(module)
     if noted is None or noted.kind != "self":
@@ -127,9 +128,9 @@ def answered_alike(
     if len(args) != 4 or args[3] is not alike.mask or type(module) is not alike.layer:
         return None
     attachment, mask, noted, before = alike.attachment, alike.mask, alike.noted, alike.given
-    if function is not alike.function or function.__code__ is not alike.code or len(active) != 1:
+    if function is not alike.function or function.__code__ is not alike.code:
         return None
-    if active[0] is not attachment or attachment.round != alike.listening:
+    if active != [attachment] or attachment.round != alike.listening:
         return None
     if len(noted.group.notes) >= noted.group.room or in_backward():
         return None
