@@ -42,6 +42,7 @@ __all__ = [
     "DIFFERENTIABLE",
     "FLAT",
     "FLAT_SCHEMA",
+    "HAS_MKL",
     "MASK_NUMBERS",
     "MASK_TENSORS",
     "Flat",
@@ -58,10 +59,12 @@ __all__ = [
 ]
 
 
-# Elements of one tile: on a CPU it should stay in the second-level cache, elsewhere be worth a launch. MKL
-# makes the products of all its heads in one call; other libraries take a call per head, each with a wait for
-# all threads (75 microseconds of OpenBLAS's), so there fewer heads have larger products.
-if torch.backends.mkl.is_available():
+# MKL makes the products of all heads in one call; other libraries take a call per head, each with a wait for
+# all threads (75 microseconds of OpenBLAS's).
+HAS_MKL = torch.backends.mkl.is_available()
+# Elements of one tile: on a CPU it should stay in the second-level cache, elsewhere be worth a launch. Fewer
+# heads have larger products without MKL.
+if HAS_MKL:
     CPU_TILE, CPU_ROWS, CPU_COLUMNS = 2**19, 128, 512
 else:
     CPU_TILE, CPU_ROWS, CPU_COLUMNS = 2**20, 256, 1024

@@ -40,7 +40,6 @@ __all__ = [
     "announce",
     "asked_of_all",
     "beside",
-    "here",
     "in_backward",
     "innermost",
     "is_quiet",
@@ -48,6 +47,7 @@ __all__ = [
     "padding_now",
     "path_of",
     "quietly",
+    "silence",
 ]
 
 
@@ -284,12 +284,12 @@ def _parameters(kind: Any) -> tuple[str, ...]:
 # All that runs now
 
 
-class _Here(threading.local):
+class _Silence(threading.local):
     depth = 0  # of our own work, in which no attention is to be heard
 
 
 active: list[Attachment] = []  # in the order in which they were attached
-here = _Here()
+silence = _Silence()
 
 
 def running() -> list[tuple[Attachment, Run]]:
@@ -330,12 +330,12 @@ def announce(
             f"model must not run under torch.vmap while it is listened to: {list(output.shape)} is one of "
             "many at once; give it the whole batch"
         )
-    here.depth += 1  # quietly: this is on every layer's way
+    silence.depth += 1  # quietly: this is on every layer's way
     try:
         for attachment in tuple(active):
             output = attachment.tell(module, kind, weights, value, output)
     finally:
-        here.depth -= 1
+        silence.depth -= 1
     return output
 
 
@@ -357,14 +357,14 @@ class quietly(AbstractContextManager[None]):  # noqa: N801, reads as a verb
     """Our own work, in which no attention is to be heard."""
 
     def __enter__(self) -> None:
-        here.depth += 1
+        silence.depth += 1
 
     def __exit__(self, *_: object) -> None:
-        here.depth -= 1
+        silence.depth -= 1
 
 
 def is_quiet() -> bool:
-    return here.depth > 0
+    return silence.depth > 0
 
 
 def path_of(module: nn.Module) -> str | None:

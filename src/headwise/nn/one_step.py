@@ -32,7 +32,7 @@ from ..engines.backend import Call
 from ..engines.gpu.cannot import cannot
 from ..engines.gradients import Context
 from ..engines.kernels import HALF, Kernel, KernelCall, ShapeChurn, Three
-from ..engines.scores import Scores
+from ..engines.scores import HAS_MKL, Scores
 from ..engines.tiles import TILES
 from ..engines.walk import REACH
 from ..masks import CAUSAL, NOTHING_HIDDEN, Mask
@@ -55,7 +55,6 @@ Projected = tuple[Tensor, ...]
 Masks = tuple[Tensor, ...]  # as torch has them: bool, True = hidden, or numbers to add; like [N, H, L, S]
 
 aten = torch.ops.aten
-FUSES_BIAS = torch.backends.mkl.is_available()
 MOST_SHAPES = 1024
 MOST_ADDED = 2**22  # numbers that hide padding, on a CPU; more are handed on
 SEES_NOTHING = -HIDDEN  # the lse of a query that does: all its weights come out as 0
@@ -74,7 +73,7 @@ def _bias_added(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 # On a CPU without MKL a product that begins at the bias is slower than adding it afterwards, and off by two
 # to three times as much.
-linear = functional.linear if FUSES_BIAS else _bias_added
+linear = functional.linear if HAS_MKL else _bias_added
 
 
 class Parameters(NamedTuple):

@@ -24,7 +24,7 @@ from ...engines.scores import Scores
 from ...map import AttentionMap
 from ...masks import Mask
 from ...scoring import Scoring
-from ..active import Noted, Run, active, here, in_backward
+from ..active import Noted, Run, active, in_backward, silence
 from ..attachment import Attachment
 from ..model_structure import sounds_cross
 from .huggingface_masks import CompactMask, Standing
@@ -159,7 +159,7 @@ def answered_alike(
     if planned.kind_of(q, k, v, left, right, scale, scoring.softcap, alike.held) != alike.kind:
         return None
     lse = None
-    here.depth += 1  # quietly: this is on every layer's way
+    silence.depth += 1  # quietly: this is on every layer's way
     try:
         if alike.lse_later:
             causal, grouped = right == 0 and q.shape[2] > 1, q.shape[1] != k.shape[1]
@@ -179,4 +179,4 @@ def answered_alike(
                 output, lse, _ = plan.ways.forward(scores, v)  # nothing in it learns
         return output if attachment.note(run, path, noted, scores, lse) else None
     finally:
-        here.depth -= 1
+        silence.depth -= 1

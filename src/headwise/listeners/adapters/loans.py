@@ -264,10 +264,10 @@ def uncompile(modules: Iterable[nn.Module]) -> Undo:
     if dynamo is None:  # nothing has been compiled in this process
         return undo_all([])
     undos, optimized = [], dynamo.OptimizedModule
-    for module in [m for m in modules if type(m) is optimized or COMPILED in m.__dict__]:
+    for module in modules:
         if type(module) is optimized:
             undos.append(_replace(module, _original))
-        elif module.__dict__[COMPILED] is not None:
+        elif module.__dict__.get(COMPILED) is not None:
             undos.append(lend(module, COMPILED, None))
     return undo_all(undos)
 

@@ -32,7 +32,7 @@ from ... import budget
 from ...arguments import autocasting
 from ...engines.kernels import HALF
 from ...engines.plain import transforms_are_active
-from ...engines.scores import blocks, huge_empty, own_precision, tile_dtype
+from ...engines.scores import HAS_MKL, blocks, huge_empty, own_precision, tile_dtype
 from ...engines.weights import softmax
 from ...functional import attention
 from ...indexing import take
@@ -46,14 +46,13 @@ if TYPE_CHECKING:
 __all__ = ["FEW", "answer", "leaves_some", "native"]
 
 
-# MKL makes the products of all heads in one call. Other libraries wait for all threads once a head: there a
-# fused kernel takes less time than the operator from the first token on, and weights of our own more.
-IN_ONE_CALL = torch.backends.mkl.is_available()
+# Without MKL a fused kernel takes less time than the operator from the first token on, and weights of our own
+# take more.
 FEW = 2**16  # weights: what stands around them takes longer than they do
 # Weights, wanted and masked, or with a float mask: beyond, the operator's softmax is too slow.
-SOME = 2**14 if IN_ONE_CALL else 2**19
+SOME = 2**14 if HAS_MKL else 2**19
 # Weights of which none is wanted or hidden: here the operator is as fast as a fused kernel.
-MORE = 2**18 if IN_ONE_CALL else 0
+MORE = 2**18 if HAS_MKL else 0
 NEAR = 2**23  # weights, 32 MiB: all of them stay in the last cache, and a mean of them costs no more
 ON_A_GPU = 2**26  # weights that are wanted or masked: beyond, our kernels are faster
 FEW_ON_A_GPU = 2**22  # likewise, by a mask of who sees whom: up to these, torch's function for attention is
@@ -93,7 +92,7 @@ def native(
         most = FEW if masked else MORE
         if need_weights:
             most = SOME if masked else NEAR
-        elif masked and not IN_ONE_CALL:  # whatever a bool mask holds: to look takes as long as it brings
+        elif masked and not HAS_MKL:  # whatever a bool mask holds: to look takes as long as it brings
             most = 2 * FEW if attn_mask is not None and attn_mask.dtype == torch.bool else 0
         elif masked and not _is_bool(key_padding_mask, attn_mask):
             most = SOME

@@ -21,6 +21,7 @@ from ... import budget
 from ...arguments import autocasting
 from ...engines.express import MOST_CHANNELS
 from ...engines.plain import transforms_are_active
+from ...engines.scores import HAS_MKL
 from ..one_step import Parameters, Step, chosen, joined, looked_at, run, step_of
 from ..packed_weights import OUT_PROJ, PLAIN, is_untouched, ordinary, parameters_of
 from .contract import check_inputs, check_masks, check_widths
@@ -29,7 +30,6 @@ from .torch_masks import Rules, rules_of
 __all__ = ["TorchCall", "in_one_step", "linear", "thirds"]
 
 
-FUSES_BIAS = torch.backends.mkl.is_available()
 # Weights. On a GPU fewer than MANY take less time than the steps around a second pass, fewer than FEW than
 # those around a mask that adds numbers; on a CPU, without gradients, beyond these tiles are better, and for
 # outputs a mask that was read.
@@ -145,7 +145,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if bias is None or bias.dtype != weight.dtype:
         product = functional.linear(x, weight)
         return product if bias is None else product + bias
-    if FUSES_BIAS or not x.is_cpu or x.shape[-1] != weight.shape[-1] or bias.shape != weight.shape[:1]:
+    if HAS_MKL or not x.is_cpu or x.shape[-1] != weight.shape[-1] or bias.shape != weight.shape[:1]:
         return functional.linear(x, weight, bias)
     if torch.compiler.is_compiling() or transforms_are_active() or autocasting(x):
         return functional.linear(x, weight, bias)
