@@ -32,6 +32,7 @@ __all__ = [
     "check_causal",
     "check_dropout",
     "check_tensors",
+    "device_type",
     "nested",
     "not_a_tensor",
     "our_words",
@@ -367,9 +368,16 @@ def check_dropout(dropout: float) -> None:
         )
 
 
+def device_type(x: Tensor) -> str:
+    """x.device.type; asking a device for it takes several times as long."""
+    return "cuda" if x.is_cuda else "cpu" if x.is_cpu else x.device.type
+
+
 def autocasting(x: Tensor) -> bool:
     """Whether autocast is on where x is."""
-    kind = "cpu" if x.is_cpu else x.device.type
+    if not torch._C._is_any_autocast_enabled():
+        return False
+    kind = device_type(x)
     return kind != "meta" and torch.is_autocast_enabled(kind)
 
 
@@ -379,5 +387,5 @@ def under_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors  # the checks that follow say so
     if not autocasting(tensors[0]):
         return tensors
-    dtype = torch.get_autocast_dtype(tensors[0].device.type)
+    dtype = torch.get_autocast_dtype(device_type(tensors[0]))
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)

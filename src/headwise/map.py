@@ -668,6 +668,9 @@ def _versions(scores: Scores | GivenWeights) -> tuple[int, ...] | None:
         plain = isinstance(scores.weights, Tensor) and not scores.weights.is_inference()
         return (scores.weights._version,) if plain else None
     try:
+        # asked first: of those `_version` raises, and raising takes longer than all the rest of a tiny call
+        if scores.q.is_inference() or scores.k.is_inference():
+            return None
         if scores.mask.is_positional and not scores.scoring.has_tensors:
             return scores.q._version, scores.k._version
         held = [scores.q, scores.k, *scores.scoring.tensors.values(), *scores.mask.tensors.values()]

@@ -115,7 +115,7 @@ def kind_of(
     if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
         return None
     on_gpu = q.is_cuda  # asking a device for its type takes five times as long
-    if not (on_gpu or q.is_cpu) or torch.is_autocast_enabled("cuda" if on_gpu else "cpu"):
+    if not (on_gpu or q.is_cpu) or torch._C._is_any_autocast_enabled():
         return None
     if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         return None
@@ -133,10 +133,9 @@ def kind_of(
     learning = torch.is_grad_enabled() and (learning or q.requires_grad or k.requires_grad or v.requires_grad)
     switches: Hashable = None
     if on_gpu:
-        by_user = torch.backends.cuda
         switches = (
-            by_user.cudnn_sdp_enabled(), by_user.flash_sdp_enabled(), by_user.mem_efficient_sdp_enabled(),
-            torch.are_deterministic_algorithms_enabled(),
+            torch._C._get_cudnn_sdp_enabled(), torch._C._get_flash_sdp_enabled(),
+            torch._C._get_mem_efficient_sdp_enabled(), torch._C._get_deterministic_algorithms(),
         )  # fmt: skip
     return (
         laid, places, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, left, right, scale, softcap,

@@ -26,6 +26,7 @@ from ..arguments import (
     autocasting,
     check_causal,
     check_dropout,
+    device_type,
     nested,
     not_a_tensor,
     our_words,
@@ -365,12 +366,8 @@ def bare_layers(module: MultiHeadAttention, x: Tensor) -> tuple[nn.Module, ...] 
     packed = held["_packed"]
     if packed is None or type(x) is not Tensor or not is_bare(held):
         return None
-    weight, dtype = packed.weight, x.dtype
-    if len(x.shape) != 3 or x.shape[2] != weight.shape[1] or dtype is not weight.dtype:
-        return None
-    if not x.numel() or not dtype.is_floating_point:
-        return None
-    if x.is_cpu is not weight.is_cpu or x.get_device() != weight.get_device():
+    shape = x.shape
+    if len(shape) != 3 or 0 in shape or (shape[2], x.dtype, x.device) != packed.takes:
         return None
     modules = held["_modules"]
     layers = (modules["q_proj"], modules["k_proj"], modules["v_proj"])
@@ -413,7 +410,7 @@ def plain_self_attention(
     layers = bare_layers(module, x)
     if layers is None:
         return None
-    if x.device.type in SERVES and not torch.is_grad_enabled():
+    if device_type(x) in SERVES and not torch.is_grad_enabled():
         answered = served(module, x, mask, need_weights)
         if answered is not None:
             return answered

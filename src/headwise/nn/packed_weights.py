@@ -21,12 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import Parameter
 from torch.nn.modules import module as torch_module
 
 from ..arguments import autocasting
@@ -44,7 +44,9 @@ __all__ = [
     "unseen",
 ]
 
-PLAIN = (Tensor, nn.Parameter)
+Place = tuple[int, torch.Size, torch.dtype, int]  # of a weight, of what kind; of a bias (0: there is none)
+
+PLAIN = (Tensor, Parameter)
 LINEAR_FORWARD = nn.Linear.forward
 MISSING: Any = object()
 OUT_PROJ = nn.modules.linear.NonDynamicallyQuantizableLinear  # torch's class has one
@@ -97,54 +99,23 @@ def _nothing_on(modules: Sequence[nn.Module]) -> bool:
     return True
 
 
-class _Place:
-    """A layer, and where its parameters were when they were laid out; it keeps none of them alive.
-
-    Nor does it refer to them weakly, but to their memory: torch swaps no tensors that anybody refers to.
-    """
-
-    __slots__ = ("_memories", "bias_at", "dtype", "layer", "shape", "weight_at")
-
-    def __init__(self, layer: nn.Linear) -> None:
-        weight, bias = layer.weight, layer._parameters["bias"]
-        self.layer = ref(layer)
-        self.weight_at, self.shape, self.dtype = weight.data_ptr(), weight.shape, weight.dtype
-        self.bias_at = 0 if bias is None else bias.data_ptr()
-        parameters = (weight,) if bias is None else (weight, bias)
-        self._memories = [StorageWeakRef(parameter.untyped_storage()) for parameter in parameters]
-
-    def fits(self, layer: nn.Module) -> bool:
-        """Whether this is the layer, with its parameters where they were."""
-        if layer is not self.layer() or type(layer) is not nn.Linear:
-            return False
-        parameters: dict[str, Tensor | None] = layer.__dict__["_parameters"]
-        weight, bias = parameters.get("weight"), parameters.get("bias")
-        if (
-            type(weight) is not nn.Parameter or weight.data_ptr() != self.weight_at
-            or weight.shape != self.shape or weight.dtype is not self.dtype or not weight.is_contiguous()
-        ):  # fmt: skip
-            return False
-        if type(bias) is not nn.Parameter:
-            return bias is None and not self.bias_at
-        return bool(bias.data_ptr() == self.bias_at)
-
-    def is_left(self) -> bool:
-        """Whether its parameters are gone, or elsewhere; not if others stand in for them for a while."""
-        return any(memory.expired() for memory in self._memories)
-
-
 class Packed:
     """The blocks behind some layers, and where each layer's parameters were when they were laid out.
 
     What is asked for is always some of its layers up to the last: q, k and v, or k and v alone.
     """
 
-    __slots__ = ("_places", "bias", "sizes", "weight")
+    __slots__ = ("_memories", "_places", "bias", "sizes", "takes", "weight")
 
     def __init__(self, layers: Sequence[nn.Linear], weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias  # [N, E], [N]
+        self.takes = (weight.shape[1], weight.dtype, weight.device) if weight.is_floating_point() else None
         self.sizes = [len(layer.weight) for layer in layers]
-        self._places = [_Place(layer) for layer in layers]
+        self._places = [_place_of(layer.weight, layer._parameters["bias"]) for layer in layers]
+        # No parameter is kept alive, nor referred to weakly, but its memory is: torch swaps no tensors that
+        # anybody refers to.
+        parameters = [parameter for layer in layers for parameter in layer.parameters(recurse=False)]
+        self._memories = [StorageWeakRef(parameter.untyped_storage()) for parameter in parameters]
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         """A deep copy or a pickle holds None in its place: a block belongs to its own parameters."""
@@ -155,15 +126,30 @@ class Packed:
 
         Once a parameter is gone or has been moved, the block is of no use any more and is let go.
         """
+        if nn.Linear.forward is not LINEAR_FORWARD or not _no_global_hooks():
+            return False
+        if self._lie_here(layers):
+            return _nothing_on(layers)
+        # gone or elsewhere, and not that others stand in for them for a while
+        if any(memory.expired() for memory in self._memories):
+            self.weight, self.bias, self.takes, self._places = self.weight.new_empty(0, 0), None, None, []
+        return False
+
+    def _lie_here(self, layers: Sequence[nn.Module]) -> bool:
+        """Whether the parameters of its last layers are those of these, whatever is hooked to them."""
         places = self._places[-len(layers) :]
-        if len(places) != len(layers) or nn.Linear.forward is not LINEAR_FORWARD or not _no_global_hooks():
+        if len(places) != len(layers):
             return False
         for layer, place in zip(layers, places, strict=True):
-            if not place.fits(layer):
-                if any(place.is_left() for place in self._places):
-                    self.weight, self.bias, self._places = self.weight.new_empty(0, 0), None, []
+            if type(layer) is not nn.Linear:
                 return False
-        return _nothing_on(layers)
+            parameters: dict[str, Tensor | None] = layer.__dict__["_parameters"]
+            weight, bias = parameters.get("weight"), parameters.get("bias")
+            if type(weight) is not Parameter or (bias is not None and type(bias) is not Parameter):
+                return False
+            if _place_of(weight, bias) != place or not weight.is_contiguous():
+                return False
+        return True
 
     def parts(self, layers: Sequence[nn.Module]) -> tuple[Tensor, ...]:
         """The weights that lie in the block, then the biases, of all its layers."""
@@ -178,8 +164,7 @@ class Packed:
 
     def again(self, layers: Sequence[nn.Module]) -> Packed | None:
         """The same for these layers if their parameters lie where they did, whatever is hooked to them."""
-        places = self._places
-        if len(places) != len(layers) or not all(map(_Place.fits, places, layers)):
+        if len(self._places) != len(layers) or not self._lie_here(layers):
             return None
         return Packed(layers, self.weight, self.bias)  # type: ignore[arg-type]
 
@@ -189,6 +174,10 @@ class Packed:
             return self.weight, self.bias
         rows = sum(self.sizes[-count:])
         return self.weight[-rows:], None if self.bias is None else self.bias[-rows:]
+
+
+def _place_of(weight: Tensor, bias: Tensor | None) -> Place:
+    return weight.data_ptr(), weight.shape, weight.dtype, 0 if bias is None else bias.data_ptr()
 
 
 def _nothing() -> None:
@@ -212,10 +201,10 @@ def pack(layers: Sequence[nn.Module]) -> Packed | None:
         return Packed(layers, _lay_out(weights), None if bare else _lay_out(biases))  # type: ignore[arg-type]
 
 
-def _can_move(parameters: Sequence[Tensor | None]) -> TypeGuard[Sequence[nn.Parameter]]:
+def _can_move(parameters: Sequence[Tensor | None]) -> TypeGuard[Sequence[Parameter]]:
     kinds, places = set(), set()
     for p in parameters:
-        if type(p) is not nn.Parameter or p.device.type not in ("cpu", "cuda") or p.is_inference():
+        if type(p) is not Parameter or p.device.type not in ("cpu", "cuda") or p.is_inference():
             return False
         # memory of another process, or a part of somebody's buffer: it has to stay there
         if (p.is_cpu and p.is_shared()) or p.untyped_storage().nbytes() != p.nbytes:
@@ -225,7 +214,7 @@ def _can_move(parameters: Sequence[Tensor | None]) -> TypeGuard[Sequence[nn.Para
     return len(kinds) == 1 and len(places) == len(parameters)  # tied ones stay tied
 
 
-def _lay_out(parameters: Sequence[nn.Parameter]) -> Tensor:
+def _lay_out(parameters: Sequence[Parameter]) -> Tensor:
     """Their block. Each keeps a storage of its own, a window on the block's: to save one saves one."""
     block = torch.cat([parameter.data for parameter in parameters])
     memory: Any = block.untyped_storage()
@@ -281,7 +270,7 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _JoinContext, weight: Tensor, bias: Tensor | None, *parameters: nn.Parameter
+        ctx: _JoinContext, weight: Tensor, bias: Tensor | None, *parameters: Parameter
     ) -> tuple[Tensor, Tensor | None]:
         ctx.sizes, ctx.biased = [len(parameter) for parameter in parameters], bias is not None
         ctx.set_materialize_grads(False)
@@ -297,7 +286,7 @@ class _Join(torch.autograd.Function):
 
 
 class _PartContext(FunctionCtx):
-    weights: Sequence[nn.Parameter]
+    weights: Sequence[Parameter]
     versions: list[int]
 
 
@@ -310,7 +299,7 @@ class _Part(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _PartContext, joined: Tensor, sizes: list[int], weights: Sequence[nn.Parameter]
+        ctx: _PartContext, joined: Tensor, sizes: list[int], weights: Sequence[Parameter]
     ) -> tuple[Tensor, ...]:
         ctx.weights, ctx.versions = weights, [weight._version for weight in weights]
         return joined.split_with_sizes(sizes, dim=-1)

@@ -171,7 +171,8 @@ def attend_kernel(
     if wants.away and setup.behind:
         away += (at - first).to(tl.float32) * total
     if rules.sinks is not None and not wants.parts:
-        sink = tl.minimum(tl.load(rules.sinks + h), 2e38) * LOG2E  # beyond, it would be endless
+        sink = tl.load(rules.sinks + h).to(tl.float32)
+        sink = tl.minimum(sink, 2e38) * LOG2E  # beyond, it would be endless
         higher = tl.maximum(top, sink)
         shrunk = tl.exp2(top - higher)
         sunk = tl.exp2(sink - higher)

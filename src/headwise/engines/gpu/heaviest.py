@@ -176,7 +176,7 @@ def lse_kernel(
     empty = highest <= 0.5 * HIDDEN
     summed = tl.sum(total * tl.exp2(top - highest[:, None]), 1)
     if rules.sinks is not None:
-        sink = tl.load(rules.sinks + h) * LOG2E
+        sink = tl.load(rules.sinks + h).to(tl.float32) * LOG2E
         higher = tl.maximum(highest, sink)
         summed = summed * tl.exp2(highest - higher) + tl.exp2(sink - higher)
         highest = higher

@@ -156,7 +156,7 @@ class Prepared:
             slopes=None if scoring.slopes is None else scoring.slopes.float().contiguous(),
             relative=None if relative is None else hidden_is_endless(relative).float().contiguous(),
             reach=0 if relative is None else relative.shape[1] // 2,
-            sinks=None if scoring.sinks is None else scoring.sinks.float().contiguous(),
+            sinks=None if scoring.sinks is None else as_loaded(scoring.sinks),
             at=None if scores.positions is None else scores.positions.to(self.device, torch.int32),
             counted=None if self.counted is None else self.counted.contiguous().view(torch.uint8),
             **fields,
@@ -181,6 +181,7 @@ class Prepared:
 
 
 MOST_KEPT = 4096
+READ = (torch.float32, torch.bfloat16, torch.float16)
 TAKEN = (  # fields of `Rules`, and where they come from
     ("bias", "scoring", "bias"), ("slopes", "scoring", "slopes"), ("sinks", "scoring", "sinks"),
     ("lengths", "mask", "keys"), ("keys", "mask", "keys"), ("key_ids", "mask", "key_ids"),
@@ -202,6 +203,11 @@ def is_back(known: dict[Hashable, Any], signature: Hashable) -> bool:
         return True
     keep(known, signature, None)
     return False
+
+
+def as_loaded(sinks: Tensor) -> Tensor:
+    """[H] in a dtype that kernels read: a cast would take as long as a kernel's own launch."""
+    return (sinks if sinks.dtype in READ else sinks.float()).contiguous()
 
 
 def signature_of(x: Tensor) -> Hashable:

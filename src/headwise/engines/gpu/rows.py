@@ -237,7 +237,7 @@ def rows_kernel(
     OUT += base + rows
     sunk = tl.zeros([M], tl.float32)
     if rules.sinks is not None:
-        sunk = tl.load(rules.sinks + h) * LOG2E - lse
+        sunk = tl.load(rules.sinks + h).to(tl.float32) * LOG2E - lse
         sums += tl.exp2(sunk)
     # Not this row's lse: q, k or the mask were overwritten since. Nothing here can raise, and nothing may be
     # divided away: NaN says it.

@@ -128,7 +128,8 @@ def with_sinks(mixed, lse, sinks):
     higher = tl.maximum(lse, sinks)
     both = higher + tl.log2(tl.exp2((lse - higher) * LOG2E) + tl.exp2((sinks - higher) * LOG2E)) * LN2
     empty = lse == -float("inf")
-    share = tl.where(empty, 0.0, tl.exp2((lse - both) * LOG2E))
+    # not by `both`, whose last place is much where it is large
+    share = tl.where(empty, 0.0, 1 / (1 + tl.exp2((sinks - lse) * LOG2E)))
     return mixed * share[:, None], tl.where(empty, lse, both)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ... import budget
-from ...arguments import autocasting
+from ...arguments import autocasting, device_type
 from ...engines.express import MOST_CHANNELS
 from ...engines.plain import transforms_are_active
 from ...engines.scores import HAS_MKL
@@ -211,7 +211,7 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
             return None
     other = None if memory is x else memory
     weights: Tensor | None
-    bare = x.device.type in SERVES and not wants and D <= MOST_CHANNELS
+    bare = device_type(x) in SERVES and not wants and D <= MOST_CHANNELS
     as_torch = bare and not zero and _is_masked(call) and few <= _most_as_torch()
     in_matrix = wants and few <= (MANY if x.is_cuda else FEW)
     if in_matrix or as_torch or (not wants and few <= FEW and _adds_numbers(call, few)):
