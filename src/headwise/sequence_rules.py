@@ -96,12 +96,13 @@ class Counted(Rule["Mask"]):
 
 
 def _is_integer(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+    dtype = tensor.dtype
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
 def as_padding(value: Tensor | Sequence[int], name: str) -> Tensor:
     """Lengths int [B], or real positions bool [B, length]."""
-    lengths = torch.as_tensor(value)
+    lengths = value if type(value) is Tensor else torch.as_tensor(value)
     if lengths.dtype == torch.bool and lengths.ndim == 2:
         return lengths
     if lengths.dtype in UNSIGNED:
@@ -225,13 +226,13 @@ class Documents(Rule["Mask"]):
 
 def as_ids(value: Tensor | Sequence[int], name: str) -> Tensor:
     """Document ids as labels, int [B or 1, length, 1]."""
-    ids = torch.as_tensor(value)
+    ids = value if type(value) is Tensor else torch.as_tensor(value)
     if not _is_integer(ids) or ids.ndim not in (1, 2):
         raise MaskError(
             f"document {name} must be integers [S] or [B, S]: got {kind(ids)}{list(ids.shape)}; "
             "number the documents 0, 1, 2, ..."
         )
-    return (ids if ids.ndim == 2 else ids[None])[..., None]  # [B or 1, S, 1]
+    return ids.unsqueeze(2) if ids.ndim == 2 else ids.view(1, ids.shape[0], 1)  # [B or 1, S, 1]
 
 
 Labels = tuple[Tensor | None, Tensor | None]  # of keys, of queries

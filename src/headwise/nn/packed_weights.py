@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn import Parameter
+from torch.nn import Linear, Parameter
 from torch.nn.modules import module as torch_module
 
 from ..arguments import autocasting
@@ -47,13 +47,13 @@ __all__ = [
 Place = tuple[int, torch.Size, torch.dtype, int]  # of a weight, of what kind; of a bias (0: there is none)
 
 PLAIN = (Tensor, Parameter)
-LINEAR_FORWARD = nn.Linear.forward
+LINEAR_FORWARD = Linear.forward
 MISSING: Any = object()
 OUT_PROJ = nn.modules.linear.NonDynamicallyQuantizableLinear  # torch's class has one
 
 
 def is_untouched(
-    layer: object, kind: type[nn.Module] = nn.Linear, forward: Callable[..., object] = LINEAR_FORWARD
+    layer: object, kind: type[nn.Module] = Linear, forward: Callable[..., object] = LINEAR_FORWARD
 ) -> bool:
     """Whether nobody could notice that a module was not called: every shortcut past a module asks this.
 
@@ -107,7 +107,7 @@ class Packed:
 
     __slots__ = ("_memories", "_places", "bias", "sizes", "takes", "weight")
 
-    def __init__(self, layers: Sequence[nn.Linear], weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, layers: Sequence[Linear], weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias  # [N, E], [N]
         self.takes = (weight.shape[1], weight.dtype, weight.device) if weight.is_floating_point() else None
         self.sizes = [len(layer.weight) for layer in layers]
@@ -126,7 +126,7 @@ class Packed:
 
         Once a parameter is gone or has been moved, the block is of no use any more and is let go.
         """
-        if nn.Linear.forward is not LINEAR_FORWARD or not _no_global_hooks():
+        if Linear.forward is not LINEAR_FORWARD or not _no_global_hooks():
             return False
         if self._lie_here(layers):
             return _nothing_on(layers)
@@ -137,18 +137,21 @@ class Packed:
 
     def _lie_here(self, layers: Sequence[nn.Module]) -> bool:
         """Whether the parameters of its last layers are those of these, whatever is hooked to them."""
-        places = self._places[-len(layers) :]
-        if len(places) != len(layers):
+        at = len(self._places) - len(layers)
+        if at < 0:
             return False
-        for layer, place in zip(layers, places, strict=True):
-            if type(layer) is not nn.Linear:
+        for layer in layers:
+            if type(layer) is not Linear:
                 return False
             parameters: dict[str, Tensor | None] = layer.__dict__["_parameters"]
             weight, bias = parameters.get("weight"), parameters.get("bias")
             if type(weight) is not Parameter or (bias is not None and type(bias) is not Parameter):
                 return False
-            if _place_of(weight, bias) != place or not weight.is_contiguous():
+            bias_at = 0 if bias is None else bias.data_ptr()
+            place = weight.data_ptr(), weight.shape, weight.dtype, bias_at  # `_place_of`, on every call's way
+            if place != self._places[at] or not weight.is_contiguous():
                 return False
+            at += 1
         return True
 
     def parts(self, layers: Sequence[nn.Module]) -> tuple[Tensor, ...]:
@@ -190,7 +193,7 @@ def pack(layers: Sequence[nn.Module]) -> Packed | None:
     None, and nothing is changed, if that cannot be done: layers that are not plain `nn.Linear`, differ in
     dtype, device or input width, are tied to each other, have no memory (meta) or share it with others.
     """
-    if not all(type(layer) is nn.Linear for layer in layers):
+    if not all(type(layer) is Linear for layer in layers):
         return None
     weights = [layer._parameters.get("weight") for layer in layers]
     biases = [layer._parameters.get("bias") for layer in layers]

@@ -55,7 +55,6 @@ SOME = 2**14 if HAS_MKL else 2**19
 MORE = 2**18 if HAS_MKL else 0
 NEAR = 2**23  # weights, 32 MiB: all of them stay in the last cache, and a mean of them costs no more
 ON_A_GPU = 2**26  # weights that are wanted or masked: beyond, our kernels are faster
-FEW_ON_A_GPU = 2**22  # likewise, by a mask of who sees whom: up to these, torch's function for attention is
 AT_ONCE = 2**21  # weights of a tile, 8 MiB
 MANY, FEWEST = 256, 64  # queries a tile: more make too much that is hidden, fewer too thin a product
 SQUARE, PADDING, BOTH = 0, 1, 2  # the operator's numbers for [L, L], [N, L], [N, H, L, L]
@@ -126,9 +125,6 @@ def native(
     if masked:
         if x.is_cuda and need_weights and module.empty_rows == "zero":
             return None
-        alone = x.is_cuda and not need_weights and key_padding_mask is None
-        if alone and N * L * L * held["num_heads"] <= FEW_ON_A_GPU:
-            return None  # torch's function knows of rows that see nothing: nothing is to be put right
         found = _unread if x.is_cuda else _for_operator
         mask, kind = found(key_padding_mask, attn_mask, N, L, held["num_heads"])
         if mask is None or mask.get_device() != place:
@@ -222,8 +218,12 @@ def answer(
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, rules.bias))
     if rules.low and (weights or learns):
         return _step_by_step(q, k, v, *how)
-    if q.is_cpu and not torch.compiler.is_compiling():
-        few = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= FEW
+    if torch.compiler.is_compiling():
+        return _in_kernels(q, k, v, *how)
+    few = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= FEW
+    if few and weights and q.is_cuda and q.dtype not in HALF:  # kernels there are rougher than torch's steps
+        return _step_by_step(q, k, v, *how)
+    if q.is_cpu:
         if few and (weights or rules.hides):
             return _step_by_step(q, k, v, *how)
         if weights and not learns:
