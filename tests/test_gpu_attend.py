@@ -1102,6 +1102,23 @@ def test_a_sink_near_the_largest_number_takes_all() -> None:
     assert not bool(out.any()) and bool(torch.isfinite(w.lse).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_sinks_are_read_in_their_own_dtype(dtype: torch.dtype) -> None:
+    """In every pass that reads them, several times, and where they do not lie side by side."""
+    case = single(Size(1, 2, 1, 19, 23, 8, 8), "causal")
+    for seed in (1, 2, 3):
+        given = normal(seed, 4).to(dtype)[::2]
+        assert not given.is_contiguous()
+        found, w = hw.attention(case.q, case.k, case.v, causal=True, sinks=given, backend="triton")
+        _, truth = hw.attention(
+            *(x.double() for x in (case.q, case.k)), case.v.double(), causal=True, sinks=given.double()
+        )
+        assert error(found, truth.dense() @ case.v.double()) < 1e-6
+        assert error(w.lse, truth.lse) < 1e-5
+        assert error(w.statistics("entropy").entropy, truth.statistics("entropy").entropy) < 1e-5
+        assert error(w.top(3).values, truth.top(3).values) < 1e-5
+
+
 # Calls of a kind that came before
 
 

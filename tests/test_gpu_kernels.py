@@ -824,6 +824,20 @@ def test_one_query_over_many_keys(keys: int, mask: Mask, options: dict[str, Any]
     assert torch.equal(entropy.isfinite(), seen.any(-1))
 
 
+def test_a_sink_beside_large_scores_takes_its_exact_share() -> None:
+    """Weighed by the lse of both it was off by more: the last place of a float32 at 207 is 1.5e-5."""
+    v = normal(1, 1, 2, 101, 7)
+    q, k = torch.ones(1, 6, 1, 5), torch.zeros(1, 2, 101, 5)
+    k[:, :, 37] = 41.0  # scores that are exact: 205, all others 0
+    options = {"scale": 1.0, "sinks": 205 + torch.arange(-3, 3) / 4}
+    case = Case(q.double(), k.double(), v, Mask(), {**options, "sinks": options["sinks"].double()})
+    low = case.to(torch.float32)
+    out, _ = hw.attention(low.q, low.k, low.v, **low.options, backend="decode")
+    (plain, *_), (truth, _, lse) = low.reference(), case.reference()
+    assert float(lse.min()) > 200
+    assert_judged(out, plain, truth, dtype=torch.float32, size=largest(truth), what="output")
+
+
 def test_keys_that_padding_hides_are_not_read() -> None:
     q, k, v = (normal(i, 2, n, s, 5).float() for i, (n, s) in enumerate(((6, 1), (2, 101), (2, 101))))
     real = torch.arange(101) >= torch.tensor([[61], [3]])

@@ -221,7 +221,8 @@ def answer(
     if torch.compiler.is_compiling():
         return _in_kernels(q, k, v, *how)
     few = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= FEW
-    if few and weights and q.is_cuda and q.dtype not in HALF:  # kernels there are rougher than torch's steps
+    if few and q.is_cuda and q.dtype not in HALF and (weights or q.shape[3] % 8):
+        # where torch's class takes these steps, too; kernels multiply float32 more roughly
         return _step_by_step(q, k, v, *how)
     if q.is_cpu:
         if few and (weights or rules.hides):
