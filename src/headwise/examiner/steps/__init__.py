@@ -3,6 +3,7 @@
     single_steps  which step a function is; builds, asks and judges it
     questions ──► own_softmax, arrangements, mask_functions, score_functions, blocks ──► counterfactuals
     (runs code)   (what each step is asked, its right answers and its faults)            (reads numbers)
+                  block_runs runs a block, block_faults says what can be wrong, blocks judges
 
 The library of faults takes the steps' faults from here, so nothing that needs the library is imported before
 it is called.
