@@ -1119,6 +1119,19 @@ def test_sinks_are_read_in_their_own_dtype(dtype: torch.dtype) -> None:
         assert error(w.top(3).values, truth.top(3).values) < 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+def test_planned_kernels_are_given_the_dtype_they_were_compiled_for(dtype: torch.dtype) -> None:
+    """Sinks that do not lie side by side went to them as float32, whatever they had been before."""
+    case = single(Size(1, 2, 1, 19, 23, 8, 8), "causal")
+    given = [normal(seed, 4).to(dtype)[::2] for seed in (1, 2)]
+    first, second = (scores_from(case.q, case.k, case.v, causal=True, sinks=sinks) for sinks in given)
+    prepared = Prepared(first)
+    compiled, launched = prepared.rules.sinks, request_room.rules_by(prepared)(second).sinks
+    assert compiled is not None and launched is not None
+    assert launched.dtype == compiled.dtype and launched.stride() == compiled.stride() == (1,)
+    assert torch.equal(launched.double(), given[1].float().double())
+
+
 # Calls of a kind that came before
 
 

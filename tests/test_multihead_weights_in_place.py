@@ -59,6 +59,30 @@ def test_only_gradients_of_the_inputs() -> None:
 # Copied
 
 
+@pytest.mark.parametrize("what", ["first alone", "first for all"])
+def test_a_bias_that_begins_where_it_did_and_is_another_is_used(what: str) -> None:
+    """Its address was all that was looked at: the old bias was used, off by 1."""
+    mha = module()
+    nn.init.normal_(mha.v_proj.bias)
+    first = mha.v_proj.bias.data[:1]
+    mha.v_proj.bias.data = first if what == "first alone" else first.expand(E)
+    wanted = copy.deepcopy(mha)
+    wanted.v_proj.bias = nn.Parameter(first.repeat(E))
+    assert error(mha(x())[0], wanted(x())[0]) < 1e-6
+    mha(x())[0].sum().backward()
+    with torch.no_grad():
+        assert error(mha(x())[0], wanted(x())[0]) < 1e-6
+
+
+def test_a_bias_that_was_deleted_is_missed_as_by_torchs_layer() -> None:
+    mha = hw.MultiHeadAttention(E, H, bias=False)
+    mha(x().float())
+    del mha.k_proj.bias
+    with pytest.raises(AttributeError, match="bias"):
+        mha(x().float())
+    copy.deepcopy(mha)
+
+
 def test_a_shallow_copy_leaves_the_original_where_it_was() -> None:
     mha = module()
     places = [parameter.data_ptr() for parameter in mha.parameters()]

@@ -102,7 +102,7 @@ def _is_integer(tensor: Tensor) -> bool:
 
 def as_padding(value: Tensor | Sequence[int], name: str) -> Tensor:
     """Lengths int [B], or real positions bool [B, length]."""
-    lengths = value if type(value) is Tensor else torch.as_tensor(value)
+    lengths = torch.as_tensor(value)
     if lengths.dtype == torch.bool and lengths.ndim == 2:
         return lengths
     if lengths.dtype in UNSIGNED:
@@ -226,7 +226,7 @@ class Documents(Rule["Mask"]):
 
 def as_ids(value: Tensor | Sequence[int], name: str) -> Tensor:
     """Document ids as labels, int [B or 1, length, 1]."""
-    ids = value if type(value) is Tensor else torch.as_tensor(value)
+    ids = torch.as_tensor(value)
     if not _is_integer(ids) or ids.ndim not in (1, 2):
         raise MaskError(
             f"document {name} must be integers [S] or [B, S]: got {kind(ids)}{list(ids.shape)}; "

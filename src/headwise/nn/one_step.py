@@ -32,7 +32,7 @@ from ..engines.backend import Call
 from ..engines.gpu.cannot import cannot
 from ..engines.gradients import Context
 from ..engines.kernels import HALF, Kernel, KernelCall, ShapeChurn, Three
-from ..engines.scores import HAS_MKL, Scores
+from ..engines.scores import HAS_MKL, Scores, turned
 from ..engines.tiles import TILES
 from ..engines.walk import REACH
 from ..masks import CAUSAL, NOTHING_HIDDEN, Mask
@@ -314,7 +314,7 @@ def _by_matrix(q: Tensor, k: Tensor, v: Tensor, masks: Masks, step: Step) -> tup
     # on a GPU numbers to add go into the product: a launch less; on a CPU that would be the slower product
     adds = len(masks) > 0 and q.is_cuda and masks[0].dtype is q.dtype and masks[0].ndim == 2
     begun, rest = (masks[0], masks[1:]) if adds else (q.new_empty(1), masks)
-    keys = k.reshape(N * H, S, D).transpose(1, 2)
+    keys = turned(k.reshape(N * H, S, D), L)
     s = torch.baddbmm(begun, q.reshape(N * H, L, D), keys, beta=1 if adds else 0, alpha=step.scale)
     for mask in rest:
         whole = s.view(N, H, L, S)
@@ -509,7 +509,7 @@ def _matrix_way_back(
     else:
         flat = d_out.to(p.dtype).reshape(N * H, L, D)
         dv = torch.bmm(p.transpose(1, 2), flat).view(N, H, S, D)
-        dp = torch.bmm(flat, v.reshape(N * H, S, D).transpose(1, 2))
+        dp = torch.bmm(flat, turned(v.reshape(N * H, S, D), L))
     if d_shown is not None:
         dp.view(N, H, L, S).add_(d_shown[:, None] / H if step.average else d_shown)
     ds = aten._softmax_backward_data.default(dp, p, -1, p.dtype)

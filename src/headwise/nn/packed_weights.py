@@ -44,7 +44,7 @@ __all__ = [
     "unseen",
 ]
 
-Place = tuple[int, torch.Size, torch.dtype, int]  # of a weight, of what kind; of a bias (0: there is none)
+Place = tuple[int, torch.Size, torch.dtype]  # where a parameter is, and what
 
 PLAIN = (Tensor, Parameter)
 LINEAR_FORWARD = Linear.forward
@@ -111,7 +111,10 @@ class Packed:
         self.weight, self.bias = weight, bias  # [N, E], [N]
         self.takes = (weight.shape[1], weight.dtype, weight.device) if weight.is_floating_point() else None
         self.sizes = [len(layer.weight) for layer in layers]
-        self._places = [_place_of(layer.weight, layer._parameters["bias"]) for layer in layers]
+        # of the weight and the bias of each
+        self._places = [
+            (_place_of(layer.weight), _place_of(layer._parameters.get("bias"))) for layer in layers
+        ]
         # No parameter is kept alive, nor referred to weakly, but its memory is: torch swaps no tensors that
         # anybody refers to.
         parameters = [parameter for layer in layers for parameter in layer.parameters(recurse=False)]
@@ -144,13 +147,17 @@ class Packed:
             if type(layer) is not Linear:
                 return False
             parameters: dict[str, Tensor | None] = layer.__dict__["_parameters"]
-            weight, bias = parameters.get("weight"), parameters.get("bias")
-            if type(weight) is not Parameter or (bias is not None and type(bias) is not Parameter):
+            weight, bias = parameters.get("weight"), parameters.get("bias", MISSING)
+            if type(weight) is not Parameter or not weight.is_contiguous():
                 return False
-            bias_at = 0 if bias is None else bias.data_ptr()
-            place = weight.data_ptr(), weight.shape, weight.dtype, bias_at  # `_place_of`, on every call's way
-            if place != self._places[at] or not weight.is_contiguous():
+            of_weight, of_bias = self._places[at]
+            if (weight.data_ptr(), weight.shape, weight.dtype) != of_weight:
                 return False
+            if bias is not of_bias:  # both may be None
+                if type(bias) is not Parameter or not bias.is_contiguous():
+                    return False
+                if (bias.data_ptr(), bias.shape, bias.dtype) != of_bias:
+                    return False
             at += 1
         return True
 
@@ -179,8 +186,8 @@ class Packed:
         return self.weight[-rows:], None if self.bias is None else self.bias[-rows:]
 
 
-def _place_of(weight: Tensor, bias: Tensor | None) -> Place:
-    return weight.data_ptr(), weight.shape, weight.dtype, 0 if bias is None else bias.data_ptr()
+def _place_of(parameter: Tensor | None) -> Place | None:
+    return None if parameter is None else (parameter.data_ptr(), parameter.shape, parameter.dtype)
 
 
 def _nothing() -> None:

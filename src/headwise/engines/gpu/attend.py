@@ -172,7 +172,7 @@ def attend_kernel(
         away += (at - first).to(tl.float32) * total
     if rules.sinks is not None and not wants.parts:
         sink = tl.load(rules.sinks + h).to(tl.float32)
-        sink = tl.minimum(sink, 2e38) * LOG2E  # beyond, it would be endless
+        sink = tl.where(sink > 2e38, 2e38, sink) * LOG2E  # beyond, it would be endless; NaN stays what it is
         higher = tl.maximum(top, sink)
         shrunk = tl.exp2(top - higher)
         sunk = tl.exp2(sink - higher)
@@ -233,6 +233,7 @@ def merge_kernel(
     empty = top == -float("inf")
     if SINKS is not None:
         sink = tl.load(SINKS + h).to(tl.float32)
+        sink = tl.where(sink > 2e38, 2e38, sink)
         top = tl.maximum(top, sink)
     top = tl.where(empty, 0.0, top)
     weights = tl.exp2((lse - top) * LOG2E)

@@ -231,8 +231,10 @@ def rules_by(prepared: Prepared) -> Callable[[Scores], Rules]:
         taken = attrgetter(f"{whose}.{attribute}")
         if given is not None and given.data_ptr() == mine.data_ptr():
             as_they_are.append((name, partial(_in_bytes, taken) if given.dtype == torch.bool else taken))
-        elif name in ("slopes", "sinks"):
+        elif name == "slopes":
             as_they_are.append((name, partial(_in_float32, taken)))
+        elif name == "sinks":
+            as_they_are.append((name, partial(_as_loaded, taken)))
         else:
             return lambda scores: Prepared(scores).rules
     if rules.relative is not None or rules.at is not None:
@@ -265,6 +267,10 @@ def _in_bytes(taken: Callable[[Scores], Tensor], scores: Scores) -> Tensor:
 
 def _in_float32(taken: Callable[[Scores], Tensor], scores: Scores) -> Tensor:
     return taken(scores).float().contiguous()
+
+
+def _as_loaded(taken: Callable[[Scores], Tensor], scores: Scores) -> Tensor:
+    return as_loaded(taken(scores))
 
 
 class Request:

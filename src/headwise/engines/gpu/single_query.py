@@ -18,6 +18,7 @@ from torch import Tensor
 from ...scoring import hidden_is_endless
 from ..scores import Scores
 from .launches import interpreted, kind_of, launch, multiprocessors
+from .request import as_loaded
 from .tile import BIG, HIDDEN, LN2, LOG2E, long, tanh
 
 __all__ = ["attend"]
@@ -108,29 +109,23 @@ def one_query_kernel(
                 mixed = tl.dot(p.to(v.dtype), v, acc=mixed)
             top = higher
     empty = top <= HIDDEN
+    if SINKS is not None:  # one more column of the softmax, but for rows without a key
+        sink = tl.load(SINKS + heads, mask=mine, other=0.0).to(tl.float32)
+        sink = tl.where(sink > 2e38, 2e38, sink) * LOG2E  # beyond, it would be endless
+        higher = tl.maximum(top, sink)
+        shrunk = tl.exp2(top - higher)
+        total = total * shrunk + tl.exp2(sink - higher)
+        mixed = mixed * shrunk[:, None]
+        top = higher
     lse = tl.where(empty, -float("inf"), (top + tl.log2(total)) * LN2)
     mixed = mixed / tl.where(empty, 1.0, total)[:, None]
     mixed = tl.where(empty[:, None], 0.0, mixed)
-    if SINKS is not None:
-        sinks = tl.load(SINKS + heads, mask=mine, other=0.0).to(tl.float32)
-        mixed, lse = with_sinks(mixed, lse, sinks)
     there = (b * splits + split) * H + heads
     tl.store(LSE + there, lse, mask=mine)
     tl.store(
         OUT + there[:, None] * DV + of_values[None, :], mixed,
         mask=mine[:, None] & (of_values[None, :] < DV),
     )  # fmt: skip
-
-
-@triton.jit
-def with_sinks(mixed, lse, sinks):
-    """Outputs [R, Dv] and lse [R] with one more column of the softmax, but for rows without a key."""
-    higher = tl.maximum(lse, sinks)
-    both = higher + tl.log2(tl.exp2((lse - higher) * LOG2E) + tl.exp2((sinks - higher) * LOG2E)) * LN2
-    empty = lse == -float("inf")
-    # not by `both`, whose last place is much where it is large
-    share = tl.where(empty, 0.0, 1 / (1 + tl.exp2((sinks - lse) * LOG2E)))
-    return mixed * share[:, None], tl.where(empty, lse, both)
 
 
 @triton.jit(do_not_specialize=["H", "splits"])
@@ -146,21 +141,22 @@ def merge_kernel(
     lse = tl.load(PARTS_LSE + there, mask=parts < splits, other=-float("inf"))
     top = tl.max(lse, 0)
     empty = top == -float("inf")
-    weights = tl.exp2((lse - tl.where(empty, 0.0, top)) * LOG2E)
+    if SUNK:
+        sink = tl.load(SINKS + h).to(tl.float32)
+        sink = tl.where(sink > 2e38, 2e38, sink)
+        top = tl.maximum(top, sink)
+    top = tl.where(empty, 0.0, top)
+    weights = tl.exp2((lse - top) * LOG2E)
     total = tl.sum(weights, 0)
+    if SUNK:
+        total += tl.exp2((sink - top) * LOG2E)
     out = tl.load(
         PARTS + there[:, None] * DV + channels[None, :],
         mask=(parts[:, None] < splits) & (channels[None, :] < DV), other=0.0,
     )  # fmt: skip
     mixed = tl.sum(out * weights[:, None], 0) / tl.where(empty, 1.0, total)
-    whole = tl.where(empty, -float("inf"), top + tl.log2(total) * LN2)
-    if SUNK:
-        sink = tl.load(SINKS + h).to(tl.float32)
-        higher = tl.maximum(whole, sink)
-        both = higher + tl.log2(tl.exp2((whole - higher) * LOG2E) + tl.exp2((sink - higher) * LOG2E)) * LN2
-        mixed = tl.where(empty, 0.0, mixed * tl.exp2((whole - both) * LOG2E))
-        whole = tl.where(empty, whole, both)
-    tl.store(LSE + b * H + h, whole)
+    mixed = tl.where(empty, 0.0, mixed)
+    tl.store(LSE + b * H + h, tl.where(empty, -float("inf"), top + tl.log2(total) * LN2))
     tl.store(OUT + (b * H + h) * DV + channels, mixed, mask=channels < DV)
 
 
@@ -183,21 +179,21 @@ def attend(scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
     splits, part = _parts(B, Hk, S, block, device)
     seen = lengths = None
     if mask.keys is not None and mask.keys.ndim == 2:
-        seen = mask.keys.view(torch.uint8) if mask.keys.stride(-1) == 1 else mask.keys.to(torch.uint8)
+        seen = (mask.keys if mask.keys.stride(-1) == 1 else mask.keys.contiguous()).view(torch.uint8)
     elif mask.keys is not None:
-        lengths = mask.keys.to(torch.int32)
+        lengths = mask.keys.to(torch.int32).contiguous()
     out = torch.empty(B, H, 1, Dv, dtype=q.dtype, device=device)
     lse = torch.empty(B, H, 1, dtype=torch.float32, device=device)
     parts, parts_lse = out, lse
     if splits > 1:
         parts = torch.empty(B, splits, H, Dv, dtype=torch.float32, device=device)
         parts_lse = torch.empty(B, splits, H, dtype=torch.float32, device=device)
-    slopes = None if scoring.slopes is None else scoring.slopes.float()
+    slopes = None if scoring.slopes is None else scoring.slopes.float().contiguous()
     relative = scoring.relative
     if relative is not None:
         relative = hidden_is_endless(relative).float().contiguous()
     reach = 0 if relative is None else relative.shape[1] // 2
-    sinks = scoring.sinks
+    sinks = None if scoring.sinks is None else as_loaded(scoring.sinks)
     tensors = (q, k, v, parts, parts_lse, seen, lengths, slopes, relative, None if splits > 1 else sinks)
     strides = (*q.stride()[:2], *k.stride()[:3], *v.stride()[:3], 0 if seen is None else seen.stride(0))
     left = mask.left if mask.left is not None else S

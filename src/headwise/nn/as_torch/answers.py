@@ -32,7 +32,7 @@ from ... import budget
 from ...arguments import autocasting
 from ...engines.kernels import HALF
 from ...engines.plain import transforms_are_active
-from ...engines.scores import HAS_MKL, blocks, huge_empty, own_precision, tile_dtype
+from ...engines.scores import HAS_MKL, blocks, huge_empty, own_precision, tile_dtype, turned
 from ...engines.weights import softmax
 from ...functional import attention
 from ...indexing import take
@@ -294,7 +294,7 @@ def _in_tiles(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool, zero
             p = place
             if p is None or not p.is_contiguous():
                 p = room[: count * t * s].view(count, t, s)
-            torch.bmm(near_q[:count, queries], near_k[:count, keys].transpose(1, 2), out=p)
+            torch.bmm(near_q[:count, queries], turned(near_k[:count, keys], t), out=p)
             if added is not None:
                 p += take(added, (slice(n, n + 1), heads, queries, keys))[0]
             if corner is not None and queries.start < s:
@@ -342,7 +342,7 @@ def _step_by_step(
         with own_precision(q.device):
             exact = q.float(), k.float(), v.float()
             return _step_by_step(*exact, rules, dropout, weights, average, zero)[0].to(v.dtype), None
-    scores = (q * math.sqrt(1.0 / q.shape[-1])) @ k.transpose(-2, -1)
+    scores = (q * math.sqrt(1.0 / q.shape[-1])) @ turned(k, q.shape[2])
     added = rules.added(q.shape[2], k.shape[2], scores.dtype, q.device)
     empty = None
     if added is not None:
