@@ -140,7 +140,8 @@ class Packed:
 
     def _lie_here(self, layers: Sequence[nn.Module]) -> bool:
         """Whether the parameters of its last layers are those of these, whatever is hooked to them."""
-        at = len(self._places) - len(layers)
+        places = self._places  # as they are now: another thread may let the block go
+        at = len(places) - len(layers)
         if at < 0:
             return False
         for layer in layers:
@@ -150,7 +151,7 @@ class Packed:
             weight, bias = parameters.get("weight"), parameters.get("bias", MISSING)
             if type(weight) is not Parameter or not weight.is_contiguous():
                 return False
-            of_weight, of_bias = self._places[at]
+            of_weight, of_bias = places[at]
             if (weight.data_ptr(), weight.shape, weight.dtype) != of_weight:
                 return False
             if bias is not of_bias:  # both may be None
