@@ -446,8 +446,9 @@ class Scores(Tiled):
 
     def _capped(self, rows: slice, columns: Index) -> Tensor:
         scale, cap = self.scoring.scale, self.scoring.softcap
-        q = self.q[:, :, rows].to(self.dtype)  # [B, H, t, D]
-        k = self.k[:, :, columns].to(self.dtype)  # [B, Hk, s, D]
+        dtype = self.dtype
+        q = self.q[:, :, rows].to(dtype)  # [B, H, t, D]
+        k = self.k[:, :, columns].to(dtype)  # [B, Hk, s, D]
         B, H, t, D = q.shape
         # After the product, as the kernels do it, or the lse they give would not fit; a power of two is exact
         # either way, and cheaper before it.

@@ -151,7 +151,7 @@ class Packed:
             weight, bias = parameters.get("weight"), parameters.get("bias", MISSING)
             if type(weight) is not Parameter or not weight.is_contiguous():
                 return False
-            of_weight, of_bias = places[at]
+            of_weight, of_bias = places[at]  # compared with `_place_of` each, a call less
             if (weight.data_ptr(), weight.shape, weight.dtype) != of_weight:
                 return False
             if bias is not of_bias:  # both may be None

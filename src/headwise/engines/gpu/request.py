@@ -153,8 +153,8 @@ class Prepared:
             scale=scoring.scale,
             scale_log2=scoring.scale * LOG2E.value,
             softcap=None if scoring.softcap is None else float(scoring.softcap),  # a number of one kind
-            slopes=None if scoring.slopes is None else scoring.slopes.float().contiguous(),
-            relative=None if relative is None else hidden_is_endless(relative).float().contiguous(),
+            slopes=None if scoring.slopes is None else in_float32(scoring.slopes),
+            relative=None if relative is None else in_float32(hidden_is_endless(relative)),
             reach=0 if relative is None else relative.shape[1] // 2,
             sinks=None if scoring.sinks is None else as_loaded(scoring.sinks),
             at=None if scores.positions is None else scores.positions.to(self.device, torch.int32),
@@ -181,7 +181,6 @@ class Prepared:
 
 
 MOST_KEPT = 4096
-READ = (torch.float32, torch.bfloat16, torch.float16)
 TAKEN = (  # fields of `Rules`, and where they come from
     ("bias", "scoring", "bias"), ("slopes", "scoring", "slopes"), ("sinks", "scoring", "sinks"),
     ("lengths", "mask", "keys"), ("keys", "mask", "keys"), ("key_ids", "mask", "key_ids"),
@@ -205,9 +204,17 @@ def is_back(known: dict[Hashable, Any], signature: Hashable) -> bool:
     return False
 
 
-def as_loaded(sinks: Tensor) -> Tensor:
-    """[H] in a dtype that kernels read: a cast would take as long as a kernel's own launch."""
-    return (sinks if sinks.dtype in READ else sinks.float()).contiguous()
+def in_float32(x: Tensor) -> Tensor:
+    """As kernels read it, one number beside the next."""
+    return x.float().contiguous()
+
+
+def as_loaded(x: Tensor) -> Tensor:
+    """The same in any dtype that kernels read: a cast would take as long as a kernel's own launch."""
+    return x.contiguous() if x.dtype in DTYPES else in_float32(x)
+
+
+AS_READ = {"slopes": in_float32, "sinks": as_loaded}  # what is made of a field before a kernel has it
 
 
 def signature_of(x: Tensor) -> Hashable:
@@ -231,10 +238,8 @@ def rules_by(prepared: Prepared) -> Callable[[Scores], Rules]:
         taken = attrgetter(f"{whose}.{attribute}")
         if given is not None and given.data_ptr() == mine.data_ptr():
             as_they_are.append((name, partial(_in_bytes, taken) if given.dtype == torch.bool else taken))
-        elif name == "slopes":
-            as_they_are.append((name, partial(_in_float32, taken)))
-        elif name == "sinks":
-            as_they_are.append((name, partial(_as_loaded, taken)))
+        elif name in AS_READ:
+            as_they_are.append((name, partial(_made, AS_READ[name], taken)))
         else:
             return lambda scores: Prepared(scores).rules
     if rules.relative is not None or rules.at is not None:
@@ -265,12 +270,8 @@ def _in_bytes(taken: Callable[[Scores], Tensor], scores: Scores) -> Tensor:
     return taken(scores).view(torch.uint8)
 
 
-def _in_float32(taken: Callable[[Scores], Tensor], scores: Scores) -> Tensor:
-    return taken(scores).float().contiguous()
-
-
-def _as_loaded(taken: Callable[[Scores], Tensor], scores: Scores) -> Tensor:
-    return as_loaded(taken(scores))
+def _made(change: Callable[[Tensor], Tensor], taken: Callable[[Scores], Tensor], scores: Scores) -> Tensor:
+    return change(taken(scores))
 
 
 class Request:

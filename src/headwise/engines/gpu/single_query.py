@@ -18,7 +18,7 @@ from torch import Tensor
 from ...scoring import hidden_is_endless
 from ..scores import Scores
 from .launches import interpreted, kind_of, launch, multiprocessors
-from .request import as_loaded
+from .request import as_loaded, in_float32
 from .tile import BIG, HIDDEN, LN2, LOG2E, long, tanh
 
 __all__ = ["attend"]
@@ -188,10 +188,10 @@ def attend(scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
     if splits > 1:
         parts = torch.empty(B, splits, H, Dv, dtype=torch.float32, device=device)
         parts_lse = torch.empty(B, splits, H, dtype=torch.float32, device=device)
-    slopes = None if scoring.slopes is None else scoring.slopes.float().contiguous()
+    slopes = None if scoring.slopes is None else in_float32(scoring.slopes)
     relative = scoring.relative
     if relative is not None:
-        relative = hidden_is_endless(relative).float().contiguous()
+        relative = in_float32(hidden_is_endless(relative))
     reach = 0 if relative is None else relative.shape[1] // 2
     sinks = None if scoring.sinks is None else as_loaded(scoring.sinks)
     tensors = (q, k, v, parts, parts_lse, seen, lengths, slopes, relative, None if splits > 1 else sinks)
