@@ -1173,6 +1173,26 @@ def test_a_mask_that_is_not_causal_beats_the_hint(
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("options", [{}, {"batch_first": True}, {"add_bias_kv": True}], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (11, 13), (2 * N, 1, 1), (N, L, S), (5, 11, 13)], ids=str)
+@small_and_large
+def test_beside_the_hint_alone_a_mask_of_another_shape_is_not_read(
+    shape: tuple[int, ...], options: dict[str, Any], training: bool, large: bool
+) -> None:
+    """Our class broadcast `torch.zeros(1, 1)` over few tokens, and raised for a mask that was too large."""
+    ours, theirs = (module.train(training) for module in twins(**options))
+    with as_if_large(large):
+        for length, memory in ((L, L), (L, S)):
+            query, key, _ = inputs(ours, length, memory)
+            for given, grad in itertools.product(((query, key, key), (query, query, query)), (True, False)):
+                hint = {"attn_mask": torch.zeros(shape), "is_causal": True, "need_weights": False}
+                with torch.set_grad_enabled(grad):
+                    assert_same(ours(*given, **hint), slow(theirs, *given, **hint))
+                with pytest.raises(RuntimeError, match=re.escape(f"attn_mask is torch.Size({list(shape)})")):
+                    ours(*given, **hint | {"need_weights": True})
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_the_hint_without_a_mask_is_refused_in_every_mode(training: bool) -> None:
     ours = twins(batch_first=True)[0].train(training)
     x = torch.randn(N, L, 2 * D, dtype=torch.float64)

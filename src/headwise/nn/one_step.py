@@ -129,7 +129,7 @@ class Step(NamedTuple):
     nothing: float  # what a query that sees nothing gets: 0 or NaN
     kernel: Kernel | Runner | None  # None: by the matrix of weights
     scale: float
-    average: bool | None = False  # of the matrix: its mean over heads is wanted; None: nothing of it
+    wanted: bool = True  # by the matrix: the caller gets the weights, not the output alone
 
     def heads(self, projected: Projected) -> tuple[Tensor, Tensor, Tensor]:
         """q [N, H, L, D], k and v [N, Hk, S, D]."""
@@ -175,10 +175,10 @@ def step_of(
     causal: bool,
     nothing: float,
     kernel: Kernel | None,
-    average: bool | None = False,
+    wanted: bool = True,
 ) -> Step:
     """Of heads that each have keys of their own, with the usual scale."""
-    return Step(num_heads, num_heads, head_dim, first, causal, nothing, kernel, head_dim**-0.5, average)
+    return Step(num_heads, num_heads, head_dim, first, causal, nothing, kernel, head_dim**-0.5, wanted)
 
 
 def _mask(causal: bool, keys: Tensor | None) -> Mask:
@@ -254,7 +254,7 @@ def run(
 ) -> tuple[Tensor, Projected, Tensor, Tensor | None]:
     """(what comes out of the last projection, what came out of the first, lse, what hides padding).
 
-    By the matrix, weights [N, H, L, S] or [N, L, S] are in the place of lse.
+    By the matrix, weights [N, H, L, S] are in the place of lse.
 
     Args:
         x: [N, L, E] or [L, N, E]
@@ -265,17 +265,16 @@ def run(
     if isinstance(hidden, Tensor):
         assert isinstance(step.kernel, Kernel)
         added = _added(hidden, step.kernel.added_dtype(x.dtype))
-    if torch.is_grad_enabled():
-        for given in (x, memory, *parameters[:4], *parameters.parts):
-            if given is not None and given.requires_grad:
-                y, state, *projected = _OneStep.apply(
-                    x, memory, *parameters[:4], (added, step), *parameters.parts
-                )
-                return y, tuple(projected), state, added
-    made, heads, state = _attended(x, memory, parameters, added, step)
+    given = (x, memory, *parameters[:4], *parameters.parts)
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given):
+        y, state, *projected = _OneStep.apply(x, memory, *parameters[:4], (added, step), *parameters.parts)
+    else:
+        projected, heads, state = _attended(x, memory, parameters, added, step)
+        y = parameters.finish(heads)
     if step.kernel is None:
-        state = _shown(state, step)
-    return parameters.finish(heads), made, state, added
+        # A view outside the node: hooks on the weights run only where the loss depends on them.
+        state = state.view(-1, step.num_heads, *state.shape[1:])
+    return y, tuple(projected), state, added
 
 
 def _added(padding: Tensor, dtype: torch.dtype) -> Tensor:
@@ -309,7 +308,7 @@ def _by_matrix(q: Tensor, k: Tensor, v: Tensor, masks: Masks, step: Step) -> tup
     """(heads [N, H, L, D], weights [N * H, L, S])."""
     N, H, L, D = q.shape
     S, dtype = k.shape[2], q.dtype
-    if step.average is None and dtype in HALF:  # as a fused kernel has it inside
+    if not step.wanted and dtype in HALF:  # as a fused kernel has it inside
         q, k, v = q.float(), k.float(), v.float()
     # on a GPU numbers to add go into the product: a launch less; on a CPU that would be the slower product
     adds = len(masks) > 0 and q.is_cuda and masks[0].dtype is q.dtype and masks[0].ndim == 2
@@ -326,14 +325,6 @@ def _by_matrix(q: Tensor, k: Tensor, v: Tensor, masks: Masks, step: Step) -> tup
     if masks and step.nothing == 0:
         p = p.masked_fill_(s.amax(-1, keepdim=True) == -torch.inf, 0.0)
     return torch.bmm(p, v.reshape(N * H, S, D)).view(N, H, L, D).to(dtype), p
-
-
-def _shown(p: Tensor, step: Step) -> Tensor:
-    """Weights [N * H, L, S] as they are wanted."""
-    if step.average is None:
-        return p.detach()
-    whole = p.view(-1, step.num_heads, *p.shape[1:])
-    return whole.mean(1) if step.average else whole
 
 
 class _OneStep(torch.autograd.Function):
@@ -366,13 +357,13 @@ class _OneStep(torch.autograd.Function):
         ctx.sizes = [part.shape[0] for part in parts]
         ctx.shapes = (x.shape,) if memory is None else (x.shape, memory.shape)
         ctx.set_materialize_grads(False)
-        if step.kernel is None:
-            state = _shown(state, step)
-            if step.average is None:
-                ctx.mark_non_differentiable(state)
-            return parameters.finish(heads), state, *projected
-        ctx.mark_non_differentiable(state)
-        return parameters.finish(heads), state, *projected
+        if step.kernel is not None or not step.wanted:
+            ctx.mark_non_differentiable(state)
+        y = parameters.finish(heads)
+        if y is not heads:
+            # A product without a bias is a view of itself, and no output that is a view may be written to.
+            y = aten._unsafe_view.default(y, y.shape)
+        return y, state, *projected
 
     @staticmethod
     def backward(ctx: Context, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -511,7 +502,7 @@ def _matrix_way_back(
         dv = torch.bmm(p.transpose(1, 2), flat).view(N, H, S, D)
         dp = torch.bmm(flat, turned(v.reshape(N * H, S, D), L))
     if d_shown is not None:
-        dp.view(N, H, L, S).add_(d_shown[:, None] / H if step.average else d_shown)
+        dp.add_(d_shown)
     ds = aten._softmax_backward_data.default(dp, p, -1, p.dtype)
     nothing = q.new_empty(1)
     dq = torch.baddbmm(nothing, ds, k.reshape(N * H, S, D), beta=0, alpha=step.scale)
@@ -532,7 +523,7 @@ def _plainly(
         empty = (before == 0).all(-1, keepdim=True) & (step.nothing == 0)
         before = before.masked_fill(empty, 1.0).log()
         p = torch.softmax(before + (scores - scores.detach()), -1).masked_fill(empty, 0.0)
-        return joined((p @ near_v).to(v.dtype), step.first), p.mean(1) if step.average else p
+        return joined((p @ near_v).to(v.dtype), step.first), p.flatten(0, 1)
     out, lse = plain.forward(step.scores(q, k, added), v)
     if step.nothing != 0:
         out = out.masked_fill(torch.isneginf(lse)[..., None], step.nothing)

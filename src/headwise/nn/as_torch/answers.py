@@ -358,4 +358,5 @@ def _step_by_step(
     out = p @ v
     if not weights:
         return out, None
-    return out, p.mean(1) if average else p
+    # As in torch a view: hooks on the weights run only where the loss depends on them.
+    return out, p.mean(1) if average else p.view_as(p)

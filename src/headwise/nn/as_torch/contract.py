@@ -149,14 +149,12 @@ def check_masks(call: TorchCall, q: Sequence[int], k: Sequence[int]) -> int:
         q, k: their shapes.
     """
     module, padding, attn_mask = call.module, call.key_padding_mask, call.attn_mask
-    (N, H, L, D), S = q, k[2]
-    # by the hint alone torch never looks at the mask, not even at its shape
-    if attn_mask is not None and not (call.is_causal and not call.need_weights and padding is None):
-        wanted = (L, S) if attn_mask.dim() == 2 else (N * H, L, S)
-        if tuple(attn_mask.shape) != wanted:
-            raise RuntimeError(
-                f"The shape of the {attn_mask.dim()}D attn_mask is {attn_mask.shape}, but should be {wanted}."
-            )
+    (N, H, _, D), S = q, k[2]
+    if attn_mask is not None and not call.mask_fits():
+        raise RuntimeError(
+            f"The shape of the {attn_mask.dim()}D attn_mask is {attn_mask.shape}, "
+            f"but should be {call.mask_shape()}."
+        )
     for here, other in (("bias_k", "bias_v"), ("bias_v", "bias_k")):
         if getattr(module, here) is not None and getattr(module, other) is None:
             raise AssertionError(f"{here} is set but {other} is None")

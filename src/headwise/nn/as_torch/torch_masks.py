@@ -124,12 +124,10 @@ class Rules:
         bias = None if self.bias is None else self.bias.to(dtype)
         if hidden is None:
             return bias
+        numbers = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf)
         if bias is None:
-            return torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf)
-        return bias.masked_fill(hidden, -torch.inf)
-
-
-NO_RULES, CAUSAL = Rules(), Rules(causal=True)
+            return numbers
+        return bias + numbers  # keeps no mask for backward, as torch: its owner may write to it
 
 
 def rules_of(
@@ -143,15 +141,13 @@ def rules_of(
 ) -> Rules:
     """Masks whose shapes are right, [N, S] and [L, S] or [N * H, L, S], as rules.
 
-    `is_causal` is torch's hint: it counts where masks are never read, on a GPU. `appended` keys are among the
-    `key_len`.
+    `is_causal` is torch's hint. It counts where there is no mask, and on a GPU, where masks are never read.
+    `appended` keys are among the `key_len`.
     """
     if key_padding_mask is None and attn_mask is None:
-        return NO_RULES
+        return Rules(causal=is_causal)
     causal, hidden, padding, bias, wild, low, low_rows = False, None, None, None, False, False, False
     if attn_mask is not None:
-        if tuple(attn_mask.shape[-2:]) != (query_len, key_len - appended):
-            return CAUSAL  # torch looks at no mask beside the hint alone, and this one cannot be meant
         content, learned = _content(attn_mask)
         # on a CPU the mask decides, read or not, compiled or not; elsewhere it is never read
         hinted = is_causal and not learned and not attn_mask.is_cpu

@@ -76,14 +76,28 @@ class TorchCall:
             key = query if same else key.unsqueeze(0)
             value = key if alike else value.unsqueeze(0)
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+        elif module.batch_first and torch.is_grad_enabled():
+            query, key, value = _copies(query, key, value)
         self.module, self.query, self.key, self.value = module, query, key, value
+        self.first = 0 if module.batch_first or not self.batched else 1  # which dimension is the batch
         self.key_padding_mask = key_padding_mask  # [N, S]
         self.attn_mask = attn_mask  # [L, S] or [N * H, L, S]
+        if is_causal and not need_weights and key_padding_mask is None and not self.mask_fits():
+            self.attn_mask = None  # torch reads the hint here, and not even the mask's shape
         self.is_causal, self.need_weights, self.average = is_causal, need_weights, average_attn_weights
         self.dropout: float = module.dropout if module.training else 0.0
-        self.first = 0 if module.batch_first or not self.batched else 1  # which dimension is the batch
         self.appended: int | None = None  # keys of the module's own; known once masks have been checked
         self._rules: Rules | None = None
+
+    def mask_fits(self) -> bool:
+        """Return True if attn_mask is missing or has the shape of this call."""
+        return self.attn_mask is None or tuple(self.attn_mask.shape) == self.mask_shape()
+
+    def mask_shape(self) -> tuple[int, ...]:
+        """The shape that attn_mask must have, in as many dimensions as it has."""
+        N, L = self.query.shape[self.first], self.query.shape[1 - self.first]
+        shape = (N * self.module.num_heads, L, self.key.shape[1 - self.first])
+        return shape if self.attn_mask is not None and self.attn_mask.dim() == 3 else shape[1:]
 
     def heads(self) -> Heads:
         """q [N, H, L, D], k and v [N, H, S + appended, D]."""
@@ -107,6 +121,17 @@ class TorchCall:
         if self.batched:
             return output, weights
         return output.squeeze(0), None if weights is None else weights.squeeze(0)
+
+
+def _copies(query: Tensor, key: Tensor, value: Tensor) -> Heads:
+    """Copies of the inputs, as torch's class makes them when the batch comes first.
+
+    Backward needs the inputs as they were. Training code that writes to them in place after the call, such as
+    `x += mha(x, x, x)[0]`, works with torch's class because of its copies.
+    """
+    query_copy = query.clone()
+    key_copy = query_copy if key is query else key.clone()
+    return query_copy, key_copy, query_copy if value is query else key_copy if value is key else value.clone()
 
 
 def _heads_of(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, first: int) -> Heads:
@@ -218,11 +243,14 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
         masks = _as_they_are(call)
         if masks is not None:
             nothing = torch.nan if wants and not zero else 0.0
-            step = step_of(H, D, first, False, nothing, None, call.average if wants else None)
+            step = step_of(H, D, first, False, nothing, None, wants)
             if not wants and (as_torch or not torch.is_grad_enabled()):
                 return _by_torchs_kernel(x, other, parameters, masks, step, out_proj), None
             y, _, weights, _ = run(x, other, parameters, masks, step)
-            return out_proj(y) if out_weight is None else y, weights if wants else None
+            output = out_proj(y) if out_weight is None else y
+            if not wants:
+                return output, None
+            return output, weights.mean(1) if call.average else weights
     rules = call.rules(L, S)
     if rules.hidden is not None or rules.bias is not None:
         return None
@@ -259,13 +287,13 @@ def _is_masked(call: TorchCall) -> bool:
 
 def _adds_numbers(call: TorchCall, few: int) -> bool:
     """Whether, of outputs alone, masks are best taken as they are: where they add numbers, or are tiny."""
+    if call.is_causal and call.key_padding_mask is None and (call.attn_mask is None or not call.query.is_cpu):
+        return False  # the hint decides
     if call.query.is_cpu:
         if torch.is_grad_enabled():
             return few <= TINY
         if few > FEW_TO_READ:
             return False
-    elif call.is_causal and call.key_padding_mask is None:
-        return False  # the hint is trusted
     for mask in (call.attn_mask, call.key_padding_mask):
         if mask is not None and mask.dtype != torch.bool:
             return True
