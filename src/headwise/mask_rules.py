@@ -23,6 +23,7 @@ __all__ = [
     "Changes",
     "Fields",
     "Known",
+    "TRACED",
     "Rule",
     "RuleSet",
     "Shape",
@@ -30,10 +31,14 @@ __all__ = [
     "Value",
     "can_read",
     "cannot_join",
+    "is_traced",
     "kind",
     "size_of",
     "smaller",
 ]
+
+MAKES_A_GRAPH = torch._C._TorchDispatchModeKey.PROXY
+TRACED = "a tracer (torch.jit.trace, make_fx) records this call, which only plain operations pass"
 
 
 def can_read(tensor: Tensor) -> bool:
@@ -43,6 +48,23 @@ def can_read(tensor: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and not isinstance(tensor, FakeTensor)
         and not torch._C._are_functorch_transforms_active()
+        and not is_traced()
+    )
+
+
+def is_traced() -> bool:
+    """Return True while `torch.jit.trace` or `make_fx` records this call, or what is built on `make_fx`.
+
+    A recording holds operations alone. What Python decides from values, and what an autograd function of our
+    own computes, would be kept as it was for the example. `torch.compile` and `torch.export` are asked for by
+    `torch.compiler.is_compiling`.
+    """
+    if torch._C._get_tracing_state() is not None:
+        return True
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        and torch._C._get_dispatch_mode(MAKES_A_GRAPH) is not None
+        and not torch.compiler.is_compiling()
     )
 
 

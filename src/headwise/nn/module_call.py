@@ -39,7 +39,7 @@ from ..engines.scores import Scores
 from ..errors import ArgumentError, MaskError, ShapeError
 from ..indexing import fits
 from ..map import AttentionMap, later
-from ..mask_rules import kind
+from ..mask_rules import is_traced, kind
 from ..masks import CAUSAL, NOTHING_HIDDEN, BoundMask, Mask, mask_of_call
 from ..scoring import Bias, Scoring
 from .one_step import SEES_NOTHING, Parameters, Runner, Step, chosen, run
@@ -336,9 +336,12 @@ def rules_of(mask: Mask | Tensor, batch: int, query_len: int, key_len: int, itse
     """
     rules = mask_of_call(mask, batch, query_len)
     allowed = rules.allowed
-    same = allowed is not None and tuple(allowed.shape[1:]) == (1, 1, key_len)  # for all heads and queries
-    if allowed is not None and same and fits(allowed.shape[0], batch) and rules.keys is None:
-        rules = replace(rules, allowed=None, keys=allowed[:, 0, 0].expand(batch, key_len))  # it is padding
+    if allowed is not None and rules.keys is None and not is_traced():  # a graph may be for other lengths
+        same = tuple(allowed.shape[1:]) == (1, 1, key_len)  # for all heads and queries
+        if same and fits(allowed.shape[0], batch):
+            rules = replace(
+                rules, allowed=None, keys=allowed[:, 0, 0].expand(batch, key_len)
+            )  # it is padding
     if itself and rules.keys is not None and rules.queries is None:
         rules = replace(rules, queries=rules.keys)
     return rules

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ...arguments import answering
 from ...errors import ArgumentError
 from ...functional import attention
+from ...mask_rules import is_traced
 from ...masks import Mask
 from ..one_step import joined
 from ..packed_weights import OUT_PROJ, PLAIN, is_untouched
@@ -149,4 +150,5 @@ def _is_ours(module: nn.MultiheadAttention, *given: Tensor | None) -> bool:
         if x is not None and x is not seen and (type(x) not in PLAIN or x.is_nested):
             return False
         seen = x
-    return torch._C._get_tracing_state() is None
+    # a transform that is traced (torch.func.linearize) is ours: torch's kernels have no forward derivative
+    return not is_traced() or torch._C._are_functorch_transforms_active()
