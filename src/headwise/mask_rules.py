@@ -19,11 +19,11 @@ from .errors import MaskError
 from .indexing import Index, positions_of
 
 __all__ = [
+    "TRACED",
     "AnyRule",
     "Changes",
     "Fields",
     "Known",
-    "TRACED",
     "Rule",
     "RuleSet",
     "Shape",
@@ -37,7 +37,7 @@ __all__ = [
     "smaller",
 ]
 
-MAKES_A_GRAPH = torch._C._TorchDispatchModeKey.PROXY
+MODES = torch._C._TorchDispatchModeKey
 TRACED = "a tracer (torch.jit.trace, make_fx) records this call, which only plain operations pass"
 
 
@@ -61,11 +61,10 @@ def is_traced() -> bool:
     """
     if torch._C._get_tracing_state() is not None:
         return True
-    return (
-        torch._C._len_torch_dispatch_stack() > 0
-        and torch._C._get_dispatch_mode(MAKES_A_GRAPH) is not None
-        and not torch.compiler.is_compiling()
-    )
+    if not torch._C._len_torch_dispatch_stack() or torch.compiler.is_compiling():
+        return False
+    modes = (MODES.PROXY, MODES.FUNCTIONAL)  # AOTAutograd looks at a function by the second before it records
+    return any(torch._C._get_dispatch_mode(mode) is not None for mode in modes)
 
 
 def smaller(a: int | None, b: int | None) -> int | None:

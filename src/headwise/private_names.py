@@ -21,6 +21,7 @@ TESTED = {"torch": ("2.11", "2.15"), "transformers": ("5.5", "5.22")}  # from, t
 TORCH = {  # name -> what it is used for
     "torch._C.DisableTorchFunction": "comparing numbers without modes that look at every operation",
     "torch._C.DisableTorchFunctionSubclass": "reading a tensor that stands in for a mask",
+    "torch._C._TorchDispatchModeKey.FUNCTIONAL": "plain operations while AOTAutograd looks at a call",
     "torch._C._TorchDispatchModeKey.PROXY": "plain operations while make_fx records a call",
     "torch._C._are_functorch_transforms_active": "leaving vmap, grad and jvp to plain operations",
     "torch._C._current_graph_task_id": "hearing a checkpointed layer once",

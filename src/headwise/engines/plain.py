@@ -1,8 +1,8 @@
 """Attention as one matrix, in operations torch can differentiate as often and in whatever mode it likes.
 
 Quadratic memory, so it is chosen only where nothing else will do: dropout on the weights, forward-mode
-derivatives, derivatives of derivatives, function transforms (vmap, jvp), tracers (torch.jit.trace, make_fx). Its size is checked against the
-memory budget first.
+derivatives, derivatives of derivatives, function transforms (vmap, jvp), tracers (torch.jit.trace, make_fx).
+Its size is checked against the memory budget first.
 """
 
 from __future__ import annotations

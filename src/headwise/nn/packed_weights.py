@@ -256,7 +256,7 @@ def project(layers: Sequence[nn.Module], packed: Packed | None, x: Tensor) -> Se
 
 
 def ordinary(x: Tensor) -> bool:
-    """Whether torch's plain operations are all that is at work: no compiler, tracer, transform or autocast."""
+    """Whether torch's plain operations are all that is at work: no compiler, tracer, transform, autocast."""
     return (
         type(x) in PLAIN
         and not torch.compiler.is_compiling()
