@@ -1,4 +1,4 @@
-"""Tracers of torch: `torch.jit.trace`, `torch.fx.symbolic_trace`, `make_fx`, AOTAutograd, `torch.func.linearize`.
+"""Tracers of torch: `torch.jit.trace`, `torch.fx.symbolic_trace`, `make_fx`, AOTAutograd, linearize.
 
 What is recorded for one example must be right for other numbers, lengths and batches, or be refused. Sizes:
 E 30 = H 5 * D 6, B 3, T 7, S 11; float64.
@@ -193,7 +193,7 @@ class Encoder(nn.Module):
     def __init__(self, whole: bool) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(E, H, 17, 0.0, batch_first=True)
-        self.stack = nn.TransformerEncoder(layer, 2) if whole else layer
+        self.stack = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False) if whole else layer
 
     def forward(self, x: Tensor, real: Tensor) -> Tensor:
         out: Tensor = self.stack(x, src_key_padding_mask=~real)
@@ -239,7 +239,6 @@ def test_torch_fx_keeps_our_modules_whole(name: str) -> None:
         torch.testing.assert_close(one(x, real), model(x, real))
     graph(x, real).square().sum().backward()
     assert all(p.grad is not None for p in model.parameters())
-    assert "need_weights = False" in graph.code or name in ("encoder", "layer")
 
 
 def test_torch_fx_refuses_a_hook_that_would_run_twice() -> None:
