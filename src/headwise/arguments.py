@@ -16,6 +16,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 
 from .engines.scores import Scores
 from .errors import ArgumentError, MaskError, ShapeError, nearest
@@ -169,7 +170,12 @@ def not_a_tensor(name: str, x: object) -> ArgumentError | TypeError:
     """The error about something else in a tensor's place, with what to make of it."""
     if x is REQUIRED:
         return TypeError(f"{name} must be given: got nothing; it comes first, or as {name}=")
-    if isinstance(x, Mask):
+    if isinstance(x, Proxy):
+        what = (
+            "torch.fx.symbolic_trace keeps a headwise module whole inside the model that it traces; a "
+            "function needs torch.fx.wrap; or use torch.export"
+        )
+    elif isinstance(x, Mask):
         what = "a mask goes in mask="
     elif hasattr(x, "last_hidden_state"):
         what = "what a model gives has the tensor inside: pass its last_hidden_state"

@@ -163,6 +163,8 @@ def take(tensor: Tensor, index: tuple[Index | None, ...], ones_stay: bool = True
 def positions_of(index: Index, length: int, device: torch.device) -> Tensor:
     """The positions an index picks out of `length`, as int [n]."""
     if isinstance(index, slice):
+        if isinstance(index.stop, Tensor):  # a length that torch.jit.trace records: it may be another later
+            return torch.arange(length, device=device)[index]
         return torch.arange(*index.indices(length), device=device)
     spots: Tensor = index.to(device)
     return spots

@@ -19,6 +19,7 @@ from .errors import MaskError
 from .indexing import Index, positions_of
 
 __all__ = [
+    "TRACED",
     "AnyRule",
     "Changes",
     "Fields",
@@ -30,10 +31,14 @@ __all__ = [
     "Value",
     "can_read",
     "cannot_join",
+    "is_traced",
     "kind",
     "size_of",
     "smaller",
 ]
+
+MODES = torch._C._TorchDispatchModeKey
+TRACED = "a tracer (torch.jit.trace, make_fx) records this call, which only plain operations pass"
 
 
 def can_read(tensor: Tensor) -> bool:
@@ -43,7 +48,23 @@ def can_read(tensor: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and not isinstance(tensor, FakeTensor)
         and not torch._C._are_functorch_transforms_active()
+        and not is_traced()
     )
+
+
+def is_traced() -> bool:
+    """Return True while `torch.jit.trace` or `make_fx` records this call, or what is built on `make_fx`.
+
+    A recording holds operations alone. What Python decides from values, and what an autograd function of our
+    own computes, would be kept as it was for the example. `torch.compile` and `torch.export` are asked for by
+    `torch.compiler.is_compiling`.
+    """
+    if torch._C._get_tracing_state() is not None:
+        return True
+    if not torch._C._len_torch_dispatch_stack() or torch.compiler.is_compiling():
+        return False
+    modes = (MODES.PROXY, MODES.FUNCTIONAL)  # AOTAutograd looks at a function by the second before it records
+    return any(torch._C._get_dispatch_mode(mode) is not None for mode in modes)
 
 
 def smaller(a: int | None, b: int | None) -> int | None:

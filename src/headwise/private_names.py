@@ -21,6 +21,8 @@ TESTED = {"torch": ("2.11", "2.15"), "transformers": ("5.5", "5.22")}  # from, t
 TORCH = {  # name -> what it is used for
     "torch._C.DisableTorchFunction": "comparing numbers without modes that look at every operation",
     "torch._C.DisableTorchFunctionSubclass": "reading a tensor that stands in for a mask",
+    "torch._C._TorchDispatchModeKey.FUNCTIONAL": "plain operations while AOTAutograd looks at a call",
+    "torch._C._TorchDispatchModeKey.PROXY": "plain operations while make_fx records a call",
     "torch._C._are_functorch_transforms_active": "leaving vmap, grad and jvp to plain operations",
     "torch._C._current_graph_task_id": "hearing a checkpointed layer once",
     "torch._C._functorch.is_batchedtensor": "refusing to watch inside vmap",
@@ -29,7 +31,8 @@ TORCH = {  # name -> what it is used for
     "torch._C._get_deterministic_algorithms": "a user's switches, asked in every call",
     "torch._C._get_flash_sdp_enabled": "a user's switches, asked in every call",
     "torch._C._get_mem_efficient_sdp_enabled": "a user's switches, asked in every call",
-    "torch._C._get_tracing_state": "leaving torch.jit.trace to torch's own forward",
+    "torch._C._get_dispatch_mode": "plain operations while make_fx records a call",
+    "torch._C._get_tracing_state": "plain operations while torch.jit.trace records a call",
     "torch._C._is_any_autocast_enabled": "no autocast anywhere, asked in every call",
     "torch._C._len_torch_dispatch_stack": "a shortcut only where nobody could notice",
     "torch._C._len_torch_function_stack": "a shortcut only where nobody could notice",

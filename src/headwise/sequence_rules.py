@@ -14,7 +14,19 @@ from torch import Tensor
 
 from .errors import MaskError
 from .indexing import Index, fits, within
-from .mask_rules import Changes, Fields, Rule, Shape, Span, Value, can_read, cannot_join, kind, size_of
+from .mask_rules import (
+    Changes,
+    Fields,
+    Rule,
+    Shape,
+    Span,
+    Value,
+    can_read,
+    cannot_join,
+    is_traced,
+    kind,
+    size_of,
+)
 
 if TYPE_CHECKING:
     from .masks import Mask
@@ -183,8 +195,8 @@ class Documents(Rule["Mask"]):
         if "query_ids" in held:
             return
         keys = held["key_ids"]
-        same = not torch.compiler.is_compiling() and query_len == key_len  # no symbols are compared
-        held["query_ids"] = keys if same else keys[:, key_len - query_len :]
+        compared = not (torch.compiler.is_compiling() or is_traced())  # a graph may be for other lengths
+        held["query_ids"] = keys if compared and query_len == key_len else keys[:, key_len - query_len :]
 
     def placed(self, mask: Mask, at: Tensor) -> Changes:
         assert mask.key_ids is not None

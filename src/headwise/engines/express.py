@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn.functional import scaled_dot_product_attention
 
 from .. import budget, masks
@@ -81,7 +80,7 @@ def is_plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None)
         return False
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(q.device.type):
         return False
-    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+    if plain.transforms_are_active():
         return False
     return scale is None or (type(scale) is float and scale > 0)
 

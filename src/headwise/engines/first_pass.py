@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..mask_rules import TRACED, is_traced
 from . import backends, plain, tiles
 from .backend import Backend, Call
 from .fused import adds
@@ -152,6 +153,8 @@ def _needs_grad(scores: Scores, v: Tensor) -> bool:
 
 
 def _plain_because(scores: Scores, v: Tensor) -> str | None:
+    if is_traced():
+        return TRACED
     if torch._C._are_functorch_transforms_active():
         return "a function transform (torch.func) is active, which only plain operations pass"
     if torch.autograd.forward_ad._current_level >= 0:

@@ -26,6 +26,7 @@ from ..mask_rules import AnyRule
 from ..masks import Band, Dense
 from ..scoring import HIDDEN
 from ..sequence_rules import Documents, Padding
+from .plain import transforms_are_active
 from .scores import Scores, own_precision, settle_exponentials, without_graph
 from .walk import SLACK
 
@@ -58,7 +59,7 @@ def row(scores: Scores, lse: Tensor | None, b: int, h: int | None, i: int) -> Te
     (B, H, T, D), S = q.shape, k.shape[2]
     if not -B <= b < B or not -T <= i < T or (h is not None and not -H <= h < H) or not S or not D:
         return None
-    if torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu" if on_cpu else "cuda"):
+    if transforms_are_active() or torch.is_autocast_enabled("cpu" if on_cpu else "cuda"):
         return None
     if not budget.surely_fits(S * 8 * (H if h is None else 1)):  # never while compiling
         return None
@@ -115,7 +116,7 @@ def statistics(scores: Scores, names: tuple[str, ...], reach: int) -> dict[str, 
         return None
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
         return None
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or transforms_are_active():
         return None
     with without_graph(), own_precision(q.device):
         mine = q.view(B, Hk, H // Hk, D) if q.is_contiguous() else q.reshape(B, Hk, H // Hk, D)

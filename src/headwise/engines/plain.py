@@ -1,8 +1,8 @@
 """Attention as one matrix, in operations torch can differentiate as often and in whatever mode it likes.
 
 Quadratic memory, so it is chosen only where nothing else will do: dropout on the weights, forward-mode
-derivatives, derivatives of derivatives, function transforms (vmap, jvp). Its size is checked against the
-memory budget first.
+derivatives, derivatives of derivatives, function transforms (vmap, jvp), tracers (torch.jit.trace, make_fx).
+Its size is checked against the memory budget first.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import budget
+from ..mask_rules import is_traced
 from ..scoring import HIDDEN
 from .backend import Backend, Call, Gradients
 from .scores import Scores, own_precision
@@ -88,8 +89,8 @@ def weights_of(scores: Scores) -> tuple[Tensor, Tensor]:
 
 
 def transforms_are_active() -> bool:
-    """Whether torch.func or forward mode is at work, which only plain operations pass."""
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    """Return True if torch.func, forward mode or a tracer is at work, which only plain operations pass."""
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active() or is_traced()
 
 
 def is_needed_for(grad: Tensor) -> bool:

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from ..indexing import Index, positions_of, take
+from ..mask_rules import is_traced
 from ..masks import BoundMask, Mask
 from ..scoring import HIDDEN, Scoring, by_offset, hidden_is_endless
 
@@ -162,6 +163,9 @@ class Tiled:
         """All sequences and heads, a piece at a time; `one_by_one`: never two sequences together."""
         B, H, T, S = self.shape
         G, Hk = self.group, H // self.group
+        if is_traced():  # a graph may be for other lengths: all of them are one tile
+            yield Piece(slice(0, B), slice(0, H), slice(0, Hk), T, S)
+            return
         cpu = self.device.type == "cpu"
         if cpu and not torch.compiler.is_compiling():
             settle_exponentials()
@@ -343,7 +347,8 @@ class Scores(Tiled):
     def seen(self, rows: slice, columns: Index) -> Tensor | None:
         """The mask's tile, bool broadcastable to [B, H, t, s]; None where it hides nothing."""
         mask, S = self.mask, self.k.shape[2]
-        if isinstance(columns, slice) and (mask.left is not None or mask.right is not None):
+        bounded = mask.left is not None or mask.right is not None
+        if bounded and isinstance(columns, slice) and not is_traced():
             first, last = self.ends(rows)
             inside_left = mask.left is None or last - columns.start <= mask.left
             inside_right = mask.right is None or columns.stop - 1 - first <= mask.right

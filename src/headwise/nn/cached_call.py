@@ -22,6 +22,7 @@ from ..engines.express import straight
 from ..errors import ArgumentError
 from ..functional import attention
 from ..map import AttentionMap, make
+from ..mask_rules import is_traced
 from ..masks import Mask
 from ..scoring import Bias, Scoring
 from . import module_call, options
@@ -79,6 +80,16 @@ def _check_cache(module: MultiHeadAttention, cache: KVCache) -> None:
         )
 
 
+def _check_traced(cache: KVCache | Memory, lengths: Tensor | Sequence[int] | None) -> None:
+    """Raise for what a traced graph would keep as it was in the example: columns of a cache, lengths."""
+    name, given = ("lengths", lengths) if isinstance(cache, Memory) else ("cache", cache)
+    if given is not None:
+        raise ArgumentError(
+            f"{name} must not be given beside a tracer (torch.jit.trace, make_fx), which would keep the "
+            f"example's: got {told(given)}; use torch.compile with mha.cache(batch, max_length)"
+        )
+
+
 def _looks_back(window: int | tuple[int, int] | None) -> bool:
     """Whether a window hides what comes after the query."""
     return window is not None and (isinstance(window, int) or window[1] == 0)
@@ -96,6 +107,8 @@ def attend(
     lengths: Tensor | Sequence[int] | None,
 ) -> Attended:
     """As `MultiHeadAttention._attend`, over what the cache holds and what comes in."""
+    if is_traced():
+        _check_traced(cache, lengths)
     if isinstance(cache, Memory):
         return _look_back(module, query, key, value, mask, bias, positions, cache, lengths)
     if not isinstance(cache, KVCache):

@@ -15,7 +15,11 @@ Made = TypeVar("Made")
 
 def is_recorded() -> bool:
     """Whether this is a call that a compiler or another mode of torch records: nothing is kept of it then."""
-    return torch.compiler.is_compiling() or bool(torch._C._len_torch_dispatch_stack())
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or bool(torch._C._len_torch_dispatch_stack())
+    )
 
 
 class Settings:

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy, Tracer
 
 from ..arguments import (
     EMBEDDING,
@@ -39,7 +41,7 @@ from ..engines.scores import Scores
 from ..errors import ArgumentError, MaskError, ShapeError
 from ..indexing import fits
 from ..map import AttentionMap, later
-from ..mask_rules import kind
+from ..mask_rules import is_traced, kind
 from ..masks import CAUSAL, NOTHING_HIDDEN, BoundMask, Mask, mask_of_call
 from ..scoring import Bias, Scoring
 from .one_step import SEES_NOTHING, Parameters, Runner, Step, chosen, run
@@ -62,6 +64,7 @@ __all__ = [
     "check_options",
     "check_projected",
     "check_query",
+    "fx_node",
     "in_one_step",
     "is_bare",
     "lone",
@@ -336,12 +339,50 @@ def rules_of(mask: Mask | Tensor, batch: int, query_len: int, key_len: int, itse
     """
     rules = mask_of_call(mask, batch, query_len)
     allowed = rules.allowed
-    same = allowed is not None and tuple(allowed.shape[1:]) == (1, 1, key_len)  # for all heads and queries
-    if allowed is not None and same and fits(allowed.shape[0], batch) and rules.keys is None:
-        rules = replace(rules, allowed=None, keys=allowed[:, 0, 0].expand(batch, key_len))  # it is padding
+    if allowed is not None and rules.keys is None and not is_traced():  # a graph may be for other lengths
+        same = tuple(allowed.shape[1:]) == (1, 1, key_len)  # for all heads and queries
+        if same and fits(allowed.shape[0], batch):
+            rules = replace(
+                rules, allowed=None, keys=allowed[:, 0, 0].expand(batch, key_len)
+            )  # it is padding
     if itself and rules.keys is not None and rules.queries is None:
         rules = replace(rules, queries=rules.keys)
     return rules
+
+
+def fx_node(module: nn.Module, *given: object) -> Any | None:
+    """The node of a module in the graph of `torch.fx.symbolic_trace`; None: no argument is a Proxy.
+
+    torch's tracer keeps every module of the package `torch.nn` whole and records the operations inside all
+    others. What ours do depends on dtypes and sizes, which a Proxy does not have, so they ask to be kept
+    whole, too. A module that is traced itself, and not inside another, cannot be.
+
+    Args:
+        given: the arguments of `forward`, in its order.
+
+    Raises:
+        ArgumentError: a hook on the module, which would run in the graph and once more inside the module.
+    """
+    tracer = next((x.tracer for x in given if isinstance(x, Proxy)), None)
+    if not isinstance(tracer, Tracer) or tracer.root is module:
+        return None
+    hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
+    if hooks:
+        raise ArgumentError(
+            f"{type(module).__name__} must have no hooks where torch.fx keeps it whole: got {hooks}; remove "
+            "them while it is traced, or use torch.export"
+        )
+    parameters = list(signature(type(module).forward).parameters.values())[1 : len(given) + 1]
+    args: list[object] = []
+    kwargs: dict[str, object] = {}
+    for parameter, value in zip(parameters, given, strict=True):
+        if value is parameter.default:
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY or len(args) < parameters.index(parameter):
+            kwargs[parameter.name] = value
+        else:
+            args.append(value)
+    return tracer.create_proxy("call_module", tracer.path_of_module(module), tuple(args), kwargs)
 
 
 def is_bare(held: Mapping[str, Any]) -> bool:

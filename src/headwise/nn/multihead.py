@@ -267,6 +267,12 @@ class MultiHeadAttention(nn.Module):
             ArgumentError: another dtype than the weights'; a key without a value; arguments of torch's class.
             MaskError: a mask of the wrong shape or meaning.
         """
+        if type(query) not in PLAIN:
+            node: tuple[Tensor, AttentionMap | None] | None = module_call.fx_node(
+                self, query, key, value, mask, bias, positions, cache, lengths, documents, need_weights
+            )
+            if node is not None:
+                return node
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.forward)
         if self._sharding is not None:

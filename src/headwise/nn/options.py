@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ..arguments import told
 from ..errors import ArgumentError, ShapeError, nearest
-from ..mask_rules import can_read
+from ..mask_rules import can_read, is_traced
 from ..scoring import Alibi, Bias, Relative, alibi, joined
 from . import dimensions
 from .frozen_settings import Settings
@@ -314,7 +314,12 @@ def rotated(
     T, S = q.shape[2], k.shape[2]
     if positions is None:
         turns = rope.factors(k, before)
-        ours = turns if S == T else rope.factors(q, before + S - T) if S > T else _early(rope, q, before + S)
+        if itself:
+            ours = turns
+        elif not is_traced() and S >= T:
+            ours = rope.factors(q, before + S - T)
+        else:  # of any lengths: the first queries may stand before the first key, below 0
+            ours = rope.factors(q, torch.arange(before + S - T, before + S, device=q.device))
         return rope.turn(q, ours), rope.turn(k, turns)
     check_given(positions, q, k, itself)
     if isinstance(positions, tuple):
@@ -336,12 +341,6 @@ def check_given(positions: object, q: Tensor, k: Tensor, itself: bool) -> None:
             f"{told(positions)}; as positions=(of_queries, of_keys)"
         )
     check_positions(positions, q, "positions")
-
-
-def _early(rope: Rope, q: Tensor, end: int) -> tuple[Tensor, Tensor]:
-    """For more queries than keys: the first of them stand before the first key, perhaps below 0."""
-    T = q.shape[2]
-    return rope.factors(q, torch.arange(end - T, end, device=q.device))
 
 
 def check_positions(positions: object, x: Tensor, name: str) -> None:

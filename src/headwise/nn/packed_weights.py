@@ -256,11 +256,10 @@ def project(layers: Sequence[nn.Module], packed: Packed | None, x: Tensor) -> Se
 
 
 def ordinary(x: Tensor) -> bool:
-    """Whether torch's plain operations are all that is at work: no compiler, no transform, no autocast."""
+    """Whether torch's plain operations are all that is at work: no compiler, tracer, transform, autocast."""
     return (
         type(x) in PLAIN
         and not torch.compiler.is_compiling()
-        and torch._C._get_tracing_state() is None  # torch.jit.trace would keep the block as a constant
         and not autocasting(x)
         and not transforms_are_active()
     )

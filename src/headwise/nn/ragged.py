@@ -32,6 +32,7 @@ from ..engines.scores import Scores
 from ..errors import ArgumentError
 from ..functional import attention
 from ..map import AttentionMap, later
+from ..mask_rules import is_traced
 from ..masks import CAUSAL, NOTHING_HIDDEN, Mask
 from ..scoring import Alibi, Bias, Relative, Scoring
 from ..sequence_rules import as_ids
@@ -147,7 +148,7 @@ def as_mask(
         rules = Mask.documents(as_ids(documents, "ids")[..., 0].to(query.device))
     else:
         counts = module_call.as_lengths(lengths).to(query.device)
-        if not torch.compiler.is_compiling():
+        if not (torch.compiler.is_compiling() or is_traced()):
             module_call.check_lengths(counts.tolist(), B, T)
         rules = Mask.padding(counts, counts)
         real = torch.arange(T, device=query.device) < counts[:, None]
@@ -203,7 +204,7 @@ def _batch(
     A tensor on a device is read once, and its device waited for.
     """
     module_call.check(module, query, query, query)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_traced():
         return None
     B, T, _ = query.shape
     if documents is None:

@@ -94,6 +94,7 @@ class Rope(Settings):
         Raises:
             ShapeError: not an even number of those there are.
         """
+        head_dim = int(head_dim)  # torch.jit.trace has sizes as tensors
         dims = head_dim if self.dims is None else self.dims
         if isinstance(dims, bool) or not isinstance(dims, int) or dims % 2 or not 0 < dims <= head_dim:
             raise ShapeError(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ...mask_rules import TRACED, is_traced
 from ..scores import Scores, Tiled
 from .launches import interpreted
 
@@ -39,6 +40,8 @@ def cannot(scores: Tiled) -> str | None:
         return f"it takes head_dim up to {LARGEST_HEAD}, not {q.shape[-1]}"
     if scores.scoring.slopes is not None and scores.shape[3] > FARTHEST:
         return f"it counts distances up to {FARTHEST} exactly, and there are {scores.shape[3]} keys"
+    if is_traced():
+        return TRACED
     if torch._C._are_functorch_transforms_active():
         return "a function transform (torch.func) is active, which only plain operations pass"
     return _missing(q.device.index) if q.device.type == "cuda" else None

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules import transformer as torchs
 
+from ..module_call import fx_node
 from ..packed_weights import OUT_PROJ, PLAIN, is_untouched, parameters_of, unseen
 from .answers import FEW, leaves_some
 from .contract import check_kinds, scriptable
@@ -53,6 +54,9 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
     ) -> Tensor:
         """As in torch."""
         if type(src) not in PLAIN or src.is_nested:
+            node: Tensor | None = fx_node(self, src, src_mask, src_key_padding_mask, is_causal)
+            if node is not None:
+                return node
             if _is_as_made(self):
                 return super().forward(src, src_mask, src_key_padding_mask, is_causal)
         elif src_mask is None and not is_causal:
@@ -97,7 +101,8 @@ class TransformerEncoder(nn.TransformerEncoder):
         """As in torch."""
         ours = [isinstance(layer, TransformerEncoderLayer) for layer in self.layers]
         if type(src) not in PLAIN or src.is_nested or not any(ours):
-            return super().forward(src, mask, src_key_padding_mask, is_causal)
+            node: Tensor | None = fx_node(self, src, mask, src_key_padding_mask, is_causal)
+            return super().forward(src, mask, src_key_padding_mask, is_causal) if node is None else node
         check_kinds({"src_key_padding_mask": src_key_padding_mask, "mask": mask})
         x, plain = src, mask is None and not is_causal
         if src_key_padding_mask is not None and plain and self._would_pack(src, src_key_padding_mask):

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from ...arguments import answering
 from ...errors import ArgumentError
 from ...functional import attention
+from ...mask_rules import is_traced
 from ...masks import Mask
+from ..module_call import fx_node
 from ..one_step import joined
 from ..packed_weights import OUT_PROJ, PLAIN, is_untouched
 from .answers import answer, native
@@ -105,6 +108,9 @@ class MultiheadAttention(nn.MultiheadAttention):
             query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal,
         )  # fmt: skip
         if not _is_ours(self, query, key, value, key_padding_mask, attn_mask):
+            node: tuple[Tensor, Tensor | None] | None = fx_node(self, *given)
+            if node is not None:
+                return node
             if is_untouched(self.out_proj, OUT_PROJ):
                 return super().forward(*given)
             joint, weights = TORCHS.forward(changing_nothing(self), *given)
@@ -143,10 +149,14 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 def _is_ours(module: nn.MultiheadAttention, *given: Tensor | None) -> bool:
     """Whether these are ordinary tensors; nested ones, subclasses and traced ones are torch's to answer."""
-    weight = module.in_proj_weight if module._qkv_same_embed_dim else module.q_proj_weight
     seen: Tensor | None = None
-    for x in (*given, weight, module.in_proj_bias):
+    for x in given:  # before the parameters, which torch.fx would record
         if x is not None and x is not seen and (type(x) not in PLAIN or x.is_nested):
             return False
         seen = x
-    return torch._C._get_tracing_state() is None
+    weight = module.in_proj_weight if module._qkv_same_embed_dim else module.q_proj_weight
+    for x in (weight, module.in_proj_bias):
+        if x is not None and (type(x) not in PLAIN or x.is_nested):
+            return False
+    # a transform that is traced (torch.func.linearize) is ours: torch's kernels have no forward derivative
+    return not is_traced() or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
