@@ -142,8 +142,11 @@ def survey(
             print_all([f"Wrote {out / PAGE}"])
     if not told.lost:
         return 0
-    print_all([losses_table(told), _line(WHERE)])
-    return LEFT_OUT if {loss.kind for loss in told.lost} == {OTHERS} else LOST
+    print_all([losses_table(told)])
+    if {loss.kind for loss in told.lost} == {OTHERS}:
+        return LEFT_OUT
+    print_all([_line(WHERE)])
+    return LOST
 
 
 def _line(said: str) -> Text:

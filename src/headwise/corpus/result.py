@@ -86,8 +86,8 @@ class Survey:
         others = self.about["corpus"]["left_out"]
         if isinstance(others, int):  # as a survey has it that an earlier version began
             others = {"count": others, "first": []}
-        why = f"its ending is none of {', '.join(ENDINGS)}"
-        left_out = Loss(OTHERS, others["count"], [(name, why) for name in others["first"]])
+        known = f"only {', '.join(ENDINGS)} are read"
+        left_out = Loss(OTHERS, others["count"], [(name, known) for name in others["first"]])
         return [*self.totals.lost, *([left_out] if left_out.count else [])]
 
     @property

@@ -63,18 +63,22 @@ def survey_table(survey: Survey, *, sort: str, descending: bool, top: int | None
 
 
 def losses_table(survey: Survey) -> HeadsTable:
-    """What is not in the numbers: a row per kind, with how many and the first of them.
+    """What is not in the numbers: how many of each kind, and a row for each of the first of them.
 
     Raises:
         PackageMissing: rich is not installed.
     """
     table = empty_table("", elsewhere=ELSEWHERE)
-    table.add("not read")
     table.add("count")
-    table.add("the first of them", least=20, easy=90)
+    table.add("not read", least=0, easy=22)
+    table.add("name", least=20, easy=30)
+    table.add("reason", least=20, easy=60)
     for loss in survey.lost:
-        named = "".join(f"{name}: {reason}" for name, reason in loss.first[:1])
-        table.add_row(_kind(loss), f"{loss.count:,}", as_text(named))
+        more = loss.count - len(loss.first)
+        named = [*loss.first, *([(f"and {more:,} more", "")] if more else [])]
+        for at, (name, reason) in enumerate(named):
+            count, kind = ("", "") if at else (f"{loss.count:,}", _kind(loss))
+            table.add_row(count, kind, as_text(name), as_text(reason))
     return HeadsTable(table)
 
 
