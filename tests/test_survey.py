@@ -445,8 +445,21 @@ def test_a_device_that_is_lost_ends_the_survey_and_names_the_document(
     """Every later document would fail as well."""
     measure = Measure(small)
     failing(monkeypatch, RuntimeError("CUDA error: device lost"), 9)
-    measure.device = torch.device("cuda")  # which is not here
-    with pytest.raises(ArgumentError, match=r"device must stay usable: cuda is lost since 'd'"):
+    measure.device = torch.device("cuda:97")  # which is not here
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
+
+    def answer(error: Exception) -> None:
+        def zeros(*size: int, device: torch.device) -> Any:
+            raise error
+
+        monkeypatch.setattr(torch, "zeros", zeros)
+
+    answer(torch.OutOfMemoryError("full"))
+    said = Rows()
+    measure.add(Document("d", "d", None, 0, "a zebra"), said)
+    assert said.documents[0]["failure"] == documents.RETRY
+    answer(torch.AcceleratorError("CUDA error: device lost"))
+    with pytest.raises(ArgumentError, match=r"device must stay usable: cuda:97 is lost since 'd'"):
         measure.add(Document("d", "d", None, 0, "a zebra"), Rows())
 
 

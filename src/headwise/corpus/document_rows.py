@@ -148,6 +148,8 @@ class Measure:
         try:
             torch.accelerator.empty_cache()
             torch.zeros(1, device=self.device).add_(1).cpu()
+        except torch.OutOfMemoryError:
+            return  # others fill it: it answers
         except RuntimeError as error:
             raise ArgumentError(
                 f"device must stay usable: {self.device} is lost since {row['document']!r} "
