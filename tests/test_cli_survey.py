@@ -44,9 +44,12 @@ def corpus(tmp_path: Path) -> Path:
     return place
 
 
-def survey(*arguments: str, columns: int = 80) -> str:
-    result = CliRunner().invoke(application(), ["survey", *arguments], env={"COLUMNS": str(columns)})
-    assert result.exit_code == 0, result.output
+def survey(*arguments: str, columns: int = 80, code: int = 3) -> str:
+    """What is printed; `code`: 3, since one line of the corpus is no document."""
+    result = CliRunner().invoke(
+        application(), ["survey", *arguments], env={"COLUMNS": str(columns)}, standalone_mode=False
+    )
+    assert result.exception is None and result.return_value == code, result.output
     return result.output
 
 
@@ -61,12 +64,34 @@ def test_a_survey_ends_with_a_table_words_and_a_page(own: str, corpus: Path, tmp
     said = survey(own, str(corpus), "--out", str(tmp_path / "out"), "--no-roles", "--top", "2", columns=130)
     assert len(re.findall(r"^ +\d +\d [a-z]", said, re.MULTILINE)) == 2
     assert "small read 3 documents," in said and "Of 1 document the end was left out" in said
-    assert "1 document could not be read; the first is a.jsonl:4: line must be JSON" in said
+    assert "Not in these numbers: 1 document." in said
+    assert re.search(r"^ *1 document +a.jsonl:4 +line must be JSON", said, re.MULTILINE)
     assert "2 of 6 heads; --top 6 shows all" in said
-    assert said.rstrip().endswith(f"Wrote {tmp_path / 'out' / 'heads.html'}")
+    assert f"Wrote {tmp_path / 'out' / 'heads.html'}" in said
     assert (tmp_path / "out" / "heads.html").read_text("utf-8").startswith("<!doctype html>")
     again = survey(own, str(corpus), "--out", str(tmp_path / "out"), "--no-roles", "--sort", "layer")
     assert "small read 3 documents," in again
+
+
+def test_the_exit_code_tells_what_is_not_in_the_numbers(
+    own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was 0 whatever was left out."""
+    place = tmp_path / "corpus"
+    place.mkdir()
+    for at, text in enumerate(TEXTS):
+        (place / f"{at}.txt").write_text(text)
+    given = [own, str(place), "--out", str(tmp_path / "out"), "--no-roles"]
+    assert "not read" not in survey(*given, code=0)
+    (place / "3.txt.gz").write_bytes(b"x")
+    said = survey(*given, code=4, columns=120)
+    assert "Not in these numbers: 1 file of other kinds." in said and "documents-*" not in said
+    assert re.search(r"^ *1 file of other kinds +3.txt.gz +only .txt, .text", said, re.MULTILINE)
+    (place / "4.parquet").write_bytes(b"x")
+    said = survey(own, str(place), "--out", str(tmp_path / "other"), "--no-roles", code=3, columns=120)
+    assert "Not in these numbers: 1 file, 1 file of other kinds." in said
+    assert re.search(r"^ *1 file +4.parquet +it is no Parquet file", said, re.MULTILINE)
+    assert "documents-*.parquet names all that could not be read" in said
 
 
 def test_roles_are_measured_once(
@@ -89,7 +114,7 @@ def test_roles_are_measured_once(
 def test_a_model_that_cannot_be_asked_for_roles_is_surveyed_all_the_same(
     own: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["survey", own, str(corpus), "--out", str(tmp_path / "out")]) == 0
+    assert main(["survey", own, str(corpus), "--out", str(tmp_path / "out")]) == 3
     assert "survey: roles were not measured: " in capsys.readouterr().err
 
 

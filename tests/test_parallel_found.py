@@ -94,6 +94,28 @@ def watched_both_ways(mesh: Any) -> str:
     return "nothing was raised"
 
 
+def an_optimizer_of_before(mesh: Any) -> tuple[str, bool]:
+    """What the step of an optimiser says that was made before sharding; whether one of afterwards trains."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"attention": hw.MultiHeadAttention(16, 4), "last": nn.Linear(16, 3)})
+    before = torch.optim.AdamW(model.parameters(), lr=0.1)
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    hw.parallel.shard_heads(model, mesh)
+    model["last"](model["attention"](torch.ones(2, 5, 16))[0]).sum().backward()
+    other.step()
+    weight = model["attention"].q_proj.weight
+    was = weight.to_local().detach().clone()
+    said = "nothing was raised"
+    try:
+        before.step()
+    except hw.errors.ArgumentError as error:
+        said = str(error)
+    torch.optim.AdamW(model.parameters(), lr=0.1).step()
+    before.param_groups[0]["params"] = [*model.parameters()]
+    before.step()  # mended by hand
+    return said, not torch.equal(was, weight.to_local())
+
+
 def everything() -> dict[str, Any]:
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     return {
@@ -104,6 +126,7 @@ def everything() -> dict[str, Any]:
         "dropped": dropped_alike_when_watched(mesh),
         "encoder": a_padded_encoder(mesh),
         "both": watched_both_ways(mesh),
+        "optimizer": an_optimizer_of_before(mesh),
     }
 
 
@@ -116,4 +139,6 @@ def test_what_was_found_is_mended() -> None:
         assert found["unreached"] == (True, False)  # in one process None, which weight decay leaves alone
         assert found["dropped"] == 0
         assert found["encoder"] < 1e-12
+        assert found["optimizer"][1]
+        assert "made after shard_heads: 8 of the 10 parameters of this AdamW" in found["optimizer"][0]
         assert "by heads or by sequence to be listened to" in found["both"] and "2 ranks" in found["both"]

@@ -585,12 +585,12 @@ def refusals() -> list[str]:
     refused(ArgumentError, "written to in place", loose.statistics)
 
     model = hw.parallel.shard_sequence(transformer(rope=Rope()))
-    ids = torch.randint(61, (B, 7))
+    ids = hw.parallel.split(torch.randint(61, (B, 14)))
     refused(ArgumentError, "got KVCache", lambda: model(ids, cache=model.cache()))
     refused(ArgumentError, "got True", lambda: model(ids, last=True))
     refused(ArgumentError, "last must be left out", lambda: model.generate(ids, max_new_tokens=2))
     dropping = hw.parallel.shard_sequence(hw.MultiHeadAttention(24, 6, dropout=0.25))
-    refused(ArgumentError, "got 0.25 on weights", lambda: dropping(torch.randn(B, 7, 24)))
+    refused(ArgumentError, "got 0.25 on weights", lambda: dropping(normal(rank, B, 7, 24)))
     refused(ArgumentError, "over 2; measure it", lambda: _watched(model, ids, diversity=True))
     refused(ArgumentError, "over 2; measure it", lambda: _watched(model, ids, written=True))
     refused(ArgumentError, "over 2; use one process", lambda: _ablated(model, ids))
@@ -598,6 +598,7 @@ def refusals() -> list[str]:
     refused(ShapeError, "14 over all ranks > 13", lambda: limited(ids))
     refused(ArgumentError, "Linear has none", lambda: hw.parallel.shard_sequence(torch.nn.Linear(2, 2)))
     loaded = torch.load(_saved(model), weights_only=False)
+    loaded(ids)  # in one process: no rank is asked
     if any(module._sharding is not None for module in loaded.modules() if hasattr(module, "_sharding")):
         wrong.append("a model that was saved is still over ranks")
     return wrong
@@ -624,6 +625,73 @@ def _saved(model: Transformer) -> Any:
 
 def test_what_cannot_be_is_refused_on_every_rank() -> None:
     right(2, refusals)
+
+
+class InAnother(torch.nn.Module):
+    """A user's own model: which of its arguments holds the tokens is its own business."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = hw.MultiHeadAttention(24, 6, causal=True, dtype=torch.float64)
+
+    def forward(self, padding: Tensor, x: Tensor) -> Tensor:
+        output: Tensor = self.attention(x, mask=Mask.padding(padding))[0]
+        return output
+
+
+def tokens_laid_out_otherwise() -> list[str]:
+    """Tokens in another order, along another dimension, or whole on every rank: each is refused."""
+    rank, wrong = torch.distributed.get_rank(), []
+    split = hw.parallel.split
+
+    def said(what: str, words: str | None, call: Callable[[], object]) -> None:
+        try:
+            call()
+            found = None
+        except ArgumentError as problem:
+            found = str(problem)
+        if (words is None) != (found is None) or (words or "") not in (found or ""):
+            wrong.append(f"{what}: {found}")
+
+    ids = torch.randint(61, (B, 64), generator=torch.Generator().manual_seed(3))
+    x, q = normal(1, B, 64, 24), normal(2, B, H, 64, D)
+    model = transformer(rope=Rope())
+    hw.parallel.shard_sequence(model, order="zigzag")
+    said("moved", 'only ever asked for "in order"', lambda: model(split(ids, order="in order").clone()))
+    other = 'the model is sharded "zigzag", and [2, 32] is "in order"'
+    said("in another order", other, lambda: model(split(ids, order="in order")))
+    said("split", None, lambda: model(split(ids)))
+    said("not split", 'the model is sharded "zigzag", and [2, 64] is not split', lambda: model(ids))
+    said("moved", None, lambda: model(split(ids).clone()))
+    said("one rank's alone", None, lambda: model(ids[:, 32 * rank : 32 * rank + 32]))
+    said("the same everywhere, and split", None, lambda: model(split(torch.zeros_like(ids))))
+
+    hw.parallel.shard_sequence(model, order="in order", length=64)
+    said("sharded anew", None, lambda: model(split(ids, order="in order")))
+    said("sharded anew", 'sharded "in order", and [2, 32] is "zigzag"', lambda: model(split(ids)))
+
+    mha = hw.parallel.shard_sequence(hw.MultiHeadAttention(24, 6, dtype=torch.float64))
+    said("keys that are not split", "[2, 64, 24] is not split", lambda: mha(split(x), x, x))
+    said("along channels", "along dim 1: they were split along dim 2", lambda: mha(split(x, dim=2)))
+    said("queries and keys", None, lambda: mha(split(x), key=split(x), value=split(x)))
+    own, all_real = hw.parallel.shard_sequence(InAnother()), torch.ones(B, 64, dtype=torch.bool)
+    said("a model of one's own", None, lambda: own(all_real, split(x).clone()))
+    said("a model of one's own, not split", "not split", lambda: own(torch.ones(B, 128) > 0, x))
+
+    attend = hw.parallel.attention
+    said(
+        "heads instead of tokens", "along dim 2: they were split along dim 1", lambda: attend(*[split(q)] * 3)
+    )
+    said("one call", "[2, 6, 64, 8] is not split", lambda: attend(q, q, q))
+    late = split(q, dim=2, order="in order")
+    said("one call, in another order", 'and [2, 6, 32, 8] is "in order"', lambda: attend(*[late] * 3))
+    said("one call", None, lambda: attend(*[split(q, dim=2)] * 3))
+    return wrong
+
+
+def test_tokens_that_are_not_split_as_the_model_is_are_refused() -> None:
+    """Each of these once gave numbers, 0.3 off of 0.3, without a word."""
+    right(2, tokens_laid_out_otherwise)
 
 
 def test_without_processes_there_is_nothing_to_lie_over() -> None:

@@ -98,7 +98,7 @@ def test_documents_of_every_kind_are_found_in_the_order_of_their_paths(tmp_path:
     pyarrow.parquet.write_table(table, tmp_path / "d.parquet", row_group_size=2)
     (tmp_path / "e.pdf").write_text("another kind")
     plan = Plan.of(tmp_path)
-    assert plan.documents == 8 and plan.left_out == 1
+    assert plan.documents == 8 and plan.left_out == documents.LeftOut(1, ["e.pdf"])
     there = [each for number in range(len(plan)) for each in Texts(plan).block(number)]
     assert [(each.name, each.text) for each in there] == [
         ("a/same.txt", "first"), ("b/same.txt", "second\nfile"),
@@ -178,13 +178,13 @@ def test_blocks_hold_every_document_once(tmp_path: Path) -> None:
         (lambda place: _file(place / "a.pdf", b"x"), r"corpus must end in .*: got '.*a.pdf'; rename it"),
         (
             lambda place: _file(place / "a.parquet", b"x"),
-            r"a.parquet' is no Parquet file \(.*\); take",
+            r"a document that can be read: 'a.parquet': it is no Parquet file \(.*\); check",
         ),
         (
             lambda place: (
                 pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), place / "a.parquet") or place
             ),
-            "field must be a column of 'a.parquet': got 'text'; choose from body",
+            "a document that can be read: 'a.parquet': it has no column 'text', but body; check",
         ),
     ],
     ids=["nothing", "empty", "kind", "no parquet", "column"],
@@ -243,6 +243,224 @@ def test_links_are_followed_and_never_round_a_circle(tmp_path: Path) -> None:
     (tmp_path / "corpus" / "up").symlink_to(tmp_path)
     names = [each.name for each in Texts(Plan.of(tmp_path / "corpus")).block(0)]
     assert names[:2] == ["a.txt", "link/b.txt"]
+
+
+# What cannot be read
+
+
+def a_broken_corpus(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three texts; a folder, a file, a link, a pipe and two Parquet files that cannot be read; two others."""
+    for name in ("a.txt", "locked/b.txt", "z/c.txt", "unread.jsonl", "z/d.txt"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text("The cat ran away.")
+    (place / "bad.parquet").write_bytes(b"PAR1")
+    (place / "gone.txt").symlink_to(place / "nowhere")
+    os.mkfifo(place / "pipe.md")
+    pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), place / "z" / "column.parquet")
+    (place / "notes.txt.gz").write_bytes(b"x")
+    (place / "z" / "LICENSE").touch()
+    scandir, opened = os.scandir, Path.open
+
+    def refuse_folder(path: Any = ".") -> Any:
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    def refuse_file(self: Path, *given: Any, **named: Any) -> Any:
+        if self.name == "unread.jsonl":
+            raise OSError(5, "Input/output error", str(self))
+        return opened(self, *given, **named)
+
+    monkeypatch.setattr(os, "scandir", refuse_folder)  # not by permissions: root may read all
+    monkeypatch.setattr(Path, "open", refuse_file)
+    return place
+
+
+def test_what_cannot_be_read_is_counted_named_and_read_by_a_later_run(
+    small: Pretrained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder and other kinds were skipped without a word, and one bad file refused the whole corpus."""
+    corpus = tmp_path / "corpus"
+    with monkeypatch.context() as patch:
+        told = run(small, a_broken_corpus(corpus, patch), tmp_path / "out", block=2)
+        assert "survey: 'bad.parquet' cannot be read, and 5 more: " in capsys.readouterr().err
+        usual = documents._no_file
+        patch.setattr(documents, "_no_file", lambda at: "denied" if at.name == "a.txt" else usual(at))
+        with pytest.raises(ArgumentError, match=r"'a.txt' cannot be read any more \(denied\)"):
+            run(small, corpus, tmp_path / "out")
+    assert told.documents == 3 and told.totals.failed == 6
+    lost = {loss.kind: (loss.count, loss.first) for loss in told.lost}
+    assert lost["folders"] == (1, [("locked/", "Permission denied")])
+    assert dict(lost["files"][1]) | {"bad.parquet": ""} == {
+        "bad.parquet": "", "gone.txt": "No such file or directory", "pipe.md": "it is no regular file",
+        "unread.jsonl": "Input/output error", "z/column.parquet": "it has no column 'text', but body",
+    }  # fmt: skip
+    count, first = lost["files of other kinds"]
+    assert count == 2 and [name for name, _ in first] == ["notes.txt.gz", "z/LICENSE"]
+    assert [loss.kind for loss in told.lost] == ["files", "folders", "files of other kinds"]
+
+    again = run(small, corpus, tmp_path / "out")  # the folder and the file can be read now
+    assert again.documents == 4 and {loss.kind: loss.count for loss in again.lost} == {
+        "documents": 1, "files": 4, "files of other kinds": 2,
+    }  # fmt: skip
+    run(small, corpus, tmp_path / "clean", block=2)
+    assert files(tmp_path / "out") == files(tmp_path / "clean")
+    assert json.loads((tmp_path / "out" / "survey.json").read_text()) == json.loads(
+        (tmp_path / "clean" / "survey.json").read_text()
+    )
+
+
+def test_a_row_group_that_is_damaged_is_recorded_and_the_others_are_read(tmp_path: Path) -> None:
+    """Its bytes are those of the plan: reading them again would not help."""
+    place = tmp_path / "a.parquet"
+    table = pyarrow.table({"text": ["one cat " * 9, "two", "three"]})
+    pyarrow.parquet.write_table(table, place, row_group_size=2, compression="zstd", use_dictionary=False)
+    data = bytearray(place.read_bytes())
+    start = pyarrow.parquet.ParquetFile(place).metadata.row_group(0).column(0).data_page_offset
+    data[start + 20 : start + 60] = b"\xff" * 40
+    place.write_bytes(data)
+    first, second, third = Texts(Plan.of(place)).block(0)
+    assert third.text == "three" and third.position == 2
+    for position, bad in enumerate((first, second)):
+        assert bad.text is None and bad.position == bad.number == position
+        assert bad.failure == documents.FOR_GOOD and "row group must be readable: " in (bad.error or "")
+
+
+# Failures that may pass
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: Exception, times: int) -> list[str]:
+    """Let the model fail so many times on texts with a zebra; return the texts that it was asked to read."""
+    asked: list[str] = []
+    usual = Measure.watched
+
+    def watched(self: Measure, reading: Any, **options: Any) -> Any:
+        asked.append("".join(reading.tokens))
+        if "zebra" in asked[-1] and sum("zebra" in text for text in asked) <= times:
+            raise error
+        return usual(self, reading, **options)
+
+    monkeypatch.setattr(Measure, "watched", watched)
+    return asked
+
+
+PASSING = {
+    "GPU memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    "memory": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    "Python's memory": MemoryError(),
+    "device": RuntimeError("CUDA error: unspecified launch failure"),
+    "disk": OSError(5, "Input/output error"),
+}
+
+
+@pytest.mark.parametrize("error", PASSING.values(), ids=PASSING)
+def test_a_failure_that_passes_leaves_no_trace(
+    error: Exception, small: Pretrained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was recorded for good. It is tried at once, at the end of the run, and in the next run."""
+    corpus = lines(tmp_path / "a.jsonl", ["no one ran", "the zebra ran", "I saw", "who ran", "he saw it"])
+    whole = run(small, corpus, tmp_path / "whole", block=2)
+    for times, left in ((1, 0), (3, 0), (4, 1)):
+        out = tmp_path / f"out{times}"
+        with monkeypatch.context() as patch:
+            failing(patch, error, times)
+            told = run(small, corpus, out, block=2)
+        assert told.totals.failed == left and told.is_complete == (not left)
+        if not left:
+            assert files(out) == files(tmp_path / "whole") and not told.lost
+            continue
+        assert told.documents == 4 and len(told.heads) == 6
+        (loss,) = told.lost
+        assert (loss.kind, loss.count, loss.first[0][0]) == ("documents to try again", 1, "a.jsonl:2")
+        assert type(error).__name__ in loss.first[0][1]
+        assert "documents-000000.retry.parquet" in files(out)
+        with monkeypatch.context() as patch:
+            asked = failing(patch, error, 0)
+            again = run(small, corpus, out)
+        assert (
+            len(asked) == 2 and "zebra" in asked[1]
+        )  # the first is the look at the model: no other document
+        assert again.is_complete and files(out) == files(tmp_path / "whole")
+        assert again.tables() == whole.tables()
+
+
+def test_a_failure_of_the_document_itself_is_recorded_once(
+    small: Pretrained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = lines(tmp_path / "a.jsonl", ["no one ran", "the zebra ran"])
+    asked = failing(monkeypatch, RuntimeError("size 3"), 9)
+    told = run(small, corpus, tmp_path / "out")
+    assert sum("zebra" in text for text in asked) == 1
+    assert [(loss.kind, loss.first) for loss in told.lost] == [
+        ("documents", [("a.jsonl:2", "RuntimeError: size 3")])
+    ]
+    assert told.is_complete
+
+
+def test_a_disk_that_fails_for_a_while_is_read_again(
+    small: Pretrained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.txt").write_text("I saw the cat.")
+    lines(tmp_path / "corpus" / "b.jsonl", texts(3))
+    run(small, tmp_path / "corpus", tmp_path / "whole")
+    usual = documents._checked
+
+    def broken(file: Path, path: str, piece: Any) -> bytes:
+        if path == "b.jsonl":
+            raise OSError(5, "Input/output error")
+        return usual(file, path, piece)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(documents, "_checked", broken)
+        told = run(small, tmp_path / "corpus", tmp_path / "out")
+    (loss,) = told.lost
+    assert (loss.kind, loss.count, told.documents) == ("documents to try again", 3, 1)
+    assert loss.first == [(f"b.jsonl:{line}", "Input/output error") for line in (1, 2, 3)]
+    assert run(small, tmp_path / "corpus", tmp_path / "out").documents == 4
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+
+
+def test_a_block_with_failures_never_takes_the_place_of_one_without(tmp_path: Path) -> None:
+    """A worker that was thought lost may come back, out of memory, when its block is finished."""
+    good, bad = Rows(), Rows()
+    for rows_of, failure in ((good, None), (bad, documents.RETRY)):
+        rows_of.documents.append(
+            {"document": "a", "position": 0, "tokens": 3, "found": 3, "failure": failure}
+        )
+    there = Shards(tmp_path)
+    there.write(0, bad)
+    assert there.to_retry() == there.finished() == {0}
+    there.write(0, good)
+    there.write(0, bad)
+    assert not there.to_retry() and there.finished() == {0} and len(files(tmp_path)) == 2
+    there.place(shards.DOCUMENTS, 0, retry=True).touch()  # killed before it was taken away
+    there.sweep()
+    assert len(files(tmp_path)) == 2
+
+
+def test_a_device_that_is_lost_ends_the_survey_and_names_the_document(
+    small: Pretrained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every later document would fail as well."""
+    measure = Measure(small)
+    failing(monkeypatch, RuntimeError("CUDA error: device lost"), 9)
+    measure.device = torch.device("cuda:97")  # which is not here
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
+
+    def answer(error: Exception) -> None:
+        def zeros(*size: int, device: torch.device) -> Any:
+            raise error
+
+        monkeypatch.setattr(torch, "zeros", zeros)
+
+    answer(torch.OutOfMemoryError("full"))
+    said = Rows()
+    measure.add(Document("d", "d", None, 0, "a zebra"), said)
+    assert said.documents[0]["failure"] == documents.RETRY
+    answer(torch.AcceleratorError("CUDA error: device lost"))
+    with pytest.raises(ArgumentError, match=r"device must stay usable: cuda:97 is lost since 'd'"):
+        measure.add(Document("d", "d", None, 0, "a zebra"), Rows())
 
 
 # One document

@@ -1,7 +1,8 @@
 """The command line: `headwise <verb>`, a file per verb or per kind of them.
 
 Whatever a user gets wrong is one line on stderr and exit code 2; Ctrl-C is 130; a missing package is 1, and
-so is a problem that `headwise doctor` finds. Nothing here loads torch: what a verb needs, it imports itself.
+so is a problem that `headwise doctor` finds; `headwise check` and `headwise survey` have codes of their own
+for what they found. Nothing here loads torch: what a verb needs, it imports itself.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ __all__ = ["survey"]
 
 LISTED = 20
 PAGE = "heads.html"
+LOST, LEFT_OUT = 3, 4  # exit codes
+WHERE = "documents-*.parquet names all that could not be read; the same command tries again what may pass."
 
 
 def survey(
@@ -86,14 +88,15 @@ def survey(
         str, typer.Option(help="The table: by dependence, share, layer, or a number's mean: entropy.")
     ] = "dependence",
     top: Annotated[int, typer.Option(min=1, help="How many heads the table lists.")] = LISTED,
-) -> None:
+) -> int:
     """See what every head of a model does over a corpus.
 
     Every document is read by itself, from its beginning, and every head of it is measured. Numbers go into
     Parquet files in the folder of --out: measures-*.parquet has a row per document, layer and head,
     documents-*.parquet a row per document, summary-*.parquet what they come to. Killed at any moment, the
-    same command goes on where it stopped. A document that cannot be read is recorded with its error. At the
-    end stand a table, and heads.html, a page.
+    same command goes on where it stopped. A document, file or folder that cannot be read is recorded with its
+    error, and counted and named at the end. What failed for want of memory or of a disk is tried again, by
+    the same command, too. At the end stand a table, and heads.html, a page.
 
     \b
     Examples:
@@ -102,7 +105,9 @@ def survey(
       torchrun --nproc-per-node 8 -m headwise survey mini corpus/ --out survey
       duckdb -c "select layer, head, avg(entropy) from 'survey/measures-*.parquet' group by all"
 
-    Exit code 0: done; 1: a package is missing; 2: a mistake, or no room, in one line; 130: Ctrl-C.
+    Exit code 0: all of the corpus was measured; 3: some could not be read or measured; 4: files of other
+    kinds were left out, and all else was measured; 1: a package is missing; 2: a mistake, or no room, in one
+    line; 130: Ctrl-C.
     """
     from ..errors import PackageMissing, are_here
     from .terminal import sign_of_life, uncollected
@@ -111,8 +116,9 @@ def survey(
     if engine == "ray":
         are_here(("ray",), "headwise survey --engine ray needs", 'pip install "headwise[ray]"')
     with sign_of_life("Loading torch", at_once=True), uncollected():
+        from ..corpus.result import OTHERS
         from ..corpus.survey import survey as surveyed
-        from ..corpus.survey_table import check_sort, sentences
+        from ..corpus.survey_table import check_sort, losses_table, sentences
     from .look_answers import print_all
 
     check_sort(sort)
@@ -122,7 +128,7 @@ def survey(
         device=device, block=block, engine=engine, workers=workers,
     )  # fmt: skip
     if not first:
-        return
+        return 0
     print_all([told.table(sort=sort, top=top), *map(_line, sentences(told))])
     if top < len(told):
         more = f"{top} of {len(told)} heads; --top {len(told)} shows all, --sort entropy sorts by a number."
@@ -132,8 +138,15 @@ def survey(
             told.to_html(out / PAGE)
         except PackageMissing as error:
             print_all([_line(f"No page: {error}")])
-            return
-    print_all([f"Wrote {out / PAGE}"])
+        else:
+            print_all([f"Wrote {out / PAGE}"])
+    if not told.lost:
+        return 0
+    print_all([losses_table(told)])
+    if {loss.kind for loss in told.lost} == {OTHERS}:
+        return LEFT_OUT
+    print_all([_line(WHERE)])
+    return LOST
 
 
 def _line(said: str) -> Text:

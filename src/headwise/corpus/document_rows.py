@@ -14,11 +14,14 @@ Letters: H heads, T query_len, S key_len, C kinds of keys.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +33,7 @@ from ..heads.record import PATTERNS
 from ..heads.whole_maps import Whole, whole_maps
 from ..listeners.capture import SHORT, watch
 from ..models.pretrained import MOST_TOKENS, Pretrained, read
-from .documents import Document, shown
+from .documents import FOR_GOOD, RETRY, Document, shown
 
 if TYPE_CHECKING:
     from ..heads.collection import Heads
@@ -38,10 +41,17 @@ if TYPE_CHECKING:
 
 __all__ = ["DOCUMENT", "PLACE", "Measure", "Rows", "fingerprint", "statistics"]
 
-DOCUMENT = ("document", "path", "number", "position", "characters", "tokens", "found", "digest", "error")
+DOCUMENT = (
+    "document", "path", "number", "position", "characters", "tokens", "found", "digest", "error", "failure",
+)  # fmt: skip
 PLACE = ("place", "token", "moved", "key", "key_token", "weight")
 FEWEST_KEYS = 8  # that a query sees, to be a place
 LONGEST_ERROR = 500  # letters
+# What torch says, as a RuntimeError, of memory and devices.
+PASSING = re.compile(
+    r"out of memory|can't allocate memory|not enough memory|\b(CUDA|HIP|XPU|MPS|cuDNN|cuBLAS) error|"
+    r"(CUDNN|CUBLAS)_STATUS"
+)
 WRONG_FOR_ALL = (AttentionBypassed, PackageMissing, VersionUnsupported)  # whatever the document
 
 
@@ -90,7 +100,11 @@ class Measure:
     def add(self, document: Document, rows: Rows) -> None:
         """Measure one more; whatever is wrong with it becomes its error.
 
+        A failure that may pass is tried a second time, with memory freed and one layer at a time, which
+        changes no number. If it fails again, its row says so (`failure`).
+
         Raises:
+            ArgumentError: a device that is lost.
             AttentionBypassed, PackageMissing, VersionUnsupported: what is wrong is the model, or is missing.
         """
         row: dict[str, Any] = dict.fromkeys(DOCUMENT)
@@ -99,27 +113,48 @@ class Measure:
             "path": shown(document.path),
             "number": document.number,
             "position": document.position,
-            "error": document.error,
         }
         rows.documents.append(row)
         if document.text is None:
-            row["error"] = _said(document.error or "it has no text")
+            row |= {"error": _said(document.error or "it has no text"), "failure": document.failure}
             return
         raw = document.text.encode("utf-8", "surrogatepass")
         row["characters"] = len(document.text)
         row["digest"] = hashlib.blake2b(raw, digest_size=16).hexdigest()
-        try:
-            with _as_in_a_new_process():
-                reading = read(document.text, self.trained.model, self.trained.tokenizer, most=self.most)
-                heads = self.watched(reading)
-                mine = self._heads(row, reading, heads)
-        except WRONG_FOR_ALL:
-            raise
-        except Exception as error:
-            row["error"] = _said(_words(error))
+        for sparing in (False, True):
+            try:
+                with _as_in_a_new_process():
+                    reading = read(document.text, self.trained.model, self.trained.tokenizer, most=self.most)
+                    mine = self._heads(row, reading, self.watched(reading), sparing=sparing)
+            except WRONG_FOR_ALL:
+                raise
+            except Exception as error:
+                row |= {"error": _said(_words(error)), "failure": failure_of(error)}
+            else:
+                row |= {"tokens": len(reading.tokens), "found": reading.found, "error": None, "failure": None}
+                rows.heads += mine
+                return
+            if row["failure"] != RETRY:
+                return
+            self._free_memory(
+                row
+            )  # not inside `except`: an error holds all that was there when it was raised
+
+    def _free_memory(self, row: Mapping[str, Any]) -> None:
+        """Make room on the device, if it still answers."""
+        gc.collect()
+        if self.device.type == "cpu":
             return
-        row |= {"tokens": len(reading.tokens), "found": reading.found}
-        rows.heads += mine
+        try:
+            torch.accelerator.empty_cache()
+            torch.zeros(1, device=self.device).add_(1).cpu()
+        except torch.OutOfMemoryError:
+            return  # others fill it: it answers
+        except RuntimeError as error:
+            raise ArgumentError(
+                f"device must stay usable: {self.device} is lost since {row['document']!r} "
+                f"({_words(error)}); what is finished stays: run the same again"
+            ) from error
 
     def watched(self, reading: Reading, **options: Any) -> Heads:
         """Every head on one document."""
@@ -135,10 +170,13 @@ class Measure:
             self.trained.model(**inputs)
         return heads
 
-    def _heads(self, row: Mapping[str, Any], reading: Reading, heads: Heads) -> list[dict[str, Any]]:
+    def _heads(
+        self, row: Mapping[str, Any], reading: Reading, heads: Heads, *, sparing: bool = False
+    ) -> list[dict[str, Any]]:
         places: dict[int, list[dict[str, Any]]] = {}  # by record
         calls = [call for layer in heads.values() for call in layer.calls]
-        for whole in whole_maps(calls):
+        one_by_one = chain.from_iterable(whole_maps([call]) for call in calls)
+        for whole in one_by_one if sparing else whole_maps(calls):
             whole.measure_patterns()
             places |= places_of(whole, reading.tokens)
         told = []
@@ -203,6 +241,14 @@ def _moved(weights: Tensor, rows: Tensor) -> Tensor:
     kinds = kinds[:, rows].double()
     kinds = torch.cat([kinds, 1 - kinds.sum(-1, keepdim=True)], -1)
     return (kinds - kinds.mean(1, keepdim=True)).abs().sum(-1) / 2
+
+
+def failure_of(error: Exception) -> str:
+    """Return what a document's failure is: one that may pass where memory, a device or a disk failed."""
+    passes = isinstance(error, MemoryError | OSError) or (
+        isinstance(error, RuntimeError) and PASSING.search(str(error)) is not None
+    )
+    return RETRY if passes else FOR_GOOD
 
 
 def _words(error: BaseException) -> str:

@@ -4,9 +4,10 @@
     a line of JSON (.jsonl, .ndjson)      the string in a field "mail.jsonl:17", lines as editors count them
     a row of Parquet (.parquet)           the string in a field "books.parquet:0", rows as data frames do
 
-A folder's files are taken in the order of their paths, those of folders inside it, too; hidden ones and those
-of other kinds are left out, and counted. Blank lines of JSON are no documents. What is no document, a line
-that is not JSON, bytes that are not UTF-8, is one with an error.
+A folder's files are taken in the order of their paths, those of folders inside it, too. Hidden ones are left
+out; those of other kinds are left out and counted. Blank lines of JSON are no documents. What is no document,
+a line that is not JSON, bytes that are not UTF-8, is one with an error; so is a file or folder that cannot be
+read, as one document, since nobody knows how many are in it.
 
 The plan of a corpus is a table of pieces: up to `PIECE` documents of one file, where they lie, and a hash of
 their bytes. Nobody holds more texts than those of a piece, or of a row group. A piece that has changed since
@@ -18,8 +19,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +30,19 @@ from ..errors import ArgumentError, needed
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["ENDINGS", "Document", "Plan", "Texts", "arrow", "shown"]
+__all__ = [
+    "ENDINGS",
+    "FILE",
+    "FOLDER",
+    "FOR_GOOD",
+    "RETRY",
+    "Document",
+    "LeftOut",
+    "Plan",
+    "Texts",
+    "arrow",
+    "shown",
+]
 
 ENDINGS = {
     ".txt": "text", ".text": "text", ".md": "text", ".jsonl": "json", ".ndjson": "json",
@@ -40,6 +54,10 @@ LONGEST = 2**26  # bytes of a document
 READ = 2**20
 BLOCKS = 64  # that a corpus is cut into at least, so that processes end together
 LARGEST_BLOCK = 256  # documents
+NAMED = 5  # files of other kinds
+
+# What failed: a document for good, a document whose failure may pass, a file or a folder of unknown content.
+FOR_GOOD, RETRY, FILE, FOLDER = "document", "retry", "file", "folder"
 
 
 def arrow() -> Any:
@@ -63,6 +81,7 @@ class Document(NamedTuple):
     position: int  # in the corpus, from 0
     text: str | None
     error: str | None = None
+    failure: str = FOR_GOOD  # what failed, if there is an error
 
 
 @dataclass(frozen=True)
@@ -72,6 +91,7 @@ class Piece:
     first: the number of the first line, from 1, or row, from 0.
     start, stop: in bytes; of Parquet, the whole file.
     digest: of these bytes.
+    error: of a file or folder (`kind`) that could not be read, why.
     """
 
     path: str
@@ -81,9 +101,21 @@ class Piece:
     start: int
     stop: int
     digest: str
+    error: str | None = None
 
 
 COLUMNS = tuple(Piece.__annotations__)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Files of other kinds: how many, and the names of the first."""
+
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+
+
+NOTHING = LeftOut()
 
 
 class Plan:
@@ -95,12 +127,15 @@ class Plan:
         block: documents in a block, about; None: a 64th of the corpus, 16 to 256.
         left_out: files of other kinds.
 
+    Attributes:
+        lost: files and folders that could not be read, and why.
+
     Raises:
         ArgumentError: no document at all.
     """
 
     def __init__(
-        self, root: Path, pieces: pyarrow.Table, *, block: int | None = None, left_out: int = 0
+        self, root: Path, pieces: pyarrow.Table, *, block: int | None = None, left_out: LeftOut = NOTHING
     ) -> None:
         self.root, self.pieces, self.left_out = root, pieces, left_out
         counts = pieces.column("count").to_pylist()
@@ -142,15 +177,40 @@ class Plan:
         return hashed.hexdigest()
 
     def difference(self, other: Plan) -> str | None:
-        """The first file that is not the same in another plan, in words; None: both are the same."""
+        """The first file that is not the same in another plan, in words; None if there is none.
+
+        What could not be read in this plan may be anything in the other.
+        """
         mine, theirs = self._files(), other._files()
+        lost, lost_there = self.lost, other.lost
         for path, digest in mine.items():
+            if path in lost:
+                continue
+            if path in lost_there:
+                return f"{path!r} cannot be read any more ({lost_there[path]})"
             if path not in theirs:
                 return f"{path!r} is not there any more"
             if theirs[path] != digest:
                 return f"{path!r} has changed"
-        new = next((path for path in theirs if path not in mine), None)
-        return None if new is None else f"{new!r} is new"
+        for path in theirs:
+            inside = any(_called(path).startswith(_called(folder)) for folder in lost if folder[-1] == "/")
+            if path not in mine and not inside:
+                return f"{path!r} is new"
+        return None
+
+    def changed_blocks(self, other: Plan) -> Iterator[int]:
+        """The blocks that do not hold the same documents in another plan."""
+        for number in range(len(self)):
+            if number >= len(other) or list(self.pieces_of(number)) != list(other.pieces_of(number)):
+                yield number
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """Files and folders that could not be read, and why."""
+        if "error" not in self.pieces.column_names:
+            return {}
+        there = self.pieces.filter(self.pieces.column("error").is_valid())
+        return dict(zip(there.column("path").to_pylist(), there.column("error").to_pylist(), strict=True))
 
     def _files(self) -> dict[str, list[Any]]:
         files: dict[str, list[Any]] = {}
@@ -179,8 +239,8 @@ class Plan:
             progress: told how many documents there are so far.
 
         Raises:
-            ArgumentError: no such file or folder; a file of another kind; nothing in it; a file that cannot
-                be read; a column that is not there.
+            ArgumentError: no such file or folder; a file of another kind; nothing in it, or nothing that can
+                be read.
             PackageMissing: pyarrow is not installed.
         """
         pyarrow, place = arrow(), Path(os.path.expanduser(corpus))
@@ -192,20 +252,27 @@ class Plan:
         place = place.resolve() if place.is_dir() else root / place.name
         files, others = _files_of(place, besides)
         batches, rows, count = [], [], 0
-        for file in files:
-            for piece in _pieces_of(root, file, field, min(PIECE, block or PIECE)):
+        lost: Piece | None = None
+        for file, reason in files:
+            for piece in _pieces_of(root, file, reason, field, min(PIECE, block or PIECE)):
                 rows.append(vars(piece))
-                count += piece.count
+                count += piece.count if piece.error is None else 0
+                lost = lost or (piece if piece.error is not None else None)
                 if len(rows) == READ // 64:
                     batches.append(_table(rows))
                     rows = []
                     progress(count)
         progress(count)
-        if not count:
-            kinds = ", ".join(ENDINGS)
+        if not count and lost is not None:
             raise ArgumentError(
-                f"corpus must hold a document: 0 in {str(corpus)!r}, of {others + len(files)} "
-                f"file{'' if others + len(files) == 1 else 's'}; known are {kinds}"
+                f"corpus must hold a document that can be read: {_called(lost.path)!r}: {lost.error}; check "
+                "what it is"
+            )
+        if not count:
+            kinds, there = ", ".join(ENDINGS), others.count + len(files)
+            raise ArgumentError(
+                f"corpus must hold a document: 0 in {str(corpus)!r}, of {there} "
+                f"file{'' if there == 1 else 's'}; known are {kinds}"
             )
         table = pyarrow.concat_tables([*batches, _table(rows)])
         return cls(root, table, block=block, left_out=others)
@@ -219,7 +286,7 @@ class Plan:
 def _table(rows: list[dict[str, Any]]) -> pyarrow.Table:
     pyarrow = arrow()
     whole, letters = pyarrow.int64(), pyarrow.string()
-    types = [letters, letters, whole, whole, whole, whole, letters]
+    types = [letters, letters, whole, whole, whole, whole, letters, letters]
     return pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(list(zip(COLUMNS, types, strict=True))))
 
 
@@ -228,17 +295,24 @@ def shown(path: str) -> str:
     return path.encode("utf-8", "backslashreplace").decode()
 
 
-def _files_of(place: Path, besides: Path | None) -> tuple[list[Path], int]:
-    """The files of known kinds in order, and how many of others."""
+def _files_of(place: Path, besides: Path | None) -> tuple[list[tuple[Path, str | None]], LeftOut]:
+    """The files of known kinds in order, with the reason if one cannot be read, folders that cannot be among
+    them; and the files of other kinds."""
     if place.is_file():
         if place.suffix.lower() not in ENDINGS:
             raise ArgumentError(
                 f"corpus must end in {', '.join(ENDINGS)}: got {str(place)!r}; rename it, or give a folder"
             )
-        return [place], 0
-    files, others = [], 0
+        return [(place, None)], NOTHING
+    files: list[tuple[Path, str | None]] = []
+    others: list[str] = []
+    count = 0
     without = None if besides is None else besides.resolve()
-    for folder, folders, names in os.walk(place, followlinks=True):
+
+    def unreadable(error: OSError) -> None:
+        files.append((Path(os.fsdecode(error.filename)), _reason(error)))
+
+    for folder, folders, names in os.walk(place, onerror=unreadable, followlinks=True):
         here = Path(folder)
         above = {here.resolve(), *here.resolve().parents}  # a link to one of these has no end
         folders[:] = [
@@ -253,21 +327,42 @@ def _files_of(place: Path, besides: Path | None) -> tuple[list[Path], int]:
         for name in names:
             if name.startswith("."):
                 continue
-            known = os.path.splitext(name)[1].lower() in ENDINGS and (here / name).is_file()
-            if known:
-                files.append(here / name)
+            if os.path.splitext(name)[1].lower() in ENDINGS:
+                files.append((here / name, _no_file(here / name)))
             else:
-                others += 1
-    return sorted(files, key=lambda file: os.fsencode(file.relative_to(place).as_posix())), others
+                count += 1
+                others = sorted([*others, shown((here / name).relative_to(place).as_posix())])[:NAMED]
+    in_order = sorted(files, key=lambda file: os.fsencode(file[0].relative_to(place).as_posix()))
+    return in_order, LeftOut(count, others)
+
+
+def _no_file(path: Path) -> str | None:
+    """Why a path is no file that can be opened: a link to nothing, a pipe; None if it is one."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return _reason(error)
+    return None if stat.S_ISREG(mode) else "it is no regular file"
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or _line(error)
 
 
 # Looked through
 
 
-def _pieces_of(root: Path, file: Path, field: str, most: int) -> Iterator[Piece]:
-    kind = ENDINGS[file.suffix.lower()]
+class _Unreadable(Exception):
+    """Why a file has no documents."""
+
+
+def _pieces_of(root: Path, file: Path, reason: str | None, field: str, most: int) -> Iterator[Piece]:
+    """The pieces of a file; one with an error for what cannot be read of it, or a reason that is known."""
+    kind = ENDINGS.get(file.suffix.lower(), "")
     path = os.fsencode(file.relative_to(root).as_posix()).decode("utf-8", "surrogateescape")
     try:
+        if reason is not None:
+            raise _Unreadable(reason)
         if kind == "json":
             yield from _lines(file, path, most)
             return
@@ -276,10 +371,10 @@ def _pieces_of(root: Path, file: Path, field: str, most: int) -> Iterator[Piece]
             yield Piece(_kept(path), kind, 0, 1, 0, size, digest)
             return
         yield from _row_groups(file, path, size, digest, field, most)
-    except OSError as error:
-        raise ArgumentError(
-            f"corpus must be readable: {str(file)!r}: {error.strerror or error}; check it, or take it away"
-        ) from error
+    except (OSError, _Unreadable) as error:
+        is_folder = reason is not None and os.path.isdir(file)
+        path, kind = (f"{path}/", FOLDER) if is_folder else (path, FILE)
+        yield Piece(_kept(path), kind, 0, 1, 0, 0, "", shown(_reason(error)))
 
 
 def _kept(path: str) -> str:
@@ -358,13 +453,9 @@ def _row_groups(file: Path, path: str, size: int, digest: str, field: str, most:
             names = opened.schema_arrow.names
             counts = [opened.metadata.row_group(at).num_rows for at in range(opened.num_row_groups)]
     except arrow().lib.ArrowException as error:
-        raise ArgumentError(
-            f"corpus must be readable: {str(file)!r} is no Parquet file ({_line(error)}); take it away"
-        ) from error
+        raise _Unreadable(f"it is no Parquet file ({_line(error)})") from error
     if field not in names:
-        raise ArgumentError(
-            f"field must be a column of {path!r}: got {field!r}; choose from {', '.join(names)}"
-        )
+        raise _Unreadable(f"it has no column {field!r}, but {', '.join(names)}")
     before = 0
     for rows in counts:
         for first in range(0, rows, most):
@@ -384,20 +475,41 @@ class Texts:
         self._held: dict[str, Any] = {}  # the row group that was read last
 
     def block(self, number: int) -> Iterator[Document]:
-        """The documents of a block, in order.
+        """The documents of a block, in order. Those of a file that fails twice have an error that may pass.
 
         Raises:
-            ArgumentError: a file that has changed since the plan was made, or cannot be read any more.
+            ArgumentError: a file that has changed since the plan was made, or is not there any more.
         """
         for before, piece in self.plan.pieces_of(number):
-            file, path = _place(self.plan.root, piece.path), _called(piece.path)
+            if piece.error is not None:
+                path = _called(piece.path)
+                yield Document(path, path, None, before, None, piece.error, piece.kind)
+                continue
             try:
-                yield from _READERS[piece.kind](file, path, piece, before, self.field, self._held)
-            except OSError as error:
-                raise ArgumentError(
-                    f"corpus must stay as it is during a survey: {path!r} cannot be read "
-                    f"({error.strerror or error}); put it back, and run the same again"
-                ) from error
+                documents = self._read(before, piece)
+            except OSError:
+                try:
+                    documents = self._read(before, piece)
+                except OSError as error:
+                    documents = _unread(before, piece, _reason(error))
+            yield from documents
+
+    def _read(self, before: int, piece: Piece) -> list[Document]:
+        file, path = _place(self.plan.root, piece.path), _called(piece.path)
+        try:
+            return list(_READERS[piece.kind](file, path, piece, before, self.field, self._held))
+        except FileNotFoundError as error:
+            raise ArgumentError(
+                f"corpus must stay as it is during a survey: {path!r} cannot be read "
+                f"({error.strerror}); put it back, and run the same again"
+            ) from error
+
+
+def _unread(before: int, piece: Piece, reason: str) -> list[Document]:
+    """The documents of a piece that could not be read now. Lines of JSON are counted without blank ones."""
+    path = _called(piece.path)
+    names = [path] if piece.kind == "text" else [f"{path}:{piece.first + at}" for at in range(piece.count)]
+    return [Document(name, path, None, before + at, None, reason, RETRY) for at, name in enumerate(names)]
 
 
 def _changed(path: str) -> ArgumentError:
@@ -484,24 +596,34 @@ def _of_parquet(
         if status.st_size != piece.stop or _digest(file) != piece.digest:
             raise _changed(path)
         held["checked"] = now
-    parquet = arrow().parquet
     if held.get("file") != file or not held["from"] <= piece.first < held["to"]:
-        with parquet.ParquetFile(file) as opened:
-            begin = 0
-            for group in range(opened.num_row_groups):
-                rows = opened.metadata.row_group(group).num_rows
-                if begin <= piece.first < begin + rows:
-                    column = opened.read_row_group(group, columns=[field]).column(0)
-                    held.update({"file": file, "from": begin, "to": begin + rows, "column": column})
-                    break
-                begin += rows
-            else:
-                raise _changed(path)
+        try:
+            held.update(_row_group(file, path, piece, field))
+        except (OSError, arrow().lib.ArrowException) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the disk's; Arrow's own have no number: these very bytes are wrong
+            for at in range(piece.first, piece.first + piece.count):
+                wrong = f"row group must be readable: {_line(error)}"
+                yield Document(f"{path}:{at}", path, at, before + at - piece.first, None, wrong)
+            return
     values = held["column"].slice(piece.first - held["from"], piece.count).to_pylist()
     for at, value in enumerate(values):
         number = piece.first + at
         said = None if isinstance(value, str) else f"field {field!r} must be a string: got {_kind(value)}"
         yield Document(f"{path}:{number}", path, number, before + at, value if said is None else None, said)
+
+
+def _row_group(file: Path, path: str, piece: Piece, field: str) -> dict[str, Any]:
+    """The rows that a piece is among: which file, from where to where, and the texts."""
+    with arrow().parquet.ParquetFile(file) as opened:
+        begin = 0
+        for group in range(opened.num_row_groups):
+            rows = opened.metadata.row_group(group).num_rows
+            if begin <= piece.first < begin + rows:
+                column = opened.read_row_group(group, columns=[field]).column(0)
+                return {"file": file, "from": begin, "to": begin + rows, "column": column}
+            begin += rows
+    raise _changed(path)
 
 
 _READERS: dict[str, Callable[..., Iterable[Document]]] = {

@@ -15,17 +15,18 @@ from ..heads.layer_names import Layer
 from ..heads.roles import Roles
 from ..models.pretrained import MOST_TOKENS, Pretrained, read
 from .document_rows import Measure
-from .documents import Document, Plan, Texts, arrow
+from .documents import ENDINGS, Document, Plan, Texts, arrow
 from .shards import Shards, bytes_of, write_whole
-from .summary import SHARES, HeadSummary, Totals, summed
+from .summary import SHARES, HeadSummary, Loss, Totals, summed
 
 if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-__all__ = ["PLAN", "ROLES", "SURVEY", "Survey", "load_survey"]
+__all__ = ["OTHERS", "PLAN", "ROLES", "SURVEY", "Survey", "load_survey"]
 
 SURVEY, PLAN, ROLES = "survey.json", "corpus.parquet", "roles.json"
+OTHERS = "files of other kinds"
 TABLES = ("heads", "statistics", "labels", "movers")
 
 
@@ -78,11 +79,24 @@ class Survey:
         return self.totals.errors
 
     @property
+    def lost(self) -> list[Loss]:
+        """What is not in the numbers, counted and with the first names and reasons: documents, those of them
+        that the same survey tries again when it is run once more, files and folders that could not be read,
+        files of other kinds."""
+        others = self.about["corpus"]["left_out"]
+        if isinstance(others, int):  # as a survey has it that an earlier version began
+            others = {"count": others, "first": []}
+        known = f"only {', '.join(ENDINGS)} are read"
+        left_out = Loss(OTHERS, others["count"], [(name, known) for name in others["first"]])
+        return [*self.totals.lost, *([left_out] if left_out.count else [])]
+
+    @property
     def is_complete(self) -> bool:
-        """Whether every document was measured, or recorded with its error."""
+        """Whether every document was measured, or recorded with an error that will not pass."""
         about = self.about["corpus"]
         plan = Plan.read(self.folder / PLAN, Path(about["root"]), about["block"])
-        return len(Shards(self.folder).finished()) >= len(plan)
+        shards = Shards(self.folder)
+        return len(shards.finished()) >= len(plan) and not shards.to_retry()
 
     @property
     def title(self) -> str:

@@ -3,6 +3,9 @@
     measures-000012.parquet      a row per document, layer and head
     documents-000012.parquet     a row per document; it comes last: where it is, the block is finished
 
+A block with failures that may pass (memory, a disk) has other names until it is measured without one:
+measures-000012.retry.parquet and documents-000012.retry.parquet.
+
 A file is written beside its place under a hidden name, put on the disk, and then takes its name. What is in
 it follows from the corpus, the model and the options alone: a block that is measured twice, by a worker that
 was thought lost or in another run, is the same file once more. So nothing has to be agreed on or cleaned up.
@@ -22,7 +25,7 @@ from typing import TYPE_CHECKING
 from ..errors import ArgumentError
 from ..whole_files import half_written
 from .document_rows import Rows, statistics
-from .documents import arrow
+from .documents import RETRY, arrow
 
 if TYPE_CHECKING:
     import pyarrow
@@ -44,32 +47,53 @@ class Shards:
     def __init__(self, folder: Path, *, by_number: bool = True) -> None:
         self.folder, self.by_number = folder, by_number
 
-    def place(self, table: str, number: int) -> Path:
-        """Where a block's rows of a table are."""
-        return self.folder / f"{table}-{number:06}.parquet"
+    def place(self, table: str, number: int, *, retry: bool = False) -> Path:
+        """Where a block's rows of a table are; `retry`: of one with failures that may pass."""
+        return self.folder / f"{table}-{number:06}{'.retry' if retry else ''}.parquet"
 
     def has(self, number: int) -> bool:
-        """Whether a block is finished."""
-        return self.place(DOCUMENTS, number).exists()
+        """Whether a block was measured, with or without failures that may pass."""
+        return any(self.place(DOCUMENTS, number, retry=retry).exists() for retry in (False, True))
 
     def finished(self) -> set[int]:
-        """The numbers of all blocks that are."""
+        """The numbers of all blocks that were measured."""
+        return self._numbers(".parquet") | self._numbers(".retry.parquet")
+
+    def to_retry(self) -> set[int]:
+        """The numbers of those with failures that may pass."""
+        return self._numbers(".retry.parquet") - self._numbers(".parquet")
+
+    def _numbers(self, ending: str) -> set[int]:
         numbers = (
-            entry.name.removeprefix(f"{DOCUMENTS}-").removesuffix(".parquet")
+            entry.name.removeprefix(f"{DOCUMENTS}-").removesuffix(ending)
             for entry in os.scandir(self.folder)
-            if entry.name.startswith(f"{DOCUMENTS}-") and entry.name.endswith(".parquet")
+            if entry.name.startswith(f"{DOCUMENTS}-") and entry.name.endswith(ending)
         )
         return {int(number) for number in numbers if number.isdecimal()}
 
     def write(self, number: int, rows: Rows) -> None:
-        """A finished block.
+        """A block that was measured. With failures that may pass it never takes the place of one without.
 
         Raises:
             ArgumentError: it cannot be written; what was finished before stays.
         """
         documents, measures = _tables(rows, self.by_number)
-        write_whole(self.place(MEASURES, number), bytes_of(measures))
-        write_whole(self.place(DOCUMENTS, number), bytes_of(documents))
+        retry = any(row["failure"] == RETRY for row in rows.documents)
+        if retry and self.place(DOCUMENTS, number).exists():
+            return
+        write_whole(self.place(MEASURES, number, retry=retry), bytes_of(measures))
+        write_whole(self.place(DOCUMENTS, number, retry=retry), bytes_of(documents))
+        if not retry:
+            self._forget(number, retry=True)
+
+    def drop(self, number: int) -> None:
+        """Take a block back: it has to be measured again."""
+        self._forget(number, retry=False)
+        self._forget(number, retry=True)
+
+    def _forget(self, number: int, *, retry: bool) -> None:
+        for table in (DOCUMENTS, MEASURES):  # in this order: what has no documents is not finished
+            self.place(table, number, retry=retry).unlink(missing_ok=True)
 
     def read(self, table: str, number: int, columns: list[str] | None = None) -> pyarrow.Table:
         """The rows of a finished block.
@@ -77,7 +101,7 @@ class Shards:
         Raises:
             ArgumentError: a file that cannot be read.
         """
-        place = self.place(table, number)
+        place = self.place(table, number, retry=not self.place(DOCUMENTS, number).exists())
         try:
             return arrow().parquet.ParquetFile(place).read(columns=columns)
         except (OSError, arrow().lib.ArrowException) as error:
@@ -87,8 +111,14 @@ class Shards:
                 f"{DOCUMENTS}-{number:06}.parquet and run the survey again"
             ) from error
 
+    def rows(self, number: int) -> Rows:
+        """A block that was measured, as it was written."""
+        return Rows(*(self.read(table, number).to_pylist() for table in (DOCUMENTS, MEASURES)))
+
     def sweep(self) -> None:
-        """Let go of halves of files whose process is no more."""
+        """Let go of halves of files whose process is no more, and of failures that passed."""
+        for passed in self._numbers(".retry.parquet") - self.to_retry():
+            self._forget(passed, retry=True)
         for half in self.folder.glob(f".*{ENDING}"):
             host, _, process = half.name.removesuffix(ENDING).rpartition("@")[2].partition("+")
             number = process.partition("-")[0]
@@ -125,7 +155,7 @@ def _tables(rows: Rows, by_number: bool) -> tuple[pyarrow.Table, pyarrow.Table]:
         [
             ("document", letters), ("path", letters), ("number", whole), ("position", whole),
             ("characters", whole), ("tokens", whole), ("found", whole), ("digest", letters),
-            ("error", letters),
+            ("error", letters), ("failure", letters),
         ]
     )  # fmt: skip
     measures = pa.schema(

@@ -31,10 +31,11 @@ from ..errors import ArgumentError
 from ..heads.labels import LABELS, MIXED
 from ..heads.layer_names import Layer
 from .document_rows import PLACE, statistics
+from .documents import FILE, FOLDER, FOR_GOOD, RETRY
 from .exact_sums import Moments, quantiles
 from .shards import DOCUMENTS, MEASURES, Shards
 
-__all__ = ["CHARACTER", "SHARES", "HeadSummary", "Mover", "Numbers", "Totals", "summed"]
+__all__ = ["CHARACTER", "SHARES", "HeadSummary", "Loss", "Mover", "Numbers", "Totals", "summed"]
 
 CHARACTER = (  # shares, so that heads and texts of any length can be compared
     "confidence", "first", "previous", "itself", "next", "induction", "duplicate_token", "punctuation",
@@ -48,6 +49,8 @@ READABLE = (24, 96)  # tokens of a document that is shown as typical, if there i
 LISTED = 5  # documents, and places, of each head
 BATCH = 4096  # documents in memory, of COLUMNS numbers each
 COLUMNS = 2048
+
+FAILURES = {FOR_GOOD: "documents", RETRY: "documents to try again", FILE: "files", FOLDER: "folders"}
 
 Key = tuple[Layer, int]
 
@@ -123,6 +126,15 @@ class HeadSummary:
 
 
 @dataclass
+class Loss:
+    """What is not in the numbers of a survey, of one kind."""
+
+    kind: str  # "documents", "documents to try again", "files", "folders", "files of other kinds"
+    count: int = 0
+    first: list[tuple[str, str]] = field(default_factory=list)  # name and reason
+
+
+@dataclass
 class Totals:
     """What a survey comes to."""
 
@@ -132,6 +144,7 @@ class Totals:
     tokens: int
     cut: int  # documents of which not all was read
     errors: list[tuple[str, str]]  # document and error, of the first few
+    lost: list[Loss] = field(default_factory=list)  # what failed, kind by kind
     typical: int | None = None  # the position of the document that is nearest to all heads' means
 
 
@@ -261,12 +274,17 @@ def _first_look(shards: Shards) -> tuple[list[Key], Totals]:
     """Which heads there are, in order, and how many documents."""
     heads: dict[Key, None] = {}
     told = Totals([], 0, 0, 0, 0, [])
+    lost = {failure: Loss(kind) for failure, kind in FAILURES.items()}
     for number in shards:
-        for row in shards.read(DOCUMENTS, number, ["document", "tokens", "found", "error"]).to_pylist():
+        columns = ["document", "tokens", "found", "error", "failure"]
+        for row in shards.read(DOCUMENTS, number, columns).to_pylist():
             if row["error"] is not None:
                 told.failed += 1
-                if len(told.errors) < LISTED:
-                    told.errors.append((row["document"], row["error"]))
+                loss = lost[row.get("failure", FOR_GOOD)]
+                loss.count += 1
+                for listed in (told.errors, loss.first):
+                    if len(listed) < LISTED:
+                        listed.append((row["document"], row["error"]))
                 continue
             told.documents += 1
             told.tokens += row["tokens"]
@@ -274,6 +292,7 @@ def _first_look(shards: Shards) -> tuple[list[Key], Totals]:
         table = shards.read(MEASURES, number, ["layer", "head"])
         both = zip(table.column("layer").to_pylist(), table.column("head").to_pylist(), strict=True)
         heads |= dict.fromkeys(both)
+    told.lost = [loss for loss in lost.values() if loss.count]
     if any(isinstance(layer, str) for layer, _ in heads):
         return list(heads), told
     return sorted(heads), told

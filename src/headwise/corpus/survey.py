@@ -29,7 +29,7 @@ from ..listeners.role_measurement import roles as roles_of
 from ..models.pretrained import Pretrained, load, read
 from .claims import Group, blocks, group_here
 from .document_rows import Measure, Rows, fingerprint, statistics
-from .documents import Plan, Texts, arrow
+from .documents import RETRY, Plan, Texts, arrow
 from .result import PLAN, ROLES, SURVEY, Survey
 from .shards import Shards, bytes_of, check_folder, write_whole
 
@@ -75,7 +75,9 @@ def survey(
 
     Numbers lie in `out` as Parquet files, `measures-*.parquet` with a row per document, layer and head, and
     `documents-*.parquet`; what they come to is in `summary-*.parquet`. Killed at any moment, the same call
-    goes on where it stopped. A document that cannot be read is recorded with its error.
+    goes on where it stopped. A document, file or folder that cannot be read is recorded with its error, and
+    `Survey.lost` counts and names them. What failed for want of memory, or of a disk, is tried again: at
+    once, at the end, and in every later call of the same.
 
     A document is read by itself, from its beginning, as far as the model takes it. Under torchrun all
     processes share the work, and the first of them sums up.
@@ -98,7 +100,8 @@ def survey(
 
     Raises:
         ArgumentError: no such corpus, or nothing in it; an `out` that is another survey's, or has no room; a
-            corpus that changed; options that cannot be; no document that could be read.
+            corpus that changed; options that cannot be; no document that could be read; a device that is
+            lost.
         AttentionBypassed: a model whose attention cannot be heard.
         PackageMissing: pyarrow, ray or what a model needs is not installed.
 
@@ -145,6 +148,7 @@ def survey(
         told = Survey(folder)
         told.trained = trained
         if group is None or group.rank == 0:
+            _try_again(plan, shards, trained, options)
             if roles:
                 told.roles = _roles(folder, trained)
             told.write()
@@ -249,7 +253,7 @@ def _begun(
     plan = Plan.of(
         corpus, field=options.field, besides=folder, block=block if kept is None else kept["corpus"]["block"]
     )
-    mine = {
+    mine: dict[str, Any] = {
         "format": FORMAT,
         "version": _version(),
         "model": {"title": trained.title, "fingerprint": fingerprint(trained.model, trained.tokenizer)},
@@ -261,7 +265,7 @@ def _begun(
             "root": str(plan.root.resolve()),
             "documents": plan.documents,
             "block": plan.block,
-            "left_out": plan.left_out,
+            "left_out": asdict(plan.left_out),
             "digest": plan.digest,
         },
     }
@@ -270,6 +274,11 @@ def _begun(
         assert kept is not None
     if kept is not None:
         _check_same(folder, kept, mine, plan)
+        _take_up(folder, kept, mine["corpus"], plan)
+    if plan.lost:
+        path, error = next(iter(plan.lost.items()))
+        more = f", and {len(plan.lost) - 1} more" if len(plan.lost) > 1 else ""
+        sys.stderr.write(f"survey: {path!r} cannot be read{more}: {error}\n")
     if not (folder / PLAN).exists():  # nobody but who has the right to writes it
         write_whole(folder / PLAN, bytes_of(plan.pieces))
     return plan
@@ -329,13 +338,28 @@ def _check_same(folder: Path, kept: dict[str, Any], mine: dict[str, Any], plan: 
             f"this is {mine['version']}; {elsewhere}"
         )
     if kept["corpus"]["digest"] != mine["corpus"]["digest"]:
-        said = "its files are others"
+        said: str | None = "its files are others"
         if (folder / PLAN).exists():
             before = Plan.read(folder / PLAN, plan.root, kept["corpus"]["block"])
-            said = before.difference(plan) or said
-        raise ArgumentError(
-            f"corpus must be the one that {str(folder)!r} was begun with: {said}; put it back, or {elsewhere}"
-        )
+            said = before.difference(plan)
+        if said is not None:
+            raise ArgumentError(
+                f"corpus must be the one that {str(folder)!r} was begun with: {said}; put it back, or "
+                f"{elsewhere}"
+            )
+
+
+def _take_up(folder: Path, kept: dict[str, Any], corpus: dict[str, Any], plan: Plan) -> None:
+    """Let a survey go on with what could not be read before and now can: blocks that hold other documents
+    than before are measured again."""
+    if kept["corpus"] == corpus:
+        return
+    if kept["corpus"]["digest"] != corpus["digest"]:
+        before = Plan.read(folder / PLAN, plan.root, plan.block)
+        for number in before.changed_blocks(plan):
+            Shards(folder).drop(number)
+        write_whole(folder / PLAN, bytes_of(plan.pieces))
+    write_whole(folder / SURVEY, json.dumps(kept | {"corpus": corpus}, indent=2).encode())
 
 
 def _joined_in(folder: Path, corpus: str | os.PathLike[str], trained: Pretrained) -> Plan:
@@ -377,6 +401,23 @@ def _measured(
         shards.write(number, rows)
         done.finish(number)
     done.tell(at_once=True)
+
+
+def _try_again(plan: Plan, shards: Shards, trained: Pretrained, options: Options) -> None:
+    """Measure once more the documents whose failure may have passed, when all others are done: no other
+    process takes memory then. Failures of earlier runs are among them."""
+    measure, texts = Measure(trained, max_tokens=options.max_tokens), Texts(plan, options.field)
+    for number in sorted(shards.to_retry()):
+        before = shards.rows(number)
+        passed = {row["position"]: row for row in before.documents if row["failure"] != RETRY}
+        rows = Rows()
+        for document in texts.block(number):
+            if document.position in passed:
+                rows.documents.append(passed[document.position])
+                rows.heads += [row for row in before.heads if row["position"] == document.position]
+            else:
+                measure.add(document, rows)
+        shards.write(number, rows)
 
 
 class _Done:

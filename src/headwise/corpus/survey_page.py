@@ -44,11 +44,13 @@ def page_of(survey: Survey, heads: Heads) -> dict[str, Any]:
     known = [(places[head.layer], head) for head in survey.heads]
     totals = survey.totals
     read = f"{totals.documents:,} document{'' if totals.documents == 1 else 's'}"
+    lost = "".join(f", {loss.count:,} {loss.kind}" for loss in survey.lost).removeprefix(", ")
     return {
         "over": f" over {read}",
         "sentence": f"{survey.title} read {read}, {totals.tokens:,} tokens; the text above, its maps and "
         "its labels, is the one that is most typical of them. Dependence is how much a head's numbers differ "
-        "from document to document, beside how much heads differ: 0 is the same everywhere.",
+        "from document to document, beside how much heads differ: 0 is the same everywhere."
+        + (f" Not in these numbers: {lost}." if lost else ""),
         "start": START,
         "measures": _measures(known),
         "heads": [_head(place, head) for place, head in known],

@@ -10,12 +10,12 @@ from ..heads.labels import MIXED
 from ..show.heads_tables import HeadsTable
 from ..show.tables import HEADERS, as_number, as_text, empty_table
 from .document_rows import statistics
-from .summary import FEWEST, OF_TEXT, STABLE, HeadSummary
+from .summary import FEWEST, OF_TEXT, STABLE, HeadSummary, Loss
 
 if TYPE_CHECKING:
     from .result import Survey
 
-__all__ = ["check_sort", "sentences", "survey_table"]
+__all__ = ["check_sort", "losses_table", "sentences", "survey_table"]
 
 SHOWN = ("entropy", "distance", "first", "previous", "itself", "induction")
 ORDERS = ("dependence", "share", "layer")
@@ -62,6 +62,30 @@ def survey_table(survey: Survey, *, sort: str, descending: bool, top: int | None
     return HeadsTable(table)
 
 
+def losses_table(survey: Survey) -> HeadsTable:
+    """What is not in the numbers: how many of each kind, and a row for each of the first of them.
+
+    Raises:
+        PackageMissing: rich is not installed.
+    """
+    table = empty_table("", elsewhere=ELSEWHERE)
+    table.add("count")
+    table.add("not read", least=0, easy=22)
+    table.add("name", least=20, easy=30)
+    table.add("reason", least=20, easy=60)
+    for loss in survey.lost:
+        more = loss.count - len(loss.first)
+        named = [*loss.first, *([(f"and {more:,} more", "")] if more else [])]
+        for at, (name, reason) in enumerate(named):
+            count, kind = ("", "") if at else (f"{loss.count:,}", _kind(loss))
+            table.add_row(count, kind, as_text(name), as_text(reason))
+    return HeadsTable(table)
+
+
+def _kind(loss: Loss) -> str:
+    return loss.kind if loss.count != 1 else loss.kind.replace("s", "", 1)
+
+
 def check_sort(sort: str) -> None:
     """Whether a table can be sorted so.
 
@@ -106,12 +130,9 @@ def sentences(survey: Survey) -> list[str]:
         said.append(
             f"Of {_counted(totals.cut, 'document')} the end was left out: more tokens than are read of one."
         )
-    if totals.failed:
-        name, error = totals.errors[0]
-        said.append(
-            f"{_counted(totals.failed, 'document')} could not be read; the first is {name}: {error}. All are "
-            "in documents-*.parquet."
-        )
+    if survey.lost:
+        counts = ", ".join(f"{loss.count:,} {_kind(loss)}" for loss in survey.lost)
+        said.append(f"Not in these numbers: {counts}.")
     if totals.documents < FEWEST:
         said.append(
             f"That is too few to tell stable heads from those that depend on the text: {FEWEST} are needed."

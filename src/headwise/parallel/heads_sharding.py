@@ -9,7 +9,9 @@ Letters: H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim, n ranks.
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import weakref
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -19,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.modules.dropout import _DropoutNd
+from torch.optim import Optimizer
 
 from ..arguments import told
 from ..errors import ArgumentError, ShapeError
@@ -55,7 +58,8 @@ def shard_heads(
     `hw.ablate` and the like hear all heads on every rank, under their numbers in the whole model.
 
     Parameters become DTensors: `torch.distributed.checkpoint` writes and reads them on any number of ranks,
-    and `fully_shard` goes on top, on another axis of the mesh. Shard first, then make the optimiser.
+    and `fully_shard` goes on top, on another axis of the mesh. Shard first, then make the optimiser: one of
+    before holds the parameters that were replaced, and its step is refused.
 
     Key and value heads: n divides them, or they divide n, and ranks that need the same one hold it each.
 
@@ -90,6 +94,7 @@ def shard_heads(
     for path, module in found.items():
         _check(path, module, mesh.size())
     _check_random_numbers(model, group)
+    before = [weakref.ref(parameter) for parameter in model.parameters()]  # not held: a GPU may be full
     for path, module in found.items():
         if isinstance(module, MultiHeadAttention):
             _shard_attention(module, mesh, output_layout)
@@ -102,6 +107,7 @@ def shard_heads(
         if isinstance(module, nn.TransformerEncoder) and _has_sharded(module):
             module.use_nested_tensor = False
     _send_the_rest(model, group)
+    _watch_optimizers(before, model)
     return model
 
 
@@ -333,3 +339,34 @@ def _whole(model: nn.Module) -> Iterator[Tensor]:
     for held in (*model.parameters(), *model.buffers()):
         if not isinstance(held, DTensor):
             yield held.detach()
+
+
+# Optimisers that were made before
+
+
+def _watch_optimizers(before: list[weakref.ref[nn.Parameter]], model: nn.Module) -> None:
+    """Let every optimiser that holds a parameter which sharding replaced raise when it steps.
+
+    Such a parameter gets no gradient any more, and an optimiser skips it without a word. torch keeps no list
+    of optimisers; the garbage collector knows them all, and is asked only if an old parameter is still held.
+    """
+    kept = {id(parameter) for parameter in model.parameters()}
+    replaced = [ref for ref in before if (parameter := ref()) is not None and id(parameter) not in kept]
+
+    def stale(optimizer: Optimizer) -> tuple[int, int]:
+        """How many of its parameters were replaced, and how many it has."""
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        return sum(id(ref()) in held for ref in replaced), len(held)
+
+    def check(optimizer: Optimizer, args: object, kwargs: object) -> None:
+        count, total = stale(optimizer)
+        if count:
+            raise ArgumentError(
+                f"optimizer must be made after shard_heads: {count} of the {total} parameters of this "
+                f"{type(optimizer).__name__} were replaced, and what took their place would not be trained; "
+                "make it anew with model.parameters()"
+            )
+
+    for found in gc.get_objects() if replaced else ():
+        if issubclass(type(found), Optimizer) and any(stale(found)[:1]):
+            found.register_step_pre_hook(check)

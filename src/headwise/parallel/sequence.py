@@ -7,23 +7,55 @@ two, one from either end:
 
 Under a causal mask the first tokens see little and the last see much: so every rank has as much to do. Chunk
 c begins at floor(c T / 2n), so any length will do, and chunks that touch are one run.
+
+Tokens of another order, or a text that was never split, have the right shape and give wrong numbers. So
+`split` marks what it returns, and whoever takes tokens looks for the mark (`split_error`) and compares what
+has none over ranks (`fingerprint`): what is the same on all of them was not split.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
 
 from ..errors import ArgumentError, ShapeError
 from .ring import Mesh, Ring
 
-__all__ = ["ORDERS", "Layout", "Run", "check_order", "join", "joined", "split"]
+__all__ = [
+    "ORDERS",
+    "Layout",
+    "Run",
+    "check_order",
+    "fingerprint",
+    "join",
+    "joined",
+    "not_split",
+    "split",
+    "split_error",
+]
 
 ORDERS = ("zigzag", "in order")
+MARK = "_headwise_split"  # the attribute of a tensor that says how it was split
+SAMPLED = 4096  # numbers of a tensor that are compared over ranks
+
+# The orders that `split` was asked for in each group. An operation on a marked tensor (`.to(device)`) returns
+# one without the mark; then this is all that is known of its order.
+_orders_used: WeakKeyDictionary[ProcessGroup, set[str]] = WeakKeyDictionary()
+
+
+class SplitMark(NamedTuple):
+    """How `split` made a tensor."""
+
+    order: str
+    dim: int
 
 
 @dataclass(frozen=True)
@@ -111,6 +143,9 @@ def split(
 ) -> Tensor:
     """This rank's tokens of a whole sequence, which every rank has: nothing is sent.
 
+    The tensor is marked with its order, which a sharded model and `attention` compare with their own.
+    Operations on it return tensors without the mark: move and convert first, then split.
+
     Args:
         tensor: with the whole sequence along `dim`.
         mesh: a `DeviceMesh`, a group, or None for all ranks; axis: of a mesh of several dimensions, which.
@@ -126,7 +161,64 @@ def split(
     layout = Layout(tensor.shape[dim], ring.size, order)
     layout.check({}, "tensor")
     runs = layout.runs(ring.rank)
-    return torch.cat([tensor.narrow(dim, run.there.start, run.size) for run in runs], dim)
+    mine = torch.cat([tensor.narrow(dim, run.there.start, run.size) for run in runs], dim)
+    setattr(mine, MARK, SplitMark(order, dim % tensor.ndim))
+    _orders_used.setdefault(ring.group, set()).add(order)
+    return mine
+
+
+def split_error(tokens: Tensor, ring: Ring, order: str, dim: int | None = None) -> ArgumentError | None:
+    """Return the error of tokens that are known to be split in another way than `order`, or None.
+
+    Args:
+        dim: where the tokens must be; None if any dimension will do.
+    """
+    mark: SplitMark | None = getattr(tokens, MARK, None)
+    if mark is not None and dim not in (None, mark.dim):
+        return ArgumentError(
+            f"tokens must be split along dim {dim}: they were split along dim {mark.dim} into "
+            f"{list(tokens.shape)}; use split(.., dim={dim})"
+        )
+    used = _orders_used.get(ring.group, {order}) if mark is None else {mark.order}
+    if order in used:
+        return None
+    (other,) = used
+    found = (
+        f'split was only ever asked for "{other}"' if mark is None else f'{list(tokens.shape)} is "{other}"'
+    )
+    return ArgumentError(
+        f'tokens must be split in the order of the model: the model is sharded "{order}", and {found}; give '
+        "split and shard_sequence the same order"
+    )
+
+
+def fingerprint(*tokens: Tensor) -> float:
+    """Return a number that tells these tensors from others, or 0 where they need not be compared: one of them
+    is marked by `split`, or a function transform hides what is in them."""
+    marked = any(hasattr(each, MARK) for each in tokens)
+    if marked or not sum(map(Tensor.numel, tokens)) or torch._C._are_functorch_transforms_active():
+        return 0.0
+    numbers: list[object] = []
+    for each in tokens:
+        here = each.to_local() if isinstance(each, DTensor) else each
+        flat = here.detach().reshape(-1)
+        numbers += [tuple(each.shape), *flat[:: max(1, len(flat) // SAMPLED)].tolist()]
+    return float(hash(tuple(numbers)) % 2**52)
+
+
+def not_split(fingerprints: Sequence[float], tokens: Tensor, order: str) -> ArgumentError | None:
+    """Return the error of tokens that are the same on all ranks, or None.
+
+    Args:
+        fingerprints: of these tokens, by rank.
+    """
+    if len(fingerprints) == 1 or not fingerprints[0] or len({*fingerprints}) > 1:
+        return None
+    return ArgumentError(
+        f'tokens must be split over ranks: the model is sharded "{order}", and {list(tokens.shape)} is not '
+        f"split, it is the same on all {len(fingerprints)} ranks; pass headwise.parallel.split(tokens, "
+        f'order="{order}")'
+    )
 
 
 def join(

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from itertools import chain, islice
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,13 +30,14 @@ from ..nn.ragged import check_alone, without_padding
 from ..nn.sharded_modules import Attended
 from ..scoring import Bias
 from .ring import Mesh, Ring
-from .sequence import Layout, check_order
+from .sequence import Layout, check_order, fingerprint, not_split, split_error
 from .shard import Shard
 from .sharded_call import attend_laid_out, laid_out
 
 __all__ = ["SequenceSharding", "shard_sequence", "sum_gradients"]
 
 Model = TypeVar("Model", bound=nn.Module)
+TOKENS = {MultiHeadAttention: ("query", "key", "value"), Transformer: ("ids", "target_ids")}  # of a call
 WHY = "attention sends messages between ranks, into which no compiler looks; compile without fullgraph=True"
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
@@ -61,6 +63,9 @@ def shard_sequence(
     and statistics are of the whole, and the same on every rank. Gradients of the weights are of the rank's
     own tokens until they are added up (`sum_gradients`), for a loss that is the sum of all ranks'.
 
+    A call of `model` refuses tokens that `split` put in another order, and tokens that are the same on every
+    rank, which were not split. Tokens made in another way than by `split` are taken as they are, in `order`.
+
     Args:
         model: a `headwise.MultiHeadAttention`, a `headwise.models.Transformer`, or anything made of them.
         mesh: a `DeviceMesh`, a group, or None for all ranks; axis: of a mesh of several dimensions, which.
@@ -70,8 +75,9 @@ def shard_sequence(
             call: a small message each, and on a GPU a wait.
 
     Raises:
-        ArgumentError: no attention of headwise's in the model; an unknown order or mesh. From calls, what
-            cannot be done over ranks: dropout on weights, a cache, one token after another.
+        ArgumentError: no attention of headwise's in the model; an unknown order or mesh. From calls: tokens
+            that were not split, or in another order; what cannot be done over ranks: dropout on weights, a
+            cache, one token after another.
 
     Example:
         model = hw.parallel.shard_sequence(model, mesh)
@@ -88,7 +94,44 @@ def shard_sequence(
     for module in model.modules():
         if isinstance(module, (MultiHeadAttention, Transformer)):
             module._sharding = sharding
+        for hook in [*module._forward_pre_hooks.values()]:
+            if isinstance(hook, TokenCheck):  # of an earlier shard_sequence
+                hook.remove()
+    TokenCheck(sharding).put_on(model)
     return model
+
+
+class TokenCheck:
+    """A hook of the module that was sharded: it looks at the tokens of each call before the module does.
+
+    Only there: inside, layers get what operations made of the tokens, which has no mark any more.
+    """
+
+    def __init__(self, sharding: SequenceSharding | None) -> None:
+        self.sharding = sharding  # None in a model that was saved and loaded: it is of one process then
+
+    def put_on(self, model: nn.Module) -> None:
+        """Check every call of the model from now on."""
+        self._handle = model.register_forward_pre_hook(self, prepend=True, with_kwargs=True)
+
+    def remove(self) -> None:
+        """Check no call any more."""
+        self._handle.remove()
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.sharding is None or kwargs.get("last") or kwargs.get("cache") is not None:
+            return  # the last two are refused inside, however the tokens lie
+        for kind, names in TOKENS.items():
+            if isinstance(module, kind):
+                named = dict(zip(names, args, strict=False)) | kwargs
+                tokens, dim = [[named.get(name)] for name in names], 1
+                break
+        else:  # any argument may hold the tokens, and others masks, which are of the whole
+            tokens, dim = [[*args, *kwargs.values()]], None
+        tensors = [[each for each in some if isinstance(each, Tensor)] for some in tokens]
+        devices = {each.device for each in (*chain(*tensors), *islice(module.parameters(), 1))}
+        device = next((each for each in devices if each.type != "cpu"), torch.device("cpu"))
+        self.sharding.check_tokens(tensors, dim, device)
 
 
 @torch.no_grad()
@@ -141,6 +184,32 @@ class SequenceSharding:
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # what is saved is of one process
+
+    @_eager
+    def check_tokens(self, tokens: Sequence[Sequence[Tensor]], dim: int | None, device: torch.device) -> None:
+        """Raise if this rank's tokens are not split in the model's order.
+
+        Args:
+            tokens: lists of tensors, as many lists on every rank. Some tensors of a list may be the same on
+                all ranks, but not all of them.
+            dim: where the tokens are; None if that is not known.
+            device: which the ranks can send from.
+
+        Raises:
+            ArgumentError: tokens in another order; tokens that were not split.
+            HeadwiseError: another rank raised.
+        """
+        errors = (split_error(each, self.ring, self.order, dim) for each in chain(*tokens))
+        error = next(filter(None, errors), None)
+        if self.length is not None:  # nobody is asked: the length tells what is not split
+            if error is not None:
+                raise error
+            return
+        prints = self.ring.agree([fingerprint(*some) for some in tokens], error, device)
+        for at, some in enumerate(tokens):
+            same = not_split([numbers[at] for numbers in prints], some[0], self.order) if some else None
+            if same is not None:
+                raise same
 
     @_eager
     def positions(self, ids: Tensor) -> tuple[Tensor, int]:

@@ -6,6 +6,8 @@ rank's of T, S.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,7 @@ from ..masks import NOTHING_HIDDEN, Mask
 from ..scoring import Bias, Scoring
 from .ring import Mesh, Ring
 from .ring_attention import attend
-from .sequence import Layout, check_order
+from .sequence import Layout, check_order, fingerprint, not_split, split_error
 from .shard import Shard
 from .sharded_map import ShardedMap
 
@@ -63,21 +65,26 @@ def attention(
         output [B, H, t, Dv] of this rank's queries, and the map of the whole, [B, H, T, S].
 
     Raises:
-        ShapeError, ArgumentError, MaskError: as `headwise.attention`; tokens that are not the rank's own; a
-            function transform or a forward-mode derivative.
+        ShapeError, ArgumentError, MaskError: as `headwise.attention`; tokens that are not the rank's own, not
+            split, or split in another order; a function transform or a forward-mode derivative.
         HeadwiseError: another rank raised one of these.
     """
     if wrong:
         refuse("attention", wrong, OF_ATTENTION, attention)
     ring = Ring.of(mesh, axis)
     error: HeadwiseError | TypeError | None = None
+    given = (q, k, v)  # autocast makes others, without the mark of `split`
     try:
         check_order(order)
         q, k, v = under_autocast(q, k, v)
         check_tensors(q, k, v)
+        for tokens in given:
+            wrong_order = split_error(tokens, ring, order, dim=2)
+            if wrong_order is not None:
+                raise wrong_order
     except (HeadwiseError, TypeError) as refused:
         error = refused
-    queries, keys = laid_out(ring, order, length, q, k, v, error)
+    queries, keys = laid_out(ring, order, length, q, k, v, error, given)
     shape = (q.shape[0], q.shape[1], queries.length, keys.length)
     rules = rules_and_scoring(q, shape, mask, causal, window, scale, softcap, bias, sinks)
     return attend_laid_out(Shard(ring, q, k, *rules, queries, keys), v)
@@ -107,20 +114,23 @@ def laid_out(
     k: Tensor,
     v: Tensor,
     error: BaseException | None = None,
+    tokens: Sequence[Tensor] = (),
 ) -> tuple[Layout, Layout]:
     """How queries [B, H, t, D] and keys lie over the ranks; all ranks agree, or all raise.
 
     Args:
         length: of the whole, where it is known: then nobody is asked.
         error: what this rank would raise.
+        tokens: what ranks compare, to refuse what is the same on all of them; the same number on each.
     """
     if length is None:
         if error is not None:
             q = k = v = torch.empty(0, 0, 0, 0, device=getattr(q, "device", None))
         device = q.device
         mine = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.dtype.itemsize]
-        told = ring.agree([q.shape[2], k.shape[2], *mine], error, device)
-        sizes = [[int(n) for n in numbers] for numbers in told]
+        prints = [0.0 if error is not None else fingerprint(each) for each in tokens]
+        told = ring.agree([*prints, q.shape[2], k.shape[2], *mine], error, device)
+        sizes = [[int(n) for n in numbers[len(tokens) :]] for numbers in told]
         if not mine[0]:
             raise ShapeError(
                 f"batch must not be empty over {ring.size} ranks: got 0 sequences; skip the call"
@@ -132,6 +142,10 @@ def laid_out(
                         f"ranks must agree in {name}: {a} on rank {ring.rank}, {b} on rank {rank}; only the "
                         "sequence lies over ranks"
                     )
+        for at, each in enumerate(tokens):
+            same = not_split([numbers[at] for numbers in told], each, order)
+            if same is not None:
+                raise same
         rows, columns = ({rank: numbers[i] for rank, numbers in enumerate(sizes)} for i in (0, 1))
         T, S = sum(rows.values()), sum(columns.values())
     else:
