@@ -681,6 +681,11 @@ def test_a_cache_of_something_else_is_refused() -> None:
         model(ids, cache=ours(rope=Rope(), num_layers=3).cache())
     with pytest.raises(ArgumentError, match="cache must be a ModelCache: got KVCache"):
         model(ids, cache=model.cache().layers[0])
+    for other in (ours(seed=1, rope=Rope()), copy.deepcopy(model)):
+        cache = other.cache()
+        other(ids[:, :5], cache=cache)
+        with pytest.raises(ArgumentError, match="got MultiHeadAttention for one of another MultiHeadAttent"):
+            model(ids[:, 5:], cache=cache)
 
 
 @pytest.mark.parametrize(
