@@ -459,6 +459,9 @@ class AttentionMap(StandIn):
     def top(self, count: int = 8) -> Top:
         """The heaviest keys of every query: (values, indices), each [B, H, T, count].
 
+        Where a query sees fewer than `count` keys, the rest of its values are 0 and the rest of its indices
+        -1, which in indexing would mean the last key: leave them out by `indices >= 0`.
+
         Raises:
             ArgumentError: count below 1 or above S; a map of chosen keys.
         """
