@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -72,7 +73,7 @@ def fact(tensor: Tensor, question: str, find: Callable[[Tensor], Found]) -> Foun
 def _keep(place: Hashable, copy: Tensor, storage: torch.UntypedStorage) -> Kept:
     global _taken
     # May run at any moment, also while the lock is held: one operation, which needs no lock.
-    owner = weakref.ref(storage, lambda _, drop=_kept.pop: drop(place, None))
+    owner = weakref.ref(storage, partial(_drop, place))
     new: Kept = (copy, {}, owner)
     with _lock:
         _kept.pop(place, None)
@@ -83,6 +84,10 @@ def _keep(place: Hashable, copy: Tensor, storage: torch.UntypedStorage) -> Kept:
         while _taken > ROOM:
             _taken -= _kept.popitem(last=False)[1][0].nbytes
     return new
+
+
+def _drop(place: Hashable, owner: Owner, drop: Callable[..., object] = _kept.pop) -> None:
+    drop(place, None)
 
 
 def _without_repeats(tensor: Tensor) -> Tensor:
