@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,9 +39,9 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def layer(dtype: torch.dtype = torch.float64, **given: Any) -> MultiHeadAttention:
+def layer(dtype: torch.dtype = torch.float64, seed: int = 7, **given: Any) -> MultiHeadAttention:
     """A causal layer whose learned parts are all something."""
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     mha = MultiHeadAttention(E, H, **{"head_dim": D, "causal": True, "dtype": dtype} | given)
     for parameter in mha.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -437,6 +439,98 @@ def test_a_reset_cache_that_was_not_reserved_takes_another_batch() -> None:
     cache.reset()
     assert cache.length == 0
     assert mha(x[:1, :5], cache=cache)[0].shape == (1, 5, E)
+
+
+# Whose it is
+
+
+def other_modules() -> dict[str, Any]:
+    """Ways to come by a module of equal sizes that did not fill the cache."""
+    return {"another layer": lambda mha: layer(), "a copy": copy.deepcopy, "a file": saved_and_loaded}
+
+
+def saved_and_loaded(thing: Any) -> Any:
+    return pickle.loads(pickle.dumps(thing))
+
+
+@pytest.mark.parametrize("kind", ["growing", "fixed", "reserved"])
+@pytest.mark.parametrize("way", ["another layer", "a copy", "a file"])
+def test_a_cache_refuses_a_module_that_did_not_fill_it(kind: str, way: str) -> None:
+    """Its sizes fit, so it would answer with wrong numbers; what is refused adds nothing."""
+    mha, x = layer(), tokens()
+    other, cache = other_modules()[way](mha), cache_of(mha, kind)
+    mha(x[:, :5], cache=cache)
+    for more in (x[:, 5:6], x[:, 5:8]):  # a step by the express lane, and a call
+        with pytest.raises(ArgumentError, match="got MultiHeadAttention for one of another MultiHead"):
+            other(more, cache=cache)
+    del other
+    assert_as_whole(mha, torch.cat([mha(x[:, :5])[0], mha(x[:, 5:], cache=cache)[0]], 1), x)
+
+
+def test_a_memory_refuses_a_module_that_did_not_make_it() -> None:
+    mha, x = layer(causal=False), tokens()
+    memory = mha.remember(x)
+    for held in (memory, copy.deepcopy(memory)):
+        with pytest.raises(ArgumentError, match="got MultiHeadAttention for one of another MultiHead"):
+            layer(causal=False)(x[:, :2], cache=held)
+        assert torch.equal(mha(x[:, :2], cache=held)[0], mha(x[:, :2], cache=memory)[0])
+    del mha
+    gc.collect()
+    with pytest.raises(ArgumentError, match="for one of a module that is gone; make one for each layer"):
+        layer(causal=False)(x[:, :2], cache=memory)
+
+
+def test_an_emptied_cache_serves_another_module() -> None:
+    mha, other, x = layer(), layer(seed=1), tokens()
+    truth = other(x)[0]
+    for empty in (lambda cache: cache.reset(), lambda cache: cache.crop(0)):
+        cache = mha.cache()
+        mha(x[:, :5], cache=cache)
+        empty(cache)
+        torch.testing.assert_close(other(x, cache=cache)[0], truth)
+        with pytest.raises(ArgumentError, match="got MultiHeadAttention for one of another"):
+            mha(x[:, :1], cache=cache)
+
+
+def test_copies_of_a_cache_are_of_its_module_and_one_from_a_file_of_the_first_that_uses_it() -> None:
+    """Copied together with its module, a cache is the copy's; a file does not know modules."""
+    mha, x = layer(), tokens()
+    cache = mha.cache()
+    mha(x[:, :5], cache=cache)
+    truth = mha(x[:, 5:8], cache=copy.deepcopy(cache))[0]
+    twin, of_twin = copy.deepcopy((mha, cache))
+    assert torch.equal(twin(x[:, 5:8], cache=of_twin)[0], truth)
+    for held in (copy.deepcopy(cache), of_twin):
+        with pytest.raises(ArgumentError, match="got MultiHeadAttention for one of another"):
+            layer()(x[:, 5:8], cache=held)
+    from_file = saved_and_loaded(cache)
+    new = saved_and_loaded(mha)
+    assert torch.equal(new(x[:, 5:8], cache=from_file)[0], truth)
+    with pytest.raises(ArgumentError, match="got MultiHeadAttention for one of another"):
+        mha(x[:, 8:9], cache=from_file)
+
+
+def test_a_cache_does_not_keep_its_module_alive() -> None:
+    mha = layer()
+    cache, gone = mha.cache(), weakref.ref(mha)
+    mha(tokens(), cache=cache)
+    del mha
+    gc.collect()
+    assert gone() is None and cache.seen == L
+
+
+def test_a_compiled_step_refuses_another_modules_cache(fresh_compiler: None) -> None:
+    mha, other, x = layer(), layer(seed=1), tokens()
+    cache = mha.cache(B, L)
+    step = torch.compile(
+        lambda y, module: module(y, cache=cache, need_weights=False)[0], fullgraph=True, backend="eager"
+    )
+    with torch.no_grad():
+        step(x[:, :1], mha)
+        with pytest.raises(Exception, match="cache must be used by the module that filled it"):
+            step(x[:, 1:2], other)
+        truth = mha(x[:, :2])[0][:, 1:]
+        torch.testing.assert_close(step(x[:, 1:2], mha), truth)
 
 
 # Gradients

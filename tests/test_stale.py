@@ -510,14 +510,49 @@ def test_a_fact_is_asked_once_for_the_same_bytes_and_again_for_others() -> None:
         assert facts.fact(x, "total", total) == float(x.sum()) != before
 
 
+def kept_bytes() -> int:
+    return sum(copy.nbytes for copy, *_ in facts._kept.values())
+
+
+def test_copies_are_freed_with_the_memory_that_they_were_made_of() -> None:
+    """A mask that is gone frees its copy at once, but not while a view of it is left."""
+    facts.clear_copies()
+    masks = [torch.full((997,), float(i)) for i in range(9)]
+    for mask in masks:
+        facts.fact(mask.view(997, 1), "first", lambda t: float(t[0]))
+    assert kept_bytes() == 9 * 997 * 4
+    view, masks = masks[4][1:], []
+    del mask
+    assert kept_bytes() == 997 * 4
+    del view
+    assert not facts._kept
+
+
+def test_the_copies_of_a_layers_masks_are_freed_with_them_or_when_asked() -> None:
+    """Before, up to 128 MiB of them stayed for good."""
+    ours, _ = twins()
+    x, mask = normal(1, B, L, 21), causal()
+    facts.clear_copies()
+    ours(x, x, x, attn_mask=mask, need_weights=False)
+    assert kept_bytes() >= mask.nbytes
+    hw.budget.clear_copies()
+    assert kept_bytes() == 0
+    ours(x, x, x, attn_mask=mask, need_weights=False)
+    assert kept_bytes() >= mask.nbytes
+    del mask
+    gc.collect()
+    assert kept_bytes() == 0
+
+
 def test_facts_take_no_more_room_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "ROOM", facts._taken + 10_000)
+    facts.clear_copies()
+    monkeypatch.setattr(facts, "ROOM", 10_000)
     monkeypatch.setattr(facts, "LARGEST", 4_000)
     tensors = [torch.full((997,), float(i)) for i in range(9)]
     for x in tensors:
         assert facts.fact(x, "first", lambda t: float(t[0])) == float(x[0])
         assert facts._taken <= facts.ROOM
-    assert sum(copy.nbytes for copy, _ in facts._kept.values()) == facts._taken
+    assert kept_bytes() == facts._taken
     before = len(facts._kept)
     assert facts.fact(torch.ones(1009), "first", lambda t: float(t[0])) == 1.0
     assert len(facts._kept) == before, "too large to be kept"

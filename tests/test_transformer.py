@@ -17,8 +17,7 @@ from torch.nn import functional
 import headwise as hw
 from headwise.errors import ArgumentError, MaskError, PackageMissing, ShapeError
 from headwise.models import Transformer, TransformerConfig, checkpoint, load, stack
-from headwise.models.families import FAMILIES
-from headwise.nn import Buckets, Linear, Llama3, Rope, Yarn
+from headwise.nn import Buckets, Rope
 from judge import assert_judged
 from small_models import SIZES, _finished, bert, gpt2, hugging_face, llama, tokens
 
@@ -277,51 +276,6 @@ def test_a_file_that_cannot_be_read_is_named(spoiled: Any) -> None:
     (place / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(ArgumentError, match=r"all its files: 'model.safetensors' cannot be read"):
         load(place, ours=True)
-
-
-LLAMA = {"vocab_size": 47, "hidden_size": 36, "num_attention_heads": 6, "num_hidden_layers": 2,
-         "intermediate_size": 37, "model_type": "llama"}  # fmt: skip
-BETWEEN = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-STRETCHED = {"factor": 4.0, "original_max_position_embeddings": 32}
-
-
-@pytest.mark.parametrize(
-    ("fields", "rope"),
-    [
-        ({}, Rope(10_000.0)),
-        ({"rope_theta": 5e5, "rope_scaling": None}, Rope(5e5)),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 4.0}}, Rope(scaling=Linear(4.0))),
-        (
-            {
-                "rope_scaling": {
-                    "type": "llama3",
-                    "low_freq_factor": 1.0,
-                    "high_freq_factor": 4.0,
-                    **STRETCHED,
-                }
-            },
-            Rope(scaling=Llama3(4.0, 1.0, 4.0, 32)),
-        ),
-        ({"rope_parameters": {"rope_type": "yarn", **STRETCHED}}, Rope(scaling=Yarn(4.0, 32))),
-    ],
-    ids=["default", "old", "linear", "llama3", "yarn"],
-)
-def test_rotary_positions_are_read_from_old_and_new_configs(fields: Any, rope: Rope) -> None:
-    assert FAMILIES["llama"].config(LLAMA | fields, True).rope == rope
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type='dynamic' of rope_parameters"),
-        ({"rope_parameters": {"rope_type": "yarn", "mscale": 0.7, **STRETCHED}}, "mscale=0.7"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
-        ({"rope_interleaved": True}, "rope_interleaved=True of llama"),
-    ],
-)
-def test_rotary_positions_that_we_do_not_have_are_refused(fields: Any, said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
-        FAMILIES["llama"].config(LLAMA | fields, True)
 
 
 def test_what_is_no_model_we_know_is_refused(theirs: Any) -> None:
@@ -727,6 +681,11 @@ def test_a_cache_of_something_else_is_refused() -> None:
         model(ids, cache=ours(rope=Rope(), num_layers=3).cache())
     with pytest.raises(ArgumentError, match="cache must be a ModelCache: got KVCache"):
         model(ids, cache=model.cache().layers[0])
+    for other in (ours(seed=1, rope=Rope()), copy.deepcopy(model)):
+        cache = other.cache()
+        other(ids[:, :5], cache=cache)
+        with pytest.raises(ArgumentError, match="got MultiHeadAttention for one of another MultiHeadAttent"):
+            model(ids[:, 5:], cache=cache)
 
 
 @pytest.mark.parametrize(

@@ -256,6 +256,7 @@ def rules_and_scoring(
     if bias is not None or sinks is not None:
         scoring.check(B, H, T, S)
     if mask is not None or bias is not None or sinks is not None:
+        rules, scoring = rules.beside(q.device), scoring.beside(q.device)
         _check_devices(q, rules, scoring)
     return rules, scoring
 

@@ -5,6 +5,9 @@ compared with a budget first: by default half of the memory that is free on the 
 
     with headwise.budget.limit("2 GiB"):
         weights.dense()
+
+Masks in CPU memory that were read are kept as private copies, 128 MiB at most, as long as the masks exist;
+`headwise.budget.clear_copies()` frees them at once.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ import torch
 
 from .byte_sizes import parse, readable
 from .errors import BudgetExceeded
+from .facts import clear_copies
 
-__all__ = ["bytes_allowed", "check", "free_bytes", "limit", "parse", "readable"]
+__all__ = ["bytes_allowed", "check", "clear_copies", "free_bytes", "limit", "parse", "readable"]
 
 SHARE_OF_FREE = 0.5
 ALWAYS_FINE = 64 * 2**20  # asking the system costs more than a result this small could hurt

@@ -4,30 +4,42 @@ Nothing a tensor carries tells that it was written to: `.data`, numpy and DLPack
 broadcast between processes and everything under `inference_mode` count no version, and an address or an id is
 somebody else's tomorrow. So an answer is kept beside a private copy of the bytes it was found in, and a call
 that wants it compares the two first. On a CPU that is a hundredth of the forward it saves; elsewhere, where
-looking at values stops the device, nothing is kept and nothing is read.
+looking at values stops the device, nothing is kept and nothing is read. A copy is freed together with
+the memory that it was made of, or by `clear_copies`.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["fact"]
+__all__ = ["clear_copies", "fact"]
 
 Found = TypeVar("Found")
-Kept = tuple[Tensor, dict[str, Any]]  # bytes, and answers by name
+Owner = weakref.ref[torch.UntypedStorage]
+Kept = tuple[Tensor, dict[str, Any], Owner]  # bytes, answers by name, and what frees them when it is gone
 
 ROOM = 2**27  # bytes of copies in all; the one that was not asked for the longest goes first
 LARGEST = ROOM // 2  # a larger tensor is read anew in every call
 
 _kept: OrderedDict[Hashable, Kept] = OrderedDict()  # by place
-_taken = 0  # bytes
+_taken = 0  # bytes at most: what was freed with its owner is subtracted when room is needed
 _lock = threading.Lock()
+
+
+def clear_copies() -> None:
+    """Free all private copies of masks; the next calls read their masks anew."""
+    global _taken
+    with _lock:
+        _kept.clear()
+        _taken = 0
 
 
 @torch.no_grad()
@@ -50,24 +62,32 @@ def fact(tensor: Tensor, question: str, find: Callable[[Tensor], Found]) -> Foun
         if kept is not None:
             _kept.move_to_end(place)
     if kept is None or not _same(once, kept[0]):
-        kept = _keep(place, once.clone(memory_format=torch.contiguous_format))
-    copy, answers = kept
+        kept = _keep(place, once.clone(memory_format=torch.contiguous_format), tensor.untyped_storage())
+    copy, answers, _ = kept
     if question not in answers:  # of the copy, so that the answer is of these bytes whoever writes meanwhile
         answers[question] = find(copy.expand(tensor.shape))
     answer: Found = answers[question]
     return answer
 
 
-def _keep(place: Hashable, copy: Tensor) -> Kept:
+def _keep(place: Hashable, copy: Tensor, storage: torch.UntypedStorage) -> Kept:
     global _taken
-    new: Kept = (copy, {})
+    # May run at any moment, also while the lock is held: one operation, which needs no lock.
+    owner = weakref.ref(storage, partial(_drop, place))
+    new: Kept = (copy, {}, owner)
     with _lock:
-        old = _kept.pop(place, None)
+        _kept.pop(place, None)
         _kept[place] = new
-        _taken += copy.nbytes - (0 if old is None else old[0].nbytes)
+        _taken += copy.nbytes
+        if _taken > ROOM:
+            _taken = sum(kept[0].nbytes for kept in tuple(_kept.values()))
         while _taken > ROOM:
             _taken -= _kept.popitem(last=False)[1][0].nbytes
     return new
+
+
+def _drop(place: Hashable, owner: Owner, drop: Callable[..., object] = _kept.pop) -> None:
+    drop(place, None)
 
 
 def _without_repeats(tensor: Tensor) -> Tensor:

@@ -179,6 +179,8 @@ def _kind(
             sinks is not None and not planned.is_usual(sinks)
         ):
             return None
+        if slopes is not None and slopes.device != q.device:  # `scores_from` takes them there
+            return None
         rules = tuple([planned.added_kind(x) for x in (added, slopes, sinks)])
         learning = any(x is not None and x.requires_grad for x in (added, slopes, sinks))
     if held:

@@ -28,7 +28,7 @@ from .errors import ArgumentError, ShapeError
 from .indexing import Choice, Index, as_index, compose, in_order, resolve
 from .masks import Mask, as_mask
 from .scoring import Bias
-from .tensor_stand_in import StandIn
+from .tensor_stand_in import StandIn, in_reentrant_checkpoint
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -343,7 +343,9 @@ class AttentionMap(StandIn):
 
         lse = None if self._lse is None else chosen_rows(self._lse)
         known = None if self._known is None else self._known.map(chosen_rows)
-        return make(self._scores.select(*rows), lse, columns, known)
+        part = make(self._scores.select(*rows), lse, columns, known)
+        part._has_lost_gradient = self._has_lost_gradient
+        return part
 
     def by_document(self) -> AttentionMap:
         """A map of packed documents as a batch of them, [documents, H, longest, longest], padded at the end.
@@ -404,6 +406,7 @@ class AttentionMap(StandIn):
             BudgetExceeded: it would not fit.
         """
         self.check_unchanged()
+        self._warn_of_lost_gradient()
         if isinstance(self._scores, GivenWeights):
             return self._scores.weights if self._columns is None else self._scores.weights[..., self._columns]
         if self._columns is None and limit is None:
@@ -427,6 +430,7 @@ class AttentionMap(StandIn):
             return self.dense().mean(1)
         self._check_budget((B, T, S), "mean weights", limit, self._scores.dtype)
         self.check_unchanged()
+        self._warn_of_lost_gradient()
         if 0 in self.shape:
             return torch.zeros(B, T, S, dtype=self.dtype, device=self.device)
         return weights.weights(self._scores, self._lse, self._columns, mean=True)
@@ -458,6 +462,9 @@ class AttentionMap(StandIn):
 
     def top(self, count: int = 8) -> Top:
         """The heaviest keys of every query: (values, indices), each [B, H, T, count].
+
+        Where a query sees fewer than `count` keys, the rest of its values are 0 and the rest of its indices
+        -1, which in indexing would mean the last key: leave them out by `indices >= 0`.
 
         Raises:
             ArgumentError: count below 1 or above S; a map of chosen keys.
@@ -496,6 +503,7 @@ class AttentionMap(StandIn):
         if per not in ("head", "query"):
             raise ArgumentError(f'per must be "head" or "query": got {per!r}; received is always per key')
         self.check_whole_rows("statistics")
+        self._warn_of_lost_gradient()
         cells = None if pooled is None else self._cells(pooled)
         known = self._known if self._columns is None else None
         plain = cells is None and per == "head" and isinstance(self._scores, Scores)
@@ -650,6 +658,8 @@ def make(
     new._scores, new._lse = scores, lse
     new._columns = slice(*columns) if isinstance(columns, tuple) else columns
     new._versions = _versions(scores)
+    if in_reentrant_checkpoint():
+        new._has_lost_gradient = True
     return new
 
 
@@ -657,6 +667,8 @@ def later(build: Callable[[], tuple[Scores, Tensor | None]]) -> AttentionMap:
     """A map from (scores, lse) that are made when it is first looked at."""
     new = AttentionMap.__new__(AttentionMap)
     new._build, new._columns = build, None
+    if in_reentrant_checkpoint():
+        new._has_lost_gradient = True
     return new
 
 

@@ -355,6 +355,18 @@ class RuleSet(Known):
         moved: Changes = {name: value.to(device) for name, value in self.tensors.items()}
         return replace(self, **moved) if moved else self
 
+    def beside(self, device: torch.device) -> Self:
+        """The same rules, with lengths and labels taken from CPU memory to another device.
+
+        They are small and copied in every call anyway; lists become tensors in CPU memory. A dense mask, as
+        large as the weights, stays where it is.
+        """
+        moved: Changes = {}
+        for name, value in self.tensors.items():
+            if value.is_cpu and value.device != device and name in self.copied_fields:
+                moved[name] = value.to(device)
+        return replace(self, **moved) if moved else self
+
     def select(self, batch: Index, heads: Index, queries: Index) -> Self:
         """A bound mask's rules for some sequences, heads and queries; each index a slice or an index tensor.
 

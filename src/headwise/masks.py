@@ -220,7 +220,8 @@ class Mask(RuleSet):
         """Hides the keys that are only padding.
 
         Args:
-            lengths: int [B], the first lengths[b] keys are real; or bool [B, S], True = real.
+            lengths: int [B], the first lengths[b] keys are real; or bool [B, S], True = real. A list, or a
+                tensor in CPU memory, goes to the device of q by itself.
             query_lengths: which queries are real, in either form. This hides nothing: padded queries keep
                 their weights, but means, `received` and pooled pictures leave them out.
 
@@ -237,7 +238,7 @@ class Mask(RuleSet):
         """Several documents packed in one sequence: a query sees keys that carry its own document's id.
 
         Args:
-            ids: int [S] or [B, S].
+            ids: int [S] or [B, S]. A list, or a tensor in CPU memory, goes to the device of q by itself.
             query_ids: int [T] or [B, T]; by default the last T of `ids`.
 
         Raises:
@@ -271,9 +272,10 @@ class Mask(RuleSet):
             other = _from_tensor(other)
             if other is None:
                 return NotImplemented
+        mine, theirs = _on_one_device(self, other)
         joined: Changes = {}
         for rule in self.RULES:
-            joined |= rule.join(self, other)
+            joined |= rule.join(mine, theirs)
         bound = isinstance(self, BoundMask) and isinstance(other, BoundMask)
         return (BoundMask if bound else Mask)(**joined)
 
@@ -421,6 +423,16 @@ def mask_of_call(mask: Mask | Tensor | None, batch: int | None = None, query_len
         may_be_padding = mask.ndim == 2 and batch == query_len and (batch is None or mask.shape[0] == batch)
         check_meaning(mask, rules.allowed, may_be_padding)
     return rules
+
+
+def _on_one_device(a: Mask, b: Mask) -> tuple[Mask, Mask]:
+    """Both masks, with what was given as lists where the other's tensors are."""
+    if a.is_positional or b.is_positional:
+        return a, b
+    for x in (*a.tensors.values(), *b.tensors.values()):
+        if not x.is_cpu:
+            return a.beside(x.device), b.beside(x.device)
+    return a, b
 
 
 def _from_tensor(other: object) -> Mask | None:

@@ -78,6 +78,11 @@ Bias = Tensor | Alibi | Relative | tuple[Tensor | Alibi | Relative, ...]  # a tu
 def alibi(num_heads: int, device: torch.device | str | None = None) -> Alibi:
     """The slopes of Press 2022: 2^(-8/H), 2^(-16/H), ...; for other than powers of two, the paper's mix.
 
+    Args:
+        num_heads: H
+        device: where they are kept. Default: in CPU memory, from where every call takes them to the device of
+            q; inside a CUDA graph nothing can be copied from there, so name the GPU then.
+
     Example:
         >>> alibi(4).slopes
         tensor([0.2500, 0.0625, 0.0156, 0.0039])
@@ -87,7 +92,7 @@ def alibi(num_heads: int, device: torch.device | str | None = None) -> Alibi:
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
     slopes += [2 ** (-4 * (2 * h + 1) / power) for h in range(num_heads - power)]
-    return Alibi(torch.tensor(slopes, device=device))
+    return Alibi(torch.tensor(slopes, device="cpu" if device is None else device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,6 +198,13 @@ class Scoring:
         """The same scoring, with its tensors on another device."""
         moved: dict[str, Any] = {name: value.to(device) for name, value in self.tensors.items()}
         return replace(self, **moved)
+
+    def beside(self, device: torch.device) -> Scoring:
+        """The same scoring, with ALiBi's slopes (a number a head) taken from CPU memory to the device."""
+        slopes = self.slopes
+        if slopes is None or not slopes.is_cpu or slopes.device == device:
+            return self
+        return replace(self, slopes=slopes.to(device))
 
     def select(self, batch: Index, heads: Index, queries: Index) -> Scoring:
         """The scoring of some sequences, heads and queries; each index a slice or an index tensor."""

@@ -31,7 +31,16 @@ from .mask_rules import (
 if TYPE_CHECKING:
     from .masks import Mask
 
-__all__ = ["Counted", "Documents", "Padding", "as_ids", "as_padding", "document_ends", "real_keys"]
+__all__ = [
+    "Counted",
+    "Documents",
+    "Padding",
+    "as_ids",
+    "as_integers",
+    "as_padding",
+    "document_ends",
+    "real_keys",
+]
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch knows them, but finds no smallest among them
 
@@ -107,6 +116,11 @@ class Counted(Rule["Mask"]):
             held["queries"] = torch.arange(query_len, device=queries.device) < queries[:, None]
 
 
+def as_integers(value: Tensor | Sequence[int] | None) -> Tensor:
+    """The same as a tensor. A list is on no device: in CPU memory, from where calls take it to their own."""
+    return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
+
+
 def _is_integer(tensor: Tensor) -> bool:
     dtype = tensor.dtype
     return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
@@ -114,7 +128,7 @@ def _is_integer(tensor: Tensor) -> bool:
 
 def as_padding(value: Tensor | Sequence[int], name: str) -> Tensor:
     """Lengths int [B], or real positions bool [B, length]."""
-    lengths = torch.as_tensor(value)
+    lengths = as_integers(value)
     if lengths.dtype == torch.bool and lengths.ndim == 2:
         return lengths
     if lengths.dtype in UNSIGNED:
@@ -238,7 +252,7 @@ class Documents(Rule["Mask"]):
 
 def as_ids(value: Tensor | Sequence[int], name: str) -> Tensor:
     """Document ids as labels, int [B or 1, length, 1]."""
-    ids = torch.as_tensor(value)
+    ids = as_integers(value)
     if not _is_integer(ids) or ids.ndim not in (1, 2):
         raise MaskError(
             f"document {name} must be integers [S] or [B, S]: got {kind(ids)}{list(ids.shape)}; "

@@ -2,26 +2,64 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointFunction
 
 if TYPE_CHECKING:
     import numpy
 
-__all__ = ["StandIn"]
+__all__ = ["StandIn", "in_reentrant_checkpoint"]
 
 # What would act on, or tell of, a tensor that is thrown away at once.
 NOT_OF_A_MAP = {"backward", "data", "grad", "grad_fn", "is_leaf", "register_hook", "retain_grad", "set_"}
+
+REENTRANT = CheckpointFunction.forward.__code__
+
+
+def in_reentrant_checkpoint() -> bool:
+    """Return True in the forward of `torch.utils.checkpoint(..., use_reentrant=True)`.
+
+    It runs without recording gradients and gives them back to tensors that are returned, not to a stand-in.
+    """
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is REENTRANT:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class StandIn:
     """What can be made dense, and then be whatever a tensor is."""
 
+    _has_lost_gradient = False  # made in a reentrant checkpoint
+
+    def _warn_of_lost_gradient(self) -> None:
+        """Warn where a gradient is expected that a reentrant checkpoint did not record."""
+        if self._has_lost_gradient and torch.is_grad_enabled() and not self.requires_grad:
+            warnings.warn(
+                "weights of a reentrant checkpoint have no gradient: the map was made in "
+                "checkpoint(use_reentrant=True), where gradients are not recorded; pass use_reentrant=False, "
+                "return weights.dense() from the checkpoint, or read the map under torch.no_grad()",
+                UserWarning,
+                stacklevel=3,
+            )
+
     @property
     def device(self) -> torch.device:
+        raise NotImplementedError
+
+    @property
+    def requires_grad(self) -> bool:
         raise NotImplementedError
 
     def dense(self) -> Tensor:

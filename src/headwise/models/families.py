@@ -1,8 +1,9 @@
 """Families of Transformers that others have trained: their configs and their names, told in ours.
 
-A family is one entry of `FAMILIES`: a table of their modules' names, and a function that reads their config.
-`*` stands for the number of a layer. A field of a config that nobody asks for is refused by its name: what a
-model was trained with is never passed over.
+A family is one entry of `FAMILIES`: a table of their modules' names, a function that reads their config, and
+the defaults of their config class, which hold for every field that a file leaves out. `*` stands for the
+number of a layer. A field of a config that nobody asks for is refused by its name: what a model was trained
+with is never passed over.
 """
 
 from __future__ import annotations
@@ -38,21 +39,27 @@ ACTIVATIONS = {
 
 
 class Settings:
-    """The fields of somebody's config, each asked for once; what is left at the end is refused."""
+    """The fields of somebody's config, each asked for once; what is left at the end is refused.
 
-    def __init__(self, fields: Mapping[str, Any], family: str) -> None:
-        self._left, self._family = dict(fields), family
+    Args:
+        fields: as the file has them. None is a value, as it is for their class: no window, for example.
+        family: what they belong to, for messages.
+        defaults: of fields that are not there.
+    """
 
-    def take(self, name: str, default: Any = None) -> Any:
-        """The value of a field; the default of their class where it is not there or None."""
-        value = self._left.pop(name, None)
-        if value is None and default is None:
+    def __init__(self, fields: Mapping[str, Any], family: str, defaults: Mapping[str, Any]) -> None:
+        self._left, self._family, self._defaults = dict(fields), family, defaults
+
+    def take(self, name: str) -> Any:
+        """The value of a field that must have one."""
+        value = self.may(name)
+        if value is None:
             raise self._refusal(name, None, "its config has to say")
-        return default if value is None else value
+        return value
 
     def may(self, name: str) -> Any:
-        """The value of a field that may be None or missing."""
-        return self._left.pop(name, None)
+        """The value of a field that may be None."""
+        return self._left.pop(name, self._defaults.get(name))
 
     def must(self, **fields: Any) -> None:
         """Refuse anything but these values, where there is one."""
@@ -61,9 +68,9 @@ class Settings:
             if value is not None and value != only:
                 raise self._refusal(name, value, f"only {only!r} is known here")
 
-    def word(self, name: str, words: Mapping[Any, str], default: Any = None) -> Any:
+    def word(self, name: str, words: Mapping[Any, str]) -> Any:
         """The value of a field in our words."""
-        value = self.take(name, default)
+        value = self.take(name)
         if value not in words:
             raise self._refusal(name, value, f"known are {', '.join(map(str, words))}")
         return words[value]
@@ -93,6 +100,7 @@ class Family:
         prefix: what stands before names where there is something on top.
         names: their modules and ours; where one of theirs is several of ours, they lie one after another.
         transposed: modules whose weight is [in, out].
+        defaults: of their config class, for fields that a file leaves out; tests compare them with the class.
         beside: of their tensors, those that are no weights of the model.
     """
 
@@ -100,12 +108,13 @@ class Family:
     classes: Mapping[str, bool]
     prefix: str
     names: Mapping[str, str | tuple[str, ...]]
+    defaults: Mapping[str, Any]
     transposed: tuple[str, ...] = ()
     beside: str = ""
 
     def config(self, fields: Mapping[str, Any], with_output: bool) -> TransformerConfig:
         """Our config for theirs."""
-        settings = Settings(fields, fields["model_type"])
+        settings = Settings(fields, fields["model_type"], self.defaults)
         settings.must(is_encoder_decoder=False, add_cross_attention=False, quantization_config=None)
         said = self.read(settings)
         settings.finish()
@@ -119,24 +128,38 @@ OUTPUT = {True: "tied", False: "own"}
 
 def _gpt2(s: Settings) -> dict[str, Any]:
     s.must(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
-    width = s.take("n_embd", 768)
+    width = s.take("n_embd")
     return {
         "vocab_size": s.take("vocab_size"),
         "d_model": width,
-        "num_heads": s.take("n_head", 12),
-        "num_layers": s.take("n_layer", 12),
+        "num_heads": s.take("n_head"),
+        "num_layers": s.take("n_layer"),
         "d_ff": s.may("n_inner") or 4 * width,
-        "max_length": s.take("n_positions", 1024),
+        "max_length": s.take("n_positions"),
         "positions": "learned",
-        "activation": s.word("activation_function", ACTIVATIONS, "gelu_new"),
-        "norm_eps": s.take("layer_norm_epsilon", 1e-5),
-        "dropout": s.take("resid_pdrop", 0.1),
-        "embedding_dropout": s.take("embd_pdrop", 0.1),
-        "attention_dropout": s.take("attn_pdrop", 0.1),
-        "output": s.word("tie_word_embeddings", OUTPUT, True),
+        "activation": s.word("activation_function", ACTIVATIONS),
+        "norm_eps": s.take("layer_norm_epsilon"),
+        "dropout": s.take("resid_pdrop"),
+        "embedding_dropout": s.take("embd_pdrop"),
+        "attention_dropout": s.take("attn_pdrop"),
+        "output": s.word("tie_word_embeddings", OUTPUT),
     }
 
 
+GPT2_DEFAULTS = {
+    "vocab_size": 50257,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_inner": None,
+    "n_positions": 1024,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "resid_pdrop": 0.1,
+    "embd_pdrop": 0.1,
+    "attn_pdrop": 0.1,
+    "tie_word_embeddings": True,
+}
 GPT2 = Family(
     _gpt2,
     {"GPT2LMHeadModel": True, "GPT2Model": False},
@@ -157,6 +180,7 @@ GPT2 = Family(
         "ln_f": "decoder.norm",
         "lm_head": "output",
     },
+    GPT2_DEFAULTS,
     transposed=("h.*.attn.c_attn", "h.*.attn.c_proj", "h.*.mlp.c_fc", "h.*.mlp.c_proj"),
     beside=r"h\.\d+\.attn\.(masked_)?bias",  # the causal mask, which old files hold
 )
@@ -168,23 +192,36 @@ def _bert(s: Settings) -> dict[str, Any]:
     s.must(position_embedding_type="absolute", is_decoder=False, tie_word_embeddings=True)
     return {
         "vocab_size": s.take("vocab_size"),
-        "d_model": s.take("hidden_size", 768),
-        "num_heads": s.take("num_attention_heads", 12),
-        "num_layers": s.take("num_hidden_layers", 12),
+        "d_model": s.take("hidden_size"),
+        "num_heads": s.take("num_attention_heads"),
+        "num_layers": s.take("num_hidden_layers"),
         "kind": "encoder",
-        "d_ff": s.take("intermediate_size", 3072),
-        "max_length": s.take("max_position_embeddings", 512),
+        "d_ff": s.take("intermediate_size"),
+        "max_length": s.take("max_position_embeddings"),
         "positions": "learned",
-        "token_types": s.take("type_vocab_size", 2),
+        "token_types": s.take("type_vocab_size"),
         "embedding_norm": True,
-        "activation": s.word("hidden_act", ACTIVATIONS, "gelu"),
-        "norm_eps": s.take("layer_norm_eps", 1e-12),
+        "activation": s.word("hidden_act", ACTIVATIONS),
+        "norm_eps": s.take("layer_norm_eps"),
         "norm_first": False,
-        "dropout": s.take("hidden_dropout_prob", 0.1),
-        "attention_dropout": s.take("attention_probs_dropout_prob", 0.1),
+        "dropout": s.take("hidden_dropout_prob"),
+        "attention_dropout": s.take("attention_probs_dropout_prob"),
     }
 
 
+BERT_DEFAULTS = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+}
 BERT = Family(
     _bert,
     {"BertModel": False},
@@ -203,6 +240,7 @@ BERT = Family(
         "encoder.layer.*.output.dense": "encoder.layers.*.feed_forward.down_proj",
         "encoder.layer.*.output.LayerNorm": "encoder.layers.*.feed_forward_norm",
     },
+    BERT_DEFAULTS,
     beside=r"pooler\..*|cls\..*|embeddings\.position_ids",  # what stands on top of the encoder
 )
 
@@ -211,8 +249,8 @@ BERT = Family(
 
 def _llama(s: Settings) -> dict[str, Any]:
     s.must(rope_interleaved=False)
-    bias = s.take("attention_bias", False)
-    return {**_rotary(s), "qkv_bias": bias, "out_bias": bias, "bias": s.take("mlp_bias", False)}
+    bias = s.take("attention_bias")
+    return {**_rotary(s), "qkv_bias": bias, "out_bias": bias, "bias": s.take("mlp_bias")}
 
 
 def _mistral(s: Settings) -> dict[str, Any]:
@@ -220,60 +258,67 @@ def _mistral(s: Settings) -> dict[str, Any]:
 
 
 def _qwen2(s: Settings) -> dict[str, Any]:
-    return {**_rotary(s), "bias": False, "qkv_bias": True, "windows": _windows(s)}
+    read = _rotary(s)
+    return {**read, "bias": False, "qkv_bias": True, "windows": _windows(s, read["num_layers"])}
 
 
 def _qwen3(s: Settings) -> dict[str, Any]:
-    bias, read = s.take("attention_bias", False), _rotary(s, head_dim=128)
-    norm = QKNorm("rms", eps=read["norm_eps"])
+    bias, read = s.take("attention_bias"), _rotary(s)
     return {
         **read,
         "bias": False,
         "qkv_bias": bias,
         "out_bias": bias,
-        "qk_norm": norm,
-        "windows": _windows(s),
+        "qk_norm": QKNorm("rms", eps=read["norm_eps"]),
+        "windows": _windows(s, read["num_layers"]),
     }
 
 
-def _rotary(s: Settings, head_dim: int | None = None) -> dict[str, Any]:
+def _rotary(s: Settings) -> dict[str, Any]:
     """What Llama and its kin have in common."""
+    max_length = s.take("max_position_embeddings")
     return {
         "vocab_size": s.take("vocab_size"),
         "d_model": s.take("hidden_size"),
         "num_heads": s.take("num_attention_heads"),
         "num_layers": s.take("num_hidden_layers"),
         "num_kv_heads": s.may("num_key_value_heads"),
-        "head_dim": s.may("head_dim") or head_dim,
+        "head_dim": s.may("head_dim"),
         "d_ff": s.take("intermediate_size"),
-        "max_length": s.take("max_position_embeddings", 2048),
-        "activation": s.word("hidden_act", ACTIVATIONS, "silu"),
+        "max_length": max_length,
+        "activation": s.word("hidden_act", ACTIVATIONS),
         "gated": True,
         "norm": "rms",
-        "norm_eps": s.take("rms_norm_eps", 1e-6),
-        "rope": _rope(s),
-        "output": s.word("tie_word_embeddings", OUTPUT, False),
-        "attention_dropout": s.take("attention_dropout", 0.0),
+        "norm_eps": s.take("rms_norm_eps"),
+        "rope": _rope(s, max_length),
+        "output": s.word("tie_word_embeddings", OUTPUT),
+        "attention_dropout": s.take("attention_dropout"),
     }
 
 
-def _windows(s: Settings) -> tuple[Window | None, ...]:
-    """Which layers of a Qwen look through a window."""
-    size, used, kinds = s.may("sliding_window"), s.may("use_sliding_window"), s.may("layer_types")
-    if not used or size is None:
-        return (None,)
+def _windows(s: Settings, num_layers: int) -> tuple[Window | None, ...]:
+    """The window of each layer of a Qwen."""
+    is_used, size = s.take("use_sliding_window"), s.may("sliding_window")
+    size = size if is_used else None
+    kinds, full_layers = s.may("layer_types"), s.take("max_window_layers")
     if kinds is None:
-        raise s._refusal("use_sliding_window", True, "its config has to say layer_types")
-    return tuple({"full_attention": None, "sliding_attention": size}[kind] for kind in kinds)
+        return tuple(None if layer < full_layers else size for layer in range(num_layers))
+    sizes: dict[str, Window | None] = {"full_attention": None}
+    if size is not None:
+        sizes["sliding_attention"] = size
+    if len(kinds) != num_layers or not sizes.keys() >= set(kinds):
+        known = f"known are {', '.join(sizes)}, one for each of {num_layers} layers"
+        raise s._refusal("layer_types", kinds, known)
+    return tuple(sizes[kind] for kind in kinds)
 
 
-def _rope(s: Settings) -> Rope:
+def _rope(s: Settings, max_length: int) -> Rope:
     """rope_theta and rope_scaling, or both in rope_parameters, as it is since transformers 5."""
-    base, said = s.may("rope_theta"), s.may("rope_parameters") or s.may("rope_scaling") or {}
+    base, given = s.take("rope_theta"), s.may("rope_parameters") or s.may("rope_scaling") or {}
     s.must(rope_scaling=None)
-    asked = Settings(said, "rope_parameters")
-    base = asked.may("rope_theta") or base or 10_000.0
-    kind = asked.may("rope_type") or asked.may("type") or "default"
+    defaults = {"rope_theta": base, "original_max_position_embeddings": max_length, **ROPE_DEFAULTS}
+    asked = Settings(given, "rope_parameters", defaults)
+    base, kind = asked.take("rope_theta"), asked.may("rope_type") or asked.may("type") or "default"
     asked.must(type=kind, partial_rotary_factor=1.0)
     scaling: Scaling | None = None
     if kind == "linear":
@@ -285,9 +330,9 @@ def _rope(s: Settings) -> Rope:
         scaling = Yarn(
             asked.take("factor"),
             asked.take("original_max_position_embeddings"),
-            asked.take("beta_fast", 32.0),
-            asked.take("beta_slow", 1.0),
-            asked.take("truncate", True),
+            asked.take("beta_fast"),
+            asked.take("beta_slow"),
+            asked.take("truncate"),
             asked.may("attention_factor"),
         )
     elif kind != "default":
@@ -296,6 +341,24 @@ def _rope(s: Settings) -> Rope:
     return Rope(base, scaling=scaling)
 
 
+ROPE_DEFAULTS = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+LLAMA_DEFAULTS = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "num_hidden_layers": 32,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 2048,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "attention_dropout": 0.0,
+}
 LLAMA_NAMES = {
     "embed_tokens": "embedding.tokens",
     "layers.*.input_layernorm": "decoder.layers.*.attention_norm",
@@ -314,18 +377,36 @@ LLAMA_NAMES = {
 }
 
 
-def _like_llama(name: str, read: Read) -> Family:
+MISTRAL_DEFAULTS = LLAMA_DEFAULTS | {
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+QWEN2_DEFAULTS = LLAMA_DEFAULTS | {
+    "vocab_size": 151936,
+    "num_key_value_heads": 32,
+    "intermediate_size": 22016,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "layer_types": None,
+}
+
+
+def _like_llama(name: str, read: Read, defaults: Mapping[str, Any]) -> Family:
     classes = {f"{name}ForCausalLM": True, f"{name}Model": False}
-    return Family(read, classes, "model.", LLAMA_NAMES, beside=r".*rotary_emb\.inv_freq")
+    return Family(read, classes, "model.", LLAMA_NAMES, defaults, beside=r".*rotary_emb\.inv_freq")
 
 
 FAMILIES: dict[str, Family] = {  # by their config's model_type
     "gpt2": GPT2,
     "bert": BERT,
-    "llama": _like_llama("Llama", _llama),
-    "mistral": _like_llama("Mistral", _mistral),
-    "qwen2": _like_llama("Qwen2", _qwen2),
-    "qwen3": _like_llama("Qwen3", _qwen3),
+    "llama": _like_llama("Llama", _llama, LLAMA_DEFAULTS),
+    "mistral": _like_llama("Mistral", _mistral, MISTRAL_DEFAULTS),
+    "qwen2": _like_llama("Qwen2", _qwen2, QWEN2_DEFAULTS),
+    "qwen3": _like_llama("Qwen3", _qwen3, QWEN2_DEFAULTS | {"head_dim": 128}),
 }
 
 

@@ -11,29 +11,77 @@ Maps of earlier steps look at views of the same block of memory. New columns are
 versions (`_put`), since nobody has seen them yet; columns that somebody may have seen are written with it,
 and then the maps that hold them refuse.
 
+Keys and values are projections of one module. A cache knows its module by a weak reference and refuses any
+other while it holds tokens: one of equal sizes would get wrong numbers.
+
 Letters: B batch, T query_len, S key_len, Hk num_kv_heads, D head_dim, Dv value_dim.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import ArgumentError, ShapeError
 from ..mask_meaning import whole_number
 from ..mask_rules import can_read
 from ..masks import BoundMask, Mask
 
-__all__ = ["KVCache"]
+__all__ = ["KVCache", "Owned"]
 
 LEAST = 64  # columns of a growing cache's first block
 
 
-class KVCache:
+class Owned:
+    """Keys and values that one module projected, and that no other module may attend to.
+
+    A copy belongs to the same module, or to its copy where both are copied at once. What comes from a file
+    belongs to the module that uses it first.
+    """
+
+    _owner: weakref.ref[nn.Module] | None = None  # None: the next module that uses it
+
+    @property
+    def _is_empty(self) -> bool:
+        return False
+
+    def is_of(self, module: nn.Module) -> bool:
+        """Return True if the module is known to be the owner."""
+        return self._owner is not None and self._owner() is module
+
+    def belong_to(self, module: nn.Module) -> None:
+        """Make the module the owner.
+
+        Raises:
+            ArgumentError: another module is, unless there is nothing of it here.
+        """
+        if self.is_of(module):
+            return
+        if self._owner is not None and not self._is_empty:  # asked last: graphs must not depend on it
+            owner = self._owner()
+            filled_by = "a module that is gone" if owner is None else f"another {type(owner).__name__}"
+            raise ArgumentError(
+                f"cache must be used by the module that filled it: got {type(module).__name__} for one of "
+                f"{filled_by}; make one for each layer with mha.cache(), for each model with model.cache()"
+            )
+        self._owner = weakref.ref(module)
+
+    def _owner_of_copy(self, memo: dict[int, Any]) -> weakref.ref[nn.Module] | None:
+        owner = None if self._owner is None else self._owner()
+        return self._owner if owner is None else weakref.ref(memo.get(id(owner), owner))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_owner"}
+
+
+class KVCache(Owned):
     """The keys and values of the tokens so far, for `mha(x, cache=cache)`; made by `mha.cache()`.
+
+    It is for one module: another one, even of equal sizes, is refused until the cache is empty (`reset`).
 
     Args:
         max_length: columns there can be; room for all of them is taken at once. Default: it grows.
@@ -73,6 +121,10 @@ class KVCache:
         self._shown = 0  # columns of the blocks that somebody may hold a view of
 
     # What it holds
+
+    @property
+    def _is_empty(self) -> bool:
+        return self._seen == 0
 
     @property
     def seen(self) -> int:
@@ -156,7 +208,7 @@ class KVCache:
         return self
 
     def extend(
-        self, k: Tensor, v: Tensor, lengths: Sequence[int] | None = None
+        self, k: Tensor, v: Tensor, lengths: Sequence[int] | None = None, module: nn.Module | None = None
     ) -> tuple[Tensor, Tensor, Mask | None]:
         """Add the keys and values of new tokens.
 
@@ -164,6 +216,7 @@ class KVCache:
             k: [B, Hk, T, D], at their positions already.
             v: [B, Hk, T, Dv]
             lengths: how many of each sequence's T are real, the first ones.
+            module: whose keys and values they are.
 
         Returns:
             All keys [B, Hk, S, D] and values [B, Hk, S, Dv] that the T new tokens attend to, in order, and
@@ -171,9 +224,10 @@ class KVCache:
 
         Raises:
             ShapeError: sizes that do not fit what is there; more than max_length columns.
-            ArgumentError: another dtype or device; gradients in a cache of fixed size.
+            ArgumentError: another dtype or device; gradients in a cache of fixed size; another module than
+                the one whose tokens are there.
         """
-        joins = self.check(k, v)
+        joins = self.check(k, v, module)
         T, seen = k.shape[2], self.seen
         if lengths is not None:
             return self._extend_ragged(k, v, lengths, joins)
@@ -336,14 +390,16 @@ class KVCache:
 
     # Refusals
 
-    def check(self, k: Tensor, v: Tensor) -> bool:
+    def check(self, k: Tensor, v: Tensor, module: nn.Module | None = None) -> bool:
         """Whether gradients flow to what is kept: then by joining tensors, not by writing into one.
 
         Raises:
             ShapeError, ArgumentError: keys and values that cannot stand beside what is there; gradients in a
-                cache of fixed size.
+                cache of fixed size; another module's.
         """
         self._check_fit(k, v)
+        if module is not None:
+            self.belong_to(module)
         if not torch.is_grad_enabled():
             return False
         held = (
@@ -459,6 +515,7 @@ class KVCache:
         with torch.inference_mode(False):  # else it could be written to in inference mode alone
             for name, value in self.__dict__.items():
                 new.__dict__[name] = value.clone() if isinstance(value, Tensor) else value
+        new._owner = self._owner_of_copy(memo)
         new._first = None if self._first is None else list(self._first)
         new._shown = 0  # its blocks are its own
         return new

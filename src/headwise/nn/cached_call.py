@@ -47,6 +47,7 @@ def make_cache(module: MultiHeadAttention, batch: int | None, max_length: int | 
         max_length = window if max_length is None else max_length
     cache = KVCache(max_length, ring)
     _check_cache(module, cache)
+    cache.belong_to(module)
     if batch is not None and max_length is not None:
         weight = module.k_proj.weight
         assert isinstance(weight, Tensor)
@@ -148,7 +149,7 @@ def attend(
         columns = cache.columns(T) if counts is None else cache.length + T
         B, H, _, D = q.shape
         Scoring.of(D, bias=added).check(B, H, T, columns)
-    k, v, kept = cache.extend(k, v, counts)
+    k, v, kept = cache.extend(k, v, counts, module)
     if kept is not None:
         mask = kept if mask is None else mask & kept
     causal, window = module.causal, module.window
@@ -165,7 +166,12 @@ def attend(
 
 def plain_column(module: MultiHeadAttention, x: Tensor, cache: object) -> int | None:
     """Where in the cache a plain step of one token each, x [B, 1, E], would go; None: it is not plain."""
-    if type(cache) is not KVCache or type(x) is not Tensor or torch.is_grad_enabled():
+    if (
+        type(cache) is not KVCache
+        or type(x) is not Tensor
+        or torch.is_grad_enabled()
+        or not cache.is_of(module)
+    ):
         return None
     held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
     packed, D, window = held["_packed"], held["head_dim"], held["window"]
@@ -253,7 +259,7 @@ def _look_back(
         q = options.normalised_by(module, module.q_norm, q)
     B, T, _ = query.shape
     q = q.reshape(B, T, module.num_heads, module.head_dim).transpose(1, 2)
-    k, v, hidden = memory.given_to(q)
+    k, v, hidden = memory.given_to(q, module)
     S = k.shape[2]
     if module.rope is not None:
         if positions is None:

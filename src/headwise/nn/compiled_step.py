@@ -57,7 +57,7 @@ def attend_in_graph(
     """(heads [B, H, T, Dv], a map of all columns, values): the cache extended and attended to."""
     at, keys, values, M = cache._at, cache._k, cache._v, cache.max_length
     assert at is not None and keys is not None and values is not None and M is not None
-    cache.check(k, v)
+    cache.check(k, v, module)
     (B, _, T, _), device = q.shape, q.device
     spots = at + torch.arange(T, device=device)  # columns of the queries
     slots = torch.arange(M, device=device)

@@ -5,16 +5,17 @@ Letters: B batch, T query_len, S key_len, Hk num_kv_heads, D head_dim, Dv value_
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import MaskError, ShapeError
 from ..masks import Mask
 from . import module_call, options
-from .cache import order_of
+from .cache import Owned, order_of
 from .packed_weights import project
 
 if TYPE_CHECKING:
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["Memory", "remember"]
 
 
-class Memory:
+class Memory(Owned):
     """What cross-attention looks at, projected once by `mha.remember(key)`, for `mha(query, cache=memory)`.
 
-    A call gives what `mha(query, key, value, mask)` would: nothing is added to a memory.
+    A call gives what `mha(query, key, value, mask)` would: nothing is added to a memory. It is for the module
+    that made it; another one, even of equal sizes, is refused.
     """
 
     def __init__(self, k: Tensor, v: Tensor, mask: Mask | None = None) -> None:
@@ -58,11 +60,12 @@ class Memory:
         if self._mask is not None:
             self._mask = self._mask.select(chosen, slice(None), slice(None))
 
-    def given_to(self, q: Tensor) -> tuple[Tensor, Tensor, Mask | None]:
-        """Keys, values and what is hidden of them, for these queries [B, H, T, D].
+    def given_to(self, q: Tensor, module: nn.Module) -> tuple[Tensor, Tensor, Mask | None]:
+        """Keys, values and what is hidden of them, for these queries [B, H, T, D] of the module.
 
         Raises:
             ShapeError: another batch, or another layer's heads.
+            ArgumentError: another module.
         """
         (B, H, _, D), k = q.shape, self._k
         if k.shape[0] != B:
@@ -75,7 +78,13 @@ class Memory:
                 f"cache must hold the module's heads: {k.shape[1]} of {k.shape[3]} channels for {H} of {D}; "
                 "each layer remembers for itself"
             )
+        self.belong_to(module)
         return k, self._v, self._mask
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Memory:
+        new = memo[id(self)] = Memory.__new__(Memory)
+        new.__dict__.update(copy.deepcopy(self.__getstate__(), memo), _owner=self._owner_of_copy(memo))
+        return new
 
     def __repr__(self) -> str:
         (B, Hk, S, _), kind = self._k.shape, str(self._k.dtype).removeprefix("torch.")
@@ -100,7 +109,9 @@ def remember(
     v = v.reshape(B, S, module.num_kv_heads, module.value_dim).transpose(1, 2)
     if module.rope is not None:
         k = module.rope.rotate(k, 0)
-    return Memory(k, v, None if mask is None else _of_keys(mask, B, module.num_heads, S))
+    memory = Memory(k, v, None if mask is None else _of_keys(mask, B, module.num_heads, S))
+    memory.belong_to(module)
+    return memory
 
 
 def _of_keys(mask: Mask | Tensor, batch: int, num_heads: int, key_len: int) -> Mask:

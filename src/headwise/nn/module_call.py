@@ -44,6 +44,7 @@ from ..map import AttentionMap, later
 from ..mask_rules import is_traced, kind
 from ..masks import CAUSAL, NOTHING_HIDDEN, BoundMask, Mask, mask_of_call
 from ..scoring import Bias, Scoring
+from ..sequence_rules import as_integers
 from .one_step import SEES_NOTHING, Parameters, Runner, Step, chosen, run
 from .packed_weights import PLAIN, is_untouched, ordinary, parameters_of
 from .serving import goes_with, padding_of, served
@@ -300,7 +301,7 @@ def as_lengths(lengths: Tensor | Sequence[int] | None) -> Tensor:
     Raises:
         MaskError: other numbers.
     """
-    counts = torch.as_tensor(lengths)
+    counts = as_integers(lengths)
     if counts.dtype == torch.bool and counts.ndim == 2:
         raise MaskError(
             f"lengths must be integers [B]: got bool{list(counts.shape)}; where real tokens come first they "
