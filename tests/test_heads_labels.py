@@ -173,3 +173,17 @@ def test_a_padded_text_has_the_labels_that_it_has_alone(implementation: str) -> 
     with torch.no_grad(), hw.watch(model) as padded:
         model(**tokenizer(texts[0], return_tensors="pt", padding="max_length", max_length=13))
     assert [head.label.name for head in padded.all()] == [head.label.name for head in alone.all()]
+
+
+def test_the_strongest_label_is_farthest_above_its_threshold() -> None:
+    """A label of few heads before one that is true of many, and "mixed" behind all."""
+    order = [
+        Label("self", 0.9),  # 0.8 of the way from 0.5 to 1
+        Label("sink", 0.9),  # 0.75 of the way from 0.6
+        Label("induction", 0.4),
+        Label("local", 0.99),  # general
+        Label("broad", 0.9),
+        Label("mixed"),
+    ]
+    weakest_first = sorted(order, key=lambda each: each.strength)
+    assert weakest_first[::-1] == order
