@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -78,6 +79,17 @@ def test_version_and_help(capsys) -> None:
         assert option in said
 
 
+@pytest.mark.parametrize(
+    "verb", [[], ["look"], ["survey"], ["check"], ["learn"], ["learn", "start"]], ids=str
+)
+def test_every_command_has_a_short_option_for_help(verb: list[str], capsys) -> None:
+    assert main([*verb, "-h"]) == 0
+    short = capsys.readouterr().out
+    assert main([*verb, "--help"]) == 0
+    assert short == capsys.readouterr().out
+    assert "-h, --help" in short
+
+
 def test_mistakes_are_one_line(capsys) -> None:
     assert "at least one word: found 0; " in mistake(capsys, "look", " ")
     assert "out must end in .png, .svg, .pdf: got 'a.gif'; " in mistake(capsys, "look", "--out", "a.gif")
@@ -96,8 +108,6 @@ def test_files_that_hold_no_text_are_refused(capsys) -> None:
     assert "'latin' is not, at byte 3; " in mistake(capsys, "look", "latin")
     Path("zero").write_bytes(b"a\0b")
     assert "'zero' has a zero at character 1; " in mistake(capsys, "look", "zero")
-    Path("large").write_bytes(b"a" * (1 << 20) + b"b")
-    assert "'large' has 1048577; " in mistake(capsys, "look", "large")
     Path("empty").touch()
     assert "found 0" in mistake(capsys, "look", "empty")
 
@@ -110,10 +120,10 @@ def test_what_is_no_file_is_text(text: str) -> None:
 def test_a_file_that_cannot_be_read_is_a_mistake(monkeypatch) -> None:
     Path("secret").touch()
 
-    def refuse(self: Path) -> bytes:
+    def refuse(self: Path, mode: str) -> NoReturn:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(ArgumentError, match="FILE must be readable: 'secret': Permission denied"):
         text_or_file("secret")
 

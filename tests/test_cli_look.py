@@ -76,7 +76,10 @@ def leave_undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def look(*arguments: str, columns: int = 80) -> str:
-    result = CliRunner().invoke(application(), ["look", *arguments], env={"COLUMNS": str(columns)})
+    """What `headwise look` prints, without anything piped into it: a `CliRunner` has an empty pipe."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headwise.cli.terminal._is_piped", lambda: False)
+        result = CliRunner().invoke(application(), ["look", *arguments], env={"COLUMNS": str(columns)})
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -211,7 +214,7 @@ def test_one_layer_and_one_head_are_drawn_large_with_names(own: str, monkeypatch
 def test_a_long_text_is_cut_and_that_is_said(small: str) -> None:
     lines = look("the cat ran away " * 50, "--model", small).splitlines()
     assert lines[0].startswith('small [red] reads "the cat ran away the cat') and lines[0].endswith("…")
-    assert lines[1] == "The text has 852 tokens; these are the first 40, as many as the model reads."
+    assert lines[1] == "These are the first 40 of 852 tokens, as many as the model reads."
 
 
 @pytest.mark.usefixtures("_unwritten")
@@ -287,19 +290,31 @@ def piped(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
     return give
 
 
-def test_a_pipe_is_read_and_an_empty_one_is_no_text(
+def test_a_pipe_is_read_without_the_line_break_at_its_end(
     piped: Callable[[bytes], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`echo text | headwise look` read a token more than `headwise look text`: the line break of echo."""
     for given, data, texts in (
-        ([], b"to be\r\nor not\n", ["to be\nor not\n"]),
-        (["-"], b"to be", ["to be"]),
+        ([], b"to be\r\nor not\r\n", ["to be\nor not"]),
+        ([], b"to be\n\n", ["to be\n"]),
+        (["-"], b"to be\n", ["to be"]),
         (["so be it", "-"], "日本".encode(), ["so be it", "日本"]),
-        ([], b"", [SENTENCE]),
-        ([], b" \n", [SENTENCE]),
-        (["a word"], b"unread", ["a word"]),
+        (["a word\n"], b"unread", ["a word\n"]),
     ):
         piped(data)
         assert texts_of(given, SENTENCE) == texts
+    Path("story.txt").write_bytes(b"to be\r\nor not\r\n")
+    assert texts_of(["story.txt"], SENTENCE) == ["to be\nor not"]
+
+
+def test_an_empty_pipe_is_refused_and_without_any_the_example_is_read(
+    piped: Callable[[bytes], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`: | headwise look` drew the example with exit code 0, as if it were what came through the pipe."""
+    for data in (b"", b" \n"):
+        piped(data)
+        with pytest.raises(ArgumentError, match="at least one word: found 0; "):
+            texts_of([], SENTENCE)
     with open(os.devnull) as device:
         for nothing in (None, device):
             monkeypatch.setattr(sys, "stdin", nothing)
@@ -355,7 +370,6 @@ def test_what_holds_no_text_is_refused(piped: Callable[[bytes], None]) -> None:
         (b"", "half", "FILE must be text in UTF-16: 'half' is not, at byte 4; "),
         (b"\xff", "-", "standard input must be text in UTF-8: what came is not, at byte 0; "),
         (b"a\0b", "-", "standard input must be text in UTF-8: what came has a zero at character 1; "),
-        (b"a" * (2**20 + 1), "-", "standard input must be at most 1048576 bytes: got more; cut it"),
         (b" ", "-", "at least one word: found 0"),
     ):
         piped(data)
@@ -364,6 +378,27 @@ def test_what_holds_no_text_is_refused(piped: Callable[[bytes], None]) -> None:
     assert texts_of(["I wrote it into a file called notes.txt"], "") == [
         "I wrote it into a file called notes.txt"
     ]
+
+
+@pytest.mark.parametrize("argument", ["large", "-"])
+def test_of_a_large_text_the_beginning_is_read_and_that_is_said(
+    argument: str, piped: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file of more than 1 MiB was refused. It is cut between two characters, here after 349,525 of three
+    bytes each; 349,525 * 3 = 2**20 - 1."""
+    data = ("日" * 400_000).encode()
+    Path("large").write_bytes(data)
+    piped(data)
+    assert texts_of([argument], SENTENCE) == ["日" * 349_525]
+    where, name = ("standard input", "what came") if argument == "-" else ("FILE", "'large'")
+    said = f"headwise: {where} has more than 1,048,576 bytes: only the first 1,048,576 of {name} are read\n"
+    assert capsys.readouterr().err == said
+    Path("large").write_bytes(b"a" * 2**20)
+    assert texts_of(["large"], SENTENCE) == ["a" * 2**20]
+    assert capsys.readouterr().err == ""
+    Path("large").write_bytes(b"a" * 7 + b"\xff" + b"a" * 2**20)
+    with pytest.raises(ArgumentError, match="'large' is not, at byte 7; "):
+        texts_of(["large"], SENTENCE)
 
 
 def test_a_link_to_nothing_is_no_text() -> None:
@@ -483,7 +518,7 @@ def test_letters_that_an_encoding_lacks_are_spelled(own: str, monkeypatch: pytes
 @pytest.mark.usefixtures("_unwritten")
 def test_what_is_left_out_is_said(own: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = look("the cat ran away " * 3, "--model", own, "--max-tokens", "7").splitlines()[1]
-    assert re.fullmatch(r"The text has \d+ tokens; these are the first 7, as --max-tokens 7 says\.", said)
+    assert re.fullmatch(r"These are the first 7 of \d+ tokens, as --max-tokens 7 says\.", said)
     assert "max-tokens" in mistake(capsys, "a b", "--model", own, "--max-tokens", "0")
     room = "max-tokens must leave room for a word beside 1 special token: got 1; try 64"
     assert room in mistake(capsys, "a b", "--model", own, "--max-tokens", "1")
@@ -744,9 +779,7 @@ def test_a_file_of_4000_words_in_letters_that_the_terminal_lacks() -> None:
     Path("story.txt").write_text(story, encoding="utf-8")
     code, out, err = program("story.txt", "--out", "story.svg", PYTHONIOENCODING="ascii", NO_COLOR="1")
     assert (code, err) == (0, "")
-    assert re.search(
-        r"^The text has [\d,]+ tokens; these are the first [\d,]+, as many as the model", out, re.M
-    )
+    assert re.search(r"^These are the first [\d,]+ of [\d,]+ tokens, as many as the model", out, re.M)
     assert sorted(os.listdir()) == ["story.svg", "story.txt"]
 
 

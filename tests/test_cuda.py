@@ -21,6 +21,7 @@ import headwise as hw
 from headwise import Mask
 from headwise.engines import kernels
 from headwise.engines.kernels import ShapeChurn
+from headwise.engines.statistics import STATISTICS
 from headwise.errors import BackendUnavailable
 from headwise.scoring import Alibi, Relative
 from judge import Case, assert_judged, error, inside, largest, sizes, with_inside
@@ -155,10 +156,10 @@ def test_the_second_pass_agrees_with_float64() -> None:
             w.mean_heads().cpu(), plain.mean(1), truth.mean(1), dtype=torch.float32, size=1.0, what=name
         )
         cpu = hw.AttentionMap(low.q, low.k, mask=low.mask, **low.options)
-        for key, value in w.statistics(per="query").items():
-            seen = value.cpu().isfinite() & cpu.statistics(key, per="query")[key].isfinite()
-            mine, theirs = value.cpu()[seen], cpu.statistics(key, per="query")[key][seen]
-            assert error(mine, theirs) <= 1e-5 * max(1.0, largest(theirs)), (name, key)
+        for per, key in itertools.product(("query", "head"), STATISTICS):
+            mine, theirs = w.statistics(key, per=per)[key].cpu(), cpu.statistics(key, per=per)[key]
+            seen = mine.isfinite() & theirs.isfinite()
+            assert error(mine[seen], theirs[seen]) <= 1e-5 * max(1.0, largest(theirs[seen])), (name, per, key)
         assert error(w.pooled(7).cpu(), cpu.pooled(7)) < 1e-3
         assert error(w.top(1).values.cpu(), cpu.top(1).values) < 1e-5
 

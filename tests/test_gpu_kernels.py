@@ -26,6 +26,7 @@ from headwise.engines.gpu import cannot as door
 from headwise.engines.gpu import launches
 from headwise.engines.statistics import ROW_STATISTICS, STATISTICS, Statistic
 from headwise.nn import one_step
+from headwise.reference import allowed
 from headwise.scoring import Alibi, Relative
 from judge import Case, assert_judged, error, largest, sizes
 from second_pass_cases import (
@@ -205,7 +206,8 @@ def head_means(case: Case, found: dict[str, Tensor], lse: Tensor) -> dict[str, T
         mine = counts
         if statistic.offset is not None:
             key = torch.arange(T) + S - T + statistic.offset
-            mine = mine & (key >= 0) & (key < S)
+            keys = allowed(Mask(keys=case.mask.keys), len(lse), 1, 1, S)[:, 0]  # [B, 1, S]
+            mine = mine & (keys & (key[:, None] == torch.arange(S))).any(-1)[:, None]
         if statistic.largest:
             means[name] = found[name].masked_fill(~mine, -torch.inf).amax(-1)
         else:

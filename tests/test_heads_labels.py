@@ -13,6 +13,7 @@ import headwise as hw
 from headwise import heads
 from headwise.engines.statistics import STATISTICS
 from headwise.heads import LABELS, Label, label
+from trained import minilm
 
 BY_NAME = {entry.name: entry for entry in LABELS}
 SCORES = [entry.score for entry in LABELS]
@@ -146,3 +147,43 @@ def test_a_head_made_for_it_gets_its_label(name: str) -> None:
     }[name]
     w = hw.AttentionMap(torch.zeros(1, 1, n, 1), torch.zeros(1, 1, n, 1), bias=8.0 * scores, causal=True)
     assert label(scores_of(w, tokens)).name == name
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_a_padded_text_has_the_labels_that_it_has_alone(implementation: str) -> None:
+    """Head 1.8 of MiniLM was `next-token` on this text alone (0.512) and `mixed` with padding (0.427)."""
+    model, tokenizer, _ = minilm()
+    texts = ["The cat ran away", "The cat that I saw yesterday came back, and it slept."]
+    before = model.config._attn_implementation
+    model.set_attn_implementation(implementation)
+    try:
+        with torch.no_grad(), hw.watch(model) as padded:
+            model(**tokenizer(texts, return_tensors="pt", padding=True))
+        with torch.no_grad(), hw.watch(model) as alone:
+            model(**tokenizer(texts[0], return_tensors="pt"))
+    finally:
+        model.set_attn_implementation(before)
+    for path in alone.paths:
+        of_batch, of_text = padded[path].calls[0], alone[path].calls[0]
+        for name, value in of_text.rows.items():
+            torch.testing.assert_close(of_batch.rows[name][:1], value, atol=1e-5, rtol=1e-4, equal_nan=True)
+            assert torch.equal(of_batch.counts[name][:1], of_text.counts[name]), name
+    found = [(head.layer, head.head) for head in alone.find("next-token")]
+    assert (1, 8) in found
+    with torch.no_grad(), hw.watch(model) as padded:
+        model(**tokenizer(texts[0], return_tensors="pt", padding="max_length", max_length=13))
+    assert [head.label.name for head in padded.all()] == [head.label.name for head in alone.all()]
+
+
+def test_the_strongest_label_is_farthest_above_its_threshold() -> None:
+    """A label of few heads before one that is true of many, and "mixed" behind all."""
+    order = [
+        Label("self", 0.9),  # 0.8 of the way from 0.5 to 1
+        Label("sink", 0.9),  # 0.75 of the way from 0.6
+        Label("induction", 0.4),
+        Label("local", 0.99),  # general
+        Label("broad", 0.9),
+        Label("mixed"),
+    ]
+    weakest_first = sorted(order, key=lambda each: each.strength)
+    assert weakest_first[::-1] == order

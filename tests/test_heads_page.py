@@ -548,7 +548,8 @@ def test_a_long_map_with_padding_is_pooled_over_what_is_real() -> None:
         )
         assert all(is_near(cells[head], (mass / torch.bincount(row)[:, None])[head]) for head in range(2))
     assert opened.call()["written_most"] == pytest.approx(most, rel=1e-4)
-    assert len(opened.call()["pairs"]["0"]) == 64
+    (pairs,) = opened.call()["pairs"].values()  # of one head: both have the same label
+    assert len(pairs) == 64
 
 
 def test_where_all_maps_have_too_many_cells_they_have_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -629,6 +630,29 @@ def test_two_texts_beside_each_other_can_be_flipped() -> None:
         of(before, beside=["heads"])
     with pytest.raises(ArgumentError, match="got 3 for 1, or 2 with those beside"):
         of(before, beside=after, text=["a", "b", "c"])
+
+
+def test_a_page_opens_on_the_head_with_the_strongest_label() -> None:
+    """It opened on the first head, most often one that is "mixed"."""
+    itself, even = torch.eye(5), torch.ones(5, 5) / 5
+    mostly = 0.7 * previous(5) + 0.3 * even
+    heads = Heads()
+    first = torch.stack([even, mostly])[None]  # broad: a general label, of score 1
+    second = torch.stack([0.6 * itself + 0.4 * even, 0.95 * itself + 0.05 * even])[None]
+    for path, given in (("a", first), ("b", second)):
+        heads.add(path, record(given, names=("entropy", "previous", "itself")))
+    assert of(heads).data["start"] == {"layer": 1, "head": 1, "comparison": False}
+    assert of(heads, chosen=[("a", 0), ("a", 1)]).data["start"]["head"] == 1
+    assert of(heads, chosen=[("b", 0)]).data["start"] == {"layer": 1, "head": 0, "comparison": False}
+
+
+def test_a_page_of_two_texts_opens_on_their_comparison() -> None:
+    before, after = on_text("the nurse said he left", 0), on_text("the nurse said she left", 1)
+    most = before.changes(after).all[0]
+    assert of(before, beside=after).data["start"] == {"layer": 0, "head": most.head, "comparison": True}
+    third = on_text("the nurse said they left", 2)
+    for beside in ([before], [after, third], on_text("completely other words", 2)):  # not two to compare
+        assert not of(before, beside=beside).data["start"]["comparison"]
 
 
 def test_training_is_told_with_four_digits() -> None:

@@ -52,7 +52,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "full": {},
     "causal": {"causal": True},
     "window": {"window": 3},
-    "lengths": {"mask": Mask.padding([3, 7], [5, 2]), "scale": 0.3},
+    "lengths": {"mask": Mask.padding([4, 7], [5, 2]), "scale": 0.3},
     "holes": {"mask": Mask.padding(normal(2, B, S) > 0)},
     "documents": {"mask": Mask.documents(torch.arange(S) // 3), "softcap": 1.5},
     "dense": {"mask": normal(3, T, S) > 0.8},  # some queries see nothing

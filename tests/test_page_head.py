@@ -119,6 +119,7 @@ def a_page(
     ]
     data = {
         "format": "headwise page 1", "version": "0", "heading": "mini: what its heads look at",
+        "start": {"layer": 0, "head": 0, "comparison": False},
         "sources": [source], "texts": texts, "labels": [label], "statistics": statistics, "flips": [],
         "effects": None, "training": None, "alive": None,
     }  # fmt: skip

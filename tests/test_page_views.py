@@ -497,7 +497,7 @@ def test_the_table_sorts_by_what_is_clicked_and_goes_along_as_csv(
     browser: Browser, whole: tuple[Made, Path]
 ) -> None:
     made, path = whole
-    page = opened(browser, path, "#tab=numbers")
+    page = opened(browser, path, "#layer=0&head=0&tab=numbers")
     rows = "[...document.querySelectorAll('.all-numbers tbody tr')].map((r) => r.dataset.head)"
     heads = [(number, head) for number, layer in enumerate(made.heads[0].values()) for head in layer]
     value = {f"{number}.{head.head}": head.values["entropy"] for number, head in heads}

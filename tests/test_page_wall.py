@@ -94,6 +94,7 @@ def page_data(layers: int, heads: int, tokens: int) -> tuple[dict[str, Any], str
         "format": "headwise page 1",
         "version": "0",
         "heading": f"{NASTY}: what {layers * heads} heads look at",
+        "start": {"layer": 0, "head": 0, "comparison": False},
         "sources": [{"title": "sample", "layers": named, "roles": {"1.3": [role]}, "readings": readings}],
         "texts": [[f"{NASTY}{n}" for n in range(tokens)]],
         "labels": [
@@ -291,6 +292,21 @@ def test_labels_and_words_choose_which_heads_are_shown(browser: Browser, small: 
     assert page.text("#wall .none").startswith("No head matches “zebra”")
     page.click("#wall .none button")
     assert names(page) == ALL
+
+
+@pytest.mark.parametrize("has_roles", [True, False])
+def test_what_the_search_suggests_is_found(has_roles: bool, browser: Browser, tmp_path: Path) -> None:
+    """It suggested "pronoun" in every page, most of which have no head with that role."""
+    path = written(tmp_path / "page.html", LAYERS, HEADS, TOKENS)
+    if not has_roles:
+        path.write_text(path.read_text("utf-8").replace('"1.3": [', '"9.9": ['), "utf-8")
+    page = opened(browser, path)
+    said = page.evaluate("document.querySelector('#wall-search').placeholder")
+    name, layer, word = said.removesuffix(" …").split(", ")
+    assert word == ("verb" if has_roles else "previous-token")
+    for asked in (name, layer, word):
+        type_in(page, "#wall-search", asked)
+        assert name in names(page), asked
 
 
 def test_the_keyboard_alone_is_enough(browser: Browser, small: Path) -> None:

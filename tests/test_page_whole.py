@@ -122,6 +122,30 @@ def check_cell(page: Page, row: int, column: int, exact: Tensor) -> None:
     assert abs(told - float(exact[row, column])) <= max(0.01 * float(exact[row, column]), 1e-4)
 
 
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+def test_a_page_of_two_texts_opens_on_their_comparison(
+    size: tuple[int, int], dark: bool, browser: Browser, files: dict[str, Path]
+) -> None:
+    """It opened on head 0.0 of the first text; the second stood in a menu, the comparison below all heads."""
+    most = watched(mini(), HE).changes(watched(mini(), SHE)).all[0]
+    page = opened(browser, files["mini"], size=size, dark=dark)
+    wait(page, "document.querySelector('#panel-flip .flip-title')?.textContent")
+    assert page.text("#panel-flip .flip-title").startswith(f"Layer {most.layer}, head {most.head}: ")
+    assert page.text("#head-title").startswith(f"Layer {most.layer}, head {most.head}")
+    places = page.evaluate(
+        "['#more', '#wall', '#one-head'].map(one => document.querySelector(one).getBoundingClientRect().top)"
+    )
+    assert places[0] < places[1] <= places[2]
+    assert axe.findings(page) == [] and is_quiet(page)
+
+
+def test_an_address_wins_over_what_a_page_opens_on(browser: Browser, files: dict[str, Path]) -> None:
+    page = opened(browser, files["mini"], "#layer=3&head=2&tab=numbers")
+    assert page.text("#head-title").startswith("Layer 3, head 2")
+    assert page.evaluate("document.querySelector('#tab-numbers').getAttribute('aria-selected')") == "true"
+
+
 @pytest.mark.parametrize("name", ["mini", "minilm"])
 def test_from_the_wall_to_one_number_and_through_every_view(
     name: str, browser: Browser, files: dict[str, Path]
@@ -131,7 +155,8 @@ def test_from_the_wall_to_one_number_and_through_every_view(
     page = opened(browser, files[name])
     everything = [f"{number}.{head.head}" for number, layer in enumerate(heads.values()) for head in layer]
     assert names(page) == everything
-    assert page.evaluate("document.querySelectorAll('#wall .thumb[data-drawn=true]').length") > 8
+    page.evaluate("document.querySelector('#wall').scrollIntoView()")
+    wait(page, "document.querySelectorAll('#wall .thumb[data-drawn=true]').length > 8")
     page.click('[data-head="2.3"]')
     wait(page, "document.querySelector('#head-title').textContent.includes('Layer 2, head 3')")
     check_cell(page, 7, 3, weights(heads, 2, 3))
@@ -172,7 +197,7 @@ def test_a_live_head_is_not_compared_with_its_own_copy(browser: Browser, files: 
 def test_the_keyboard_alone_types_switches_chooses_and_reads_a_row(
     browser: Browser, files: dict[str, Path]
 ) -> None:
-    page = opened(browser, files["mini"])
+    page = opened(browser, files["mini"], "#layer=0&head=0")
 
     def tab_to(selector: str) -> None:
         for _ in range(60):

@@ -24,7 +24,7 @@ from headwise.heads.roles import Role, Roles, judge
 from headwise.listeners import role_measurement
 from headwise.models import Transformer, TransformerConfig
 from headwise.nn import Rope
-from trained import minilm
+from trained import mini, minilm
 
 
 @cache
@@ -632,3 +632,13 @@ def test_how_many_were_left_out_is_todays(tmp_path: Path, monkeypatch: pytest.Mo
 def test_no_roles_at_all_are_a_table_without_rows() -> None:
     pytest.importorskip("pandas")
     assert Roles({}, {}, []).to_pandas().shape == (0, 11)
+
+
+def test_readme_says_of_roles_what_was_measured() -> None:
+    """It quoted a role of MiniLM right after it had loaded mini, which has none."""
+    readme = " ".join((Path(__file__).parents[1] / "README.md").read_text("utf-8").split())
+    role = hw.roles(*minilm()[:2]).found["pronoun > antecedent"]
+    layer, head, share = role.heads[0]
+    counted = f"in {share:.2f} of {role.cases} cases, the best trivial rule in {max(role.rules.values()):.2f}"
+    assert f"head {layer}.{head} looks from a pronoun to its antecedent {counted}" in readme
+    assert "mini has none" in readme and not hw.roles(*mini()[:2]).found

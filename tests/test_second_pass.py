@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import headwise as hw
-from headwise import reference
+from headwise import Mask, reference
 from headwise.engines import scores as scores_room
 from headwise.engines.accumulators import ACCUMULATORS, NEAR_ROWS, Accumulator, _near
 from headwise.engines.statistics import ROW_STATISTICS, STATISTICS, Statistic
@@ -189,8 +189,9 @@ def counts(case: Case, name: str) -> Tensor:
     counted = counted_rows(case).bool() & ~torch.isneginf(lse)
     offset = {"previous": -1, "itself": 0, "next": 1}.get(name)
     if offset is not None:
-        key = torch.arange(T) + S - T + offset
-        counted = counted & (key >= 0) & (key < S)
+        real = reference.allowed(Mask(keys=case.mask.keys), len(lse), 1, 1, S)[:, 0]  # [B, 1, S]
+        beside = torch.arange(T)[:, None] + S - T + offset == torch.arange(S)
+        counted = counted & (beside & real).any(-1)[:, None]
     return counted
 
 
@@ -223,6 +224,42 @@ def test_a_head_is_the_mean_over_its_counted_queries(case: Case) -> None:
             expected = (values * counted).nan_to_num(0.0).sum(-1) / counted.sum(-1)
         assert torch.equal(torch.isnan(stats[name]), torch.isnan(expected)), name
         assert error(stats[name].nan_to_num(0.0), expected.nan_to_num(0.0)) < 1e-10, name
+
+
+@pytest.mark.thinned(keep=["many tiles"])
+@given(
+    lengths=st.lists(st.integers(1, 11), min_size=1, max_size=3),
+    more=st.integers(0, 3),
+    left=st.booleans(),
+    rules=st.sampled_from([Mask(), Mask.causal(), Mask.window(3), Mask.window(left_right=(2, 1))]),
+    reach=st.integers(0, 3),
+    dtype=st.sampled_from([torch.float64, torch.float32]),
+)
+def test_a_padded_batch_has_the_statistics_of_each_sequence_alone(
+    lengths: list[int], more: int, left: bool, rules: Mask, reach: int, dtype: torch.dtype
+) -> None:
+    """The query beside the padding counted for `next` or `previous`: six tokens that look at the next one
+    gave 1.0, and 0.833 with two padding tokens behind them."""
+    B, T = len(lengths), max(lengths) + more
+    random = torch.Generator().manual_seed(7)
+    q = torch.randn(B, 4, T, 5, generator=random, dtype=dtype)
+    k = torch.randn(B, 2, T, 5, generator=random, dtype=dtype)
+    sizes = torch.tensor(lengths)
+    real = torch.arange(T) < sizes[:, None]
+    real = real.flip(-1) if left else real
+    paddings = [Mask.padding(real, real)] if left else [Mask.padding(real, real), Mask.padding(sizes, sizes)]
+    for padding in paddings:
+        padded = hw.AttentionMap(q, k, mask=rules & padding)
+        together = padded.statistics(reach=reach)
+        for b, length in enumerate(lengths):
+            mine = slice(T - length, T) if left else slice(0, length)
+            own = hw.AttentionMap(q[b : b + 1, :, mine], k[b : b + 1, :, mine], mask=rules)
+            for name, alone in own.statistics(reach=reach).items():
+                among = together[name][b : b + 1]
+                among = among[..., mine] if name == "received" else among
+                torch.testing.assert_close(among, alone, equal_nan=True, msg=name)
+                counts = padded.counted_queries(name)[b : b + 1, :, mine]
+                assert torch.equal(counts, own.counted_queries(name)), name
 
 
 @pytest.mark.thinned(keep=["one tile"])

@@ -240,7 +240,8 @@ class AttentionMap(StandIn):
     def counted_queries(self, statistic: str = "local") -> Tensor:
         """Which queries count in a head's mean, bool [B, H, T]: real ones that see something.
 
-        statistic: one that looks for a key in one place ("next", say) counts those alone that have it.
+        statistic: `previous`, `itself` and `next` count only queries for which that key exists and is not
+            padding.
         """
         statistics.check_names((statistic,))
         return statistics.counted(statistic, self._scores, self.lse)
@@ -493,7 +494,7 @@ class AttentionMap(StandIn):
 
         Args:
             names: which ones, only those are computed; none: all. `Statistics.formula(name)` says what it is.
-            per: "head", the mean over counted queries; or "query", [B, H, T].
+            per: "head", the mean over counted queries (see `counted_queries`); or "query", [B, H, T].
             reach: how near counts as `local`.
             pooled: also make a picture of so many cells, as `AttentionMap.pooled` does, in the same walk.
 

@@ -380,6 +380,13 @@ class Mask(RuleSet):
             return self.queries
         return torch.arange(query_len, device=self.queries.device) < self.queries[:, None]
 
+    def is_padding_at(self, at: Tensor) -> Tensor:
+        """Whether the keys at these positions are padding, bool [B, t]; positions outside are not checked."""
+        assert self.keys is not None
+        if self.keys.ndim == 1:
+            return at >= self.keys[:, None]
+        return ~self.keys[:, at.clamp(0, self.keys.shape[1] - 1)]
+
 
 class BoundMask(Mask):
     """The rules of one call. Its small tensors are its own, so what was found out about them stays true."""

@@ -11,6 +11,7 @@ export interface PageData {
   format: "headwise page 1";
   version: string; // of headwise
   heading: string;
+  start: StartData;
   sources: SourceData[]; // the first is what was asked for, the others stand beside it
   texts: string[][]; // lists of tokens as readers know them, each once; elsewhere told by number
   labels: LabelData[]; // all there are, in the order in which they are asked, "mixed" last
@@ -20,6 +21,13 @@ export interface PageData {
   corpus: CorpusData | null;
   training: TrainingData | null;
   alive: AliveData | null;
+}
+
+/** What the page opens on, unless its address says otherwise. */
+export interface StartData {
+  layer: number;
+  head: number;
+  comparison: boolean; // of two texts: it stands above the wall
 }
 
 /** One model and what it read: one `Heads`. */

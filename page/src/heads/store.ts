@@ -46,11 +46,9 @@ export class App {
     readonly data: PageData,
     readonly sources: Source[],
   ) {
-    const reading = data.sources[0]?.readings[0];
-    const first = reading?.heads[0];
-    const view = reading?.image ? "image" : "map";
+    const view = data.sources[0]?.readings[0]?.image ? "image" : "map";
     const colour = data.corpus?.start ?? START.colour;
-    this.start = { ...START, view, colour, layer: first?.layer ?? 0, head: first?.head ?? 0 };
+    this.start = { ...START, view, colour, layer: data.start.layer, head: data.start.head };
     this.state = { ...this.start };
     const asked = this.addressed(location.href);
     Object.assign(this.state, this.checked(asked));

@@ -1,4 +1,4 @@
-/** The views below the wall: a row of tabs, one panel open; nothing of a closed one is computed. */
+/** The views below the wall, of two texts above it: a row of tabs, one panel open; nothing of a closed one is computed. */
 
 import { byId, el } from "../shared/elements.ts";
 import { onTheme } from "../shared/theme.ts";
@@ -19,6 +19,7 @@ export function viewsPanel(app: App): HTMLElement {
   const list = el("div", { role: "tablist", "aria-label": "More views", class: "tabs" });
   const room = el("div", { class: "views" });
   place.replaceChildren(list, room);
+  if (app.data.start.comparison) document.querySelector("main")?.before(place);
   const made = new Map<string, OpenView>(); // those that were open once
   let open: View | null = null;
   let near = false; // whether the panel is, or soon comes, into sight

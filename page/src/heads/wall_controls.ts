@@ -2,8 +2,9 @@
 
 import { css, labelColour, weightColour } from "../shared/colours.ts";
 import { el } from "../shared/elements.ts";
+import type { HeadData } from "./page_data.ts";
 import type { App } from "./store.ts";
-import { bounds, type Measure, shown } from "./wall_measures.ts";
+import { bounds, type Measure, named, shown } from "./wall_measures.ts";
 
 type Choice = { name: string; title: string; group: string };
 
@@ -38,7 +39,6 @@ export function wallControls(app: App, place: HTMLElement): (offered: Measure[],
   const search = el("input", {
     type: "search",
     id: "wall-search",
-    placeholder: "2.3, layer 1, pronoun …",
     autocomplete: "off",
     spellcheck: "false",
   });
@@ -89,10 +89,24 @@ export function wallControls(app: App, place: HTMLElement): (offered: Measure[],
     order.hidden = known(state.sort, "layer") === "layer";
     order.textContent = state.order === "most" ? "most first ↓" : "least first ↑";
     if (search.value !== state.search) search.value = state.search;
+    search.placeholder = suggested(app);
     drawChips(app, chips);
     drawScale(app, offered, scale);
     note.hidden = !reading.heads.some((head) => (app.source.roles(head.layer, head.head) ?? []).length > 0);
   };
+}
+
+/** What can be searched for, each of it found here: "2.1, layer 2, previous-token …". */
+function suggested({ reading, source }: App): string {
+  const rolesOf = (head: HeadData) => source.roles(head.layer, head.head) ?? [];
+  const { heads } = reading;
+  const example =
+    heads.find((head) => rolesOf(head).length > 0) ??
+    heads.find((head) => head.label !== "mixed") ??
+    heads[0];
+  if (example === undefined) return "";
+  const word = rolesOf(example)[0]?.name.split(" > ")[0] ?? example.label;
+  return `${named(example.layer, example.head)}, ${source.layers[example.layer].name}, ${word} …`;
 }
 
 function drawChips(app: App, place: HTMLElement): void {

@@ -57,7 +57,11 @@ def application() -> typer.Typer:
         presets,
         doctor,
     )
-    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
+    app = typer.Typer(
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},  # verbs inherit it
+    )
     app.callback(invoke_without_command=True, epilog=EPILOG)(start)
     for verb in verbs:
         app.command()(verb)

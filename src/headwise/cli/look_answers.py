@@ -365,7 +365,7 @@ def _cut(reading: Reading, wanted: Wanted) -> list[RenderableType]:
         why = f"as --max-tokens {wanted.max_tokens} says"
     else:
         why = "as many as look takes unless --max-tokens says more"
-    return [_words(f"The text has {reading.found:,} tokens; these are the first {here:,}, {why}.")]
+    return [_words(f"These are the first {here:,} of {reading.found:,} tokens, {why}.")]
 
 
 def _console() -> Console:

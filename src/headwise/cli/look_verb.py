@@ -23,7 +23,7 @@ def look(
         typer.Argument(
             metavar="TEXT|FILE|-",
             help="A sentence in quotes, a file with a text, or - for standard input, which is read without "
-            "it, too. Two of them are compared.",
+            "it, too. Of a file and a pipe the last line break is left out. Two texts are compared.",
             show_default=False,
             autocompletion=text_files,
         ),

@@ -123,7 +123,7 @@ def _close_to(file: Path, pattern: str) -> str | None:
 # TEXT|FILE|-
 
 
-MOST_BYTES = 1 << 20
+MOST_BYTES = 1 << 20  # that are read of a file or of standard input
 WAIT = 1.0  # seconds for standard input, before it is said what one waits for
 STANDARD_INPUT = "-"
 LIKE_A_PATH = re.compile(r"[./~]\S*/\S*|\S*\w\.[A-Za-z]\w{0,4}")  # ./notes, story.txt; not 3.5
@@ -144,12 +144,12 @@ END = "Ctrl-Z and Enter" if sys.platform == "win32" else "Ctrl-D"
 def texts_of(arguments: Sequence[str] | None, example: str) -> list[str]:
     """One text or two: as they are, from files, or through a pipe; the example where there is none.
 
-    A pipe is read where no text is given; an empty one, as in a job without a terminal, gives none. "-" is
-    standard input in any case.
+    A pipe is read where no text is given. "-" is standard input in any case. Of files and of standard input
+    the line break at the very end is not part of the text: `echo` and editors add it.
 
     Raises:
-        ArgumentError: more than two; words that seem to be one sentence; a text without a word; whatever
-            `text_or_file` refuses.
+        ArgumentError: more than two; words that seem to be one sentence; a text without a word, such as an
+            empty file or pipe; whatever `text_or_file` refuses.
     """
     given = list(arguments or ())
     words = sum(map(_is_one_word, given))
@@ -159,8 +159,8 @@ def texts_of(arguments: Sequence[str] | None, example: str) -> list[str]:
         raise ArgumentError("TEXT must be - once: got it 2 times; standard input holds one text")
     texts = [text_or_file(argument) for argument in given]
     if not given:
-        piped = _standard_input() if _is_piped() else ""
-        texts = [piped if piped.strip() else example]
+        piped = _standard_input() if _is_piped() else None
+        texts = [example if piped is None else piped]
     for text in texts:
         if not text.strip():
             raise ArgumentError("text must hold at least one word: found 0; try a sentence")
@@ -198,11 +198,13 @@ def _unquoted(given: Sequence[str], words: int) -> ArgumentError:
 def text_or_file(argument: str) -> str:
     """The text itself, what the file of that name holds, or for "-" what standard input holds.
 
+    Of more than `MOST_BYTES` the beginning is read, and stderr says so.
+
     Raises:
-        ArgumentError: a folder; a name without its file; what is unreadable, too large or not text.
+        ArgumentError: a folder; a name without its file; what is unreadable or not text.
     """
     if argument == STANDARD_INPUT:
-        return _standard_input()
+        return _standard_input() or ""
     file = _path(argument)
     if argument and os.path.islink(file) and not os.path.exists(file):
         raise ArgumentError(
@@ -221,26 +223,33 @@ def text_or_file(argument: str) -> str:
             f"TEXT|FILE must be a sentence or a file: {argument!r} is a folder or a device; name a file in it"
         )
     try:
-        size = file.stat().st_size
-        if size > MOST_BYTES:
-            raise ArgumentError(f"FILE must be at most {MOST_BYTES} bytes: {argument!r} has {size}; cut it")
-        return _decoded(file.read_bytes(), "FILE", repr(argument))
+        with file.open("rb") as opened:
+            data = opened.read(MOST_BYTES + 1)
     except OSError as error:
         raise ArgumentError(
             f"FILE must be readable: {argument!r}: {error.strerror}; check its permissions"
         ) from error
+    return _decoded(data, "FILE", repr(argument))
 
 
 def _decoded(data: bytes, what: str, name: str) -> str:
-    """Text in UTF-8, or in what its byte order mark says; every line ends in a newline alone.
+    """Text in UTF-8, or in what its byte order mark says, without the line break at its end.
+
+    Every line ends in a newline alone. Of more than `MOST_BYTES` only so many are decoded, up to the last
+    whole character, and stderr says so.
 
     Raises:
         ArgumentError: it is not text, in the words of what it is.
     """
+    is_cut = len(data) > MOST_BYTES
+    if is_cut:
+        data = data[:MOST_BYTES]
+        most = f"{MOST_BYTES:,}"
+        say(f"{what} has more than {most} bytes: only the first {most} of {name} are read")
     encoding = next((encoding for mark, encoding in BYTE_ORDERS if data.startswith(mark)), "utf-8-sig")
     called = encoding.removesuffix("-sig").upper()
     try:
-        text = data.decode(encoding)
+        text = codecs.getincrementaldecoder(encoding)().decode(data, final=not is_cut)
     except UnicodeDecodeError as error:
         raise ArgumentError(
             f"{what} must be text in {called}: {name} is not, at byte {error.start}; save it as text in UTF-8"
@@ -250,7 +259,7 @@ def _decoded(data: bytes, what: str, name: str) -> str:
             f"{what} must be text in {called}: {name} has a zero at character {text.index(chr(0))}; save it "
             "as text in UTF-8"
         )
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n")
 
 
 def _is_piped() -> bool:
@@ -264,14 +273,16 @@ def _is_piped() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
 
-def _standard_input() -> str:
-    """All of it; what one waits for is said at once on a terminal, elsewhere after a second.
+def _standard_input() -> str | None:
+    """All of it, see `_decoded`; None: there is none, or nobody can read it.
+
+    What one waits for is said at once on a terminal, elsewhere after a second.
 
     Raises:
-        ArgumentError: more than `MOST_BYTES`; it is not text.
+        ArgumentError: it is not text.
     """
     if sys.stdin is None or sys.stdin.closed:
-        return ""
+        return None
     on_terminal = sys.stdin.isatty()
     waits = "type a text and end it with " if on_terminal else "reading standard input until it ends; "
     waits += f"{END} on a line of its own" if on_terminal else "Ctrl-C stops"
@@ -281,13 +292,9 @@ def _standard_input() -> str:
     try:
         data = sys.stdin.buffer.read(MOST_BYTES + 1)
     except OSError:  # nobody can read there, as in a notebook
-        return ""
+        return None
     finally:
         timer.cancel()
-    if len(data) > MOST_BYTES:
-        raise ArgumentError(
-            f"standard input must be at most {MOST_BYTES} bytes: got more; cut it: head -c {MOST_BYTES}"
-        )
     return _decoded(data, "standard input", "what came")
 
 

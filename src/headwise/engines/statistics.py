@@ -2,7 +2,9 @@
 
 p_ij is the weight of key j for query i, s_ij the score, l_i the row's log-sum-exp, p_i (the position) where
 the query stands among the keys: i + S - T. Every statistic has a value per query; a head's value is the mean
-over its queries, leaving out padded queries and those that see nothing (`max_logit`: the largest).
+over its queries, leaving out padded queries and those that see nothing (`max_logit`: the largest). A query
+counts for `previous`, `itself` and `next` only if the key at that position exists and is not padding; a key
+that another rule hides (causal, a window, a document) counts with weight 0.
 
 An entry is a function from a block of queries and its sums to a value per query; the sums are collected tile
 by tile by accumulators. To add a statistic, add its function here under `@statistic`, with an accumulator if
@@ -53,7 +55,7 @@ class Statistic:
 
     of: Formula
     needs: tuple[str, ...]
-    offset: int | None = None  # only queries that have a key this far ahead count in the mean
+    offset: int | None = None  # only queries that have a real key this far ahead count in the mean
     largest: bool = False  # a head's value is the largest, not the mean
 
 
@@ -445,7 +447,8 @@ def _over_queries(name: str, values: Tensor, counts: Tensor) -> Tensor:
 def counted(name: str, scores: Tiled, lse: Tensor) -> Tensor:
     """Which queries count in a head's value of a row statistic, bool [B, H, T].
 
-    Not those that are padding or see nothing, nor those without a key where the statistic looks for one.
+    Padded queries and those that see nothing do not count; nor do those for which the key that the statistic
+    looks at (`next`, say) does not exist or is padding.
     """
     T, S = scores.shape[2:]
     counts = ~torch.isneginf(lse)
@@ -456,4 +459,6 @@ def counted(name: str, scores: Tiled, lse: Tensor) -> Tensor:
     if offset is not None:
         key = scores.at(slice(0, T)) + offset
         counts = counts & ((key >= 0) & (key < S))
+        if scores.mask.keys is not None:
+            counts = counts & ~scores.mask.is_padding_at(key)[:, None]
     return counts

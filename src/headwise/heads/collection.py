@@ -521,7 +521,8 @@ class Heads(ByLayer[LayerHeads]):
             beside: other heads to compare with, of this model on another text or of another model. Where
                 `changes` can tell, the page shows which heads moved, 8 times at most.
             finer: (layer, head) of those to zoom into where maps are not exact: 512 x 512 cells and the 64
-                strongest pairs. By default, where maps were kept, the first head of each label, 8 at most.
+                strongest pairs. By default, where maps were kept, the strongest head of each label, 8 at
+                most.
             outputs: what the heads said, of `headwise.collect` in the same run; shown where maps are exact.
             effects: of `headwise.effects`: what switching off each head does.
             corpus: of `headwise.survey`: what heads do over many documents, which then colours the page.

@@ -113,6 +113,7 @@ LABELS: tuple[Entry, ...] = (
         general=True,
     ),
 )
+ENTRIES = {entry.name: entry for entry in LABELS}
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,20 @@ class Label:
     def __str__(self) -> str:
         return self.name if self.score is None else f"{self.name} ({self.score:.2f})"
 
+    @property
+    def strength(self) -> tuple[bool, float]:
+        """How far the score is above its threshold, as a share of the way to 1; for comparing two labels.
+
+        A general label is weaker than any other, "mixed" weaker than all.
+        """
+        if self.score is None:
+            return False, -math.inf
+        entry = ENTRIES[self.name]
+        return not entry.general, (self.score - entry.threshold) / (1 - entry.threshold)
+
 
 def label(scores: Mapping[str, float]) -> Label:
-    """The label whose score is farthest above its threshold, as a share of the way to 1; else "mixed".
+    """The strongest label, see `Label.strength`; "mixed" where no score reaches its threshold.
 
     A score that is not there or NaN was not measured, and earns nothing. General labels are asked last; of
     equals, but for rounding, the first in `LABELS` wins: where the only special token is the first, a head
@@ -142,16 +154,16 @@ def label(scores: Mapping[str, float]) -> Label:
         >>> print(label({"previous": 0.31, "first": 0.22}))
         mixed
     """
-    best: tuple[bool, float] | None = None
-    earned = Label(MIXED)
+    best = Label(MIXED)
     for entry in LABELS:
         score = float(scores.get(entry.score, math.nan))
         if math.isnan(score) or score < entry.threshold:
             continue
-        rank = (not entry.general, (score - entry.threshold) / (1 - entry.threshold))
-        if best is None or rank > (best[0], best[1] + ROUNDING):
-            best, earned = rank, Label(entry.name, score)
-    return earned
+        found = Label(entry.name, score)
+        is_special, above = best.strength
+        if found.strength > (is_special, above + ROUNDING):
+            best = found
+    return best
 
 
 def of_too_few(queries: Mapping[str, float]) -> frozenset[str]:

@@ -306,7 +306,8 @@ def _counts(weights: AttentionMap, calls: int = 1, every: bool | None = None) ->
     if weights.counts_every_query if every is None else every:
         return {offset: torch.full((B, H // calls), _with_a_key(T, S, offset)) for offset in OFFSETS}
     scores = weights.as_made[0]
-    if isinstance(scores, Scores) and scores.positions is None and weights.ranks is None:
+    is_aligned = isinstance(scores, Scores) and scores.positions is None and weights.ranks is None
+    if is_aligned and scores.mask.keys is None:
         seen = weights.counted_queries(EVERYONE)  # [B, H, T]
         return {offset: seen[..., _having_a_key(T, S, offset)].sum(-1) for offset in OFFSETS}
     return {offset: weights.counted_queries(name).sum(-1) for offset, name in OFFSETS.items()}

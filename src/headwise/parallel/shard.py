@@ -107,12 +107,13 @@ class Shard:
 
     @property
     def mine(self) -> Rows:
-        """The outline of this rank's queries."""
+        """The outline of this rank's queries, with the rules that decide which of them count."""
         B, H, T, S = self.shape
         at = self.queries.positions(self.ring.rank)
         counted = self.mask.counted(T)
-        counts = BoundMask(queries=None if counted is None else counted[:, at.to(counted.device)])
-        return Rows((B, H, len(at), S), counts, self.q, self.scoring.sinks, at + S - T)
+        queries = None if counted is None else counted[:, at.to(counted.device)]
+        mask = BoundMask(keys=self.mask.keys, queries=queries)
+        return Rows((B, H, len(at), S), mask, self.q, self.scoring.sinks, at + S - T)
 
     def detach(self) -> Shard:
         """The same, cut from the graph."""

@@ -29,9 +29,9 @@ from .page_calls import (
     Texts,
     call_data,
     check_finer,
-    first_of_labels,
     rounded,
     side_within,
+    strongest_of_labels,
     with_maps,
 )
 from .page_flips import flips
@@ -105,7 +105,7 @@ def page_data(
         mine: list[dict[str, Any]] = []
         for each in readings:
             if wanted is None:
-                zoomed = first_of_labels(each, side) if not mine else []
+                zoomed = strongest_of_labels(each, side) if not mine else []
             else:
                 zoomed = wanted if number == 0 else with_maps(each, wanted)
             given = outputs if number == 0 else None
@@ -130,22 +130,37 @@ def page_data(
         )
     count = len(told[0]["readings"][0]["heads"])
     looks = "its head looks" if count == 1 else f"{count} heads look"
+    compared = list(flips(sources, side))
     over = None if corpus is None else _corpus(corpus.to_page(heads), sources[0][0])
     data = {
         "format": FORMAT,
         "version": _version(),
         "heading": f"{told[0]['title']}: what {looks} at{'' if over is None else over.pop('over')}",
+        "start": _start(sources, compared),
         "sources": told,
         "texts": texts.all,
         "labels": _labels(),
         "statistics": _statistics(told),
-        "flips": list(flips(sources, side)),
+        "flips": compared,
         "effects": None if effects is None else _effects(effects.to_page(heads, batch), sources[0][0]),
         "corpus": over,
         "training": None if training is None else _training(training),
         "alive": None if alive is None else _alive(alive, heads, text, blobs),
     }
     return data, blobs
+
+
+def _start(sources: list[list[Reading]], compared: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the page opens on, unless its address says otherwise.
+
+    Two texts: their comparison, and the head that moved most. Else the head with the strongest label.
+    """
+    if compared and compared[0]["heads"] and sum(map(len, sources)) == 2:
+        most = compared[0]["heads"][0]
+        return {"layer": most["layer"], "head": most["head"], "comparison": True}
+    reading = sources[0][0]
+    strongest = max(reading.shown, key=lambda head: head.label.strength)
+    return {"layer": reading.places[strongest.path], "head": strongest.head, "comparison": False}
 
 
 def _check_model(argument: str, heads: Heads, counts: list[int]) -> None:

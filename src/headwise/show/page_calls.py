@@ -18,7 +18,7 @@ from ..engines.scores import Scores
 from ..errors import ArgumentError, ShapeError
 from ..heads.collection import Heads
 from ..heads.head_distances import similarity
-from ..heads.layer import LayerHeads
+from ..heads.layer import Head, LayerHeads
 from ..heads.layer_names import Layer
 from ..heads.measures import weights_in_blocks
 from ..heads.model_diversity import attention_between
@@ -33,10 +33,10 @@ __all__ = [
     "Texts",
     "call_data",
     "check_finer",
-    "first_of_labels",
     "is_exact",
     "rounded",
     "side_within",
+    "strongest_of_labels",
     "with_maps",
 ]
 
@@ -291,15 +291,19 @@ def with_maps(reading: Reading, finer: Finer) -> Finer:
     return [each for each in finer if each[0] in kept]
 
 
-def first_of_labels(reading: Reading, side: int) -> Finer:
-    """Where maps were kept that are not exact: the first head of each label, 8 at most."""
+def strongest_of_labels(reading: Reading, side: int) -> Finer:
+    """Where maps were kept that are not exact: the strongest head of each label, 8 at most."""
     maps = {
         layer.place: view
         for layer, view in zip(reading.heads.values(), reading.layers, strict=True)
         if view is not None and view.calls[-1].map is not None and not is_exact(view, side)
     }
-    first = {head.label.name: (head.path, head.head) for head in reversed(reading.shown) if head.path in maps}
-    return sorted(first.values(), key=lambda each: (list(maps).index(each[0]), each[1]))[:FINER_HEADS]
+    by_label: dict[str, Head] = {}
+    for head in sorted(reading.shown, key=lambda head: head.label.strength, reverse=True):
+        if head.path in maps:
+            by_label.setdefault(head.label.name, head)
+    places = [(head.path, head.head) for head in by_label.values()][:FINER_HEADS]
+    return sorted(places, key=lambda each: (list(maps).index(each[0]), each[1]))
 
 
 def _finer(view: View, layer: LayerHeads, head: int, blobs: Blobs) -> tuple[int, int, Blob]:

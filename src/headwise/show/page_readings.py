@@ -20,7 +20,6 @@ from ..heads.collection import Heads
 from ..heads.layer import Head, LayerHeads
 from ..heads.layer_names import Layer
 from ..heads.record import Marks, Record
-from ..map import AttentionMap
 from .heatmaps import Names
 from .pictured_heads import call_of, names_in
 from .texts import plain, readable
@@ -28,7 +27,6 @@ from .texts import plain, readable
 __all__ = ["Reading", "View", "readings_of", "row_of"]
 
 LONGEST = 60  # characters of a token
-NEIGHBOURS = {"previous": -1, "next": 1}  # statistics, and where their key stands
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,10 +220,6 @@ def _alone(call: Record, batch: int, marks: dict[int, Marks]) -> Record:
         return {name: value[mine] for name, value in numbers.items()}
 
     alone = None if call.map is None else call.map.detach().select(batch=batch)
-    rows, counts = of(call.rows), of(call.counts)
-    for name, offset in NEIGHBOURS.items():
-        if alone is not None and name in rows:
-            rows[name], counts[name] = _beside_real(alone, rows[name], counts[name], offset)
     known = call.marks
     if known is not None and id(known) not in marks:
         every = (known.ids, known.special, known.punctuation, known.unknown)
@@ -235,28 +229,13 @@ def _alone(call: Record, batch: int, marks: dict[int, Marks]) -> Record:
     return replace(
         call,
         shape=(1, H, T, S),
-        rows=rows,
-        counts=counts,
+        rows=of(call.rows),
+        counts=of(call.counts),
         large=of(call.large),
         pairs=of(call.pairs),
         map=alone,
         marks=None if known is None else marks[id(known)],
     )
-
-
-def _beside_real(map: AttentionMap, mean: Tensor, count: Tensor, offset: int) -> tuple[Tensor, Tensor]:
-    """A mean over queries with a key `offset` ahead as one over those with a real key there, and how many.
-
-    Padding has no weight, so that their sum is the same.
-    """
-    real = map.real_keys[0].cpu()
-    key = map.positions.cpu() + offset
-    inside = (key >= 0) & (key < len(real))
-    beside_padding = inside & ~real[key.clamp(0, len(real) - 1)]
-    if not bool(beside_padding.any()):
-        return mean, count
-    left = count - (map.counted_queries()[..., beside_padding]).sum(-1).to(count)
-    return torch.where(left > 0, mean * count / left, torch.nan), left
 
 
 def _joined(calls: Sequence[Record]) -> Record:

@@ -223,6 +223,7 @@ def of_heads_kernel(
     kind = (kinds >> (n % 8 * 3)) & 7
     b = bh // H
     base = long(bh) * T
+    stop = key_stop(rules, b, S)
     VALUES += (long(n) * programs) * T + base
     total = tl.zeros([SIZE], tl.float32)
     count = tl.zeros([SIZE], tl.float32)
@@ -236,8 +237,11 @@ def of_heads_kernel(
         at = rows + shift
         if PLACED:
             at = tl.load(rules.at + rows, mask=here, other=0)
-        key = tl.where((kind & 3) == 3, 0, at + (kind & 3) - 1)
-        counts = counts & (key >= 0) & (key < S)
+        key = at + (kind & 3) - 1
+        real = (key >= 0) & (key < stop)
+        if rules.keys is not None:
+            real = real & (tl.load(rules.keys + long(b) * S + key, mask=real, other=0) != 0)
+        counts = tl.where((kind & 3) == 3, counts, counts & real)
         value = tl.load(VALUES + rows, mask=counts, other=0.0)
         total += value
         count += tl.where(counts, 1.0, 0.0)
