@@ -433,15 +433,15 @@ class Attachment:
         )
 
     def _warning(self, bypassed: dict[str, Bypassed]) -> str:
-        count, kinds = sum(each.softmaxes for each in bypassed.values()), "that may be attention "
-        if all(each.is_certain for each in bypassed.values()):
-            kinds = ""
+        count = sum(each.softmaxes for each in bypassed.values())
+        may_be = "" if all(each.is_certain for each in bypassed.values()) else "that may be attention "
+        what = f"{count} softmax operations {may_be}were" if count else "attention was"
         advice = "fallback='skip' leaves them out without this warning"
         if self.fallback is None and any(each.why is None for each in bypassed.values()):
-            advice = f"fallback='eager' reads those of which nothing is said against it, {advice}"
+            advice = f"fallback='eager' reads these as far as it can, {advice}"
         return (
-            f"{count} softmax operations {kinds}were not heard: those of {self._listed(bypassed)}; the other "
-            f"layers were; {advice}"
+            f"{what} not heard in {type(self.model).__name__}: {self._listed(bypassed)}; the other layers "
+            f"were heard, {advice}"
         )
 
     def _listed(self, bypassed: dict[str, Bypassed]) -> str:

@@ -42,8 +42,12 @@ Function = Callable[..., Any]
 
 
 def _operators(*names: str) -> frozenset[Function]:
-    """Functions of torch and operators of `torch.ops.aten` by name, each with its overloads."""
-    found: set[Function] = {getattr(torch, name) for name in names if hasattr(torch, name)}
+    """Functions of torch and operators of `torch.ops.aten` by name, each with its overloads.
+
+    Of private names the operators alone: torch's compiler, which reads the set, cannot hash every function.
+    """
+    public = [name for name in names if not name.startswith("_") and hasattr(torch, name)]
+    found: set[Function] = {getattr(torch, name) for name in public}
     for name in names:
         packet = getattr(torch.ops.aten, name, None)
         if packet is not None:

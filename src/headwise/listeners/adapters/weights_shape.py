@@ -45,7 +45,7 @@ def weights_shape(
     if not windows:
         seen = f"it was given {_shown(given)} and returned {_shown(returned)}"
         return f"the softmax gave {list(shape)}, whose {T} queries are not all positions: {seen}"
-    if H in windows and len(lead) == 2:
+    if H in windows - {1} and len(lead) == 2:
         return f"the softmax gave {list(shape)}, in which windows and heads cannot be told apart"
     return B, H, T, S
 
@@ -75,7 +75,7 @@ def _has_rows(tensor: Size, B: int, T: int) -> bool:
 
 def _has_windows(tensor: Size, B: int, T: int) -> bool:
     """Whether a tensor has as many positions as B windows of T hold; squares are filled up at the edges."""
-    if not tensor[0] or B % tensor[0] or B == tensor[0]:
+    if not tensor[0] or B % tensor[0]:
         return False
     count, side = B // tensor[0], math.isqrt(T)
     for sides in _positions(tensor):
