@@ -58,8 +58,7 @@ class Family:
     model: str
     settings: dict[str, Any] = field(default_factory=dict)
     inputs: Callable[[str], dict[str, Any]] | None = None  # of a side for padding; None: text
-    # or "eager": heard with fallback="eager" only; "partly": some of its layers; "refused": not even then; "none"
-    route: str = "hook"
+    route: str = "hook"  # or "eager": heard with fallback="eager" only; "partly": in part; "refused"; "none"
     sides: tuple[str, ...] = SIDES
     core: bool = False
     config: str = ""  # where it is not the model's name with Config in place of Model

@@ -254,7 +254,8 @@ def prophetnet() -> tuple[nn.Module, dict[str, Any], int]:
 
     config = transformers.ProphetNetConfig(
         vocab_size=61, hidden_size=32, encoder_ffn_dim=40, decoder_ffn_dim=40, num_encoder_layers=2,
-        num_encoder_attention_heads=4, num_decoder_layers=2, num_decoder_attention_heads=4, max_position_embeddings=40,
+        num_encoder_attention_heads=4, num_decoder_layers=2, num_decoder_attention_heads=4,
+        max_position_embeddings=40,
     )  # fmt: skip
     return transformers.ProphetNetModel(config), text_and_answer("none"), 4
 
