@@ -306,12 +306,29 @@ class Broadcast(Fused):
         return functional.scaled_dot_product_attention(q[:1], k, v)
 
 
+class Sequences(nn.Module):
+    """Queries or keys of one sequence for all, in three dimensions."""
+
+    def __init__(self, which: int) -> None:
+        super().__init__()
+        self.which = which
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (q[:1], k, v) if self.which == 0 else (q, k[:1], v[:1])
+        return functional.scaled_dot_product_attention(q, k, v)
+
+
 def test_queries_broadcast_over_the_batch_are_heard() -> None:
     """q [1, ...] beside k [5, ...] raised a RuntimeError of `expand` inside the model."""
     model, x = Broadcast(), numbers(5, T, E)
     _, (call,) = listen(model, x)
     q, k, _ = model.qkv(x)
     assert error(call.weights.dense(), (q[:1] @ k.mT * 8**-0.5).softmax(-1)) < EXACT
+    for which in range(2):  # and without heads, whichever of the two is one for all
+        q, k, v = Fused(1, heads=1).qkv(numbers(5, T, E))
+        _, (call,) = listen(Sequences(which), q[:, 0], k[:, 0], v[:, 0])
+        q, k = (q[:1], k) if which == 0 else (q, k[:1])
+        assert error(call.weights.dense(), (q @ k.mT * 8**-0.5).softmax(-1)) < EXACT
     one, x = Fused(heads=1, num_kv_heads=H), numbers(B, T, E)  # and one head of queries for several of keys
     _, (call,) = listen(one, x)
     q, k, _ = one.qkv(x)

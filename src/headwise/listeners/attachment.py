@@ -39,7 +39,7 @@ from .model_structure import modules_at, structure_and_modules
 from .shared_patches import Undo, turns
 from .split_calls import SplitCall, local_heads_of
 
-__all__ = ["NOTHING_SEEN", "Attachment", "Change", "Post"]
+__all__ = ["Attachment", "Change", "Post"]
 
 NOTHING_SEEN = "no softmax was seen"  # reasons read on after "where"
 REPLACED = "the model has put one layer in the place of another meanwhile: watch it once more"

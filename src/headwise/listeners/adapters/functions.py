@@ -29,7 +29,7 @@ from ...map import AttentionMap
 from ...mask_rules import can_read
 from ...masks import Mask
 from ..active import Bypassed, is_quiet, nothing_to_hear, padding_now, quietly
-from ..attachment import NOTHING_SEEN, Attachment
+from ..attachment import Attachment
 from ..model_structure import DISPATCHES, names_in, opaque_call, sounds_cross
 from ..shared_patches import Undo
 from .attended import attended, with_padding
@@ -84,17 +84,19 @@ def hear_functions(attachment: Attachment) -> Undo:
     for module, post in attachment.posts.items():
         if mode.may_call(module, post.path):
             post.mode = mode
-            called = opaque_call(module)
-            if called is not None:
-                mode.opaque[post.path] = called
     return lambda: None
+
+
+def _opaque_calls(attachment: Attachment) -> dict[str, str]:
+    """path -> the function by which a module attends unheard, of those whose code says so."""
+    called = {post.path: opaque_call(module) for module, post in attachment.posts.items()}
+    return {path: function for path, function in called.items() if function is not None}
 
 
 @dataclass
 class _Running:
     """A module that runs now, and what it has done that may be attention."""
 
-    path: str
     inputs: list[torch.Size]
     softmaxes: int = 0  # over the last dimension
     over_others: int = 0  # over another one
@@ -110,7 +112,7 @@ class _Functions(TorchFunctionMode):
         super().__init__()
         self.attachment = attachment
         self.places = set(attachment.places)
-        self.opaque: dict[str, str] = {}  # path -> the function that attends there and cannot be heard
+        self.opaque = attachment.structure.once("opaque calls", lambda: _opaque_calls(attachment))
         self._here = threading.local()
         self.were_self: set[str] = set()  # paths of layers that attended to their own text
 
@@ -134,7 +136,7 @@ class _Functions(TorchFunctionMode):
         return modules
 
     def enter(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self.running.append(_Running(self.attachment.here or "", _shapes((*args, *kwargs.values()), 3)))
+        self.running.append(_Running(_shapes((*args, *kwargs.values()), 3)))
         if len(self.running) == 1:
             self.__enter__()
 
@@ -142,7 +144,8 @@ class _Functions(TorchFunctionMode):
         done = self.running.pop()
         if not self.running:
             self.__exit__(None, None, None)
-        return self._judge(done, output) if came_back else None
+        did = done.softmaxes or done.over_others or done.is_certain or done.unheard is not None
+        return self._judge(done, output) if came_back and (did or self.opaque) else None
 
     def __torch_function__(
         self, func: Function, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -177,16 +180,17 @@ class _Functions(TorchFunctionMode):
         """Take note of a softmax in a place of attention, or of one that may be over positions elsewhere."""
         if result.ndim < 3 or dim is None:
             return
-        path, is_last = self.attachment.here, dim % result.ndim == result.ndim - 1
-        if path not in self.places:
-            if not self._over_positions(result):
-                return
-            # a logarithm may be that of an answer's probabilities
-            here.is_certain |= is_last and not is_log and not self._is_of_transformers
-        if path != here.path:  # of a module that another adapter serves
-            if path not in self.places:
+        entered, is_last = self.attachment.entered[-1], dim % result.ndim == result.ndim - 1
+        is_place = entered.path in self.places
+        if not is_place and not self._over_positions(result, dim):
+            return
+        if entered.mode is None:  # a module that another adapter serves, inside the one that is looked into
+            if not is_place:
                 self.attachment.bypass(Bypassed(1, OUTSIDE_LAYERS, is_certain=False))
             return
+        if not is_place:  # a logarithm may be that of an answer's probabilities
+            of_transformers = type(entered.module).__module__.startswith("transformers.")
+            here.is_certain |= is_last and not is_log and not of_transformers
         if not is_last:
             here.over_others += 1
             return
@@ -196,19 +200,17 @@ class _Functions(TorchFunctionMode):
             weights = result.detach()  # copied: a model may write to its weights, by dropout in place, say
             here.weights = weights.exp() if is_log else weights.clone()
 
-    @property
-    def _is_of_transformers(self) -> bool:
-        return type(self.attachment.entered[-1].module).__module__.startswith("transformers.")
-
-    def _over_positions(self, result: Tensor) -> bool:
+    def _over_positions(self, result: Tensor, dim: int) -> bool:
         """Whether a softmax may be over positions: as many as there are queries, or as some input has.
 
         Class probabilities and gates are softmaxes, too.
         """
+        if dim % result.ndim < result.ndim - 2:
+            return False
         if result.shape[-1] == result.shape[-2]:
             return True
         sizes = {size for module in self.running for shape in module.inputs for size in shape[:-1]}
-        return result.ndim == 4 and result.shape[-1] in sizes
+        return result.ndim == 4 and result.shape[dim] in sizes
 
     def _judge(self, done: _Running, output: object) -> Bypassed | None:
         """What a module did: its weights are told of if they are read, else what of them was not heard."""
@@ -232,11 +234,9 @@ class _Functions(TorchFunctionMode):
             count = 1
         elif path in self.opaque and not entered.heard:
             count, why = 1, f"{self.opaque[path]} is called, which gives no weights"
-        else:
-            why = NOTHING_SEEN
-        if is_place:
-            return None if entered.heard else Bypassed(count, why)
-        return Bypassed(count, why, done.is_certain) if count else None
+        if not count or (is_place and entered.heard):
+            return None
+        return Bypassed(count, why, done.is_certain or is_place)
 
     def _tell_read(self, weights: Tensor, path: str) -> None:
         B, _, T, S = weights.shape
@@ -254,9 +254,12 @@ class _Functions(TorchFunctionMode):
         assert weights is not None
         hidden = asked.arguments["key_padding_mask"]
         real = None if hidden is None or hidden.dtype != torch.bool else ~hidden
-        if weights.ndim == 4:
-            itself = asked.arguments["query"] is asked.arguments["key"]
-            self._tell(weights.detach().clone(), real, cross=not itself)
+        by_head = weights.detach().clone()
+        if weights.ndim == 3:  # without a batch
+            by_head, real = by_head[None], None if real is None else real[None]
+        if real is not None:  # everyone sees what the function adds to the keys
+            real = functional.pad(real, (0, by_head.shape[-1] - real.shape[-1]), value=True)
+        self._tell(by_head, real, cross=asked.arguments["query"] is not asked.arguments["key"])
         if not asked.arguments["need_weights"]:
             return output, None
         return output, weights.mean(-3) if asked.arguments["average_attn_weights"] else weights
@@ -287,7 +290,8 @@ class _Functions(TorchFunctionMode):
         if not query.numel() or not key.numel() or not value.numel():
             nothing_to_hear()
             return None
-        query, key, value = _side_by_side(query, key, value)
+        if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
+            query, key, value = _side_by_side(query, key, value)
         if key.shape[-3] != value.shape[-3]:  # groups of their own
             key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
         lead, H = query.shape[:-2], self._num_heads() if query.ndim == 3 else None
@@ -385,13 +389,15 @@ def _rules(given: Tensor, allowed: Tensor, B: int, T: int, S: int) -> Mask:
 def _side_by_side(*tensors: Tensor) -> list[Tensor]:
     """Queries, keys and values with the same leading dimensions, as torch broadcasts them; heads as they are.
 
-    One head of queries for several of keys is repeated, which torch does as well.
+    One head of queries for several of keys is repeated, which torch does as well. Without heads, these are
+    the sequences.
     """
     dims = max(x.ndim for x in tensors)
     tensors = tuple(x[(None,) * (dims - x.ndim)] for x in tensors)
     lead = torch.broadcast_shapes(*(x.shape[:-3] for x in tensors))
     H = max(x.shape[-3] for x in tensors)
-    heads = (H if at == 0 and x.shape[-3] == 1 else x.shape[-3] for at, x in enumerate(tensors))
+    spread = [x.shape[-3] == 1 and (at == 0 or dims == 3) for at, x in enumerate(tensors)]
+    heads = (H if alone else x.shape[-3] for x, alone in zip(tensors, spread, strict=True))
     return [x.expand(*lead, n, *x.shape[-2:]) for x, n in zip(tensors, heads, strict=True)]
 
 
