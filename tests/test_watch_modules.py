@@ -232,7 +232,8 @@ class ShiftedWindowAttention(OwnAttention):
         rows, columns = x.shape[1] // side, x.shape[2] // side
         x = x.view(batch, rows, side, columns, side, E).transpose(2, 3).reshape(-1, side * side, E)
         q, k, v = self.qkv(x)
-        out = (q * 8**-0.5 @ k.mT).softmax(-1) @ v  # [batch * rows * columns, heads, side * side, 8]
+        self.weights = (q * 8**-0.5 @ k.mT).softmax(-1)  # [batch * rows * columns, heads, side * side, ...]
+        out = self.weights @ v
         out = out.transpose(1, 2).reshape(batch, rows, columns, side, side, -1).transpose(2, 3)
         out = out.reshape(batch, rows * side, columns * side, -1).roll((1, 1), (1, 2))
         return out[:, :height, :width]
@@ -272,6 +273,7 @@ def test_attention_inside_windows_is_read(side: int, sizes: tuple[int, int]) -> 
     _, (call,) = listen(model, x, fallback="eager")
     count = -(-sizes[0] // side) * -(-sizes[1] // side)
     assert tuple(call.weights.shape) == (B * count, H, side**2, side**2)
+    assert torch.equal(call.weights.dense(), model.weights)
     grid = GridAttention()
     _, (call,) = listen(grid, numbers(B, 3, T, E), fallback="eager")
     assert error(call.weights.dense(), expected_weights(grid, numbers(B, 3, T, E)).flatten(0, 1)) < EXACT

@@ -34,8 +34,8 @@ def weights_shape(
     *lead, T, S = shape
     folded = _by_head(lead, num_heads, given)
     if folded is None:
-        heads = "heads that nobody counts" if num_heads is None else f"{num_heads} heads"
-        return f"the softmax gave {list(shape)}, which does not fit {heads}"
+        heads = "H" if num_heads is None else num_heads
+        return f"the softmax gave {list(shape)}, which is not [B, {heads}, T, S]"
     B, H = folded
     if any(_has_rows(tensor, B, T) for tensor in given):
         return B, H, T, S
