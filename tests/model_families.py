@@ -58,7 +58,7 @@ class Family:
     model: str
     settings: dict[str, Any] = field(default_factory=dict)
     inputs: Callable[[str], dict[str, Any]] | None = None  # of a side for padding; None: text
-    route: str = "hook"  # or "eager": heard with fallback="eager" only; "refused": not even then; "none"
+    route: str = "hook"  # or "eager": heard with fallback="eager" only; "partly": in part; "refused"; "none"
     sides: tuple[str, ...] = SIDES
     core: bool = False
     config: str = ""  # where it is not the model's name with Config in place of Model
@@ -324,7 +324,7 @@ FAMILIES = (
     Family("m2m100", "M2M100Model", BART, text_and_answer),
     Family("blenderbot", "BlenderbotModel", BART, text_and_answer),
     Family("led", "LEDModel", BART | {"max_encoder_position_embeddings": 40,
-           "max_decoder_position_embeddings": 40, "attention_window": 4}, text_and_answer, route="refused"),
+           "max_decoder_position_embeddings": 40, "attention_window": 4}, text_and_answer, route="partly"),
     Family("big bird pegasus", "BigBirdPegasusModel", BART | {"attention_type": "original_full"},
            text_and_answer, route="mixed"),  # its encoder's layers bypass the hook, its decoder's do not
     # vision

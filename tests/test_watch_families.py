@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from headwise import AttentionMap, Mask, ablate, budget, watch
-from headwise.errors import AttentionBypassed
+from headwise.errors import AttentionBypassed, AttentionUnheard
 from headwise.listeners.active import Call
 from headwise.listeners.model_door import attach
 from headwise.listeners.model_structure import DISPATCHES, likely_places, names_in
@@ -298,7 +298,7 @@ def test_weights_a_model_makes_itself_are_read_with_fallback_eager(family: Famil
                 assert difference(value, expected) < EXACT, (name, path, side)
 
 
-@each("eager", "mixed", "refused")
+@each("eager", "mixed", "partly", "refused")
 def test_layers_that_bypass_the_hook_are_named(family: Family) -> None:
     model, inputs, listener = family.build(), family.feed(), Heard()
     run(model, inputs)
@@ -312,6 +312,10 @@ def test_layers_that_bypass_the_hook_are_named(family: Family) -> None:
     if family.route == "refused":
         with pytest.raises(AttentionBypassed, match="no weights"), attach(model, listener, "eager"):
             run(model, inputs)
+    if family.route == "partly":
+        with pytest.warns(AttentionUnheard, match="not heard"), attach(model, listener, "eager"):
+            run(model, inputs)
+        assert listener.calls
 
 
 @each("none")

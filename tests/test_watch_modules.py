@@ -202,11 +202,49 @@ class SplitAttention(OwnAttention):
 
 
 class PartialAttention(OwnAttention):
-    """One softmax for some of the rows."""
+    """One softmax for some of the rows; the others are as they were."""
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x)
-        return (q[:, :, :3] * 8**-0.5 @ k.mT).softmax(-1) @ v
+        first = (q[:, :, :3] * 8**-0.5 @ k.mT).softmax(-1) @ v
+        return torch.cat([first, v[:, :, 3:]], 2)
+
+
+class FirstAttention(OwnAttention):
+    """The class token attends, as CrossViT's and VOLO's does: one query, and one row comes out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x)
+        first = (q[:, :, :1] * 8**-0.5 @ k.mT).softmax(-1) @ v
+        return first.transpose(1, 2).flatten(2)
+
+
+class ShiftedWindowAttention(OwnAttention):
+    """As torchvision's Swin writes it: windows of `side` x `side`, shifted, filled up at the edges."""
+
+    def __init__(self, side: int, heads: int = H) -> None:
+        super().__init__(heads)
+        self.side = side
+
+    def forward(self, x: Tensor) -> Tensor:
+        (batch, height, width, _), side = x.shape, self.side
+        x = functional.pad(x, (0, 0, 0, -width % side, 0, -height % side)).roll((-1, -1), (1, 2))
+        rows, columns = x.shape[1] // side, x.shape[2] // side
+        x = x.view(batch, rows, side, columns, side, E).transpose(2, 3).reshape(-1, side * side, E)
+        q, k, v = self.qkv(x)
+        self.weights = (q * 8**-0.5 @ k.mT).softmax(-1)  # [batch * rows * columns, heads, side * side, ...]
+        out = self.weights @ v
+        out = out.transpose(1, 2).reshape(batch, rows, columns, side, side, -1).transpose(2, 3)
+        out = out.reshape(batch, rows * side, columns * side, -1).roll((1, 1), (1, 2))
+        return out[:, :height, :width]
+
+
+class GridAttention(OwnAttention):
+    """As torchvision's MaxViT writes it: windows in a dimension of their own, [B, windows, H, T, S]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x)
+        return (q * 8**-0.5 @ k.mT).softmax(-1) @ v
 
 
 def test_attention_written_out_is_refused_by_name_or_read() -> None:
@@ -220,11 +258,83 @@ def test_attention_written_out_is_refused_by_name_or_read() -> None:
     assert not calls
 
 
+def test_layers_with_fewer_queries_than_positions_are_read() -> None:
+    """LeViT, MViTv2 and CrossViT were advised fallback="eager", which then refused them."""
+    model, x = FirstAttention(), numbers(B, T, E)
+    _, (call,) = listen(model, x, fallback="eager")
+    assert error(call.weights.dense(), expected_weights(model, x)[:, :, :1]) < EXACT
+    assert call.kind == "cross"  # one query, which stands nowhere among the keys
+
+
+@pytest.mark.parametrize(("side", "sizes"), [(3, (6, 9)), (3, (5, 7)), (5, (3, 4))])
+def test_attention_inside_windows_is_read(side: int, sizes: tuple[int, int]) -> None:
+    """torchvision's Swin was advised fallback="eager", which then refused it: its rows are not positions."""
+    model, x = ShiftedWindowAttention(side), numbers(B, *sizes, E)
+    _, (call,) = listen(model, x, fallback="eager")
+    count = -(-sizes[0] // side) * -(-sizes[1] // side)
+    assert tuple(call.weights.shape) == (B * count, H, side**2, side**2)
+    assert torch.equal(call.weights.dense(), model.weights)
+    grid = GridAttention()
+    _, (call,) = listen(grid, numbers(B, 3, T, E), fallback="eager")
+    assert error(call.weights.dense(), expected_weights(grid, numbers(B, 3, T, E)).flatten(0, 1)) < EXACT
+
+
+def test_windows_that_cannot_be_told_from_heads_are_not_read() -> None:
+    """HaloNet's softmax is [B * H, windows, T, S]: with as many windows as heads it looks like Swin's."""
+    message = r"\[8, 4, 9, 9\], in which windows and heads cannot be told apart"
+    with (
+        pytest.raises(AttentionBypassed, match=message),
+        attach(model := ShiftedWindowAttention(3), Heard(), "eager"),
+    ):
+        model(numbers(B, 6, 6, E))
+
+
 @pytest.mark.parametrize("kind", [SplitAttention, PartialAttention])
 def test_parts_of_attention_are_not_taken_for_weights(kind: type[OwnAttention]) -> None:
+    """What is advised works: fallback="eager" is named only where it reads the layer."""
     model = kind()
     with pytest.raises(AttentionBypassed, match=kind.__name__), attach(model, Heard(), "eager"):
         model(numbers(B, T, E))
+    with pytest.raises(AttentionBypassed, match=kind.__name__) as refused, attach(model, Heard()):
+        model(numbers(B, T, E))
+    assert "fallback='eager'" not in str(refused.value) and "fallback='skip'" in str(refused.value)
+
+
+class Broadcast(Fused):
+    """One sequence of queries for all of the keys, as learned queries are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x)
+        return functional.scaled_dot_product_attention(q[:1], k, v)
+
+
+class Sequences(nn.Module):
+    """Queries or keys of one sequence for all, in three dimensions."""
+
+    def __init__(self, which: int) -> None:
+        super().__init__()
+        self.which = which
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (q[:1], k, v) if self.which == 0 else (q, k[:1], v[:1])
+        return functional.scaled_dot_product_attention(q, k, v)
+
+
+def test_queries_broadcast_over_the_batch_are_heard() -> None:
+    """q [1, ...] beside k [5, ...] raised a RuntimeError of `expand` inside the model."""
+    model, x = Broadcast(), numbers(5, T, E)
+    _, (call,) = listen(model, x)
+    q, k, _ = model.qkv(x)
+    assert error(call.weights.dense(), (q[:1] @ k.mT * 8**-0.5).softmax(-1)) < EXACT
+    for which in range(2):  # and without heads, whichever of the two is one for all
+        q, k, v = Fused(1, heads=1).qkv(numbers(5, T, E))
+        _, (call,) = listen(Sequences(which), q[:, 0], k[:, 0], v[:, 0])
+        q, k = (q[:1], k) if which == 0 else (q, k[:1])
+        assert error(call.weights.dense(), (q @ k.mT * 8**-0.5).softmax(-1)) < EXACT
+    one, x = Fused(heads=1, num_kv_heads=H), numbers(B, T, E)  # and one head of queries for several of keys
+    _, (call,) = listen(one, x)
+    q, k, _ = one.qkv(x)
+    assert error(call.weights.dense(), (q @ k.mT * 8**-0.5).softmax(-1)) < EXACT
 
 
 # torch.nn.MultiheadAttention

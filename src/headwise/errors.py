@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from typing import ParamSpec, TypeVar, cast
 __all__ = [
     "ArgumentError",
     "AttentionBypassed",
+    "AttentionUnheard",
     "BackendUnavailable",
     "BudgetExceeded",
     "HeadsAlarm",
@@ -54,6 +56,10 @@ class AttentionBypassed(HeadwiseError, RuntimeError):
     """A model has attention that cannot be heard where it runs; the message names its layers."""
 
 
+class AttentionUnheard(HeadwiseError, UserWarning):
+    """A warning of `headwise.watch` and its kin: layers that were not heard beside others that were."""
+
+
 class BudgetExceeded(HeadwiseError, MemoryError):
     """A dense result would not fit the memory budget."""
 
@@ -68,6 +74,17 @@ class PackageMissing(HeadwiseError, ImportError):
 
 class VersionUnsupported(HeadwiseError, ImportError):
     """The installed torch or transformers lacks a name that headwise is built on."""
+
+
+def outside() -> int:
+    """The `stacklevel` at which a warning of the calling function points at the user's own line."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(INSIDE):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+INSIDE = (__name__.partition(".")[0] + ".", "contextlib")
 
 
 # Packages that only a part of headwise needs

@@ -14,7 +14,7 @@ import torch
 from ..errors import ArgumentError, nearest, needed
 from . import heads_files
 from .labels import LABELS
-from .layer import POSITIONS, Head, LayerHeads
+from .layer import POSITIONS, Head, LayerHeads, Unheard
 from .layer_names import ByLayer, Layer, names_of, stacks
 from .record import Marks, Record
 from .together import Waiting
@@ -60,6 +60,10 @@ class HeadsInTraining(Protocol):
 class Heads(ByLayer[LayerHeads]):
     """Every head that was watched, by layer: a module's path, or its number where there is one stack.
 
+    Attributes:
+        unheard: the layers that attend, or may, and were not heard: an `Unheard` each, with the module's
+            path, the name of its class, how many softmaxes ran in it, and why its weights cannot be read.
+
     Example:
         >>> import torch, headwise as hw
         >>> mha = hw.MultiHeadAttention(64, 4, causal=True)
@@ -77,6 +81,7 @@ class Heads(ByLayer[LayerHeads]):
         super().__init__({})
         self.tokens: list[list[str]] | None = None  # of the last forward, where a tokenizer was given
         self.title: str | None = None
+        self.unheard: list[Unheard] = []
         self.waiting = Waiting(self)
 
     @property
@@ -103,7 +108,7 @@ class Heads(ByLayer[LayerHeads]):
             names = {path: layer.layer for path, layer in layers.items()}
             kept = {name: value for name, value in state.items() if name != "_layers"}
             state = {**kept, "_values": layers, "_names": names}
-        super().__setstate__(state)
+        super().__setstate__({"unheard": []} | state)  # which older ones do not have
         self.waiting = Waiting(self)
 
     # What is in it
@@ -134,6 +139,15 @@ class Heads(ByLayer[LayerHeads]):
                     values[place].layer = name
         known.take(record)
 
+    def miss(self, unheard: Unheard) -> None:
+        """Take note of a layer that was not heard in a forward."""
+        for at, known in enumerate(self.unheard):
+            if known.path == unheard.path:
+                total, why = known.softmaxes + unheard.softmaxes, known.why or unheard.why
+                self.unheard[at] = replace(known, softmaxes=total, why=why)
+                return
+        self.unheard.append(unheard)
+
     @property
     def stacks(self) -> dict[str, dict[int, str]]:
         """The layers by stack: paths that differ in numbers only."""
@@ -158,7 +172,8 @@ class Heads(ByLayer[LayerHeads]):
 
     def __repr__(self) -> str:
         layers, heads = len(self), sum(len(layer) for layer in self.values())
-        return f"Heads({layers} layer{'' if layers == 1 else 's'}, {heads} head{'' if heads == 1 else 's'})"
+        told = f"{layers} layer{'' if layers == 1 else 's'}, {heads} head{'' if heads == 1 else 's'}"
+        return f"Heads({told}{f'; {len(self.unheard)} not heard' if self.unheard else ''})"
 
     # Asking
 
@@ -576,7 +591,9 @@ class Heads(ByLayer[LayerHeads]):
         """
         if not self:
             raise ArgumentError("heads must not be empty: 0 layers; run the model inside the watch block")
-        heads_files.save(heads_files.Saved(list(self.values()), self.tokens, self.title), path, maps=maps)
+        heads_files.save(
+            heads_files.Saved(list(self.values()), self.tokens, self.title, self.unheard), path, maps=maps
+        )
 
 
 def load_heads(path: str | os.PathLike[str]) -> Heads:
@@ -596,7 +613,7 @@ def load_heads(path: str | os.PathLike[str]) -> Heads:
     """
     saved = heads_files.load(path)
     heads = Heads()
-    heads.tokens, heads.title = saved.tokens, saved.title
+    heads.tokens, heads.title, heads.unheard = saved.tokens, saved.title, saved.unheard
     for layer in saved.layers:
         for call in layer.calls:
             heads.add(layer.path, call, layer=layer.layer)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from ..errors import ArgumentError, needed
 from ..indexing import positions_of
 from ..map import AttentionMap, make
 from ..whole_files import whole_file
-from .layer import LayerHeads
+from .layer import LayerHeads, Unheard
 from .record import Marks, Record
 
 __all__ = [
@@ -52,6 +53,7 @@ class Saved(NamedTuple):
     layers: list[LayerHeads]
     tokens: list[list[str]] | None = None
     title: str | None = None
+    unheard: list[Unheard] = []  # noqa: RUF012 (nobody writes to it)
 
 
 def save(heads: Saved, path: str | os.PathLike[str], *, maps: bool = True) -> None:
@@ -90,6 +92,7 @@ def save(heads: Saved, path: str | os.PathLike[str], *, maps: bool = True) -> No
             calls.append(told)
         layers.append({"path": layer.path, "layer": layer.layer, "calls": calls})
     header = {"format": FORMAT, "layers": layers, "tokens": heads.tokens, "title": heads.title}
+    header["unheard"] = [asdict(each) for each in heads.unheard]
     with whole_file(place, "path") as half:
         half.write_bytes(to_bytes(tensors, metadata={"headwise": json.dumps(header)}))
 
@@ -115,7 +118,8 @@ def load(path: str | os.PathLike[str]) -> Saved:
                     f"path must be a file of heads.save: {str(place)!r} is {header.get('format')!r}, not "
                     f"{FORMAT!r}; save it again"
                 )
-            heads = Saved([], header["tokens"], header["title"])
+            unheard = [Unheard(**each) for each in header.get("unheard", [])]  # older files have none
+            heads = Saved([], header["tokens"], header["title"], unheard)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
             mine: dict[str, dict[str, Tensor]] = {}
             for name, value in tensors.items():

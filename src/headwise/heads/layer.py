@@ -15,7 +15,7 @@ from .labels import LABELS, Label, label, of_too_few
 from .layer_names import Layer
 from .record import PATTERNS, WRITTEN, Record
 
-__all__ = ["POSITIONS", "Head", "LayerHeads"]
+__all__ = ["POSITIONS", "Head", "LayerHeads", "Unheard"]
 
 POSITIONS = ("distance", "previous", "itself", "next", "local")  # say nothing where keys are of another text
 
@@ -40,6 +40,20 @@ class Head:
 
     def __len__(self) -> int:
         return 2
+
+
+@dataclass(frozen=True)
+class Unheard:
+    """A layer that attends, or may, beside those that were heard."""
+
+    path: str  # of the module
+    kind: str  # the name of its class
+    softmaxes: int  # that ran in it, in all forwards
+    why: str | None  # fallback="eager" cannot read its weights; None: it can
+
+    def __str__(self) -> str:
+        where = "" if self.why is None else f", where {self.why}"
+        return f"{self.softmaxes} in {self.path or 'the model itself'} ({self.kind}){where}"
 
 
 class LayerHeads:

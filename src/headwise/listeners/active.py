@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .attachment import Attachment
 
 __all__ = [
+    "Bypassed",
     "Call",
     "Entered",
     "Forward",
@@ -101,6 +102,7 @@ class Listener(Protocol):
     weights, may name them in `asks_if_long`: they are collected on the way where that can be. One that
     `waits` looks at no short call before its forward is over (`after(forward)` tells), and then at copies;
     in `noted` it leaves how the last call was put aside, for those that differ in their tensors alone.
+    One that has a method `miss(path, kind, bypassed)` is told after each forward what was not heard in it.
     `hears_shards` is True of one that knows calls whose sequence lies over ranks: their map is of the whole,
     their values and outputs are this rank's.
     """
@@ -128,12 +130,27 @@ def in_backward() -> bool:
 # One forward, and what its modules were given
 
 
+class Bypassed(NamedTuple):
+    """A module that attended in a way that nobody heard, or that may have."""
+
+    softmaxes: int  # that ran in it
+    why: str | None  # fallback="eager" cannot read its weights; None: it can
+    is_certain: bool = True  # else it may be something else than attention, which is no reason to refuse it
+    sizes: tuple[int, ...] = ()  # B and T of its input, where they are known
+
+    def and_again(self, other: Bypassed) -> Bypassed:
+        """The same module in a later forward."""
+        softmaxes, is_certain = self.softmaxes + other.softmaxes, self.is_certain or other.is_certain
+        return Bypassed(softmaxes, self.why or other.why, is_certain, self.sizes or other.sizes)
+
+
 class Mode(Protocol):
     """Someone who is told when a module begins and ends, and listens to torch's functions in between."""
 
     def enter(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None: ...
 
-    def leave(self) -> None: ...
+    def leave(self, output: object, came_back: bool) -> Bypassed | None:
+        """The module returned `output`, or raised; returns what was not heard of its attention."""
 
 
 class Entered:
@@ -187,7 +204,7 @@ class Run:
         self.beside: dict[str, Tensor | None] = {}  # parent -> which queries of its self-attention are real
         self.told: dict[str, int] = {}  # how many calls of a path were told of
         self.alike: list[Any] = []  # how layers were answered, for those like them; see layers_alike.py
-        self.bypassed: dict[str, tuple[int, ...]] = {}
+        self.bypassed: dict[str, Bypassed] = {}
 
     def note(self, here: Entered, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Tokens and padding among the arguments of a module: of the layers inside it, while it runs."""

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from ..engines.scores import Scores
-from ..errors import ArgumentError, AttentionBypassed
+from ..errors import ArgumentError, AttentionBypassed, AttentionUnheard, outside
 from ..heads.layer_names import Layer, names_of
 from ..map import AttentionMap
 from .active import (
+    Bypassed,
     Call,
     Entered,
     Forward,
@@ -40,21 +41,25 @@ from .split_calls import SplitCall, local_heads_of
 
 __all__ = ["Attachment", "Change", "Post"]
 
+NOTHING_SEEN = "no softmax was seen"  # reasons read on after "where"
+REPLACED = "the model has put one layer in the place of another meanwhile: watch it once more"
+
 
 class Post:
     """One attachment at one module."""
 
-    __slots__ = ("attachment", "is_place", "mode", "path")
+    __slots__ = ("attachment", "is_place", "mode", "notes", "path")
 
-    def __init__(self, attachment: Attachment, path: str, is_place: bool) -> None:
+    def __init__(self, attachment: Attachment, path: str, is_place: bool, notes: bool) -> None:
         self.attachment, self.path, self.is_place = attachment, path, is_place
+        self.notes = notes  # whether tokens and padding are looked for in what the module is given
         self.mode: Mode | None = None  # which listens to torch's functions while this module runs
 
     def enter(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         run = self.attachment._running.run or self.attachment.run_or_new()
         here = Entered(self.path, module)
         try:
-            if not self.is_place:
+            if self.notes:
                 run.note(here, args, kwargs)
             run.entered.append(here)
             if self.mode is not None:
@@ -64,18 +69,21 @@ class Post:
             self._leave(run, here)
             raise
 
-    def leave(self, args: tuple[object, ...], kwargs: dict[str, object], came_back: bool) -> None:
+    def leave(
+        self, args: tuple[object, ...], kwargs: dict[str, object], came_back: bool, output: object
+    ) -> None:
         run = self.attachment._running.run
         assert run is not None, "somebody entered"
         here = run.entered[-1]
-        if here.mode is not None:
-            here.mode.leave()
-        if here.heard and len(run.entered) > 1:  # nothing else, mostly
+        if here.mode is None and here.heard and len(run.entered) > 1:  # nothing else, mostly
             run.entered.pop()
             return
         try:
-            if came_back and self.is_place and not here.heard and not self.attachment.is_over:
-                run.bypassed.setdefault(self.path, _sizes(args, kwargs))
+            bypassed = None if here.mode is None else here.mode.leave(output, came_back)
+            if bypassed is None and self.is_place and not here.heard:
+                bypassed = Bypassed(0, NOTHING_SEEN)
+            if came_back and bypassed is not None and not self.attachment.is_over:
+                self.attachment.bypass(bypassed._replace(sizes=_sizes(args, kwargs)))
             if came_back and len(run.entered) == 1:
                 self.attachment.came_back(run)
         finally:
@@ -114,14 +122,17 @@ class Attachment:
         config = getattr(model, "config", None)
         self.is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", self.two_texts))
         self.forward = Forward()  # the last that began, in any thread
-        self.bypassed: dict[str, tuple[int, ...]] = {}  # in forwards that are over; nobody was told of these
+        self.bypassed: dict[str, Bypassed] = {}  # in forwards that are over
+        self._told_of: set[str] = set()  # the paths of those that somebody was warned of
+        self.has_heard = False
         self.elsewhere = (
             False  # whether another model's attention was heard inside, or a layer ran on nothing
         )
         self.has_company = torch.distributed.is_available() and torch.distributed.is_initialized()
         self.is_over = False  # what runs on in other threads is heard no more, and has bypassed nobody
-        hooked = self.structure.hooked.items()
-        self.posts = {module: Post(self, path, is_place) for module, (path, is_place) in hooked}
+        hooked, suspects = self.structure.hooked.items(), self.structure.suspects.items()
+        self.posts = {module: Post(self, path, is_place, not is_place) for module, (path, is_place) in hooked}
+        self.posts |= {module: Post(self, path, False, False) for module, path in suspects}
         self._running = _Running()
         self._telling = threading.RLock()
         self._undo = ExitStack()
@@ -227,10 +238,27 @@ class Attachment:
     def left(self, run: Run) -> None:
         """The outermost module has ended, whichever way."""
         self._running.run = None
-        if run.bypassed:  # it raised before anybody was told
-            with self._telling:
-                self.bypassed |= run.bypassed
+        if run.bypassed:
+            self._miss(run.bypassed)
         self._over(run.forward)
+
+    def _miss(self, bypassed: dict[str, Bypassed]) -> None:
+        """Tell listeners that ask for it what was not heard in a forward."""
+        kinds = self.kinds_at(bypassed)
+        with self._telling:
+            for path, new in bypassed.items():
+                known = self.bypassed.get(path)
+                self.bypassed[path] = new if known is None else known.and_again(new)
+            for listener, _ in self.heard_by():
+                miss: Callable[[str, str, Bypassed], None] | None = getattr(listener, "miss", None)
+                if miss is not None:
+                    for path, new in bypassed.items():
+                        miss(path, kinds[path], new)
+
+    def kinds_at(self, paths: Iterable[str]) -> dict[str, str]:
+        """The names of the classes of modules, by path."""
+        known = {path: type(module).__name__ for module, path in self.paths.items()}
+        return {path: known.get(path, "module") for path in paths}
 
     def _over(self, forward: Forward) -> None:
         """Tell listeners that wait for it that a forward has ended."""
@@ -249,10 +277,12 @@ class Attachment:
         paths = self.paths  # a layer that its model has put in another's place has no post
         for path, now in zip(self.places, modules_at(self.model, self.places), strict=True):
             if now is not None and now not in paths:  # None: taken out, which is its owner's right
-                run.bypassed.setdefault(path, ())
-        if run.bypassed and self.fallback != "skip":
-            bypassed, run.bypassed = run.bypassed, {}
-            self._refuse(bypassed)
+                run.bypassed.setdefault(path, Bypassed(0, REPLACED))
+        refused = {path: each for path, each in run.bypassed.items() if each.is_certain}
+        if refused and self.fallback is None:
+            for path in refused:
+                del run.bypassed[path]
+            self._refuse(refused)
 
     @property
     def entered(self) -> list[Entered]:
@@ -284,10 +314,13 @@ class Attachment:
             return run.entered[-1].path
         return path
 
-    def bypass(self) -> None:
-        """The innermost module attends in a way that nobody can hear."""
-        if self.run is not None:
-            self.run.bypassed.setdefault(self.run.entered[-1].path, ())
+    def bypass(self, bypassed: Bypassed) -> None:
+        """The innermost module attends, or may, in a way that nobody hears."""
+        run = self._running.run
+        if run is not None and not in_backward():
+            path = run.entered[-1].path
+            known = run.bypassed.get(path)
+            run.bypassed[path] = bypassed if known is None else known.and_again(bypassed)
 
     # What they say
 
@@ -305,6 +338,7 @@ class Attachment:
                 self.elsewhere = True
                 return output
             path = run.entered[-1].path
+        self.has_heard = True
         alone = run is None
         run = Run(self._new_forward()) if run is None else run  # of a layer whose forward is called directly
         for entered in run.entered:
@@ -360,31 +394,69 @@ class Attachment:
         return True
 
     def check(self) -> None:
-        """At the end: raise if attention ran that nobody could hear, unless that was allowed.
+        """At the end of a block: raise or warn if attention ran that nobody could hear, as listeners wish.
 
         Raises:
-            AttentionBypassed: with the layers and what they would need.
+            AttentionBypassed: with the layers and why each was not heard.
         """
-        if self.bypassed and self.fallback != "skip":
-            bypassed, self.bypassed = self.bypassed, {}
-            self._refuse(bypassed)
+        if self.fallback == "skip":
+            return
+        certain = {path: each for path, each in self.bypassed.items() if each.is_certain}
+        if certain and (self.fallback is None or not self.has_heard):
+            self.bypassed = {}
+            self._refuse(certain)
+        new = {path: each for path, each in self.bypassed.items() if path not in self._told_of}
+        if new:
+            self._told_of |= new.keys()
+            warnings.warn(self._warning(new), AttentionUnheard, stacklevel=outside())
 
-    def _refuse(self, paths: dict[str, tuple[int, ...]]) -> None:
-        kinds = sorted({type(module).__name__ for module, path in self.paths.items() if path in paths})
-        shown = ", ".join(path or "the model itself" for path in list(paths)[:4]) + (
-            f" and {len(paths) - 4} more" if len(paths) > 4 else ""
-        )
+    def _refuse(self, bypassed: dict[str, Bypassed]) -> None:
         if self.fallback == "eager":
             raise AttentionBypassed(
-                f"model must have attention that can be heard: no weights [B, H, T, S] were seen in "
-                f"{len(paths)} layers of {', '.join(kinds)} ({shown}); leave them out with fallback='skip'"
+                "model must have attention that can be heard: no weights [B, H, T, S] were seen in "
+                f"{self._listed(bypassed)}; leave them out with fallback='skip'"
             )
-        sizes = next(iter(paths.values()))
+        readable = {path: each for path, each in bypassed.items() if each.why is None}
+        others = {path: each for path, each in bypassed.items() if each.why is not None}
+        parts, advice = [], "leave these layers out with fallback='skip'"
+        if readable:
+            parts.append(f"{self._listed(readable)} compute their own weights")
+            memory = _memory(next(iter(readable.values())).sizes)
+            advice = f"read those with fallback='eager' ({memory}), or {advice}"
+        if others:
+            parts.append(self._listed(others))
+        if readable and others:
+            some = f"fallback='eager' reads the first {len(readable)} ({memory})"
+            advice = f"{some}, fallback='skip' leaves all of them out"
         raise AttentionBypassed(
-            f"model must send its attention where it can be heard: {len(paths)} layers of {', '.join(kinds)} "
-            f"({shown}) compute their own weights; read those with fallback='eager' ({_memory(sizes)}), or "
-            "leave these layers out with fallback='skip'"
+            f"model must send its attention where it can be heard: {', and '.join(parts)}; {advice}"
         )
+
+    def _warning(self, bypassed: dict[str, Bypassed]) -> str:
+        count = sum(each.softmaxes for each in bypassed.values())
+        may_be = "" if all(each.is_certain for each in bypassed.values()) else "that may be attention "
+        what = f"{count} softmax operations {may_be}were" if count else "attention was"
+        advice = "fallback='skip' leaves them out without this warning"
+        if self.fallback is None and any(each.why is None for each in bypassed.values()):
+            advice = f"fallback='eager' reads these as far as it can, {advice}"
+        return (
+            f"{what} not heard in {type(self.model).__name__}: {self._listed(bypassed)}; the other layers "
+            f"were heard, {advice}"
+        )
+
+    def _listed(self, bypassed: dict[str, Bypassed]) -> str:
+        """Layers with some of their paths; of those that cannot be read by class, and why not the first."""
+        kinds, groups = self.kinds_at(bypassed), dict[str, list[str]]()
+        for path, each in bypassed.items():
+            groups.setdefault("" if each.why is None else kinds[path], []).append(path)
+        parts = []
+        for paths in groups.values():
+            shown = ", ".join(path or "the model itself" for path in paths[:4])
+            more = f" and {len(paths) - 4} more" if len(paths) > 4 else ""
+            named, why = ", ".join(sorted({kinds[path] for path in paths})), bypassed[paths[0]].why
+            reason = "" if why is None else f", where {why}"
+            parts.append(f"{len(paths)} layers of {named} ({shown}{more}){reason}")
+        return ", ".join(parts)
 
 
 def _sizes(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[int, ...]:

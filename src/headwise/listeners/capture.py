@@ -18,10 +18,11 @@ from ..arguments import answering
 from ..engines.statistics import RECEIVED, ROW_STATISTICS, STATISTICS
 from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
+from ..heads.layer import Unheard
 from ..heads.layer_names import Layer
 from ..heads.record import Marks, Record, reduce, settle
 from ..heads.together import is_short
-from .active import Call, Forward, Noted, in_backward
+from .active import Bypassed, Call, Forward, Noted, in_backward
 from .attachment import Attachment
 from .head_outputs import check_any
 from .model_door import attach
@@ -43,7 +44,9 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
 
     For Hugging Face models, `torch.nn.Transformer*`, `torch.nn.MultiheadAttention`, headwise's own modules,
     timm's and torchvision's vision Transformers, and whatever calls torch's `scaled_dot_product_attention`. A
-    layer that does none of this raises `AttentionBypassed` with its name.
+    layer that does none of this raises `AttentionBypassed` with its name. What may be attention in a module
+    of any other name, and was not heard beside layers that were, gives a warning, `errors.AttentionUnheard`,
+    and is listed in `heads.unheard`.
 
     Inside the block attention runs on headwise's engines, fused and without the T x S matrix; results are the
     same up to rounding. A compiled model runs uncompiled inside it, and everything else as it is: a compiled
@@ -75,7 +78,8 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         tokenizer: tells special tokens and punctuation, and gives tokens their names in pictures.
         reach: how near counts as `local`.
         fallback: for layers that compute their own weights: None raises, "eager" reads those (the model makes
-            them anyway: B x H x T x S numbers per layer), "skip" leaves these layers out.
+            them anyway: B x H x T x S numbers per layer) and warns of the layers whose weights cannot be
+            read, "skip" leaves all of these layers out. Those left out are in `heads.unheard`.
 
     Raises:
         ArgumentError: not a module; an unknown statistic, keep, pooled or fallback; from inside the block,
@@ -301,6 +305,10 @@ class _Ear:
         """Whether each rank measures its own heads, and numbers are gathered; not to compare heads."""
         shape, on_cpu = call.own.weights.shape, call.own.weights.device.type == "cpu"
         return self.writer is None and not self.between and not is_short(shape, on_cpu)
+
+    def miss(self, path: str, kind: str, bypassed: Bypassed) -> None:
+        """A layer attended in a forward, or may have, and was not heard."""
+        self.heads.miss(Unheard(path, kind, bypassed.softmaxes, bypassed.why))
 
     def after(self, forward: Forward) -> None:
         """A forward is over, or has raised: measure what it left."""

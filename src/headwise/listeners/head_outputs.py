@@ -134,7 +134,7 @@ class ChosenListening(AbstractContextManager[Inside]):
         if missed:
             raise AttentionBypassed(
                 f"heads must be in layers that can be heard: {', '.join(missed)} compute their own weights "
-                "and were left out (fallback='skip'); nothing was done to them"
+                f"and were left out (fallback={self.fallback!r}); nothing was done to them"
             )
         if self.chosen.everything:
             check_any(self.model, ran, block.listener.heard, self.fallback, block.attachment.elsewhere)

@@ -11,7 +11,8 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, lru_cache
+from functools import _lru_cache_wrapper, cache, lru_cache
+from types import FunctionType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, ref
 
@@ -29,6 +30,7 @@ __all__ = [
     "likely_places",
     "modules_at",
     "names_in",
+    "opaque_call",
     "resolve",
     "sounds_cross",
     "stacks",
@@ -44,16 +46,21 @@ IS_NOT = re.compile(
 LINEAR = re.compile(r"(Linear|Lightning|Delta)\w*?(Attention|Attn)")
 CROSS = ("cross", "encoder_attn", "encdec", "encoder_decoder")
 DISPATCHES, FUSED = "ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"
-SOFTMAX = {DISPATCHES, FUSED, *"softmax log_softmax Softmax logsumexp flex_attention".split()} | {
-    "multi_head_attention_forward",
-    "MultiheadAttention",
-}
+PLAIN = frozenset("softmax log_softmax Softmax LogSoftmax".split())
+# Functions that attend without anything that torch's functions would tell of.
+OPAQUE = frozenset(
+    "flex_attention flash_attn_func flash_attn_varlen_func flash_attn_qkvpacked_func "
+    "flash_attn_kvpacked_func memory_efficient_attention sageattn".split()
+)
+SOFTMAX = {DISPATCHES, FUSED, "logsumexp", "multi_head_attention_forward", "MultiheadAttention"}
+SOFTMAX |= PLAIN | OPAQUE
+CHOOSES = re.compile(r"Router|Gat(e|ing)\b|MoE|Moe|Expert|Matcher|Quantizer")  # a softmax of other things
 
 
 def likely_places(model: nn.Module) -> list[str]:
     """Where attention seems to happen, told from the modules alone, innermost ones only."""
     named = list(model.named_modules())
-    likely = [path for path, module in named if _is_likely(module)]
+    likely = _without_parts({path: module for path, module in named if _is_likely(module)})
     within = {path.rpartition(".")[0] if path else None for path in likely}
     outer: set[str] = set()
     for above in within:
@@ -64,6 +71,21 @@ def likely_places(model: nn.Module) -> list[str]:
     if any(path for path in likely if path):
         outer.add("")
     return [path for path in likely if path not in outer or path in surely]
+
+
+def _without_parts(likely: dict[str, nn.Module]) -> list[str]:
+    """Places without those that only sound like attention inside a layer that has the softmax itself.
+
+    CvT's layer calls its convolutions `CvtSelfAttentionProjection`; they do not attend, the layer does.
+    """
+    whole = {path for path, module in likely.items() if not SOFTMAX.isdisjoint(_names_around(module))}
+
+    def is_part(path: str, module: nn.Module) -> bool:
+        around = path.split(".")
+        above = (".".join(around[:end]) for end in range(len(around)))
+        return any(outer in whole for outer in above if outer != path) and not _may_attend(module)
+
+    return [path for path, module in likely.items() if not is_part(path, module)]
 
 
 def _is_surely(module: nn.Module) -> bool:
@@ -93,15 +115,34 @@ def _may_attend(module: nn.Module) -> bool:
 @cache
 def _reached(kind: type) -> frozenset[str]:
     """The names that the methods of a class mention, and the functions beside it that they call."""
-    home, names = vars(sys.modules[kind.__module__]), set(names_in(kind))
+    home, names = vars(sys.modules.get(kind.__module__, object)), set(names_in(kind))
     seen: set[str] = set()
     while beside := [name for name in names - seen if name in home]:
         for name in beside:
             seen.add(name)
-            value = home[name]
-            code = getattr(inspect.unwrap(value) if callable(value) else None, "__code__", None)
-            names.update(() if code is None else code.co_names)
+            function = _function_behind(home[name])
+            if function is not None:
+                names.update((function.__name__, *function.__code__.co_names))
     return frozenset(names) | {kind.__name__}
+
+
+def _names_around(module: nn.Module) -> frozenset[str]:
+    kind: type = type(module)
+    return _reached(kind)
+
+
+def _function_behind(value: object) -> FunctionType | None:
+    """A function, out of what may be wrapped around it (a cache, a compiler); None: there is none."""
+    if isinstance(value, FunctionType | _lru_cache_wrapper):
+        value = inspect.unwrap(value)
+    return value if isinstance(value, FunctionType) else None
+
+
+def opaque_call(module: nn.Module) -> str | None:
+    """The function by which a module attends unheard, by its class's code or its attributes; None: none."""
+    held = [_function_behind(value) for value in vars(module).values()]
+    names = _names_around(module) | {function.__name__ for function in held if function is not None}
+    return min(names & OPAQUE, default=None)
 
 
 @lru_cache(maxsize=4096)
@@ -161,7 +202,21 @@ class Structure:
                 if not path or path in places or not _is_bystander(module)
             }
         )
+        self.suspects = WeakKeyDictionary(
+            {module: path for module, path in self.paths.items() if self._may_hide_attention(module, path)}
+        )
         self._memo: dict[str, Any] = {}
+
+    def _may_hide_attention(self, module: nn.Module, path: str) -> bool:
+        """Whether a layer of Transformers that is not called attention has a softmax of its own in its code.
+
+        Most are routers of experts, whose names say so: they would cost time and never be attention.
+        """
+        if module in self.hooked or not type(module).__module__.startswith("transformers."):
+            return False
+        if PLAIN.isdisjoint(_names_around(module)) or CHOOSES.search(type(module).__name__):
+            return False
+        return not any(place.startswith(f"{path}.") for place in self.places)
 
     def of_kind(self, kinds: tuple[type[Kind], ...]) -> list[Kind]:
         """The modules of some classes, or of classes made of them; looked for the first time."""

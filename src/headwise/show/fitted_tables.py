@@ -47,9 +47,11 @@ class FittedTable(Table):
     where they do not wrap; the first is always there, the others are left out from the right.
 
     elsewhere: where all numbers are to be had, for that line.
+    remark: a line below the table, in any width.
     """
 
     elsewhere: str | None = None
+    remark: str | None = None
 
     def __init__(self, *headers: str, **options: Any) -> None:
         self._terms: dict[int, Terms] = {}  # by column
@@ -106,6 +108,8 @@ class FittedTable(Table):
         out = [self._of(index).name for index in range(len(self.columns)) if index not in shown]
         if out:
             yield Text("\n").join(wrapped(Text(self._note(out, texts, headers), "dim"), options.max_width))
+        if self.remark is not None:
+            yield Text("\n").join(wrapped(in_letters(Text(self.remark), encoding), options.max_width))
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement(1, options.max_width)

@@ -51,6 +51,9 @@ ELSEWHERE = "--json and to_pandas() have every number"
 Chosen = Sequence[tuple[Layer, int]]
 
 
+UNHEARD = 2  # layers that were not heard and are named below a table
+
+
 class HeadsTable:
     """A table that shows itself wherever it is: printed, in a terminal, in a notebook."""
 
@@ -119,6 +122,9 @@ def heads_table(
         label.stylize("dim" if head.label.name == MIXED else "bold")
         said = [] if roles is None else [as_text("; ".join(roles.of(head.layer, head.head)) or "-")]
         table.add_row(as_text(str(heads[head.path].layer)), str(head.head), label, *said, *row)
+    if heads.unheard:
+        table.remark = f"Not heard: {'; '.join(map(str, heads.unheard[:UNHEARD]))}"
+        table.remark += "; heads.unheard has the rest." if len(heads.unheard) > UNHEARD else "."
     return HeadsTable(table)
 
 

@@ -1,9 +1,11 @@
 """The last resort: any module that calls torch's `scaled_dot_product_attention`, or a softmax of its own.
 
 A torch-function mode sees every call made while a watched module runs. The fused function is answered by
-ours, with all it was given. A softmax inside an attention layer is only looked at, and only with
-fallback="eager": its result are the weights, which the model has made anyway. It must have a row for every
-position of the layer's input and be the only such softmax in the layer, or the layer counts as not heard.
+ours, with all it was given. A softmax inside an attention layer is only looked at; its result, the weights,
+which the model has made anyway, is read with fallback="eager" alone. It must be the only such softmax in the
+layer and have the rows of what the layer is given or returns (`weights_shape.py`), or the layer counts as
+not heard. So does a module of any other name in which a softmax runs over positions, or a function that
+attends.
 
 Letters: B batch, T query_len, S key_len, H num_heads, D head_dim.
 """
@@ -26,21 +28,53 @@ from ...facts import fact
 from ...map import AttentionMap
 from ...mask_rules import can_read
 from ...masks import Mask
-from ..active import announce, is_quiet, nothing_to_hear, padding_now
+from ..active import Bypassed, is_quiet, nothing_to_hear, padding_now, quietly
 from ..attachment import Attachment
-from ..model_structure import DISPATCHES, names_in, sounds_cross
+from ..model_structure import DISPATCHES, names_in, opaque_call, sounds_cross
 from ..shared_patches import Undo
 from .attended import attended, with_padding
 from .loans import unseen
+from .weights_shape import weights_shape
 
 __all__ = ["hear_functions"]
 
 Function = Callable[..., Any]
 
-SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
-HEARD = frozenset(
-    (functional.scaled_dot_product_attention, functional.multi_head_attention_forward, *SOFTMAX)
+
+def _operators(*names: str) -> frozenset[Function]:
+    """Functions of torch and operators of `torch.ops.aten` by name, each with its overloads.
+
+    Of private names the operators alone: torch's compiler, which reads the set, cannot hash every function.
+    """
+    public = [name for name in names if not name.startswith("_") and hasattr(torch, name)]
+    found: set[Function] = {getattr(torch, name) for name in public}
+    for name in names:
+        packet = getattr(torch.ops.aten, name, None)
+        if packet is not None:
+            found |= {packet, *(getattr(packet, overload) for overload in packet.overloads())}
+    return frozenset(found)
+
+
+LOG_SOFTMAX = _operators("log_softmax", "_log_softmax") | {
+    functional.log_softmax, Tensor.log_softmax, torch.special.log_softmax,
+}  # fmt: skip
+SOFTMAX = LOG_SOFTMAX | _operators("softmax", "_softmax", "_safe_softmax") | {
+    functional.softmax, Tensor.softmax, torch.special.softmax,
+}  # fmt: skip
+FUSED = _operators("scaled_dot_product_attention") | {functional.scaled_dot_product_attention}
+KERNELS = _operators(  # the same without its words: they attend, and nothing of it can be heard
+    "_scaled_dot_product_attention_math",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_fused_attention_overrideable",
+    "_flash_attention_forward",
+    "_efficient_attention_forward",
+    "_native_multi_head_attention",
 )
+HEARD = SOFTMAX | FUSED | KERNELS | {functional.multi_head_attention_forward}
+OUTSIDE_LAYERS = "a softmax runs in the model's own forward, outside its layers"
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "num_head", "heads", "nb_heads")
 
 
@@ -53,20 +87,24 @@ def hear_functions(attachment: Attachment) -> Undo:
     return lambda: None
 
 
+def _opaque_calls(attachment: Attachment) -> dict[str, str]:
+    """path -> the function by which a module attends unheard, of those whose code says so."""
+    called = {post.path: opaque_call(module) for module, post in attachment.posts.items()}
+    return {path: function for path, function in called.items() if function is not None}
+
+
 @dataclass
 class _Running:
-    """A module that runs now."""
+    """A module that runs now, and what it has done that may be attention."""
 
     inputs: list[torch.Size]
-    softmaxes: int = 0
-
-    def was_given_rows_of(self, weights: Tensor) -> bool:
-        """Whether there is a row for every position of what the module was given."""
-        B, _, T, _ = weights.shape
-        return any(
-            shape[:2] == (T, B) or (shape[0] == B and T in (shape[1:-1].numel(), shape[2:].numel()))
-            for shape in self.inputs
-        )
+    softmaxes: int = 0  # over the last dimension
+    over_others: int = 0  # over another one
+    shape: torch.Size | None = None  # of the last of them
+    weights: Tensor | None = None  # its result, copied, where it is the only one and somebody reads it
+    is_certain: bool = False  # a module of another name attends all the same
+    is_readable: bool = False  # by asking a function for the weights that it makes
+    unheard: str | None = None  # a function that attends, and of which nothing can be heard
 
 
 class _Functions(TorchFunctionMode):
@@ -74,6 +112,7 @@ class _Functions(TorchFunctionMode):
         super().__init__()
         self.attachment = attachment
         self.places = set(attachment.places)
+        self.opaque = attachment.structure.once("opaque calls", lambda: _opaque_calls(attachment))
         self._here = threading.local()
         self.were_self: set[str] = set()  # paths of layers that attended to their own text
 
@@ -83,8 +122,10 @@ class _Functions(TorchFunctionMode):
         if kind.__module__.startswith("torch.nn."):
             return False
         if path in self.places:
-            return DISPATCHES not in names_in(kind)
-        return not kind.__module__.startswith("transformers.")
+            names = names_in(kind)
+            # `getattr` of the dispatch finds nothing there: Kosmos-2.5 then calls its eager function itself
+            return DISPATCHES not in names or ("getattr" in names and "get_interface" not in names)
+        return not kind.__module__.startswith("transformers.") or module in self.attachment.structure.suspects
 
     @property
     def running(self) -> list[_Running]:
@@ -95,16 +136,16 @@ class _Functions(TorchFunctionMode):
         return modules
 
     def enter(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        given = [x.shape for x in tensors if x.ndim > 2 and not x.is_nested]
-        self.running.append(_Running(given))
+        self.running.append(_Running(_shapes((*args, *kwargs.values()), 3)))
         if len(self.running) == 1:
             self.__enter__()
 
-    def leave(self) -> None:
-        self.running.pop()
+    def leave(self, output: object, came_back: bool) -> Bypassed | None:
+        done = self.running.pop()
         if not self.running:
             self.__exit__(None, None, None)
+        did = done.softmaxes or done.over_others or done.is_certain or done.unheard is not None
+        return self._judge(done, output) if came_back and (did or self.opaque) else None
 
     def __torch_function__(
         self, func: Function, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -117,46 +158,92 @@ class _Functions(TorchFunctionMode):
     def _hear(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         if is_quiet():
             return func(*args, **kwargs)
-        if func is functional.scaled_dot_product_attention:
+        if func in FUSED:
             answer = self._fused(*args, **kwargs)
             return func(*args, **kwargs) if answer is None else answer
-        eager, place = self.attachment.reads_eager, self.attachment.here in self.places
+        if not self.attachment.entered or self.attachment.is_outside:
+            return func(*args, **kwargs)
+        here = self.running[-1]
         if func is functional.multi_head_attention_forward:
-            return self._multi_head(*args, **kwargs) if eager and place else func(*args, **kwargs)
+            if self.attachment.reads_eager:
+                return self._multi_head(*args, **kwargs)
+            here.is_certain = here.is_readable = True
+        elif func in KERNELS:
+            here.is_certain, here.unheard = True, f"{func.__name__} is called, which gives no weights"
         result = func(*args, **kwargs)
-        if result.ndim > 2 and self.attachment.entered and not self.attachment.is_outside:
+        if func in SOFTMAX:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-            looks_like_weights = self._over_positions(result)
-            if dim in (-1, result.ndim - 1) and (place or looks_like_weights):
-                if eager:
-                    self._look(result)
-                elif not place:  # attention in a module of another name: it is not to be missed
-                    self.attachment.bypass()
+            self._note(here, result, dim, func in LOG_SOFTMAX)
         return result
 
-    def _over_positions(self, result: Tensor) -> bool:
+    def _note(self, here: _Running, result: Tensor, dim: int | None, is_log: bool) -> None:
+        """Take note of a softmax in a place of attention, or of one that may be over positions elsewhere."""
+        if result.ndim < 3 or dim is None:
+            return
+        entered, is_last = self.attachment.entered[-1], dim % result.ndim == result.ndim - 1
+        is_place = entered.path in self.places
+        if not is_place and not self._over_positions(result, dim):
+            return
+        if entered.mode is None:  # a module that another adapter serves, inside the one that is looked into
+            if not is_place:
+                self.attachment.bypass(Bypassed(1, OUTSIDE_LAYERS, is_certain=False))
+            return
+        if not is_place:  # a logarithm may be that of an answer's probabilities
+            of_transformers = type(entered.module).__module__.startswith("transformers.")
+            here.is_certain |= is_last and not is_log and not of_transformers
+        if not is_last:
+            here.over_others += 1
+            return
+        here.softmaxes += 1
+        here.shape, here.weights = result.shape, None
+        if here.softmaxes == 1 and self.attachment.reads_eager:
+            weights = result.detach()  # copied: a model may write to its weights, by dropout in place, say
+            here.weights = weights.exp() if is_log else weights.clone()
+
+    def _over_positions(self, result: Tensor, dim: int) -> bool:
         """Whether a softmax may be over positions: as many as there are queries, or as some input has.
 
         Class probabilities and gates are softmaxes, too.
         """
+        if dim % result.ndim < result.ndim - 2:
+            return False
         if result.shape[-1] == result.shape[-2]:
             return True
         sizes = {size for module in self.running for shape in module.inputs for size in shape[:-1]}
-        return result.ndim == 4 and result.shape[-1] in sizes
+        return result.ndim == 4 and result.shape[dim] in sizes
 
-    def _look(self, weights: Tensor) -> None:
-        running = self.running[-1]
-        running.softmaxes += 1
-        if running.softmaxes > 1:  # one part of the attention among several: none of them is the weights
-            self.attachment.bypass()
-            return
-        by_head = _by_head(weights, self._num_heads())
-        if by_head is not None and running.was_given_rows_of(by_head):
-            B, _, T, S = by_head.shape
-            cross = sounds_cross(self.attachment.here)
-            self._tell(by_head, None if cross or T != S else padding_now(self.attachment.here, B, T), cross)
-        elif self.attachment.here not in self.places:
-            self.attachment.bypass()
+    def _judge(self, done: _Running, output: object) -> Bypassed | None:
+        """What a module did: its weights are told of if they are read, else what of them was not heard."""
+        entered = self.attachment.entered[-1]
+        path, is_place = entered.path, entered.path in self.places
+        count, why = done.softmaxes + done.over_others, None
+        if done.softmaxes == 1 and done.shape is not None:
+            shape = weights_shape(done.shape, self._num_heads(), done.inputs, _shapes(_parts(output), 2))
+            if isinstance(shape, str):
+                why = shape
+            elif done.weights is not None:
+                self._tell_read(done.weights.reshape(shape), path)
+                return None
+        elif done.softmaxes > 1:
+            why = f"{done.softmaxes} softmaxes ran in one call, none of which gave all of the weights"
+        elif done.over_others:
+            why = "the softmax ran over another dimension than the last"
+        elif done.unheard is not None:
+            count, why = 1, done.unheard
+        elif done.is_readable:
+            count = 1
+        elif path in self.opaque and not entered.heard:
+            count, why = 1, f"{self.opaque[path]} is called, which gives no weights"
+        if not count or (is_place and entered.heard):
+            return None
+        return Bypassed(count, why, done.is_certain or is_place)
+
+    def _tell_read(self, weights: Tensor, path: str) -> None:
+        B, _, T, S = weights.shape
+        cross = sounds_cross(path) or (T != S and path not in self.were_self)
+        if T == S and not cross:
+            self.were_self.add(path)
+        self._tell(weights, None if cross or T != S else padding_now(path, B, T), cross)
 
     def _multi_head(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """torch's function behind its module, called by a layer that is not its module."""
@@ -167,8 +254,12 @@ class _Functions(TorchFunctionMode):
         assert weights is not None
         hidden = asked.arguments["key_padding_mask"]
         real = None if hidden is None or hidden.dtype != torch.bool else ~hidden
-        if weights.ndim == 4:
-            self._tell(weights, real, cross=asked.arguments["query"] is not asked.arguments["key"])
+        by_head = weights.detach().clone()
+        if weights.ndim == 3:  # without a batch
+            by_head, real = by_head[None], None if real is None else real[None]
+        if real is not None:  # everyone sees what the function adds to the keys
+            real = functional.pad(real, (0, by_head.shape[-1] - real.shape[-1]), value=True)
+        self._tell(by_head, real, cross=asked.arguments["query"] is not asked.arguments["key"])
         if not asked.arguments["need_weights"]:
             return output, None
         return output, weights.mean(-3) if asked.arguments["average_attn_weights"] else weights
@@ -176,8 +267,10 @@ class _Functions(TorchFunctionMode):
     def _tell(self, weights: Tensor, real: Tensor | None, cross: bool) -> None:
         B, _, T, S = weights.shape
         queries = padding_now(self.attachment.here, B, T) if cross else real if T == S else None
-        given = AttentionMap.from_weights(weights.detach(), Mask(keys=real, queries=queries))
-        announce(None, "cross" if cross else "self", given, None, None)
+        given = AttentionMap.from_weights(weights, Mask(keys=real, queries=queries))
+        with quietly():  # to those who listen here: others may not want to read weights
+            module = self.attachment.entered[-1].module
+            self.attachment.tell(module, "cross" if cross else "self", given, None, None)
 
     def _fused(
         self,
@@ -192,11 +285,13 @@ class _Functions(TorchFunctionMode):
     ) -> Tensor | None:
         """torch's fused function by ours; None: not a call for ours."""
         if query.is_nested or query.ndim < 3:
+            self._leave_alone("a nested tensor" if query.is_nested else f"{list(query.shape)}")
             return None
         if not query.numel() or not key.numel() or not value.numel():
             nothing_to_hear()
             return None
-        key, value = (_beside(query, x) for x in (key, value))
+        if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
+            query, key, value = _side_by_side(query, key, value)
         if key.shape[-3] != value.shape[-3]:  # groups of their own
             key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
         lead, H = query.shape[:-2], self._num_heads() if query.ndim == 3 else None
@@ -208,7 +303,8 @@ class _Functions(TorchFunctionMode):
             upper_left = attn_mask.variant == biases.CausalVariant.UPPER_LEFT
             mask, attn_mask = Mask(right=T - S if upper_left else 0), None
         elif attn_mask is not None and type(attn_mask) not in (Tensor, nn.Parameter):
-            return None  # of another kind, whose numbers may not be what it means
+            self._leave_alone(f"a {type(attn_mask).__name__}")  # whose numbers may not be what it means
+            return None
         if attn_mask is not None:
             spread = attn_mask[(None,) * (query.ndim - attn_mask.ndim)]  # as torch broadcasts: from the right
             if query.ndim > 4:
@@ -225,6 +321,11 @@ class _Functions(TorchFunctionMode):
             mask = replace(mask, queries=padding_now(self.attachment.here, B, T))
         output, _ = attended(None, kind, q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout_p)
         return output.reshape(*lead, T, value.shape[-1])
+
+    def _leave_alone(self, given: str) -> None:
+        """A call of torch's fused function that is not answered by ours, for what it is given."""
+        if self.attachment.entered and not self.attachment.is_outside:
+            self.running[-1].unheard = f"scaled_dot_product_attention is given {given}"
 
     def _kind(self, T: int, S: int, is_causal: bool) -> str:
         """Self- or cross-attention, as far as sizes and names tell; one new query goes on with what was."""
@@ -245,13 +346,17 @@ class _Functions(TorchFunctionMode):
         return next((count for count in counts if isinstance(count, int)), None)
 
 
-def _by_head(weights: Tensor, H: int | None) -> Tensor | None:
-    """A softmax's result as [B, H, T, S]; None: it does not look like weights."""
-    if weights.ndim == 4 and (H is None or weights.shape[1] == H):
-        return weights
-    if weights.ndim == 3 and H is not None and weights.shape[0] % H == 0:
-        return weights.unflatten(0, (-1, H))  # [B * H, T, S] -> [B, H, T, S]
-    return None
+def _parts(output: object) -> tuple[object, ...]:
+    """What a module returned, part by part."""
+    if isinstance(output, dict):
+        return tuple(output.values())
+    return tuple(output) if isinstance(output, tuple | list) else (output,)
+
+
+def _shapes(values: tuple[object, ...], least: int) -> list[torch.Size]:
+    """The shapes of tensors of at least so many dimensions."""
+    tensors = [x for x in values if isinstance(x, Tensor)]
+    return [x.shape for x in tensors if x.ndim >= least and not x.is_nested]
 
 
 def _parted(given: Tensor, spread: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -281,11 +386,19 @@ def _rules(given: Tensor, allowed: Tensor, B: int, T: int, S: int) -> Mask:
     return Mask.dense(allowed)
 
 
-def _beside(query: Tensor, x: Tensor) -> Tensor:
-    """Keys or values with the queries' leading dimensions, as torch broadcasts them; heads as they are."""
-    x = x[(None,) * (query.ndim - x.ndim)]
-    lead = query.shape[:-3]
-    return x if x.shape[:-3] == lead else x.expand(*lead, *x.shape[-3:])
+def _side_by_side(*tensors: Tensor) -> list[Tensor]:
+    """Queries, keys and values with the same leading dimensions, as torch broadcasts them; heads as they are.
+
+    One head of queries for several of keys is repeated, which torch does as well. Without heads, these are
+    the sequences.
+    """
+    dims = max(x.ndim for x in tensors)
+    tensors = tuple(x[(None,) * (dims - x.ndim)] for x in tensors)
+    lead = torch.broadcast_shapes(*(x.shape[:-3] for x in tensors))
+    H = max(x.shape[-3] for x in tensors)
+    spread = [x.shape[-3] == 1 and (at == 0 or dims == 3) for at, x in enumerate(tensors)]
+    heads = (H if alone else x.shape[-3] for x, alone in zip(tensors, spread, strict=True))
+    return [x.expand(*lead, n, *x.shape[-2:]) for x, n in zip(tensors, heads, strict=True)]
 
 
 def _four(x: Tensor, H: int | None) -> Tensor:

@@ -175,9 +175,10 @@ def _look(module: nn.Module, answer: object, query: Tensor, key: Tensor) -> None
     weights = answer[1] if isinstance(answer, tuple) and len(answer) > 1 else None
     (B, H, T), S, path = query.shape[:3], key.shape[2], path_of(module)
     if isinstance(weights, Tensor) and tuple(weights.shape) == (B, H, T, S):
-        given = AttentionMap.from_weights(weights.detach(), Mask(queries=padding_now(path, B, T)))
-        cross = _is_cross(module, path, T, S, None, None)
-        announce(module, "cross" if cross else "self", given, None, None)
+        kind = "cross" if _is_cross(module, path, T, S, None, None) else "self"
+        copied = weights.detach().clone()  # the model may write to its own
+        given = AttentionMap.from_weights(copied, Mask(queries=padding_now(path, B, T)))
+        announce(module, kind, given, None, None)
 
 
 def attention_function(

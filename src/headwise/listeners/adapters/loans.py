@@ -61,7 +61,9 @@ class Post(Protocol):
 
     def enter(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None: ...
 
-    def leave(self, args: tuple[object, ...], kwargs: dict[str, object], came_back: bool) -> None:
+    def leave(
+        self, args: tuple[object, ...], kwargs: dict[str, object], came_back: bool, output: object
+    ) -> None:
         """The run is over; else it raised. Whatever this raises, the module has been left."""
 
 
@@ -359,6 +361,7 @@ class _StandIn:
                 return own(module, *args, **kwargs) if self._binds else own(*args, **kwargs)
             assert isinstance(loan, _Loan), "which lends it"
             instead, posts, entered, came_back = loan.instead, loan.posts, 0, False
+            output: object = None
             if instead:
                 own = functools.partial(instead[0], module)
             else:
@@ -375,7 +378,7 @@ class _StandIn:
                 error = None
                 for post in reversed(posts[:entered]):
                     try:
-                        post.leave(args, kwargs, came_back)
+                        post.leave(args, kwargs, came_back, output)
                     except BaseException as raised:  # the others are to be told as well
                         error, came_back = raised, False
                 if error is not None:
