@@ -59,9 +59,11 @@ def is_traced() -> bool:
     own computes, would be kept as it was for the example. `torch.compile` and `torch.export` are asked for by
     `torch.compiler.is_compiling`.
     """
+    if torch.compiler.is_compiling():
+        return False
     if torch._C._get_tracing_state() is not None:
         return True
-    if not torch._C._len_torch_dispatch_stack() or torch.compiler.is_compiling():
+    if not torch._C._len_torch_dispatch_stack():
         return False
     modes = (MODES.PROXY, MODES.FUNCTIONAL)  # AOTAutograd looks at a function by the second before it records
     return any(torch._C._get_dispatch_mode(mode) is not None for mode in modes)
