@@ -60,7 +60,7 @@ class AttentionCode:
     """What was read in the code of an attention function."""
 
     name: str
-    parameters: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()  # none where the first five are without names
     defaults: Mapping[str, object] = field(default_factory=dict)  # of parameters that headwise understands
     mentions: frozenset[str] = frozenset()
     uses: frozenset[str] = frozenset()  # of that, what headwise does not understand if it is an argument
@@ -130,7 +130,8 @@ def _read(function: FunctionType) -> AttentionCode:
             largest = max(largest, *numbers)
     if "softmax" not in names and FUSED not in names:
         unknown.add("a softmax that is not there")
-    if not all(p.kind is p.POSITIONAL_OR_KEYWORD for p in list(parameters.values())[:5]):
+    are_named = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in list(parameters.values())[:5])
+    if not are_named:
         unknown.add("arguments without names")
     defaults = {
         name: parameter.default
@@ -141,7 +142,7 @@ def _read(function: FunctionType) -> AttentionCode:
     }
     return AttentionCode(
         f"{function.__module__}.{function.__qualname__}",
-        tuple(parameters),
+        tuple(parameters) if are_named else (),
         defaults,
         frozenset(mentions),
         frozenset(mentions) - UNDERSTOOD - ({"is_causal"} if FUSED in names else set()),
