@@ -425,6 +425,38 @@ def test_a_dropping_copy_is_heard_in_training(dispatch: Any) -> None:
     assert attachment.forward.number == 1
 
 
+def test_sinks_are_compared_whatever_they_are_now(dispatch: Any) -> None:
+    """Doubled sinks of 0 are 0: the function is right until they have learned something."""
+    from transformers.models.gpt_oss import modeling_gpt_oss
+
+    source = inspect.getsource(modeling_gpt_oss.eager_attention_forward)
+    for part, is_heard in (("module.sinks", True), ("(module.sinks * 2)", False)):
+        function = made(source.replace("module.sinks", part), F=nn.functional)
+        dispatch(function, "with_sinks")
+        model = next(family for family in FAMILIES if family.name == "gpt-oss").build(DOUBLE, "with_sinks")
+        for layer in model.layers:  # type: ignore[union-attr]
+            nn.init.zeros_(layer.self_attn.sinks)  # type: ignore[union-attr, arg-type]
+        assert refuses(model) is not is_heard
+
+
+def test_a_bias_by_position_is_compared(dispatch: Any) -> None:
+    from transformers.models.t5 import modeling_t5
+
+    source = inspect.getsource(modeling_t5.eager_attention_forward)
+    t5 = next(family for family in FAMILIES if family.name == "t5")
+    for other, is_heard in (("+ position_bias", True), ("- position_bias", False)):
+        dispatch(made(source.replace("+ position_bias", other)), "with_bias")
+        model = t5.build(DOUBLE, "with_bias")
+        listener = Heard()
+        if is_heard:
+            expected = run(model, t5.feed("none")).last_hidden_state
+            with attach(model, listener):
+                assert error(run(model, t5.feed("none")).last_hidden_state, expected) < EXACT
+            continue
+        with pytest.raises(AttentionBypassed, match="returns output up to"), attach(model, listener):
+            run(model, t5.feed("none"))
+
+
 # A proof is of the function as it is now
 
 

@@ -55,13 +55,15 @@ def kind_of(
     given: Mapping[str, object],
 ) -> Hashable:
     """Return all that may decide what a function computes, but for the numbers in its tensors."""
+    own = module.__dict__
     return (
         type(module),
         module.training,
         _sizes(code, query, key),
         (*query.shape[1::2], *key.shape[1::2], *value.shape[1::2]),
         None if mask is None else (mask.dtype, _spread(mask)),
-        tuple([_plain(_attribute(module, name)) for name in code.attributes]),
+        tuple([None if name not in own else _plain(own[name]) for name in code.attributes]),
+        SINKS in code.mentions and getattr(module, SINKS, None) is None,
         tuple([(name, _option(name, given[name])) for name in given if name in code.mentions]),
         bool(given.get("dropout")),
         _option("scaling", given.get("scaling")),
@@ -81,14 +83,6 @@ def _sizes(code: AttentionCode, query: Tensor, key: Tensor) -> tuple[int, int, i
 def _spread(x: Tensor) -> tuple[bool, ...]:
     """In which dimensions a tensor is the same for all."""
     return tuple([size == 1 for size in x.shape])
-
-
-def _attribute(module: nn.Module, name: str) -> object:
-    own = module.__dict__
-    value = own.get(name)
-    if value is None:
-        value = module._parameters.get(name)
-    return module._buffers.get(name) if value is None else value
 
 
 def _plain(value: object) -> Hashable:
@@ -126,7 +120,7 @@ def draw(
         elif name == "position_bias" and isinstance(option, Tensor):
             small[name] = 2 * _drawn(_small_shape(option, b, t, s), 5.0)
         elif name == "s_aux" and isinstance(option, Tensor):
-            small[name] = 2 * _drawn(option.shape, 6.0)
+            small[name] = 2 * _drawn(tuple(option.shape), 6.0)
         elif name == "scaling" and isinstance(option, Tensor):
             small[name] = torch.full(option.shape, 0.37, dtype=torch.float64, device="cpu")
     scale = small.get("scaling")
@@ -134,7 +128,7 @@ def draw(
     rows = torch.arange(b * H * t, device="cpu") % len(SCORES)
     wanted = torch.tensor(SCORES, dtype=torch.float64, device="cpu")[rows].reshape(b, H, t, 1)
     return SmallCall(
-        _copy_of(module, {SINKS: 2 * _drawn((H,), 7.0)} if SINKS in code.mentions else {}),
+        _copy_of(module, SINKS in code.mentions),
         _drawn((b, H, t, D), 1.0) * wanted / (0.5 * math.sqrt(D) * scale),
         _drawn((b, key.shape[1], s, D), 2.0),
         _drawn((b, value.shape[1], s, value.shape[3]), 3.0),
@@ -168,14 +162,13 @@ def _drawn_mask(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return (~hidden).to(dtype)
 
 
-def _copy_of(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A module with the same attributes and other tensors, for a function that reads or sets them."""
+def _copy_of(module: nn.Module, has_sinks: bool) -> nn.Module:
+    """A module with the same attributes and other sinks, for a function that reads or sets them."""
     copied: nn.Module = object.__new__(type(module))
-    own = dict(module.__dict__)
-    for part in ("_parameters", "_buffers"):
-        own[part] = {name: tensors.get(name, x) if x is not None else x for name, x in own[part].items()}
-    own.update({name: tensors[name] for name in tensors if isinstance(own.get(name), Tensor)})
-    copied.__dict__.update(own)
+    copied.__dict__.update(module.__dict__)
+    sinks = getattr(module, SINKS, None) if has_sinks else None
+    if sinks is not None:
+        copied.__dict__[SINKS] = 2 * _drawn(tuple(sinks.shape), 7.0)  # before any parameter of that name
     return copied
 
 
