@@ -74,13 +74,13 @@ def dispatch() -> Iterator[Any]:
     """Registers a function, with masks of transformers, for a test."""
     from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
-    names: list[str] = []
+    names: set[str] = set()
 
     def register(function: Any, name: str | None = None, masks: str = "eager_mask") -> nn.Module:
         name = name or function.__name__
         AttentionInterface.register(name, function)
         AttentionMaskInterface.register(name, getattr(masking_utils, masks))
-        names.append(name)
+        names.add(name)
         return LLAMA.build(DOUBLE, name)
 
     def forget() -> None:
