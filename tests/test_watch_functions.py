@@ -587,6 +587,33 @@ def test_a_function_that_raises_on_small_tensors_is_refused_with_what_it_says(di
         run(model, text("none"))
 
 
+@pytest.mark.parametrize(
+    ("mask", "named"),
+    [
+        ("lower half", "is given attention_mask=str"),
+        (torch.ones(1, 1, 1, LENGTH, LENGTH), "is given attention_mask=Tensor"),
+        (torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.long), "returns output up to"),
+    ],
+)
+def test_masks_of_other_kinds_are_refused_by_name(dispatch: Any, mask: Any, named: str) -> None:
+    """What is no tensor of scores; a mask of integers is added, and an edit beside it is still noticed."""
+    from transformers import AttentionMaskInterface
+
+    model = dispatch(made(edited(OTHERWISE["scale_doubled"])), "masked")
+    AttentionMaskInterface.register("masked", lambda **_: mask)
+    with pytest.raises(AttentionBypassed, match=named), attach(model, Heard()):
+        run(model, text("none"))
+
+
+def test_queries_of_other_dimensions_are_refused(dispatch: Any) -> None:
+    model = dispatch(made(edited({})), "flat")
+    layer, flat = model.layers[0].self_attn, torch.zeros(2, LENGTH, 8, dtype=DOUBLE)
+    with attach(model, Heard()):
+        function = sys.modules[type(layer).__module__].ALL_ATTENTION_FUNCTIONS["flat"]
+        with pytest.raises(AttentionBypassed, match=r"is given query \[2, 11, 8\]"):
+            function(layer, flat, flat, flat, None, scaling=1.0)
+
+
 def test_a_function_without_named_arguments_is_refused(dispatch: Any) -> None:
     model = dispatch(made("def starred(*args, **kwargs): return torch.softmax(args[1], -1), None"), "starred")
     with (

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import budget
-from ...errors import AttentionBypassed
+from ...errors import AttentionBypassed, HeadwiseError
 from ...functional import attention
 from ...map import AttentionMap
 from ...masks import CAUSAL, NOTHING_HIDDEN, Mask
@@ -185,16 +185,19 @@ def _proved(
     given: dict[str, Any],
 ) -> Reading | str:
     """Return how a function treats calls of this kind, shown by running it; or why it is not known."""
+    if not query.ndim == key.ndim == value.ndim == 4:
+        return f"{code.name} is given query {list(query.shape)} and key {list(key.shape)}, not [B, H, T, D]"
     for name, x in (("attention_mask", mask), ("position_bias", given.get("position_bias"))):
         if x is not None and (not isinstance(x, Tensor) or x.ndim > 4):
             return f"{code.name} is given {name}={type(x).__name__}"
     kind = kind_of(code, module, query, key, value, mask, given)
-    if kind not in code.proofs:
+    proof = code.proofs.get(kind)
+    if proof is None:
         if len(code.proofs) >= MOST_KINDS:
             code.proofs.clear()
         small = draw(code, module, query, key, value, mask, given)
-        code.proofs[kind] = _prove(code, function, small, given.get("dropout"))
-    return code.proofs[kind]
+        proof = code.proofs[kind] = _prove(code, function, small, given.get("dropout"))
+    return proof
 
 
 def _prove(code: AttentionCode, function: Function, call: SmallCall, dropout: object) -> Reading | str:
@@ -207,7 +210,11 @@ def _prove(code: AttentionCode, function: Function, call: SmallCall, dropout: ob
     fused = "softmax" not in code.mentions
     for is_fused in (fused, not fused):  # what its code suggests, then the other
         reading = Reading(is_fused, gives_weights=isinstance(answer, tuple) and answer[-1] is not None)
-        output, weights = _ours(code, reading, call)
+        try:
+            output, weights = _ours(code, reading, call)
+        except HeadwiseError as error:
+            reasons.append(f"takes what headwise does not ({error})")
+            continue
         reason = difference(answer, output, weights)
         if reason is None and dropped is not None:
             # All weights dropped leave 0, whichever random numbers dropped them
