@@ -258,6 +258,9 @@ UNJUDGED: dict[str, tuple[dict[str, str], str]] = {  # what no run on small tens
     "an_attribute": ({SCORES: f"{SCORES} / getattr(module, 'temperature', 1.0)"}, "temperature"),
     "a_list": ({OPTIONS: f"{OPTIONS} factors=[1.0],", SCORES: f"{SCORES} * factors[0]"}, "factors=list"),
     "a_global": ({SCORES: f"{SCORES} * TEMPERATURE"}, "TEMPERATURE"),
+    "beyond_a_size": ({SCORES: f"{SCORES} * (2 if key.shape[2] > query.shape[-1] else 1)"}, "a comparison"),
+    "in_one_dtype": ({SCORES: f"{SCORES} * (2 if query.dtype == torch.float32 else 1)"}, "a comparison"),
+    "on_one_device": ({SCORES: f"{SCORES} * (2 if query.device.type == 'cuda' else 1)"}, "a comparison"),
     "half_precision": ({"torch.float32": "torch.bfloat16"}, "bfloat16"),
 }
 EQUAL: dict[str, dict[str, str]] = {

@@ -161,6 +161,8 @@ def _unknown_in(function: FunctionType) -> tuple[set[str], list[int]]:
     unknown = {*(names - WORDS), *code.co_freevars}
     if not names.isdisjoint(("getattr", "hasattr")):
         unknown |= {word for word in words if word.isidentifier() and word not in WORDS | UNDERSTOOD}
+    if any(_depends_on_more_than_a_number(code)):
+        unknown.add("a comparison that is not with a number")  # with a dtype, say, or of a length with a size
     numbers = list(_numbers(code.co_consts))
     for name, default in _defaults(function):
         if default is not None and not isinstance(default, (bool, int, float, str)):
@@ -186,6 +188,23 @@ def _numbers(constants: tuple[object, ...]) -> Iterator[float]:
             yield from _numbers(value)
         elif isinstance(value, (int, float)) and value > 0:
             yield value
+
+
+def _depends_on_more_than_a_number(code: CodeType) -> Iterator[bool]:
+    """Of every comparison, whether tensors of other sizes, dtypes or devices may decide it otherwise.
+
+    Not if it is with a number or None, nor if two sizes are the same or not, as they are in a small call.
+    """
+    before: dis.Instruction | None = None
+    for step in dis.get_instructions(code):
+        if step.opname in ("COMPARE_OP", "IS_OP", "CONTAINS_OP") and before is not None:
+            is_fixed = before.opname.startswith(("LOAD_CONST", "LOAD_SMALL_INT"))
+            is_size = before.opname in ("BINARY_SUBSCR", "BINARY_OP") and step.argval in ("==", "!=")
+            yield not is_size and not (is_fixed and not isinstance(before.argval, str))
+        before = step
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from _depends_on_more_than_a_number(value)
 
 
 def _names_and_words(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
