@@ -44,9 +44,10 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
 
     For Hugging Face models, `torch.nn.Transformer*`, `torch.nn.MultiheadAttention`, headwise's own modules,
     timm's and torchvision's vision Transformers, and whatever calls torch's `scaled_dot_product_attention`. A
-    layer that does none of this raises `AttentionBypassed` with its name. What may be attention in a module
-    of any other name, and was not heard beside layers that were, gives a warning, `errors.AttentionUnheard`,
-    and is listed in `heads.unheard`.
+    layer that does none of this raises `AttentionBypassed` with its name. So does a Hugging Face layer with
+    an attention function of your own that computes something else; to know, it is run once on small tensors.
+    What may be attention in a module of any other name, and was not heard beside layers that were, gives a
+    warning, `errors.AttentionUnheard`, and is listed in `heads.unheard`.
 
     Inside the block attention runs on headwise's engines, fused and without the T x S matrix; results are the
     same up to rounding. A compiled model runs uncompiled inside it, and everything else as it is: a compiled

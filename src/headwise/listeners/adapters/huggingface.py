@@ -84,7 +84,7 @@ def _below_a_model(module: nn.Module) -> list[nn.Module]:
 
 
 def _listening_to(config: object) -> list[Attachment]:
-    return [attachment for attachment in active if any(config is known for known in _configs(attachment))]
+    return [attachment for attachment in active for known in _configs(attachment) if known is config]
 
 
 # Kernels that say nothing of what they do: the model's other implementation takes their place
