@@ -249,6 +249,7 @@ TESTS: tuple[Callable[[], None], ...] = (
     test_more_sequences_than_a_grid_is_deep,
     test_compiled_functions_use_the_same_kernels,
     test_a_map_of_a_call_uses_the_lse_of_the_call,
+    test_a_measurement_by_plan_gives_the_same_bits,
 )
 
 if __name__ == "__main__":
