@@ -5,7 +5,6 @@ On a machine with a GPU it runs there, too: PYTHONPATH=src:tests python -m pytes
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -219,26 +218,6 @@ def test_under_a_transform_autocast_or_a_budget_rows_take_the_general_way() -> N
         by_batch = torch.func.vmap(lambda q, k: hw.AttentionMap(q[None], k[None], causal=True)[0, 2, 7])
         torch.testing.assert_close(by_batch(q, k)[1], expected)
     assert not taken
-
-
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 5}], ids=str)
-def test_a_row_takes_few_calls_of_python(options: dict[str, Any]) -> None:
-    """130 to 162 calls inside the package for a product, a mask and a softmax: 5 to 12 times eager's time."""
-    q, k, v = qkv(1, 4, 37, 16)
-    _, w = hw.attention(q, k, v, **options)
-    w[0, 1, 20]
-    calls = 0
-
-    def count(frame: Any, event: str, arg: object) -> None:
-        nonlocal calls
-        calls += event == "call" and frame.f_globals.get("__name__", "").startswith("headwise")
-
-    sys.setprofile(count)
-    try:
-        w[0, 1, 20]
-    finally:
-        sys.setprofile(None)
-    assert 0 < calls <= 10
 
 
 # Statistics of a step of generation

@@ -28,8 +28,8 @@ def weights_shape(
         returned: shapes of those that it returned.
 
     Example:
-        >>> weights_shape(Size([8, 4, 49, 49]), 4, [Size([2, 14, 14, 32])], [Size([2, 14, 14, 32])])
-        (8, 4, 49, 49)
+        >>> weights_shape(Size([8, 3, 49, 49]), 3, [Size([2, 14, 14, 32])], [Size([2, 14, 14, 32])])
+        (8, 3, 49, 49)
     """
     *lead, T, S = shape
     folded = _by_head(lead, num_heads, given)
