@@ -27,6 +27,7 @@ INPUTS: dict[str, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tenso
     "three": lambda x, y, z: (x, y, z),
     "positions": lambda x, y, z: ((x + 1), (x + 1), x),
     "one sequence": lambda x, y, z: (x[0], x[0], x[0]),
+    "transposed": lambda x, y, z: (x.transpose(0, 1).contiguous().transpose(0, 1),) * 3,
 }
 MASKS = ("none", "float", "padding", "float padding", "causal", "learned and padding")
 TARGETS = (
@@ -117,7 +118,8 @@ def test_what_torch_lets_be_written_to_stays_writable(
             found = trained(True, *case)
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9, equal_nan=True)
         compared += 1
-    if options.get("batch_first") and inputs != "one sequence" and target in ("query", "value", "residual"):
+    copies = bool(options.get("batch_first")) != (inputs == "transposed")
+    if copies and inputs != "one sequence" and target in ("query", "value", "residual"):
         assert compared == len(MASKS)
 
 
@@ -137,6 +139,25 @@ def test_inputs_made_in_inference_mode_can_be_trained_on(weights: bool, large: b
                 loss = module(*inputs, need_weights=weights)[0].square().sum()
             grads.append(torch.autograd.grad(loss, list(module.parameters())))
         torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("average", [True, False], ids=["mean", "heads"])
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+def test_weights_require_no_gradient_where_only_out_proj_learns(average: bool, large: bool) -> None:
+    """`weights.numpy()` raised, and to write to the weights raised in backward."""
+    module = nn.MultiheadAttention(E, H, batch_first=True, dtype=torch.float64)
+    module.in_proj_weight.requires_grad_(False)
+    module.in_proj_bias.requires_grad_(False)
+    x = torch.randn(N, L, E, dtype=torch.float64)
+    grads = []
+    for change in (hw.restore, hw.adopt):
+        change(module)
+        with as_if_large(large):
+            output, weights = module(x, x, x, average_attn_weights=average)
+        assert not weights.requires_grad
+        weights.mul_(2)
+        grads.append(torch.autograd.grad(output.square().sum(), list(module.out_proj.parameters())))
+    torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("average", [True, False], ids=["mean", "heads"])

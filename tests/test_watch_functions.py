@@ -254,6 +254,11 @@ NO_SHARES = (  # of the keys are what these return as weights
 )  # fmt: skip
 UNJUDGED: dict[str, tuple[dict[str, str], str]] = {  # what no run on small tensors shows
     "long_texts_only": ({SCORES: f"{SCORES} * (1 if key.shape[2] < 4096 else 2)"}, "the number 4096"),
+    "the_last_keys_alone": (
+        {SCORES: f"{SCORES}[..., -90:]"},
+        "the number -90",
+    ),
+    "by_a_share_of_the_length": ({SCORES: f"{SCORES} * max(1.0, key.shape[2] * 0.01)"}, "the number 0.01"),
     "by_a_default_length": ({OPTIONS: f"{OPTIONS} longest=512,"}, "the number 512"),
     "an_attribute": ({SCORES: f"{SCORES} / getattr(module, 'temperature', 1.0)"}, "temperature"),
     "a_list": ({OPTIONS: f"{OPTIONS} factors=[1.0],", SCORES: f"{SCORES} * factors[0]"}, "factors=list"),
@@ -362,6 +367,16 @@ def test_what_a_run_on_small_tensors_cannot_show_is_refused_by_name(dispatch: An
     model = dispatch(made(edited(edits), TEMPERATURE=1.0), name)
     with (
         pytest.raises(AttentionBypassed, match=f"eager_attention_forward uses .*{named}"),
+        attach(model, Heard()),
+    ):
+        run(model, text("none"))
+
+
+def test_a_function_that_writes_to_its_inputs_is_refused(dispatch: Any) -> None:
+    """What it writes reaches the model's cache; what headwise computes in its place does not."""
+    model = dispatch(made(edited({REPEATED: f"{REPEATED}; value *= 0.5"})), "written")
+    with (
+        pytest.raises(AttentionBypassed, match="it writes to its value in place"),
         attach(model, Heard()),
     ):
         run(model, text("none"))

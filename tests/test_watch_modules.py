@@ -266,17 +266,26 @@ def test_layers_with_fewer_queries_than_positions_are_read() -> None:
     assert call.kind == "cross"  # one query, which stands nowhere among the keys
 
 
-@pytest.mark.parametrize(("side", "sizes"), [(3, (6, 9)), (3, (5, 7)), (5, (3, 4))])
-def test_attention_inside_windows_is_read(side: int, sizes: tuple[int, int]) -> None:
+def test_attention_inside_windows_is_read() -> None:
     """torchvision's Swin was advised fallback="eager", which then refused it: its rows are not positions."""
-    model, x = ShiftedWindowAttention(side), numbers(B, *sizes, E)
+    model, x = ShiftedWindowAttention(3), numbers(B, 6, 9, E)
     _, (call,) = listen(model, x, fallback="eager")
-    count = -(-sizes[0] // side) * -(-sizes[1] // side)
-    assert tuple(call.weights.shape) == (B * count, H, side**2, side**2)
+    assert tuple(call.weights.shape) == (B * 6, H, 9, 9)
     assert torch.equal(call.weights.dense(), model.weights)
     grid = GridAttention()
     _, (call,) = listen(grid, numbers(B, 3, T, E), fallback="eager")
     assert error(call.weights.dense(), expected_weights(grid, numbers(B, 3, T, E)).flatten(0, 1)) < EXACT
+
+
+@pytest.mark.parametrize(("side", "sizes"), [(3, (5, 7)), (5, (3, 4))])
+def test_windows_that_are_filled_up_are_not_read(side: int, sizes: tuple[int, int]) -> None:
+    """What fills a window up would count as queries."""
+    model, x = ShiftedWindowAttention(side), numbers(B, *sizes, E)
+    with (
+        pytest.raises(AttentionBypassed, match=f"whose {side**2} queries are not all positions"),
+        attach(model, Heard(), "eager"),
+    ):
+        model(x)
 
 
 def test_windows_that_cannot_be_told_from_heads_are_not_read() -> None:

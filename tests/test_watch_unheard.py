@@ -171,6 +171,63 @@ def test_gates_and_probabilities_of_classes_are_no_attention() -> None:
     assert heads.paths == ["1"] and not heads.unheard
 
 
+class Tagger(nn.Module):
+    """Probabilities of as many classes as there are tokens look like weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(E, 2, batch_first=True)
+        self.classes = nn.Linear(E, 11)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.classes(x + self.attention(x, x, x, need_weights=False)[0]), -1)
+
+
+@pytest.mark.parametrize("fallback", [None, "eager"])
+def test_probabilities_of_as_many_classes_as_tokens_are_not_taken_for_weights(fallback: Any) -> None:
+    """They were refused as attention, and under fallback="eager" they became a head."""
+    model = Tagger().eval()
+    with (
+        torch.no_grad(),
+        pytest.warns(AttentionUnheard, match="may be attention"),
+        hw.watch(model, fallback=fallback) as heads,
+    ):
+        model(torch.randn(B, 11, E))
+    assert heads.paths == ["attention"]
+
+
+def test_a_gate_is_not_taken_for_weights() -> None:
+    """PatchTSMixer's gates, a softmax over features, became heads under fallback="eager"."""
+    import transformers
+
+    config = transformers.PatchTSMixerConfig(
+        context_length=16, patch_length=4, patch_stride=4, num_input_channels=2, d_model=8, num_layers=1,
+        gated_attn=True,
+    )  # fmt: skip
+    model = transformers.PatchTSMixerModel(config).eval()
+    with (
+        torch.no_grad(),
+        pytest.raises(AttentionBypassed, match="may be a gate"),
+        hw.watch(model, fallback="eager"),
+    ):
+        model(past_values=torch.randn(B, 16, 2))
+
+
+def test_a_mask_is_not_taken_for_the_positions_of_a_layer() -> None:
+    """LongT5 fills blocks of 128 queries up, and its mask has as many rows: padding counted as queries."""
+    import transformers
+
+    config = transformers.LongT5Config(vocab_size=61, d_model=32, d_kv=8, d_ff=40, num_layers=1, num_heads=4)
+    model = transformers.LongT5Model(config).eval()
+    with (
+        torch.no_grad(),
+        pytest.warns(AttentionUnheard, match="LocalSelfAttention"),
+        hw.watch(model, fallback="eager") as heads,
+    ):
+        model(input_ids=torch.randint(3, 61, (B, 11)), decoder_input_ids=torch.randint(3, 61, (B, 5)))
+    assert not any("LocalSelfAttention" in path for path in heads.paths)
+
+
 def moe() -> tuple[nn.Module, dict[str, Any]]:
     import transformers
 

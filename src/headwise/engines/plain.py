@@ -95,7 +95,11 @@ def transforms_are_active() -> bool:
 
 def is_needed_for(grad: Tensor) -> bool:
     """Whether a backward must go this way: a derivative of it may be wanted, or many gradients at once."""
-    return torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(grad)  # is_grads_batched
+    if torch.is_grad_enabled():
+        return True
+    if torch.compiler.is_compiling():  # compiled autograd, which knows no batches of gradients
+        return False
+    return torch._C._functorch.is_legacy_batchedtensor(grad)  # is_grads_batched
 
 
 def gradients(

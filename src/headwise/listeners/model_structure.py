@@ -46,7 +46,7 @@ IS_NOT = re.compile(
 LINEAR = re.compile(r"(Linear|Lightning|Delta)\w*?(Attention|Attn)")
 CROSS = ("cross", "encoder_attn", "encdec", "encoder_decoder")
 DISPATCHES, FUSED = "ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"
-PLAIN = frozenset("softmax log_softmax Softmax LogSoftmax".split())
+PLAIN = frozenset("softmax log_softmax softmin Softmax LogSoftmax Softmin".split())
 # Functions that attend without anything that torch's functions would tell of.
 OPAQUE = frozenset(
     "flex_attention flash_attn_func flash_attn_varlen_func flash_attn_qkvpacked_func "
@@ -54,7 +54,8 @@ OPAQUE = frozenset(
 )
 SOFTMAX = {DISPATCHES, FUSED, "logsumexp", "multi_head_attention_forward", "MultiheadAttention"}
 SOFTMAX |= PLAIN | OPAQUE
-CHOOSES = re.compile(r"Router|Gat(e|ing)\b|MoE|Moe|Expert|Matcher|Quantizer")  # a softmax of other things
+# Classes with a softmax of other things.
+CHOOSES = re.compile(r"Router|Gat(e|ing)\b|MoE|Moe|Expert|Matcher|Quantizer|HyperConnection")
 
 
 def likely_places(model: nn.Module) -> list[str]:

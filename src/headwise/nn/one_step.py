@@ -351,13 +351,14 @@ class _OneStep(torch.autograd.Function):
         sources = (x, memory) if needs.weight else (None, None)
         watched = (parts[: needs.weights] or (in_weight,)) if needs.x or needs.memory else ()
         last = out_weight if needs.heads else None
-        ctx.save_for_backward(*sources, last, heads, state, added, *projected, *watched)
+        kept = state if needs.heads else None
+        ctx.save_for_backward(*sources, last, heads, kept, added, *projected, *watched)
         ctx.step, ctx.needs, ctx.finishes = step, needs, out_weight is not None
         ctx.block = in_weight if parts else None
         ctx.sizes = [part.shape[0] for part in parts]
         ctx.shapes = (x.shape,) if memory is None else (x.shape, memory.shape)
         ctx.set_materialize_grads(False)
-        if step.kernel is not None or not step.wanted:
+        if step.kernel is not None or not step.wanted or not needs.heads:
             ctx.mark_non_differentiable(state)
         y = parameters.finish(heads)
         if y is not heads:

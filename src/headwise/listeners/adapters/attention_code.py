@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import math
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ WORDS = frozenset(
 # What we do as well; sliding_window says again what the mask says, for kernels that take no mask.
 UNDERSTOOD = frozenset("scaling dropout softcap position_bias s_aux output_attentions sliding_window".split())
 FUSED = "scaled_dot_product_attention"
+FILL = -1e4  # a float from here down takes the place of hidden scores
 LARGEST = 64  # of the numbers in a function's code: the tensors it is run on are longer than any of them
 
 Function = Callable[..., Any]
@@ -155,7 +157,7 @@ def _read(function: FunctionType) -> AttentionCode:
 
 
 def _unknown_in(function: FunctionType) -> tuple[set[str], list[int]]:
-    """(what a function may use that headwise does not know, the positive numbers in it, rounded up)"""
+    """(what a function may use that headwise does not know, lengths that the numbers in it may stand for)"""
     code = function.__code__
     names, words = _names_and_words(code)
     unknown = {*(names - WORDS), *code.co_freevars}
@@ -169,8 +171,14 @@ def _unknown_in(function: FunctionType) -> tuple[set[str], list[int]]:
             unknown.add(f"{name}={type(default).__name__}")  # its content may change
         elif name not in UNDERSTOOD:
             numbers += _numbers((default,))
-    unknown |= {f"the number {number:g}" for number in numbers if number > LARGEST}
-    return unknown, [1, *(int(-(-number // 1)) for number in numbers if number <= LARGEST)]
+    unknown |= {f"the number {number:g}" for number in numbers if _length(number) > LARGEST}
+    return unknown, [1, *(_length(number) for number in numbers if _length(number) <= LARGEST)]
+
+
+def _length(number: float) -> int:
+    """The length at which a number may begin to matter: `x[-90:]` and `0.01 * length > 1` know one, too."""
+    size = abs(number)
+    return math.ceil(size if size >= 1 else 1 / size) if math.isfinite(size) else LARGEST + 1
 
 
 def _defaults(function: FunctionType) -> Iterator[tuple[str, object]]:
@@ -180,13 +188,13 @@ def _defaults(function: FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def _numbers(constants: tuple[object, ...]) -> Iterator[float]:
-    """The positive numbers among the constants of a function's code, with the functions inside it."""
+    """The numbers among the constants of a function's code, with the functions inside it; no fill values."""
     for value in constants:
         if isinstance(value, CodeType):
             yield from _numbers(value.co_consts)
         elif isinstance(value, tuple):
             yield from _numbers(value)
-        elif isinstance(value, (int, float)) and value > 0:
+        elif isinstance(value, (int, float)) and value and not (isinstance(value, float) and value <= FILL):
             yield value
 
 

@@ -176,16 +176,25 @@ def _copy_of(module: nn.Module, has_sinks: bool) -> nn.Module:
 
 
 def run(function: Function, call: SmallCall, **other: Any) -> Any:
-    """Return what the function answers; random numbers that it draws are not missed by anybody."""
-    tensors = [x.clone() for x in (call.query, call.key, call.value)]
-    mask = None if call.mask is None else call.mask.clone()
+    """Return what the function answers; random numbers that it draws are not missed by anybody.
+
+    Raises:
+        ValueError: it writes to its inputs. What headwise computes in its place does not.
+    """
+    given = {"query": call.query, "key": call.key, "value": call.value, "attention_mask": call.mask}
+    copies = {name: None if x is None else x.clone() for name, x in given.items()}
     with (
         torch.no_grad(),
         torch.random.fork_rng(devices=[]),
         torch.autocast("cpu", enabled=False),
         quietly(),
     ):
-        return function(call.module, *tensors, mask, **(call.given | other))
+        answer = function(call.module, *copies.values(), **(call.given | other))
+    for name, x in given.items():
+        copy = copies[name]
+        if x is not None and copy is not None and not torch.equal(x, copy):
+            raise ValueError(f"it writes to its {name} in place")
+    return answer
 
 
 def difference(answer: Any, output: Tensor, weights: Tensor) -> str | None:

@@ -34,7 +34,7 @@ from ..model_structure import DISPATCHES, names_in, opaque_call, sounds_cross
 from ..shared_patches import Undo
 from .attended import attended, with_padding
 from .loans import unseen
-from .weights_shape import weights_shape
+from .weights_shape import is_elementwise, weights_shape
 
 __all__ = ["hear_functions"]
 
@@ -59,7 +59,7 @@ LOG_SOFTMAX = _operators("log_softmax", "_log_softmax") | {
     functional.log_softmax, Tensor.log_softmax, torch.special.log_softmax,
 }  # fmt: skip
 SOFTMAX = LOG_SOFTMAX | _operators("softmax", "_softmax", "_safe_softmax") | {
-    functional.softmax, Tensor.softmax, torch.special.softmax,
+    functional.softmax, functional.softmin, Tensor.softmax, torch.special.softmax,
 }  # fmt: skip
 FUSED = _operators("scaled_dot_product_attention") | {functional.scaled_dot_product_attention}
 KERNELS = _operators(  # the same without its words: they attend, and nothing of it can be heard
@@ -136,7 +136,8 @@ class _Functions(TorchFunctionMode):
         return modules
 
     def enter(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self.running.append(_Running(_shapes((*args, *kwargs.values()), 3)))
+        named = [value for name, value in kwargs.items() if "mask" not in name and "bias" not in name]
+        self.running.append(_Running(_shapes((*args, *named), 3)))
         if len(self.running) == 1:
             self.__enter__()
 
@@ -218,7 +219,9 @@ class _Functions(TorchFunctionMode):
         path, is_place = entered.path, entered.path in self.places
         count, why = done.softmaxes + done.over_others, None
         if done.softmaxes == 1 and done.shape is not None:
-            shape = weights_shape(done.shape, self._num_heads(), done.inputs, _shapes(_parts(output), 2))
+            returned = _shapes(_parts(output), 2)
+            done.is_certain &= not is_elementwise(done.shape, done.inputs, returned)
+            shape = weights_shape(done.shape, self._num_heads(), done.inputs, returned)
             if isinstance(shape, str):
                 why = shape
             elif done.weights is not None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from torch import Size
 
-__all__ = ["weights_shape"]
+__all__ = ["is_elementwise", "weights_shape"]
 
 
 def weights_shape(
@@ -31,6 +31,8 @@ def weights_shape(
         >>> weights_shape(Size([8, 3, 49, 49]), 3, [Size([2, 14, 14, 32])], [Size([2, 14, 14, 32])])
         (8, 3, 49, 49)
     """
+    if is_elementwise(shape, given, returned):
+        return f"the softmax gave {list(shape)}, the shape of the layer's input or output: it may be a gate"
     *lead, T, S = shape
     folded = _by_head(lead, num_heads, given)
     if folded is None:
@@ -48,6 +50,11 @@ def weights_shape(
     if H in windows - {1} and len(lead) == 2:
         return f"the softmax gave {list(shape)}, in which windows and heads cannot be told apart"
     return B, H, T, S
+
+
+def is_elementwise(shape: Size, given: list[Size], returned: list[Size]) -> bool:
+    """Return True if a softmax has the shape of a layer's first input or output: a gate, or probabilities."""
+    return shape in (*given[:1], *returned[:1])
 
 
 def _by_head(lead: list[int], H: int | None, given: list[Size]) -> tuple[int, int] | None:
@@ -74,16 +81,10 @@ def _has_rows(tensor: Size, B: int, T: int) -> bool:
 
 
 def _has_windows(tensor: Size, B: int, T: int) -> bool:
-    """Whether a tensor has as many positions as B windows of T hold; squares are filled up at the edges."""
+    """Whether a tensor has as many positions as B windows of T hold; none is filled up with padding."""
     if not tensor[0] or B % tensor[0]:
         return False
-    count, side = B // tensor[0], math.isqrt(T)
-    for sides in _positions(tensor):
-        if count * T == sides.numel():
-            return True
-        if side * side == T and len(sides) == 2 and math.prod(-(-size // side) for size in sides) == count:
-            return True
-    return False
+    return any(B // tensor[0] * T == sides.numel() for sides in _positions(tensor))
 
 
 def _shown(shapes: Iterable[Size]) -> str:

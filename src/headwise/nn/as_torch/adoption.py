@@ -52,6 +52,7 @@ def adopt(model: nn.Module) -> Adopted:
     otherwise. Subclasses somebody else wrote are left alone, and so is what is parametrised or sharded
     already: adopt first. In training nothing but the speed changes (and which numbers a seed drops, where
     there is dropout); in evaluation results are those of training, where torch's native path has others.
+    `torch.ao.quantization.prepare` looks for torch's very class: `restore` the model before it.
 
     Returns:
         What was changed, what was left, and why.

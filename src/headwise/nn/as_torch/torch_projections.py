@@ -76,8 +76,8 @@ class TorchCall:
             key = query if same else key.unsqueeze(0)
             value = key if alike else value.unsqueeze(0)
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
-        elif module.batch_first and torch.is_grad_enabled():
-            query, key, value = _copies(query, key, value)
+        elif torch.is_grad_enabled():
+            query, key, value = _as_kept(query, key, value, module.batch_first)
         self.module, self.query, self.key, self.value = module, query, key, value
         self.first = 0 if module.batch_first or not self.batched else 1  # which dimension is the batch
         self.key_padding_mask = key_padding_mask  # [N, S]
@@ -123,15 +123,19 @@ class TorchCall:
         return output.squeeze(0), None if weights is None else weights.squeeze(0)
 
 
-def _copies(query: Tensor, key: Tensor, value: Tensor) -> Heads:
-    """Copies of the inputs, as torch's class makes them when the batch comes first.
+def _as_kept(query: Tensor, key: Tensor, value: Tensor, batch_first: bool) -> Heads:
+    """The inputs as backward needs them: copies where torch's class projects copies.
 
-    Backward needs the inputs as they were. Training code that writes to them in place after the call, such as
-    `x += mha(x, x, x)[0]`, works with torch's class because of its copies.
+    It does where the batch comes first, and where an input is not contiguous. Training code that writes to
+    its inputs after the call, such as `x += mha(x, x, x)[0]`, works because of that.
     """
-    query_copy = query.clone()
-    key_copy = query_copy if key is query else key.clone()
-    return query_copy, key_copy, query_copy if value is query else key_copy if value is key else value.clone()
+
+    def kept(x: Tensor) -> Tensor:
+        return x.clone() if batch_first or not x.is_contiguous() else x
+
+    first = kept(query)
+    second = first if key is query else kept(key)
+    return first, second, first if value is query else second if value is key else kept(value)
 
 
 def _heads_of(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, first: int) -> Heads:
