@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 ORDERS = ("zigzag", "in order")
-MARK = "_headwise_split"  # the attribute of a tensor that says how it was split
+MARK = "headwise_split"  # the attribute of a tensor that says how it was split
 SAMPLED = 4096  # numbers of a tensor that are compared over ranks
 
 # The orders that `split` was asked for in each group. An operation on a marked tensor (`.to(device)`) returns
