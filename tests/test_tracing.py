@@ -97,7 +97,7 @@ CALLS: dict[str, tuple[Callable[..., Tensor], Inputs]] = {
 }
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("option", OPTIONS)
@@ -305,7 +305,7 @@ FUNCTIONS: dict[str, tuple[Callable[[], nn.Module], Ask, tuple[Tensor, ...]]] = 
 }
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 def test_make_fx_records_forward_and_backward(name: str, mode: str) -> None:
@@ -324,6 +324,7 @@ def test_make_fx_records_forward_and_backward(name: str, mode: str) -> None:
     torch.testing.assert_close(graph(x, *more, *parameters), gradients(x, *more, *parameters))
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_aot_function_and_linearize_answer_as_the_module_does(name: str) -> None:
     """AOTAutograd met values that it cannot read, and linearize raised where there was a mask."""
