@@ -92,7 +92,7 @@ def save(heads: Saved, path: str | os.PathLike[str], *, maps: bool = True) -> No
             calls.append(told)
         layers.append({"path": layer.path, "layer": layer.layer, "calls": calls})
     header = {"format": FORMAT, "layers": layers, "tokens": heads.tokens, "title": heads.title}
-    header["unheard"] = [asdict(each) for each in heads.unheard]
+    header["unheard"] = [asdict(layer) for layer in heads.unheard]
     with whole_file(place, "path") as half:
         half.write_bytes(to_bytes(tensors, metadata={"headwise": json.dumps(header)}))
 
@@ -118,7 +118,7 @@ def load(path: str | os.PathLike[str]) -> Saved:
                     f"path must be a file of heads.save: {str(place)!r} is {header.get('format')!r}, not "
                     f"{FORMAT!r}; save it again"
                 )
-            unheard = [Unheard(**each) for each in header.get("unheard", [])]  # older files have none
+            unheard = [Unheard(**layer) for layer in header.get("unheard", [])]  # older files have none
             heads = Saved([], header["tokens"], header["title"], unheard)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
             mine: dict[str, dict[str, Tensor]] = {}

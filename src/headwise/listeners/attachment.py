@@ -433,11 +433,11 @@ class Attachment:
         )
 
     def _warning(self, bypassed: dict[str, Bypassed]) -> str:
-        count = sum(each.softmaxes for each in bypassed.values())
-        may_be = "" if all(each.is_certain for each in bypassed.values()) else "that may be attention "
+        count = sum(layer.softmaxes for layer in bypassed.values())
+        may_be = "" if all(layer.is_certain for layer in bypassed.values()) else "that may be attention "
         what = f"{count} softmax operations {may_be}were" if count else "attention was"
         advice = "fallback='skip' leaves them out without this warning"
-        if self.fallback is None and any(each.why is None for each in bypassed.values()):
+        if self.fallback is None and any(layer.why is None for layer in bypassed.values()):
             advice = f"fallback='eager' reads these as far as it can, {advice}"
         return (
             f"{what} not heard in {type(self.model).__name__}: {self._listed(bypassed)}; the other layers "

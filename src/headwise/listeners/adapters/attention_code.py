@@ -152,7 +152,7 @@ def _read(function: FunctionType) -> AttentionCode:
         () if is_sdpa else tuple(sorted(unknown)),
         largest,
         is_sdpa,
-        tuple(_part(each, holds_globals=is_sdpa or not unknown) for each in functions),
+        tuple(_part(called, holds_globals=is_sdpa or not unknown) for called in functions),
     )
 
 
@@ -242,10 +242,10 @@ def _global_names(code: CodeType) -> list[str]:
 def _called_by(function: FunctionType) -> list[FunctionType]:
     """The functions that a function calls by global names, and those that they call, outside transformers."""
     found = [function]
-    for each in found:
-        if each is function or not _is_of_transformers(each):
-            for name in _global_names(each.__code__):
-                value = each.__globals__.get(name)
+    for caller in found:
+        if caller is function or not _is_of_transformers(caller):
+            for name in _global_names(caller.__code__):
+                value = caller.__globals__.get(name)
                 if isinstance(value, FunctionType) and value not in found:
                     found.append(value)
     return found[1:]

@@ -12,7 +12,7 @@ Letters: B batch, T query_len, S key_len, H num_heads, D head_dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..active import quietly
 from .attention_code import AttentionCode
 
-__all__ = ["SmallCall", "difference", "draw", "kind_of", "run"]
+__all__ = ["FunctionCall", "difference", "draw", "kind_of", "run"]
 
 TOLERANCE = 1e-4  # a softmax in float32 is off by 1e-6
 SCORES = (0.3, 3.0, 30.0)  # how large scores are, for one query, head and sequence after another
@@ -31,8 +31,8 @@ ROOM = 5  # by how much tensors are longer than the largest number in the functi
 Function = Callable[..., Any]
 
 
-class SmallCall(NamedTuple):
-    """A call like one that a model makes, with few and fixed numbers."""
+class FunctionCall(NamedTuple):
+    """The arguments of an attention function: those of a model's call, or of a small one like it."""
 
     module: nn.Module
     query: Tensor  # [B, H, T, D]
@@ -45,16 +45,9 @@ class SmallCall(NamedTuple):
 # Kinds of calls
 
 
-def kind_of(
-    code: AttentionCode,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    given: Mapping[str, object],
-) -> Hashable:
+def kind_of(code: AttentionCode, call: FunctionCall) -> Hashable:
     """Return all that may decide what a function computes, but for the numbers in its tensors."""
+    module, query, key, value, mask, given = call
     own = module.__dict__
     return (
         type(module),
@@ -99,16 +92,9 @@ def _option(name: str, value: object) -> Hashable:
 # A small call of that kind
 
 
-def draw(
-    code: AttentionCode,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    given: Mapping[str, Any],
-) -> SmallCall:
-    """Return a small call of the same kind."""
+def draw(code: AttentionCode, call: FunctionCall) -> FunctionCall:
+    """Return a small call of the same kind, with few and fixed numbers."""
+    module, query, key, value, mask, given = call
     b, t, s = _sizes(code, query, key)
     H, D = query.shape[1], query.shape[3]
     small = dict(given)
@@ -127,7 +113,7 @@ def draw(
     scale = abs(float(scale)) if isinstance(scale, (int, float)) and scale else D**-0.5
     rows = torch.arange(b * H * t, device="cpu") % len(SCORES)
     wanted = torch.tensor(SCORES, dtype=torch.float64, device="cpu")[rows].reshape(b, H, t, 1)
-    return SmallCall(
+    return FunctionCall(
         _copy_of(module, SINKS in code.mentions),
         _drawn((b, H, t, D), 1.0) * wanted / (0.5 * math.sqrt(D) * scale),
         _drawn((b, key.shape[1], s, D), 2.0),
@@ -175,7 +161,7 @@ def _copy_of(module: nn.Module, has_sinks: bool) -> nn.Module:
 # Running and comparing
 
 
-def run(function: Function, call: SmallCall, **other: Any) -> Any:
+def run(function: Function, call: FunctionCall, **other: Any) -> Any:
     """Return what the function answers; random numbers that it draws are not missed by anybody.
 
     Raises:

@@ -24,7 +24,7 @@ from ..attachment import Attachment
 from ..model_structure import sounds_cross
 from .attended import attended
 from .attention_code import AttentionCode, Reading, read
-from .attention_proof import SmallCall, difference, draw, kind_of, run
+from .attention_proof import FunctionCall, difference, draw, kind_of, run
 from .huggingface_masks import CompactMask, Standing, as_tensor, rules_of
 from .layers_alike import answered_alike, leave
 
@@ -191,17 +191,17 @@ def _proved(
     for name, x in (("attention_mask", mask), ("position_bias", given.get("position_bias"))):
         if x is not None and (not isinstance(x, Tensor) or x.ndim > 4):
             return f"{code.name} is given {name}={type(x).__name__}"
-    kind = kind_of(code, module, query, key, value, mask, given)
+    call = FunctionCall(module, query, key, value, mask, given)
+    kind = kind_of(code, call)
     proof = code.proofs.get(kind)
     if proof is None:
         if len(code.proofs) >= MOST_KINDS:
             code.proofs.clear()
-        small = draw(code, module, query, key, value, mask, given)
-        proof = code.proofs[kind] = _prove(code, function, small, given.get("dropout"))
+        proof = code.proofs[kind] = _prove(code, function, draw(code, call), given.get("dropout"))
     return proof
 
 
-def _prove(code: AttentionCode, function: Function, call: SmallCall, dropout: object) -> Reading | str:
+def _prove(code: AttentionCode, function: Function, call: FunctionCall, dropout: object) -> Reading | str:
     try:
         answer = run(function, call)
         dropped = run(function, call, dropout=1.0) if dropout else None
@@ -228,7 +228,7 @@ def _prove(code: AttentionCode, function: Function, call: SmallCall, dropout: ob
     return f"{code.name} {reasons[0]}, run once on small tensors of this kind"
 
 
-def _ours(code: AttentionCode, reading: Reading, call: SmallCall) -> tuple[Tensor, Tensor]:
+def _ours(code: AttentionCode, reading: Reading, call: FunctionCall) -> tuple[Tensor, Tensor]:
     """(output [B, T, H, D], weights [B, H, T, S]) that we answer with"""
     S = call.key.shape[2]
     by = _rules_of_call(code, reading, call.module, call.query, S, call.mask, call.given, itself=False)
