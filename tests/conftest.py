@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,6 +58,14 @@ def _threads_that_are_free(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def _faults_of_a_gpu_in_time() -> Iterator[None]:
+    """A fault on a GPU is reported by a later call: by this one, so that the right test is blamed."""
+    yield
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
 @pytest.fixture
 def _small_models() -> None:
     """For watched models, which are small in slow tests too: one thread, and transformers is quiet."""
@@ -89,6 +98,8 @@ def counter(fresh_compiler: None) -> Any:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test marked thinned(n) about one case in n is quick, of thinned(keep=ids) those, or both.
 
+    The others are marked slow, or as thinned(rest="gpu") says.
+
     A case's own name decides, whatever stands beside it: a new case moves no other in or out. Where no case
     would be left, the one of the smallest number is.
     """
@@ -103,7 +114,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         quick = _quick(test, cases, whole)
         for case, item in cases.items():
             if case not in quick:
-                item.add_marker(pytest.mark.slow)
+                marker = item.get_closest_marker("thinned")
+                item.add_marker(marker.kwargs.get("rest", "slow") if marker else "slow")
 
 
 def _quick(test: str, cases: dict[str, pytest.Function], whole: bool) -> set[str]:
@@ -156,8 +168,27 @@ def _set_aside() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(JudgedOnGPU(), "judged-on-gpu")
     if os.environ.get("CI", "").lower() not in ("", "0", "false"):
         config.pluginmanager.register(NoSilentSkips(), "no-silent-skips")
+
+
+class JudgedOnGPU:
+    """Adds up what the tests on a GPU say they judged (`on_gpu.judged`)."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            for name, count in report.user_properties:
+                if name.startswith("judged "):
+                    self.counts[name.removeprefix("judged ")] += count
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.counts:
+            counts = ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
+            terminalreporter.line(f"judged on the GPU and right: {counts}")
 
 
 class NoSilentSkips:

@@ -9,6 +9,7 @@ equations run in the inputs' dtype, as someone would write them by hand.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,14 +51,20 @@ class Case:
 
     def to(self, dtype: torch.dtype) -> Case:
         """The same numbers in another dtype."""
+        return self._each(lambda x: x.detach().to(dtype))
 
-        def cast(x: Any) -> Any:
+    def on(self, device: str) -> Case:
+        """The same numbers on another device."""
+        return replace(self._each(lambda x: x.to(device)), mask=self.mask.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Case:
+        def changed(x: Any) -> Any:
             if isinstance(x, (Alibi, Relative)):
-                return with_inside(x, cast(inside(x)))
-            return x.detach().to(dtype) if isinstance(x, Tensor) else x
+                return with_inside(x, change(inside(x)))
+            return change(x) if isinstance(x, Tensor) else x
 
-        options = {name: cast(value) for name, value in self.options.items()}
-        return replace(self, q=cast(self.q), k=cast(self.k), v=cast(self.v), options=options)
+        options = {name: changed(value) for name, value in self.options.items()}
+        return replace(self, q=change(self.q), k=change(self.k), v=change(self.v), options=options)
 
     def leaves(self) -> dict[str, Tensor]:
         """Everything a gradient can flow to."""

@@ -1,38 +1,28 @@
-"""Tests run one after another where there is a GPU and torch, and no pytest."""
+"""Marks of the tests that need a CUDA device, and how they count what they judged.
+
+`make test` runs a few cases of each test, `make test-gpu` all of them, as many at a time as there are cores:
+almost all of their time goes into compiling kernels.
+"""
 
 from __future__ import annotations
 
-import sys
-import time
-import traceback
-from collections.abc import Callable, Iterable
+from typing import Any
 
+import pytest
 import torch
 
-__all__ = ["run_all"]
+__all__ = ["NEEDS_CUDA", "few_are_quick", "judged"]
+
+NEEDS_CUDA = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="by design: these need a CUDA device, which CI has not"
+)
 
 
-def run_all(tests: Iterable[Callable[[], None]], *heading: object) -> int:
-    """Exit status: 0 all passed, 1 not."""
-    _say(torch.__version__, torch.cuda.get_device_name(), *heading)
-    failed = 0
-    for test in tests:
-        start = time.perf_counter()
-        try:
-            test()
-            _say(f"passed {test.__name__} ({time.perf_counter() - start:.0f} s)")
-        except BaseException as problem:
-            if type(problem).__name__ == "Skipped":  # pytest's, where it is there to be imported
-                _say("skipped", test.__name__, problem)
-                continue
-            if not isinstance(problem, Exception):
-                raise
-            failed += 1
-            _say("FAILED", test.__name__)
-            traceback.print_exc()
-    return int(bool(failed))
+def few_are_quick(*keep: str) -> Any:
+    """A mark: of a test's cases only these are in `make test`, all are in `make test-gpu`."""
+    return pytest.mark.thinned(keep=keep, rest="gpu")
 
 
-def _say(*words: object) -> None:
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
-    sys.stdout.flush()
+def judged(request: pytest.FixtureRequest, what: str, count: int = 1) -> None:
+    """Counted at the end of the run: `judged on the GPU: kernel triton 354, ...`."""
+    request.node.user_properties.append((f"judged {what}", count))

@@ -1,7 +1,7 @@
 """The second pass, question by question: cases, what the formulas say, and what is wrong with an answer.
 
 Shared by the tests of its kernels: in Triton's interpreter (test_gpu_kernels.py) and on a device
-(test_cuda_second_pass.py). Needs torch alone.
+(test_cuda.py, test_cuda_second_pass.py).
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ from judge import Case, assert_judged, largest, sizes
 SEED = int(os.environ.get("HEADWISE_SEED", "0"))
 PICTURES = ((7, 9), (2, 1), (10**9, 10**9), (130, 140))  # cells of the pictures that are judged
 TOGETHER = (7, 9)  # and of the one made with the statistics
+MASKS = (
+    "full", "causal", "window", "band", "padding", "causal padding", "left padding", "dense", "dense a head",
+    "nothing", "labels", "documents",
+)  # fmt: skip
+OPTIONS = ("bias", "row bias", "alibi", "relative", "sinks", "softcap", "scale", "all")
 
 
 def normal(seed: int, *shape: int) -> Tensor:
@@ -30,9 +35,9 @@ def normal(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=random, dtype=torch.float64)
 
 
-def numbers(B: int, H: int, Hk: int, T: int, S: int, D: int) -> Case:
+def numbers(B: int, H: int, Hk: int, T: int, S: int, D: int, Dv: int | None = None) -> Case:
     """Random q, k and v."""
-    return Case(normal(0, B, H, T, D), normal(1, B, Hk, S, D), normal(2, B, Hk, S, D))
+    return Case(normal(0, B, H, T, D), normal(1, B, Hk, S, D), normal(2, B, Hk, S, Dv or D))
 
 
 def masks(
@@ -74,6 +79,21 @@ def options(H: int, T: int, S: int) -> dict[str, dict[str, Any]]:
         "scale": {"scale": 0.3},
         "all": {"bias": normal(5, H, T, S), "sinks": normal(7, H), "softcap": 9.0},
     }
+
+
+def rule_names(T: int, S: int) -> list[str]:
+    """Of every mask, and of every way to score under a causal mask."""
+    names = [*MASKS, *(f"causal {name}" for name in OPTIONS)]
+    return [name for name in names if name != "documents" or T <= S]
+
+
+def under(rule: str, B: int, H: int, Hk: int, T: int, S: int, D: int, Dv: int | None = None) -> Case:
+    """Random numbers under a rule of `rule_names`."""
+    case = numbers(B, H, Hk, T, S, D, Dv)
+    found = masks(B, H, T, S)
+    if rule in found:
+        return replace(case, mask=found[rule])
+    return replace(case, mask=Mask.causal(), options=options(H, T, S)[rule.removeprefix("causal ")])
 
 
 def strided(x: Tensor) -> Tensor:
@@ -191,7 +211,7 @@ def values(
     """What is wrong with what a map says of a case, in words.
 
     Args:
-        low: the case in the map's dtype, on the CPU.
+        low: the case in the map's dtype, on the device where it is judged.
         plain: weights and lse as plain torch gives them on the map's device.
         pictures: cells of the pictures to look at.
         parts: which parts of the weights to look at, beside all of them and their mean.
@@ -201,7 +221,7 @@ def values(
     dtype, wrong = low.q.dtype, []
     truth_case = low.to(torch.float64)
     _, truth_p, truth_lse = truth_case.reference()
-    plain_p, plain_lse = (x.cpu() for x in plain)
+    plain_p, plain_lse = (x.to(low.q.device) for x in plain)
     size, one = sizes(low), 1.0 if fused else max(1.0, largest(truth_lse))
     T, S = truth_p.shape[2:]
     pictures = tuple(pictures)
@@ -211,7 +231,7 @@ def values(
     def check(what: str, found: Tensor, plain: Tensor, truth: Tensor, extent: float = one) -> None:
         try:
             assert not bool(torch.isnan(found).any()), f"{what}: NaN"
-            assert_judged(found.cpu(), plain, truth, dtype=dtype, size=extent, what=what)
+            assert_judged(found.to(truth.device), plain, truth, dtype=dtype, size=extent, what=what)
         except AssertionError as problem:
             wrong.append(str(problem))
 
@@ -242,7 +262,7 @@ def values(
     top = w.top(count)
     best, plain_best = (p.topk(count, -1).values for p in (truth_p, plain_p))
     check("top", top.values, plain_best, best)
-    indices = top.indices.cpu()
+    indices = top.indices.to(truth_p.device)
     there = truth_p.gather(-1, indices.clamp(min=0)).masked_fill(indices < 0, 0.0)
     check("top keys", there, plain_best, best)
     return wrong
@@ -257,7 +277,7 @@ def gradients(
     """What is wrong with the gradients through a map of a case, in words.
 
     Args:
-        low: the case in the dtype that is judged, on the CPU.
+        low: the case in the dtype that is judged, on the device where it is judged.
         arms: makes of it the case we look at and plain torch's, wherever they run.
         learned_bias: whether bias and slopes want gradients: with them, the way back goes tile by tile.
     """
@@ -284,7 +304,7 @@ def gradients(
             assert mine is not None and theirs is not None and true is not None, name
             try:
                 assert_judged(
-                    mine.cpu(), theirs.cpu(), true, dtype=low.q.dtype, times=3,
+                    mine.to(true.device), theirs.to(true.device), true, dtype=low.q.dtype, times=3,
                     size=extent.get(name, flow * low.q.shape[2]), what=f"{look} d {name}",
                 )  # fmt: skip
             except AssertionError as problem:

@@ -1,18 +1,16 @@
 """`headwise.nn.MultiheadAttention` and `adopt` on a CUDA device: values, no waiting, graphs.
 
-PYTHONPATH=src:tests python tests/test_cuda_as_torch.py     # HEADWISE_SEED=7 for other numbers
+`make test` runs a few of the cases, `make test-gpu` all of them; HEADWISE_SEED=7 draws others.
 """
 
 from __future__ import annotations
 
 import os
 import random
-import sys
-import time
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -20,26 +18,20 @@ import headwise as hw
 from as_torch_cases import Case, complaint_on, draw_case
 from headwise.nn.as_torch import torch_masks
 from judge import error, largest
-from on_gpu import run_all
+from on_gpu import NEEDS_CUDA, few_are_quick, judged
 
-try:
-    import pytest
-
-    pytestmark = pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="by design: these need a CUDA device, which CI has not"
-    )
-except ImportError:  # a bare GPU machine
-    pass
+pytestmark = NEEDS_CUDA
 
 SEED = int(os.environ.get("HEADWISE_SEED", "0"))
-SECONDS = 80  # for drawn cases
+DRAWN = 160  # calls a test
 
 
-def test_drawn_calls_answer_as_torchs_class_does() -> None:
-    warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask")
-    start, wrong, count = time.monotonic(), [], 0
-    while time.monotonic() - start < SECONDS:
-        seed = SEED * 10**6 + count
+@few_are_quick("0")
+@pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")
+@pytest.mark.parametrize("block", range(14))
+def test_drawn_calls_answer_as_torchs_class_does(block: int, request: pytest.FixtureRequest) -> None:
+    wrong = []
+    for seed in range(SEED * 10**6 + block * DRAWN, SEED * 10**6 + (block + 1) * DRAWN):
         case: Case = replace(draw_case(random.Random(seed).choice, seed), way="own")
         if case.attn_mask in ("low", "lowest") or case.key_padding_mask == "low":
             case = replace(case, attn_mask="none", key_padding_mask="none", is_causal=False)
@@ -49,11 +41,10 @@ def test_drawn_calls_answer_as_torchs_class_does() -> None:
             found = complaint_on(case, torch.device("cuda"))
         except Exception as raised:
             found = repr(raised)
-        count += 1
         if found is not None:
             wrong.append(f"seed {seed}: {found}\n  {case}")
-    print(f"   {count} cases, {len(wrong)} wrong")
-    assert not wrong, "\n".join(wrong[:20])
+    assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(wrong[:20])
+    judged(request, "drawn calls of torch's class", DRAWN)
 
 
 def test_low_precision_is_as_exact_as_torchs() -> None:
@@ -202,17 +193,3 @@ def test_adopted_models_say_the_same() -> None:
                 after = model(x, **masks) * real
                 hw.restore(model)
             assert error(after, before) < 2e-3 * largest(before), (list(masks), training)
-
-
-TESTS: tuple[Callable[[], None], ...] = (
-    test_low_precision_is_as_exact_as_torchs,
-    test_gradients_in_low_precision_are_as_exact_as_torchs,
-    test_the_steady_state_never_waits_for_the_gpu,
-    test_masks_are_never_read_and_never_remembered,
-    test_a_captured_graph_gives_the_same,
-    test_adopted_models_say_the_same,
-    test_drawn_calls_answer_as_torchs_class_does,
-)
-
-if __name__ == "__main__":
-    sys.exit(run_all(TESTS, "seed", SEED))

@@ -1,146 +1,108 @@
-"""The kernels of the second pass on a CUDA device, each against float64 on fresh random inputs.
+"""The kernels of the second pass on a CUDA device, each against float64 on random inputs.
 
-PYTHONPATH=src:tests python tests/test_cuda_second_pass.py     # HEADWISE_SEED=7 for other numbers
+`make test` runs a few of the cases, `make test-gpu` all of them; HEADWISE_SEED=7 draws other numbers.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import replace
-from typing import Any
-
+import pytest
 import torch
 from torch import Tensor
 
 import headwise as hw
 from headwise import Mask
-from headwise.engines.statistics import ROW_STATISTICS
+from headwise.engines.statistics import ROW_STATISTICS, STATISTICS
 from headwise.map import make
-from headwise.scoring import Alibi, Relative
-from judge import Case, error, inside, largest, with_inside
-from on_gpu import run_all
-from second_pass_cases import (
-    SEED,
-    gradients,
-    map_of,
-    masks,
-    numbers,
-    options,
-    relaid,
-    strided,
-    values,
-)
+from judge import Case, error, largest
+from on_gpu import NEEDS_CUDA, few_are_quick, judged
+from second_pass_cases import PICTURES, gradients, map_of, relaid, rule_names, strided, under, values
 
-try:
-    import pytest
+pytestmark = NEEDS_CUDA
 
-    pytestmark = pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="by design: these need a CUDA device, which CI has not"
-    )
-except ImportError:  # a bare GPU machine
-    pass
-
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-SHAPES = (  # H, Hk, T, S, D
-    (4, 4, 257, 257, 64),
-    (6, 2, 131, 389, 128),
-    (4, 1, 397, 197, 80),
-    (2, 2, 263, 263, 96),
-    (4, 2, 139, 283, 16),
-    (2, 1, 149, 211, 256),
-    (8, 2, 1, 773, 128),
-    (2, 2, 151, 157, 40),
-)
+DTYPES = ("bfloat16", "float16", "float32")
+SHAPES = {  # H, Hk, T, S, D
+    "D64": (4, 4, 257, 257, 64),
+    "D128": (6, 2, 131, 389, 128),
+    "D80": (4, 1, 397, 197, 80),
+    "D96": (2, 2, 263, 263, 96),
+    "D16": (4, 2, 139, 283, 16),
+    "D256": (2, 1, 149, 211, 256),
+    "T1": (8, 2, 1, 773, 128),
+    "D40": (2, 2, 151, 157, 40),
+}
 
 
-def cases(shapes: Any = SHAPES) -> Iterator[tuple[str, Case]]:
-    B = 2
-    for H, Hk, T, S, D in shapes:
-        case = numbers(B, H, Hk, T, S, D)
-        where = f"H{H}-Hk{Hk}-T{T}-S{S}-D{D}"
-        for name, mask in masks(B, H, T, S).items():
-            yield f"{name} {where}", replace(case, mask=mask)
-        for name, chosen in options(H, T, S).items():
-            yield f"causal {name} {where}", replace(case, mask=Mask.causal(), options=chosen)
+def case_of(rule: str, shape: str) -> Case:
+    return under(rule, 2, *SHAPES[shape]).on("cuda")
 
 
-def moved(case: Case) -> Case:
-    def move(x: Any) -> Any:
-        if isinstance(x, (Alibi, Relative)):
-            return with_inside(x, inside(x).cuda())
-        return x.cuda() if isinstance(x, Tensor) else x
-
-    options = {name: move(value) for name, value in case.options.items()}
-    return Case(case.q.cuda(), case.k.cuda(), case.v.cuda(), case.mask.to("cuda"), options)
-
-
-def judge(case: Case, dtype: torch.dtype, name: str) -> list[str]:
-    low = case.to(dtype)
-    gpu = moved(low)
-    plain = gpu.reference()[1:]
-    return values(low, map_of(relaid(gpu, strided) if len(name) % 2 else gpu), plain)
-
-
-def judge_gradients(case: Case, dtype: torch.dtype, name: str) -> list[str]:
-    def arms(low: Case) -> tuple[Case, Case]:
-        return moved(low), moved(low)
-
-    wrong = gradients(case.to(dtype), arms)
-    return wrong + gradients(case.to(dtype), arms, learned_bias=False) if "bias" in case.options else wrong
-
-
-Job = tuple[str, str, torch.dtype]  # what is judged, the case's name, the dtype
-
-
-def jobs(what: str) -> list[Job]:
+def jobs(often: int = 1) -> list[str]:
     """Every rule and option at the first shape, fewer of them, in turn, in other dtypes and at the others.
 
-    Almost all of the time goes into compiling, a minute a case if it were alone.
+    Almost all of the time goes into compiling, half a minute a job: the longest come first. With 256 channels
+    shared memory is scarce: what takes most of it is tried in any case.
     """
-    found: list[Job] = []
-    for i, shape in enumerate(SHAPES):
-        names = [name for name, _ in cases([shape])]
+    found = []
+    for i, (shape, (_, _, T, S, _)) in enumerate(SHAPES.items()):
+        rules = rule_names(T, S)
         for d, dtype in enumerate(DTYPES):
-            step = ((1, 3, 3) if i == 0 else (9, 19, 19))[d] * (1 if what == "values" else 2)
-            start = (3 * i + 7 * d) % min(step, len(names))
-            found += [(what, name, dtype) for name in names[start::step]]
-    return found
+            step = ((1, 3, 1) if i == 0 else (9, 19, 19))[d] * often
+            start = (3 * i + 7 * d) % min(step, len(rules))
+            chosen = rules[start::step]
+            if shape == "D256" and dtype == "bfloat16":
+                chosen = [rule for rule in rules if rule in chosen or is_long(rule)]
+            found += [f"{rule}, {shape}-{dtype}" for rule in chosen]
+    return sorted(found, key=lambda job: not is_long(job))
 
 
-def verdict(job: Job) -> list[str]:
-    """What is wrong with one job; runs in a process of its own, as most of the time goes into compiling."""
-    torch.set_num_threads(1)
-    what, name, dtype = job
-    case = dict(cases())[name]
-    try:
-        wrong = (judge if what == "values" else judge_gradients)(case, dtype, name)
-    except Exception as problem:
-        wrong = [f"{type(problem).__name__} {str(problem)[-300:]}"]
-    return [f"{str(dtype)[6:]} {name}: {line}" for line in wrong]
+def is_long(job: str) -> bool:
+    """Whether tiles of numbers for every pair are loaded."""
+    return any(word in job for word in ("dense", "bias", "relative", "all"))
 
 
-def judged(what: str) -> None:
-    work = sorted(jobs(what), key=lambda job: "dense" not in job[1])  # the rarest first
-    workers = max(1, min(14, (os.cpu_count() or 2) - 1))
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        wrong = []
-        for count, done in enumerate(as_completed([pool.submit(verdict, job) for job in work]), 1):
-            wrong += done.result()
-            print("\n".join([f"   {count} of {len(work)} judged", *done.result()]), flush=True)
-    assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(wrong[:70])
+def low_case(job: str) -> tuple[Case, bool]:
+    """In the job's dtype on the device; and whether it is one of every other job."""
+    name, dtype = job.split("-")
+    rule, shape = name.split(", ")
+    return case_of(rule, shape).to(getattr(torch, dtype)), len(name) % 2 == 1
 
 
-def test_everything_is_as_exact_as_plain_torch() -> None:
-    judged("values")
+@few_are_quick("causal, D64-bfloat16", "causal relative, D256-bfloat16")
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("job", jobs())
+def test_everything_is_as_exact_as_plain_torch(job: str, request: pytest.FixtureRequest) -> None:
+    low, is_odd = low_case(job)
+    laid_out = relaid(low, strided) if is_odd else low  # as a fused projection leaves q and k
+    pictures = [PICTURES[0], PICTURES[1], PICTURES[2 + is_odd]]  # the cells of the last are a pair, or a few
+    assert values(low, map_of(laid_out), low.reference()[1:], pictures) == []
+    judged(request, "maps")
 
 
-def test_gradients_are_as_exact_as_plain_torch() -> None:
-    judged("gradients")
+@few_are_quick("entropy")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", STATISTICS)
+def test_a_statistic_alone_is_what_it_is_among_all(name: str) -> None:
+    """By other kernels than all at once: for each query, and for each head."""
+    for rule in ("causal", "left padding"):
+        low = case_of(rule, "D64").to(torch.float32)
+        w = map_of(low)
+        for per in ("query", "head"):
+            found, expected = w.statistics(name, per=per)[name], w.statistics(*STATISTICS, per=per)[name]
+            assert torch.equal(found.isnan(), expected.isnan())
+            assert error(found.nan_to_num(), expected.nan_to_num()) <= 1e-5 * max(1.0, largest(expected)), (
+                rule
+            )
+
+
+@few_are_quick("window, D64-bfloat16")
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("job", jobs(often=2))
+def test_gradients_are_as_exact_as_plain_torch(job: str, request: pytest.FixtureRequest) -> None:
+    low, _ = low_case(job)
+    assert gradients(low, lambda case: (case, case)) == []
+    if "bias" in low.options:
+        assert gradients(low, lambda case: (case, case), learned_bias=False) == []
+    judged(request, "gradients of maps")
 
 
 def everything(w: hw.AttentionMap) -> dict[str, Tensor]:
@@ -165,26 +127,36 @@ def test_the_same_bits_come_out_every_time() -> None:
     assert torch.equal(grads[0], grads[1]) and torch.equal(grads[0], grads[2])
 
 
-def test_a_measurement_by_plan_gives_the_same_bits() -> None:
+@few_are_quick("causal, D64-bfloat16")
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize(
+    "name",
+    [f"{rule}, {shape}" for shape in ("D64", "D128", "T1") for rule in rule_names(*SHAPES[shape][2:4])],
+)
+def test_a_measurement_by_plan_gives_the_same_bits(
+    name: str, dtype: str, request: pytest.FixtureRequest
+) -> None:
     from headwise.engines.gpu import heaviest, pictures
 
-    def found(case: Case, lse: Tensor | None) -> dict[str, Tensor]:
-        weights = make(map_of(case).parts()[0], lse)
+    def found(lse: Tensor | None) -> dict[str, Tensor]:
+        weights = make(map_of(low).parts()[0], lse)
         return {**weights.statistics(*ROW_STATISTICS), "lse": weights.lse}
 
-    for dtype in (torch.bfloat16, torch.float16):
-        for name, case in cases(SHAPES[:2] + SHAPES[6:7]):
-            low = moved(case).to(dtype)
-            first = found(low, None)  # nothing is planned yet
-            room = torch.empty(first["lse"].numel() + 1, device="cuda")
-            beside = room[1:].view(first["lse"].shape).copy_(first["lse"])  # not where vectors begin
-            for lse in (None, first["lse"], beside):
-                for _ in range(4):
-                    for what, value in found(low, lse).items():
-                        assert torch.equal(value.nan_to_num(7.0), first[what].nan_to_num(7.0)), (name, what)
-    assert any(heaviest._plans.values()) and any(pictures._plans.values())
+    low = case_of(*name.split(", ")).to(getattr(torch, dtype))
+    first = found(None)  # nothing is planned yet
+    room = torch.empty(first["lse"].numel() + 1, device="cuda")
+    beside = room[1:].view(first["lse"].shape).copy_(first["lse"])  # not where vectors begin
+    for lse in (None, first["lse"], beside):
+        for _ in range(4):
+            for what, value in found(lse).items():
+                assert torch.equal(value.nan_to_num(7.0), first[what].nan_to_num(7.0)), what
+    if name == "causal, D64":
+        assert any(heaviest._plans.values()) and any(pictures._plans.values())
+    judged(request, "measurements by plan")
 
 
+@pytest.mark.gpu
 def test_offsets_beyond_two_billion() -> None:
     """The last of many heads lies beyond 2^31 elements, and its weights beyond 2^32."""
     B, H, L, D = 1, 130, 131072, 128
@@ -202,6 +174,7 @@ def test_offsets_beyond_two_billion() -> None:
     assert part.numel() > 2**30 and torch.equal(part[:, -1:], alone.select(queries=few).dense())
 
 
+@pytest.mark.gpu
 def test_more_sequences_than_a_grid_is_deep() -> None:
     B, H, L, D = 70_001, 2, 16, 16
     q, k = (torch.randn(B, H, L, D, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -212,6 +185,9 @@ def test_more_sequences_than_a_grid_is_deep() -> None:
         assert torch.equal(mine[name][-2:], value), name
 
 
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_functions_use_the_same_kernels() -> None:
     def looks(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
         w = hw.AttentionMap(q, k, causal=True)
@@ -223,7 +199,6 @@ def test_compiled_functions_use_the_same_kernels() -> None:
         return w.statistics("entropy").entropy.sum() + (w.mean_heads().float() ** 2).sum()
 
     q, k = (torch.randn(2, 4, 193, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    torch._dynamo.reset()
     for mine, theirs in zip(torch.compile(looks, fullgraph=True)(q, k), looks(q, k), strict=True):
         assert torch.equal(mine, theirs)
     q.requires_grad_()
@@ -239,18 +214,3 @@ def test_a_map_of_a_call_uses_the_lse_of_the_call() -> None:
     assert w._lse is not None and error(w.lse, own.lse) < 1e-5
     for name, value in w.statistics().items():
         assert error(value, own.statistics(name)[name]) <= 1e-4 * max(1.0, largest(value)), name
-
-
-TESTS: tuple[Callable[[], None], ...] = (
-    test_everything_is_as_exact_as_plain_torch,
-    test_gradients_are_as_exact_as_plain_torch,
-    test_the_same_bits_come_out_every_time,
-    test_offsets_beyond_two_billion,
-    test_more_sequences_than_a_grid_is_deep,
-    test_compiled_functions_use_the_same_kernels,
-    test_a_map_of_a_call_uses_the_lse_of_the_call,
-    test_a_measurement_by_plan_gives_the_same_bits,
-)
-
-if __name__ == "__main__":
-    sys.exit(run_all(TESTS, "seed", SEED))

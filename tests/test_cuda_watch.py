@@ -1,36 +1,32 @@
 """`headwise.watch` on a CUDA device, and on vision Transformers that are installed only there.
 
-PYTHONPATH=src:tests python tests/test_cuda_watch.py
+`make test` runs a few of the cases, `make test-gpu` all of them.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-import time
-import warnings
-from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import headwise as hw
-from model_families import FAMILIES, Family, is_since
-from on_gpu import run_all
+from model_families import FAMILIES
+from on_gpu import NEEDS_CUDA, few_are_quick, judged
 
-try:
-    import pytest
-
-    pytestmark = pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="by design: these need a CUDA device, which CI has not"
-    )
-except ImportError:  # a bare GPU machine
-    pass
+pytestmark = [NEEDS_CUDA, pytest.mark.usefixtures("_small_models")]
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 NAMES = ("entropy", "distance", "first", "previous")  # a kernel is compiled for each kind of mask: no more
-SECONDS = 110  # for families, the core ones first
+# vit-mae draws which patches it hides, on each device others; in the other three a rounding picks other keys
+DRAWN_ANEW = ("vit-mae", "deepseek v3.2", "glm-moe-dsa", "hy v4")
+EXACT = {
+    family.name: family
+    for family in FAMILIES
+    if family.route == "hook" and family.finest is torch.float64 and family.name not in DRAWN_ANEW
+}
 
 
 def on_gpu(x: Any) -> Any:
@@ -44,50 +40,24 @@ def watched(model: nn.Module, inputs: dict[str, Any]) -> hw.Heads:
     return heads
 
 
-def test_families_say_on_a_gpu_what_they_say_in_float64_on_a_cpu() -> None:
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    wrong, count, start = [], 0, time.monotonic()
-    for family in sorted(FAMILIES, key=lambda one: not one.core):
-        if family.route != "hook" or family.finest is not torch.float64 or time.monotonic() - start > SECONDS:
-            continue
-        if not is_since(family.since):
-            continue
-        if family.name == "vit-mae":  # draws which patches it hides, on each device others
-            continue
-        if family.name in ("deepseek v3.2", "glm-moe-dsa", "hy v4"):  # a rounding picks other keys
-            continue
-        side = "left" if "left" in family.sides else family.sides[-1]
-        found = complaint(family, side)
-        count += 1
-        if found is not None:
-            wrong.append(f"{family} {side}: {found}")
-    print(f"   transformers {transformers.__version__}: {count} cases, {len(wrong)} wrong")
-    assert not wrong, "\n".join(wrong)
-
-
-def complaint(family: Family, side: str) -> str | None:
-    """What is wrong with a family, in words."""
-    try:
-        model = family.build(torch.float64)
-    except Exception as raised:  # a family this version has otherwise or not at all
-        return None if isinstance(raised, AttributeError) else f"cannot be built: {raised!r:.200}"
-    try:
-        exact = watched(model, family.feed(side, torch.float64))
-        model = model.float().cuda()
-        heads = watched(model, {name: on_gpu(x) for name, x in family.feed(side).items()})
-    except Exception as raised:
-        return f"{raised!r:.300}"
-    if heads.paths != exact.paths:
-        return f"layers {heads.paths} instead of {exact.paths}"
+@few_are_quick("llama", "bert")
+@pytest.mark.parametrize("name", EXACT)
+def test_families_say_on_a_gpu_what_they_say_in_float64_on_a_cpu(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    family = EXACT[name]
+    side = "left" if "left" in family.sides else family.sides[-1]
+    model = family.build(torch.float64)
+    exact = watched(model, family.feed(side, torch.float64))
+    heads = watched(model.float().cuda(), {key: on_gpu(x) for key, x in family.feed(side).items()})
+    assert heads.paths == exact.paths
     for path in exact.paths:
-        for name in NAMES:
-            one, other = heads[path].statistics[name], exact[path].statistics[name]
-            far = ((one - other).abs() / (1 + other.abs())).nan_to_num().max()
-            if far > 2e-3 or not torch.equal(one.isnan(), other.isnan()):
-                return f"{path} {name}: {one.tolist()} instead of {other.tolist()}"
-    return None
+        for key in NAMES:
+            found, expected = heads[path].statistics[key], exact[path].statistics[key]
+            far = ((found - expected).abs() / (1 + expected.abs())).nan_to_num().max()
+            assert far <= 2e-3, (path, key, found, expected)
+            assert torch.equal(found.isnan(), expected.isnan()), (path, key)
+    judged(request, "families watched")
 
 
 def test_low_precision_is_near_the_truth() -> None:
@@ -120,9 +90,10 @@ def test_generation_is_the_same_with_every_cache() -> None:
         assert sizes[:3] == [(11, 11), (1, 12), (1, 13)], sizes
 
 
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
 def test_timms_vision_transformers() -> None:
-    import timm
-
+    timm = pytest.importorskip("timm", reason="by design: only here, where it does not bring CUDA along")
     for kind in ("vit_tiny_patch16", "deit3_small_patch16", "eva02_tiny_patch14", "beit_base_patch16"):
         name = f"{kind}_224"
         torch.manual_seed(0)
@@ -154,9 +125,10 @@ def test_timms_vision_transformers() -> None:
     assert (heads[0].map.dense().double() - expected).abs().max() < 1e-4
 
 
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
 def test_torchvisions_vision_transformer() -> None:
-    import torchvision
-
+    torchvision = pytest.importorskip("torchvision", reason="by design: a CPU has no build of it here")
     torch.manual_seed(0)
     model = torchvision.models.vit_b_16(weights=None).cuda().eval()
     image = torch.randn(2, 3, 224, 224, device="cuda")
@@ -206,18 +178,3 @@ def test_a_monitor_with_alarms_says_on_a_gpu_what_it_says_on_a_cpu() -> None:
             numbers.append(monitor.latest)
         assert numbers[0].keys() == numbers[1].keys() and "layers/0/entropy_share" in numbers[0]
         assert all(abs(value - numbers[1][name]) < 1e-3 for name, value in numbers[0].items())
-
-
-TESTS: tuple[Callable[[], None], ...] = (
-    test_torchvisions_vision_transformer,
-    test_timms_vision_transformers,
-    test_generation_is_the_same_with_every_cache,
-    test_a_model_spread_over_cpu_and_gpu,
-    test_a_monitor_with_alarms_says_on_a_gpu_what_it_says_on_a_cpu,
-    test_low_precision_is_near_the_truth,
-    test_families_say_on_a_gpu_what_they_say_in_float64_on_a_cpu,
-)
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    sys.exit(run_all(TESTS))

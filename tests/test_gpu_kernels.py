@@ -560,6 +560,7 @@ def test_every_question_reaches_its_kernels(launched: list[str], monkeypatch: py
     monkeypatch.setattr(request_room, "blocks_for", noted)
     case = numbers(1, 2, 1, 19, 23, 8).to(torch.float32)
     w = map_of(case)
+    biased = map_of(replace(case, options={"bias": normal(5, 2, 19, 23).float()}))
     back = ["back_q_kernel", "back_k_kernel"]
     questions: list[tuple[Callable[[], object], list[str]]] = [
         (lambda: w.lse, ["lse_kernel"]),
@@ -575,6 +576,7 @@ def test_every_question_reaches_its_kernels(launched: list[str], monkeypatch: py
         (lambda: w.dense(), ["rows_kernel", "dense_kernel"]),
         (lambda: w.mean_heads(), ["rows_kernel", "mean_kernel"]),
         (lambda: w.top(2), ["rows_kernel", "top_kernel"]),
+        (lambda: biased.statistics("received"), ["rows_kernel", "received_kernel"]),
     ]
     for ask, wanted in questions:
         launched.clear()

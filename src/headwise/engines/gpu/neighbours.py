@@ -194,7 +194,9 @@ def received_kernel(
 
 def received(prepared: Prepared) -> Tensor:
     """[B, H, S]: the weights of all counted queries, summed for each key."""
-    request = Request(prepared, "received", keys_first=True)
+    rules = prepared.rules
+    biased = rules.bias is not None or rules.relative is not None
+    request = Request(prepared, "received_bias" if biased else "received", keys_first=True)
     out = prepared.empty(request.B, request.H, request.S)
     powers = powers_of(prepared.lse, prepared.kind, prepared.rules.counted)
     request.launch(

@@ -19,7 +19,7 @@ from ...scoring import hidden_is_endless
 from ..scores import Scores
 from .launches import interpreted, kind_of, launch, multiprocessors
 from .request import as_loaded, in_float32
-from .tile import BIG, HIDDEN, LN2, LOG2E, long, tanh
+from .tile import BIG, HIDDEN, LN2, LOG2E, finite, long, tanh
 
 __all__ = ["attend"]
 
@@ -110,8 +110,7 @@ def one_query_kernel(
             top = higher
     empty = top <= HIDDEN
     if SINKS is not None:  # one more column of the softmax, but for rows without a key
-        sink = tl.load(SINKS + heads, mask=mine, other=0.0).to(tl.float32)
-        sink = tl.where(sink > 2e38, 2e38, sink) * LOG2E  # beyond, it would be endless
+        sink = finite(tl.load(SINKS + heads, mask=mine, other=0.0)) * LOG2E
         higher = tl.maximum(top, sink)
         shrunk = tl.exp2(top - higher)
         total = total * shrunk + tl.exp2(sink - higher)
@@ -142,8 +141,7 @@ def merge_kernel(
     top = tl.max(lse, 0)
     empty = top == -float("inf")
     if SUNK:
-        sink = tl.load(SINKS + h).to(tl.float32)
-        sink = tl.where(sink > 2e38, 2e38, sink)
+        sink = finite(tl.load(SINKS + h))
         top = tl.maximum(top, sink)
     top = tl.where(empty, 0.0, top)
     weights = tl.exp2((lse - top) * LOG2E)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 __all__ = [
     "BIG", "HIDDEN", "LN2", "LOG2E", "LOWEST_HALF", "Channels", "Rules", "Setup", "added", "between", "ends",
-    "factor", "fours", "in_band", "key_stop", "keys_seen", "largest", "length_of", "list_of", "listed_rules",
-    "load", "load_lse", "log_weights", "long", "my_queries", "open_scores", "place", "product",
-    "queries_seeing", "tanh", "tile_of", "tile_ranges",
+    "factor", "finite", "fours", "in_band", "key_stop", "keys_seen", "largest", "length_of", "list_of",
+    "listed_rules", "load", "load_lse", "log_weights", "long", "my_queries", "open_scores", "place",
+    "product", "queries_seeing", "tanh", "tile_of", "tile_ranges",
 ]  # fmt: skip
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -159,6 +159,13 @@ def tanh(y, ROUGH: tl.constexpr):
         far = 1.0 - 2.0 / (1.0 + tl.exp2(tl.minimum(y, 40.0) * (2.0 * LOG2E)))
         bent = tl.where(tl.abs(y) < 0.625, near, far)
     return bent
+
+
+@triton.jit
+def finite(sink):
+    """A sink in float32, 2e38 at most: its power of two would be infinite. NaN stays NaN."""
+    sink = sink.to(tl.float32)
+    return tl.where(sink > 2e38, 2e38, sink)
 
 
 @triton.jit
