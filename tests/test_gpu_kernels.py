@@ -576,6 +576,7 @@ def test_every_question_reaches_its_kernels(launched: list[str], monkeypatch: py
         (lambda: w.dense(), ["rows_kernel", "dense_kernel"]),
         (lambda: w.mean_heads(), ["rows_kernel", "mean_kernel"]),
         (lambda: w.top(2), ["rows_kernel", "top_kernel"]),
+        (lambda: biased.lse, ["lse_kernel"]),
         (lambda: biased.statistics("received"), ["rows_kernel", "received_kernel"]),
     ]
     for ask, wanted in questions:
