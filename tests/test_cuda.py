@@ -77,7 +77,22 @@ def run(case: Case, backend: str) -> tuple[Tensor, hw.AttentionMap]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("job", jobs())
 def test_every_kernel_is_as_exact_as_plain_torch(job: str, request: pytest.FixtureRequest) -> None:
-    low = on_gpu(job)
+    judge_backends(on_gpu(job), request)
+
+
+@few_are_quick("80-bfloat16")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [16, 40, 80, 96, 144, 200])
+def test_long_calls_are_as_exact_whatever_the_head_dim(
+    head_dim: int, dtype: str, request: pytest.FixtureRequest
+) -> None:
+    """Many programs take larger blocks than a few; channels are cut into two powers of two."""
+    low = under("causal", 2, 32, 32, 1031, 1031, head_dim).on("cuda").to(getattr(torch, dtype))
+    judge_backends(low, request)
+
+
+def judge_backends(low: Case, request: pytest.FixtureRequest) -> None:
     truth, plain = low.to(torch.float64).with_gradients(), low.with_gradients()
     pull = normal(9, *low.q.shape[:3], low.v.shape[-1]).to(low.q)
     answers = {}
