@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -37,6 +38,11 @@ MASKS = ("none", "bool", "float", "inf", "causal", "learned")
 PADDINGS = ("none", "bool", "float", "inf", "learned")
 LEARNS = ("all", "none", "query", "key", "value")
 FROZEN = ("nothing", "all", "in_proj", "out_proj", "weights", "biases")
+# What people train: all of it, a first layer, what comes before, one projection, biases alone.
+TRAINED = [
+    ("all", "nothing"), ("none", "nothing"), ("all", "all"), ("none", "in_proj"), ("none", "out_proj"),
+    ("none", "weights"), *product(LEARNS, FROZEN),
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,7 @@ def draw_call(choose: Choose, seed: int, device: str = "cpu", target: str = "") 
     elif target == "in_proj_weight":
         options.remove("kdim")
     option = choose(options)
+    learns, frozen = choose(choose((TRAINED[:6], TRAINED)))
     mask = choose([kind for kind in MASKS if kind != "none" or target != "attn_mask"])
     return Call(
         seed=seed,
@@ -96,8 +103,8 @@ def draw_call(choose: Choose, seed: int, device: str = "cpu", target: str = "") 
         batched=choose((True, True, False)),
         inputs="three" if option == "kdim" else choose(INPUTS),
         strides=choose(STRIDES),
-        learns=choose(("all", *LEARNS)),
-        frozen=choose(("nothing", *FROZEN)),
+        learns=learns,
+        frozen=frozen,
         attn_mask=mask,
         mask_per_head=choose(BOTH),
         key_padding_mask=choose(

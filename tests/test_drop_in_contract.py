@@ -99,9 +99,7 @@ def check_write(call: Call, target: str, how: str, uses: str) -> None:
     theirs = trained(call, False, target, how, uses)
     torch_is_right = theirs is not None and difference(theirs, right, call.tolerance) is None
     ours = trained(call, True, target, how, uses)
-    # Our node holds all that any gradient needs, also where the loss is of the weights alone.
-    may_refuse = target == "out_proj.weight" and uses == "weights"
-    if torch_is_right and not (ours is None and may_refuse):
+    if torch_is_right:
         assert ours is not None, "backward raised, and torch's does not"
         assert difference(ours, right, call.tolerance) is None
         assert [x is None for x in ours] == [x is None for x in theirs]
@@ -112,7 +110,7 @@ def check_write(call: Call, target: str, how: str, uses: str) -> None:
 
 
 @every_device
-@few_or_many(25, 100)
+@few_or_many(40, 120)
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_torch_lets_be_written_to_stays_writable(target: str, seeds: range, device: str) -> None:
     """`x = norm(x); x += mha(x, x, x)[0]` trains with torch's class; ours raised."""
@@ -205,12 +203,12 @@ def facts_of(call: Call, ours: bool, mode: str, autocasts: bool) -> dict[str, An
 
 
 @every_device
-@few_or_many(150, 600)
+@few_or_many(250, 800)
 def test_an_answer_looks_as_torchs_does(seeds: range, device: str) -> None:
     """Weights required a gradient where only out_proj learned, and `weights.numpy()` raised."""
 
     def check(call: Call, choose: Choose) -> None:
-        mode, autocasts = choose([*MODES]), choose((False, False, False, True))
+        mode, autocasts = choose(["gradients", *MODES]), choose((False, False, False, True))
         if autocasts:
             call = replace(call, dtype=torch.float32)
         assert facts_of(call, True, mode, autocasts) == facts_of(call, False, mode, autocasts)
@@ -416,7 +414,9 @@ def flat(found: Any) -> list[Any]:
 @every_device
 @few_or_many(40, 150)
 def test_hooks_hear_what_they_hear_of_torchs_class(seeds: range, device: str) -> None:
-    """A hook on the weights was called with None, and `weights.grad` was filled, for a loss of the output."""
+    """A hook on the weights was called with None, and `weights.grad` was filled, for a loss of the output; a
+    hook on the output was called with None for a loss of the weights.
+    """
 
     def check(call: Call, choose: Choose) -> None:
         uses = choose(("both", "output", "weights"))
