@@ -52,8 +52,10 @@ Module = nn.MultiheadAttention
 Change = Callable[[Module, Call], Module]
 
 
-def first_weight(module: Module) -> str:
-    return "in_proj_weight" if module._qkv_same_embed_dim else "q_proj_weight"
+def a_parameter(module: Module, call: Call) -> str:
+    """The name of one of the module's own, not of out_proj's."""
+    names = [name for name, parameter in module._parameters.items() if parameter is not None]
+    return names[call.seed % len(names)] if names else "in_proj_weight"
 
 
 def is_ours(module: nn.Module) -> bool:
@@ -130,12 +132,13 @@ def changed(module: Module, change: Callable[[Module], Any]) -> Module:
     return module
 
 
-def with_plain_tensor(module: Module) -> None:
-    """As tools do that compute a weight anew in every step."""
-    name = first_weight(module)
-    weight = getattr(module, name)
+def with_plain_tensor(module: Module, call: Call) -> Module:
+    """As tools do that compute a parameter anew in every step."""
+    name = a_parameter(module, call)
+    parameter = getattr(module, name)
     delattr(module, name)
-    setattr(module, name, weight.detach() * 2)
+    setattr(module, name, parameter.detach() * 2)
+    return module
 
 
 def without_parametrizations(module: Module) -> None:
@@ -177,17 +180,19 @@ CHANGES: dict[str, Change] = {
     "other dtype and back": lambda m, call: m.to(torch.bfloat16).to(call.dtype),
     "swapped parameters": swapped,
     "shared memory": lambda m, _: m.share_memory(),
-    "parametrised": lambda m, _: changed(
-        m, lambda m: parametrize.register_parametrization(m, first_weight(m), Halved())
+    "parametrised": lambda m, call: changed(
+        m, lambda m: parametrize.register_parametrization(m, a_parameter(m, call), Halved())
     ),
     "parametrised out_proj": lambda m, _: changed(
         m, lambda m: parametrize.register_parametrization(m.out_proj, "weight", Halved())
     ),
-    "weight_norm": lambda m, _: changed(m, lambda m: parametrizations.weight_norm(m, first_weight(m))),
+    "weight_norm": lambda m, call: changed(
+        m, lambda m: parametrizations.weight_norm(m, a_parameter(m, call))
+    ),
     "orthogonal": lambda m, _: changed(m, lambda m: parametrizations.orthogonal(m.out_proj)),
     "spectral_norm": lambda m, _: changed(m, lambda m: parametrizations.spectral_norm(m.out_proj)),
     "parametrisation removed": lambda m, _: changed(m, without_parametrizations),
-    "pruned": lambda m, _: changed(m, lambda m: prune.l1_unstructured(m, first_weight(m), 0.5)),
+    "pruned": lambda m, call: changed(m, lambda m: prune.l1_unstructured(m, a_parameter(m, call), 0.5)),
     "pruned out_proj": lambda m, _: changed(
         m, lambda m: prune.ln_structured(m.out_proj, "weight", 0.5, 2, 0)
     ),
@@ -197,7 +202,7 @@ CHANGES: dict[str, Change] = {
         lambda m: vector_to_parameters(2 * parameters_to_vector(m.parameters()).detach(), m.parameters()),
     ),
     "average": lambda m, _: averaged(m),
-    "plain tensor": lambda m, _: changed(m, with_plain_tensor),
+    "plain tensor": with_plain_tensor,
     "other out_proj": lambda m, call: changed(
         m, lambda m: setattr(m, "out_proj", nn.Linear(E, E, device=call.device, dtype=call.dtype))
     ),
@@ -234,45 +239,47 @@ def answer(step: Made) -> tuple[Tensor, Tensor | None]:
         return step.answer()
 
 
-def trained(step: Made) -> list[Tensor | None]:
+def trained(module: Module, call: Call) -> list[Tensor | None]:
     """Answers, state and gradients of a step with this module; gradients stay on the parameters."""
+    step = made(call, is_ours(module))
+    step.module = module
     output, weights = answer(step)
     loss = output.square().sum() if weights is None else output.square().sum() + weights.square().sum()
     if loss.requires_grad:
-        loss.backward(retain_graph=True)
+        loss.backward()
     with torch.no_grad():
         again = answer(step)
-    return [output, weights, *again, *step.module.state_dict().values(), *(x.grad for x in step.learning)]
+    return [output, weights, *again, *module.state_dict().values(), *(x.grad for x in step.learning)]
 
 
-def attempted(act: Callable[[], Any]) -> tuple[Any, str | None]:
+def attempted(act: Callable[..., Any], module: Module, call: Call) -> tuple[Any, str | None]:
     """(what comes of it, None), or (None, what was raised)."""
     try:
-        return act(), None
+        return act(module, call), None
     except Exception as error:
         return None, repr(error)
 
 
 def check_chain(call: Call, choose: Choose, first: str) -> None:
     """Three changes, a training step after each."""
-    steps = [made(call, False), made(call, True)]
+    modules = [module_of(call, False), module_of(call, True)]
     names = (first, choose([*CHANGES]), choose([*CHANGES]))
     for name in names:
-        for act in (lambda step: CHANGES[name](step.module, call), lambda step: trained(step)):  # noqa: B023
+        for act in (CHANGES[name], trained):
             found = []
-            for step in steps:
+            for module in modules:
                 seed_cpu(call.seed)
-                found.append(attempted(lambda: act(step)))  # noqa: B023
+                found.append(attempted(act, module, call))
             (theirs, raised), (ours, our_raised) = found
             assert our_raised == raised, f"{name} of {names}"
             if raised is not None:
                 return
-            if isinstance(theirs, list):
+            if act is trained:
                 assert difference(ours, theirs, call.tolerance) is None, f"{name} of {names}"
             else:
-                steps[0].module, steps[1].module = theirs, ours
+                modules = [theirs, ours]
                 assert is_ours(ours)
-            assert looks(steps[1].module) == looks(steps[0].module), f"{name} of {names}"
+            assert looks(modules[1]) == looks(modules[0]), f"{name} of {names}"
 
 
 @pytest.mark.parametrize("device", DEVICES)
