@@ -33,7 +33,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dropout": {"dropout": 0.4},
 }
 INPUTS = ("self", "cross", "three", "positions", "view", "query is value")
-STRIDES = ("contiguous", "transposed", "slice")
+STRIDES = ("contiguous", "contiguous", "transposed", "slice")
 MASKS = ("none", "bool", "float", "inf", "causal", "learned")
 PADDINGS = ("none", "bool", "float", "inf", "learned")
 LEARNS = ("all", "none", "query", "key", "value")
@@ -78,19 +78,15 @@ class Call:
 
 
 def draw_call(choose: Choose, seed: int, device: str = "cpu", target: str = "") -> Call:
-    """A call that torch's class takes; `target`: a tensor that there must be."""
-    options = [name for name in OPTIONS if device == "cpu" or name != "dropout"]  # other draws on a GPU
-    if target in ("bias_k", "bias_v"):
-        options = ["bias_k"]
-    elif target.endswith("_proj_weight") and target != "in_proj_weight":
-        options = ["kdim"]
-    elif "bias" in target:
-        options.remove("no bias")
-    elif target == "in_proj_weight":
-        options.remove("kdim")
-    option = choose(options)
+    """A call that torch's class takes; `target`: a tensor that there must be.
+
+    Half of the calls are plain: those take our shortest way, a single node.
+    """
+    is_plain = choose(BOTH)
+    option = choose(_options(target, device, is_plain))
     learns, frozen = choose(choose((TRAINED[:6], TRAINED)))
-    mask = choose([kind for kind in MASKS if kind != "none" or target != "attn_mask"])
+    masks, paddings = (kinds[:-1] if is_plain else kinds for kinds in (MASKS, PADDINGS))
+    mask = choose(masks[1:] if target == "attn_mask" else masks)
     return Call(
         seed=seed,
         device=device,
@@ -100,21 +96,31 @@ def draw_call(choose: Choose, seed: int, device: str = "cpu", target: str = "") 
         option=option,
         training=choose((True, False)),
         is_adopted=choose(BOTH),
-        batched=choose((True, True, False)),
-        inputs="three" if option == "kdim" else choose(INPUTS),
+        batched=is_plain or choose(BOTH),
+        inputs="three" if option == "kdim" else choose(INPUTS[:2] if is_plain else INPUTS),
         strides=choose(STRIDES),
         learns=learns,
         frozen=frozen,
         attn_mask=mask,
         mask_per_head=choose(BOTH),
-        key_padding_mask=choose(
-            [kind for kind in PADDINGS if kind != "none" or target != "key_padding_mask"]
-        ),
+        key_padding_mask=choose(paddings[1:] if target == "key_padding_mask" else paddings),
         # beside appended keys torch reads the hint alone, ours the mask
         is_causal=mask == "causal" and option not in ("bias_k", "zero key") and choose(BOTH),
         weights=choose(("mean", "heads") if target == "weights" else (None, "mean", "heads")),
         way=choose(("own", "large", "one step")),
     )
+
+
+def _options(target: str, device: str, is_plain: bool) -> list[str]:
+    """The options of a module that has the target."""
+    if target in ("bias_k", "bias_v"):
+        return ["bias_k"]
+    if target in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
+        return ["kdim"]
+    without = {"no bias"} if "bias" in target else {"kdim"} if target == "in_proj_weight" else set()
+    if device != "cpu":
+        without |= {"dropout"}  # other numbers are dropped there
+    return [name for name in (("plain", "no bias") if is_plain else OPTIONS) if name not in without]
 
 
 def check_drawn(

@@ -89,10 +89,16 @@ def uninitialised(module: Module, call: Call) -> Module:
     return loaded(fresh.train(module.training), module.state_dict())
 
 
+def rounded(module: Module, call: Call) -> Module:
+    """In another dtype and back; gradients are left out, which rounding would take apart."""
+    module.zero_grad()
+    return module.to(torch.bfloat16).to(call.dtype)
+
+
 def swapped(module: Module, call: Call) -> Module:
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
-        return module.to(torch.bfloat16).to(call.dtype)
+        return rounded(module, call)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
 
@@ -177,7 +183,7 @@ CHANGES: dict[str, Change] = {
     "hooks on its state": lambda m, _: with_hooks_on_its_state(m),
     "to_empty": lambda m, _: emptied(m),
     "skip_init": uninitialised,
-    "other dtype and back": lambda m, call: m.to(torch.bfloat16).to(call.dtype),
+    "other dtype and back": rounded,
     "swapped parameters": swapped,
     "shared memory": lambda m, _: m.share_memory(),
     "parametrised": lambda m, call: changed(
