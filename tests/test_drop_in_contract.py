@@ -340,6 +340,9 @@ RUNS: dict[str, Callable[..., Gradients]] = {
 @few_or_many(20, 60)
 @pytest.mark.parametrize("name", RUNS)
 def test_backward_runs_as_torchs_does(name: str, seeds: range, device: str) -> None:
+    if (name, device) == ("deterministic", "cuda"):
+        pytest.skip("by design: cuBLAS must be told by an environment variable before it starts")
+
     def check(call: Call, _: Choose) -> None:
         found = []
         for ours in (False, True):

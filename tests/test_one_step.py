@@ -464,6 +464,15 @@ def test_a_first_key_hidden_by_a_number_leaves_whole_rows_nan() -> None:
     assert error(found.nan_to_num(), wanted.nan_to_num()) < 1e-12
 
 
+def test_weights_require_no_gradient_where_only_the_last_projection_learns() -> None:
+    attend, x = module(torch.float32), normal(1, B, T, E, dtype=torch.float32)
+    attend.requires_grad_(False)
+    attend.out_proj.requires_grad_(True)
+    output, seen = attend(x)
+    assert output.requires_grad
+    assert not seen.dense().requires_grad and not seen.mean_heads().requires_grad
+
+
 # How many steps
 
 
