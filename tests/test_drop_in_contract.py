@@ -111,7 +111,7 @@ def check_write(call: Call, target: str, how: str, uses: str) -> None:
 
 
 @every_device
-@few_or_many(50, 150)
+@few_or_many(50, 110)
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_torch_lets_be_written_to_stays_writable(target: str, seeds: range, device: str) -> None:
     """`x = norm(x); x += mha(x, x, x)[0]` trains with torch's class; ours raised."""
@@ -204,7 +204,7 @@ def facts_of(call: Call, ours: bool, mode: str, autocasts: bool) -> dict[str, An
 
 
 @every_device
-@few_or_many(300, 900)
+@few_or_many(300, 700)
 def test_an_answer_looks_as_torchs_does(seeds: range, device: str) -> None:
     """Weights required a gradient where only out_proj learned, and `weights.numpy()` raised."""
 
@@ -337,7 +337,7 @@ RUNS: dict[str, Callable[..., Gradients]] = {
 
 
 @every_device
-@few_or_many(20, 60)
+@few_or_many(20, 45)
 @pytest.mark.parametrize("name", RUNS)
 def test_backward_runs_as_torchs_does(name: str, seeds: range, device: str) -> None:
     if (name, device) == ("deterministic", "cuda"):

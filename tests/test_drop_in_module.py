@@ -292,7 +292,7 @@ def check_chain(call: Call, choose: Choose, first: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    "seeds", [pytest.param(range(4), id="few"), pytest.param(range(4, 16), id="many", marks=pytest.mark.slow)]
+    "seeds", [pytest.param(range(4), id="few"), pytest.param(range(4, 11), id="many", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("first", CHANGES)
 def test_a_module_can_be_changed_as_torchs_and_is_the_same(first: str, seeds: range, device: str) -> None:
@@ -304,12 +304,11 @@ def _answer_elsewhere(step: Made, answers: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_adopted", [False, True], ids=["made", "adopted"])
-def test_a_spawned_process_can_use_the_module(is_adopted: bool) -> None:
+def test_a_spawned_process_can_use_an_adopted_module() -> None:
     steps: list[Made] = []
 
     def collect(call: Call, _: Choose) -> None:
-        call = replace(call, is_adopted=is_adopted, is_causal=False, learns="none", frozen="all")
+        call = replace(call, is_adopted=True, is_causal=False, learns="none", frozen="all")
         steps.append(made(replace(call, attn_mask="bool", key_padding_mask="none"), True))
 
     check_drawn(collect, [1])
