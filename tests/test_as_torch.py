@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize, prune
 
 import headwise.nn
 from as_torch_cases import always_in_one_step, as_if_large, slow_path
@@ -195,11 +194,6 @@ def test_initial_weights_are_torchs_bit_by_bit(options: dict[str, Any]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
 
 
-@every_kind
-def test_it_prints_as_torchs_class(options: dict[str, Any]) -> None:
-    assert repr(make(MultiheadAttention, **options)) == repr(make(nn.MultiheadAttention, **options))
-
-
 def test_it_can_be_made_without_memory_and_filled_later() -> None:
     ours, theirs = twins(dtype=torch.float32)
     empty = MultiheadAttention(2 * D, 2, device="meta")
@@ -257,17 +251,6 @@ def test_a_copy_is_the_same_module(copied: Callable[[Any], Any], empty_rows: str
     other, given = copied(ours), inputs(ours)
     assert type(other) is MultiheadAttention and other.empty_rows == empty_rows
     assert_same(other(*given), ours(*given), 0.0)
-
-
-def test_a_module_from_before_widths_of_keys_can_be_unpickled() -> None:
-    ours, _ = twins()
-    old = dict(vars(ours))
-    del old["_qkv_same_embed_dim"]
-    found = MultiheadAttention.__new__(MultiheadAttention)
-    found.__setstate__(old)
-    given = inputs(ours)
-    assert found._qkv_same_embed_dim is True and found.empty_rows == "nan"
-    assert_same(found(*given), ours(*given), 0.0)
 
 
 def test_parts_of_torch_take_it_for_their_own() -> None:
@@ -880,59 +863,6 @@ def test_another_out_proj_is_called(need_weights: bool, training: bool) -> None:
         ours._modules["out_proj"] = Doubled(ours.out_proj)
         found = ours(x, x, x, need_weights=need_weights)[0]
     torch.testing.assert_close(found, wanted)
-
-
-def test_hooks_on_the_module_fire_once() -> None:
-    ours, seen = twins()[0], []
-    ours.register_forward_hook(lambda module, args, output: seen.append(len(output)))
-    ours.register_full_backward_hook(lambda module, inputs, outputs: seen.append(len(outputs)))
-    x = torch.randn(L, N, 2 * D, dtype=torch.float64, requires_grad=True)
-    ours(x, x, x)[0].sum().backward()
-    assert seen == [2, 2]
-
-
-@pytest.mark.parametrize("name", ["in_proj_weight", "in_proj_bias", "bias_k"])
-def test_pruned_weights_are_torchs(name: str) -> None:
-    ours, theirs = twins(add_bias_kv=True)
-    given = inputs(ours)
-    for module in (ours, theirs):
-        prune.l1_unstructured(module, name, amount=0.5)
-    for _ in range(2):  # the second backward needs a fresh product with the mask
-        grads = []
-        for module in (ours, theirs):
-            output = slow(module, *given)[0]
-            grads.append((output, *torch.autograd.grad(output.square().sum(), [*module.parameters()])))
-        assert_same(grads[0], grads[1])
-    prune.remove(ours, name)
-    assert_same(ours(*given), slow(theirs, *given))
-
-
-def test_out_proj_can_be_pruned_and_trained() -> None:
-    ours, theirs = twins()
-    given = inputs(ours)
-    prune.l1_unstructured(ours.out_proj, "weight", amount=0.5)
-    theirs.out_proj.weight = nn.Parameter(ours.out_proj.weight.detach())
-    for _ in range(2):
-        output = ours(*given)[0]
-        output.sum().backward()
-        assert_same((output, None), (slow(theirs, *given)[0], None))
-
-
-class Twice(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * x
-
-
-@pytest.mark.parametrize("name", ["in_proj_weight", "in_proj_bias"])
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_parametrized_weights_are_torchs(name: str, training: bool) -> None:
-    ours, theirs = (module.train(training) for module in twins(batch_first=True))
-    for module in (ours, theirs):
-        parametrize.register_parametrization(module, name, Twice())
-    x = torch.randn(N, L, 2 * D, dtype=torch.float64)
-    assert isinstance(ours, MultiheadAttention)
-    with torch.set_grad_enabled(training):
-        assert_same(ours(x, x, x), slow(theirs, x, x, x))
 
 
 # Derivatives of every kind

@@ -33,7 +33,8 @@ class MultiheadAttention(nn.MultiheadAttention):
     A subclass of it with the same parameters, state dict and initial weights. Unlike torch's class it says
     the same in training and evaluation, calls `out_proj` as a module (hooks fire, another module may take its
     place), recognises a causal mask by its content and, where there are many weights, never builds those of
-    every head to average them.
+    every head to average them. Its output is always contiguous; torch's is a transposed view where the batch
+    comes first, except in its fast path.
 
     Args:
         empty_rows: what comes of a query that may see nothing. "nan": as in torch, NaN where weights are
