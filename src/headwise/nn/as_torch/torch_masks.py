@@ -65,8 +65,7 @@ def read(mask: Tensor) -> Content:
             return Content(nothing=False, causal=False, low=low, low_rows=low and _has_low_rows(mask))
     if not bool(hidden.any()):
         return Content(nothing=True, causal=False, low=False, low_rows=False)
-    L, S = mask.shape[-2:]
-    causal = mask.dim() == 2 and torch.equal(hidden, hidden.new_ones(L, S).triu_(1))
+    causal = mask.dim() == 2 and torch.equal(hidden, torch.ones_like(hidden).triu_(1))
     return Content(nothing=False, causal=causal, low=False, low_rows=False)
 
 
