@@ -46,7 +46,7 @@ MASK_SHAPES: dict[str, Callable[[int, int, int, int], tuple[int, ...]]] = {  # b
     "one row": lambda N, H, L, S: (1, S),
     "one column": lambda N, H, L, S: (L, 1),
     "turned": lambda N, H, L, S: (S, L),
-    "larger": lambda N, H, L, S: (L + 2, S + 3),
+    "larger": lambda N, H, L, S: (L + 2, S + 2),
     "a number per head": lambda N, H, L, S: (N * H, 1, 1),
     "one head": lambda N, H, L, S: (1, L, S),
     "a batch": lambda N, H, L, S: (N, L, S),

@@ -118,16 +118,16 @@ def draw_layer(choose: Choose, seed: int) -> LayerCase:
 
 def draw_fast_layer(choose: Choose, seed: int) -> LayerCase:
     """A call for which torch may take its fast path, or leave padding out."""
-    case = draw_layer(choose, seed)
+    case, kind = draw_layer(choose, seed), choose(("encoder", "encoder", "encoder layer"))
     masks = MaskCase(
         choose(("none", "none", "none", "bool", "float", *CAUSAL)),
         choose(("right", "right", "right", *LAYER_SHAPES)),
-        choose(("none", "lengths", "lengths", "bool", "inf")),
-        choose((False, False, True)),
+        choose(("none", "none", "lengths", "lengths", "bool", "inf")),
+        choose((False, True) if kind == "encoder layer" else (False, None, None, True)),
     )
     return replace(
         case,
-        kind=choose(("encoder", "encoder", "encoder layer")),
+        kind=kind,
         num_heads=choose((2, 4)),
         activation=choose(("relu", "gelu")),
         batch_first=True,

@@ -235,6 +235,30 @@ def test_masks_are_refused_as_torch_refuses_them(name: str) -> None:
     assert said[0] == said[1] == f"only bool and floating types of {name} are supported"
 
 
+@pytest.mark.parametrize(
+    "mask", [torch.ones(L + 2, L + 2).triu(1).bool(), torch.ones(L).bool()], ids=["longer", "1-D"]
+)
+def test_an_encoder_refuses_a_causal_mask_of_another_length_as_torch_does(mask: Tensor) -> None:
+    """Asked without `is_causal` it took a causal mask of any length for the hint, and answered."""
+    model, said = encoder(), []
+    for adopted in (False, True):
+        if adopted:
+            hw.adopt(model)
+        with pytest.raises((RuntimeError, AssertionError)) as refused:
+            model(X, mask=mask)
+        said.append((refused.type, str(refused.value)))
+    assert said[0] == said[1]
+
+
+def test_masks_of_two_dtypes_are_warned_of_once() -> None:
+    """The encoder warned, and so did each layer and its attention."""
+    model = encoder()
+    hw.adopt(model)
+    with pytest.warns(UserWarning, match="mismatched src_key_padding_mask and mask is deprecated") as caught:
+        model(X, mask=CAUSAL, src_key_padding_mask=PADDING)
+    assert len(caught) == 1
+
+
 def test_layers_of_another_class_are_asked_as_torch_asks_them() -> None:
     class Layer(nn.TransformerEncoderLayer):
         """Somebody's layer."""
