@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -28,6 +29,7 @@ from headwise.nn.as_torch import answers, torch_projections
 from judge import error, largest
 
 T = TypeVar("T")
+CPU = torch.device("cpu")
 
 SMALL, REAL = (5, 1, 2, 3, 7, 11, 13, 17), (131, 257)
 PADDINGS = ("none", "none", "bool", "float", "inf", "mixed", "nothing", "low")
@@ -35,11 +37,7 @@ CAUSAL = ("causal bool", "causal float", "causal slope")
 MASKS = ("none", "none", "bool", "float", "inf", "mixed", "nothing", "zeros", *CAUSAL, "low", "lowest")
 LOW = -1e9
 BOTH = (False, True)
-MODES: dict[str, Callable[[], Any]] = {
-    "all": nullcontext,
-    "none": torch.no_grad,
-    "inference": torch.inference_mode,
-}
+MODES: dict[str, Any] = {"all": nullcontext, "none": torch.no_grad, "inference": torch.inference_mode}
 HALVES = (torch.bfloat16, torch.float16)
 MASK_SHAPES: dict[str, Callable[[int, int, int, int], tuple[int, ...]]] = {  # beside the right ones
     "one number": lambda N, H, L, S: (1, 1),
@@ -61,6 +59,15 @@ PADDING_SHAPES: dict[str, Callable[[int, int], tuple[int, ...]]] = {
     "1-D": lambda N, S: (S,),
     "3-D": lambda N, S: (N, 1, S),
 }
+FAULTS: dict[str, Callable[[Tensor], Tensor]] = {  # of an input
+    "one dimension more": lambda x: x[None],
+    "one dimension less": lambda x: x[0],
+    "narrower": lambda x: x[..., 1:],
+    "shorter": lambda x: x[1:],
+    "shorter in the second dimension": lambda x: x[:, 1:],
+    "another dtype": lambda x: x.to(torch.float32 if x.dtype == torch.float16 else torch.float16),
+}
+WRONG_DTYPES = (torch.int64, torch.uint8, torch.complex64)  # of masks
 
 
 class Choose(Protocol):
@@ -103,6 +110,7 @@ class Case:
     padding_shape: str = "right"  # of PADDING_SHAPES
     mask_dtype: torch.dtype | None = None  # of float masks; None: that of the module
     padding_dtype: torch.dtype | None = None
+    fault: tuple[str, int] | None = None  # of FAULTS, and in which input
     fast_path: bool = True  # torch.backends.mha.set_fastpath_enabled
     autocast: bool = False
 
@@ -191,22 +199,43 @@ def draw_call(choose: Choose, seed: int) -> Case:
         N, L, S = (0, L, S) if zero == "batch" else (N, 0, S) if zero == "queries" else (N, L, 0)
     if case.inputs == "self":
         S = L = min(L, S)
-    other = choose((None, None, torch.float64, torch.float32))
+    other = choose((None, None, None, torch.float64, torch.float32, torch.float32, choose(WRONG_DTYPES)))
     others = choose(((other, None), (None, other)))  # the dtypes of attn_mask and key_padding_mask
+    faults = tuple(product(FAULTS, (0, -1))) if zero == "none" else ()
+    fault = choose((None,) * 150 + faults)
     return replace(
         case,
         dtype=dtype,
         N=N,
         L=L,
         S=S,
-        is_causal=choose(BOTH if case.attn_mask != "none" else (False,) * 9 + (True,)),
+        is_causal=fault is None and choose(BOTH if case.attn_mask != "none" else (False,) * 9 + (True,)),
         mask_shape=shapes[0],
         padding_shape=shapes[1],
         mask_dtype=others[0],
         padding_dtype=others[1],
         learned=case.learned and others == (None, None),
+        fault=fault,
         fast_path=choose((True, True, False)),
-        autocast=others == (None, None) and choose((False, False, True)),
+        autocast=others == (None, None) and dtype != torch.float16 and choose((False, False, True)),
+    )
+
+
+def draw_mistakes(choose: Choose, seed: int) -> Case:
+    """A call with several mistakes, of which torch's class names one."""
+    case, fault = draw_call(choose, seed), choose((None, *product(FAULTS, (0, -1))))
+    return replace(
+        case,
+        fault=None if 0 in (case.batch, case.L, case.S) else fault,
+        attn_mask=choose(("none", "bool", "float")),
+        key_padding_mask=choose(("none", "bool", "float")),
+        mask_shape=choose(("right", "right", *MASK_SHAPES)),
+        padding_shape=choose(("right", "right", *PADDING_SHAPES)),
+        mask_dtype=choose((None, None, None, *WRONG_DTYPES)),
+        padding_dtype=choose((None, None, None, *WRONG_DTYPES)),
+        is_causal=fault is None and choose(BOTH),
+        learned=False,
+        autocast=False,
     )
 
 
@@ -216,6 +245,7 @@ def draw_hint(choose: Choose, seed: int) -> Case:
     return replace(
         case,
         is_causal=True,
+        fault=None,
         attn_mask=choose(("none", *CAUSAL, "bool", "float", "zeros", "nothing")),
         key_padding_mask=choose(("none", "none", "none", "bool")),
         mask_shape=choose(("right", "right", "right", *MASK_SHAPES)),
@@ -261,6 +291,14 @@ class Numbers:
     attn_mask: Tensor | None
     pulls: tuple[Tensor, Tensor]  # the cotangents of output and weights, both [.., .., ..]
 
+    def each(self, change: Callable[[Tensor], Tensor]) -> Numbers:
+        """The same with every tensor changed."""
+        masks = (self.key_padding_mask, self.attn_mask)
+        padding, mask = (None if x is None else change(x) for x in masks)
+        parameters = {name: change(x) for name, x in self.parameters.items()}
+        pulls = change(self.pulls[0]), change(self.pulls[1])
+        return Numbers(parameters, [change(x) for x in self.inputs], padding, mask, pulls)
+
     def exact(self) -> Numbers:
         """The same in float64, strides kept; bool stays bool.
 
@@ -270,17 +308,10 @@ class Numbers:
         def cast(x: Tensor) -> Tensor:
             if x.dtype in (torch.bool, torch.float64):
                 return x
-            return x.double().masked_fill(x == LOW, -1e30)
+            x = x.double()  # before it is compared: in half precision LOW is -inf
+            return x.masked_fill(x == LOW, -1e30)
 
-        masks = (self.key_padding_mask, self.attn_mask)
-        key_padding_mask, attn_mask = (None if mask is None else cast(mask) for mask in masks)
-        return Numbers(
-            {name: cast(x) for name, x in self.parameters.items()},
-            [cast(x) for x in self.inputs],
-            key_padding_mask,
-            attn_mask,
-            (cast(self.pulls[0]), cast(self.pulls[1])),
-        )
+        return self.each(cast)
 
     def with_masks_in(self, dtype: torch.dtype) -> Numbers:
         """The same with float masks of this dtype."""
@@ -290,15 +321,7 @@ class Numbers:
 
     def to(self, device: torch.device) -> Numbers:
         """The same on another device."""
-        masks = (self.key_padding_mask, self.attn_mask)
-        key_padding_mask, attn_mask = (None if mask is None else mask.to(device) for mask in masks)
-        return Numbers(
-            {name: x.to(device) for name, x in self.parameters.items()},
-            [x.to(device) for x in self.inputs],
-            key_padding_mask,
-            attn_mask,
-            (self.pulls[0].to(device), self.pulls[1].to(device)),
-        )
+        return self.each(lambda x: x.to(device))
 
 
 def numbers_of(case: Case, module: nn.MultiheadAttention) -> Numbers:
@@ -323,6 +346,9 @@ def numbers_of(case: Case, module: nn.MultiheadAttention) -> Numbers:
         inputs.append(sequence(S, case.kdim or E))
     if case.inputs == "three":
         inputs.append(sequence(S, case.vdim or E))
+    pulls = normal(*inputs[0].shape)
+    if case.fault is not None:
+        inputs[case.fault[1]] = FAULTS[case.fault[0]](inputs[case.fault[1]])
     parameters = {
         name: normal(*x.shape) * (x.shape[-1] ** -0.5 if x.dim() > 1 else 1.0)
         for name, x in module.named_parameters()
@@ -334,7 +360,7 @@ def numbers_of(case: Case, module: nn.MultiheadAttention) -> Numbers:
         seen = (case.num_heads, *seen)
     if case.N is not None:
         seen = (case.N, *seen)
-    return Numbers(parameters, inputs, padding, mask, (normal(*inputs[0].shape), normal(*seen)))
+    return Numbers(parameters, inputs, padding, mask, (pulls, normal(*seen)))
 
 
 def mask_shape(case: Case) -> tuple[int, ...]:
@@ -355,6 +381,9 @@ def padding_shape(case: Case) -> tuple[int, ...]:
 def mask_of(kind: str, shape: tuple[int, ...], random: torch.Generator, dtype: torch.dtype) -> Tensor | None:
     if kind == "none":
         return None
+    if dtype in WRONG_DTYPES:
+        mask = mask_of(kind, shape, random, torch.float32)
+        return mask if mask is None or mask.dtype == torch.bool else mask.nan_to_num(neginf=-9.0).to(dtype)
     some = torch.rand(shape, generator=random) < 0.3
     later = torch.ones(shape, dtype=torch.bool).triu(1) if len(shape) > 1 else some
     if kind in ("bool", "causal bool", "nothing"):
@@ -488,21 +517,17 @@ def results(module: nn.MultiheadAttention, case: Case, numbers: Numbers, hint: b
 # The comparison
 
 
-def complaint(case: Case) -> str | None:
+def complaint(case: Case, device: torch.device = CPU) -> str | None:
     """What is wrong with our answer; None: nothing."""
-    theirs = made(nn.MultiheadAttention, case, case.dtype)
-    numbers = numbers_of(case, theirs)
-    with as_if_large(case.way == "large"), always_in_one_step(case.way == "one step"):
-        ours = results(made(MultiheadAttention, case, case.dtype), case, numbers, hint=case.is_causal)
-    return _compared(case, ours, numbers, theirs)
-
-
-def complaint_on(case: Case, device: torch.device) -> str | None:
-    """The same on another device."""
-    theirs = made(nn.MultiheadAttention, case, case.dtype)
+    theirs = made(nn.MultiheadAttention, case, case.dtype).to(device)
     numbers = numbers_of(case, theirs).to(device)
-    ours = results(made(MultiheadAttention, case, case.dtype).to(device), case, numbers, hint=case.is_causal)
-    return _compared(case, ours, numbers, theirs.to(device))
+    ours = made(MultiheadAttention, case, case.dtype).to(device)
+    with as_if_large(case.way == "large"), always_in_one_step(case.way == "one step"):
+        found = results(ours, case, numbers, hint=case.is_causal)
+    return _compared(case, found, numbers, theirs)
+
+
+complaint_on = complaint
 
 
 def _compared(
@@ -592,15 +617,16 @@ def _wrong(
 class Outcome:
     """What came of a call: results or an exception, and warnings."""
 
-    results: Results
+    results: Any
     refusal: tuple[type[Exception], str] | None
     is_worded: bool  # the class raised it itself; else an operator did, in words of its own
     warnings: set[tuple[type[Warning], str]]
 
 
-def outcome_of(call: Callable[[], Results]) -> Outcome:
+def outcome_of(call: Callable[[], Any]) -> Outcome:
     """Make a call and note whatever comes of it."""
-    results, refusal, is_worded = {}, None, False
+    results: Any = {}
+    refusal, is_worded = None, False
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -642,10 +668,9 @@ def is_causal(mask: Tensor) -> bool:
     return not adds and torch.ones_like(hidden).triu(1).equal(hidden)
 
 
-def difference(case: Case, device: torch.device | str = "cpu") -> str | None:
+def difference(case: Case, device: torch.device = CPU) -> str | None:
     """How ours differs from torch's class, called in the same way; None: it does not."""
-    device = torch.device(device)
-    if device.type != "cpu":  # ways and finite masks are judged on a CPU, or in test_cuda_as_torch.py
+    if device != CPU:  # ways and finite masks are judged on a CPU, or in test_cuda_as_torch.py
         case = replace(
             case, way="own", **({"attn_mask": "mixed", "key_padding_mask": "inf"} if case.is_low else {})
         )
@@ -661,14 +686,14 @@ def difference(case: Case, device: torch.device | str = "cpu") -> str | None:
     hint = case.is_causal and not follows_mask(case, numbers.attn_mask)
     with slow_path():
         wanted = outcome_of(lambda: results(theirs, case, numbers, hint))
-    if found.warnings != wanted.warnings and device.type == "cpu":  # kernels of a GPU explain themselves
+    if found.warnings != wanted.warnings and device == CPU:  # kernels of a GPU explain themselves
         return f"warnings are {found.warnings}, not {wanted.warnings}"
     if wanted.refusal is None and found.refusal is None:
         return _compared(case, found.results, numbers, theirs, hint)
     if found.refusal is None and not wanted.is_worded:
         # What operators of torch refuse, ours may take: masks without elements, which torch cannot reshape,
         # and masks of another dtype, as if they had been cast.
-        if 0 in (case.batch, case.L, case.S):
+        if not all(x.numel() for x in numbers.inputs):
             return None
         if case.has_other_dtype:
             return _compared(case, found.results, numbers.with_masks_in(case.dtype), theirs, hint)

@@ -16,6 +16,7 @@ import headwise as hw
 from as_torch_cases import (
     BOTH,
     CAUSAL,
+    CPU,
     MASK_SHAPES,
     MODES,
     Choose,
@@ -181,10 +182,10 @@ class LayerNumbers:
     follows_mask: set[str]  # hints that contradict masks: ours follows the mask
     padded: Tensor  # of the output, what is padding: bool like [N, L, 1], or [1, 1, 1] for nothing
 
-    def to(self, device: torch.device | str) -> LayerNumbers:
+    def to(self, device: torch.device) -> LayerNumbers:
         """The same on another device; on a GPU masks are not read, and hints are trusted."""
         masks = {name: None if x is None else x.to(device) for name, x in self.masks.items()}
-        followed = self.follows_mask if torch.device(device).type == "cpu" else set()
+        followed = self.follows_mask if device == CPU else set()
         inputs = [x.to(device) for x in self.inputs]
         return LayerNumbers(inputs, masks, self.hints, followed, self.padded.to(device))
 
@@ -256,7 +257,7 @@ def layer_results(model: nn.Module, case: LayerCase, numbers: LayerNumbers, all_
     return {name: x.detach() for name, x in found.items()}
 
 
-def layer_difference(case: LayerCase, device: torch.device | str = "cpu") -> str | None:
+def layer_difference(case: LayerCase, device: torch.device = CPU) -> str | None:
     """How an adopted layer differs from torch's, called in the same way; None: it does not."""
     theirs, ours = (layer_of(case, case.dtype).to(device) for _ in "to")
     numbers = layer_numbers(case).to(device)

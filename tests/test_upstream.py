@@ -23,6 +23,7 @@ from torch import Tensor, nn
 import headwise as hw
 from as_torch_cases import (
     BOTH,
+    CPU,
     HALVES,
     MODES,
     Case,
@@ -35,6 +36,7 @@ from as_torch_cases import (
     draw_case,
     draw_fast,
     draw_hint,
+    draw_mistakes,
     fast_path,
     follows_mask,
     made,
@@ -56,8 +58,9 @@ from as_torch_hooks import (
 from as_torch_layers import LayerCase, draw_fast_layer, draw_layer, layer_difference
 
 KINDS = hw.nn.MultiheadAttention, nn.MultiheadAttention
-DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
-on_every_device = pytest.mark.parametrize("device", DEVICES)
+DEVICES = [CPU] + [torch.device("cuda")] * torch.cuda.is_available()
+META = torch.device("meta")
+on_every_device = pytest.mark.parametrize("device", DEVICES, ids=str)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Support for mismatched"),
@@ -83,14 +86,20 @@ def drawn(draw: Any) -> Any:
 @on_every_device
 @given(drawn(draw_call))
 @settings(max_examples=150)
-def test_calls_are_answered_refused_and_warned_of_as_in_torch(device: str, case: Case) -> None:
+def test_calls_are_answered_refused_and_warned_of_as_in_torch(device: torch.device, case: Case) -> None:
     assert difference(case, device) is None
+
+
+@given(drawn(draw_mistakes))
+@settings(max_examples=150)
+def test_of_several_mistakes_the_one_torch_names_is_named(case: Case) -> None:
+    assert difference(case) is None
 
 
 @on_every_device
 @given(drawn(draw_hint))
 @settings(max_examples=120)
-def test_hints_beside_masks_of_every_shape_are_taken_as_in_torch(device: str, case: Case) -> None:
+def test_hints_beside_masks_of_every_shape_are_taken_as_in_torch(device: torch.device, case: Case) -> None:
     """With `is_causal=True`, a mask of another shape was broadcast, or refused."""
     assert difference(case, device) is None
 
@@ -98,7 +107,9 @@ def test_hints_beside_masks_of_every_shape_are_taken_as_in_torch(device: str, ca
 @on_every_device
 @given(drawn(draw_fast))
 @settings(max_examples=80)
-def test_calls_for_torchs_fast_path_are_answered_as_on_its_slow_path(device: str, case: Case) -> None:
+def test_calls_for_torchs_fast_path_are_answered_as_on_its_slow_path(
+    device: torch.device, case: Case
+) -> None:
     assert difference(case, device) is None
 
 
@@ -152,14 +163,16 @@ def test_torchs_fast_path_differs_only_where_it_is_known_to(case: Case) -> None:
 @on_every_device
 @given(drawn(draw_layer))
 @settings(max_examples=100)
-def test_adopted_layers_answer_refuse_and_warn_as_torchs(device: str, case: LayerCase) -> None:
+def test_adopted_layers_answer_refuse_and_warn_as_torchs(device: torch.device, case: LayerCase) -> None:
     assert layer_difference(case, device) is None
 
 
 @on_every_device
 @given(drawn(draw_fast_layer))
 @settings(max_examples=60)
-def test_adopted_layers_answer_as_torchs_slow_path_where_torch_is_fast(device: str, case: LayerCase) -> None:
+def test_adopted_layers_answer_as_torchs_slow_path_where_torch_is_fast(
+    device: torch.device, case: LayerCase
+) -> None:
     assert layer_difference(case, device) is None
 
 
@@ -185,7 +198,7 @@ def test_hooks_on_parts_of_adopted_layers_are_called_as_torchs_are(
 def test_hooks_of_state_dicts_are_called_as_torchs_are(drawn: tuple[Case, bool]) -> None:
     case, prefixed = drawn
     heard: dict[type, list[Any]] = {}
-    for kind in (hw.nn.MultiheadAttention, nn.MultiheadAttention):
+    for kind in KINDS:
         said = heard[kind] = []
         module = made(kind, case, case.dtype)
         model = nn.Sequential(module) if prefixed else module
@@ -208,31 +221,27 @@ def test_hooks_of_state_dicts_are_called_as_torchs_are(drawn: tuple[Case, bool])
 
 
 def described(module: nn.Module) -> list[Any]:
+    """All parameters but their numbers."""
     return [(name, x.shape, x.dtype, x.device, x.requires_grad) for name, x in module.named_parameters()]
 
 
-@pytest.mark.parametrize("device", [*DEVICES, "meta"])
+@pytest.mark.parametrize("device", [*DEVICES, META], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES, torch.complex64], ids=str)
 @given(drawn(draw_case))
 @settings(max_examples=5)
 def test_modules_are_made_cast_moved_and_loaded_as_torchs(
-    device: str, dtype: torch.dtype, case: Case
+    device: torch.device, dtype: torch.dtype, case: Case
 ) -> None:
-    modules: list[nn.MultiheadAttention] = []
-    made_there = []
-    for kind in KINDS:
-        torch.manual_seed(case.seed)
-        modules.append(made(kind, case, torch.float32))
-        sizes = {"kdim": case.kdim, "vdim": case.vdim, "bias": case.bias, "add_bias_kv": case.add_bias_kv}
-        sizes |= {"embed_dim": case.embed_dim, "num_heads": case.num_heads}
-        made_there.append(
-            outcome_of(lambda: {"": kind(**sizes, device=device, dtype=dtype)})  # type: ignore[dict-item] # noqa: B023
-        )
-    found, wanted = made_there
+    """Arguments of the constructor, `half` and the like, `to`, a state dict."""
+    sizes = (case.embed_dim, case.num_heads, 0.0, case.bias, case.add_bias_kv, False, case.kdim, case.vdim)
+    found, wanted = (outcome_of(partial(kind, *sizes, device=device, dtype=dtype)) for kind in KINDS)
     assert found.refusal == wanted.refusal and found.warnings == wanted.warnings
     if wanted.refusal is None:
-        assert described(found.results[""]) == described(wanted.results[""])  # type: ignore[arg-type]
-    ours, theirs = modules
+        assert described(found.results) == described(wanted.results)
+    torch.manual_seed(case.seed)
+    ours = hw.nn.MultiheadAttention(*sizes)
+    torch.manual_seed(case.seed)
+    theirs = nn.MultiheadAttention(*sizes)
     for change in ("half", "bfloat16", "double", "float"):
         assert described(getattr(ours, change)()) == described(getattr(theirs, change)())
     assert described(ours.to(dtype)) == described(theirs.to(dtype))
@@ -249,8 +258,8 @@ def test_calls_on_the_meta_device_have_torchs_shapes_and_gradients(case: Case) -
     outcomes = []
     for kind in KINDS:
         module = made(kind, case, case.dtype)
-        numbers = numbers_of(case, module).to(torch.device("meta"))
-        call = partial(results, module.to("meta"), case, numbers, case.is_causal)
+        numbers = numbers_of(case, module).to(META)
+        call = partial(results, module.to(META), case, numbers, case.is_causal)
         with slow_path():
             outcomes.append(outcome_of(call))
     found, wanted = outcomes
@@ -319,6 +328,7 @@ def test_scripted_and_traced_modules_answer_as_torchs(case: Case) -> None:
 
 
 def draw_nested(choose: Choose, seed: int) -> dict[str, Any]:
+    """A call with a nested tensor, which torch takes only in evaluation, and without masks."""
     return {
         "kind": choose(("attention", "encoder layer", "encoder")),
         "layout": choose((torch.strided, torch.strided, torch.jagged)),
@@ -417,6 +427,7 @@ def test_gradients_and_their_gradients_are_numerical_ones(case: Case) -> None:
 
 EVERYTHING: dict[str, tuple[Any, Callable[[Any], str | None]]] = {
     "calls": (draw_call, difference),
+    "mistakes": (draw_mistakes, difference),
     "hints": (draw_hint, difference),
     "calls for the fast path": (draw_fast, difference),
     "layers": (draw_layer, layer_difference),

@@ -193,8 +193,8 @@ def as_hidden(mask: Tensor) -> Tensor | None:
     """A mask as bool, True = hidden; None: one that adds numbers, or may do so where it must not be read."""
     if mask.dtype == torch.bool:
         return mask
-    if mask.requires_grad or not can_read(mask):
-        return None
+    if mask.requires_grad or not mask.is_floating_point() or not can_read(mask):
+        return None  # integers are refused further on
     hidden = mask == -torch.inf
     return None if bool(mask.masked_fill(hidden, 0).any()) else hidden
 
