@@ -9,7 +9,6 @@ name: `follows_mask` (a hint that contradicts a mask) and what only an operator 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -56,6 +55,7 @@ from as_torch_hooks import (
     shapes_of,
 )
 from as_torch_layers import LayerCase, draw_fast_layer, draw_layer, layer_difference
+from fuzz_as_torch import DRAWS
 
 KINDS = hw.nn.MultiheadAttention, nn.MultiheadAttention
 DEVICES = [CPU] + [torch.device("cuda")] * torch.cuda.is_available()
@@ -425,25 +425,14 @@ def test_gradients_and_their_gradients_are_numerical_ones(case: Case) -> None:
 
 # The same for longer
 
-EVERYTHING: dict[str, tuple[Any, Callable[[Any], str | None]]] = {
-    "calls": (draw_call, difference),
-    "mistakes": (draw_mistakes, difference),
-    "hints": (draw_hint, difference),
-    "calls for the fast path": (draw_fast, difference),
-    "layers": (draw_layer, layer_difference),
-    "layers for the fast path": (draw_fast_layer, layer_difference),
-    "hooks": (draw_hooked_call, hooked_call_difference),
-    "hooks on layers": (draw_hooked_layer, hooked_layer_difference),
-}
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EVERYTHING)
+@pytest.mark.parametrize("name", [name for name in DRAWS if name != "answers"])
 @given(data=st.data())
 @settings(max_examples=250)
 def test_more_of_everything_is_as_in_torch(name: str, data: st.DataObject) -> None:
     torch.set_num_threads(1)  # for small tensors; a fixture puts it back
-    draw, differs = EVERYTHING[name]
+    draw, differs = DRAWS[name]
     assert differs(data.draw(drawn(draw))) is None
 
 
