@@ -1,9 +1,8 @@
 """Calls of torch's class, drawn, made of both classes and compared.
 
-Two comparisons share one generator and one judge. `complaint` takes calls that torch answers, of every size
-and on every way of ours, and holds them against torch's slow path, called without the hint `is_causal`: the
-mask itself decides. `difference` takes calls of any shape and mode, right or wrong, and holds them against
-torch's class called in the same way, hint included: results, exceptions and warnings. Drawing goes through
+`complaint` takes calls that torch answers, of every size and on every way of ours, and holds them against
+torch's slow path without the hint `is_causal`: the mask itself decides. `difference` takes calls of any shape
+and mode, right or wrong, and holds them against torch's class called in the same way. Drawing goes through
 `choose(options)`, so that hypothesis and a seeded `random.Random` share one definition.
 
 Letters are torch's: N batch, L query_len, S key_len, E embed_dim, H num_heads.
@@ -193,22 +192,18 @@ def draw_call(choose: Choose, seed: int) -> Case:
     dtype = choose((torch.float64, torch.float64, torch.float32, *HALVES))
     if dtype in HALVES and case.is_low:  # numbers that half precision cannot hold
         case = replace(case, key_padding_mask="inf", attn_mask="mixed")
-    N, L, S = case.N, min(case.L, 17), min(case.S, 17)
-    zero = choose(("none",) * 20 + ("batch", "queries", "keys"))
-    if zero != "none":
-        N, L, S = (0, L, S) if zero == "batch" else (N, 0, S) if zero == "queries" else (N, L, 0)
+    sizes: dict[str, Any] = {"N": case.N, "L": min(case.L, 17), "S": min(case.S, 17)}
+    sizes |= choose(({},) * 20 + ({"N": 0}, {"L": 0}, {"S": 0}))
     if case.inputs == "self":
-        S = L = min(L, S)
+        sizes["L"] = sizes["S"] = min(sizes["L"], sizes["S"])
     other = choose((None, None, None, torch.float64, torch.float32, torch.float32, choose(WRONG_DTYPES)))
     others = choose(((other, None), (None, other)))  # the dtypes of attn_mask and key_padding_mask
-    faults = tuple(product(FAULTS, (0, -1))) if zero == "none" else ()
+    faults = () if 0 in sizes.values() else tuple(product(FAULTS, (0, -1)))
     fault = choose((None,) * 150 + faults)
     return replace(
         case,
+        **sizes,
         dtype=dtype,
-        N=N,
-        L=L,
-        S=S,
         is_causal=fault is None and choose(BOTH if case.attn_mask != "none" else (False,) * 9 + (True,)),
         mask_shape=shapes[0],
         padding_shape=shapes[1],
@@ -566,12 +561,7 @@ def results_differ(
 ) -> str | None:
     """How results differ from torch's by more than rounding; None: they do not.
 
-    Args:
-        plain: torch's results in the same dtypes.
-        truth: torch's in float64.
-        precision: the dtype that results are rounded to.
-        pull: the largest number of the cotangents.
-        is_low: keys are hidden by finite numbers.
+    `plain` are torch's in the same dtypes, `truth` in float64; `pull` is the largest of the cotangents.
     """
     if ours.keys() != plain.keys():
         return f"there is {sorted(ours)}, not {sorted(plain)}"
@@ -650,7 +640,7 @@ def follows_mask(case: Case, mask: Tensor | None) -> bool:
 
     That slow path drops the mask where it is hinted, only outputs are wanted and nothing is padded. Ours
     drops it if its shape is wrong: then only the hint can be meant. Else the mask decides, as on torch's fast
-    path. On a GPU masks are not read, and the hint is trusted.
+    path. (On a GPU masks are not read, and the hint is trusted.)
     """
     if mask is None or not case.is_causal or case.need_weights or case.key_padding_mask != "none":
         return False
@@ -658,7 +648,7 @@ def follows_mask(case: Case, mask: Tensor | None) -> bool:
         return False
     if case.add_bias_kv or case.add_zero_attn or (case.learned and mask.is_floating_point()):
         return True
-    return mask.is_cpu and not is_causal(mask)
+    return not is_causal(mask)
 
 
 def is_causal(mask: Tensor) -> bool:
@@ -668,12 +658,19 @@ def is_causal(mask: Tensor) -> bool:
     return not adds and torch.ones_like(hidden).triu(1).equal(hidden)
 
 
+def _for_gpu(case: Case) -> Case:
+    """The same without what differs there by design, a hint that is wrong, and with a GPU's own way."""
+    if case.is_low:
+        case = replace(case, attn_mask="mixed", key_padding_mask="inf")
+    if case.is_causal and case.attn_mask not in ("none", "causal bool"):
+        case = replace(case, attn_mask="causal float")
+    return replace(case, way="own")
+
+
 def difference(case: Case, device: torch.device = CPU) -> str | None:
     """How ours differs from torch's class, called in the same way; None: it does not."""
-    if device != CPU:  # ways and finite masks are judged on a CPU, or in test_cuda_as_torch.py
-        case = replace(
-            case, way="own", **({"attn_mask": "mixed", "key_padding_mask": "inf"} if case.is_low else {})
-        )
+    if device != CPU:
+        case = _for_gpu(case)
     theirs = made(nn.MultiheadAttention, case, case.dtype).to(device)
     numbers = numbers_of(case, theirs).to(device)
     ours = made(MultiheadAttention, case, case.dtype).to(device)

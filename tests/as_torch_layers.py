@@ -179,15 +179,16 @@ class LayerNumbers:
     inputs: list[Tensor]
     masks: dict[str, Tensor | None]  # by their names as arguments
     hints: dict[str, bool | None]
-    follows_mask: set[str]  # hints that contradict masks: ours follows the mask
+    wrong_hints: set[str]  # those that contradict masks: ours follows the mask, as torch does beside padding
     padded: Tensor  # of the output, what is padding: bool like [N, L, 1], or [1, 1, 1] for nothing
 
     def to(self, device: torch.device) -> LayerNumbers:
-        """The same on another device; on a GPU masks are not read, and hints are trusted."""
+        """The same on another device; on a GPU, where wrong hints are trusted, without those."""
         masks = {name: None if x is None else x.to(device) for name, x in self.masks.items()}
-        followed = self.follows_mask if device == CPU else set()
+        wrong = set() if device == CPU else self.wrong_hints
+        hints = {name: hint and name not in wrong for name, hint in self.hints.items()}
         inputs = [x.to(device) for x in self.inputs]
-        return LayerNumbers(inputs, masks, self.hints, followed, self.padded.to(device))
+        return LayerNumbers(inputs, masks, hints, self.wrong_hints, self.padded.to(device))
 
     def cast(self, dtype: torch.dtype) -> LayerNumbers:
         """The same in another dtype; bool stays bool."""
@@ -227,8 +228,8 @@ def layer_numbers(case: LayerCase) -> LayerNumbers:
         numbers.masks[mask_name] = mask
         numbers.masks[padding_name] = padding if padding is None or case.N is not None else padding[0]
         numbers.hints[hint_name] = one.hint
-        if mask is not None and one.hint and padding is None and mask.shape == (L, S) and not is_causal(mask):
-            numbers.follows_mask.add(hint_name)
+        if mask is not None and one.hint and mask.shape == (L, S) and not is_causal(mask):
+            numbers.wrong_hints.add(hint_name)
         if name == "src" and case.kind != "transformer" and case.N is not None and padding is not None:
             hidden = (padding if padding.dtype == torch.bool else padding == -torch.inf)[..., None]
             numbers.padded = hidden if case.batch_first else hidden.transpose(0, 1)
@@ -239,7 +240,7 @@ def layer_results(model: nn.Module, case: LayerCase, numbers: LayerNumbers, all_
     """The output, and the gradients of inputs and parameters."""
     inputs = [x.detach().requires_grad_(case.gradients == "all") for x in numbers.inputs]
     hints = {
-        name: hint if all_hints or name not in numbers.follows_mask else False
+        name: hint if all_hints or name not in numbers.wrong_hints else False
         for name, hint in numbers.hints.items()
     }
     with (

@@ -85,13 +85,13 @@ def drawn(draw: Any) -> Any:
 
 @on_every_device
 @given(drawn(draw_call))
-@settings(max_examples=150)
+@settings(max_examples=120)
 def test_calls_are_answered_refused_and_warned_of_as_in_torch(device: torch.device, case: Case) -> None:
     assert difference(case, device) is None
 
 
 @given(drawn(draw_mistakes))
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_of_several_mistakes_the_one_torch_names_is_named(case: Case) -> None:
     assert difference(case) is None
 
@@ -162,7 +162,7 @@ def test_torchs_fast_path_differs_only_where_it_is_known_to(case: Case) -> None:
 
 @on_every_device
 @given(drawn(draw_layer))
-@settings(max_examples=100)
+@settings(max_examples=80)
 def test_adopted_layers_answer_refuse_and_warn_as_torchs(device: torch.device, case: LayerCase) -> None:
     assert layer_difference(case, device) is None
 
@@ -429,7 +429,7 @@ def test_gradients_and_their_gradients_are_numerical_ones(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in DRAWS if name != "answers"])
 @given(data=st.data())
-@settings(max_examples=250)
+@settings(max_examples=200)
 def test_more_of_everything_is_as_in_torch(name: str, data: st.DataObject) -> None:
     torch.set_num_threads(1)  # for small tensors; a fixture puts it back
     draw, differs = DRAWS[name]
