@@ -637,6 +637,15 @@ def test_block_sizes_are_known_for_every_kernel_and_head(kind: str, monkeypatch:
                 assert blocks.warps in (4, 8) and blocks.stages >= 1
 
 
+def test_channels_come_in_two_powers_of_two_of_32_at_least() -> None:
+    """Products that are 16 wide read outside of shared memory (Triton 3.6, Hopper)."""
+    for D in range(1, 257):
+        _, D0, D1 = request_room._in_two(D)
+        parts = [D0, D1] if D1 else [D0]
+        assert sum(parts) >= D and all(n >= 32 and n & (n - 1) == 0 for n in parts)
+        assert D1 < 2 * D and (D1 == 0) == (D <= D0)
+
+
 def test_what_the_kernels_cannot_take_is_said_in_words_and_runs_on_tiles(
     launched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,10 +92,7 @@ HOPPER: dict[str, tuple[Blocks, Blocks, Blocks]] = {
 CAREFUL = Blocks(64, 64, 4, 2)  # float32, whose tiles take twice the room; and older GPUs
 VERY_CAREFUL = Blocks(32, 32, 4, 1)  # the same with long heads
 FIRST_PASS = frozenset(kind for kind in HOPPER if kind.startswith("attend") or kind == "few")
-# The first pass in float32, whose products take three times the registers. With 8 warps Triton 3.6 makes code
-# that reads outside its memory where channels come in parts of 16 (head_dim 24, 40, 72, 80) and that takes up
-# to twice as long.
-WHOLE = Blocks(64, 32, 4, 1)
+WHOLE = Blocks(64, 32, 4, 1)  # the first pass in float32, whose products take three times the registers
 FEW_QUERIES = 64  # over which the keys of a first pass may be cut into parts
 FEW_ROWS = Blocks(16, 128, 4, 2)  # a handful of queries: the keys are what there is to load
 SHORT, SHORT_ROWS = 1024, Blocks(128, 64, 4, 3)  # up to so many keys of short heads: dense weights
