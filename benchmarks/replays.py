@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from .registry import Arm, around
-from .runner import CpuTimer, order
+from .runner import CpuTimer, alternate
 
 __all__ = ["Sample", "felt", "in_turn", "medians", "samples_of"]
 
@@ -94,11 +94,7 @@ def samples_of(arms: Mapping[str, Arm], device: str, capture: bool) -> tuple[dic
 
 def in_turn(samples: Mapping[str, Sample], turns: int) -> dict[str, list[float]]:
     """One sample of every arm each turn, in changing order; arm -> seconds a call, turn by turn."""
-    found: dict[str, list[float]] = {name: [] for name in samples}
-    for turn in range(turns):
-        for name in order(list(samples), turn):
-            found[name].append(samples[name]())
-    return found
+    return alternate(samples, dict.fromkeys(samples, 1), lambda sample, _: float(sample()), turns)
 
 
 def medians(samples: Mapping[str, Sample], turns: int) -> dict[str, float]:
