@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 import torch
 
 from .registry import Arm, around
-from .runner import CpuTimer, order
+from .runner import CpuTimer, alternate
 
-__all__ = ["Sample", "felt", "medians", "samples_of"]
+__all__ = ["Sample", "felt", "in_turn", "medians", "samples_of"]
 
 Sample = Callable[[], float]  # seconds a call
 
@@ -92,12 +92,14 @@ def samples_of(arms: Mapping[str, Arm], device: str, capture: bool) -> tuple[dic
     return {name: by_events(arm) for name, arm in arms.items()}, how
 
 
+def in_turn(samples: Mapping[str, Sample], turns: int) -> dict[str, list[float]]:
+    """One sample of every arm each turn, in changing order; arm -> seconds a call, turn by turn."""
+    return alternate(samples, dict.fromkeys(samples, 1), lambda sample, _: float(sample()), turns)
+
+
 def medians(samples: Mapping[str, Sample], turns: int) -> dict[str, float]:
     """Microseconds a call, arms in turn and in changing order."""
-    found: dict[str, list[float]] = {name: [] for name in samples}
-    for turn in range(turns):
-        for name in order(list(samples), turn):
-            found[name].append(samples[name]())
+    found = in_turn(samples, turns)
     return {name: round(1e6 * statistics.median(values), 2) for name, values in found.items()}
 
 

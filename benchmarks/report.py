@@ -4,6 +4,9 @@
      "runs":  {"2026-01-31T12:00:00Z": {machine, versions, commit, dirty, repeats, ...}},
      "cases": {"window256_L8192": {..., "run": "2026-01-31T12:00:00Z"}}}
 
+A case keeps the number of its repeats, medians, ratios with their spread, the peer against itself, and of its
+check the value closest to its limit, but no samples. It is one line of the file, and so is a run.
+
 A run of some cases replaces those and leaves the others; each case says which run it comes from, and runs
 nobody refers to any more are dropped.
 """
@@ -53,7 +56,7 @@ def load(path: Path) -> Report | None:
     """
     if not path.exists():
         return None
-    report: Report = json.loads(path.read_text())
+    report: Report = json.loads(path.read_text("utf-8"))
     if report.get("schema") != SCHEMA:
         raise ValueError(f"{path.name} must have schema {SCHEMA}: got {report.get('schema')!r}; move it away")
     return report
@@ -94,10 +97,29 @@ def write(path: Path, report: Report) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        unfinished.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+        unfinished.write_text(_text(report), "utf-8")
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _text(report: Report) -> str:
+    """A report as JSON with one line for each run, case or record: a diff shows what was measured anew."""
+    return "{\n" + ",\n".join(f"{_json(name)}: {_lines(value)}" for name, value in report.items()) + "\n}\n"
+
+
+def _lines(value: Any) -> str:
+    """One line for each entry of a list of records or a dict of them; everything else in one line."""
+    if isinstance(value, list) and value:
+        return "[\n" + ",\n".join(f" {_json(entry)}" for entry in value) + "\n]"
+    if isinstance(value, dict) and value and all(isinstance(entry, dict) for entry in value.values()):
+        entries = (f" {_json(name)}: {_json(entry)}" for name, entry in value.items())
+        return "{\n" + ",\n".join(entries) + "\n}"
+    return _json(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def add(path: Path, run: dict[str, Any], record: dict[str, Any]) -> Report:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -201,10 +201,18 @@ def _measured(cell: Cell, device: str, turns: int, timed: bool) -> Record:
         return record
     samples, how = replays.samples_of({OURS: mine, **arms}, device, made.grad is None)
     record |= {"timed_by": how, "turns": turns, "median_us": replays.medians(samples, turns)}
+    peer = min(arms, key=lambda name: record["median_us"][name])
+    record |= {"peer": peer, "peer_against_itself": _against_itself(samples[peer], turns)}
     del samples  # graphs hold memory
     record["felt_us"] = replays.felt({OURS: mine, **arms}, device, min(2 * turns, FELT))
     record |= _charged(made, calls, device)
     return record | _compared(record, list(arms))
+
+
+def _against_itself(sample: replays.Sample, turns: int) -> Record:
+    """The peer as two arms that take turns: ratios of other arms that differ less than these are noise."""
+    found = replays.in_turn({"once": sample, "again": sample}, turns)
+    return asdict(runner.compare(found["again"], found["once"]))
 
 
 def _beside(made: Made, expected: tuple[Tensor, ...]) -> tuple[dict[str, Arm], list[Any], dict[str, str]]:
@@ -253,10 +261,8 @@ def _charged(made: Made, calls: Sequence[Any], device: str) -> Record:
 def _compared(record: Record, names: Sequence[str]) -> Record:
     gpu, felt, charged = (record.get(f"{kind}_us") for kind in ("median", "felt", "charged"))
     assert gpu is not None and felt is not None
-    fastest = min(names, key=lambda name: gpu[name])
     return {
-        "peer": fastest,
-        "ratio": gpu[OURS] / gpu[fastest],
+        "ratio": gpu[OURS] / gpu[record["peer"]],
         "ratios": {name: gpu[OURS] / gpu[name] for name in names},
         "felt_ratio": felt[OURS] / min(felt[name] for name in names),
         "charged_ratio": charged and charged[OURS] / charged[flex.FLEX],

@@ -22,7 +22,7 @@ import torch
 
 from . import memory
 from .registry import Arm, Case, Prepared, Values, around
-from .verdicts import Checked, check
+from .verdicts import Checked, check, closest
 
 __all__ = [
     "CpuTimer",
@@ -213,11 +213,10 @@ def run_case(
     try:
         wake(device)
         prepared = case.prepare(device, tiny)
-        arms, first, found, unavailable = _first_calls(case, prepared, device)
-        record |= {"first_call_ms": _ms(first), "unavailable": unavailable}
+        arms, found, record["unavailable"] = _first_calls(case, prepared, device)
         checked = _checked(case, prepared, found, case.dtype_on(device))
         del found
-        record["check"] = [asdict(one) for one in checked]
+        record["check"] = closest(checked)
         if wrong := [one for one in checked if not one.ok]:
             return record | {"status": "failed", "reason": _in_words(wrong)}
         repeats = min(repeats, case.most_repeats or repeats)
@@ -259,20 +258,17 @@ def describe(case: Case, device: str, tiny: bool = False) -> dict[str, Any]:
 
 def _first_calls(
     case: Case, prepared: Prepared, device: str
-) -> tuple[dict[str, Arm], dict[str, float], dict[str, Any], dict[str, str]]:
-    """Every arm once: (those that run, seconds, values found, why others do not run)."""
+) -> tuple[dict[str, Arm], dict[str, Any], dict[str, str]]:
+    """Call every arm once: (those that run, the values they found, why the others do not run)."""
     arms: dict[str, Arm] = {}
-    first: dict[str, float] = {}
     found: dict[str, Any] = {}
     unavailable: dict[str, str] = {}
     for name, arm in prepared.arms.items():
         try:
-            start = time.perf_counter()
             with around(arm):
                 result = arm()
             if device == "cuda":
                 torch.cuda.synchronize()
-            first[name] = time.perf_counter() - start
         except Exception as problem:  # why an arm beside the two cannot run is part of the result
             if name in (case.ours, case.peer):
                 raise
@@ -280,7 +276,7 @@ def _first_calls(
             continue
         found[name] = prepared.part_of(name, result)
         arms[name] = arm
-    return arms, first, found, unavailable
+    return arms, found, unavailable
 
 
 def _checked(
@@ -300,15 +296,12 @@ def _checked(
 def _timed(case: Case, arms: dict[str, Arm], timer: Timer, repeats: int, turned: Turned) -> dict[str, Any]:
     compared = case.peer or case.ours
     again = f"{compared} {AGAIN}"
-    settled = {name: settle(arm, timer) for name, arm in arms.items()}
-    loops = {name: calls for name, (calls, _) in settled.items()}
+    loops = {name: settle(arm, timer) for name, arm in arms.items()}
     both = {**arms, again: arms[compared]}
     samples = alternate(both, {**loops, again: loops[compared]}, timer, repeats, turned)
     medians = {name: statistics.median(values) for name, values in samples.items()}
     record: dict[str, Any] = {
         "repeats": repeats,
-        "warmup_calls": {name: calls for name, (_, calls) in settled.items()},
-        "calls_in_a_sample": loops,
         "median_ms": _ms({name: medians[name] for name in arms}),
         "peer_against_itself": asdict(compare(samples[again], samples[compared])),
         "ratio": None,
@@ -323,8 +316,8 @@ def _timed(case: Case, arms: dict[str, Arm], timer: Timer, repeats: int, turned:
     return record
 
 
-def settle(arm: Arm, timer: Timer) -> tuple[int, int]:
-    """Warm an arm up and find how many calls make a sample: (calls in a sample, calls it has had now).
+def settle(arm: Arm, timer: Timer) -> int:
+    """Warm an arm up and return how many of its calls make a sample.
 
     The first call, made for the check, does not tell: it may have built plans or compiled. One call alone
     tells too much on a GPU, where it waits for its launch; so a whole sample is tried, too.
@@ -335,9 +328,8 @@ def settle(arm: Arm, timer: Timer) -> tuple[int, int]:
         had += 1
     loops = calls_in_a_sample(seconds)
     if loops > 1:
-        had += loops
         loops = calls_in_a_sample(timer(arm, loops))
-    return loops, had
+    return loops
 
 
 def calls_in_a_sample(seconds: float) -> int:

@@ -10,14 +10,17 @@ sqrt(eps) * max |truth|. So a peer that computes something else makes nobody loo
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .registry import Values
 
-__all__ = ["Checked", "check", "error"]
+__all__ = ["Checked", "check", "closest", "error"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,13 @@ class Checked:
     def ok(self) -> bool:
         """Right enough; an error that is NaN is not."""
         return self.error <= self.allowed
+
+    @property
+    def share(self) -> float:
+        """The error divided by the most that is allowed; infinite if the check failed."""
+        if not self.ok:
+            return math.inf
+        return self.error / self.allowed if self.allowed else 0.0
 
     def __str__(self) -> str:
         return f"{self.arm}: {self.value} is off by {self.error:.2g}, allowed {self.allowed:.2g}"
@@ -78,3 +88,15 @@ def check(
             mine = error(values[name], true) if name in values else float("inf")
             results.append(Checked(arm, name, mine, peer_error, allowed))
     return results
+
+
+def closest(checked: Iterable[Checked]) -> dict[str, dict[str, Any]]:
+    """For every arm the value that came closest to its limit, or failed: what a report stores of a check."""
+    found: dict[str, Checked] = {}
+    for value in checked:
+        if value.arm not in found or value.share > found[value.arm].share:
+            found[value.arm] = value
+    return {
+        arm: {"value": worst.value, "error": worst.error, "allowed": worst.allowed}
+        for arm, worst in found.items()
+    }

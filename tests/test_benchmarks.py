@@ -46,7 +46,7 @@ from benchmarks.runner import (
     run_case,
     settle,
 )
-from benchmarks.verdicts import check
+from benchmarks.verdicts import Checked, check, closest
 from torch import Tensor
 
 import headwise as hw
@@ -79,7 +79,7 @@ def test_every_case_passes_its_check_at_a_tiny_size(case: Case) -> None:
     timed: list[str] = []
     record = run_case(replace(case, memory=False), "cpu", 2, tiny=True, timer=told(timed))
     assert record["status"] == "ok", record.get("reason")
-    assert {one["arm"] for one in record["check"]} >= {case.ours} | ({case.peer} - {None})
+    assert set(record["check"]) >= {case.ours} | ({case.peer} - {None})
     assert len(timed) > 0
 
 
@@ -316,6 +316,20 @@ def test_the_median_lies_between_order_statistics(count: int, left_out: int) -> 
     assert median_interval(numbers[::-1]) == (left_out, count - 1 - left_out)
 
 
+def test_of_a_check_the_value_closest_to_its_limit_is_stored() -> None:
+    found = [
+        Checked("ours", "exact", 0.0, 0.0, 0.0),
+        Checked("ours", "close", 0.3, 0.2, 0.4),
+        Checked("ours", "far", 0.5, 0.2, 5.0),
+        Checked("peer", "exact", 0.0, 0.0, 0.0),
+    ]
+    exact = {"value": "exact", "error": 0.0, "allowed": 0.0}
+    assert closest(found) == {"ours": {"value": "close", "error": 0.3, "allowed": 0.4}, "peer": exact}
+    for error, allowed in ((math.nan, 1.0), (0.5, 0.4), (0.1, 0.0), (math.inf, 1.0)):
+        failed = closest([*found, Checked("ours", "wrong", error, 0.0, allowed)])
+        assert failed["ours"]["value"] == "wrong"
+
+
 def test_a_sample_is_long_enough() -> None:
     assert calls_in_a_sample(1.0) == 1
     assert calls_in_a_sample(0.001) == 5
@@ -330,9 +344,9 @@ def test_a_first_call_that_compiles_does_not_shorten_the_samples() -> None:
         asked.append(loops)
         return 0.0005 if loops > 1 else 0.001  # alone, a call seems to take twice as long
 
-    assert settle(lambda: None, timer) == (10, 9)
+    assert settle(lambda: None, timer) == 10
     assert asked == [1, 1, 1, 5]
-    assert settle(lambda: None, lambda arm, loops: 3.0) == (1, 2)
+    assert settle(lambda: None, lambda arm, loops: 3.0) == 1
 
 
 def test_a_wrong_arm_is_refused_and_never_timed() -> None:
@@ -365,7 +379,7 @@ def beside_something_else(theirs: float, its_truth: float) -> Case:
 def test_a_peer_that_computes_something_else_has_a_truth_of_its_own() -> None:
     record = run_case(beside_something_else(7.0, 7.0), "cpu", 3, timer=told([]))
     assert record["status"] == "ok", record.get("reason")
-    assert {one["arm"] for one in record["check"]} == {"ours", "peer"}
+    assert set(record["check"]) == {"ours", "peer"}
     assert record["ratio"]["median"] == 1.0
 
 
@@ -508,6 +522,30 @@ def test_results_survive_the_file(tmp_path: Path) -> None:
     assert report.load(path) == json.loads(json.dumps(stored))
     assert report.load_all(path.parent) == [report.load(path)]
     assert [each.name for each in path.parent.iterdir()] == ["cpu_202601.json"]
+
+
+def test_a_case_is_one_line_of_the_file(tmp_path: Path) -> None:
+    """A file of 109 cases had 20,291 lines, one for each number and bracket."""
+    path = tmp_path / "cpu_202601.json"
+    for name in ("a", "b", "c"):
+        report.add(path, run_of(), record_of(name))
+    lines = path.read_text("utf-8").splitlines()
+    starts = " ".join(line.split(":")[0].strip() for line in lines)
+    assert starts == '{ "schema" "device" "runs" "2026-01-31T12 }, "cases" "a" "b" "c" } }'
+
+
+def test_a_record_is_one_line_of_the_file_and_so_is_a_plain_value(tmp_path: Path) -> None:
+    path = tmp_path / "sweep_cpu.json"
+    report.write(path, {"run": {"cpu": "é", "cores": 2}, "records": [{"L": 7}, {"L": 11}], "means": {}})
+    lines = ["{", '"run": {"cpu": "é", "cores": 2},', '"records": [', ' {"L": 7},', ' {"L": 11}', "],"]
+    assert path.read_text("utf-8").splitlines() == [*lines, '"means": {}', "}"]
+
+
+def test_a_stored_case_has_medians_with_their_spread_and_the_peer_against_itself(tmp_path: Path) -> None:
+    stored = report.add(tmp_path / "cpu_202601.json", run_of(), record_of("a"))["cases"]["a"]
+    same = {"median": 1.0, "middle_90": (1.0, 1.0), "median_95": (1.0, 1.0)}
+    assert stored["repeats"] == 6 and stored["median_ms"] == {"ours": 250.0, "peer": 250.0}
+    assert stored["ratio"] == stored["peer_against_itself"] == same
 
 
 def test_a_run_of_some_cases_leaves_the_others() -> None:

@@ -48,6 +48,7 @@ def test_every_rule_is_right_and_agrees_with_its_peer(rule: str, way: str) -> No
     assert record["status"] == "ok", record["reason"]
     assert set(record["check"]) >= ({"output"} if way == "forward" else {"output", "dq", "dk", "dv"})
     assert set(record["median_us"]) == set(record["felt_us"]) == {OURS, record["peer"]}
+    assert set(record["peer_against_itself"]) == {"median", "middle_90", "median_95"}
     assert record["backend"] in ("flash", "tiles", "plain")
 
 
