@@ -1,6 +1,7 @@
 """`headwise.nn.MultiheadAttention` against torch's class for as long as one likes.
 
     python tests/fuzz_as_torch.py --cases 20000 --seed 0
+    python tests/fuzz_as_torch.py --of hints         # calls, mistakes, layers, hooks, ...: see DRAWS
 
 Case n is drawn from seed + n: `--seed <seed of a mismatch> --cases 1` is that case again. Exits with 1 if
 there was a mismatch.
@@ -13,13 +14,42 @@ import random
 import sys
 import time
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from rich.console import Console
 
-from as_torch_cases import Case, complaint, draw_case
+from as_torch_cases import (
+    Choose,
+    complaint,
+    difference,
+    draw_call,
+    draw_case,
+    draw_fast,
+    draw_hint,
+    draw_mistakes,
+)
+from as_torch_hooks import (
+    draw_hooked_call,
+    draw_hooked_layer,
+    hooked_call_difference,
+    hooked_layer_difference,
+)
+from as_torch_layers import draw_fast_layer, draw_layer, layer_difference
 
 EVERY = 10.0  # seconds between two lines
+DRAWS: dict[str, tuple[Callable[[Choose, int], Any], Callable[[Any], str | None]]] = {
+    "answers": (draw_case, complaint),
+    "calls": (draw_call, difference),
+    "mistakes": (draw_mistakes, difference),
+    "hints": (draw_hint, difference),
+    "fast calls": (draw_fast, difference),
+    "layers": (draw_layer, layer_difference),
+    "fast layers": (draw_fast_layer, layer_difference),
+    "hooks": (draw_hooked_call, hooked_call_difference),
+    "hooks on layers": (draw_hooked_layer, hooked_layer_difference),
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,17 +57,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Compare headwise's class with torch's over random calls.")
     parser.add_argument("--cases", type=int, default=20_000, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the first case (default: %(default)s)")
+    parser.add_argument("--of", choices=DRAWS, default="answers", help="what is drawn (default: %(default)s)")
     parser.add_argument("--minutes", type=float, help="stop after this long, whatever --cases says")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask")
+    for message in ("Support for mismatched", "enable_nested_tensor is True", "The PyTorch API of nested"):
+        warnings.filterwarnings("ignore", message)
+    draw, differs = DRAWS[given.of]
     console, wrong = Console(soft_wrap=True, highlight=False), []
     start = said = time.monotonic()
     end = start + 60 * given.minutes if given.minutes else float("inf")
     count = 0
     for seed in range(given.seed, given.seed + given.cases):
-        case = draw_case(random.Random(seed).choice, seed)
-        found = _complaint(case)
+        case = draw(random.Random(seed).choice, seed)
+        found = _found(differs, case)
         count += 1
         if found is not None:
             wrong.append(seed)
@@ -53,9 +86,9 @@ def main(arguments: list[str] | None = None) -> int:
     return int(bool(wrong))
 
 
-def _complaint(case: Case) -> str | None:
+def _found(differs: Callable[[Any], str | None], case: Any) -> str | None:
     try:
-        return complaint(case)
+        return differs(case)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 

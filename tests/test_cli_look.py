@@ -35,7 +35,7 @@ from headwise.cli.terminal import SignOfLife, sign_of_life, texts_of
 from headwise.errors import ArgumentError
 from headwise.heads.roles import Role, Roles
 from headwise.models.pretrained import Pretrained, load
-from trained import a_folder, an_own_folder, mini, minilm
+from trained import a_folder, an_own_folder, mini, minilm, needs_minilm
 
 
 def at_hand(name: str) -> Pretrained:
@@ -100,6 +100,7 @@ def rows(output: str) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def usual() -> str:
+    minilm()  # or skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("headwise.models.pretrained.load", at_hand)
         leave_undrawn(patch)
@@ -152,6 +153,7 @@ def test_all_fits_80_columns(usual: str) -> None:
 
 
 @pytest.mark.usefixtures("_unwritten")
+@needs_minilm
 def test_a_wide_terminal_gets_all_columns() -> None:
     output = look("--model", "minilm", "--top", "72", columns=120)
     assert "…" not in output
@@ -224,6 +226,7 @@ def test_another_model_is_watched(small: str) -> None:
     assert "of 8 heads" not in output
 
 
+@needs_minilm
 def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "layer must be one of 0 to 3: got 9; " in mistake(capsys, "--layer", "9")
     assert "layer must be a place of attention: got 'x'; " in mistake(capsys, "--layer", "x")

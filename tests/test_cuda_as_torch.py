@@ -69,6 +69,7 @@ def test_low_precision_is_as_exact_as_torchs() -> None:
                         assert error(found, truth) <= allowed, (dtype, list(masks), average)
 
 
+@pytest.mark.gpu
 def test_gradients_in_low_precision_are_as_exact_as_torchs() -> None:
     """Weights looked at or not, used in the loss or not; queries that see nothing, with empty_rows="zero"."""
     N, L, E, H = 3, 131, 96, 4
@@ -115,6 +116,7 @@ def _gradients(
     return dict(zip(named, torch.autograd.grad(loss, [*named.values()]), strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_the_steady_state_never_waits_for_the_gpu() -> None:
     attend = hw.nn.MultiheadAttention(64, 4, batch_first=True, device="cuda")
     x = torch.randn(2, 33, 64, device="cuda")

@@ -164,6 +164,7 @@ def test_a_model_spread_over_cpu_and_gpu() -> None:
         assert (heads[path].statistics.entropy - exact[path].statistics.entropy).abs().max() < 1e-4
 
 
+@pytest.mark.gpu
 def test_a_monitor_with_alarms_says_on_a_gpu_what_it_says_on_a_cpu() -> None:
     torch.manual_seed(0)
     layer = hw.MultiHeadAttention(30, 5, num_kv_heads=1)

@@ -464,6 +464,15 @@ def test_a_first_key_hidden_by_a_number_leaves_whole_rows_nan() -> None:
     assert error(found.nan_to_num(), wanted.nan_to_num()) < 1e-12
 
 
+def test_weights_require_no_gradient_where_only_the_last_projection_learns() -> None:
+    attend, x = module(torch.float32), normal(1, B, T, E, dtype=torch.float32)
+    attend.requires_grad_(False)
+    attend.out_proj.requires_grad_(True)
+    output, seen = attend(x)
+    assert output.requires_grad
+    assert not seen.dense().requires_grad and not seen.mean_heads().requires_grad
+
+
 # How many steps
 
 
@@ -497,13 +506,15 @@ def test_a_call_in_training_is_one_node_where_by_hand_there_are_many(causal: boo
 @pytest.mark.parametrize("masks", TORCHS.values(), ids=TORCHS)
 @pytest.mark.parametrize("average", [None, True, False], ids=["output", "mean", "heads"])
 def test_a_call_of_torchs_class_in_training_is_one_node(average: bool | None, masks: dict[str, Any]) -> None:
+    """Beside weights out_proj stays apart, so that a loss of the weights alone does not need it."""
     _, ours = classes(torch.float32, batch_first=True)
     x = normal(1, B, T, E, dtype=torch.float32)
     asked = {**masks, "need_weights": average is not None, "average_attn_weights": bool(average)}
     output = ours(x, x, x, **asked)[0]
     adds = "attn_mask" in masks and masks["attn_mask"].dim() == 3
     if average is not None or not adds:  # of a mask that adds numbers, outputs are attention's
-        assert nodes(output) == 1
+        apart = 0 if average is None else nodes(ours.out_proj(x.requires_grad_()))
+        assert nodes(output) == 1 + apart
 
 
 def test_many_weights_are_not_made_for_every_head_to_be_averaged() -> None:

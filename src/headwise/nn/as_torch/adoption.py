@@ -50,9 +50,10 @@ def adopt(model: nn.Module) -> Adopted:
 
     `torch.nn.TransformerEncoder` and its layers are taken along, as they would not ask their attention
     otherwise. Subclasses somebody else wrote are left alone, and so is what is parametrised or sharded
-    already: adopt first. In training nothing but the speed changes (and which numbers a seed drops, where
-    there is dropout); in evaluation results are those of training, where torch's native path has others.
-    `torch.ao.quantization.prepare` looks for torch's very class: `restore` the model before it.
+    already: adopt first. In training nothing but the speed changes (and which numbers a seed drops: dropout
+    goes through memory in order, and our output is contiguous where torch's is transposed); in evaluation
+    results are those of training, where torch's native path has others. `torch.ao.quantization.prepare` looks
+    for torch's very class: `restore` the model before it.
 
     Returns:
         What was changed, what was left, and why.

@@ -151,6 +151,8 @@ def _for_operator(
 ) -> tuple[Tensor | None, int]:
     """(the mask as the operator takes it, its number for that kind); None: not one for it."""
     if padding is not None:
+        if attn_mask is not None and attn_mask.dtype != padding.dtype:
+            return None, 0  # torch's class warns of that
         padding = as_hidden(padding)
         if padding is None or not leaves_some(padding, N, L):
             return None, 0

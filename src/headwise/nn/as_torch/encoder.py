@@ -64,7 +64,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
             if answered is not None:
                 return answered
         check_kinds({"src_key_padding_mask": src_key_padding_mask, "src_mask": src_mask})
-        if not isinstance(self.self_attn, MultiheadAttention):
+        if not isinstance(self.self_attn, MultiheadAttention) or _differ(src_mask, src_key_padding_mask):
             src_mask, src_key_padding_mask = (_added(mask, src) for mask in (src_mask, src_key_padding_mask))
         return self._through(
             src, lambda x: self._sa_block(x, src_mask, src_key_padding_mask, is_causal=is_causal)
@@ -104,6 +104,8 @@ class TransformerEncoder(nn.TransformerEncoder):
             node: Tensor | None = fx_node(self, src, mask, src_key_padding_mask, is_causal)
             return super().forward(src, mask, src_key_padding_mask, is_causal) if node is None else node
         check_kinds({"src_key_padding_mask": src_key_padding_mask, "mask": mask})
+        if _differ(mask, src_key_padding_mask):
+            mask, src_key_padding_mask = _added(mask, src), _added(src_key_padding_mask, src)
         x, plain = src, mask is None and not is_causal
         if src_key_padding_mask is not None and plain and self._would_pack(src, src_key_padding_mask):
             sequences = Ragged.of(~src_key_padding_mask)
@@ -115,7 +117,7 @@ class TransformerEncoder(nn.TransformerEncoder):
             causal = is_causal
             if causal is None:
                 content = None if mask is None else content_of(mask)
-                causal = content is not None and content.causal
+                causal = content is not None and content.causal and self._fits(src, mask)
             asked = Asked(src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=causal)
             theirs = asked if all(ours) else self._as_torch_asks(src, mask, src_key_padding_mask, is_causal)
             for layer, own in zip(self.layers, ours, strict=True):
@@ -127,10 +129,17 @@ class TransformerEncoder(nn.TransformerEncoder):
     ) -> Asked:
         """What torch's encoder gives its layers."""
         mask, padding = _added(mask, src), _added(padding, src)
-        first = next(layer for layer in self.layers if isinstance(layer, TransformerEncoderLayer))
-        length = torchs._get_seq_len(src, first.self_attn.batch_first)
-        causal = torchs._detect_is_causal_mask(mask, is_causal, length)
+        causal = torchs._detect_is_causal_mask(mask, is_causal, self._length(src))
         return Asked(src_mask=mask, src_key_padding_mask=padding, is_causal=causal)
+
+    def _length(self, src: Tensor) -> int | None:
+        first = next(layer for layer in self.layers if isinstance(layer, TransformerEncoderLayer))
+        return torchs._get_seq_len(src, first.self_attn.batch_first)
+
+    def _fits(self, src: Tensor, mask: Tensor | None) -> bool:
+        """Return True if a mask is that of this length; one of another is refused, be it causal or not."""
+        length = self._length(src)
+        return mask is not None and tuple(mask.shape) == (length, length)
 
     def _would_pack(self, src: Tensor, padding: Tensor) -> bool:
         """Whether torch would go on with a nested tensor here, in evaluation, and nobody could notice."""
@@ -239,6 +248,14 @@ def _natively(layer: TransformerEncoderLayer, src: Tensor, padding: Tensor | Non
     how = _activation(layer) == 2, layer.norm_first, layer.norm1.eps
     rest: Any = *tensors[:4], *how, *tensors[4:], padding, None if padding is None else 1
     return torch._transformer_encoder_layer_fwd(src, E, H, *rest)
+
+
+def _differ(mask: Tensor | None, padding: Tensor | None) -> bool:
+    """Return True if there are two masks of two dtypes.
+
+    That was warned of where it came in. Parts further down, given numbers, have no reason to warn again.
+    """
+    return mask is not None and padding is not None and mask.dtype != padding.dtype
 
 
 def _added(mask: Tensor | None, src: Tensor) -> Tensor | None:

@@ -33,7 +33,8 @@ class MultiheadAttention(nn.MultiheadAttention):
     A subclass of it with the same parameters, state dict and initial weights. Unlike torch's class it says
     the same in training and evaluation, calls `out_proj` as a module (hooks fire, another module may take its
     place), recognises a causal mask by its content and, where there are many weights, never builds those of
-    every head to average them.
+    every head to average them. Its output is always contiguous; torch's is a transposed view where the batch
+    comes first, except in its fast path.
 
     Args:
         empty_rows: what comes of a query that may see nothing. "nan": as in torch, NaN where weights are
@@ -101,8 +102,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             need_weights: False gives None in their place.
             attn_mask: [L, S] or [N * H, L, S]; True = may not attend, or a number added.
             average_attn_weights: weights [N, L, S] instead of [N, H, L, S].
-            is_causal: the hint that attn_mask is causal. It counts only where the mask's values must not be
-                looked at; else the mask itself decides.
+            is_causal: the hint that attn_mask is causal. On a CPU a mask of the right shape decides. Else,
+                where no weights are wanted and nothing is padded, the hint does, as in torch.
         """
         given = (
             query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal,

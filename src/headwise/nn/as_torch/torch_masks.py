@@ -65,8 +65,7 @@ def read(mask: Tensor) -> Content:
             return Content(nothing=False, causal=False, low=low, low_rows=low and _has_low_rows(mask))
     if not bool(hidden.any()):
         return Content(nothing=True, causal=False, low=False, low_rows=False)
-    L, S = mask.shape[-2:]
-    causal = mask.dim() == 2 and torch.equal(hidden, hidden.new_ones(L, S).triu_(1))
+    causal = mask.dim() == 2 and torch.equal(hidden, torch.ones_like(hidden).triu_(1))
     return Content(nothing=False, causal=causal, low=False, low_rows=False)
 
 
@@ -194,8 +193,8 @@ def as_hidden(mask: Tensor) -> Tensor | None:
     """A mask as bool, True = hidden; None: one that adds numbers, or may do so where it must not be read."""
     if mask.dtype == torch.bool:
         return mask
-    if mask.requires_grad or not can_read(mask):
-        return None
+    if mask.requires_grad or not mask.is_floating_point() or not can_read(mask):
+        return None  # integers are refused further on
     hidden = mask == -torch.inf
     return None if bool(mask.masked_fill(hidden, 0).any()) else hidden
 

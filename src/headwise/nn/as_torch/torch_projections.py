@@ -229,8 +229,11 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
     if call.appended or not x.numel() or not memory.numel() or not ordinary(x) or _is_limited(wants):
         return None
     out_proj: Any = module.__dict__["_modules"]["out_proj"]
-    theirs = parameters_of(out_proj, "weight", "bias") if is_untouched(out_proj, OUT_PROJ) else None
-    out_weight, out_bias = theirs or (None, None)
+    # Beside weights out_proj stays apart: of a loss of the weights alone a hook on the output hears nothing,
+    # and out_proj's weight may have been written to.
+    apart = wants and torch.is_grad_enabled()
+    joins = not apart and is_untouched(out_proj, OUT_PROJ)
+    out_weight, out_bias = (parameters_of(out_proj, "weight", "bias") if joins else None) or (None, None)
     # in_proj_weight is not always a parameter: it may be pruned, parametrised, a replica's
     parameters = Parameters(module.in_proj_weight, module.in_proj_bias, out_weight, out_bias)
     for held in parameters[:4]:

@@ -1,0 +1,444 @@
+"""What PyTorch's own tests of its attention cover, drawn, and made of torch's classes and ours side by side.
+
+torch's class in the same process says what is right: results, exceptions, warnings and calls of hooks.
+Nothing it says is written down here, so a new version of torch shows where it differs. Ours follows torch's
+slow path (`torch.backends.mha.set_fastpath_enabled(False)`), with two exceptions that these tests know by
+name: `follows_mask` (a hint that contradicts a mask) and what only an operator of torch refuses
+(`difference`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import headwise as hw
+from as_torch_cases import (
+    BOTH,
+    CPU,
+    HALVES,
+    MODES,
+    Case,
+    Choose,
+    Results,
+    always_in_one_step,
+    as_if_large,
+    difference,
+    draw_call,
+    draw_case,
+    draw_fast,
+    draw_hint,
+    draw_mistakes,
+    fast_path,
+    follows_mask,
+    made,
+    numbers_of,
+    outcome_of,
+    refusals_differ,
+    results,
+    results_differ,
+    slow_path,
+)
+from as_torch_hooks import (
+    HookCase,
+    draw_hooked_call,
+    draw_hooked_layer,
+    hooked_call_difference,
+    hooked_layer_difference,
+    shapes_of,
+)
+from as_torch_layers import LayerCase, draw_fast_layer, draw_layer, layer_difference
+from fuzz_as_torch import DRAWS
+
+KINDS = hw.nn.MultiheadAttention, nn.MultiheadAttention
+DEVICES = [CPU] + [torch.device("cuda")] * torch.cuda.is_available()
+META = torch.device("meta")
+on_every_device = pytest.mark.parametrize("device", DEVICES, ids=str)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Support for mismatched"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+    pytest.mark.filterwarnings("ignore:enable_nested_tensor is True"),
+    pytest.mark.filterwarnings("ignore:Complex modules are a new feature"),
+]
+
+
+def drawn(draw: Any) -> Any:
+    """A strategy of cases, from a function that draws one with `choose` and a seed."""
+
+    @st.composite
+    def cases(sample: Any) -> Any:
+        return draw(lambda options: sample(st.sampled_from(options)), sample(st.integers(0, 2**31)))
+
+    return cases()
+
+
+# Calls of torch's class
+
+
+@on_every_device
+@given(drawn(draw_call))
+@settings(max_examples=120)
+def test_calls_are_answered_refused_and_warned_of_as_in_torch(device: torch.device, case: Case) -> None:
+    assert difference(case, device) is None
+
+
+@given(drawn(draw_mistakes))
+@settings(max_examples=100)
+def test_of_several_mistakes_the_one_torch_names_is_named(case: Case) -> None:
+    assert difference(case) is None
+
+
+@on_every_device
+@given(drawn(draw_hint))
+@settings(max_examples=120)
+def test_hints_beside_masks_of_every_shape_are_taken_as_in_torch(device: torch.device, case: Case) -> None:
+    """With `is_causal=True`, a mask of another shape was broadcast, or refused."""
+    assert difference(case, device) is None
+
+
+@on_every_device
+@given(drawn(draw_fast))
+@settings(max_examples=80)
+def test_calls_for_torchs_fast_path_are_answered_as_on_its_slow_path(
+    device: torch.device, case: Case
+) -> None:
+    assert difference(case, device) is None
+
+
+def why_torchs_paths_differ(case: Case, mask: Tensor | None, padding: Tensor | None) -> str | None:
+    """What torch's fast path is known to answer in another way than its slow path, or None."""
+    N, H, L, S = case.batch, case.num_heads, case.L, case.S
+    if 0 in (N, L):
+        return "without elements it has no weights to return, or cannot reshape a mask"
+    if case.is_causal and mask is None:
+        return "it does not read the hint"
+    shapes = (None if x is None else tuple(x.shape) for x in (mask, padding))
+    right = ((None, (L, S), (N * H, L, S)), (None, (S,) if case.N is None else (N, S)))
+    if not all(shape in allowed for shape, allowed in zip(shapes, right, strict=True)):
+        return "it takes masks of some wrong shapes, or refuses them in other words"
+    if follows_mask(case, mask):
+        return "it reads the mask, where the slow path reads the hint"
+    hidden = torch.zeros(N, H, L, S, dtype=torch.bool)
+    for x in (mask, None if padding is None else padding.view(N, 1, 1, S)):
+        if x is not None:
+            one = x if x.dtype == torch.bool else x == -torch.inf
+            hidden |= one if one.dim() != 3 else one.view(N, H, L, S)
+    if bool(hidden.all(-1).any()):
+        return "a query that sees nothing is NaN there, without weights, too"
+    return None
+
+
+@given(drawn(draw_fast))
+@settings(max_examples=80)
+def test_torchs_fast_path_differs_only_where_it_is_known_to(case: Case) -> None:
+    """Ours follows the slow path; where both agree, that is all there is to follow."""
+    theirs = made(nn.MultiheadAttention, case, case.dtype)
+    numbers = numbers_of(case, theirs)
+    if why_torchs_paths_differ(case, numbers.attn_mask, numbers.key_padding_mask) is not None:
+        return
+    with fast_path(True):
+        fast = outcome_of(lambda: results(theirs, case, numbers, case.is_causal))
+    with slow_path():
+        slow = outcome_of(lambda: results(theirs, case, numbers, case.is_causal))
+    assert fast.warnings == slow.warnings
+    if slow.refusal is not None or fast.refusal is not None:
+        assert refusals_differ(fast, slow) is None
+    else:
+        size = torch.finfo(case.dtype).eps * 100
+        for name, x in slow.results.items():
+            torch.testing.assert_close(fast.results[name], x, rtol=size, atol=size, equal_nan=True)
+
+
+# Layers, adopted
+
+
+@on_every_device
+@given(drawn(draw_layer))
+@settings(max_examples=80)
+def test_adopted_layers_answer_refuse_and_warn_as_torchs(device: torch.device, case: LayerCase) -> None:
+    assert layer_difference(case, device) is None
+
+
+@on_every_device
+@given(drawn(draw_fast_layer))
+@settings(max_examples=60)
+def test_adopted_layers_answer_as_torchs_slow_path_where_torch_is_fast(
+    device: torch.device, case: LayerCase
+) -> None:
+    assert layer_difference(case, device) is None
+
+
+# Hooks
+
+
+@given(drawn(draw_hooked_call))
+@settings(max_examples=60)
+def test_hooks_are_called_as_torchs_are(case: tuple[Case, list[HookCase]]) -> None:
+    assert hooked_call_difference(case) is None
+
+
+@given(drawn(draw_hooked_layer))
+@settings(max_examples=50)
+def test_hooks_on_parts_of_adopted_layers_are_called_as_torchs_are(
+    case: tuple[LayerCase, list[HookCase]],
+) -> None:
+    assert hooked_layer_difference(case) is None
+
+
+@given(drawn(lambda choose, seed: (draw_call(choose, seed), choose(BOTH))))
+@settings(max_examples=15)
+def test_hooks_of_state_dicts_are_called_as_torchs_are(drawn: tuple[Case, bool]) -> None:
+    case, prefixed = drawn
+    heard: dict[type, list[Any]] = {}
+    for kind in KINDS:
+        said = heard[kind] = []
+        module = made(kind, case, case.dtype)
+        model = nn.Sequential(module) if prefixed else module
+        module.register_state_dict_pre_hook(lambda *given, said=said: said.append(given[1:]))
+        module.register_state_dict_post_hook(
+            lambda _, state, prefix, rest, said=said: said.append(([*state], prefix, rest))
+        )
+        module.register_load_state_dict_pre_hook(
+            lambda _, state, *rest, said=said: said.append(([*state], *rest))
+        )
+        module.register_load_state_dict_post_hook(lambda _, keys, said=said: said.append(tuple(keys)))
+        state = model.state_dict()
+        state.pop(next(iter(state)))
+        model.load_state_dict({**state, "another": torch.zeros(1)}, strict=False)
+    ours, theirs = heard.values()
+    assert str(ours) == str(theirs) and len(ours) == 4
+
+
+# Modules of every dtype, on every device
+
+
+def described(module: nn.Module) -> list[Any]:
+    """All parameters but their numbers."""
+    return [(name, x.shape, x.dtype, x.device, x.requires_grad) for name, x in module.named_parameters()]
+
+
+@pytest.mark.parametrize("device", [*DEVICES, META], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES, torch.complex64], ids=str)
+@given(drawn(draw_case))
+@settings(max_examples=5)
+def test_modules_are_made_cast_moved_and_loaded_as_torchs(
+    device: torch.device, dtype: torch.dtype, case: Case
+) -> None:
+    """Arguments of the constructor, `half` and the like, `to`, a state dict."""
+    sizes = (case.embed_dim, case.num_heads, 0.0, case.bias, case.add_bias_kv, False, case.kdim, case.vdim)
+    found, wanted = (outcome_of(partial(kind, *sizes, device=device, dtype=dtype)) for kind in KINDS)
+    assert found.refusal == wanted.refusal and found.warnings == wanted.warnings
+    if wanted.refusal is None:
+        assert described(found.results) == described(wanted.results)
+    torch.manual_seed(case.seed)
+    ours = hw.nn.MultiheadAttention(*sizes)
+    torch.manual_seed(case.seed)
+    theirs = nn.MultiheadAttention(*sizes)
+    for change in ("half", "bfloat16", "double", "float"):
+        assert described(getattr(ours, change)()) == described(getattr(theirs, change)())
+    assert described(ours.to(dtype)) == described(theirs.to(dtype))
+    before = [x.clone() for x in ours.parameters()]
+    ours.load_state_dict(theirs.state_dict())
+    assert all(map(torch.equal, before, ours.parameters()))  # the same seed, the same weights
+    assert described(ours.to(device)) == described(theirs.to(device))
+
+
+@given(drawn(draw_call))
+@settings(max_examples=50)
+def test_calls_on_the_meta_device_have_torchs_shapes_and_gradients(case: Case) -> None:
+    case = replace(case, mask_dtype=None, padding_dtype=None)
+    outcomes = []
+    for kind in KINDS:
+        module = made(kind, case, case.dtype)
+        numbers = numbers_of(case, module).to(META)
+        call = partial(results, module.to(META), case, numbers, case.is_causal)
+        with slow_path():
+            outcomes.append(outcome_of(call))
+    found, wanted = outcomes
+    if wanted.is_worded or 0 not in (case.batch, case.L, case.S):
+        assert refusals_differ(found, wanted) is None
+        assert shapes_of(found.results) == shapes_of(wanted.results)
+
+
+@given(drawn(draw_call))
+@settings(max_examples=10)
+def test_complex_numbers_are_refused_as_torch_refuses_them(case: Case) -> None:
+    """By operators, so that words and types are those of whichever comes first."""
+    case = replace(case, N=2, L=3, S=3, kdim=None, vdim=None, attn_mask="none", key_padding_mask="none")
+    x = torch.randn(2, 3, case.embed_dim, dtype=torch.complex64)
+    for kind in KINDS:
+        module = made(kind, replace(case, batch_first=True), torch.float32).to(torch.complex64)
+        with fast_path(case.fast_path), MODES[case.gradients](), pytest.raises((RuntimeError, ValueError)):
+            module(x, x, x, need_weights=case.need_weights)
+
+
+# torch.jit, nested tensors, numerical gradients
+
+
+class Calling(nn.Module):
+    """A call with everything but its inputs fixed, as torch.jit.trace wants it."""
+
+    def __init__(self, inner: nn.Module, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.inner, self.options = inner, options
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output: Tensor = self.inner(query, key, value, **self.options)[0]
+        return output
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@given(drawn(draw_case))
+@settings(max_examples=8)
+def test_scripted_and_traced_modules_answer_as_torchs(case: Case) -> None:
+    case = replace(case, L=min(case.L, 17), S=min(case.S, 17), gradients="none", dtype=torch.float64)
+    ours, theirs = (made(kind, case, case.dtype) for kind in KINDS)
+    numbers = numbers_of(case, theirs)
+    for module in (ours, theirs):
+        module.load_state_dict(numbers.parameters)
+    hint = case.is_causal and not follows_mask(case, numbers.attn_mask)
+
+    def scripted(module: nn.MultiheadAttention) -> Results:
+        return results(torch.jit.script(module), case, numbers, hint)
+
+    def traced(module: nn.MultiheadAttention) -> Results:
+        given = (numbers.inputs * 3)[:3] if len(numbers.inputs) != 2 else [*numbers.inputs, numbers.inputs[1]]
+        options = {"key_padding_mask": numbers.key_padding_mask, "attn_mask": numbers.attn_mask}
+        call = Calling(module, {**options, "need_weights": case.need_weights, "is_causal": hint})
+        trace = torch.jit.trace(call, tuple(x + 1 for x in given), check_trace=False)
+        return {"output": trace(*given).detach()}
+
+    for way in (scripted, traced):
+        with slow_path():
+            found, wanted = (outcome_of(lambda: way(module)) for module in (ours, theirs))  # noqa: B023
+        if found.refusal is not None or wanted.refusal is not None:
+            assert found.refusal is not None and wanted.refusal is not None
+            assert found.refusal[0] is wanted.refusal[0]
+        else:
+            exact = wanted.results
+            assert results_differ(found.results, exact, exact, torch.float64, 1.0, case.is_low) is None
+
+
+def draw_nested(choose: Choose, seed: int) -> dict[str, Any]:
+    """A call with a nested tensor, which torch takes only in evaluation, and without masks."""
+    return {
+        "kind": choose(("attention", "encoder layer", "encoder")),
+        "layout": choose((torch.strided, torch.strided, torch.jagged)),
+        "lengths": choose(((5, 7), (3,), (2, 1, 11))),
+        "training": choose((False, False, True)),
+        "gradients": choose(("all", "none", "inference")),
+        "masked": choose((False, False, True)),
+        "fast": choose((True, True, False)),
+        "seed": seed,
+    }
+
+
+@given(drawn(draw_nested))
+@settings(max_examples=30)
+def test_nested_tensors_are_taken_and_refused_as_in_torch(case: dict[str, Any]) -> None:
+    torch.manual_seed(case["seed"])
+    options: dict[str, Any] = {"batch_first": True, "dtype": torch.float64}
+    model: nn.Module = nn.MultiheadAttention(6, 2, **options)
+    if case["kind"] != "attention":
+        model = nn.TransformerEncoderLayer(6, 2, 11, 0.0, **options)
+    if case["kind"] == "encoder":
+        model = nn.TransformerEncoder(model, 2)
+    parts = [torch.randn(length, 6, dtype=torch.float64) for length in case["lengths"]]
+    padding = torch.zeros(len(parts), max(case["lengths"]), dtype=torch.bool) if case["masked"] else None
+    model.train(case["training"])
+
+    def call() -> Results:
+        x = torch.nested.nested_tensor(parts, layout=case["layout"])
+        with MODES[case["gradients"]](), fast_path(case["fast"]):
+            if case["kind"] == "attention":
+                output, weights = model(x, x, x, key_padding_mask=padding)
+                return {"output": output.to_padded_tensor(0.0).detach(), "weights": weights.detach()}
+            return {"output": model(x, src_key_padding_mask=padding).to_padded_tensor(0.0).detach()}
+
+    wanted = outcome_of(call)
+    hw.adopt(model)
+    found = outcome_of(call)
+    if found.refusal is not None or wanted.refusal is not None:
+        assert refusals_differ(found, wanted) is None
+    else:
+        exact = wanted.results
+        assert results_differ(found.results, exact, exact, torch.float64, 1.0) is None
+
+
+def assert_gradients_are_numerical(case: Case) -> None:
+    """The first and second derivatives are those of small differences, on every way of ours."""
+    case = replace(
+        case,
+        dtype=torch.float64,
+        N=None if case.N is None else 2,
+        L=min(case.L, 3),
+        S=min(case.L if case.inputs == "self" else case.S, 3),
+        num_heads=2,
+        head_dim=2,
+        kdim=case.kdim and 3,
+        vdim=case.vdim and 3,
+        attn_mask=case.attn_mask if case.attn_mask in ("bool", "float", "causal bool") else "none",
+        key_padding_mask="none" if case.key_padding_mask in ("none", "low") else "bool",
+    )
+    ours = made(hw.nn.MultiheadAttention, case, case.dtype)
+    numbers = numbers_of(case, ours)
+    mask, padding = numbers.attn_mask, numbers.key_padding_mask
+    for hidden in (mask, padding):
+        if hidden is not None and hidden.dtype == torch.bool:
+            hidden[..., 0] = False  # a query that sees nothing has no derivative
+    learned = [] if mask is None or mask.dtype == torch.bool else [mask]
+
+    def call(*leaves: Tensor) -> tuple[Tensor, ...]:
+        given, rest = list(leaves[: len(numbers.inputs)]), leaves[len(numbers.inputs) :]
+        query, key, value = (given * 3)[:3] if len(given) != 2 else (given[0], given[1], given[1])
+        options = {
+            "attn_mask": rest[-1] if learned else mask,
+            "key_padding_mask": padding,
+            "need_weights": case.need_weights,
+            "average_attn_weights": case.average_attn_weights,
+        }
+        parameters = dict(zip(numbers.parameters, rest, strict=False))
+        found = torch.func.functional_call(ours, parameters, (query, key, value), options)
+        return found if case.need_weights else found[:1]
+
+    leaves = [
+        x.detach().clone().requires_grad_() for x in (*numbers.inputs, *numbers.parameters.values(), *learned)
+    ]
+    with as_if_large(case.way == "large"), always_in_one_step(case.way == "one step"):
+        assert torch.autograd.gradcheck(call, leaves, fast_mode=True)
+        assert torch.autograd.gradgradcheck(call, leaves, fast_mode=True)
+
+
+@given(drawn(draw_case))
+@settings(max_examples=10)
+def test_gradients_and_their_gradients_are_numerical_ones(case: Case) -> None:
+    assert_gradients_are_numerical(case)
+
+
+# The same for longer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in DRAWS if name != "answers"])
+@given(data=st.data())
+@settings(max_examples=200)
+def test_more_of_everything_is_as_in_torch(name: str, data: st.DataObject) -> None:
+    torch.set_num_threads(1)  # for small tensors; a fixture puts it back
+    draw, differs = DRAWS[name]
+    assert differs(data.draw(drawn(draw))) is None
+
+
+@pytest.mark.slow
+@given(drawn(draw_case))
+@settings(max_examples=40)
+def test_more_gradients_are_numerical_ones(case: Case) -> None:
+    torch.set_num_threads(1)
+    assert_gradients_are_numerical(case)
