@@ -26,7 +26,7 @@ ALSO_CALLED = {"causal mask forgotten": {"mask ignored"}, "fill too small": {"fi
 for _same in planted.SAME_NUMBERS:
     for _key in _same:
         ALSO_CALLED.setdefault(_key, set()).update(_same)
-SIZES = {"embed_dim": 24, "num_heads": 4}
+SIZES = {"d_model": 24, "num_heads": 4}
 
 
 class Verdict(NamedTuple):

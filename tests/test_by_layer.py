@@ -185,18 +185,3 @@ def test_results_by_layer_travel_in_safe_files(tmp_path: Path) -> None:
     torch.save(means, tmp_path / "means.pt")
     back = torch.load(tmp_path / "means.pt", weights_only=True)
     assert type(back) is ByLayer and list(back) == list(means) and torch.equal(back[0], means[0])
-
-
-def test_what_0_1_pickled_is_read_or_refused() -> None:
-    """Its `Heads` came back without their layers, and every question about them was an AttributeError."""
-    model = ours()
-    with hw.watch(model) as heads:
-        model(torch.randn(1, 5, 13, dtype=torch.float64))
-    state = dict(heads.__dict__)
-    del state["_names"]
-    state["_layers"] = state.pop("_values")
-    old = hw.Heads.__new__(hw.Heads)
-    old.__setstate__(state)
-    assert list(old) == list(heads) and torch.equal(old[0].statistics.entropy, heads[0].statistics.entropy)
-    with pytest.raises(ArgumentError, match=r"must be of headwise 0\.2 or later: this ByLayer holds _scores"):
-        ByLayer.__new__(ByLayer).__setstate__({"_scores": {}})

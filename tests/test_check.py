@@ -362,10 +362,12 @@ def test_a_file_that_is_not_there_is_a_users_mistake(tmp_path: Path) -> None:
 def test_a_name_that_is_not_in_the_file_is_a_users_mistake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headwise.examiner import check_file, sandbox
+    from headwise.examiner import check_file
+    from headwise.examiner.sandbox import run
+    from headwise.examiner.sandbox.outcome import Outcome
 
     lacking = Problem("import", "ArgumentError", "name must be a class or function of mha: 'Nope'")
-    monkeypatch.setattr(sandbox, "run_file", lambda *_, **__: sandbox.Outcome(None, lacking, [], [], ""))
+    monkeypatch.setattr(run, "run_file", lambda *_, **__: Outcome(None, lacking, [], [], ""))
     with pytest.raises(ArgumentError, match="'Nope'"):
         check_file(written(tmp_path, MENDED), "Nope")
 
@@ -374,14 +376,16 @@ def test_a_name_that_is_not_in_the_file_is_a_users_mistake(
 def test_evidence_that_does_not_fit_together_is_a_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headwise.examiner import check_file, sandbox
+    from headwise.examiner import check_file
+    from headwise.examiner.sandbox import run
+    from headwise.examiner.sandbox.outcome import Outcome
 
     given = Given(*(torch.randn(1, 2, 3) for _ in range(3)))
     forged = Evidence(
         "M", "class", embed_dim="wide", num_heads=0, weights=Weights(*(torch.randn(2, 2),) * 8),  # type: ignore[arg-type]
         calls=[Call("plain", given, torch.randn(5))],
     )  # fmt: skip
-    monkeypatch.setattr(sandbox, "run_file", lambda *_, **__: sandbox.Outcome(forged, None, [], [], ""))
+    monkeypatch.setattr(run, "run_file", lambda *_, **__: Outcome(forged, None, [], [], ""))
     report = check_file(written(tmp_path, MENDED))
     assert not report.ok
 

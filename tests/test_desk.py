@@ -33,8 +33,8 @@ from headwise.examiner.desk.template import Template
 from headwise.examiner.evidence import Conventions, Evidence, packed, unpacked
 from headwise.examiner.inquiry import judge, understand
 from headwise.examiner.report import Named, Report
-from headwise.examiner.sandbox import run_file
 from headwise.examiner.sandbox.confine.sweep import descendants_of
+from headwise.examiner.sandbox.run import run_file
 from test_check_sandbox import GOOD, protected
 
 FORGERIES = Path(__file__).with_name("forged")

@@ -1,49 +1,49 @@
-"""Torch comes with the first use: every door that needs it, each in a process of its own."""
+"""Public names are imported when they are first asked for: each way to ask, in a process of its own."""
 
 from __future__ import annotations
 
 import ast
 import inspect
-import io
 import os
 import pickle
 import subprocess
 import sys
 import textwrap
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 import headwise as hw
-from headwise import first_use
-from headwise.moved_modules import MOVED
+from headwise import examiner
 
 ROOT = Path(hw.__file__).resolve().parents[1]
+LAZY = [hw, hw.nn, hw.parallel, examiner]
 
-# What must be known to torch once anything of ours is used.
+# Modules that the quick verbs of the command line and the start of the sandbox need.
+WITHOUT_TORCH = [
+    "byte_sizes", "cli.terminal", "course.lesson", "course.progress", "course.study", "errors",
+    "examiner.desk.template", "examiner.sandbox.confine.fence", "nn.layer_sizes", "nn.presets",
+    "show.presets_table", "show.tables", "show.texts", "whole_files",
+]  # fmt: skip
+
+# What torch must know of a map once its class is imported.
 REGISTERED = """
-def registered():
-    import sys, torch
+def check_registered():
+    import torch
     from torch.utils import _pytree
+    from headwise.engines.statistics import Statistics
     from headwise.map import AttentionMap
-    assert AttentionMap in _pytree.SUPPORTED_NODES
-    assert AttentionMap in torch.serialization.get_safe_globals()
-    assert torch.ops.headwise.measure is not None
-    assert not [finder for finder in sys.meta_path if "headwise" in repr(finder)], sys.meta_path
-    import headwise
-    assert all(name in vars(headwise) for name in headwise.__all__)
-    assert headwise.AttentionMap is AttentionMap and headwise.listeners.capture.watch is headwise.watch
-
-def read(name):
-    import sys
-    with open(f"{sys.argv[1]}/{name}.pickle", "rb") as file:
-        return file.read()
+    assert {AttentionMap, Statistics} <= set(_pytree.SUPPORTED_NODES)
+    assert {AttentionMap, Statistics} <= set(torch.serialization.get_safe_globals())
+    assert all(hasattr(torch.ops.headwise, name) for name in ("attend", "lse", "measure", "top", "weights"))
 """
 
 
 def fresh(source: str, *arguments: str) -> str:
-    """What Python prints that is run in a process of its own, where nothing is imported yet."""
+    """Run Python in a process of its own, where nothing is imported yet, and return what it prints."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", REGISTERED + textwrap.dedent(source), *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -62,66 +62,55 @@ class GivesAMap(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A map saved by torch, pickled, as what an exported program gives; a class pickled by its old path."""
+    """A folder with a map saved by torch, a map and a module pickled, and an exported program."""
     folder = tmp_path_factory.mktemp("saved")
     q, k, v = torch.randn(3, 2, 3, 7, 5).unbind(0)
     weights = hw.attention(q, k, v)[1]
     torch.save(weights, folder / "map.pt")
+    torch.save(weights.statistics(), folder / "statistics.pt")
     torch.export.save(torch.export.export(GivesAMap(), (q,)), folder / "program.pt2")
     (folder / "map.pickle").write_bytes(pickle.dumps(weights))
-    old = {new: path for path, new in MOVED.items()}["headwise.heads.layer_names"]
-    name = "headwise.heads.layer_names\nByLayer"
-    whole = pickle.dumps(hw.heads.layer_names.ByLayer, protocol=0).decode()
-    assert name in whole
-    (folder / "old.pickle").write_text(whole.replace(name, f"{old}\nByLayer"))
+    (folder / "module.pickle").write_bytes(pickle.dumps(hw.MultiHeadAttention(6, 3)))
     return folder
 
 
-# Before it is used
+# Without torch
 
 
 def test_importing_headwise_and_what_needs_no_torch_loads_none() -> None:
     said = fresh(
         """
         import sys
+        from importlib import import_module
         import headwise as hw
-        from headwise.first_use import LIGHT
-        from importlib import import_module, util
 
-        for name in LIGHT - {"show.fitted_tables"}:  # which is made of rich, where a table is made
-            if util.find_spec(f"headwise.{name}") is not None:
-                import_module(f"headwise.{name}")
+        for name in sys.argv[1:]:
+            import_module(f"headwise.{name}")
         assert hw.__version__ and hw.errors.ArgumentError and hw.nn.presets.PRESETS
         assert set(hw.__all__) <= set(dir(hw)) and "Rope" in dir(hw.nn)
         assert not hasattr(hw, "nothing") and not hasattr(hw, "__wrapped__") and not hasattr(hw.nn, "_x")
         heavy = {"torch", "numpy", "matplotlib", "transformers"}
         print(sorted(heavy & {name.partition(".")[0] for name in sys.modules}))
-        """
+        """,
+        *WITHOUT_TORCH,
     )
     assert said == "[]\n"
 
 
-def test_the_list_of_light_modules_names_modules() -> None:
-    at_hand = {name for name in first_use.LIGHT if first_use.is_light(f"headwise.{name}")}
-    assert at_hand == first_use.LIGHT
-    for name in first_use.LIGHT:
-        place = ROOT / "headwise" / name.replace(".", "/")
-        assert place.with_suffix(".py").is_file() or (place / "__init__.py").is_file(), name
-    assert first_use.is_light("headwise.cli.terminal") and not first_use.is_light("headwise.map")
+# The table of names
 
 
-def test_what_the_package_imports_is_what_it_names() -> None:
-    """Type checkers read the imports, users the list: neither may know what the other does not."""
-    for package in (hw, hw.nn):
-        tree = ast.parse(inspect.getsource(package))
-        (block,) = [node for node in tree.body if isinstance(node, ast.If)]
-        imported = {
-            alias.asname or alias.name
-            for node in block.body
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
-        }
-        assert {name for name in imported if not name.startswith("_")} == set(package.__all__)
+@pytest.mark.parametrize("package", LAZY, ids=lambda package: package.__name__)
+def test_a_lazy_package_names_imports_and_finds_the_same(package: ModuleType) -> None:
+    """Users read `__all__`, type checkers the imports, and `__getattr__` the table: they must agree."""
+    tree = ast.parse(inspect.getsource(package))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If) and "TYPE" in ast.unparse(node.test)]
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    assert {alias.name for node in imports for alias in node.names} == set(package.__all__)
+    modules = set(package.__all__) - set(package._HOMES)
+    assert all(isinstance(getattr(package, name), ModuleType) for name in modules)
+    for name, home in package._HOMES.items():
+        assert getattr(package, name) is getattr(import_module(home, package.__name__), name)
 
 
 def test_an_unknown_name_is_told_by_its_package() -> None:
@@ -129,6 +118,8 @@ def test_an_unknown_name_is_told_by_its_package() -> None:
         _ = hw.atention  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match=r"module 'headwise\.nn' has no attribute 'Ropes'"):
         _ = hw.nn.Ropes  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"module 'headwise\.examiner' has no attribute 'chek'"):
+        _ = examiner.chek  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="one letter"):
         _ = hw.MultiheadAttention  # type: ignore[attr-defined]
 
@@ -141,9 +132,25 @@ def test_every_public_name_is_there_on_first_use() -> None:
     fresh(
         """
         from headwise import *
-        registered()
+        import headwise
+        check_registered()
+        assert all(name in vars(headwise) for name in headwise.__all__)
         assert attention and nn.Rope and MultiHeadAttention.preset("qwen3-0.6b", device="meta").rope
         """
+    )
+
+
+@pytest.mark.slow
+def test_with_torch_loaded_already_everything_is_imported_at_once(saved: Path) -> None:
+    fresh(
+        """
+        import torch, headwise, sys
+        assert all(name in vars(headwise) for name in headwise.__all__)
+        check_registered()
+        assert headwise.listeners.capture.watch is headwise.watch
+        assert torch.load(sys.argv[1] + "/map.pt", weights_only=True).shape == (2, 3, 7, 7)
+        """,
+        str(saved),
     )
 
 
@@ -151,39 +158,46 @@ def test_every_public_name_is_there_on_first_use() -> None:
 @pytest.mark.parametrize(
     "door",
     [
-        "import headwise as hw; hw.listeners.capture",
+        "import headwise as hw; hw.attention",
+        "from headwise import AttentionMap",
         "from headwise.map import AttentionMap as A; import headwise.map as m; assert m.AttentionMap is A",
-        "import headwise.nn.rotary as r; import headwise.nn; assert headwise.nn.Rope is r.Rope",
-        "import pickle, sys; assert pickle.loads(read('map')).shape[2] == 7",
-        "import pickle, sys, warnings, headwise; warnings.simplefilter('ignore')\n"
-        "assert pickle.loads(read('old')).__name__ == 'ByLayer'",
+        "import headwise.nn; headwise.nn.MultiHeadAttention",
+        "import headwise.listeners.capture as c; import headwise; assert c.watch is headwise.watch",
+        "import pickle; assert pickle.loads(read('map.pickle')).shape[2] == 7",
+        "import pickle; assert pickle.loads(read('module.pickle')).num_heads == 3",
+        "import headwise, torch; x = torch.randn(2, 3, 7, 5)\n"
+        "def attend(x): return headwise.attention(x, x, x)[0]\n"
+        "compiled = torch.compile(attend, fullgraph=True, backend='eager')(x)\n"
+        "assert torch.equal(compiled, attend(x))",
     ],
 )
-def test_a_door_brings_everything_along(door: str, saved: Path) -> None:
-    fresh(f"{door}\nregistered()", str(saved))
+def test_whoever_has_a_map_has_it_registered(door: str, saved: Path) -> None:
+    read = "import pathlib, sys; read = lambda name: pathlib.Path(sys.argv[1], name).read_bytes()"
+    fresh(f"{read}\n{door}\nassert 'torch' in sys.modules\ncheck_registered()", str(saved))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_torch_knows_maps_as_soon_as_it_is_there(saved: Path) -> None:
-    """Sorted imports have headwise before torch: nothing that torch reads or compiles may come too early."""
+def test_torch_reads_a_map_once_headwise_map_is_imported(saved: Path) -> None:
+    """With headwise imported before torch and never used, torch does not know maps yet."""
     fresh(
         """
-        import sys
+        import pickle, sys
         import headwise as hw
         import torch
 
-        assert type(torch.__spec__.loader).__name__ == "SourceFileLoader"
-        assert "exec_module" not in vars(torch.__spec__.loader)
+        try:
+            torch.load(sys.argv[1] + "/map.pt", weights_only=True)
+        except pickle.UnpicklingError as error:
+            assert "headwise.map.make" in str(error)
+        else:
+            raise AssertionError("a map was loaded by a torch that knows no map")
+        import headwise.map
+
+        check_registered()
         assert torch.load(sys.argv[1] + "/map.pt", weights_only=True).shape == (2, 3, 7, 7)
-        registered()
-
-        @torch.compile(fullgraph=True, backend="eager")
-        def first(x):
-            return hw.attention(x, x, x)[0]
-
+        assert torch.load(sys.argv[1] + "/statistics.pt", weights_only=True).entropy.shape == (2, 3)
         x = torch.randn(2, 3, 7, 5)
-        assert torch.equal(first(x), hw.attention(x, x, x)[0])
         weights = torch.export.load(sys.argv[1] + "/program.pt2").module()(x)
         assert isinstance(weights, hw.AttentionMap)
         assert torch.equal(weights.dense(), hw.attention(x, x, x)[1].dense())
@@ -193,11 +207,13 @@ def test_torch_knows_maps_as_soon_as_it_is_there(saved: Path) -> None:
 
 
 @pytest.mark.slow
-def test_threads_that_come_together_all_get_a_whole_package() -> None:
+def test_threads_that_ask_for_names_at_once_all_get_them() -> None:
     fresh(
         """
-        import threading, headwise as hw
-        doors = ["import torch; hw.watch", "hw.attention", "hw.nn.Rope", "hw.listeners.capture", "hw.Mask()"]
+        import sys, threading, headwise as hw
+        sys.setswitchinterval(1e-6)
+        doors = ["import torch; hw.watch", "hw.attention", "hw.nn.Rope", "hw.heads.label", "hw.Mask()",
+                 "hw.Heads", "hw.models.load", "hw.adopt", "from headwise.map import AttentionMap"]
         failed, start = [], threading.Barrier(3 * len(doors))
 
         def open_door(door):
@@ -211,31 +227,21 @@ def test_threads_that_come_together_all_get_a_whole_package() -> None:
         for thread in threads: thread.start()
         for thread in threads: thread.join()
         assert failed == [], failed
-        registered()
+        check_registered()
         """
     )
 
 
 @pytest.mark.slow
-def test_a_torch_that_lacks_a_name_stays_usable_and_every_door_tells() -> None:
+def test_a_torch_that_lacks_a_name_is_told_at_every_door() -> None:
     fresh(
         """
-        import sys, warnings
         import headwise as hw
+        import torch
         from headwise import errors
 
-        class Older:
-            def find_spec(self, name, path=None, target=None):
-                torch = sys.modules.get("torch")
-                if name == "headwise.private_names" and hasattr(torch, "_assert_async"):
-                    del torch._assert_async
-
-        sys.meta_path.insert(1, Older())
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            import torch
-        assert [str(each.message)[:44] for each in told] == ["headwise cannot be used: torch must have tor"]
-        for door in ("hw.attention", "from headwise.map import AttentionMap", "import headwise.nn.rotary"):
+        del torch._assert_async
+        for door in ("hw.attention", "hw.check", "import headwise.map", "import headwise.nn.multihead"):
             try:
                 exec(door, {"hw": hw})
             except errors.VersionUnsupported as error:
@@ -244,9 +250,3 @@ def test_a_torch_that_lacks_a_name_stays_usable_and_every_door_tells() -> None:
                 raise AssertionError(door)
         """
     )
-
-
-def test_a_pickle_of_today_names_todays_modules() -> None:
-    written = io.BytesIO()
-    pickle.dump((hw.attention, hw.nn.Rope), written)
-    assert pickle.loads(written.getvalue()) == (hw.attention, hw.nn.Rope)

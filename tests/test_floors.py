@@ -18,7 +18,6 @@ PACKAGE = Path(headwise.__file__).resolve().parent
 FLOORS = (
     (
         "errors",
-        "first_use",
         "byte_sizes",
         "private_names",
         "budget",
@@ -45,7 +44,7 @@ FLOORS = (
     ("corpus",),
     ("examiner",),
     ("course",),
-    ("cli", "doctor", "moved_modules", "testing", "__main__"),
+    ("cli", "doctor", "testing", "__main__"),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 

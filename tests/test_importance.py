@@ -309,15 +309,6 @@ def test_groups_of_different_sizes_come_to_what_they_can() -> None:
             assert len(set(found.least(count))) == count
 
 
-def test_scores_kept_before_groups_were_known_are_ranked_one_by_one() -> None:
-    found = scores(l0=[0.5, 0.1], l1=[0.9, 0.3])
-    state = vars(found).copy()
-    del state["num_kv_heads"]
-    old = Importance.__new__(Importance)
-    old.__setstate__(state)
-    assert old.least(2) == found.least(2) == [(0, 1), (1, 1)]
-
-
 @pytest.mark.parametrize("method", ["gradient", "leave_one_out"])
 def test_scores_that_are_no_numbers_are_refused(method: str) -> None:
     """They were ranked without a word, wherever the sort left them."""

@@ -17,7 +17,6 @@ from torch.nn.functional import layer_norm, rms_norm
 import headwise as hw
 from headwise.errors import ArgumentError, ShapeError
 from headwise.nn import Buckets, Linear, QKNorm, RelativeBias, Rope, Yarn
-from headwise.nn.options import OFF
 from headwise.scoring import Alibi, alibi
 from judge import assert_judged, error, largest
 from transformers_layers import (
@@ -304,21 +303,6 @@ def test_it_travels(name: str) -> None:
     fresh.load_state_dict(mha.state_dict())
     assert torch.equal(fresh(x)[0], expected)
     assert mha.to("meta")(x.to("meta"))[0].shape == expected.shape
-
-
-def test_a_module_from_before_there_were_options_runs() -> None:
-    mha, x = hw.MultiHeadAttention(E, 1), torch.randn(B, T, E)
-    expected = mha(x)[0]
-    for name in OFF:
-        del mha.__dict__[name]
-    old = pickle.dumps(mha)
-    for name in OFF:
-        assert name.encode() not in old
-    new = pickle.loads(old)
-    assert torch.equal(new(x)[0], expected)
-    with torch.no_grad():
-        assert torch.equal(new(x)[0], expected)
-    assert repr(new) == repr(hw.MultiHeadAttention(E, 1))
 
 
 def test_half_precision_and_autocast_keep_one_dtype() -> None:

@@ -12,8 +12,8 @@ with hw.watch(model) as heads:                         # any model's heads, as i
 heads.table()
 """
 
-from . import first_use as _first_use
-from . import moved_modules as _moved_modules  # noqa: F401, what 0.1 pickled by its old paths
+import sys
+from importlib import import_module
 
 __version__ = "0.2.0"
 
@@ -60,14 +60,7 @@ __all__ = [
 ]
 
 TYPE_CHECKING = False
-if TYPE_CHECKING or _first_use.is_whole(__name__):
-    from . import private_names as _private_names  # noqa: F401, says what torch lacks before anything uses it
-
-    # isort: split
-    from . import pytrees as _pytrees  # noqa: F401, registers what travels through torch.compile and torch.save
-    from .engines import operators as _operators  # noqa: F401, and what torch.compile sees of the second pass
-
-    # isort: split
+if TYPE_CHECKING:
     from . import budget, errors, heads, models, nn, parallel, scoring, testing
     from .corpus.result import load_survey
     from .corpus.survey import survey
@@ -91,18 +84,63 @@ if TYPE_CHECKING or _first_use.is_whole(__name__):
     from .listeners.trainer_callback import trainer_callback
     from .map import AttentionMap
     from .masks import Mask
-    from .nn import MultiHeadAttention, adopt, restore
-else:  # all of that, this file again, comes with the first use
-    _first_use.load_on_first_use()
+    from .nn.as_torch.adoption import adopt, restore
+    from .nn.multihead import MultiHeadAttention
+
+# Where each public name is defined; public names that are not here are modules.
+_HOMES = {
+    "Alarms": ".listeners.alarms",
+    "AttentionMap": ".map",
+    "Heads": ".heads.collection",
+    "Mask": ".masks",
+    "Monitor": ".listeners.monitor",
+    "MultiHeadAttention": ".nn.multihead",
+    "ablate": ".listeners.ablation",
+    "adopt": ".nn.as_torch.adoption",
+    "attention": ".functional",
+    "check": ".examiner.checks",
+    "check_file": ".examiner.checks",
+    "collect": ".listeners.head_outputs",
+    "diversity": ".heads.model_diversity",
+    "effects": ".listeners.effects",
+    "explain": ".examiner.explanations",
+    "head_means": ".listeners.ablation",
+    "importance": ".listeners.importance",
+    "load_heads": ".heads.collection",
+    "load_pruned": ".listeners.pruning",
+    "load_survey": ".corpus.result",
+    "patch": ".listeners.head_outputs",
+    "prune": ".listeners.pruning",
+    "restore": ".nn.as_torch.adoption",
+    "retrieval_scores": ".listeners.retrieval",
+    "robustness": ".listeners.robustness",
+    "role_effects": ".listeners.role_effects",
+    "roles": ".listeners.role_measurement",
+    "survey": ".corpus.survey",
+    "trainer_callback": ".listeners.trainer_callback",
+    "watch": ".listeners.capture",
+    "why": ".functional",
+}
 
 
 def __getattr__(name: str) -> object:
+    """Import a public name when it is first asked for (PEP 562), so that `import headwise` loads no torch."""
     if name == "MultiheadAttention":
         from .nn.module_call import ONE_LETTER
 
         raise AttributeError(ONE_LETTER)
-    return _first_use.part(__name__, name, __all__)
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        return import_module(f".{name}", __name__)
+    value = globals()[name] = getattr(import_module(_HOMES[name], __name__), name)
+    return value
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if "torch" in sys.modules:  # nothing to wait for: torch.load and torch.compile know all of headwise at once
+    for _name in __all__:
+        __getattr__(_name)

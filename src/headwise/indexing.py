@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from . import private_names as _private_names  # noqa: F401, checks that torch has them
+
 __all__ = [
     "Choice",
     "Index",

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from . import budget
 from .arguments import OF_ATTENTION, answering, scores_from
 from .engines import first_pass, mass, one_query, packed_sequences, second_pass, statistics, weights
+from .engines import operators as _operators  # noqa: F401, registers what torch.compile sees of a map
 from .engines.express import few_weights_on_cpu
 from .engines.given_weights import GivenWeights
 from .engines.scores import Scores, tile_dtype
@@ -27,6 +29,7 @@ from .engines.wanted import Collected
 from .errors import ArgumentError, ShapeError
 from .indexing import Choice, Index, as_index, compose, in_order, resolve
 from .masks import Mask, as_mask
+from .pytrees import flatten, unflatten
 from .scoring import Bias
 from .tensor_stand_in import StandIn, in_reentrant_checkpoint
 
@@ -41,6 +44,10 @@ LATER = ("_scores", "_lse", "_versions")  # what `later` leaves for the first lo
 
 class AttentionMap(StandIn):
     """The weights of attention, [B, H, T, S], computed where they are looked at.
+
+    Maps can be pickled, passed through `torch.compile` and `torch.export`, and read by `torch.load` with
+    `weights_only=True`. Importing this module registers them: a program that imports headwise before torch
+    and does not use it before it loads a map needs `import headwise.map`.
 
     Args:
         q: [B, H, T, D]
@@ -88,7 +95,7 @@ class AttentionMap(StandIn):
         self._scores = scores_from(q, k, k, mask, causal, window, scale, softcap, bias, sinks)
         self._lse = None
         self._columns = None
-        self._versions = _versions(self._scores)
+        self._versions = self._scores.versions()
         if self._versions is None and not torch.compiler.is_compiling():
             self._lse = first_pass.lse_of(
                 self._scores
@@ -287,7 +294,7 @@ class AttentionMap(StandIn):
         if build is None:
             return super().__getattr__(name)
         scores, lse = build()
-        self._scores, self._lse, self._versions = scores, lse, _versions(scores)
+        self._scores, self._lse, self._versions = scores, lse, scores.versions()
         self.__dict__.pop("_build", None)
         return self.__dict__[name]
 
@@ -571,7 +578,7 @@ class AttentionMap(StandIn):
 
     def check_unchanged(self) -> None:
         """Raise `ArgumentError` where q, k, mask or bias was written to: it would be a map of nothing."""
-        if self._versions is not None and self._versions != _versions(self._scores):
+        if self._versions is not None and self._versions != self._scores.versions():
             raise ArgumentError(
                 "q, k, mask and bias must not change while their map is in use: one was written to in place; "
                 "pass q.clone() and k.clone(), or look before writing"
@@ -658,7 +665,7 @@ def make(
         new._known = known
     new._scores, new._lse = scores, lse
     new._columns = slice(*columns) if isinstance(columns, tuple) else columns
-    new._versions = _versions(scores)
+    new._versions = scores.versions()
     if in_reentrant_checkpoint():
         new._has_lost_gradient = True
     return new
@@ -673,28 +680,18 @@ def later(build: Callable[[], tuple[Scores, Tensor | None]]) -> AttentionMap:
     return new
 
 
-def _versions(scores: Scores | GivenWeights) -> tuple[int, ...] | None:
-    """How often q, k and what stands between them were written to; None where that is not counted."""
-    if torch.compiler.is_compiling():
-        return None
-    if isinstance(scores, GivenWeights):
-        plain = isinstance(scores.weights, Tensor) and not scores.weights.is_inference()
-        return (scores.weights._version,) if plain else None
-    try:
-        # asked first: of those `_version` raises, and raising takes longer than all the rest of a tiny call
-        if scores.q.is_inference() or scores.k.is_inference():
-            return None
-        if scores.mask.is_positional and not scores.scoring.has_tensors:
-            return scores.q._version, scores.k._version
-        held = [scores.q, scores.k, *scores.scoring.tensors.values(), *scores.mask.tensors.values()]
-        return tuple([x._version for x in held])
-    except (RuntimeError, AttributeError):  # of inference, whose writes nobody counts; no tensor at all
-        return None
-
-
 def _is_whole(index: slice | Tensor) -> bool:
     return isinstance(index, slice) and index == WHOLE
 
 
 def _is_count(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number >= 1
+
+
+torch.serialization.add_safe_globals([AttentionMap, make])
+pytree.register_pytree_node(
+    AttentionMap,
+    lambda w: flatten(*w.parts()),
+    lambda values, context: make(*unflatten(values, context)),
+    serialized_type_name="headwise.AttentionMap",
+)

@@ -445,3 +445,6 @@ def _on_one_device(a: Mask, b: Mask) -> tuple[Mask, Mask]:
 def _from_tensor(other: object) -> Mask | None:
     """What is joined to a mask, read as `mask=` reads it; None: nothing like a tensor."""
     return mask_of_call(other) if isinstance(other, Tensor) or hasattr(other, "__array__") else None  # type: ignore[arg-type]
+
+
+torch.serialization.add_safe_globals([Mask, BoundMask])

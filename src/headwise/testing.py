@@ -10,12 +10,9 @@ It needs no pytest, and suits it:
 
 from __future__ import annotations
 
-from .errors import renamed
-
 __all__ = ["assert_attention"]
 
 
-@renamed(embed_dim="d_model")
 def assert_attention(
     obj: object,
     *,

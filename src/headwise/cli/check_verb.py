@@ -94,7 +94,6 @@ def check(
             show_default=False,
         ),
     ] = None,
-    width: Annotated[int | None, typer.Option(min=1, hidden=True)] = None,
 ) -> None:
     """Is your attention right, and if not, which mistake is it?
 
@@ -127,14 +126,6 @@ def check(
         )
     if watch and many:
         raise ArgumentError(f"watch must be for one file: got {len(sources)} arguments; name the file")
-    if width is not None:
-        if d_model is not None:
-            raise ArgumentError(
-                f"d-model must be given once: got --d-model {d_model} and --width {width}; --width is its "
-                "old name, leave it out"
-            )
-        typer.echo(f"headwise: --width is called --d-model now: write --d-model {width}", err=True)
-        d_model = width
     options = {
         "seconds": (SECONDS_OF_MANY if many else SECONDS) if seconds is None else seconds,
         "memory": _bytes(memory), "trust": trust, "d_model": d_model, "num_heads": heads,

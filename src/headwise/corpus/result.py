@@ -84,8 +84,6 @@ class Survey:
         that the same survey tries again when it is run once more, files and folders that could not be read,
         files of other kinds."""
         others = self.about["corpus"]["left_out"]
-        if isinstance(others, int):  # as a survey has it that an earlier version began
-            others = {"count": others, "first": []}
         known = f"only {', '.join(ENDINGS)} are read"
         left_out = Loss(OTHERS, others["count"], [(name, known) for name in others["first"]])
         return [*self.totals.lost, *([left_out] if left_out.count else [])]

@@ -41,6 +41,16 @@ class GivenWeights(Tiled):
     def __reduce__(self) -> tuple[type[GivenWeights], tuple[object, ...]]:
         return GivenWeights, (self.weights, self.mask, self.positions)
 
+    def versions(self) -> tuple[int] | None:
+        """How often the weights were written to; None if nobody counts."""
+        if (
+            torch.compiler.is_compiling()
+            or not isinstance(self.weights, Tensor)
+            or self.weights.is_inference()
+        ):
+            return None
+        return (self.weights._version,)
+
     def parts(self) -> dict[str, Flat]:
         """All it is made of, by name."""
         rules: dict[str, Flat] = {name: getattr(self.mask, name) for name in Mask.FIELDS}
@@ -76,3 +86,6 @@ class GivenWeights(Tiled):
 
     def tile(self, rows: slice, columns: Index) -> Tensor:
         return self.weights[:, :, rows, columns].to(self.dtype).log().clamp_(min=HIDDEN)
+
+
+torch.serialization.add_safe_globals([GivenWeights])

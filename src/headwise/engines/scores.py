@@ -276,6 +276,21 @@ class Scores(Tiled):
             return True
         return self.scoring.has_tensors and any(x.requires_grad for x in self.scoring.tensors.values())
 
+    def versions(self) -> tuple[int, ...] | None:
+        """How often q, k, and the tensors of mask and scoring were written to; None if nobody counts."""
+        if torch.compiler.is_compiling():
+            return None
+        try:
+            # Ask first: of these `_version` raises, and raising takes longer than the rest of a tiny call.
+            if self.q.is_inference() or self.k.is_inference():
+                return None
+            if self.mask.is_positional and not self.scoring.has_tensors:
+                return self.q._version, self.k._version
+            held = [self.q, self.k, *self.scoring.tensors.values(), *self.mask.tensors.values()]
+            return tuple([x._version for x in held])
+        except (RuntimeError, AttributeError):  # of inference, whose writes nobody counts; no tensor at all
+            return None
+
     def flatten(self) -> tuple[Flat, ...]:
         """All it is made of, one by one, in the order of FLAT: what an operator's schema can hold."""
         mask = self.mask
@@ -577,3 +592,6 @@ def _advise() -> Callable[[int, int], object] | None:
         return None
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     return lambda start, length: madvise(start, length, hint)
+
+
+torch.serialization.add_safe_globals([Scores])

@@ -42,6 +42,9 @@ class Top(NamedTuple):
     indices: Tensor  # [B, H, T, K] keys; -1 where fewer than K keys are seen
 
 
+torch.serialization.add_safe_globals([Top])
+
+
 class Frame(NamedTuple):
     """Where a part lies in the whole: its first query and key, and how many there are of each."""
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError, nearest
 from .accumulators import ACCUMULATORS, NEAR_ROWS, Accumulator, Sums, sums_of
@@ -227,6 +228,15 @@ class Statistics(Mapping[str, Tensor]):
             return "sum_i p_ij: the attention key j receives. H2O, Zhang 2023; SnapKV, Li 2024."
         check_names((name,))
         return str(ROW_STATISTICS[name].of.__doc__)
+
+
+torch.serialization.add_safe_globals([Statistics])
+pytree.register_pytree_node(
+    Statistics,
+    lambda measured: (list(measured.values()), tuple(measured)),
+    lambda values, names: Statistics(dict(zip(names, values, strict=True))),
+    serialized_type_name="headwise.Statistics",
+)
 
 
 def check_names(names: Iterable[str]) -> None:

@@ -63,7 +63,7 @@ class Tile:
         # of keys picked one by one nobody asks where they are
         self.columns: slice = columns  # type: ignore[assignment]
         s = block.scores.tile(block.rows, columns) if scores is None else scores
-        self.log_p = block.log_of(s)  # [B, H, t, s]
+        self.log_p: Tensor = block.log_of(s)  # [B, H, t, s]
         self._p: Tensor | None = None
 
     def part(self, keys: slice) -> Tile:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import told
-from ..errors import ArgumentError, renamed
+from ..errors import ArgumentError
 from .catalogue import FAULTS
 from .evidence import Evidence, Problem
 from .report import Named, Report
@@ -28,7 +28,6 @@ __all__ = ["check", "check_file"]
 JUDGE = threading.Lock()  # many files are examined at once, and judged one by one
 
 
-@renamed(embed_dim="d_model")
 def check(
     obj: object,
     *,
@@ -94,7 +93,6 @@ def _source_of(obj: object) -> tuple[str | None, str | None]:
     return "".join(lines), path
 
 
-@renamed(embed_dim="d_model")
 def check_file(
     path: str | os.PathLike[str],
     name: str | None = None,
@@ -129,7 +127,7 @@ def check_file(
     from .desk.conditions import conditions_of
     from .desk.secrets import Secrets
     from .inquiry import judge
-    from .sandbox import run_file
+    from .sandbox.run import run_file
     from .source import likeliest, source_of
     from .source.notebooks import told_by_cell
 

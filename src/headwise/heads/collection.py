@@ -103,12 +103,7 @@ class Heads(ByLayer[LayerHeads]):
         return state
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        if "_layers" in state:  # as headwise 0.1 pickled it
-            layers: dict[str, LayerHeads] = state["_layers"]  # type: ignore[assignment]
-            names = {path: layer.layer for path, layer in layers.items()}
-            kept = {name: value for name, value in state.items() if name != "_layers"}
-            state = {**kept, "_values": layers, "_names": names}
-        super().__setstate__({"unheard": []} | state)  # which older ones do not have
+        self.__dict__.update(state)
         self.waiting = Waiting(self)
 
     # What is in it

@@ -158,14 +158,6 @@ class ByLayer(Mapping[Layer, Value]):
             self._names = names_of(list(dict.fromkeys([*self._names, *self._values, path])))
         self._values[path] = value
 
-    def __setstate__(self, state: dict[str, object]) -> None:
-        if "_values" not in state:
-            raise ArgumentError(
-                f"pickle must be of headwise 0.2 or later: this {type(self).__name__} holds "
-                f"{', '.join(state)}; make it again"
-            )
-        self.__dict__.update(state)
-
     @property
     def paths(self) -> list[str]:
         """The layers' module paths, in the order in which they first ran."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError, ShapeError, renamed
+from ..errors import ArgumentError, ShapeError
 from ..map import AttentionMap
 from ..masks import Mask
 from .measures import first_keys, mean_over, mean_where_seen
@@ -39,7 +39,6 @@ NO_TOKEN = torch.iinfo(torch.int64).min  # the label of a key that matches no qu
 # Where a head of a kind would look: D_ij is 1 there, else 0.
 
 
-@renamed(measure="method")
 def previous_token(
     map: AttentionMap, method: str = "mean", exclude_bos: bool = False, exclude_current: bool = False
 ) -> Tensor:
@@ -81,7 +80,6 @@ def previous_token(
     return _similarity(map, before, method, exclude_bos, exclude_current)
 
 
-@renamed(measure="method")
 def duplicate_token(
     map: AttentionMap,
     tokens: Tensor,
@@ -114,7 +112,6 @@ def duplicate_token(
     return _similarity(map, pattern, method, exclude_bos, exclude_current)
 
 
-@renamed(measure="method")
 def induction(
     map: AttentionMap,
     tokens: Tensor,

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError, ShapeError, nearest, renamed
+from ..errors import ArgumentError, ShapeError, nearest
 from ..functional import attention
 from ..heads.layer_names import ByLayer, GivenByLayer, names_of
 from ..indexing import take
@@ -37,7 +37,6 @@ __all__ = ["METHODS", "Switches", "ablate", "check_heard", "even_scores", "head_
 METHODS = ("zero", "mean", "uniform")
 
 
-@renamed(how="method")
 def ablate(
     model: nn.Module,
     heads: Heads,

@@ -133,9 +133,6 @@ class Importance(ByLayer[Tensor]):
             group for _, group in sorted(best, key=_mean)
         ]
 
-    def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__({"num_kv_heads": {}} | state)  # which was not kept at first
-
     def most(self, count: int) -> list[tuple[Layer, int]]:
         """The most important heads, the first first.
 

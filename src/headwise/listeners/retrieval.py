@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError, ShapeError, renamed
+from ..errors import ArgumentError, ShapeError
 from ..heads.layer_names import ByLayer, Layer
 from ..heads.measures import retrieval
 from .active import Call
@@ -79,7 +79,6 @@ class _TopKeys:
             self.found[call.path] = last.top(1).indices[0, :, 0, 0] + gone  # [H]
 
 
-@renamed(steps="new_tokens")
 @torch.no_grad()
 def retrieval_scores(
     model: nn.Module,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError, renamed
+from ..errors import ArgumentError
 from ..heads.layer_names import ByLayer, GivenByLayer, Layer, names_of
 from ..models.batches import Loss, as_batches, tracked
 from .ablation import Switches, check_heard
@@ -91,7 +91,6 @@ class Robustness:
         return f"with {self.removed[point]} removed it is {' and '.join(losses)}"
 
 
-@renamed(order="method", steps="points")
 def robustness(
     model: nn.Module,
     batches: Iterable[object],

@@ -474,7 +474,7 @@ class MultiHeadAttention(nn.Module):
         return self
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__({**options.OFF, **state} if "rope" not in state else state)
+        super().__setstate__(state)
         if self._packed is None:  # a deep copy or unpickled; a shallow copy shares what lies there
             self._pack()
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GATES",
-    "OFF",
     "Buckets",
     "Positions",
     "QKNorm",
@@ -54,11 +53,6 @@ __all__ = [
 
 GATES = ("head", "channel")
 NORMS = {"rms": nn.RMSNorm, "layer": nn.LayerNorm}
-# What a module made before there were options has of them.
-OFF: dict[str, Any] = {
-    "rope": None, "alibi": False, "relative_bias": None, "qk_norm": None, "gate": None,
-    "q_norm": None, "k_norm": None, "gate_proj": None, "_slopes": None,
-}  # fmt: skip
 
 Positions = Tensor | tuple[Tensor, Tensor]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from ...errors import ArgumentError, HeadwiseError
 from ..checks import check_file
 from ..report import Report
-from ..sandbox import Unfenced
+from ..sandbox.run import Unfenced
 from .requirements import Requirement, hold_to
 from .template import Template
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import ArgumentError, MaskError, ShapeError, renamed
+from ...errors import ArgumentError, MaskError, ShapeError
 from ...masks import CAUSAL, Mask, mask_of_call
 from ...nn import MultiHeadAttention
 from .. import recipe
@@ -29,7 +29,6 @@ __all__ = ["best_call", "explain", "explain_evidence"]
 PROBES = ("causal", "random mask", "padding", "plain", "self")  # the likeliest to show all there is, first
 
 
-@renamed(sample="batch")
 def explain(
     module: nn.Module,
     query: Tensor,

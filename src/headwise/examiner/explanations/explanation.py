@@ -6,14 +6,12 @@ Letters: B batch, T query_len, S key_len, H num_heads.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ...errors import renamed
 from ..recipe import State
 from ..report import Named
 from .mask_sentences import in_words
@@ -60,7 +58,6 @@ class Explanation:
         first: the first step where yours parts from the expected; None where it does not, or is not known.
     """
 
-    @renamed(sample="batch")
     def __init__(
         self,
         name: str,
@@ -90,12 +87,6 @@ class Explanation:
         self.batch, self.head = batch, 0
         for step in self.steps:
             self._compare(step)
-
-    @property
-    def sample(self) -> int:
-        """What `batch` was called; gone in the next version."""
-        warnings.warn("Explanation.sample is now Explanation.batch", DeprecationWarning, stacklevel=2)
-        return self.batch
 
     def _compare(self, step: ExplainedStep) -> None:
         if step.key == "weigh":  # not kept for every query: it differs where what it is made of does
@@ -164,7 +155,6 @@ class Explanation:
 
         return framed(page(self), "headwise explain", height=760, scripts=True)
 
-    @renamed(sample="batch")
     def text(self, batch: int | None = None, head: int | None = None, width: int = 110) -> str:
         """All steps as text, for one sequence and one head.
 
@@ -176,7 +166,6 @@ class Explanation:
 
         return as_text(self, batch, head, width)
 
-    @renamed(sample="batch")
     def print(self, batch: int | None = None, head: int | None = None) -> None:
         """The same on the terminal, in colour."""
         from .text import to_terminal

@@ -34,7 +34,7 @@ def explain_file(path: Path, name: str | None = None, *, trust: bool = False) ->
     from ..checks import _before_running
     from ..diagnose import diagnose
     from ..inquiry import judge
-    from ..sandbox import run_file
+    from ..sandbox.run import run_file
     from ..source import likeliest, source_of
     from ..source.notebooks import told_by_cell
 
