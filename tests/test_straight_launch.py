@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import BuiltinFunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -308,6 +309,8 @@ def test_a_launch_that_is_ready_goes_either_way(
 ) -> None:
     monkeypatch.setattr(triton, "__version__", version)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: DEVICE)
+    bound: list[torch.device] = []
+    monkeypatch.setattr(launches, "bind_thread", bound.append)
     kernel, args = compiled(launched), arguments(3)
     function = SimpleNamespace(__name__="some_kernel")
     key = ("some_kernel", DEVICE, 4, 0, CONSTANTS, "kinds")
@@ -315,7 +318,19 @@ def test_a_launch_that_is_ready_goes_either_way(
     go = launches.ready(function, GRID, CONSTANTS, "kinds", torch.device("cuda", DEVICE))
     assert go is not None
     go(*args)
+    assert bound == [torch.device("cuda", DEVICE)]
     kernel[GRID](*args, *CONSTANTS)
     assert as_read(launched[0]) == as_read(launched[1])
     assert (launched[0][10] is None) == (version == "3.6.0")
     assert launches.ready(function, GRID, (), "kinds", torch.device("cuda", DEVICE)) is None
+
+
+def test_torch_launches_something_in_a_thread_before_triton_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, device: asked.append((sizes, device)))
+    device = torch.device("cuda", DEVICE)
+    for _ in range(2):
+        with ThreadPoolExecutor(1) as pool:
+            for _ in range(3):
+                pool.submit(launches.bind_thread, device).result()
+    assert asked == [((1,), device)] * 2

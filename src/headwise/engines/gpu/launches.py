@@ -28,6 +28,7 @@ __all__ = [
     "Arguments",
     "Blocks",
     "Kernel",
+    "bind_thread",
     "blocks_for",
     "compiled_beside",
     "interpreted",
@@ -124,6 +125,7 @@ def multiprocessors(device: torch.device) -> int:
 
 
 NUMBERS = itertools.count()
+THREADS = threading.local()  # has `bound` where a thread has launched something
 COMPILED: dict[Hashable, Kernel] = {}  # kernel and what it was specialised for -> the compiled one
 
 
@@ -148,6 +150,7 @@ def launch(
         if interpreted():
             kernel[grid](*args, *constants, num_warps=warps)
             return
+        bind_thread(device)
         key = (kernel.__name__, device.index, warps, registers, constants, kinds)
         compiled = COMPILED.get(key)
         if compiled is None:
@@ -178,6 +181,7 @@ def ready(
     run = straight(compiled, grid, constants, index) or _usual(compiled[grid], constants)
 
     def go(*args: object) -> None:
+        bind_thread(device)
         if current_device() == index:
             run(*args)
         else:
@@ -239,6 +243,17 @@ def kind_of(x: object) -> Hashable:
 def number_of(kind: Hashable) -> int:
     """A number for each kind: a key that is quick to look up."""
     return next(NUMBERS)
+
+
+def bind_thread(device: torch.device) -> None:
+    """Let torch launch something in a thread before Triton does.
+
+    Triton asks the driver for descriptors before it launches, and the driver refuses ("invalid device
+    context") in a thread that has not used the GPU: one of autograd's whose first work is a backward of ours.
+    """
+    if not hasattr(THREADS, "bound"):
+        torch.zeros(1, device=device)
+        THREADS.bound = True
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
