@@ -20,7 +20,7 @@ import headwise as hw
 from headwise import examiner
 
 ROOT = Path(hw.__file__).resolve().parents[1]
-LAZY = [hw, hw.nn, hw.parallel, examiner]
+LAZY = [hw, hw.nn, hw.parallel, hw.models, hw.heads, examiner]
 
 # Modules that the quick verbs of the command line and the start of the sandbox need.
 WITHOUT_TORCH = [
@@ -214,7 +214,8 @@ def test_threads_that_ask_for_names_at_once_all_get_them() -> None:
         sys.setswitchinterval(1e-6)
         doors = ["import torch; hw.watch", "hw.attention", "hw.nn.Rope", "hw.heads.label", "hw.Mask()",
                  "hw.Heads", "hw.models.load", "hw.adopt", "from headwise.map import AttentionMap"]
-        failed, start = [], threading.Barrier(3 * len(doors))
+        doors += [f"hw.{name}" for name in hw.__all__]
+        failed, start = [], threading.Barrier(len(doors))
 
         def open_door(door):
             start.wait()
@@ -223,7 +224,7 @@ def test_threads_that_ask_for_names_at_once_all_get_them() -> None:
             except BaseException as error:
                 failed.append((door, repr(error)))
 
-        threads = [threading.Thread(target=open_door, args=(door,)) for door in doors * 3]
+        threads = [threading.Thread(target=open_door, args=(door,)) for door in doors]
         for thread in threads: thread.start()
         for thread in threads: thread.join()
         assert failed == [], failed

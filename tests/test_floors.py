@@ -18,6 +18,7 @@ PACKAGE = Path(headwise.__file__).resolve().parent
 FLOORS = (
     (
         "errors",
+        "lazy_names",
         "byte_sizes",
         "private_names",
         "budget",

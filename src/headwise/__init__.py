@@ -13,7 +13,8 @@ heads.table()
 """
 
 import sys
-from importlib import import_module
+
+from .lazy_names import lazy_attributes
 
 __version__ = "0.2.0"
 
@@ -123,24 +124,18 @@ _HOMES = {
 }
 
 
+_get, __dir__ = lazy_attributes(__name__, _HOMES)
+
+
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first asked for (PEP 562), so that `import headwise` loads no torch."""
+    """Import a public name when it is first asked for, so that `import headwise` loads no torch."""
     if name == "MultiheadAttention":
         from .nn.module_call import ONE_LETTER
 
         raise AttributeError(ONE_LETTER)
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name not in _HOMES:
-        return import_module(f".{name}", __name__)
-    value = globals()[name] = getattr(import_module(_HOMES[name], __name__), name)
-    return value
+    return _get(name)
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
-
-if "torch" in sys.modules:  # nothing to wait for: torch.load and torch.compile know all of headwise at once
+if "torch" in sys.modules:  # import everything: torch.load and torch.compile then know maps and operators
     for _name in __all__:
         __getattr__(_name)

@@ -47,7 +47,7 @@ class AttentionMap(StandIn):
 
     Maps can be pickled, passed through `torch.compile` and `torch.export`, and read by `torch.load` with
     `weights_only=True`. Importing this module registers them: a program that imports headwise before torch
-    and does not use it before it loads a map needs `import headwise.map`.
+    and loads a map before it has computed one needs `import headwise.map`.
 
     Args:
         q: [B, H, T, D]

@@ -40,7 +40,7 @@ def look(
     layer: Annotated[
         list[str] | None,
         typer.Option(
-            "--layer",  # said, as for --head: typer 0.27 would take the metavar for it, and offer --LAYER
+            "--layer",  # typer 0.27 would take the name from the metavar: --LAYER; the same below
             metavar="LAYER",
             help="These layers alone: 2, 0,2, 0-2, -1 or a module's path.",
             show_default=False,

@@ -42,7 +42,7 @@ class GivenWeights(Tiled):
         return GivenWeights, (self.weights, self.mask, self.positions)
 
     def versions(self) -> tuple[int] | None:
-        """How often the weights were written to; None if nobody counts."""
+        """How often the weights were written to; None if not counted."""
         if (
             torch.compiler.is_compiling()
             or not isinstance(self.weights, Tensor)

@@ -277,11 +277,11 @@ class Scores(Tiled):
         return self.scoring.has_tensors and any(x.requires_grad for x in self.scoring.tensors.values())
 
     def versions(self) -> tuple[int, ...] | None:
-        """How often q, k, and the tensors of mask and scoring were written to; None if nobody counts."""
+        """How often q, k and the tensors of mask and scoring were written to; None if not counted."""
         if torch.compiler.is_compiling():
             return None
         try:
-            # Ask first: of these `_version` raises, and raising takes longer than the rest of a tiny call.
+            # `_version` of an inference tensor raises, and raising takes longer than the rest of a tiny call.
             if self.q.is_inference() or self.k.is_inference():
                 return None
             if self.mask.is_positional and not self.scoring.has_tensors:

@@ -1,6 +1,6 @@
 """The examiner: whether code is multi-head attention, and which mistake it makes if not."""
 
-from importlib import import_module
+from ..lazy_names import lazy_attributes
 
 __all__ = ["Named", "Report", "check", "check_file", "check_files"]
 
@@ -19,13 +19,4 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> object:
-    """Import a name when it is first asked for (PEP 562): torch is imported while the sandbox starts."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name], __name__), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_attributes(__name__, _HOMES)

@@ -22,19 +22,7 @@ All that was watched:
     heads_files.py      heads in a file
 """
 
-from .head_distances import attention_overlap, clusters, jensen_shannon, layout, one_number, similarity
-from .labels import LABELS, Label, label
-from .measures import grid_distance, locality, retrieval, spread
-from .patterns import (
-    duplicate_token,
-    induction,
-    induction_stripe,
-    previous_token,
-    sink,
-    sink_rate,
-    streaming_mass,
-    token_mass,
-)
+from ..lazy_names import lazy_attributes
 
 __all__ = [
     "LABELS",
@@ -59,3 +47,45 @@ __all__ = [
     "streaming_mass",
     "token_mass",
 ]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .head_distances import attention_overlap, clusters, jensen_shannon, layout, one_number, similarity
+    from .labels import LABELS, Label, label
+    from .measures import grid_distance, locality, retrieval, spread
+    from .patterns import (
+        duplicate_token,
+        induction,
+        induction_stripe,
+        previous_token,
+        sink,
+        sink_rate,
+        streaming_mass,
+        token_mass,
+    )
+
+_HOMES = {
+    "LABELS": ".labels",
+    "Label": ".labels",
+    "attention_overlap": ".head_distances",
+    "clusters": ".head_distances",
+    "duplicate_token": ".patterns",
+    "grid_distance": ".measures",
+    "induction": ".patterns",
+    "induction_stripe": ".patterns",
+    "jensen_shannon": ".head_distances",
+    "label": ".labels",
+    "layout": ".head_distances",
+    "locality": ".measures",
+    "one_number": ".head_distances",
+    "previous_token": ".patterns",
+    "retrieval": ".measures",
+    "similarity": ".head_distances",
+    "sink": ".patterns",
+    "sink_rate": ".patterns",
+    "spread": ".measures",
+    "streaming_mass": ".patterns",
+    "token_mass": ".patterns",
+}
+
+__getattr__, __dir__ = lazy_attributes(__name__, _HOMES)

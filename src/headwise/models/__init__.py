@@ -1,13 +1,6 @@
 """Models: a small Transformer of ours, its files, and a training loop; trained ones, one of them built in."""
 
-from .byte_pairs import BytePairs
-from .layers import DecoderLayer, EncoderLayer, FeedForward
-from .model_cache import ModelCache
-from .pretrained import Pretrained, load
-from .specialised_heads import Specialisation, specialisation
-from .training_loop import History, TrainingStep, fit
-from .transformer import Transformer
-from .transformer_config import TransformerConfig
+from ..lazy_names import lazy_attributes
 
 __all__ = [
     "BytePairs",
@@ -25,3 +18,33 @@ __all__ = [
     "load",
     "specialisation",
 ]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .byte_pairs import BytePairs
+    from .layers import DecoderLayer, EncoderLayer, FeedForward
+    from .model_cache import ModelCache
+    from .pretrained import Pretrained, load
+    from .specialised_heads import Specialisation, specialisation
+    from .training_loop import History, TrainingStep, fit
+    from .transformer import Transformer
+    from .transformer_config import TransformerConfig
+
+_HOMES = {
+    "BytePairs": ".byte_pairs",
+    "DecoderLayer": ".layers",
+    "EncoderLayer": ".layers",
+    "FeedForward": ".layers",
+    "History": ".training_loop",
+    "ModelCache": ".model_cache",
+    "Pretrained": ".pretrained",
+    "Specialisation": ".specialised_heads",
+    "TrainingStep": ".training_loop",
+    "Transformer": ".transformer",
+    "TransformerConfig": ".transformer_config",
+    "fit": ".training_loop",
+    "load": ".pretrained",
+    "specialisation": ".specialised_heads",
+}
+
+__getattr__, __dir__ = lazy_attributes(__name__, _HOMES)

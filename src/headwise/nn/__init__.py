@@ -1,6 +1,6 @@
 """Modules: attention with its projections, and what belongs to them."""
 
-from importlib import import_module
+from ..lazy_names import lazy_attributes
 
 __all__ = [
     "Buckets",
@@ -46,13 +46,4 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> object:
-    """Import a name when it is first asked for (PEP 562): `headwise presets` needs no torch."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name], __name__), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_attributes(__name__, _HOMES)

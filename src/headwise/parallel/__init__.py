@@ -5,7 +5,7 @@
 call of it, `sum_gradients` adds up what ranks learned. Nothing here is loaded before it is asked for.
 """
 
-from importlib import import_module
+from ..lazy_names import lazy_attributes
 
 __all__ = [
     "ShardedMap",
@@ -39,11 +39,4 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name], __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_attributes(__name__, _HOMES)

@@ -525,9 +525,10 @@ def _setup(
 
 
 def _in_two(D: int) -> tuple[int, int, int]:
-    """Channels, a power of two, and what is left rounded up to one (or 0), each 32 at least.
+    """Channels, and the two powers of two that hold them: the second may be 0, others are 32 at least.
 
-    Of a product that is 16 wide Triton 3.6 makes code that reads outside its shared memory on Hopper GPUs.
+    Triton 3.6 on Hopper GPUs reads outside of shared memory where the right factor of a product has 16
+    columns and is stored by rows, as values and their gradients are.
     """
     D0 = max(32, 2 ** (D.bit_length() - 1))
     return D, D0, 0 if D <= D0 else max(32, triton.next_power_of_2(D - D0))

@@ -13,7 +13,7 @@ Letters: N batch, L length, E width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypedDict, TypeGuard
 
 import torch
@@ -64,7 +64,9 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
             if answered is not None:
                 return answered
         check_kinds({"src_key_padding_mask": src_key_padding_mask, "src_mask": src_mask})
-        if not isinstance(self.self_attn, MultiheadAttention) or _differ(src_mask, src_key_padding_mask):
+        if _differ(src_mask, src_key_padding_mask):
+            src_mask, src_key_padding_mask = _in_one_dtype(src, src_mask, src_key_padding_mask)
+        elif not isinstance(self.self_attn, MultiheadAttention):
             src_mask, src_key_padding_mask = (_added(mask, src) for mask in (src_mask, src_key_padding_mask))
         return self._through(
             src, lambda x: self._sa_block(x, src_mask, src_key_padding_mask, is_causal=is_causal)
@@ -105,7 +107,7 @@ class TransformerEncoder(nn.TransformerEncoder):
             return super().forward(src, mask, src_key_padding_mask, is_causal) if node is None else node
         check_kinds({"src_key_padding_mask": src_key_padding_mask, "mask": mask})
         if _differ(mask, src_key_padding_mask):
-            mask, src_key_padding_mask = _added(mask, src), _added(src_key_padding_mask, src)
+            mask, src_key_padding_mask = _in_one_dtype(src, mask, src_key_padding_mask)
         x, plain = src, mask is None and not is_causal
         if src_key_padding_mask is not None and plain and self._would_pack(src, src_key_padding_mask):
             sequences = Ragged.of(~src_key_padding_mask)
@@ -137,7 +139,7 @@ class TransformerEncoder(nn.TransformerEncoder):
         return torchs._get_seq_len(src, first.self_attn.batch_first)
 
     def _fits(self, src: Tensor, mask: Tensor | None) -> bool:
-        """Return True if a mask is that of this length; one of another is refused, be it causal or not."""
+        """Return True if the mask has this length. A mask of another length is refused further on."""
         length = self._length(src)
         return mask is not None and tuple(mask.shape) == (length, length)
 
@@ -251,11 +253,15 @@ def _natively(layer: TransformerEncoderLayer, src: Tensor, padding: Tensor | Non
 
 
 def _differ(mask: Tensor | None, padding: Tensor | None) -> bool:
-    """Return True if there are two masks of two dtypes.
-
-    That was warned of where it came in. Parts further down, given numbers, have no reason to warn again.
-    """
+    """Return True if there are masks of two dtypes. The outermost module warns; its parts get one dtype."""
     return mask is not None and padding is not None and mask.dtype != padding.dtype
+
+
+def _in_one_dtype(src: Tensor, *masks: Tensor | None) -> Iterator[Tensor | None]:
+    """Yield masks as numbers to be added, in the dtype of src."""
+    for mask in masks:
+        added = _added(mask, src)
+        yield None if added is None else added.to(src.dtype)
 
 
 def _added(mask: Tensor | None, src: Tensor) -> Tensor | None:

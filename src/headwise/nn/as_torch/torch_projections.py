@@ -229,8 +229,8 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
     if call.appended or not x.numel() or not memory.numel() or not ordinary(x) or _is_limited(wants):
         return None
     out_proj: Any = module.__dict__["_modules"]["out_proj"]
-    # Beside weights out_proj stays apart: of a loss of the weights alone a hook on the output hears nothing,
-    # and out_proj's weight may have been written to.
+    # Where weights are returned, out_proj stays outside the node. If the loss depends on the weights alone, a
+    # hook on the output must not run, and out_proj.weight may have been written to.
     apart = wants and torch.is_grad_enabled()
     joins = not apart and is_untouched(out_proj, OUT_PROJ)
     out_weight, out_bias = (parameters_of(out_proj, "weight", "bias") if joins else None) or (None, None)
