@@ -375,10 +375,15 @@ def test_the_kernel_that_is_added_brings_its_own_rules(monkeypatch: pytest.Monke
     backend = Fused("fa3", replace(calm, device="cpu"))
     monkeypatch.setattr(backends, "BACKENDS", (backend, *backends.BACKENDS))
     for length in (5, 7):
-        assert backend.why_not(half_call(S=length)) is None
+        assert backends.verdicts(half_call(S=length))["fa3"] is None
         backends.note(half_call(S=length))
     says = "2 of the last 2 calls had a shape not seen before, and it plans each one anew"
-    assert backend.why_not(half_call(S=11)) == says and backend.why_not(half_call(S=7)) is None
+    assert backends.verdicts(half_call(S=11))["fa3"] == says
+    assert backends.verdicts(half_call(S=7))["fa3"] is None
+    # changing shapes make it slow, not unable: whoever names it gets it
+    assert (
+        backends.choose(half_call(S=11)) is not backend and backends.choose(half_call(S=11), "fa3") is backend
+    )
 
 
 @every_option

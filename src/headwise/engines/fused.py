@@ -188,7 +188,7 @@ class Fused(Backend):
         self.undisputed = {kernel.device: kernel for kernel in kernels if kernel.takes_all}
 
     def cannot(self, call: Call) -> str | None:
-        """What its kernel cannot take, whole or in parts; what the user, the device, earlier calls say."""
+        """What its kernel cannot take, whole or in parts; what the user and the device say."""
         kernel, scores, scoring = self.kernels[call.v.device.type], call.scores, call.scores.scoring
         q = scores.q
         if q.dtype not in kernel.dtypes:
@@ -214,9 +214,8 @@ class Fused(Backend):
             return f"it would round what goes by distance to {str(q.dtype).removeprefix('torch.')}"
         if not kernel.takes_parts and not in_one_call(scores):
             return "it cannot take this call whole, and would plan each part anew"
-        # torch.compile cannot trace switches and counts
-        eager = (kernel.switch or kernel.churn) is not None and not torch.compiler.is_compiling()
-        if eager and kernel.switch is not None and not kernel.switch():
+        # torch.compile cannot trace switches
+        if kernel.switch is not None and not torch.compiler.is_compiling() and not kernel.switch():
             return "it is switched off in torch.backends.cuda"
         least = kernel.capability
         if least is not None and torch.cuda.get_device_capability(call.v.device) < least:
@@ -225,16 +224,18 @@ class Fused(Backend):
             return "deterministic algorithms were asked for, and it promises none"
         if not kernel.takes_one_key and scores.k.shape[2] == 1:
             return "it does not take a single key"
-        if not eager or kernel.churn is None or q.shape[2] == 1:
-            return None
-        return kernel.churn.reason(call.shape_key)
+        return None
 
     def reluctance(self, call: Call) -> str | None:
-        """A plan for one query's keys, which will have grown in the next step, is not made at once."""
+        """Where each new shape costs a plan: shapes that keep changing had better run elsewhere.
+
+        One query's keys grow in each step, so that a plan for them is not made at once.
+        """
         churn = self.kernels[call.v.device.type].churn
-        if churn is None or call.scores.q.shape[2] != 1 or torch.compiler.is_compiling():
+        if churn is None or torch.compiler.is_compiling():  # torch.compile cannot trace counts
             return None
-        return churn.too_early(call.shape_key)
+        one_query = call.scores.q.shape[2] == 1
+        return (churn.too_early if one_query else churn.reason)(call.shape_key)
 
     def how(self, call: Call) -> str:
         """One phrase on how the call is cut."""
