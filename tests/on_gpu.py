@@ -24,5 +24,5 @@ def few_are_quick(*keep: str) -> Any:
 
 
 def judged(request: pytest.FixtureRequest, what: str, count: int = 1) -> None:
-    """Counted at the end of the run: `judged on the GPU: kernel triton 354, ...`."""
+    """Counted at the end of the run: `judged on the GPU and right: kernel triton 354, ...`."""
     request.node.user_properties.append((f"judged {what}", count))

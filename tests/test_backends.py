@@ -18,7 +18,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import headwise as hw
-from headwise import Mask, functional, reference
+from headwise import Mask, reference
 from headwise.arguments import scores_from
 from headwise.engines import backends, decode, first_pass, fused, kernels, planned
 from headwise.engines import scores as scores_room
@@ -199,7 +199,6 @@ def test_attention_runs_what_why_says(
         return honest(chosen, call)
 
     monkeypatch.setattr(first_pass, "_run", noted)
-    monkeypatch.setattr(functional, "plainest", lambda *_: None)  # it asks nobody
     monkeypatch.setattr(planned, "known", lambda kind: None)
     q, k, v = qkv()
     hw.attention(q.requires_grad_(grad), k, v, **options)
@@ -1025,42 +1024,6 @@ def test_statistics_of_8192_tokens_with_a_bias_by_distance_take_a_few_megabytes(
     with Largest() as seen, hw.budget.limit("64 MiB"):
         w.statistics(pooled=32)
     assert seen.elements <= 2**21
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("causal", "T"), [(False, 5), (True, S), (False, S)])
-@pytest.mark.parametrize("scale", [None, 0.3])
-def test_the_express_lane_leads_where_the_ordinary_way_does(
-    dtype: torch.dtype, causal: bool, T: int, scale: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    q, k, v = (normal(i, 2, h, n, 8, dtype=dtype) for i, (h, n) in enumerate([(6, T), (3, S), (3, S)]))
-    express = hw.attention(q, k, v, causal=causal, scale=scale)
-    monkeypatch.setattr(functional, "plainest", lambda *_: None)
-    monkeypatch.setattr(planned, "known", lambda kind: None)
-    ordinary = hw.attention(q, k, v, causal=causal, scale=scale)
-    assert torch.equal(express[0], ordinary[0]) and torch.equal(express[1].lse, ordinary[1].lse)
-    assert torch.equal(express[1].dense(), ordinary[1].dense()) and repr(express[1]) == repr(ordinary[1])
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("causal", "T"), [(False, 5), (True, S), (False, S)])
-def test_the_express_lane_comes_back_as_the_ordinary_way_does(
-    dtype: torch.dtype, causal: bool, T: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shapes = [(2, 6, T, 8), (2, 3, S, 8), (2, 3, S, 8)]
-
-    def both(pull: Tensor) -> tuple[Tensor, ...]:
-        leaves = [normal(i, *shape, dtype=dtype).requires_grad_() for i, shape in enumerate(shapes)]
-        output, weights = hw.attention(*leaves, causal=causal)
-        total = (output * pull).sum() + weights.dense().square().sum()
-        return (output.detach(), *torch.autograd.grad(total, leaves))
-
-    pulls = [normal(7, *shapes[0], dtype=dtype), torch.ones((), dtype=dtype).expand(shapes[0])]
-    express = [both(pull) for pull in pulls]
-    monkeypatch.setattr(functional, "plainest", lambda *_: None)
-    monkeypatch.setattr(planned, "known", lambda kind: None)
-    for found, pull in zip(express, pulls, strict=True):
-        assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, both(pull), strict=True))
 
 
 def test_a_plain_call_gives_second_derivatives_and_gradients_in_batches() -> None:

@@ -328,14 +328,14 @@ def test_a_call_is_answered_as_one_of_its_own_kind(
     mode: Any, written_to: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy of a part of a fused projection lies in memory otherwise: another plan is for it."""
-    asked = planned.answer_kind
+    asked = planned.answer
     kinds: list[bool] = []
 
-    def checking(kind: Any, scores: Any, v: Tensor, *more: Any) -> Any:
-        kinds.append(kind == planned.kind_of_scores(scores, v, *more))
-        return asked(kind, scores, v, *more)
+    def checking(scores: Any, v: Tensor, collect: tuple[str, ...] = (), kind: Any = None) -> Any:
+        kinds.append(kind is None or kind == planned.kind_of_scores(scores, v, collect))
+        return asked(scores, v, collect, kind)
 
-    monkeypatch.setattr(planned, "answer_kind", checking)
+    monkeypatch.setattr(planned, "answer", checking)
     model, ids = body("gpt2"), small_models.tokens()
     padding = torch.ones_like(ids)
     padding[1, -3:] = 0

@@ -85,7 +85,7 @@ def test_a_planned_call_is_answered_as_the_first_one_was(
         again = answered(CASES[name], seed, learned)
         with monkeypatch.context() as patch:
             patch.setattr(planned, "known", lambda kind: None)
-            patch.setattr(planned, "met", lambda *_: None)
+            patch.setattr(planned, "_remember", lambda *_: None)
             ordinary = answered(CASES[name], seed, learned)
         assert len(again) == len(ordinary)
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(again, ordinary, strict=True))

@@ -186,9 +186,9 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         seen.append(made is not None)
         return made
 
-    attended_alone = attended.output_alone
+    attended_alone = attended._output_alone
     monkeypatch.setattr(attended, "LSE_LATER", ("cpu", "cuda"))
-    monkeypatch.setattr(attended, "output_alone", output_alone)
+    monkeypatch.setattr(attended, "_output_alone", output_alone)
     return seen
 
 

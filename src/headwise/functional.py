@@ -13,7 +13,6 @@ from torch import Tensor
 
 from .arguments import OF_ATTENTION, REQUIRED, check_dropout, refuse, scores_from, under_autocast
 from .engines import backends, first_pass, plain, planned
-from .engines.express import plainest
 from .engines.gpu.cannot import cannot
 from .engines.gpu.launches import interpreted
 from .engines.statistics import ROW_STATISTICS, check_names, without_kernel
@@ -110,24 +109,14 @@ def attention(
             scores = plan.scores(q, k, mask, *added, sinks)
             output, lse, known = planned.run(plan.ways, scores, v)
             return output, make(scores, lse, None, known)
-    if (
-        mask is None and window is None and softcap is None and bias is None and sinks is None
-        and not dropout and backend == "auto" and not collect
-    ):  # fmt: skip
-        answer = plainest(q, k, v, causal, scale)
-        if answer is not None:
-            output, lse, scores = answer
-            return output, make(scores, lse)
     q, k, v = under_autocast(q, k, v)
     scores = scores_from(q, k, v, mask, causal, window, scale, softcap, bias, sinks)
     if dropout:
         check_dropout(dropout)
-    if ordinary and kind is None:
-        output, lse, known = planned.answer(scores, v, collect)
-        return output, make(scores, lse, None, known)
-    output, lse, known = first_pass.attend_and_collect(scores, v, dropout, backend, collect)
-    if kind is not None:
-        planned.met(kind, scores, v, collect)
+    if ordinary:
+        output, lse, known = planned.answer(scores, v, collect, kind)
+    else:
+        output, lse, known = first_pass.attend_and_collect(scores, v, dropout, backend, collect)
     return output, make(scores, lse, None, known)
 
 

@@ -20,7 +20,6 @@ from . import budget
 from .arguments import OF_ATTENTION, answering, scores_from
 from .engines import first_pass, mass, one_query, packed_sequences, second_pass, statistics, weights
 from .engines import operators as _operators  # noqa: F401, registers what torch.compile sees of a map
-from .engines.express import few_weights_on_cpu
 from .engines.given_weights import GivenWeights
 from .engines.scores import Scores, tile_dtype
 from .engines.second_pass import Top
@@ -417,10 +416,6 @@ class AttentionMap(StandIn):
         self._warn_of_lost_gradient()
         if isinstance(self._scores, GivenWeights):
             return self._scores.weights if self._columns is None else self._scores.weights[..., self._columns]
-        if self._columns is None and limit is None:
-            few = few_weights_on_cpu(self._scores, self._lse)
-            if few is not None:
-                return few
         shape = self.shape
         self._check_budget(shape, "weights", limit)
         if 0 in shape:
@@ -472,7 +467,8 @@ class AttentionMap(StandIn):
         """The heaviest keys of every query: (values, indices), each [B, H, T, count].
 
         Where a query sees fewer than `count` keys, the rest of its values are 0 and the rest of its indices
-        -1, which in indexing would mean the last key: leave them out by `indices >= 0`.
+        -1, which in indexing would mean the last key: leave them out by `indices >= 0`. The values carry no
+        gradient; weights that do are `dense()` and what indexing gives.
 
         Raises:
             ArgumentError: count below 1 or above S; a map of chosen keys.

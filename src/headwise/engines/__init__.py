@@ -3,8 +3,7 @@
     scores.py              everything that decides one score, any tile of them, their flat form, the way back
     given_weights.py       weights someone else computed, seen as scores
     first_pass.py          the door of the first pass: autograd, torch.compile
-    planned.py             calls of a kind that came before: straight to their kernel
-    express.py             the plainest calls, with nothing in their way
+    planned.py             plans of calls: one of a kind that came before goes to its kernel at once
     backends.py            the table: who is asked to run a call, and in which order
     backend.py             what a backend is: the call it is given, what it is asked, what it answers
     fused.py               on fused kernels: calls cut into parts they can take, merged by lse

@@ -32,6 +32,7 @@ __all__ = [
     "FULL",
     "HALF",
     "KERNELS",
+    "MOST_CHANNELS",
     "Answer",
     "Band",
     "Kernel",
@@ -58,6 +59,7 @@ FLOATS = (torch.float32, torch.float64, *HALF)
 Band = tuple[int | None, int | None]  # keys seen before and after the query; None: all of them
 FULL: Band = (None, None)
 CAUSAL: Band = (None, 0)
+MOST_CHANNELS = 256  # of a head: with more, torch's own function makes the whole matrix
 
 # What a kernel is given, forward and backward: q [B, H, T, D]; k and v [B, Hk, S, D]; mask and bias, a float
 # tensor added to the scaled product; the band; the scale. A bare tuple: a class would cost a microsecond.

@@ -46,20 +46,10 @@ OFF = 2.0**-3  # how far from 0 the logarithm of a row's mass may be on a GPU: T
 def row(scores: Scores, lse: Tensor | None, b: int, h: int | None, i: int) -> Tensor | None:
     """The weights of query i in head h, [S], or in all of them, [H, S]; None: not as plain as that."""
     q, k, mask, scoring = scores.q, scores.k, scores.mask, scores.scoring
-    if type(q) is not Tensor or type(k) is not Tensor or q.dtype not in DTYPES or k.dtype is not q.dtype:
+    if not _takes(scores, lse):
         return None
-    on_cpu = q.is_cpu
-    if not (on_cpu or q.is_cuda) or scoring.relative is not None or not _knows(mask.hiding):
-        return None
-    more = scoring.has_tensors
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or (more and scores.wants_gradient)):
-        return None
-    if more and scoring.sinks is not None and lse is None:
-        return None
-    (B, H, T, D), S = q.shape, k.shape[2]
+    (B, H, T, D), S, on_cpu = q.shape, k.shape[2], q.is_cpu
     if not -B <= b < B or not -T <= i < T or (h is not None and not -H <= h < H) or not S or not D:
-        return None
-    if transforms_are_active() or torch.is_autocast_enabled("cpu" if on_cpu else "cuda"):
         return None
     if not budget.surely_fits(S * 8 * (H if h is None else 1)):  # never while compiling
         return None
@@ -73,19 +63,40 @@ def row(scores: Scores, lse: Tensor | None, b: int, h: int | None, i: int) -> Te
         hides = scoring.bias is not None or not mask.is_padded_band
     if start >= stop:  # it sees nothing
         return q.new_zeros(S if h is not None else (H, S))
-    plain = not hides and h is not None and lse is not None and (lse.dtype is q.dtype or not on_cpu)
-    if not plain or more or scoring.softcap is not None:
+    more = hides or scoring.has_tensors or scoring.softcap is not None
+    if more or h is None or lse is None or (on_cpu and lse.dtype is not q.dtype):
         return _by_rules(scores, lse, b, h, i, at, slice(start, stop), hides, on_cpu)
-    mine, theirs, kept = _views(q, k, lse, b, h, i, start, stop)
+    return _by_product(scores, lse, b, h, i, slice(start, stop))
+
+
+def _takes(scores: Scores, lse: Tensor | None) -> bool:
+    """Return True if these are plain tensors and rules that are known here, and no gradient is wanted."""
+    q, k, mask, scoring = scores.q, scores.k, scores.mask, scores.scoring
+    if type(q) is not Tensor or type(k) is not Tensor or q.dtype not in DTYPES or k.dtype is not q.dtype:
+        return False
+    if not (q.is_cpu or q.is_cuda) or scoring.relative is not None or not _knows(mask.hiding):
+        return False
+    more = scoring.has_tensors
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or (more and scores.wants_gradient)):
+        return False
+    if scoring.sinks is not None and lse is None:
+        return False
+    return not (transforms_are_active() or torch.is_autocast_enabled("cpu" if q.is_cpu else "cuda"))
+
+
+def _by_product(scores: Scores, lse: Tensor, b: int, h: int, i: int, keys: slice) -> Tensor | None:
+    """`row` of one head with nothing beside the product; None: it is not the row of its lse."""
+    q, S, scale = scores.q, scores.k.shape[2], scores.scoring.scale
+    mine, theirs, kept = _views(q, scores.k, lse, b, h, i, keys.start, keys.stop)
     assert kept is not None
-    n = stop - start
+    n = keys.stop - keys.start
     whole = q.new_empty(S) if n == S else q.new_zeros(S)
-    p = whole if n == S else whole.as_strided((n,), (1,), start)
+    p = whole if n == S else whole.as_strided((n,), (1,), keys.start)
     if q.dtype in HALF:
-        torch.exp(_scaled_less(kept, theirs, mine, scoring.scale), out=p)
+        torch.exp(_scaled_less(kept, theirs, mine, scale), out=p)
         return whole
-    x = torch.addmv(kept, theirs, mine, beta=-1, alpha=scoring.scale)  # scale q k - lse
-    if not on_cpu:
+    x = torch.addmv(kept, theirs, mine, beta=-1, alpha=scale)  # scale q k - lse
+    if not q.is_cpu:
         x = x.exp_()
         torch.div(x, _or_nan(x.sum(-1, keepdim=True), kept), out=p)
         return whole

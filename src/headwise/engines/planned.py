@@ -23,7 +23,7 @@ from torch.nn import Parameter
 from ..masks import Mask
 from ..scoring import Scoring
 from . import backends, first_pass, plain
-from .backend import Ways
+from .backend import Call, Ways
 from .gpu import launches
 from .gradients import Context
 from .scores import Scores, own_precision
@@ -35,13 +35,11 @@ __all__ = [
     "Planned",
     "added_kind",
     "answer",
-    "answer_kind",
     "forget",
     "is_usual",
     "kind_of",
     "kind_of_scores",
     "known",
-    "met",
     "rules_kind",
     "run",
 ]
@@ -193,14 +191,33 @@ def known(kind: Kind) -> Planned | None:
     return plan
 
 
-def met(kind: Kind, scores: Scores, v: Tensor, collect: tuple[str, ...] = ()) -> None:
-    """A call of this kind was answered the ordinary way; the second time it is planned."""
+def answer(scores: Scores, v: Tensor, collect: tuple[str, ...] = (), kind: Kind | None = None) -> Answer:
+    """(output, lse, what was collected) of scores that have been checked, by plan where there is one.
+
+    kind: of the call, where it is known.
+    """
+    kind = kind_of_scores(scores, v, collect) if kind is None else kind
+    plan = None if kind is None else known(kind)
+    if plan is not None:
+        return run(plan.ways, scores, v)
+    call = first_pass.call_of(scores, v, collect=collect)
+    ways = None if kind is None else backends.choose(call).ways(call)
+    if kind is None or ways is None:
+        return first_pass.attend_and_collect(scores, v, 0.0, "auto", collect)
+    backends.note(call)
+    made = run(ways, scores, v)
+    _remember(kind, call)
+    return made
+
+
+def _remember(kind: Kind, call: Call) -> None:
+    """A call of this kind has been run; the second time it is planned."""
     if kind not in _plans:
         if len(_plans) >= MOST:
             _plans.clear()
         _plans[kind] = None
         return
-    call, asks = first_pass.call_of(scores, v, collect=collect), []
+    asks = []
     for backend in backends.BACKENDS:
         lasts = backend.lasts(call)
         if lasts is False:
@@ -208,26 +225,10 @@ def met(kind: Kind, scores: Scores, v: Tensor, collect: tuple[str, ...] = ()) ->
         if lasts is not True:
             asks.append(lasts)
         if backends.takes(backend, call):
-            ways = backend.ways(call)
+            ways = backend.ways(call)  # once more: kernels of ours can be launched at once only after a run
             if ways is not None:
-                _plans[kind] = Planned(scores, ways, tuple(asks))
+                _plans[kind] = Planned(call.scores, ways, tuple(asks))
             return
-
-
-def answer(scores: Scores, v: Tensor, collect: tuple[str, ...] = ()) -> Answer:
-    """(output, lse, what was collected) of scores that have been checked, by plan where there is one."""
-    return answer_kind(kind_of_scores(scores, v, collect), scores, v, collect)
-
-
-def answer_kind(kind: Kind | None, scores: Scores, v: Tensor, collect: tuple[str, ...] = ()) -> Answer:
-    """The same where the kind of the call is known."""
-    plan = None if kind is None else known(kind)
-    if plan is not None:
-        return run(plan.ways, scores, v)
-    made = first_pass.attend_and_collect(scores, v, 0.0, "auto", collect)
-    if kind is not None:
-        met(kind, scores, v, collect)
-    return made
 
 
 def run(ways: Ways, scores: Scores, v: Tensor) -> Answer:

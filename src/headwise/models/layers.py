@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from ..masks import Mask
 from ..nn import MultiHeadAttention, RelativeBias
-from ..nn.packed_weights import Packed, pack, project
+from ..nn.packed_weights import Packed, pack
 from .transformer_config import TransformerConfig
 
 __all__ = ["ACTIVATE", "DecoderLayer", "Embedding", "EncoderLayer", "FeedForward", "norm_of"]
@@ -107,7 +107,7 @@ class FeedForward(nn.Module):
         if self.gate_proj is None:
             hidden = ACTIVATE[self.activation](self.up_proj(x))  # [B, T, F]
         else:
-            gate, up = project((self.gate_proj, self.up_proj), self._packed, x)  # [B, T, F] each
+            gate, up = self.gate_proj(x), self.up_proj(x)  # [B, T, F] each
             hidden = ACTIVATE[self.activation](gate) * up
         output: Tensor = self.down_proj(hidden)
         return output

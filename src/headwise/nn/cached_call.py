@@ -1,7 +1,7 @@
 """One call of a `MultiHeadAttention` over what earlier calls left: a `KVCache`, or a `Memory`.
 
-The step of one token, with nothing in its way, has an express lane, as `module_call.plain_self_attention` has
-one: what it cannot prove to be plain takes the ordinary way and is answered, or refused, there.
+A plain step of one token has a short way (`plain_step`). Every other call is answered, or refused, by
+`attend`.
 
 Nothing is added to a cache before the call has been found right: whoever is refused can try again.
 
@@ -12,18 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..arguments import told, under_autocast
-from ..engines.express import straight
+from ..engines import planned
+from ..engines.scores import Scores
 from ..errors import ArgumentError
 from ..functional import attention
 from ..map import AttentionMap, make
 from ..mask_rules import is_traced
-from ..masks import Mask
+from ..masks import NOTHING_HIDDEN, Mask
 from ..scoring import Bias, Scoring
 from . import module_call, options
 from .cache import KVCache
@@ -184,6 +186,7 @@ def plain_column(module: MultiHeadAttention, x: Tensor, cache: object) -> int | 
         or held["alibi"]
         or held.get("relative_bias", held) is not None
         or held["qk_norm"] is not None
+        or type(held["scale"]) not in (float, NoneType)
         or D != held["value_dim"]
         or (held["training"] and held["dropout"])
     ):
@@ -227,10 +230,8 @@ def plain_step(
         turned = rope.rotate(turned, at) if factors is None else rope.turn(turned, factors)
         q, k = turned.split_with_sizes((H, Hk), 1)
     keys, values = cache.add_column(at, k, v)
-    answered = straight(q, keys, values, False, D**-0.5 if scale is None else scale)
-    if answered is None:  # a kernel that needs help with these sizes
-        return attention(q, keys, values, scale=scale)
-    out, lse, scores = answered
+    scores = Scores(q, keys, NOTHING_HIDDEN, Scoring(D**-0.5 if scale is None else scale))
+    out, lse, _ = planned.answer(scores, values)
     return out, make(scores, lse) if need_weights else None
 
 

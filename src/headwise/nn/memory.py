@@ -16,7 +16,6 @@ from ..errors import MaskError, ShapeError
 from ..masks import Mask
 from . import module_call, options
 from .cache import Owned, order_of
-from .packed_weights import project
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
@@ -97,10 +96,7 @@ def remember(
     """See `MultiHeadAttention.remember`."""
     value = key if value is None else value
     module_call.check_memory(module, key, value)
-    if key is value:
-        k, v = project((module.k_proj, module.v_proj), module._packed, key)
-    else:
-        k, v = module.k_proj(key), module.v_proj(value)
+    k, v = module.k_proj(key), module.v_proj(value)
     B, S, _ = key.shape
     module_call.check_projected(k_proj=(k, module.num_kv_heads, module.head_dim))
     if module.qk_norm is not None:

@@ -1,12 +1,11 @@
-"""One call of a `MultiHeadAttention`: what it is given, checked; its mask as rules; the express lane.
+"""One call of a `MultiHeadAttention`: its inputs checked, its mask as rules, the short way of plain calls.
 
 One letter parts `MultiHeadAttention` from `torch.nn.MultiheadAttention`, and their masks mean the opposite:
 arguments that belong to another class are caught at the door and answered with what to write.
 
-The express lane is plain self-attention with nothing in its way, as in `engines/express.py` and for the same
-reason: between two matrix products every line of Python starts in a cold cache. Projections, attention and
-out_proj are one step (`one_step.py`), with gradients and without. Whatever is not let through here, right or
-wrong, is answered by the ordinary way.
+Plain self-attention has a short way (`plain_self_attention`), since between two matrix products every line
+of Python starts in a cold cache: projections, attention and out_proj are one step (`one_step.py`), with
+gradients and without. Every other call, right or wrong, is answered by `MultiHeadAttention._attend`.
 
 Letters: B batch, T query_len, S key_len, E d_model.
 """

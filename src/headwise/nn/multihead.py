@@ -23,7 +23,7 @@ from .local_heads import LocalHeads
 from .memory import Memory, remember
 from .module_call import Given, plain_self_attention
 from .options import Buckets, Positions, QKNorm, RelativeBias, Slopes
-from .packed_weights import PLAIN, Packed, pack, project
+from .packed_weights import PLAIN, Packed, pack
 from .rotary import Rope
 from .sharded_modules import Sharding
 
@@ -149,7 +149,7 @@ class MultiHeadAttention(nn.Module):
         self.sinks = None if made is None else nn.Parameter(made)
         own = None if isinstance(relative_bias, RelativeBias) else relative_bias
         options.add(self, rope, alibi, own, qk_norm, gate, device, dtype)
-        self._packed: Packed | None = None  # of q, k and v, or of k and v; see packed_weights.py
+        self._packed: Packed | None = None  # of q, k and v; see packed_weights.py
         self._pack()
         self.reset_parameters()
         if isinstance(relative_bias, RelativeBias):
@@ -432,13 +432,7 @@ class MultiHeadAttention(nn.Module):
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q [B, H, T, D], k [B, Hk, S, D], v [B, Hk, S, Dv]"""
-        if query is key and key is value:
-            q, k, v = project((self.q_proj, self.k_proj, self.v_proj), self._packed, query)
-        elif key is value:
-            q = self.q_proj(query)
-            k, v = project((self.k_proj, self.v_proj), self._packed, key)
-        else:
-            q, k, v = self.q_proj(query), self.k_proj(key), self.v_proj(value)
+        q, k, v = self.q_proj(query), self.k_proj(key), self.v_proj(value)
         H, Hk, D, Dv = self.num_heads, self.num_kv_heads, self.head_dim, self.value_dim
         if q.shape[-1] != H * D or type(q) not in PLAIN or k.shape[-1] != Hk * D or type(k) not in PLAIN:
             module_call.check_projected(q_proj=(q, H, D), k_proj=(k, Hk, D))
@@ -462,11 +456,10 @@ class MultiHeadAttention(nn.Module):
     def _pack(self) -> None:
         """Projections that may share an input share a block of memory."""
         layers = (self.q_proj, self.k_proj, self.v_proj)
-        if self.kdim != self.vdim:
+        if not self.kdim == self.vdim == self.d_model:
             return
-        alike = layers if self.kdim == self.d_model else layers[1:]
-        known = None if self._packed is None else self._packed.again(alike)
-        self._packed = pack(alike) if known is None else known
+        known = None if self._packed is None else self._packed.again(layers)
+        self._packed = pack(layers) if known is None else known
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MultiHeadAttention:
         super()._apply(fn, recurse)  # moved or cast: each weight now has memory of its own

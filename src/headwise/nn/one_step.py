@@ -20,7 +20,7 @@ Letters: N batch, L query_len, S key_len, E width, H num_heads, Hk num_kv_heads,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +31,7 @@ from ..engines import backends, kernels, plain, weights
 from ..engines.backend import Call
 from ..engines.gpu.cannot import cannot
 from ..engines.gradients import Context
-from ..engines.kernels import HALF, Kernel, KernelCall, ShapeChurn, Three
+from ..engines.kernels import HALF, Kernel, KernelCall, Three
 from ..engines.scores import HAS_MKL, Scores, turned
 from ..engines.tiles import TILES
 from ..engines.walk import REACH
@@ -55,7 +55,6 @@ Projected = tuple[Tensor, ...]
 Masks = tuple[Tensor, ...]  # as torch has them: bool, True = hidden, or numbers to add; like [N, H, L, S]
 
 aten = torch.ops.aten
-MOST_SHAPES = 1024
 MOST_ADDED = 2**22  # numbers that hide padding, on a CPU; more are handed on
 SEES_NOTHING = -HIDDEN  # the lse of a query that does: all its weights come out as 0
 
@@ -187,9 +186,6 @@ def _mask(causal: bool, keys: Tensor | None) -> Mask:
     return Mask(right=0 if causal else None, keys=keys)
 
 
-_planned_before: dict[Hashable, tuple[Kernel, ShapeChurn | None, Hashable]] = {}
-
-
 def chosen(
     x: Tensor,
     memory: Tensor | None,
@@ -207,27 +203,13 @@ def chosen(
             return undisputed
     keys = x if memory is None else memory
     Hk, D = num_kv_heads or num_heads, head_dim or x.shape[2] // num_heads
-    key = (x.shape, keys.shape, x.dtype, x.device, num_heads, Hk, D, first, causal, padding is not None)
-    planned = _planned_before.get(key)
-    if planned is not None:
-        kernel, churn, shape_key = planned
-        if kernel.is_welcome():
-            if churn is not None:
-                churn.note(shape_key)
-            return kernel
     if causal and x.shape != keys.shape:
         return None
     q, k = _looks(x, num_heads, D, first), _looks(keys, Hk, D, first)
     call = Call(Scores(q, k, _mask(causal, None if padding is None else ~padding), Scoring(1.0)), k)
     bare = backends.bare_kernel(call, q, k)
-    if bare is None:
-        return None
-    backends.note(call)
-    # One that plans stays the best for shapes it has planned for; of float32 no such one is ever asked.
-    if bare.churn is not None or (x.is_cuda and x.dtype not in HALF):
-        if len(_planned_before) >= MOST_SHAPES:
-            _planned_before.clear()
-        _planned_before[key] = bare, bare.churn, call.shape_key
+    if bare is not None:
+        backends.note(call)
     return bare
 
 

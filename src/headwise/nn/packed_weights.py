@@ -24,7 +24,6 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Linear, Parameter
 from torch.nn.modules import module as torch_module
@@ -40,7 +39,6 @@ __all__ = [
     "ordinary",
     "pack",
     "parameters_of",
-    "project",
     "unseen",
 ]
 
@@ -100,17 +98,13 @@ def _nothing_on(modules: Sequence[nn.Module]) -> bool:
 
 
 class Packed:
-    """The blocks behind some layers, and where each layer's parameters were when they were laid out.
+    """The blocks behind some layers, and where each layer's parameters were when they were laid out."""
 
-    What is asked for is always some of its layers up to the last: q, k and v, or k and v alone.
-    """
-
-    __slots__ = ("_memories", "_places", "bias", "sizes", "takes", "weight")
+    __slots__ = ("_memories", "_places", "bias", "takes", "weight")
 
     def __init__(self, layers: Sequence[Linear], weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias  # [N, E], [N]
         self.takes = (weight.shape[1], weight.dtype, weight.device) if weight.is_floating_point() else None
-        self.sizes = [len(layer.weight) for layer in layers]
         # of the weight and the bias of each
         self._places = [
             (_place_of(layer.weight), _place_of(layer._parameters.get("bias"))) for layer in layers
@@ -125,7 +119,7 @@ class Packed:
         return _nothing, ()
 
     def holds(self, layers: Sequence[nn.Module]) -> bool:
-        """Whether these are its last layers, untouched and with their parameters where they were.
+        """Whether these are its layers, untouched and with their parameters where they were.
 
         Once a parameter is gone or has been moved, the block is of no use any more and is let go.
         """
@@ -139,19 +133,17 @@ class Packed:
         return False
 
     def _lie_here(self, layers: Sequence[nn.Module]) -> bool:
-        """Whether the parameters of its last layers are those of these, whatever is hooked to them."""
+        """Whether its parameters are those of these layers, whatever is hooked to them."""
         places = self._places  # as they are now: another thread may let the block go
-        at = len(places) - len(layers)
-        if at < 0:
+        if len(places) != len(layers):
             return False
-        for layer in layers:
+        for layer, (of_weight, of_bias) in zip(layers, places, strict=True):
             if type(layer) is not Linear:
                 return False
             parameters: dict[str, Tensor | None] = layer.__dict__["_parameters"]
             weight, bias = parameters.get("weight"), parameters.get("bias", MISSING)
             if type(weight) is not Parameter or not weight.is_contiguous():
                 return False
-            of_weight, of_bias = places[at]  # compared with `_place_of` each, a call less
             if (weight.data_ptr(), weight.shape, weight.dtype) != of_weight:
                 return False
             if bias is not of_bias:  # both may be None
@@ -159,7 +151,6 @@ class Packed:
                     return False
                 if (bias.data_ptr(), bias.shape, bias.dtype) != of_bias:
                     return False
-            at += 1
         return True
 
     def parts(self, layers: Sequence[nn.Module]) -> tuple[Tensor, ...]:
@@ -175,16 +166,9 @@ class Packed:
 
     def again(self, layers: Sequence[nn.Module]) -> Packed | None:
         """The same for these layers if their parameters lie where they did, whatever is hooked to them."""
-        if len(self._places) != len(layers) or not self._lie_here(layers):
+        if not self._lie_here(layers):
             return None
         return Packed(layers, self.weight, self.bias)  # type: ignore[arg-type]
-
-    def last(self, count: int) -> tuple[Tensor, Tensor | None]:
-        """Weight [n, E] and bias [n] of its last layers."""
-        if count == len(self.sizes):
-            return self.weight, self.bias
-        rows = sum(self.sizes[-count:])
-        return self.weight[-rows:], None if self.bias is None else self.bias[-rows:]
 
 
 def _place_of(parameter: Tensor | None) -> Place | None:
@@ -237,24 +221,6 @@ def _lay_out(parameters: Sequence[Parameter]) -> Tensor:
     return block
 
 
-def project(layers: Sequence[nn.Module], packed: Packed | None, x: Tensor) -> Sequence[Tensor]:
-    """layer(x) for every layer, by one matrix product where nothing would notice the difference."""
-    if packed is None or not ordinary(x) or not packed.holds(layers):
-        return [layer(x) for layer in layers]
-    (weight, bias), sizes = packed.last(len(layers)), packed.sizes[-len(layers) :]
-    if torch.is_grad_enabled():
-        weights = [layer._parameters["weight"] for layer in layers]
-        biases = [] if bias is None else [layer._parameters["bias"] for layer in layers]
-        if any(p.requires_grad for p in (*weights, *biases)):  # type: ignore[union-attr]
-            weight, bias = _Join.apply(weight, bias, *weights, *biases)
-            joined = nn.functional.linear(x, weight, bias)
-            parts: tuple[Tensor, ...] = _Part.apply(joined, sizes, weights if x.requires_grad else [])
-            return parts
-        if x.requires_grad:
-            return [layer(x) for layer in layers]  # for one frozen layer after another torch does no more
-    return nn.functional.linear(x, weight, bias).split_with_sizes(sizes, dim=-1)
-
-
 def ordinary(x: Tensor) -> bool:
     """Whether torch's plain operations are all that is at work: no compiler, tracer, transform, autocast."""
     return (
@@ -268,59 +234,3 @@ def ordinary(x: Tensor) -> bool:
 def unseen(x: Tensor) -> bool:
     """Whether it is `ordinary` and nobody listens to torch's operations: no function or dispatch mode."""
     return ordinary(x) and not (torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
-
-
-class _JoinContext(FunctionCtx):
-    sizes: list[int]
-    biased: bool
-
-
-class _Join(torch.autograd.Function):
-    """W_1 .. W_n, b_1 .. b_n -> the blocks they lie in, as they are; the way back cuts their gradients up."""
-
-    @staticmethod
-    def forward(
-        ctx: _JoinContext, weight: Tensor, bias: Tensor | None, *parameters: Parameter
-    ) -> tuple[Tensor, Tensor | None]:
-        ctx.sizes, ctx.biased = [len(parameter) for parameter in parameters], bias is not None
-        ctx.set_materialize_grads(False)
-        return weight.detach(), None if bias is None else bias.detach()
-
-    @staticmethod
-    def backward(ctx: _JoinContext, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        parts: list[Tensor | None] = []
-        sizes = ctx.sizes[: len(ctx.sizes) // 2] if ctx.biased else ctx.sizes
-        for grad in grads if ctx.biased else grads[:1]:
-            parts += [None] * len(sizes) if grad is None else grad.split(sizes)
-        return None, None, *parts
-
-
-class _PartContext(FunctionCtx):
-    weights: Sequence[Parameter]
-    versions: list[int]
-
-
-class _Part(torch.autograd.Function):
-    """What the layers made side by side, taken apart.
-
-    The product was of the block, so torch watches that and not the weights in it. This stands where every
-    gradient comes by, and looks whether one was written to in place, as torch would.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: _PartContext, joined: Tensor, sizes: list[int], weights: Sequence[Parameter]
-    ) -> tuple[Tensor, ...]:
-        ctx.weights, ctx.versions = weights, [weight._version for weight in weights]
-        return joined.split_with_sizes(sizes, dim=-1)
-
-    @staticmethod
-    def backward(ctx: _PartContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        for weight, version in zip(ctx.weights, ctx.versions, strict=True):
-            if weight._version != version:
-                raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an inplace "
-                    f"operation: a projection's weight {list(weight.shape)} is at version {weight._version}; "
-                    f"expected version {version} instead"
-                )
-        return torch.cat(grads, dim=-1), None, None

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from ..engines import planned
-from ..engines.express import MOST_CHANNELS
-from ..engines.kernels import HALF
+from ..engines.kernels import HALF, MOST_CHANNELS
 from ..engines.scores import Scores
 from ..map import AttentionMap, later
 from ..masks import CAUSAL, NOTHING_HIDDEN, BoundMask, Mask

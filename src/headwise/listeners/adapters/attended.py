@@ -11,13 +11,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ... import budget
 from ...arguments import scores_from, under_autocast
-from ...engines.express import is_plain, output_alone, straight
+from ...engines.kernels import MOST_CHANNELS
+from ...engines.plain import transforms_are_active
+from ...engines.scores import Scores
 from ...engines.wanted import wanted
 from ...facts import fact
 from ...functional import attention
 from ...map import AttentionMap, make
 from ...mask_rules import can_read
-from ...masks import Mask
+from ...masks import CAUSAL, NOTHING_HIDDEN, Mask
+from ...scoring import Scoring
 from ..active import announce, asked_of_all, quietly
 
 __all__ = ["attended", "for_each", "with_padding"]
@@ -42,20 +45,13 @@ def attended(
     """(the heads' output [B, H, T, Dv] as the listeners leave it, the map) of one call."""
     asked, waited = asked_of_all((*q.shape[:3], k.shape[2]), q.is_cpu)
     with quietly():
-        answer, alone = None, None
-        if not (asked or dropout) and bias is None and softcap is None and sinks is None:
-            fits = mask.right is None or (mask.right == 0 and q.shape[2] <= k.shape[2])
-            causal = mask.right == 0
-            if fits and mask.left is None and mask.is_positional and is_plain(q, k, v, causal, scale):
-                if waited and q.device.type in LSE_LATER:
-                    alone = output_alone(q, k, v, causal, scale)
-                answer = straight(q, k, v, causal, scale) if alone is None else None
+        alone = None
+        plain = not (asked or dropout) and bias is None and softcap is None and sinks is None
+        if plain and waited and q.device.type in LSE_LATER and mask.left is None and mask.is_positional:
+            alone = _output_alone(q, k, v, mask, scale)
         if alone is not None:
             output, scores = alone
             weights = make(scores, None)
-        elif answer is not None:
-            output, lse, scores = answer
-            weights = make(scores, lse)
         else:
             if any(x.device != q.device for x in mask.tensors.values()):
                 mask = mask.to(q.device)
@@ -65,6 +61,53 @@ def attended(
     heard = announce(module, kind, weights, v, output)
     assert heard is not None
     return heard, weights
+
+
+def _output_alone(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None
+) -> tuple[Tensor, Scores] | None:
+    """(output, scores) by torch's own function, which gives no lse; None: it would make the whole matrix, or
+    a gradient is wanted.
+
+    Nothing is quicker to ask. Whoever has copies of q and k can compute lse later.
+    """
+    causal, T, S = mask.right == 0, q.shape[2], k.shape[2]
+    if mask.right not in (None, 0) or (causal and S != T and T != 1) or not _are_plain(q, k, v, scale):
+        return None
+    if q.shape[3] > MOST_CHANNELS or q.dtype is torch.float64:
+        return None
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return None
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    output = scaled_dot_product_attention(
+        q, k, v, is_causal=causal and T > 1, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    return output, Scores(q, k, CAUSAL if causal else NOTHING_HIDDEN, Scoring(scale))
+
+
+def _are_plain(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> bool:
+    """Return True for plain tensors of one dtype and device, with no tracer, transform or autocast."""
+    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
+        return False
+    try:
+        shape, keys, values = q.shape, k.shape, v.shape
+    except RuntimeError:  # nested ones have none
+        return False
+    if len(shape) != 4 or len(keys) != 4 or values != keys:
+        return False
+    if not (q.is_cpu and k.is_cpu and v.is_cpu) and not (q.is_cuda and q.device == k.device == v.device):
+        return False
+    B, H, _, D = shape
+    if keys[0] != B or keys[3] != D or not q.numel() or not k.numel() or H % keys[1]:
+        return False
+    dtype = q.dtype
+    if dtype is not k.dtype or dtype is not v.dtype or not dtype.is_floating_point:
+        return False
+    if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
+        return False
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(q.device.type) or transforms_are_active():
+        return False
+    return scale is None or (type(scale) is float and scale > 0)
 
 
 def _attention(

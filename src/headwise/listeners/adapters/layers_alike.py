@@ -174,7 +174,7 @@ def answered_alike(
             if kept is not k and (kept.stride() != k.stride() or (kept.data_ptr() | k.data_ptr()) & 15):
                 output, lse, _ = planned.answer(scores, v)  # a copy that lies otherwise is of another kind
             elif plan is None:
-                output, lse, _ = planned.answer_kind(alike.kind, scores, v)
+                output, lse, _ = planned.answer(scores, v, (), alike.kind)
             else:
                 output, lse, _ = plan.ways.forward(scores, v)  # nothing in it learns
         return output if attachment.note(run, path, noted, scores, lse) else None

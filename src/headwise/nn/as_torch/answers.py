@@ -72,74 +72,89 @@ def native(
 ) -> tuple[Tensor, Tensor | None] | None:
     """(output, weights) of self-attention; None: not a call for the operator."""
     held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
+    masks, masked = (key_padding_mask, attn_mask), key_padding_mask is not None or attn_mask is not None
     if is_causal and not need_weights and key_padding_mask is None and x.is_cuda:
         return None  # the hint is trusted there, and a kernel skips what it hides
-    in_proj = held["_parameters"].get("in_proj_weight")
-    if torch.is_grad_enabled() and (x.requires_grad or (in_proj is not None and in_proj.requires_grad)):
+    if not _is_plain(held, x) or not _is_small(held, x, masks, need_weights, average):
         return None
-    if not held["batch_first"] or not held["_qkv_same_embed_dim"] or held["add_zero_attn"]:
+    parameters = _parameters_like(module, x)
+    if parameters is None:
         return None
-    if x.dim() != 3 or held["num_heads"] % 2 or (held["training"] and held["dropout"]):
-        return None
-    N, L, E = x.shape
-    if E != held["embed_dim"] or not x.numel() or not unseen(x):
-        return None
-    if not torch.backends.mha.get_fastpath_enabled():
-        return None
-    masked = key_padding_mask is not None or attn_mask is not None
-    if x.is_cpu:
-        most = FEW if masked else MORE
-        if need_weights:
-            most = SOME if masked else NEAR
-        elif masked and not HAS_MKL:  # whatever a bool mask holds: to look takes as long as it brings
-            most = 2 * FEW if attn_mask is not None and attn_mask.dtype == torch.bool else 0
-        elif masked and not _is_bool(key_padding_mask, attn_mask):
-            most = SOME
-        nothing_to_gain = need_weights and not masked and not average
-        if N * L * L * held["num_heads"] > most and not nothing_to_gain:
-            return None
-    elif (
-        not x.is_cuda
-        or held["head_dim"] % 8
-        or ((masked or need_weights) and _is_too_much(N * L * L * held["num_heads"]))
-    ):
-        return None
-    out_proj = held["_modules"]["out_proj"]
-    if module.bias_k is not None or module.bias_v is not None or not is_untouched(out_proj, OUT_PROJ):
-        return None
-    mine = parameters_of(module, "in_proj_weight", "in_proj_bias")
-    theirs = parameters_of(out_proj, "weight", "bias")
-    if mine is None or theirs is None:
-        return None
-    parameters: list[Any] = [*mine, *theirs]
-    dtype, place, learns = x.dtype, x.get_device(), torch.is_grad_enabled()  # a number is quick to compare
-    if learns and x.requires_grad:
-        return None
-    for t in parameters:
-        if t is None or t.dtype is not dtype or t.get_device() != place or (learns and t.requires_grad):
-            return None
-    in_weight, in_bias, out_weight, out_bias = parameters
-    if tuple(out_weight.shape) != (E, E):
-        return None
+    (N, L, E), H = x.shape, held["num_heads"]
     mask, kind = None, None
     if masked:
         if x.is_cuda and need_weights and module.empty_rows == "zero":
             return None
-        found = _unread if x.is_cuda else _for_operator
-        mask, kind = found(key_padding_mask, attn_mask, N, L, held["num_heads"])
-        if mask is None or mask.get_device() != place:
+        mask, kind = (_unread if x.is_cuda else _for_operator)(*masks, N, L, H)
+        if mask is None or mask.device != x.device:
             return None
     if need_weights:
-        _check_budget((N, L, L) if average else (N, held["num_heads"], L, L), x)
+        _check_budget((N, L, L) if average else (N, H, L, L), x)
     output, weights = torch._native_multi_head_attention(
-        x, x, x, E, held["num_heads"], in_weight, in_bias, out_weight, out_bias, mask, need_weights, average,
-        kind,
-    )  # fmt: skip
+        x, x, x, E, H, *parameters, mask, need_weights, average, kind
+    )
     if mask is not None and x.is_cuda and not need_weights:
         # NaN of queries that see nothing: their heads say 0, as everywhere where no weights are wanted
         nothing = (mask[:, 0] if kind == BOTH else mask).all(-1, keepdim=True)  # [N, 1], [L, 1] or [N, L, 1]
-        output = torch.where(nothing.unsqueeze(2) if kind == PADDING else nothing, out_bias, output)
+        output = torch.where(nothing.unsqueeze(2) if kind == PADDING else nothing, parameters[-1], output)
     return output, weights
+
+
+def _is_plain(held: dict[str, Any], x: Tensor) -> bool:
+    """Return True if a module of this __dict__ and its input are what the operator takes."""
+    if not held["batch_first"] or not held["_qkv_same_embed_dim"] or held["add_zero_attn"]:
+        return False
+    if x.dim() != 3 or held["num_heads"] % 2 or (held["training"] and held["dropout"]):
+        return False
+    if x.shape[2] != held["embed_dim"] or not x.numel() or not unseen(x):
+        return False
+    return bool(torch.backends.mha.get_fastpath_enabled())
+
+
+def _is_small(
+    held: dict[str, Any],
+    x: Tensor,
+    masks: tuple[Tensor | None, Tensor | None],
+    need_weights: bool,
+    average: bool,
+) -> bool:
+    """Return True if the operator, which computes all weights, takes less time than a kernel."""
+    masked = masks[0] is not None or masks[1] is not None
+    count = x.shape[0] * x.shape[1] ** 2 * held["num_heads"]
+    if x.is_cuda:
+        many = count > ON_A_GPU or not budget.surely_fits(0)
+        return not (held["head_dim"] % 8 or ((masked or need_weights) and many))
+    if not x.is_cpu:
+        return False
+    if not masked:
+        if need_weights and not average:
+            return True  # there is nothing to gain
+        return bool(count <= (NEAR if need_weights else MORE))
+    if need_weights:
+        return bool(count <= SOME)
+    if not HAS_MKL:  # whatever a bool mask holds: to look takes as long as it brings
+        return bool(masks[1] is not None and masks[1].dtype == torch.bool and count <= 2 * FEW)
+    return bool(count <= (FEW if _is_bool(*masks) else SOME))
+
+
+def _parameters_like(module: MultiheadAttention, x: Tensor) -> list[Tensor] | None:
+    """Weights and biases of both projections; None: one of them is missing, learns, or lies elsewhere."""
+    out_proj = module.__dict__["_modules"]["out_proj"]
+    if module.bias_k is not None or module.bias_v is not None or not is_untouched(out_proj, OUT_PROJ):
+        return None
+    mine = parameters_of(module, "in_proj_weight", "in_proj_bias")
+    theirs = parameters_of(out_proj, "weight", "bias")
+    learns = torch.is_grad_enabled()
+    if mine is None or theirs is None or (learns and x.requires_grad):
+        return None
+    found: list[Tensor] = []
+    for parameter in (*mine, *theirs):
+        if parameter is None or parameter.dtype is not x.dtype or parameter.device != x.device:
+            return None
+        if learns and parameter.requires_grad:
+            return None
+        found.append(parameter)
+    return found if tuple(found[2].shape) == (x.shape[2], x.shape[2]) else None
 
 
 def _is_bool(*masks: Tensor | None) -> bool:
@@ -167,11 +182,6 @@ def _for_operator(
     if bool(mask.all(-1).any()):
         return None, 0
     return (mask, SQUARE) if padding is None else (mask.expand(N, H, L, L), BOTH)
-
-
-def _is_too_much(weights: int) -> bool:
-    """Whether the operator, which makes them all, had better not on a GPU."""
-    return weights > ON_A_GPU or not budget.surely_fits(0)
 
 
 def _unread(

@@ -19,10 +19,10 @@ from torch.nn import functional
 
 from ... import budget
 from ...arguments import autocasting, device_type
-from ...engines.express import MOST_CHANNELS
+from ...engines.kernels import MOST_CHANNELS
 from ...engines.plain import transforms_are_active
 from ...engines.scores import HAS_MKL
-from ..one_step import Parameters, Step, chosen, joined, looked_at, run, step_of
+from ..one_step import Parameters, chosen, joined, looked_at, run, step_of
 from ..packed_weights import OUT_PROJ, PLAIN, is_untouched, ordinary, parameters_of
 from .contract import check_inputs, check_masks, check_widths
 from .torch_masks import Rules, rules_of
@@ -228,49 +228,91 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
     call.appended = check_masks(call, (N, H, L, D), (memory.shape[first], H, S, D))
     if call.appended or not x.numel() or not memory.numel() or not ordinary(x) or _is_limited(wants):
         return None
+    parameters = _parameters_of(call)
+    if parameters is None:
+        return None
+    nothing = torch.nan if wants and not zero else 0.0
+    masks = _as_they_are(call)
+    if masks is not None and wants and few <= (MANY if x.is_cuda else FEW):
+        return _by_matrix(call, parameters, masks, nothing)
+    if masks is not None and not wants:
+        as_torch = _is_served(call) and not zero and _is_masked(call) and few <= _most_as_torch()
+        if as_torch or (few <= FEW and _adds_numbers(call, few)):
+            if as_torch or not torch.is_grad_enabled():
+                return _by_torchs_kernel(call, parameters, masks, False), None
+            return _by_matrix(call, parameters, masks, nothing)
+    return _by_kernel(call, parameters, L, S, nothing)
+
+
+def _parameters_of(call: TorchCall) -> Parameters | None:
+    """The parameters of both projections, of the last only where it need not be called; None: not plain.
+
+    Where weights are returned, out_proj stays outside the node. If the loss depends on the weights alone, a
+    hook on the output must not run, and out_proj.weight may have been written to.
+    """
+    module, x = call.module, call.query
     out_proj: Any = module.__dict__["_modules"]["out_proj"]
-    # Where weights are returned, out_proj stays outside the node. If the loss depends on the weights alone, a
-    # hook on the output must not run, and out_proj.weight may have been written to.
-    apart = wants and torch.is_grad_enabled()
-    joins = not apart and is_untouched(out_proj, OUT_PROJ)
+    joins = not (call.need_weights and torch.is_grad_enabled()) and is_untouched(out_proj, OUT_PROJ)
     out_weight, out_bias = (parameters_of(out_proj, "weight", "bias") if joins else None) or (None, None)
     # in_proj_weight is not always a parameter: it may be pruned, parametrised, a replica's
     parameters = Parameters(module.in_proj_weight, module.in_proj_bias, out_weight, out_bias)
     for held in parameters[:4]:
-        if held is None:
-            continue
-        if type(held) not in PLAIN or held.dtype is not x.dtype or held.device != x.device:
+        if held is not None and (
+            type(held) not in PLAIN or held.dtype is not x.dtype or held.device != x.device
+        ):
             return None
-    other = None if memory is x else memory
-    weights: Tensor | None
-    bare = device_type(x) in SERVES and not wants and D <= MOST_CHANNELS
-    as_torch = bare and not zero and _is_masked(call) and few <= _most_as_torch()
-    in_matrix = wants and few <= (MANY if x.is_cuda else FEW)
-    if in_matrix or as_torch or (not wants and few <= FEW and _adds_numbers(call, few)):
-        masks = _as_they_are(call)
-        if masks is not None:
-            nothing = torch.nan if wants and not zero else 0.0
-            step = step_of(H, D, first, False, nothing, None, wants)
-            if not wants and (as_torch or not torch.is_grad_enabled()):
-                return _by_torchs_kernel(x, other, parameters, masks, step, out_proj), None
-            y, _, weights, _ = run(x, other, parameters, masks, step)
-            output = out_proj(y) if out_weight is None else y
-            if not wants:
-                return output, None
-            return output, weights.mean(1) if call.average else weights
-    rules = call.rules(L, S)
+    return parameters
+
+
+def _by_matrix(
+    call: TorchCall, parameters: Parameters, masks: tuple[Tensor, ...], nothing: float
+) -> tuple[Tensor, Tensor | None]:
+    """By the matrix of weights, with torch's masks as they come."""
+    step = step_of(
+        call.module.num_heads, call.module.head_dim, call.first, False, nothing, None, call.need_weights
+    )
+    y, _, weights, _ = run(call.query, _memory_of(call), parameters, masks, step)
+    if not call.need_weights:
+        return _finished(call, parameters, y), None
+    return _finished(call, parameters, y), weights.mean(1) if call.average else weights
+
+
+def _by_kernel(
+    call: TorchCall, parameters: Parameters, L: int, S: int, nothing: float
+) -> tuple[Tensor, Tensor | None] | None:
+    """By a fused kernel; None: the masks hide more than what is padded or to come, or no kernel fits."""
+    rules, memory = call.rules(L, S), _memory_of(call)
     if rules.hidden is not None or rules.bias is not None:
         return None
-    if bare and rules.padding is None and (L == S or not rules.causal) and not torch.is_grad_enabled():
-        step = step_of(H, D, first, rules.causal, 0.0, None)
-        return _by_torchs_kernel(x, other, parameters, (), step, out_proj), None
-    kernel = chosen(x, other, H, first, rules.causal, rules.padding)
+    square = L == S or not rules.causal
+    if _is_served(call) and rules.padding is None and square and not torch.is_grad_enabled():
+        return _by_torchs_kernel(call, parameters, (), rules.causal), None
+    H, D = call.module.num_heads, call.module.head_dim
+    kernel = chosen(call.query, memory, H, call.first, rules.causal, rules.padding)
     if kernel is None:
         return None
-    step = step_of(H, D, first, rules.causal, torch.nan if wants and not zero else 0.0, kernel)
-    y, projected, lse, added = run(x, other, parameters, rules.padding, step)
-    weights = looked_at(projected, lse, added, step, call.average) if wants else None
-    return out_proj(y) if out_weight is None else y, weights
+    step = step_of(H, D, call.first, rules.causal, nothing, kernel)
+    y, projected, lse, added = run(call.query, memory, parameters, rules.padding, step)
+    weights = looked_at(projected, lse, added, step, call.average) if call.need_weights else None
+    return _finished(call, parameters, y), weights
+
+
+def _memory_of(call: TorchCall) -> Tensor | None:
+    """What the query attends to; None: itself."""
+    return None if call.key is call.query else call.key
+
+
+def _finished(call: TorchCall, parameters: Parameters, y: Tensor) -> Tensor:
+    """The output: out_proj is called where it was not part of the step."""
+    output: Tensor = call.module.out_proj(y) if parameters.out_weight is None else y
+    return output
+
+
+def _is_served(call: TorchCall) -> bool:
+    """Return True if the device waits for Python, and torch's function would not make the whole matrix."""
+    return (
+        device_type(call.query) in SERVES and not call.need_weights and call.module.head_dim <= MOST_CHANNELS
+    )
 
 
 def _is_worth_it(call: TorchCall, few: int) -> bool:
@@ -308,15 +350,11 @@ def _adds_numbers(call: TorchCall, few: int) -> bool:
 
 
 def _by_torchs_kernel(
-    x: Tensor,
-    memory: Tensor | None,
-    parameters: Parameters,
-    masks: tuple[Tensor, ...],
-    step: Step,
-    out_proj: nn.Module,
+    call: TorchCall, parameters: Parameters, masks: tuple[Tensor, ...], causal: bool
 ) -> Tensor:
     """The output as torch's class comes to it, whatever its masks hold; gradients are torch's own."""
-    q, k, v = step.heads(parameters.project(x, memory))
+    step = step_of(call.module.num_heads, call.module.head_dim, call.first, causal, 0.0, None)
+    q, k, v = step.heads(parameters.project(call.query, _memory_of(call)))
     added: Tensor | None = None
     if masks and all(mask.dtype == torch.bool for mask in masks):
         added = ~(masks[0] if len(masks) == 1 else masks[0] | masks[1])  # seen, as torch's function has it
@@ -328,10 +366,8 @@ def _by_torchs_kernel(
         added = None if added is None else added.to(q.dtype)
     if added is not None:
         added = added.expand(*added.shape[:-2], q.shape[2], k.shape[2])
-    heads = functional.scaled_dot_product_attention(q, k, v, added, is_causal=step.causal)
-    heads = joined(heads, step.first)
-    output: Tensor = out_proj(heads) if parameters.out_weight is None else parameters.finish(heads)
-    return output
+    heads = functional.scaled_dot_product_attention(q, k, v, added, is_causal=causal)
+    return _finished(call, parameters, parameters.finish(joined(heads, call.first)))
 
 
 def _as_they_are(call: TorchCall) -> tuple[Tensor, ...] | None:
