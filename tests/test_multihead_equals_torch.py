@@ -198,20 +198,6 @@ def test_inference_equals_training_and_torchs_own_fast_path(both: Twins) -> None
     assert error(without[0], lane) <= 1e-12 and without[1] is None
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_the_express_lane_equals_the_ordinary_way(dtype: torch.dtype, causal: bool) -> None:
-    mha = hw.MultiHeadAttention(35, 5, causal=causal, dtype=dtype).eval()
-    x = torch.randn(3, 11, 35, dtype=dtype)
-    ordinary, ordinary_weights = mha(x)  # gradients are wanted: not the express lane
-    with torch.inference_mode():
-        lane, lane_weights = mha(x)
-    few = 8 * torch.finfo(dtype).eps
-    assert error(lane, ordinary) <= few * largest(ordinary)
-    assert error(lane_weights.dense(), ordinary_weights.dense()) <= few
-    assert lane_weights.statistics().entropy.shape == (3, 5)
-
-
 def test_the_map_of_causal_self_attention_is_before_dropout_and_lower_triangular() -> None:
     mha = hw.MultiHeadAttention(30, 5, causal=True, dropout=0.5).train()
     _, weights = mha(torch.randn(2, 7, 30))

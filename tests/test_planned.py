@@ -40,57 +40,6 @@ def made(seed: int, dtype: torch.dtype = torch.float32, length: int = T) -> list
     return [normal(seed + i, *shape).to(dtype) for i, shape in enumerate(shapes)]
 
 
-def answered(options: Callable[[int], Options], seed: int, learned: bool) -> list[Tensor]:
-    """Output, lse and gradients of one call, its tensors made from a seed."""
-    leaves = [x.requires_grad_(learned) for x in made(seed)]
-    given = options(seed)
-    more = [x for x in (given.get("bias"), given.get("sinks")) if isinstance(x, Tensor) and x.requires_grad]
-    output, weights = hw.attention(*leaves, **given)
-    found = [output.detach(), weights.lse, weights.dense().detach()]
-    if learned:
-        pull = normal(seed + 9, *output.shape).float()
-        found += torch.autograd.grad(output, [*leaves, *more], pull)
-    return found
-
-
-def sinks(seed: int, learned: bool = False) -> Tensor:
-    return normal(seed + 5, H).float().requires_grad_(learned)
-
-
-CASES: dict[str, Callable[[int], Options]] = {
-    "full": lambda seed: {},
-    "causal": lambda seed: {"causal": True},
-    "scale": lambda seed: {"scale": 0.3},
-    "mask": lambda seed: {"mask": Mask.causal()},
-    "window": lambda seed: {"window": 5},
-    "mask and window": lambda seed: {"mask": Mask.window(left_right=(4, 2)), "causal": True},
-    "softcap": lambda seed: {"causal": True, "softcap": 3.0},
-    "alibi": lambda seed: {"causal": True, "bias": hw.scoring.Alibi(normal(seed, H).float().abs())},
-    "bias": lambda seed: {"bias": normal(seed + 3, 1, H, T, T).float()},
-    "sinks": lambda seed: {"causal": True, "sinks": sinks(seed)},
-    "learned sinks": lambda seed: {"causal": True, "sinks": sinks(seed, True)},
-    "lengths": lambda seed: {"mask": Mask.padding(torch.tensor([T, 3 + seed % 7])), "causal": True},
-    "holes": lambda seed: {"mask": Mask.padding(normal(seed, B, T) > -0.5)},
-    "documents": lambda seed: {"mask": Mask.documents(torch.arange(T) // (4 + seed % 3)), "causal": True},
-    "dense": lambda seed: {"mask": Mask.dense(normal(seed, 1, 1, T, T) > 0)},
-}
-
-
-@pytest.mark.parametrize("learned", [False, True], ids=["", "learning"])
-@pytest.mark.parametrize("name", CASES)
-def test_a_planned_call_is_answered_as_the_first_one_was(
-    name: str, learned: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for seed in (0, 20, 40):  # unplanned, planned, by plan: other contents each time
-        again = answered(CASES[name], seed, learned)
-        with monkeypatch.context() as patch:
-            patch.setattr(planned, "known", lambda kind: None)
-            patch.setattr(planned, "_remember", lambda *_: None)
-            ordinary = answered(CASES[name], seed, learned)
-        assert len(again) == len(ordinary)
-        assert all(torch.equal(mine, theirs) for mine, theirs in zip(again, ordinary, strict=True))
-
-
 def plans() -> int:
     return sum(plan is not None for plan in planned._plans.values())
 

@@ -90,13 +90,14 @@ def native(
             return None
     if need_weights:
         _check_budget((N, L, L) if average else (N, H, L, L), x)
+    in_weight, in_bias, out_weight, out_bias = parameters
     output, weights = torch._native_multi_head_attention(
-        x, x, x, E, H, *parameters, mask, need_weights, average, kind
+        x, x, x, E, H, in_weight, in_bias, out_weight, out_bias, mask, need_weights, average, kind
     )
     if mask is not None and x.is_cuda and not need_weights:
         # NaN of queries that see nothing: their heads say 0, as everywhere where no weights are wanted
         nothing = (mask[:, 0] if kind == BOTH else mask).all(-1, keepdim=True)  # [N, 1], [L, 1] or [N, L, 1]
-        output = torch.where(nothing.unsqueeze(2) if kind == PADDING else nothing, parameters[-1], output)
+        output = torch.where(nothing.unsqueeze(2) if kind == PADDING else nothing, out_bias, output)
     return output, weights
 
 
