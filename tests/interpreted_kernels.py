@@ -26,8 +26,8 @@ if torch.cuda.is_available():
 import numpy as np
 from triton.runtime import interpreter
 
-from headwise.engines.gpu import heaviest, pictures
 from headwise.engines.gpu import request as request_room
+from headwise.engines.gpu.launches import PLANS
 
 __all__ = ["interpreted", "launched", "mended", "poisoned"]
 
@@ -132,6 +132,5 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(request_room.Launch, "__call__", noted)
     monkeypatch.setattr(request_room.Launch, "again", noted_again)
-    for module in (heaviest, pictures):
-        monkeypatch.setattr(module, "_plans", {})
+    PLANS.clear()
     return names

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from headwise.engines import one_query, planned
+from headwise.engines.gpu.launches import PLANS
 from headwise.listeners.adapters import attended, huggingface_functions
 from headwise.models import stack
 from headwise.nn import cached_call, module_call, multihead, ragged
@@ -41,12 +42,12 @@ class Route:
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
         """While it lasts, calls go this way; no plan of earlier calls is left."""
-        planned.forget()
+        PLANS.clear()
         with pytest.MonkeyPatch.context() as patch:
             for where, name, value in self.patches:
                 patch.setattr(where, name, value)
             yield
-        planned.forget()
+        PLANS.clear()
 
     def call(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function as this route calls it."""

@@ -26,6 +26,7 @@ from headwise.arguments import scores_from
 from headwise.engines import first_pass, own_kernels, planned, statistics
 from headwise.engines.backends import backend_named
 from headwise.engines.gpu import launches
+from headwise.engines.gpu.launches import PLANS
 from headwise.engines.own_kernels import OwnKernels
 from headwise.engines.scores import Scores
 from headwise.engines.wanted import ON_THE_WAY
@@ -1152,7 +1153,7 @@ AGAIN: dict[str, Callable[[int], dict[str, Any]]] = {
 @pytest.mark.thinned(99, keep=["softcap", "own lists", "each tile asks", "sinks"])
 @pytest.mark.parametrize("name", AGAIN)
 def test_a_planned_call_is_the_same_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned.forget()
+    PLANS.clear()
     D = 24 if name == "two parts of channels" else 16
 
     def answered(seed: int) -> list[Tensor]:
@@ -1172,12 +1173,12 @@ def test_a_planned_call_is_the_same_launch(name: str, monkeypatch: pytest.Monkey
             patch.setattr(planned, "met", lambda *_: None)
             ordinary = answered(seed)
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(again, ordinary, strict=True))
-    assert any(plan is not None for plan in planned._plans.values())
-    planned.forget()
+    assert PLANS.made_by(planned.OWNER)
+    PLANS.clear()
 
 
 def test_statistics_on_the_way_come_by_plan_too() -> None:
-    planned.forget()
+    PLANS.clear()
     for seed in (0, 20, 40):
         q, k, v = (normal(seed + i, 1, 2, 67, 8).float() for i in range(3))
         _, weights = hw.attention(q, k, v, causal=True, statistics=True)
@@ -1185,13 +1186,13 @@ def test_statistics_on_the_way_come_by_plan_too() -> None:
         truth = hw.attention(q, k, v, causal=True)[1].statistics(*ON_THE_WAY)
         for name, value in weights.statistics(*ON_THE_WAY).items():
             assert error(value, getattr(truth, name)) <= 1e-5, name
-    planned.forget()
+    PLANS.clear()
 
 
 @pytest.mark.parametrize("kind", ["lengths", "documents"])
 def test_a_mask_that_nobody_reads_is_bound_by_plan(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where the values of a mask are not looked at."""
-    planned.forget()
+    PLANS.clear()
     monkeypatch.setattr(functional, "can_read", lambda x: False)
     for seed in (0, 20, 41):
         q, k, v = (normal(seed + i, 2, 2, 19, 8).float() for i in range(3))
@@ -1204,12 +1205,12 @@ def test_a_mask_that_nobody_reads_is_bound_by_plan(kind: str, monkeypatch: pytes
         assert weights.mask.left == 6 and weights.mask.right == 0
         if kind == "lengths":
             assert weights.mask.keys is not None and weights.mask.keys.tolist() == [19, 2 + seed % 5]
-    assert sum(plan is not None for plan in planned._plans.values()) >= 1
-    planned.forget()
+    assert len(PLANS.made_by(planned.OWNER)) >= 1
+    PLANS.clear()
 
 
 def test_saved_tensors_may_come_back_laid_out_otherwise() -> None:
-    planned.forget()
+    PLANS.clear()
 
     def gradients(seed: int, copied: bool) -> list[Tensor]:
         q = normal(seed, 1, 2, 20, 16).float().requires_grad_()
@@ -1226,16 +1227,16 @@ def test_saved_tensors_may_come_back_laid_out_otherwise() -> None:
         gradients(seed, False)
     for copied in (True, False, True):
         found = gradients(9, copied)
-        planned.forget()
+        PLANS.clear()
         for mine, theirs in zip(found, gradients(9, False), strict=True):
             assert torch.equal(mine, theirs)
         for seed in range(3):
             gradients(seed, copied)
-    planned.forget()
+    PLANS.clear()
 
 
 def test_the_default_dtype_decides_nothing() -> None:
-    planned.forget()
+    PLANS.clear()
 
     def gradients(seed: int) -> list[Tensor]:
         leaves = [normal(seed + i, 1, 2, 19, 16).float().requires_grad_() for i in range(3)]
@@ -1253,11 +1254,11 @@ def test_the_default_dtype_decides_nothing() -> None:
         finally:
             torch.set_default_dtype(before)
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected_now, strict=True))
-    planned.forget()
+    PLANS.clear()
 
 
 def test_a_plan_keeps_nobodys_tensors() -> None:
-    planned.forget()
+    PLANS.clear()
     kept = []
     for seed in range(3):
         q, k, v = (normal(seed + i, 1, 2, 19, 16).float().requires_grad_() for i in range(3))
@@ -1269,6 +1270,6 @@ def test_a_plan_keeps_nobodys_tensors() -> None:
         kept += [weakref.ref(x) for x in (q, k, v, bias, sinks, mask.allowed, output)]
         del q, k, v, bias, sinks, mask, output, options, _
     gc.collect()
-    assert any(plan is not None for plan in planned._plans.values())
+    assert PLANS.made_by(planned.OWNER)
     assert [ref() is not None for ref in kept] == [False] * len(kept)
-    planned.forget()
+    PLANS.clear()

@@ -24,6 +24,7 @@ from headwise.engines import statistics as statistics_room
 from headwise.engines.accumulators import ACCUMULATORS, Accumulator
 from headwise.engines.gpu import cannot as door
 from headwise.engines.gpu import launches
+from headwise.engines.gpu.launches import PLANS
 from headwise.engines.statistics import ROW_STATISTICS, STATISTICS, Statistic
 from headwise.nn import one_step
 from headwise.reference import allowed
@@ -746,7 +747,7 @@ def test_without_a_c_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_plainest_weights_are_planned_once_a_shape(average: bool, padded: bool, causal: bool) -> None:
-    dense_room._plans.clear()
+    PLANS.clear()
     for seed, T in ((1, 19), (2, 19), (3, 37)):  # the second finds the first one's plan
         torch.manual_seed(seed)
         q, k = torch.randn(2, 2, 3, T, 16)
@@ -759,7 +760,7 @@ def test_the_plainest_weights_are_planned_once_a_shape(average: bool, padded: bo
         truth = hw.AttentionMap(q.double(), k.double(), mask=mask, causal=causal)
         found = dense_room.plainest(q, k, truth.lse.float().contiguous(), added, causal, 0.25, average)
         assert error(found, truth.mean_heads() if average else truth.dense()) < 1e-5
-    assert len(dense_room._plans) == 2
+    assert len(PLANS.made_by("dense")) == 2
 
 
 @pytest.mark.thinned

@@ -25,7 +25,8 @@ from interpreted_kernels import interpreted, launched, mended, poisoned
 from second_pass_cases import normal
 
 from triton.runtime.interpreter import InterpretedFunction  # isort: skip
-from headwise.engines.gpu import heaviest, launches, pictures  # isort: skip
+from headwise.engines.gpu import launches  # isort: skip
+from headwise.engines.gpu.launches import PLANS  # isort: skip
 from headwise.engines.gpu import request as request_room  # isort: skip
 
 __all__ = ["interpreted", "launched", "mended", "poisoned"]
@@ -37,9 +38,8 @@ Options = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
-def nothing_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (heaviest, pictures):
-        monkeypatch.setattr(module, "_plans", {})
+def nothing_planned() -> None:
+    PLANS.clear()
 
 
 def pair(seed: int, length: int = T, keys: int = S, dim: int = D, dtype: Any = torch.float16) -> list[Tensor]:
@@ -63,10 +63,7 @@ def no_kernels() -> Iterator[None]:
 
 def planned() -> tuple[int, int]:
     """How many plans there are: for lse, for statistics."""
-    lse, statistics = (
-        sum(plan is not None for plan in known.values()) for known in (heaviest._plans, pictures._plans)
-    )
-    return lse, statistics
+    return len(PLANS.made_by("lse")), len(PLANS.made_by("measure"))
 
 
 def assert_alike(
@@ -80,8 +77,7 @@ def assert_alike(
     found = answers(build(), names, reach)
     assert planned() == before
     with pytest.MonkeyPatch.context() as patch:
-        for module in (heaviest, pictures):
-            patch.setattr(module, "_plans", {})
+        patch.setattr(PLANS, "_known", {})
         truth = answers(build(), names, reach)
     assert found.keys() == truth.keys()
     for name, value in found.items():
@@ -199,7 +195,7 @@ def test_the_general_way_is_open_to_all_others(monkeypatch: pytest.MonkeyPatch) 
             exact = AttentionMap(q.float(), k.float())
             exact.statistics("entropy", "local")  # whose lse is measured once more
     assert planned() == (2, 0)
-    heaviest._plans.clear()
+    PLANS.clear()
     truth = answers(AttentionMap(q, k))
     monkeypatch.setattr(request_room, "DEEPEST", 1)  # a launch for each sequence
     for _ in range(3):
@@ -262,9 +258,9 @@ def test_a_plan_keeps_nobodys_tensors() -> None:
 
 
 def test_plans_are_forgotten_when_they_become_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_room, "MOST_KEPT", 2)
+    monkeypatch.setattr(PLANS, "most", 6)
     with no_kernels():
         for length in range(1, 6):
             for _ in range(3):
                 answers(AttentionMap(*pair(0, length, 5)), ("entropy",))
-            assert len(pictures._plans) <= 2 and len(heaviest._plans) <= 2
+            assert len(PLANS._known) <= 6

@@ -20,6 +20,7 @@ from headwise import Mask
 from headwise.engines import backends, planned
 from headwise.engines.backend import Backend, Call
 from headwise.engines.gpu import launches
+from headwise.engines.gpu.launches import PLANS
 from headwise.errors import ArgumentError, MaskError, ShapeError
 from second_pass_cases import normal
 
@@ -30,9 +31,9 @@ Options = dict[str, Any]
 
 @pytest.fixture(autouse=True)
 def nothing_planned() -> Iterator[None]:
-    planned.forget()
+    PLANS.clear()
     yield
-    planned.forget()
+    PLANS.clear()
 
 
 def made(seed: int, dtype: torch.dtype = torch.float32, length: int = T) -> list[Tensor]:
@@ -41,7 +42,7 @@ def made(seed: int, dtype: torch.dtype = torch.float32, length: int = T) -> list
 
 
 def plans() -> int:
-    return sum(plan is not None for plan in planned._plans.values())
+    return len(PLANS.made_by(planned.OWNER))
 
 
 def test_a_kind_is_planned_when_it_comes_back() -> None:
@@ -178,11 +179,11 @@ def test_a_dense_mask_overwritten_before_the_way_back_is_told() -> None:
 
 
 def test_plans_are_forgotten_when_they_become_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planned, "MOST", 3)
+    monkeypatch.setattr(PLANS, "most", 3)
     for length in range(2, 12):
         for seed in range(2):
             hw.attention(*made(seed, length=length), causal=True)
-    assert len(planned._plans) <= 3
+    assert len(PLANS._known) <= 3
 
 
 assert not launches.INTERPRET, "kernels in Python have tests of their own"
@@ -197,7 +198,7 @@ def test_a_checkpoint_may_go_one_way_there_and_another_back(options: Options, kv
     """The second of two alike is planned, and the first is run again by that plan."""
 
     def gradients(checkpointed: bool) -> list[Tensor]:
-        planned.forget()
+        PLANS.clear()
         leaves = [
             normal(i, 2, heads, 7, 8).float().requires_grad_()
             for i, heads in enumerate((H, kv_heads, kv_heads))
@@ -246,7 +247,7 @@ def test_on_the_meta_device_there_are_shapes_and_no_plans() -> None:
     for options in ({}, {"mask": Mask.causal()}, {"window": 3}):
         for _ in range(3):
             assert hw.attention(q, k, v, **options)[0].shape == q.shape
-    assert not planned._plans
+    assert not PLANS.made_by(planned.OWNER)
     with pytest.raises(ArgumentError, match="device"):
         hw.attention(q, made(0)[1], v)
 

@@ -7,7 +7,7 @@ Nothing of what tensors hold is part of it. A backend says how it answers such c
 call to the next, whoever may change it is asked each time (`Backend.lasts`), or there is no plan; nor for
 what a kind does not cover: a compiler, autocast, a function transform, tensors of other classes.
 
-A kind is planned when it is met the second time: one that never returns is not worth it.
+Plans are kept in `gpu.launches.PLANS`, the one table of the process: it says when they are thrown away.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ..scoring import Scoring
 from . import backends, first_pass, plain
 from .backend import Call, Ways
 from .gpu import launches
+from .gpu.launches import PLANS
 from .gradients import Context
 from .scores import Scores, own_precision
 from .wanted import Collected
@@ -35,7 +36,6 @@ __all__ = [
     "Planned",
     "added_kind",
     "answer",
-    "forget",
     "is_usual",
     "kind_of",
     "kind_of_scores",
@@ -47,7 +47,7 @@ __all__ = [
 Kind = tuple[Hashable, ...]
 Answer = tuple[Tensor, Tensor, Collected | None]
 
-MOST = 4096
+OWNER = "attention"  # of these plans in `PLANS`
 UNUSUAL: Hashable = object()  # no kind is made of that
 
 
@@ -81,14 +81,6 @@ class Planned:
             assert isinstance(mask, Mask), "its kind says so"
             rules = mask.bound_alike(self.numbers, *self.lengths)
         return Scores(q, k, rules, scoring)
-
-
-_plans: dict[Kind, Planned | None] = {}  # None: met once
-
-
-def forget() -> None:
-    """No call was ever made."""
-    _plans.clear()
 
 
 def kind_of(
@@ -136,8 +128,8 @@ def kind_of(
             torch._C._get_mem_efficient_sdp_enabled(), torch._C._get_deterministic_algorithms(),
         )  # fmt: skip
     return (
-        laid, places, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, left, right, scale, softcap,
-        rules, collect, learning, switches, launches.INTERPRET,
+        OWNER, laid, places, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, left, right, scale,
+        softcap, rules, collect, learning, switches, launches.INTERPRET,
     )  # fmt: skip
 
 
@@ -182,7 +174,7 @@ def added_kind(x: Tensor | None) -> Hashable:
 
 def known(kind: Kind) -> Planned | None:
     """The plan of a kind, where there is one and it may be used now."""
-    plan = _plans.get(kind)
+    plan: Planned | None = PLANS.get(kind)
     if plan is None or plan.table is not backends.BACKENDS:
         return None
     for ask in plan.asks:
@@ -212,10 +204,7 @@ def answer(scores: Scores, v: Tensor, collect: tuple[str, ...] = (), kind: Kind 
 
 def _remember(kind: Kind, call: Call) -> None:
     """A call of this kind has been run; the second time it is planned."""
-    if kind not in _plans:
-        if len(_plans) >= MOST:
-            _plans.clear()
-        _plans[kind] = None
+    if not PLANS.is_back(kind):
         return
     asks = []
     for backend in backends.BACKENDS:
@@ -227,7 +216,7 @@ def _remember(kind: Kind, call: Call) -> None:
         if backends.takes(backend, call):
             ways = backend.ways(call)  # once more: kernels of ours can be launched at once only after a run
             if ways is not None:
-                _plans[kind] = Planned(call.scores, ways, tuple(asks))
+                PLANS.keep(kind, Planned(call.scores, ways, tuple(asks)))
             return
 
 

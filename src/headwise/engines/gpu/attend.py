@@ -9,7 +9,7 @@ Scores are those of the second pass (`tile.scores`), so lse and weights agree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -19,7 +19,16 @@ from torch import Tensor
 
 from ..scores import Scores
 from ..wanted import ON_THE_WAY
-from .launches import FEW_QUERIES, NOT_SPECIAL, Arguments, interpreted, kind_of, launch, multiprocessors
+from .launches import (
+    FEW_QUERIES,
+    NOT_SPECIAL,
+    PLANS,
+    Arguments,
+    interpreted,
+    kind_of,
+    launch,
+    multiprocessors,
+)
 from .lists import own_list
 from .request import (
     Launch,
@@ -28,7 +37,6 @@ from .request import (
     channels_of,
     described,
     describer,
-    keep,
     lister,
     rules_by,
     signature_of,
@@ -259,16 +267,13 @@ class Plan(NamedTuple):
     steps: tuple[int, ...]  # the output's, and from one part to the next
 
 
-_plans: dict[Hashable, Plan] = {}
-
-
 def attend(
     prepared: Prepared, v: Tensor, names: tuple[str, ...] = ()
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """(output [B, H, T, Dv], lse [B, H, T], [len(names), B, H, T] values per query; None: no names)."""
     v = v if v.stride(-1) == 1 or v.shape[-1] == 1 else v.contiguous()
-    signature = (prepared.signature, signature_of(v), names)
-    plan = _plans.get(signature)
+    signature = ("attend", prepared.signature, signature_of(v), names)
+    plan: Plan | None = PLANS.get(signature)
     if plan is None:
         request = Request(prepared, _kind(prepared, names), arranged=True)
     else:
@@ -289,7 +294,7 @@ def attend(
             options=(values, _wants(names, splits)),
         )  # fmt: skip
         plan = Plan(request.without_tensors(), values, launch_it, splits, steps)
-        keep(_plans, signature, plan)
+        PLANS.keep(signature, plan)
         if request.has_tables:
             with launch_it.compiling(prepared.q, prepared.k, prepared.rules, *given):
                 _ = request.tile_lists
@@ -307,7 +312,7 @@ Answer = tuple[Tensor, Tensor, Tensor | None]
 def planned(scores: Scores, v: Tensor, names: tuple[str, ...]) -> Callable[[Scores, Tensor], Answer]:
     """`attend` for all that have the signatures of these, which were attended to: a launch at once."""
     prepared = Prepared(scores)
-    plan = _plans.get((prepared.signature, signature_of(v), names))
+    plan: Plan | None = PLANS.get(("attend", prepared.signature, signature_of(v), names))
     go = None
     if plan is not None and plan.splits == 1 and prepared.q is scores.q and prepared.k is scores.k:
         go = plan.launch.ready() if v.stride(-1) == 1 else None

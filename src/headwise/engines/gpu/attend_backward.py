@@ -11,7 +11,7 @@ program keeps a tile and walks all sequences and heads that share it). No atomic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 from ..scores import Scores
 from .attend import mixed
 from .backward import spread
-from .launches import NOT_SPECIAL
+from .launches import NOT_SPECIAL, PLANS, Plans
 from .lists import ROOM, Tables, own_list
 from .request import (
     Launch,
@@ -31,7 +31,6 @@ from .request import (
     channels_of,
     described,
     describer,
-    keep,
     lister,
     rules_by,
     signature_of,
@@ -330,16 +329,13 @@ class Plan(NamedTuple):
     launch_k: Launch
 
 
-_plans: dict[Hashable, Plan] = {}
-
-
 def backward(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: bool = False) -> Found:
     """From output and lse of whole rows and the output's gradient; of_bias: of bias and slopes, too."""
     (B, H, T, S), q, k, rules = prepared.shape, prepared.q, prepared.k, prepared.rules
     v, out, grad = (x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in (v, out, grad))
     given = tuple([signature_of(x) for x in (v, out, grad, prepared.lse)])
-    signature = (prepared.signature, given, of_bias)
-    plan = _plans.get(signature)
+    signature = ("attend backward", prepared.signature, given, of_bias)
+    plan: Plan | None = PLANS.get(signature)
     if plan is None:
         listed = "_listed" if prepared.is_listed else ""
         by_query = Request(prepared, f"attend_dq{listed}", arranged=True)
@@ -381,7 +377,7 @@ def backward(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: 
             sizes=(by_key.blocks, padded, -(-T // N)), options=(values, grads),
         )  # fmt: skip
         same = by_query.without_tensors(), by_key.without_tensors()
-        keep(_plans, signature, Plan(*same, values, outs, grads, launch_q, launch_k))
+        PLANS.keep(signature, Plan(*same, values, outs, grads, launch_q, launch_k))
         with launch_k.compiling(q, k, rules, *to_k):
             if by_query.has_tables or by_key.has_tables:
                 with launch_q.compiling(q, k, rules, *to_q):
@@ -404,7 +400,7 @@ Way = Callable[[Scores, Tensor, Tensor, Tensor, Tensor], Found]
 
 def planned(of_bias: bool) -> Way:
     """`backward` for calls of one kind: what its launches take but tensors is kept, by the layout of grad."""
-    ready: dict[Hashable, Way | None] = {}
+    ready = Plans()
 
     def again(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Found:
         scoring, held = scores.scoring, scores.mask.tensors.values()
@@ -431,8 +427,8 @@ def planned(of_bias: bool) -> Way:
             return way(scores, v, out, lse, grad)
         prepared = Prepared(scores, lse)
         found = backward(prepared, v, out, grad, of_bias)
-        if layout not in ready:
-            keep(ready, layout, _at_once(prepared, v, out, grad, of_bias))
+        if not ready.is_back(layout):
+            ready.keep(layout, _at_once(prepared, v, out, grad, of_bias))
         return found
 
     return again
@@ -442,7 +438,7 @@ def _at_once(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: 
     """The two launches with all they take but tensors; None: there is more to do."""
     scores, (B, H, T, _) = prepared.scores, prepared.shape
     given = tuple([signature_of(x) for x in (v, out, grad, prepared.lse)])
-    plan = _plans.get((prepared.signature, given, of_bias))
+    plan: Plan | None = PLANS.get(("attend backward", prepared.signature, given, of_bias))
     as_they_are = prepared.q is scores.q and prepared.k is scores.k and prepared.lse is prepared.given_lse
     if plan is None or not as_they_are or scores.scoring.bias is not None:
         return None

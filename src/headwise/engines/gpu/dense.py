@@ -7,7 +7,6 @@ only as exact as that.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,16 @@ from ...indexing import Index
 from ...masks import CAUSAL, NOTHING_HIDDEN
 from ...scoring import Scoring
 from ..scores import Scores
-from .launches import FEW_ROWS, NOT_SPECIAL, SHORT, SHORT_ROWS, Arguments, interpreted, takes_descriptors
+from .launches import (
+    FEW_ROWS,
+    NOT_SPECIAL,
+    PLANS,
+    SHORT,
+    SHORT_ROWS,
+    Arguments,
+    interpreted,
+    takes_descriptors,
+)
 from .lists import powers_of, seen_tiles
 from .request import Launch, Prepared, Request
 from .rows import mass_of
@@ -28,7 +36,6 @@ from .tile import Rules, between, ends, in_band, key_stop, load, load_lse, log_w
 __all__ = ["dense", "mean", "plainest"]
 
 PROGRAMS = 528  # enough to fill any GPU of today a few times over
-MOST_PLANS = 4096
 PATCH = 16  # blocks of rows that are worked on together, so that keys come from the cache
 
 
@@ -281,9 +288,6 @@ class _Plan(NamedTuple):
     kind: int
 
 
-_plans: dict[Hashable, _Plan] = {}
-
-
 def plainest(
     q: Tensor, k: Tensor, lse: Tensor, added: Tensor | None, causal: bool, scale: float, average: bool
 ) -> Tensor:
@@ -301,6 +305,7 @@ def plainest(
     places = q.data_ptr() | k.data_ptr() | lse.data_ptr() | out.data_ptr()
     bias = None if added is None else (added.shape, added.stride(), added.data_ptr() & 15)
     key = (
+        "dense",
         q.shape,
         k.shape,
         q.stride(),
@@ -313,7 +318,7 @@ def plainest(
         scale,
         average,
     )
-    plan = _plans.get(key)
+    plan: _Plan | None = PLANS.get(key)
     lacking = (None,) * 3
     if plan is None:
         mask = CAUSAL if causal else NOTHING_HIDDEN
@@ -323,9 +328,8 @@ def plainest(
             launch = _mean_launch(asked, (powers_of(lse, prepared.kind), None, out, *lacking))
         else:
             launch = _dense_launch(asked, (lse, None, out, *lacking))
-        if len(_plans) >= MOST_PLANS:
-            _plans.clear()
-        plan = _plans[key] = _Plan(launch, prepared.rules._replace(bias=None), prepared.kind)
+        plan = _Plan(launch, prepared.rules._replace(bias=None), prepared.kind)
+        PLANS.keep(key, plan)
     rules = plan.rules if added is None else plan.rules._replace(bias=added)
     plan.launch(q, k, rules, powers_of(lse, plan.kind) if average else lse, None, out, *lacking)
     return out

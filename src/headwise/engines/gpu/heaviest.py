@@ -6,7 +6,7 @@ the log-sum-exp of each query's scores, where the first pass did not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 import torch
 import triton
@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..scores import Scores
-from .launches import NOT_SPECIAL
-from .request import Prepared, Request, is_back, keep, rules_and_lists_by
+from .launches import NOT_SPECIAL, PLANS
+from .request import Prepared, Request, rules_and_lists_by
 from .rows import settled
 from .tile import (
     BIG,
@@ -184,21 +184,19 @@ def lse_kernel(
     tl.store(OUT + long(bh) * T + rows, lse, mask=rows < T)
 
 
-_plans: dict[Hashable, Callable[[Prepared], Tensor] | None] = {}  # None: met once
-
-
 def lse_of(scores: Scores) -> Tensor:
     """[B, H, T], natural logarithm; -inf for queries that see nothing."""
     prepared = Prepared(scores)
-    plan = _plans.get(prepared.signature)
+    key = ("lse", prepared.signature)
+    plan: Callable[[Prepared], Tensor] | None = PLANS.get(key)
     if plan is not None:
         return plan(prepared)
     request = Request(prepared, "lse")
     out = prepared.empty(*prepared.shape[:3])
     launched = request.launch(lse_kernel, request.grid, out, *request.tile_lists, sizes=(request.blocks,))
-    if is_back(_plans, prepared.signature):
+    if PLANS.is_back(key):
         go = launched.again(prepared.q, prepared.k)
-        keep(_plans, prepared.signature, None if go is None else _planned(request, go))
+        PLANS.keep(key, None if go is None else _planned(request, go))
     return out
 
 

@@ -23,11 +23,13 @@ __all__ = [
     "FEW_QUERIES",
     "FEW_ROWS",
     "NOT_SPECIAL",
+    "PLANS",
     "SHORT",
     "SHORT_ROWS",
     "Arguments",
     "Blocks",
     "Kernel",
+    "Plans",
     "bind_thread",
     "blocks_for",
     "compiled_beside",
@@ -127,6 +129,49 @@ def multiprocessors(device: torch.device) -> int:
 NUMBERS = itertools.count()
 THREADS = threading.local()  # has `bound` where a thread has launched something
 COMPILED: dict[Hashable, Kernel] = {}  # kernel and what it was specialised for -> the compiled one
+
+
+class Plans:
+    """What was found out about calls of one kind, for the next call of that kind.
+
+    A key is a tuple: who planned, then all that decides how such a call is run (shapes, strides, dtypes,
+    devices, alignment, numbers, switches). Nothing of what tensors hold is part of it, and a plan holds no
+    tensor of a call. A kind that came once is kept as None, and planned when it is back: the keys of a
+    generation are one more at every step. When there are `most`, all are thrown away.
+    """
+
+    most = 8192
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Hashable, ...], Any] = {}
+
+    def get(self, key: tuple[Hashable, ...]) -> Any | None:
+        """The plan; None: there is none, or not yet."""
+        return self._known.get(key)
+
+    def keep(self, key: tuple[Hashable, ...], plan: object) -> None:
+        """Put a plan there."""
+        if len(self._known) >= self.most:
+            self._known.clear()
+        self._known[key] = plan
+
+    def is_back(self, key: tuple[Hashable, ...]) -> bool:
+        """Return True if a call of this kind came before."""
+        if key in self._known:
+            return True
+        self.keep(key, None)
+        return False
+
+    def made_by(self, owner: Hashable) -> list[Any]:
+        """The plans of one owner."""
+        return [plan for key, plan in self._known.items() if key[0] == owner and plan is not None]
+
+    def clear(self) -> None:
+        """Throw all away."""
+        self._known.clear()
+
+
+PLANS = Plans()  # of the whole process
 
 
 def launch(

@@ -9,7 +9,7 @@ hold it to 2^-17.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -19,10 +19,10 @@ from torch import Tensor
 
 from . import neighbours as around
 from . import rows as by_row
-from .launches import NOT_SPECIAL, Arguments
+from .launches import NOT_SPECIAL, PLANS, Arguments
 from .lists import in_order, powers_of, seen_tiles
 from .neighbours import of_heads, of_heads_again, received
-from .request import Launch, Prepared, Request, as_lists, is_back, keep, rules_and_lists_by
+from .request import Launch, Prepared, Request, as_lists, rules_and_lists_by
 from .rows import Picture, added_up, cell_of
 from .tile import key_stop, keys_seen, length_of, list_of, load, log_weights, long, my_queries, product
 
@@ -150,9 +150,6 @@ class Measured(NamedTuple):
     picture: Tensor | None  # [B, H, rows, columns]
 
 
-_plans: dict[Hashable, Callable[[Prepared], dict[str, Tensor]] | None] = {}  # None: met once
-
-
 def measure(
     prepared: Prepared,
     kinds: Mapping[str, tuple[int | None, bool]],
@@ -173,8 +170,16 @@ def measure(
     signature = None
     if kinds and not (per_query or keys):
         lse = prepared.lse
-        signature = (prepared.signature, *kinds.items(), reach, cells, lse.dtype, lse.data_ptr() & 15)
-        plan = _plans.get(signature)
+        signature = (
+            "measure",
+            prepared.signature,
+            *kinds.items(),
+            reach,
+            cells,
+            lse.dtype,
+            lse.data_ptr() & 15,
+        )
+        plan: Callable[[Prepared], dict[str, Tensor]] | None = PLANS.get(signature)
         if plan is not None:
             found = plan(prepared)
             return Measured(found, None, None if cells is None else narrow(prepared, Picture(*cells)))
@@ -199,10 +204,10 @@ def measure(
         values, chosen = out, [kinds[name] for name in names]
         out = of_heads(prepared, values, chosen)
         # not where an lse was measured in between, or a picture is made in the same walk
-        plannable = signature is not None and prepared is given and not fits
-        if plannable and is_back(_plans, signature):
+        plannable = prepared is given and not fits
+        if signature is not None and plannable and PLANS.is_back(signature):
             fold = of_heads_again(prepared, values, out, chosen)
-            keep(_plans, signature, _planned(request, names, len(walked), walk, glance, fold))
+            PLANS.keep(signature, _planned(request, names, len(walked), walk, glance, fold))
     return Measured(dict(zip(names, out.unbind(), strict=True)), received(prepared) if keys else None, drawn)
 
 

@@ -19,6 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ...scoring import hidden_is_endless
 from ..scores import Scores
 from .launches import (
+    PLANS,
     Arguments,
     Blocks,
     Kernel,
@@ -35,8 +36,8 @@ from .lists import ListPlan, Tables, chunk_of, list_plan, lists, tables
 from .tile import LOG2E, Channels, Rules, Setup
 
 __all__ = [
-    "Launch", "Prepared", "Request", "as_lists", "channels_of", "described", "describer", "is_back",
-    "keep", "lister", "rules_and_lists_by", "rules_by", "signature_of", "strides_of",
+    "Launch", "Prepared", "Request", "as_lists", "channels_of", "described", "describer", "lister",
+    "rules_and_lists_by", "rules_by", "signature_of", "strides_of",
 ]  # fmt: skip
 
 DEEPEST = 65535  # what a grid may be in its third direction
@@ -119,11 +120,11 @@ class Prepared:
     def kind(self) -> int:
         """What of it decides which compiled kernel is used."""
         signature = self.signature
-        number = _kinds.get(signature)
+        number = PLANS.get(("kind", signature))
         if number is None:
             parts = self.q, self.k, strides_of(self.q), strides_of(self.k), tuple(self.rules), self.numbers
             number = number_of(kind_of(parts))
-            keep(_kinds, signature, number)
+            PLANS.keep(("kind", signature), number)
         return number
 
     @cached_property
@@ -186,22 +187,6 @@ TAKEN = (  # fields of `Rules`, and where they come from
     ("lengths", "mask", "keys"), ("keys", "mask", "keys"), ("key_ids", "mask", "key_ids"),
     ("query_ids", "mask", "query_ids"), ("allowed", "mask", "allowed"),
 )  # fmt: skip
-_kinds: dict[Hashable, int] = {}
-
-
-def keep(known: dict[Hashable, Any], signature: Hashable, found: object) -> None:
-    """Remember what follows from a signature; all is forgotten when it becomes too much."""
-    if len(known) >= MOST_KEPT:
-        known.clear()
-    known[signature] = found
-
-
-def is_back(known: dict[Hashable, Any], signature: Hashable) -> bool:
-    """Whether it came before and is worth a plan: the keys of a generation are one more at every step."""
-    if signature in known:
-        return True
-    keep(known, signature, None)
-    return False
 
 
 def in_float32(x: Tensor) -> Tensor:
