@@ -10,7 +10,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from .look_request import CHANGED, LISTED
+from .look_verbs import CHANGED, LISTED
 from .terminal import uncollected
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from ..listeners.head_outputs import HeadOutputs
     from ..models.pretrained import Pretrained, Reading
     from ..show.heads_tables import Chosen
-    from .look_request import Wanted
+    from .look_verbs import Wanted
     from .terminal import SignOfLife
 
-__all__ = ["compared", "looked", "print_all"]
+__all__ = ["compared", "looked", "print_all", "sentence"]
 
 UNKNOWN = 80  # columns, where nobody says how many there are
 DRAWN = 6  # heads, of two texts
@@ -82,12 +82,12 @@ def _tables(heads: Heads, chosen: Chosen | None, roles: Roles | None, wanted: Wa
     answer.append(table)
     if top < count:
         more = f"{top} of {count} heads; --top {count} shows all, --sort entropy sorts by a column."
-        answer.append(_words(more))
+        answer.append(sentence(more))
     if count > 1:
         answer.append(layers_table(heads, title="", chosen=chosen))
-    answer += map(_words, as_sentences(heads, chosen=chosen))
+    answer += map(sentence, as_sentences(heads, chosen=chosen))
     if wanted.written:
-        answer += map(_words, _shares(heads, chosen))
+        answer += map(sentence, _shares(heads, chosen))
     if roles is not None:
         answer += _known(roles, chosen)
     return answer
@@ -137,7 +137,7 @@ def _watched(text: str, trained: Pretrained, wanted: Wanted, sign: SignOfLife) -
         except (ArgumentError, AttentionBypassed) as error:
             if wanted.written:
                 raise
-            missing.append(_words(f"The page does not show what heads write: {error}"))
+            missing.append(sentence(f"The page does not show what heads write: {error}"))
     if outputs is None:
         heads, outputs = _run(trained, reading, wanted, sign, spoken=False)
     heads.title, heads.tokens = trained.title, [reading.tokens]
@@ -194,10 +194,10 @@ def _known(roles: Roles, chosen: Chosen | None) -> list[RenderableType]:
         found = Roles(theirs, {}, roles.layers, title=roles.title, sentences=roles.sentences)
     if not found.found:
         no_better = "better than to every simple rule, such as always the word before."
-        return [_words(f"None of {len(roles)} relations of words is known to {who} {no_better}")]
+        return [sentence(f"None of {len(roles)} relations of words is known to {who} {no_better}")]
     count = len(found.found)
     said = f"{count} of {len(roles)} relations of words {'is' if count == 1 else 'are'} known to {who} better"
-    return [_words(f"{said} than to every simple rule:"), found.table()]
+    return [sentence(f"{said} than to every simple rule:"), found.table()]
 
 
 def _write(
@@ -311,11 +311,11 @@ def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
     answer = [_title(f"{trained.title} reads", wanted.texts[0]), *_cut(first, wanted)]
     answer += [_title("and then", wanted.texts[1]), *_cut(second, wanted), *both[0].missing]
     if all(torch.equal(ids, second.inputs[name]) for name, ids in first.inputs.items()):
-        answer.append(_words(f"Nothing differs: both have the same {len(first.tokens):,} tokens."))
+        answer.append(sentence(f"Nothing differs: both have the same {len(first.tokens):,} tokens."))
     else:
         answer.append(changes.table(top=top))
         if top < len(changes):
-            answer.append(_words(f"{top} of {len(changes)} heads; --top {len(changes)} shows all."))
+            answer.append(sentence(f"{top} of {len(changes)} heads; --top {len(changes)} shows all."))
     with sign.aside():
         print_all(answer)
     drawn = min(DRAWN, top, len(changes))
@@ -347,11 +347,13 @@ def _title(who: str, text: str) -> RenderableType:
     return shown
 
 
-def _words(said: str) -> RenderableType:
-    """A sentence, broken between words."""
+def sentence(words: str) -> RenderableType:
+    """Return a sentence that is broken between words."""
     from rich.text import Text
 
-    return Text(said)
+    from ..show.texts import plain
+
+    return Text(plain(words))
 
 
 def _cut(reading: Reading, wanted: Wanted) -> list[RenderableType]:
@@ -365,7 +367,7 @@ def _cut(reading: Reading, wanted: Wanted) -> list[RenderableType]:
         why = f"as --max-tokens {wanted.max_tokens} says"
     else:
         why = "as many as look takes unless --max-tokens says more"
-    return [_words(f"These are the first {here:,} of {reading.found:,} tokens, {why}.")]
+    return [sentence(f"These are the first {here:,} of {reading.found:,} tokens, {why}.")]
 
 
 def _console() -> Console:

@@ -24,10 +24,9 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError, ShapeError
 from ..nn.local_heads import LocalHeads
-from .model_cache import ModelCache
 
 if TYPE_CHECKING:
-    from .transformer import Transformer
+    from .transformer import ModelCache, Transformer
 
 __all__ = ["Options", "chosen", "filtered", "generate", "stream"]
 
@@ -198,7 +197,7 @@ def _read(model: Transformer, cache: ModelCache, token: Tensor) -> Tensor:
     return model(None, token, cache=cache) if both else model(token, cache=cache)
 
 
-Step = tuple[ModelCache, Callable[..., Tensor]]
+Step = tuple["ModelCache", Callable[..., Tensor]]
 _steps: WeakKeyDictionary[nn.Module, dict[object, Step]] = WeakKeyDictionary()
 
 

@@ -18,20 +18,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..arguments import REQUIRED, our_words, refuse
+from ..arguments import REQUIRED, our_words, refuse, told
 from ..errors import ArgumentError, MaskError, ShapeError
 from ..mask_rules import can_read
 from ..masks import Mask
-from ..nn import MultiHeadAttention
+from ..nn import KVCache, MultiHeadAttention
 from ..nn.module_call import as_lengths, rules_of
 from ..nn.sharded_modules import Sharding
 from . import generation, own_files
-from .layers import DecoderLayer, Embedding, EncoderLayer, FeedForward
-from .model_cache import ModelCache, check_cache
-from .stack import Stack
+from .layers import DecoderLayer, Embedding, EncoderLayer, FeedForward, Stack
 from .transformer_config import TransformerConfig
 
-__all__ = ["Transformer"]
+__all__ = ["ModelCache", "Transformer"]
 
 Device = torch.device | str | None
 Lengths = Tensor | Sequence[int]
@@ -276,7 +274,7 @@ class Transformer(nn.Module):
         assert self.decoder is not None
         caches = None
         if cache is not None:
-            check_cache(cache, len(self.decoder.layers))
+            _check_cache(cache, len(self.decoder.layers))
             caches = cache.layers
         x = self._embed(ids, positions, types, cache)
         attending = self._attending(mask, lengths, positions)
@@ -400,6 +398,77 @@ class Transformer(nn.Module):
         """In one line."""
         config = self.config
         return f"{config.kind} of {config.num_layers} layers, {config.num_heads} heads, {config.d_model} wide"
+
+
+class ModelCache:
+    """A `KVCache` of every decoder layer; of an encoder-decoder, also what its layers know of the source.
+
+    Made by `model.cache()`. All layers hold the same tokens, so what is said of one is so of all.
+    """
+
+    def __init__(self, layers: Sequence[KVCache]) -> None:
+        self.layers = list(layers)
+        self.memories: list[Any] | None = None  # `Memory` of every layer's cross-attention
+
+    @property
+    def length(self) -> int:
+        """Tokens held; of the longest sequence."""
+        return self.layers[0].length
+
+    @property
+    def batch(self) -> int | None:
+        """B; None while nothing was read."""
+        return self.layers[0].batch
+
+    def positions(self, count: int, device: torch.device | str | None = None) -> Tensor:
+        """Of the next `count` tokens: int [T], or [B, T] where sequences are of different lengths."""
+        return self.layers[0].positions(count, device)
+
+    def reorder(self, index: Tensor | Sequence[int]) -> None:
+        """Sequence i becomes what sequence index[i] was; as many as are named, as beams need it."""
+        for held in (*self.layers, *(self.memories or ())):
+            held.reorder(index)
+
+    def crop(self, length: int) -> None:
+        """Forget all tokens from this one on; the source is kept."""
+        for layer in self.layers:
+            layer.crop(length)
+
+    def reset(self) -> None:
+        """Forget everything, the source as well."""
+        for layer in self.layers:
+            layer.reset()
+        self.memories = None
+
+    def __repr__(self) -> str:
+        source = "" if self.memories is None else ", and the source"
+        return f"ModelCache({len(self.layers)} layers of {self.layers[0]!r}{source})"
+
+
+def _check_cache(cache: object, count: int) -> None:
+    """Raise unless this is a cache of so many layers, all of which hold the same tokens.
+
+    Raises:
+        ArgumentError: something else, or one in which a step was interrupted half way.
+        ShapeError: of another number of layers.
+    """
+    if not isinstance(cache, ModelCache):
+        raise ArgumentError(f"cache must be a ModelCache: got {told(cache)}; make one with model.cache()")
+    if len(cache.layers) != count:
+        raise ShapeError(
+            f"cache must have the model's layers: {len(cache.layers)} and {count}; make one with "
+            "model.cache() of the model itself"
+        )
+    if torch.compiler.is_compiling():  # there each layer counts on the device
+        return
+    first = cache.layers[0]._seen
+    for layer in cache.layers:
+        if layer._seen != first:
+            lengths = [each.length for each in cache.layers]
+            raise ArgumentError(
+                f"cache must hold the same tokens in every layer: {max(lengths)} and {min(lengths)}, since a "
+                f"step was interrupted; use cache.crop({min(lengths)})"
+            )
 
 
 def _check_alone(kind: str, **others: object) -> None:
