@@ -242,10 +242,12 @@ def _write_csv(reports: list[Report], path: Path) -> None:
 
 def _roles(given: list[str] | None) -> dict[str, str] | None:
     found: dict[str, str] = {}
-    for one in given or ():
-        what, _, parameter = one.partition("=")
+    for argument in given or ():
+        what, _, parameter = argument.partition("=")
         if what not in ("q", "k", "v", "o", "qkv") or not parameter:
-            raise ArgumentError(f"role must be q, k, v, o or qkv: got {one!r}; write --role q=W_q.weight")
+            raise ArgumentError(
+                f"role must be q, k, v, o or qkv: got {argument!r}; write --role q=W_q.weight"
+            )
         found[what] = parameter
     return found or None
 
@@ -254,16 +256,16 @@ def _literals(given: list[str] | None) -> dict[str, object] | None:
     import ast
 
     found: dict[str, object] = {}
-    for one in given or ():
-        name, equals, value = one.partition("=")
+    for argument in given or ():
+        name, equals, value = argument.partition("=")
         if not equals or not name.isidentifier():
-            raise ArgumentError(f"arg must be NAME=VALUE: got {one!r}; write --arg dropout=0.1")
+            raise ArgumentError(f"arg must be NAME=VALUE: got {argument!r}; write --arg dropout=0.1")
         try:
             found[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             if not value or not value.replace("_", "").replace("-", "").isalnum():
                 raise ArgumentError(
-                    f"arg must be a literal of Python: got {one!r}; write --arg {name}=0.1 or "
+                    f"arg must be a literal of Python: got {argument!r}; write --arg {name}=0.1 or "
                     f"--arg {name}=\"'text'\""
                 ) from None
             found[name] = value  # a word without quotes, as shells take them away

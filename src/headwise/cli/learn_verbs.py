@@ -63,12 +63,12 @@ def overview(context: typer.Context, folder: Folder = Path(FOLDER)) -> None:
     study = Study(folder)
     console = console_of("learn")
     table = Table("", "", "lesson", "idea", "min", box=None, header_style="dim", pad_edge=False)
-    for one in lessons():
-        done = study.progress.exercises.get(one.file_name)
+    for each in lessons():
+        done = study.progress.exercises.get(each.file_name)
         mark = "✓" if done is not None and done.solved else "…" if done is not None else " "
-        table.add_row(_fitting(console, mark), str(one.number), one.title, one.idea, str(one.minutes))
+        table.add_row(_fitting(console, mark), str(each.number), each.title, each.idea, str(each.minutes))
     console.print(table)
-    solved = sum(study.progress.solved(one.file_name) for one in lessons())
+    solved = sum(study.progress.solved(each.file_name) for each in lessons())
     repaired = sum(
         done.solved for name, done in study.progress.exercises.items() if name.startswith("repair")
     )
@@ -100,16 +100,16 @@ def read(
     Example: headwise learn read 3
     """
 
-    one = lesson(number)
+    chosen = lesson(number)
     shown = {}
     if run:
         with sign_of_life(f"Running lesson {number}"):
             from ..course.running import run_lesson
 
-            shown = run_lesson(one)
+            shown = run_lesson(chosen)
     console = console_of("learn")
-    _markdown(console, f"# {one.number}. {one.title}\n\n*{one.idea}*")
-    for place, cell in enumerate(one.cells):
+    _markdown(console, f"# {chosen.number}. {chosen.title}\n\n*{chosen.idea}*")
+    for place, cell in enumerate(chosen.cells):
         console.print()
         if cell.kind == "markdown":
             _markdown(console, cell.text)
@@ -152,9 +152,9 @@ def notebook(
     """
     from ..course.lesson_notebooks import notebook as written
 
-    one = lesson(number)
-    place = folder / f"{one.number:02}_{one.name}.ipynb"
-    laid = Study(folder).lay(place, written(one))
+    chosen = lesson(number)
+    place = folder / f"{chosen.number:02}_{chosen.name}.ipynb"
+    laid = Study(folder).lay(place, written(chosen))
     typer.echo(f"Wrote {place}" if laid else f"{place} is there already and stays as it is")
 
 
@@ -245,8 +245,8 @@ def _tell(console: Console, study: Study, task: Task, outcome: Outcome, hint: in
     ask = f"{task.which}{_in_folder(study)}"
     if outcome.left:
         _say(console, f"{task.title}: still to be written:")
-        for one in outcome.left:
-            _say(console, f"  line {one.line}, {one.name}" + (f": {one.task}" if one.task else ""))
+        for part in outcome.left:
+            _say(console, f"  line {part.line}, {part.name}" + (f": {part.task}" if part.task else ""))
     elif outcome.seen is not None:
         _say(console, outcome.seen)
     elif outcome.ok:
@@ -339,7 +339,9 @@ def quiz(
 
     study = Study(folder)
     questions = [
-        one for one in deck(level, lesson) if everything or not study.progress.questions.get(one.asked, False)
+        question
+        for question in deck(level, lesson)
+        if everything or not study.progress.questions.get(question.asked, False)
     ]
     console = console_of("learn")
     if not questions:
@@ -347,18 +349,18 @@ def quiz(
         return
     known = 0
     asked = 0
-    for number, one in enumerate(questions, 1):
+    for number, question in enumerate(questions, 1):
         console.print()
-        _markdown(console, f"**{number} of {len(questions)}, {one.level}.** {one.asked}")
+        _markdown(console, f"**{number} of {len(questions)}, {question.level}.** {question.asked}")
         if _entered("Enter shows the answer, q ends: ") in ("q", None):
             break
-        _answer(console, one)
+        _answer(console, question)
         said = _entered("Did you know it? y or n, q ends: ")
         if said in ("q", None):
             break
         asked += 1
         known += said == "y"
-        study.progress.questions[one.asked] = said == "y"
+        study.progress.questions[question.asked] = said == "y"
         study.progress.save()
     console.print()
     _say(console, f"{known} of {asked} known.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -47,7 +47,12 @@ def looked(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
     seen = _watched(text, trained, wanted, sign)
     heads, reading = seen.heads, seen.reading
     chosen = choice.among(heads) if choice else None
-    roles = _roles(trained, sign) if wanted.roles else None
+    roles = None
+    if wanted.roles:
+        from ..listeners.role_measurement import roles as measured
+
+        sign.says("Asking every head about grammar")
+        roles = measured(trained.model, trained.tokenizer, progress=sign.counts)
     with sign.aside():
         if wanted.only_json:
             print_all([json.dumps(heads.to_json(chosen=chosen, text=text, roles=roles), indent=2)])
@@ -55,9 +60,14 @@ def looked(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
             said = [_title(f"{trained.title} reads", text), *_cut(reading, wanted), *seen.missing]
             print_all(said + _tables(heads, chosen, roles, wanted))
     sign.says(f"Drawing {_counted(len(heads.all() if chosen is None else chosen))}")
-    for file in _write(seen, trained, chosen, roles, wanted):
-        with sign.aside():
-            print_all([f"Wrote {file}"] * (not wanted.only_json))
+    if wanted.picture is not None:
+        _save(lambda: _figure(heads, text, chosen, wanted.written), wanted.picture)
+        _tell_of(wanted.picture, wanted, sign)
+    if wanted.html is not None:
+        _page([seen], trained, chosen, roles, wanted, sign)
+    if wanted.as_json is not None and not wanted.only_json:
+        heads.to_json(wanted.as_json, chosen=chosen, text=text, roles=roles)
+        _tell_of(wanted.as_json, wanted, sign)
 
 
 def _tables(heads: Heads, chosen: Chosen | None, roles: Roles | None, wanted: Wanted) -> list[RenderableType]:
@@ -69,12 +79,13 @@ def _tables(heads: Heads, chosen: Chosen | None, roles: Roles | None, wanted: Wa
     if wanted.terminal:
         listed = sorted_heads(heads, order, descending=descending, chosen=chosen)[:top]
         answer.append(_maps(heads, [(head.path, head.head) for head in listed]))
+    measured = {name for head in heads.all() for name in head.values}
     table = heads_table(
         heads,
         sort=order,
         descending=descending,
         top=top,
-        columns=_columns(heads) if wanted.written else None,
+        columns=[name for name in BESIDE if name in measured] if wanted.written else None,
         title="",
         chosen=chosen,
         roles=roles,
@@ -172,13 +183,6 @@ def _run(
     return heads, outputs
 
 
-def _roles(trained: Pretrained, sign: SignOfLife) -> Roles:
-    from ..listeners.role_measurement import roles
-
-    sign.says("Asking every head about grammar")
-    return roles(trained.model, trained.tokenizer, progress=sign.counts)
-
-
 def _known(roles: Roles, chosen: Chosen | None) -> list[RenderableType]:
     """How many relations are found, and which; of chosen heads, theirs alone."""
     from ..heads.roles import Roles
@@ -200,28 +204,23 @@ def _known(roles: Roles, chosen: Chosen | None) -> list[RenderableType]:
     return [sentence(f"{said} than to every simple rule:"), found.table()]
 
 
-def _write(
-    seen: _Seen, trained: Pretrained, chosen: Chosen | None, roles: Roles | None, wanted: Wanted
-) -> Iterator[Path | str]:
-    """Every file that is wanted, as soon as it is there."""
-    heads, text = seen.heads, seen.text
-    if wanted.picture is not None:
-        with uncollected():
-            from ..show.heatmaps import save
+def _save(draw: Callable[[], Figure], place: Path) -> None:
+    with uncollected():
+        from ..show.heatmaps import save
 
-            save(_figure(heads, text, chosen, wanted.written), wanted.picture)
-        yield wanted.picture
-    if wanted.html is not None:
-        _page([seen], trained, chosen, roles, wanted)
-        yield wanted.html
-    if wanted.as_json is not None and not wanted.only_json:
-        heads.to_json(wanted.as_json, chosen=chosen, text=text, roles=roles)
-        yield wanted.as_json
+        save(draw(), place)
+
+
+def _tell_of(file: Path | str, wanted: Wanted, sign: SignOfLife) -> None:
+    """Say that a file was written, unless standard output is for JSON alone."""
+    with sign.aside():
+        print_all([f"Wrote {file}"] * (not wanted.only_json))
 
 
 def _page(
-    seen: Sequence[_Seen], trained: Pretrained, chosen: Chosen | None, roles: Roles | None, wanted: Wanted
-) -> None:
+    seen: Sequence[_Seen], trained: Pretrained, chosen: Chosen | None, roles: Roles | None, wanted: Wanted,
+    sign: SignOfLife,
+) -> None:  # fmt: skip
     """All that there is to see, in one page; the built-in model runs in it."""
     from ..models.pretrained import MINI
     from ..models.specialised_heads import specialisation
@@ -239,6 +238,7 @@ def _page(
         training=specialisation() if ours else None,
         alive=trained if ours else None,
     )
+    _tell_of(wanted.html, wanted, sign)
 
 
 def _figure(heads: Heads, text: str, chosen: Chosen | None, written: bool) -> Figure:
@@ -262,12 +262,6 @@ def _maps(heads: Heads, chosen: Chosen) -> RenderableType:
         encoding=console.encoding,
         colour=console.is_terminal and not console.no_color,
     )
-
-
-def _columns(heads: Heads) -> list[str]:
-    """What a head writes, beside its weights."""
-    measured = {name for head in heads.all() for name in head.values}
-    return [name for name in BESIDE if name in measured]
 
 
 def _shares(heads: Heads, chosen: Chosen | None) -> list[str]:
@@ -321,17 +315,11 @@ def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
     drawn = min(DRAWN, top, len(changes))
     if wanted.picture is not None:
         sign.says(f"Drawing {_counted(drawn)}")
-        with uncollected():
-            from ..show.heatmaps import save
-
-            save(changes.plot(top=drawn), wanted.picture)
-        with sign.aside():
-            print_all([f"Wrote {wanted.picture}"])
+        _save(lambda: changes.plot(top=drawn), wanted.picture)
+        _tell_of(wanted.picture, wanted, sign)
     if wanted.html is not None:
         sign.says(f"Drawing {_counted(len(changes))}")
-        _page(both, trained, chosen, None, wanted)
-        with sign.aside():
-            print_all([f"Wrote {wanted.html}"])
+        _page(both, trained, chosen, None, wanted, sign)
 
 
 # What is printed

@@ -223,12 +223,7 @@ class Wanted:
         return self.as_json == STANDARD_OUTPUT
 
     def check(self, arguments: Sequence[str]) -> None:
-        """All that can be wrong before anything is loaded.
-
-        Raises:
-            ArgumentError: options that do not go together; a place that nothing can be written to, or that
-                one of the texts was read from.
-        """
+        """All that can be wrong before anything is loaded."""
         given = {
             "--roles": self.roles, "--written": self.written, "--terminal": self.terminal,
             "--html": self.html is not None, "--json": self.as_json is not None,
@@ -265,11 +260,7 @@ class Wanted:
 
 
 def check_packages(wanted: Wanted) -> None:
-    """All that it takes, before anything is loaded.
-
-    Raises:
-        PackageMissing: with everything that is missing.
-    """
+    """All that it takes, before anything is loaded."""
     from ..models.own_files import is_ours
     from ..models.pretrained import MINI, MINILM, PACKAGE
 

@@ -51,11 +51,7 @@ def option(*names: str, **settings: Any) -> Any:
 
 
 def console_of(verb: str) -> Console:
-    """Return a console of rich on standard output.
-
-    Raises:
-        PackageMissing: rich is not installed.
-    """
+    """Return a console of rich on standard output."""
     with needed("rich", f"headwise {verb} prints with rich"):
         from rich.console import Console
     return Console(highlight=False)
@@ -92,9 +88,6 @@ def file_and_name(argument: str) -> tuple[Path, str | None]:
 
     What exists as a whole is a file, whatever colons are in its name, such as that of a drive; else the last
     colon is the one before NAME.
-
-    Raises:
-        ArgumentError: standard input; no such file; a folder; a name that Python does not allow.
     """
     if argument in ("-", ""):
         raise ArgumentError(
@@ -173,10 +166,6 @@ def texts_of(arguments: Sequence[str] | None, example: str) -> list[str]:
 
     A pipe is read where no text is given. "-" is standard input in any case. Of files and of standard input
     the line break at the very end is not part of the text: `echo` and editors add it.
-
-    Raises:
-        ArgumentError: more than two; words that seem to be one sentence; a text without a word, such as an
-            empty file or pipe; whatever `text_or_file` refuses.
     """
     given = list(arguments or ())
     words = sum(map(_is_one_word, given))
@@ -226,9 +215,6 @@ def text_or_file(argument: str) -> str:
     """The text itself, what the file of that name holds, or for "-" what standard input holds.
 
     Of more than `MOST_BYTES` the beginning is read, and stderr says so.
-
-    Raises:
-        ArgumentError: a folder; a name without its file; what is unreadable or not text.
     """
     if argument == STANDARD_INPUT:
         return _standard_input() or ""
@@ -264,9 +250,6 @@ def _decoded(data: bytes, what: str, name: str) -> str:
 
     Every line ends in a newline alone. Of more than `MOST_BYTES` only so many are decoded, up to the last
     whole character, and stderr says so.
-
-    Raises:
-        ArgumentError: it is not text, in the words of what it is.
     """
     is_cut = len(data) > MOST_BYTES
     if is_cut:
@@ -304,9 +287,6 @@ def _standard_input() -> str | None:
     """All of it, see `_decoded`; None: there is none, or nobody can read it.
 
     What one waits for is said at once on a terminal, elsewhere after a second.
-
-    Raises:
-        ArgumentError: it is not text.
     """
     if sys.stdin is None or sys.stdin.closed:
         return None

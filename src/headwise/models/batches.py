@@ -26,11 +26,7 @@ IGNORED = -100  # the label of positions that do not count
 
 
 def as_batches(batches: object) -> Iterator[object]:
-    """Batches one by one; a single one, as a mapping or a tensor, counts as one.
-
-    Raises:
-        ArgumentError: not iterable; none at all.
-    """
+    """Batches one by one; a single one, as a mapping or a tensor, counts as one."""
     if isinstance(batches, (Mapping, Tensor)):
         batches = [batches]
     if isinstance(batches, str) or not isinstance(batches, Iterable):
@@ -55,9 +51,6 @@ def own_loss(model: nn.Module, batch: object) -> Tensor:
     """The loss a Hugging Face model computes itself; a causal language model predicts its own input.
 
     Of a `Transformer` of ours it is `token_loss`.
-
-    Raises:
-        ArgumentError: no labels to compare with; no loss in the model's output.
     """
     if isinstance(model, Transformer):
         return token_loss(model, batch)
@@ -144,11 +137,7 @@ def _is_causal_language_model(model: nn.Module) -> bool:
 
 
 def checked_loss(loss_fn: Loss | None, model: nn.Module, batch: object) -> Tensor:
-    """One number, as a tensor without dimensions.
-
-    Raises:
-        ArgumentError: it is something else; a loss of torch's own, which knows no model.
-    """
+    """One number, as a tensor without dimensions."""
     loss = own_loss(model, batch) if loss_fn is None else _called(loss_fn, model, batch)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         shown = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__

@@ -225,11 +225,7 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 def plain_config(config: TransformerConfig) -> Plain:
-    """Return every field of a config as JSON holds it.
-
-    Raises:
-        ArgumentError: a value that is no plain number or word.
-    """
+    """Return every field of a config as JSON holds it."""
     return _plain_record("config", config)
 
 
@@ -255,11 +251,7 @@ def _plain(name: str, value: object) -> object:
 
 
 def config_of(plain: object) -> TransformerConfig:
-    """Return the config that was written.
-
-    Raises:
-        ArgumentError: a field that there is not, or that is missing; a value that cannot be.
-    """
+    """Return the config that was written."""
     config: TransformerConfig = _record("config", TransformerConfig, plain)
     return config
 
@@ -362,10 +354,6 @@ def read(folder: Path, kind: type[Transformer]) -> tuple[Transformer, str | None
 
     Args:
         kind: `Transformer`, to be made by its config.
-
-    Raises:
-        ArgumentError: a file that is missing or damaged; a field or a weight too many or too few.
-        PackageMissing: safetensors is not installed.
     """
     header, there = _header(folder), _stored_weights(folder)
     try:
@@ -388,12 +376,7 @@ def read(folder: Path, kind: type[Transformer]) -> tuple[Transformer, str | None
 
 
 def read_tokenizer(folder: Path, config: TransformerConfig) -> BytePairs | None:
-    """The tokenizer that was saved with a model of this config; None: there is none.
-
-    Raises:
-        ArgumentError: a file that is damaged, or of another model.
-        PackageMissing: tokenizers is not installed.
-    """
+    """The tokenizer that was saved with a model of this config; None: there is none."""
     if not (folder / VOCABULARY).is_file():
         return None
     tokenizer = BytePairs.from_file(folder / VOCABULARY, model_max_length=config.max_length)

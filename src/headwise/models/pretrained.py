@@ -128,7 +128,8 @@ def load(
             )
         return _own(folder, title)
     if ours:
-        return _ours(folder, title)
+        _check(folder)
+        return Pretrained(from_folder(folder), _tokenizer(folder, title), title)
     with needed("transformers", "trained models need transformers"):
         import transformers  # noqa: F401
     return _from_folder(folder, title)
@@ -159,11 +160,7 @@ def _place_of(name_or_path: str | os.PathLike[str] | None) -> tuple[Path, str]:
 
 
 def built_in() -> Path:
-    """The folder with the built-in model, inside headwise.
-
-    Raises:
-        PackageMissing: it is not there.
-    """
+    """The folder with the built-in model, inside headwise."""
     folder = Path(__file__).with_name(MINI)
     missing = [name for name in BUILT_IN if not (folder / name).is_file()]
     if missing:
@@ -176,11 +173,7 @@ def built_in() -> Path:
 
 
 def minilm_folder() -> Path:
-    """The folder with MiniLM-L6, inside a Python package that is found but not imported.
-
-    Raises:
-        PackageMissing: it is not installed.
-    """
+    """The folder with MiniLM-L6, inside a Python package that is found but not imported."""
     module = PACKAGE.replace("-", "_")
     spec = importlib.util.find_spec(module)
     for place in (spec.submodule_search_locations or ()) if spec is not None else ():
@@ -240,13 +233,6 @@ def _from_folder(folder: Path, title: str) -> Pretrained:
     if getattr(model.config, "is_encoder_decoder", False):
         model, title = model.get_encoder(), f"{title}, encoder"
     return Pretrained(model.eval(), tokenizer, title)
-
-
-def _ours(folder: Path, title: str) -> Pretrained:
-    """The same, built of headwise's parts."""
-    _check(folder)
-    model, tokenizer = from_folder(folder), _tokenizer(folder, title)
-    return Pretrained(model, tokenizer, title)
 
 
 def _tokenizer(folder: Path, title: str) -> Tokenizer:
@@ -322,12 +308,7 @@ _loading = threading.RLock()
 
 
 def from_hub(name: str) -> Path:
-    """The folder of a model on the hub, fetched unless it is in the cache.
-
-    Raises:
-        ArgumentError: a name that the hub does not know or does not hand out; a hub that cannot be reached.
-        PackageMissing: transformers is not installed.
-    """
+    """The folder of a model on the hub, fetched unless it is in the cache."""
     if not HUB_NAME.fullmatch(name):
         raise ArgumentError(
             f"model must be a folder or a name on the Hugging Face hub: got {name!r}; "
@@ -430,11 +411,7 @@ class Reading:
 
 
 def read(text: str, model: nn.Module, tokenizer: Tokenizer, *, most: int = MOST_TOKENS) -> Reading:
-    """Turn a text into tokens: as many, from its beginning, as the model takes and `most` allows.
-
-    Raises:
-        ArgumentError: a text without a token; a tokenizer and a model that do not fit.
-    """
+    """Turn a text into tokens: as many, from its beginning, as the model takes and `most` allows."""
     check_letters(text)
     limit = most_tokens(model, tokenizer)
     room = most if limit is None else min(most, limit)

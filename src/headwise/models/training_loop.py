@@ -181,7 +181,7 @@ def fit(
         "schedule's end": total if schedule in ("linear", "cosine") else None,
         "autocast": str(autocast),
         "seed": seed,
-        **_described(model, optimizer),
+        **({} if place is None else _described(model, optimizer)),
     }
     history, position, started = History(), Position(), perf_counter()
     device, cuda = parameters[0].device, _cuda_generators(model)
@@ -330,8 +330,9 @@ def _training_mode(
     rates, states = [group["lr"] for group in optimizer.param_groups], _states(generators)
     try:
         model.train()
-        for generator in () if seed is None else generators:
-            generator.manual_seed(seed)
+        if seed is not None:
+            for generator in generators:
+                generator.manual_seed(seed)
         with torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
@@ -346,7 +347,7 @@ def _training_mode(
 
 @contextmanager
 def _interrupts(wanted: object) -> Iterator[threading.Event]:
-    """Set by Ctrl-C, so that the step it falls into can end; where Python's own handler of it is in place."""
+    """Give an event that Ctrl-C sets, so that the step can end; where Python's own handler is in place."""
     event, own = threading.Event(), signal.default_int_handler
     is_main = threading.current_thread() is threading.main_thread()
     if wanted is None or not is_main or signal.getsignal(signal.SIGINT) is not own:
@@ -510,16 +511,12 @@ def _moved(batch: Any, device: torch.device) -> Any:
 
 def _hash(batch: object) -> str:
     """Return a hash of all tensors, numbers and words in a batch."""
-    parts = pytree.tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
-    content = [
-        part.detach().cpu().clone()
-        if isinstance(part, Tensor)
-        else repr(part)  # a clone: no more than a view
-        for part in parts
-        if isinstance(part, (Tensor, int, float, str))
-    ]
     file = io.BytesIO()
-    torch.save(content, file)
+    for part in pytree.tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch):
+        if isinstance(part, Tensor):
+            torch.save(part.detach().cpu().clone(), file)  # a copy: of a view, all that is behind it is saved
+        elif isinstance(part, (int, float, str)):
+            file.write(repr(part).encode())
     return hashlib.sha256(file.getvalue()).hexdigest()
 
 
