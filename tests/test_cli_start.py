@@ -19,7 +19,8 @@ import pytest
 pytest.importorskip("typer")
 
 import headwise
-from headwise.cli import Interruption, main, may_just_end, terminal
+from headwise.cli import main, terminal
+from headwise.cli.interruption import Interruption, may_just_end
 from headwise.engines.statistics import ROW_STATISTICS
 from headwise.errors import ArgumentError
 from headwise.heads.record import PATTERNS
@@ -280,7 +281,7 @@ def test_what_ends_the_process_takes_half_written_files_along(tmp_path: Path) ->
     code = """
 import os, signal, sys
 from pathlib import Path
-from headwise.cli import Interruption
+from headwise.cli.interruption import Interruption
 from headwise.whole_files import whole_file
 Interruption()
 with whole_file(Path("x.png")) as half:
