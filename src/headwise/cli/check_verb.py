@@ -139,9 +139,6 @@ def _check_one(
     def verdict(template: Template | None) -> Report:
         with sign_of_life(f"Checking {plain(source)}, {options['seconds']:g} s at most"):
             from ..examiner import check_file  # and torch with it, while the template imports its own
-
-            if not words:
-                return check_file(path, name, template=template, **options)
             from ..examiner.desk.requirements import hold_to, requirements_of
 
             required = requirements_of(words)
